@@ -1,0 +1,82 @@
+"""End the whole job when one rank ends in an exception.
+
+MPI by itself leaves the other ranks waiting for ever: the one that raised sits in ``MPI_Finalize``
+while they sit in a collective, and the launcher sees no dead process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from types import TracebackType
+from typing import Any
+
+from ncclkv import env
+
+_FAILURE = 1
+
+
+def install() -> None:
+    """Chain the hooks, under a launcher of several ranks and nowhere else.
+
+    Not in an interactive session nor under pytest, which report exceptions and go on, and not when
+    ``NCCLKV_ABORT=0``.
+    """
+    several = (env.launched_size() or 1) > 1 or env.launched_without_size()
+    interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+    if not several or interactive or "pytest" in sys.modules or not env.abort_on_exception():
+        return
+    owner = os.getpid()
+    chained, chained_thread = sys.excepthook, threading.excepthook
+
+    def excepthook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() != owner:  # a forked child's end is its parent's affair
+            chained(kind, error, trace)
+            return
+        _announce(kind, error)
+        chained(kind, error, trace)
+        _end_job()
+
+    def thread_excepthook(args: threading.ExceptHookArgs) -> None:
+        if os.getpid() != owner or issubclass(args.exc_type, SystemExit):
+            chained_thread(args)
+            return
+        _announce(args.exc_type, args.exc_value)
+        chained_thread(args)
+        _end_job()
+
+    sys.excepthook = excepthook
+    threading.excepthook = thread_excepthook
+
+
+def _announce(kind: type[BaseException], error: BaseException | None) -> None:
+    """Say who failed and how, ahead of the traceback."""
+    rank, size = env.launched_rank(), env.launched_size()
+    who = "a rank" if rank is None else f"rank {rank}" + ("" if size is None else f" of {size}")
+    lines = str(error).splitlines()
+    reason = kind.__name__ + (f": {lines[0]}" if lines else "")
+    sys.stdout.flush()
+    print(
+        f"ncclkv: {who} on {socket.gethostname()} (pid {os.getpid()}) failed, "
+        f"ending the job: {reason}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _end_job() -> None:
+    """Take all ranks down; does not return."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.COMM_WORLD.Abort(_FAILURE)
+    # Before MPI_Init no launcher counts an exit, whatever its code, as the job's failure; every
+    # one of them counts a death by signal.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)

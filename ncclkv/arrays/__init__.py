@@ -1,0 +1,143 @@
+"""What users pass, as NumPy views of the same host memory.
+
+Each array library has a module here with three functions: ``recognises``, ``value`` and ``out``.
+None of them imports its library: an array of a library that was never imported cannot exist.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclkv.arrays import device, dlpack, numpy, torch
+from ncclkv.arrays.dtypes import check_dtype, dtype_name, is_low_precision
+from ncclkv.errors import UsageError
+
+__all__ = ["as_out", "as_value", "check_dtype", "dtype_name", "is_low_precision"]
+
+Array = NDArray[Any]
+
+
+class _Library(Protocol):
+    """What the module of an array library offers."""
+
+    def recognises(self, x: Any) -> bool: ...
+    def value(self, x: Any, what: str) -> Array: ...
+    def out(self, x: Any, what: str) -> Array: ...
+
+
+# Asked in this order.  A library of device arrays goes before `device`, which refuses them all.
+_LIBRARIES: tuple[_Library, ...] = (numpy, torch, device, dlpack)
+
+
+def as_value(x: Any, what: str) -> Array:
+    """View an array to read from.
+
+    Parameters
+    ----------
+    x : array
+        A NumPy array or NumPy scalar, a torch tensor in host memory, or any other array in host
+        memory that offers DLPack.  Any shape, strides and dtype; it may be read-only.
+    what : str
+        The call and the key, to begin an error message with.
+
+    Returns
+    -------
+    ndarray
+        The same memory; a copy for NumPy scalars and for torch tensors that conjugate or negate
+        lazily.
+
+    Raises
+    ------
+    UsageError
+        When `x` is no array, or a masked one.
+    NotSupported
+        When its memory is not the host's, or its layout is not strided.
+
+    Examples
+    --------
+    >>> as_value(np.float32(3), "push of key 3")
+    array(3., dtype=float32)
+    >>> as_value(3.0, "push of key 3")
+    Traceback (most recent call last):
+        ...
+    ncclkv.errors.UsageError: push of key 3: a float is not an array; a list means several \
+arrays: pass np.asarray(...)
+    """
+    if type(x) is np.ndarray:
+        return x
+    return _library(x, what).value(x, what)
+
+
+def as_out(x: Any, what: str) -> Array:
+    """View an array to write into.
+
+    Parameters
+    ----------
+    x : array
+        As for `as_value`, of memory that can be written.  A torch tensor that requires grad is
+        written through its detached view.
+    what : str
+        The call and the key, to begin an error message with.
+
+    Returns
+    -------
+    ndarray
+        The same memory, writable.
+
+    Raises
+    ------
+    UsageError
+        When `x` is no array or cannot be written, or when elements of it share memory.
+    NotSupported
+        When its memory is not the host's, or its layout is not strided.
+
+    Examples
+    --------
+    >>> weights = np.zeros(2)
+    >>> as_out(weights, "pull of key 3") is weights
+    True
+    >>> as_out(np.broadcast_to(weights, (4, 2)), "pull of key 3")
+    Traceback (most recent call last):
+        ...
+    ncclkv.errors.UsageError: pull of key 3: out is read-only; pass an array that can be written
+    """
+    array = x if type(x) is np.ndarray else _library(x, what).out(x, what)
+    if not array.flags.writeable:
+        raise UsageError(f"{what}: out is read-only; pass an array that can be written")
+    if 0 in array.strides and _repeats(array):
+        raise UsageError(
+            f"{what}: elements of out share memory (strides {array.strides}), so it cannot hold "
+            "a value; pass a copy of it"
+        )
+    return array
+
+
+def _library(x: Any, what: str) -> _Library:
+    """Find the module that takes `x`."""
+    for library in _LIBRARIES:
+        if library.recognises(x):
+            return library
+    raise UsageError(_not_an_array(x, what))
+
+
+def _not_an_array(x: Any, what: str) -> str:
+    """Say what `x` is, and what to pass."""
+    if isinstance(x, (bool, int, float, complex)):
+        advice = "a list means several arrays: pass np.asarray(...)"
+    else:
+        advice = "pass a NumPy array, a torch tensor, or an array that offers DLPack"
+    name = type(x).__name__
+    article = "an" if name[0] in "aeiouAEIOU" else "a"
+    subject = "None" if x is None else f"{article} {name}"
+    return f"{what}: {subject} is not an array; {advice}"
+
+
+def _repeats(array: Array) -> bool:
+    """Tell whether some axis of more than one element has a stride of zero."""
+    return array.size > 0 and any(
+        stride == 0 and length > 1
+        for stride, length in zip(array.strides, array.shape, strict=True)
+    )

@@ -1,0 +1,60 @@
+"""Any other array in host memory, through DLPack.
+
+NumPy 2.1 and later asks the other library for a versioned capsule, which says whether the memory
+may be written.  Without that word (an older NumPy, an older exporter) the view is read-only, so
+the array serves as a value and is refused as `out`: writing memory that its library takes for
+constant would be silently wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclkv.arrays import device
+from ncclkv.errors import NotSupported, UsageError
+
+# kDLCPU, kDLCUDAHost and kDLROCMHost of dlpack.h: memory that the host reads as its own.
+_HOST_DEVICES = (1, 3, 11)
+
+
+def recognises(x: Any) -> bool:
+    """Tell whether `x` offers DLPack."""
+    return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
+
+
+def value(x: Any, what: str) -> NDArray[Any]:
+    """View `x` to read from."""
+    return _view(x, what, device.VALUE_ADVICE)
+
+
+def out(x: Any, what: str) -> NDArray[Any]:
+    """View `x` to write into."""
+    if type(x).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        raise UsageError(
+            f"{what}: out is a JAX array, which cannot be written; "
+            "pull without out and pass the result to jax.numpy.asarray"
+        )
+    array = _view(x, what, device.OUT_ADVICE)
+    if not array.flags.writeable:
+        raise UsageError(
+            f"{what}: out is read-only: {device.describe(x)} does not say through DLPack that it "
+            "may be written (that takes DLPack 1.0 on its side and NumPy 2.1 on this one); "
+            "pass a NumPy array"
+        )
+    return array
+
+
+def _view(x: Any, what: str, advice: str) -> NDArray[Any]:
+    """View the memory of `x` as NumPy's."""
+    if int(x.__dlpack_device__()[0]) not in _HOST_DEVICES:
+        raise device.refusal(device.describe(x), device.copy_of(x), what, advice)
+    try:
+        return np.from_dlpack(x)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise NotSupported(
+            f"{what}: NumPy cannot view {device.describe(x)} through DLPack ({error}); "
+            "pass it as a NumPy array"
+        ) from error

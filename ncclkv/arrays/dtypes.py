@@ -1,0 +1,124 @@
+"""The dtypes that stores hold."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from ncclkv.errors import DTypeMismatch, NotSupported
+
+DType = np.dtype[Any]
+
+SUPPORTED = (
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+)
+"""Names of the dtypes that stores hold; bfloat16 is the one of the package ``ml_dtypes``."""
+
+_NATIVE: dict[DType, DType] = {
+    np.dtype(name): np.dtype(name) for name in SUPPORTED if name != "bfloat16"
+}
+
+
+def check_dtype(dtype: DType, what: str) -> DType:
+    """Return the native-endian equivalent of a dtype that stores can hold.
+
+    Parameters
+    ----------
+    dtype : numpy.dtype
+        Of any byte order.
+    what : str
+        The call and the key, to begin an error message with.
+
+    Returns
+    -------
+    numpy.dtype
+        One of `SUPPORTED`, in the machine's byte order.
+
+    Raises
+    ------
+    DTypeMismatch
+        When `dtype` is not one of `SUPPORTED`.
+
+    Examples
+    --------
+    >>> check_dtype(np.dtype(">f4"), "init of key 3")
+    dtype('float32')
+    >>> check_dtype(np.dtype("U5"), "init of key 3")
+    Traceback (most recent call last):
+        ...
+    ncclkv.errors.DTypeMismatch: init of key 3: no store holds dtype <U5; convert with .astype \
+to one of bool, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, bfloat16, \
+float32, float64, complex64, complex128
+    """
+    native = _NATIVE.get(dtype)
+    if native is not None:
+        return native
+    swapped = _NATIVE.get(dtype.newbyteorder("="))
+    if swapped is not None:
+        return swapped
+    # Whoever holds a bfloat16 array has loaded ml_dtypes; nobody else needs it.
+    ml_dtypes = sys.modules.get("ml_dtypes")
+    if ml_dtypes is not None and dtype == np.dtype(ml_dtypes.bfloat16):
+        return dtype
+    raise DTypeMismatch(
+        f"{what}: no store holds dtype {dtype}; convert with .astype to one of "
+        + ", ".join(SUPPORTED)
+    )
+
+
+def is_low_precision(dtype: DType) -> bool:
+    """Tell whether sums of a supported `dtype` are made in float32: float16 and bfloat16.
+
+    Examples
+    --------
+    >>> is_low_precision(np.dtype("float16")), is_low_precision(np.dtype("int16"))
+    (True, False)
+    """
+    # bfloat16 is of kind "V" to NumPy; no other supported dtype of that kind exists.
+    return dtype.itemsize == 2 and dtype.kind in "fV"
+
+
+def dtype_name(dtype: DType) -> str:
+    """Return the name of a dtype as messages and agreements between ranks show it.
+
+    Examples
+    --------
+    >>> dtype_name(np.dtype("<f8"))
+    'float64'
+    """
+    return str(dtype.name)
+
+
+def bfloat16(what: str) -> DType:
+    """Return NumPy's bfloat16, loading ``ml_dtypes`` for it.
+
+    Raises
+    ------
+    NotSupported
+        When ``ml_dtypes`` is not installed.
+    """
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise NotSupported(
+            f"{what}: bfloat16 in host memory needs the package ml_dtypes; "
+            "install it with: pip install ml_dtypes"
+        ) from error
+    dtype: DType = np.dtype(ml_dtypes.bfloat16)
+    return dtype

@@ -1,0 +1,183 @@
+"""The interface of every communicator: buffers and ranks, never keys.
+
+A collective is *launched* by one call, which returns at once with a `Work`, and *waited for* by
+another.  Buffers are one-dimensional, contiguous NumPy arrays of one dtype; between launch and the
+end of the wait they belong to the communicator.
+
+Sums over ranks are made in rank order, in float32 for the 16-bit floats, so they are the same bits
+on every rank and in every run.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+Buffer = NDArray[Any]
+Apply = Callable[[int, int], None]
+"""``apply(lo, hi)``: elements ``[lo, hi)`` of the result are reduced and may be used."""
+
+OPS = ("sum", "avg", "max", "min", "prod")
+
+ALIGNMENT = 256
+"""Bytes; the widest alignment that any of the backends asks of a buffer."""
+
+
+class Work(ABC):
+    """A launched collective.
+
+    Attributes
+    ----------
+    label : str
+        What the collective is for, in the caller's words; error messages show it.
+    """
+
+    label: str = ""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Advance the collective without blocking; tell whether it is complete."""
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until the collective is complete on this rank.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default the communicator's own.
+
+        Raises
+        ------
+        CommTimeout
+            When it is not complete in time; the message names the ranks not heard from.
+        RankLost
+            When a rank that is waited for has left.
+        """
+
+
+class DoneWork(Work):
+    """A collective that was complete when it was launched."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout: float | None = None) -> None:
+        return None
+
+
+class Control(ABC):
+    """Small host objects between the ranks; collective, blocking, with the same deadline."""
+
+    @abstractmethod
+    def allgather(self, item: Any, label: str = "") -> list[Any]:
+        """Every rank's `item`, in rank order."""
+
+    @abstractmethod
+    def broadcast(self, item: Any, root: int = 0, label: str = "") -> Any:
+        """The root's `item`; what other ranks pass is ignored."""
+
+    @abstractmethod
+    def barrier(self, label: str = "") -> None:
+        """Wait until every rank has come here."""
+
+
+class Communicator(ABC):
+    """Ranks that reduce and move buffers together.
+
+    Every method that launches a collective is itself collective: all ranks call it, in the same
+    order, with buffers of the same length and dtype.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank, and how many there are.
+    local_rank, local_size : int
+        The same among the ranks of this node.
+    timeout : float
+        Seconds that a wait may take.
+    control : Control
+        The way of host objects between the same ranks.
+    name : str
+        The transport in a word or two, for messages and ``repr``.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    timeout: float
+    control: Control
+    name: str
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Buffer:
+        """Zeroed uint8 memory, aligned to `ALIGNMENT` bytes, that collectives can use best."""
+
+    @abstractmethod
+    def allreduce(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
+        """Reduce over all ranks into `receive` on each; both may be the same array."""
+
+    @abstractmethod
+    def reduce(self, send: Buffer, receive: Buffer, op: str = "sum", root: int = 0) -> Work:
+        """Reduce over all ranks into the root's `receive`; other ranks' is scratch or `send`."""
+
+    @abstractmethod
+    def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
+        """Copy the root's `buffer` into every rank's."""
+
+    @abstractmethod
+    def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
+        """Reduce over all ranks; rank r receives the r-th of `size` equal parts."""
+
+    @abstractmethod
+    def allgather(self, send: Buffer, receive: Buffer) -> Work:
+        """Put every rank's `send` into `receive`, in rank order."""
+
+    @abstractmethod
+    def reduce_apply(
+        self, send: Buffer, receive: Buffer, op: str, apply: Apply | None, root: int | None = None
+    ) -> Work:
+        """Reduce, and call `apply` on the ranges this rank updates as they become ready.
+
+        Parameters
+        ----------
+        send, receive : ndarray, shape (n,)
+            As for `allreduce`; they may be the same array.
+        op : str
+            One of `OPS`.
+        apply : callable or None
+            ``apply(lo, hi)``, called while the work is waited for, over ranges that together are
+            ``[0, n)`` once each, in any order.
+        root : int, optional
+            The one rank that receives and updates; by default all do.
+        """
+
+    @abstractmethod
+    def barrier(self) -> Work:
+        """Complete once every rank has launched it."""
+
+    @abstractmethod
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """A communicator of the ranks that give the same `color`, ordered by `key`, then rank.
+
+        A rank whose `color` is None gets None.
+        """
+
+    @abstractmethod
+    def duplicate(self, timeout: float | None = None) -> Communicator:
+        """A communicator of the same ranks whose traffic never meets this one's.
+
+        It has a `timeout` in seconds of its own, or else this one's.
+        """
+
+    @abstractmethod
+    def abort(self, reason: str) -> None:
+        """Leave at once, without waiting: peers that wait for this rank raise `RankLost`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wait for all ranks, then free the communicator; a second call does nothing."""

@@ -1,0 +1,163 @@
+"""The communicator of hosts: schedules of messages over any transport."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from ncclkv.comm import schedule
+from ncclkv.comm.base import Apply, Buffer, Communicator, Control, Work
+from ncclkv.comm.buffers import allocate, check_op
+from ncclkv.comm.schedule import Lane
+from ncclkv.comm.transport import Transport
+from ncclkv.comm.work import Flight, Steps, StepWork
+from ncclkv.kernels.host import HostKernels
+
+# Tags go round: two collectives that are this many launches apart are never both in flight.  The
+# smallest largest tag that MPI allows is 32767.
+_TAGS = 8192
+_FIRST_TAG = 16
+
+
+class _Scratch:
+    """Memory that one collective at a time receives its parts into; grows and stays."""
+
+    def __init__(self) -> None:
+        self._space = np.empty(0, np.uint8)
+
+    def __call__(self, nbytes: int) -> Buffer:
+        if self._space.size < nbytes:
+            self._space = allocate(nbytes)
+        return self._space[:nbytes]
+
+
+class _Lanes:
+    """Hands every collective a lane of its own."""
+
+    def __init__(self, transport: Transport, flight: Flight, offset: int) -> None:
+        self._transport = transport
+        self._flight = flight
+        self._tags = (_FIRST_TAG + offset + 2 * (number % _TAGS) for number in count())
+        self._spare: list[_Scratch] = []
+        self._kernels = HostKernels()
+
+    def launch(self, steps: Callable[[Lane], Steps], what: str, label: str = "") -> StepWork:
+        """Start the collective that `steps` makes of a lane."""
+        work = self._flight.launch(self._run(steps, next(self._tags)), what)
+        work.label = label
+        return work
+
+    def _run(self, steps: Callable[[Lane], Steps], tag: int) -> Steps:
+        """The collective's steps, with scratch memory that is handed on at their end."""
+        scratch = self._spare.pop() if self._spare else _Scratch()
+        yield from steps(Lane(self._transport, tag, self._kernels, scratch))
+        self._spare.append(scratch)
+
+
+class ExchangeControl(Control):
+    """Host objects, pickled, over the transport of a communicator, in tags of their own."""
+
+    def __init__(self, transport: Transport, flight: Flight) -> None:
+        self._rank = transport.rank
+        self._lanes = _Lanes(transport, flight, offset=1)
+
+    def allgather(self, item: Any, label: str = "") -> list[Any]:
+        own = np.frombuffer(pickle.dumps(item), np.uint8)
+        received: list[Buffer] = []
+        self._lanes.launch(
+            lambda lane: schedule.exchange(lane, own, received), "an exchange of objects", label
+        ).wait()
+        return [pickle.loads(part.data) for part in received]
+
+    def broadcast(self, item: Any, root: int = 0, label: str = "") -> Any:
+        return self.allgather(item if self._rank == root else None, label)[root]
+
+    def barrier(self, label: str = "") -> None:
+        self._lanes.launch(schedule.barrier, "a barrier", label).wait()
+
+
+class ExchangeCommunicator(Communicator):
+    """Collectives in host memory over a `Transport`."""
+
+    def __init__(self, transport: Transport, timeout: float) -> None:
+        self.rank, self.size = transport.rank, transport.size
+        self.local_rank, self.local_size = transport.local_rank, transport.local_size
+        self.name = transport.name
+        self.timeout = timeout
+        self._transport = transport
+        flight = Flight(transport, timeout)
+        self._lanes = _Lanes(transport, flight, offset=0)
+        self.control = ExchangeControl(transport, flight)
+        self._closed = False
+
+    def allocate(self, nbytes: int) -> Buffer:
+        return allocate(nbytes)
+
+    def allreduce(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
+        return self.reduce_apply(send, receive, op, None)
+
+    def reduce(self, send: Buffer, receive: Buffer, op: str = "sum", root: int = 0) -> Work:
+        return self.reduce_apply(send, receive, op, None, root)
+
+    def reduce_apply(
+        self, send: Buffer, receive: Buffer, op: str, apply: Apply | None, root: int | None = None
+    ) -> Work:
+        check_op(op, send.dtype)
+        target = "all ranks" if root is None else f"rank {root}"
+        return self._lanes.launch(
+            lambda lane: schedule.reduce(lane, send, receive, op, apply, root),
+            f"a reduction of {send.nbytes} bytes to {target}",
+        )
+
+    def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
+        return self._lanes.launch(
+            lambda lane: schedule.broadcast(lane, buffer, root),
+            f"a broadcast of {buffer.nbytes} bytes from rank {root}",
+        )
+
+    def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
+        check_op(op, send.dtype)
+        return self._lanes.launch(
+            lambda lane: schedule.reduce_scatter(lane, send, receive, op),
+            f"a reduce_scatter of {send.nbytes} bytes",
+        )
+
+    def allgather(self, send: Buffer, receive: Buffer) -> Work:
+        return self._lanes.launch(
+            lambda lane: schedule.allgather(lane, send, receive),
+            f"an allgather of {receive.nbytes} bytes",
+        )
+
+    def barrier(self) -> Work:
+        return self._lanes.launch(schedule.barrier, "a barrier")
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        # MPI leaves a rank out by a color of its own: here such a rank gets a group that is closed.
+        colors = self.control.allgather(color, "split")
+        unused = 1 + max((other for other in colors if other is not None), default=0)
+        transport = self._transport.split(unused if color is None else color, key)
+        if color is None:
+            transport.close()
+            return None
+        return ExchangeCommunicator(transport, self.timeout)
+
+    def duplicate(self, timeout: float | None = None) -> Communicator:
+        self.control.barrier("duplicate")
+        transport = self._transport.split(0, self.rank)
+        return ExchangeCommunicator(transport, self.timeout if timeout is None else timeout)
+
+    def abort(self, reason: str) -> None:
+        if not self._closed:
+            self._closed = True
+            self._transport.leave(reason)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.control.barrier("close")
+        self._transport.close()

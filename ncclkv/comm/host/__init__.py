@@ -1,0 +1,1 @@
+"""Communicators in host memory."""

@@ -1,0 +1,77 @@
+"""From the launcher to a communicator: is there MPI, and does it agree with what was started?"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from ncclkv import env
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.exchange import ExchangeCommunicator
+from ncclkv.comm.host.mpi import MpiTransport
+from ncclkv.comm.solo import SoloCommunicator
+from ncclkv.errors import CommTimeout, LaunchError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+_LOOK_SECONDS = 50e-6
+
+
+def world(timeout: float) -> Communicator:
+    """A communicator of all ranks of the job, collective over them.
+
+    A process that no launcher started with others needs no MPI at all.
+    """
+    started = env.launched_size()
+    alone = started == 1 if started is not None else not env.launched_without_size()
+    if alone and "mpi4py.MPI" not in sys.modules:
+        return SoloCommunicator(timeout)
+    comm = _mpi().COMM_WORLD
+    if started is not None and started > comm.Get_size():
+        raise LaunchError(
+            f"the launcher started {started} ranks, but MPI sees {comm.Get_size()}: mpirun and the "
+            f"MPI library that mpi4py loaded ({_library()}) are of different MPIs. Use the mpirun "
+            f"of that library; launch/local.sh -n {started} SCRIPT finds it"
+        )
+    return over(comm, timeout)
+
+
+def over(comm: MPI.Intracomm, timeout: float) -> Communicator:
+    """A communicator of the ranks of `comm`, whose own traffic it never meets; collective."""
+    if comm.Get_size() == 1:
+        return SoloCommunicator(timeout)
+    own, request = comm.Idup()
+    limit = time.monotonic() + timeout
+    while not request.Test():
+        if time.monotonic() > limit:
+            raise CommTimeout(
+                f"rank {comm.Get_rank()} of {comm.Get_size()}: waited {timeout:g} s for all ranks "
+                f"to create the store; create is collective, and must be called on every rank"
+            )
+        time.sleep(_LOOK_SECONDS)
+    return ExchangeCommunicator(MpiTransport(own), timeout)
+
+
+def _library() -> str:
+    """The MPI library in one line."""
+    return str(_mpi().Get_library_version()).splitlines()[0]
+
+
+def _mpi() -> Any:
+    """The module mpi4py.MPI; importing it starts MPI."""
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise LaunchError(
+            f"this job has several ranks, but mpi4py cannot be imported ({error}); "
+            f"pip install 'ncclkv[mpi]'"
+        ) from error
+    except RuntimeError as error:
+        raise LaunchError(
+            f"this job has several ranks, but mpi4py finds no MPI library ({error}); load your "
+            f"site's MPI, or pip install 'ncclkv[mpi]' into this environment"
+        ) from error
+    return MPI

@@ -1,0 +1,151 @@
+"""Messages over MPI, on a communicator of the store's own."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ncclkv.comm.base import Buffer
+from ncclkv.comm.transport import Pending, Transport
+from ncclkv.errors import CommAborted, OrderMismatch
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# With more ranks than cores, a rank that spins keeps the one it waits for from running: yield a
+# few times, then sleep, longer the longer nothing comes.
+_YIELDS = 50
+_FIRST_SLEEP = 20e-6
+_LONGEST_SLEEP = 1e-3
+
+_FAREWELL_TAG = 1
+_FAREWELL_BYTES = 512
+_FAREWELL_SECONDS = 1.0
+
+# Kept here until closed: a store that was dropped must still say at the end that it has left.
+_open: set[MpiTransport] = set()
+
+
+class _Message:
+    """An MPI request, and what it must have moved."""
+
+    def __init__(self, request: MPI.Request, peer: int, expected: int | None, rank: int) -> None:
+        self.peer = peer
+        self._request = request
+        self._expected = expected
+        self._rank = rank
+
+    def done(self) -> bool:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        try:
+            if not self._request.Test(status):
+                return False
+        except MPI.Exception as error:
+            if error.Get_error_class() == MPI.ERR_TRUNCATE:
+                raise self._mismatch("more") from error
+            raise CommAborted(f"rank {self._rank}: MPI reports: {error}") from error
+        if self._expected is not None and status.Get_count(MPI.BYTE) != self._expected:
+            raise self._mismatch(str(status.Get_count(MPI.BYTE)))
+        return True
+
+    def _mismatch(self, sent: str) -> OrderMismatch:
+        """The error of a message whose length is not the expected one."""
+        return OrderMismatch(
+            f"rank {self._rank}: rank {self.peer} sent {sent} bytes where {self._expected} were "
+            f"expected; the two ranks made different calls"
+        )
+
+
+class MpiTransport(Transport):
+    """One rank's end of a private MPI communicator.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        Taken over: nothing else may send on it.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        from mpi4py import MPI
+
+        self._comm = comm
+        self._bytes = MPI.BYTE
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
+        self.local_rank, self.local_size = node.Get_rank(), node.Get_size()
+        node.Free()
+        self.name = _library()
+        self._departed: dict[int, str] = {}
+        self._closed = False
+        _open.add(self)
+
+    def send(self, data: Buffer, peer: int, tag: int) -> Pending:
+        request = self._comm.Isend([data, self._bytes], peer, tag)
+        return _Message(request, peer, None, self.rank)
+
+    def receive(self, into: Buffer, peer: int, tag: int) -> Pending:
+        request = self._comm.Irecv([into, self._bytes], peer, tag)
+        return _Message(request, peer, into.size, self.rank)
+
+    def pause(self, attempt: int) -> None:
+        if attempt <= _YIELDS:
+            os.sched_yield()
+        else:
+            time.sleep(min(_FIRST_SLEEP * 2 ** min((attempt - _YIELDS) // 8, 10), _LONGEST_SLEEP))
+
+    def departed(self) -> dict[int, str]:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        while self._comm.Iprobe(MPI.ANY_SOURCE, _FAREWELL_TAG, status):
+            text = np.zeros(_FAREWELL_BYTES, np.uint8)
+            peer = status.Get_source()
+            self._comm.Recv([text, self._bytes], peer, _FAREWELL_TAG)
+            self._departed[peer] = text.tobytes().rstrip(b"\0").decode(errors="replace")
+        return self._departed
+
+    def leave(self, reason: str) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        _open.discard(self)
+        text = np.zeros(_FAREWELL_BYTES, np.uint8)
+        short = reason.encode()[:_FAREWELL_BYTES]
+        text[: len(short)] = np.frombuffer(short, np.uint8)
+        peers = [peer for peer in range(self.size) if peer != self.rank]
+        messages = [self.send(text, peer, _FAREWELL_TAG) for peer in peers]
+        # Short messages leave at once; a peer that is gone may never take its own.
+        limit = time.monotonic() + _FAREWELL_SECONDS
+        while not all(message.done() for message in messages) and time.monotonic() < limit:
+            time.sleep(_FIRST_SLEEP)
+
+    def split(self, color: int, key: int) -> Transport:
+        return MpiTransport(self._comm.Split(color, key))
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            _open.discard(self)
+            self._comm.Free()
+
+
+def _library() -> str:
+    """The MPI library's name and version."""
+    from mpi4py import MPI
+
+    first = MPI.Get_library_version().strip("\0").split("\n")[0].split(",")[0]
+    return " ".join(first.replace("Version:", " ").split())
+
+
+@atexit.register
+def _leave_all() -> None:
+    """At the end of the process, tell those who may wait for this rank."""
+    for transport in list(_open):
+        transport.leave("its process ended without closing the store")

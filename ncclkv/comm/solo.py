@@ -1,0 +1,86 @@
+"""The communicator of a process that is alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ncclkv.comm.base import Apply, Buffer, Communicator, Control, DoneWork, Work
+from ncclkv.comm.buffers import allocate, check_op
+
+
+class SoloControl(Control):
+    """Objects between a rank and itself."""
+
+    def allgather(self, item: Any, label: str = "") -> list[Any]:
+        return [item]
+
+    def broadcast(self, item: Any, root: int = 0, label: str = "") -> Any:
+        return item
+
+    def barrier(self, label: str = "") -> None:
+        return None
+
+
+class SoloCommunicator(Communicator):
+    """One rank: every collective is a copy, and complete when it is launched."""
+
+    rank, size = 0, 1
+    local_rank, local_size = 0, 1
+    name = "one process"
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.control = SoloControl()
+
+    def allocate(self, nbytes: int) -> Buffer:
+        return allocate(nbytes)
+
+    def allreduce(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
+        return self.reduce_apply(send, receive, op, None)
+
+    def reduce(self, send: Buffer, receive: Buffer, op: str = "sum", root: int = 0) -> Work:
+        return self.reduce_apply(send, receive, op, None)
+
+    def reduce_apply(
+        self, send: Buffer, receive: Buffer, op: str, apply: Apply | None, root: int | None = None
+    ) -> Work:
+        check_op(op, send.dtype)
+        _copy(send, receive)
+        if apply is not None:
+            apply(0, receive.size)
+        return DoneWork()
+
+    def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
+        return DoneWork()
+
+    def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
+        check_op(op, send.dtype)
+        _copy(send, receive)
+        return DoneWork()
+
+    def allgather(self, send: Buffer, receive: Buffer) -> Work:
+        _copy(send, receive)
+        return DoneWork()
+
+    def barrier(self) -> Work:
+        return DoneWork()
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        return None if color is None else SoloCommunicator(self.timeout)
+
+    def duplicate(self, timeout: float | None = None) -> Communicator:
+        return SoloCommunicator(self.timeout if timeout is None else timeout)
+
+    def abort(self, reason: str) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+def _copy(send: Buffer, receive: Buffer) -> None:
+    """Copy, unless both are the same memory."""
+    if send.ctypes.data != receive.ctypes.data:
+        np.copyto(receive, send)

@@ -1,0 +1,171 @@
+"""Ranks that are threads of one process: for tests and for trying things at any size."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ncclkv.comm.base import Buffer, Communicator
+from ncclkv.comm.exchange import ExchangeCommunicator
+from ncclkv.comm.solo import SoloCommunicator
+from ncclkv.comm.transport import Pending, Transport
+from ncclkv.errors import OrderMismatch
+
+# The longest that a waiting thread sleeps before it looks at its deadline again.
+_PAUSE_SECONDS = 0.02
+
+_Address = tuple[int, int, int]
+
+
+@dataclass
+class _Letter:
+    """A message that its sender still owns."""
+
+    data: Buffer
+    peer: int
+    taken: bool = False
+
+    def done(self) -> bool:
+        return self.taken
+
+
+class Group:
+    """Mailboxes and farewells of one group of threads, and the groups split off it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.changed = threading.Condition()
+        self.boxes: dict[_Address, deque[_Letter]] = {}
+        self.departed: dict[int, str] = {}
+        self.version = 0
+        self._splits: dict[int, dict[int, tuple[int, int]]] = {}
+        self._groups: dict[tuple[int, int], Group] = {}
+
+    def announce(self) -> None:
+        """Wake the ranks that wait; the caller holds `changed`."""
+        self.version += 1
+        self.changed.notify_all()
+
+    def split(self, number: int, rank: int, color: int, key: int) -> tuple[Group, list[int]]:
+        """The group of the `number`-th split that has `color`, and its members' old ranks."""
+        with self.changed:
+            votes = self._splits.setdefault(number, {})
+            votes[rank] = (color, key)
+            self.changed.notify_all()
+            # Needs no deadline: all ranks have just met in the exchange that precedes a split.
+            self.changed.wait_for(lambda: len(votes) == self.size)
+            members = sorted((vote[1], who) for who, vote in votes.items() if vote[0] == color)
+            ranks = [who for _, who in members]
+            return self._groups.setdefault((number, color), Group(len(ranks))), ranks
+
+
+@dataclass
+class _Awaited:
+    """A message that its receiver looks for in its mailbox."""
+
+    group: Group
+    address: _Address
+    into: Buffer
+    peer: int
+    arrived: bool = field(default=False)
+
+    def done(self) -> bool:
+        if not self.arrived:
+            with self.group.changed:
+                box = self.group.boxes.get(self.address)
+                if not box:
+                    return False
+                _take(box.popleft(), self.into, self.address)
+                if not box:
+                    del self.group.boxes[self.address]
+                self.arrived = True
+                self.group.announce()
+        return True
+
+
+def _take(letter: _Letter, into: Buffer, address: _Address) -> None:
+    """Copy a message out of its sender's memory."""
+    if letter.data.size != into.size:
+        raise OrderMismatch(
+            f"rank {address[1]}: rank {address[0]} sent {letter.data.size} bytes where "
+            f"{into.size} were expected; the two ranks made different calls"
+        )
+    np.copyto(into, letter.data)
+    letter.taken = True
+
+
+class ThreadTransport(Transport):
+    """One thread's end of a `Group`."""
+
+    name = "threads"
+
+    def __init__(self, group: Group, rank: int) -> None:
+        self.rank = self.local_rank = rank
+        self.size = self.local_size = group.size
+        self._group = group
+        self._splits = 0
+        self._seen = -1
+
+    def send(self, data: Buffer, peer: int, tag: int) -> Pending:
+        letter = _Letter(data, peer)
+        with self._group.changed:
+            self._group.boxes.setdefault((self.rank, peer, tag), deque()).append(letter)
+            self._group.announce()
+        return letter
+
+    def receive(self, into: Buffer, peer: int, tag: int) -> Pending:
+        return _Awaited(self._group, (peer, self.rank, tag), into, peer)
+
+    def pause(self, attempt: int) -> None:
+        # What came since the last pause may not have been looked at: only when nothing did, sleep.
+        with self._group.changed:
+            if self._seen == self._group.version:
+                self._group.changed.wait(_PAUSE_SECONDS)
+            self._seen = self._group.version
+
+    def departed(self) -> dict[int, str]:
+        return self._group.departed
+
+    def leave(self, reason: str) -> None:
+        with self._group.changed:
+            self._group.departed[self.rank] = reason
+            self._group.announce()
+
+    def split(self, color: int, key: int) -> Transport:
+        self._splits += 1
+        group, members = self._group.split(self._splits, self.rank, color, key)
+        return ThreadTransport(group, members.index(self.rank))
+
+    def close(self) -> None:
+        return None
+
+
+class _Current(threading.local):
+    """The communicator of the rank that this thread is."""
+
+    communicator: Communicator | None = None
+
+
+_current = _Current()
+
+
+def communicators(size: int, timeout: float) -> Sequence[Communicator]:
+    """One end for each rank of a new group."""
+    group = Group(size)
+    return [ExchangeCommunicator(ThreadTransport(group, rank), timeout) for rank in range(size)]
+
+
+def become(communicator: Communicator | None) -> None:
+    """Make this thread a rank, or with None no rank any more."""
+    _current.communicator = communicator
+
+
+def world(timeout: float) -> Communicator:
+    """A communicator of all ranks that are threads; elsewhere of this process alone."""
+    if _current.communicator is None:
+        return SoloCommunicator(timeout)
+    return _current.communicator.duplicate(timeout)

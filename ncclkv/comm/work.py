@@ -1,0 +1,120 @@
+"""Collectives in flight, and the one loop in which every host wait happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from ncclkv.comm.base import Work
+from ncclkv.comm.transport import Pending, Transport
+from ncclkv.errors import CommTimeout, KVStoreError, RankLost
+
+Steps = Iterator[Sequence[Pending]]
+"""A collective as a generator: it goes on when all messages that it yielded are done."""
+
+# Looks at the messages before the clock and the departed ranks are looked at: a message that is
+# about to arrive is not made to pay for either.
+_FREE_LOOKS = 20
+
+
+class Flight:
+    """The collectives in flight of one communicator.
+
+    Waiting for one advances them all: a peer may wait for another one than we do, and its messages
+    must be answered all the same.
+    """
+
+    def __init__(self, transport: Transport, timeout: float) -> None:
+        self._transport = transport
+        self._timeout = timeout
+        self._active: list[StepWork] = []
+        self.failure: KVStoreError | None = None
+
+    def launch(self, steps: Steps, what: str) -> StepWork:
+        """Start a collective; it makes its first step here."""
+        if self.failure is not None:
+            raise type(self.failure)(*self.failure.args)
+        work = StepWork(self, steps, what)
+        if not work.advance():
+            self._active.append(work)
+        return work
+
+    def progress(self) -> None:
+        """Advance every collective in flight as far as its messages allow."""
+        self._active = [work for work in self._active if not work.advance()]
+
+    def wait(self, finished: Callable[[], bool], work: StepWork, timeout: float | None) -> None:
+        """Look, and let others run, until `finished`; keep the deadline and watch for losses."""
+        limit = self._timeout if timeout is None else timeout
+        start, attempt = time.monotonic(), 0
+        try:
+            while not finished():
+                attempt += 1
+                self._transport.pause(attempt)
+                if attempt > _FREE_LOOKS:
+                    self._check(work, limit, time.monotonic() - start)
+        except KVStoreError as error:
+            self.failure = error
+            raise
+
+    def _check(self, work: StepWork, limit: float, waited: float) -> None:
+        """Raise when a rank that `work` needs has left, or the deadline has passed."""
+        missing = work.missing()
+        departed = self._transport.departed()
+        if not missing.isdisjoint(departed):
+            self.progress()  # what it sent before it left still counts
+            for rank in sorted(work.missing() & departed.keys()):
+                raise RankLost(
+                    f"rank {self._transport.rank} of {self._transport.size}: "
+                    f"rank {rank} left while {work} waited for it; it said: {departed[rank]}"
+                )
+        if waited > limit:
+            raise CommTimeout(
+                f"rank {self._transport.rank} of {self._transport.size}: {work} waited "
+                f"{waited:.1f} s (timeout {limit:g} s) for {_ranks(missing)}; all ranks must make "
+                f"the same calls in the same order: look at what {_ranks(missing)} did instead"
+            )
+
+
+class StepWork(Work):
+    """A collective that advances by steps whenever somebody looks."""
+
+    def __init__(self, flight: Flight, steps: Steps, what: str) -> None:
+        self._flight = flight
+        self._steps = steps
+        self._what = what
+        self._pending: list[Pending] = []
+        self._finished = False
+
+    def __str__(self) -> str:
+        return f"{self._what} ({self.label})" if self.label else self._what
+
+    def advance(self) -> bool:
+        """Make every step whose messages are done; tell whether none is left."""
+        while not self._finished:
+            self._pending = [message for message in self._pending if not message.done()]
+            if self._pending:
+                return False
+            try:
+                self._pending = list(next(self._steps))
+            except StopIteration:
+                self._finished = True
+        return True
+
+    def missing(self) -> set[int]:
+        """The ranks whose messages have not come or gone."""
+        return {message.peer for message in self._pending}
+
+    def done(self) -> bool:
+        self._flight.progress()
+        return self._finished
+
+    def wait(self, timeout: float | None = None) -> None:
+        if not self._finished:
+            self._flight.wait(self.done, self, timeout)
+
+
+def _ranks(ranks: set[int]) -> str:
+    """``rank 2`` or ``ranks 1, 3``."""
+    names = ", ".join(str(rank) for rank in sorted(ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

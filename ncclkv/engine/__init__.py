@@ -1,0 +1,1 @@
+"""Runs plans: the one place that sees communicators, kernels and the table together."""

@@ -1,0 +1,52 @@
+"""Pushes and pulls of a ``with kv.group()`` block: one list of each, written over several calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ncclkv.engine.engine import Engine
+from ncclkv.engine.state import Array, fresh
+from ncclkv.table.registry import Key
+
+
+class Group:
+    """What a block has pushed and asked for so far.
+
+    A key's single value goes straight into its bucket.  Several values of a key, of one push or of
+    many, are kept and combined at the end, so that 16-bit floats are rounded once, as in a list.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        engine.launch_all()
+        self._engine = engine
+        self._priorities: dict[Key, int] = {}
+        self._kept: dict[Key, list[Array]] = {}
+        self._reads: list[tuple[Key, Array]] = []
+
+    def push(self, values: Mapping[Key, Sequence[Array]], priority: int) -> None:
+        """Take values; the caller may change its arrays afterwards."""
+        direct: dict[Key, Sequence[Array]] = {}
+        for key, arrays in values.items():
+            if key not in self._priorities and len(arrays) == 1:
+                direct[key] = arrays
+                continue
+            if key in self._priorities and key not in self._kept:
+                self._kept[key] = [fresh(self._engine.slot(key).gradient_view)]
+            self._kept.setdefault(key, []).extend(fresh(array) for array in arrays)
+        self._engine.stage(direct)
+        for key in values:
+            self._priorities[key] = max(priority, self._priorities.get(key, priority))
+
+    def pull(self, reads: Sequence[tuple[Key, Array]]) -> None:
+        """Note arrays to be written at the end."""
+        self._reads += reads
+
+    def finish(self) -> list[tuple[Key, Array]]:
+        """Commit the pushes; what is to be read is the caller's to flush and copy."""
+        self._engine.stage(self._kept)
+        self._engine.commit(self._priorities)
+        return self._reads
+
+    def cancel(self) -> None:
+        """Forget the block: its pushes never happened."""
+        self._engine.drop(self._priorities)

@@ -1,0 +1,53 @@
+"""Who updates, and what must happen before others may read.
+
+=============  ==========================  ====================  ================================
+``update_on``  a push reduces to           the updater runs on   a pull first
+=============  ==========================  ====================  ================================
+every_rank     every rank (allreduce)      every rank            nothing
+root           the root (reduce)           the root alone        broadcasts what the root changed
+=============  ==========================  ====================  ================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ncclkv.comm.base import Communicator
+from ncclkv.errors import NotSupported, UsageError
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A placement as one rank sees it.
+
+    Attributes
+    ----------
+    name : str
+        The ``update_on`` it was made from.
+    root : int or None
+        The one rank that receives sums and updates; None when every rank does.
+    updates : bool
+        Whether this rank does.
+    """
+
+    name: str
+    root: int | None
+    updates: bool
+
+    @property
+    def owner(self) -> str:
+        """Who updates, in words."""
+        return "every rank" if self.root is None else f"rank {self.root}"
+
+
+def placement(update_on: str, root: int, comm: Communicator) -> Placement:
+    """The placement of that name."""
+    if update_on == "every_rank":
+        return Placement(update_on, None, True)
+    if update_on == "sharded":
+        raise NotSupported("update_on='sharded' is not in this version; use every_rank or root")
+    if update_on != "root":
+        raise UsageError(f"unknown update_on={update_on!r}; choose every_rank or root")
+    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < comm.size:
+        raise UsageError(f"root={root!r} is not a rank: ranks go from 0 to {comm.size - 1}")
+    return Placement(update_on, root, comm.rank == root)

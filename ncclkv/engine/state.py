@@ -1,0 +1,117 @@
+"""A bucket in memory, and what is under way in it."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclkv.comm.base import Buffer, Communicator, Work
+from ncclkv.table.bucket import Bucket, Entry
+from ncclkv.table.registry import Key
+
+Array = NDArray[Any]
+
+
+class BucketState:
+    """Gradients and weights of a bucket.
+
+    Attributes
+    ----------
+    layout : Bucket
+    gradients, weights : ndarray, shape (layout.count,)
+    pushed : set of keys
+        Pushed since the last launch: their gradients wait in the bucket.
+    step : Any
+        The update rule that was in force when they were pushed.
+    flying : list of Work
+        Launched, and not known to be complete.
+    behind : (int, int) or None
+        Elements that the root has updated and other ranks have not been given.
+    """
+
+    def __init__(self, layout: Bucket, comm: Communicator) -> None:
+        self.layout = layout
+        self.gradients: Buffer = comm.allocate(layout.nbytes).view(layout.dtype)
+        self.weights: Buffer = comm.allocate(layout.nbytes).view(layout.dtype)
+        self.pushed: set[Key] = set()
+        self.step: Any = None
+        self.flying: list[Work] = []
+        self.behind: tuple[int, int] | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether every key of the bucket has been pushed."""
+        return len(self.pushed) == len(self.layout.entries)
+
+    def fall_behind(self, lo: int, hi: int) -> None:
+        """Note that the root alone has elements ``[lo, hi)``."""
+        if self.behind is not None:
+            lo, hi = min(lo, self.behind[0]), max(hi, self.behind[1])
+        self.behind = (lo, hi)
+
+
+class Slot:
+    """A key's place in memory.
+
+    Attributes
+    ----------
+    gradient, weight : ndarray, flat
+    gradient_view, weight_view : ndarray of the key's shape
+        The same memory; `weight_view` is read-only.
+    """
+
+    def __init__(self, state: BucketState, entry: Entry) -> None:
+        shape = entry.spec.shape
+        self.state = state
+        self.entry = entry
+        self.gradient = state.gradients[entry.lo : entry.hi]
+        self.weight = state.weights[entry.lo : entry.hi]
+        self.gradient_view = self.gradient.reshape(shape)
+        self.weight_view = self.weight.reshape(shape)
+        self.weight_view.flags.writeable = False
+
+    def holds(self, value: Array) -> bool:
+        """Whether `value` is this key's own gradient, whole."""
+        return (
+            value.flags.c_contiguous
+            and value.shape == self.gradient_view.shape
+            and address(value) == address(self.gradient)
+        )
+
+
+class GradientMemory:
+    """Tells whether an array lies in some bucket's gradients."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def add(self, states: Sequence[BucketState]) -> None:
+        """Include more buckets."""
+        spans = [*zip(self._starts, self._ends, strict=True)]
+        for state in states:
+            start = address(state.gradients)
+            spans.append((start, start + state.gradients.nbytes))
+        spans.sort()
+        self._starts = [start for start, _ in spans]
+        self._ends = [end for _, end in spans]
+
+    def __contains__(self, value: Array) -> bool:
+        where = address(value)
+        nearest = bisect.bisect_right(self._starts, where) - 1
+        return nearest >= 0 and where < self._ends[nearest]
+
+
+def address(array: Array) -> int:
+    """Where the array's first element lies."""
+    where: int = array.__array_interface__["data"][0]
+    return where
+
+
+def fresh(array: Array) -> Array:
+    """A contiguous copy that shares no memory."""
+    return np.array(array, order="C", copy=True, subok=False)

@@ -1,0 +1,120 @@
+"""What becomes of a sum over ranks: three rules.
+
+`Assign`: it replaces the value.  `FusedRule`: a built-in optimizer updates whole ranges of a
+bucket, lazily.  `FunctionRule`: the user's updater is called key by key before push returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ncclkv.engine.state import Array, BucketState, Slot
+from ncclkv.errors import annotate
+from ncclkv.table.bucket import Bucket
+from ncclkv.table.registry import Key, KeySpec
+
+UpdaterFunction = Callable[[Key, Array, Array], object]
+
+
+class FusedUpdater(Protocol):
+    """What a built-in optimizer offers the engine."""
+
+    optimizer: Any
+
+    def check(self, spec: KeySpec) -> None:
+        """Refuse keys that it cannot update."""
+
+    def step(self) -> Any:
+        """The update as its hyperparameters are now: an object that later changes do not touch."""
+
+    def apply(
+        self, step: Any, bucket: Bucket, weights: Array, gradients: Array, lo: int, hi: int
+    ) -> None:
+        """Update elements ``[lo, hi)`` of a bucket's weights with its reduced gradients."""
+
+    def reset(self, bucket: Bucket, lo: int, hi: int) -> None:
+        """Forget what it remembers of elements ``[lo, hi)``."""
+
+
+class Rule:
+    """What the engine asks of any rule."""
+
+    name = "none"
+
+    def check(self, spec: KeySpec) -> None:
+        """Refuse keys that the rule cannot update."""
+
+    def step(self) -> Any:
+        """What was in force when a key was pushed; keys of different steps fly apart."""
+        return None
+
+    def reset(self, slot: Slot) -> None:
+        """Forget what is remembered of a key."""
+
+    def dispose(self) -> None:
+        """The rule is no longer used."""
+
+
+class Assign(Rule):
+    """The sum replaces the value."""
+
+
+class FusedRule(Rule):
+    """A built-in optimizer, over whole ranges of buckets."""
+
+    def __init__(self, updater: FusedUpdater, name: str) -> None:
+        self.updater = updater
+        self.name = name
+
+    def check(self, spec: KeySpec) -> None:
+        self.updater.check(spec)
+
+    def step(self) -> Any:
+        return self.updater.step()
+
+    def apply(self, state: BucketState, step: Any, start: int, lo: int, hi: int) -> None:
+        """Update a range counted from element `start` of the bucket."""
+        self.updater.apply(
+            step, state.layout, state.weights, state.gradients, start + lo, start + hi
+        )
+
+    def reset(self, slot: Slot) -> None:
+        self.updater.reset(slot.state.layout, slot.entry.lo, slot.entry.hi)
+
+
+class FunctionRule(Rule):
+    """The user's updater, called for one key after another.
+
+    Parameters
+    ----------
+    update : callable
+        ``update(key, input, stored)`` changes `stored` in place.
+    dispose : callable
+        Called once, when the updater is replaced or the store closed.
+    rank : int
+        For messages.
+    name : str
+        What the user calls it.
+    """
+
+    def __init__(
+        self, update: UpdaterFunction, dispose: Callable[[], object], rank: int, name: str
+    ) -> None:
+        self._update = update
+        self._dispose = dispose
+        self._rank = rank
+        self.name = name
+
+    def run(self, slots: Sequence[Slot]) -> None:
+        """Update the keys in the order given; an exception ends it and names its key."""
+        for slot in slots:
+            key = slot.entry.key
+            try:
+                self._update(key, slot.gradient_view, slot.weight.reshape(slot.entry.spec.shape))
+            except Exception as error:
+                annotate(error, f"in the updater, at key {key!r} on rank {self._rank}")
+                raise
+
+    def dispose(self) -> None:
+        self._dispose()

@@ -1,0 +1,1 @@
+"""Arithmetic on buckets: one signature, `kernels.base.Kernels`, and one module for each device."""

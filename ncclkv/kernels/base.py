@@ -1,0 +1,52 @@
+"""The signature that the kernels of every device share.
+
+Arrays are one-dimensional views of bucket memory unless said otherwise.  A kernel allocates
+nothing that outlives it and checks nothing: shapes and dtypes were checked when the plan was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Kernels(Protocol):
+    """What an engine asks of a device."""
+
+    def pack(self, value: Array, slot: Array) -> None:
+        """Copy `value` (any shape and strides) into the flat `slot` of the same size and dtype."""
+
+    def unpack(self, slot: Array, out: Array) -> None:
+        """Copy the flat `slot` into `out` (any shape and strides), casting to its dtype."""
+
+    def combine(self, values: Sequence[Array], slot: Array, op: str) -> None:
+        """Reduce one rank's `values` of a key (any strides, one shape) into the flat `slot`.
+
+        ``avg`` adds here: its division is over ranks.  16-bit floats are combined in float32 and
+        rounded once.  No value may share memory with `slot`.
+        """
+
+    def reduce(self, parts: Sequence[Array], out: Array, op: str) -> None:
+        """Reduce the ranks' `parts`, in their order, into `out`, which may be one of them.
+
+        16-bit floats are combined in float32 and rounded once; ``avg`` divides by ``len(parts)``
+        (integers toward zero).
+        """
+
+    def sgd(
+        self,
+        weights: Array,
+        gradients: Array,
+        momenta: Array | None,
+        *,
+        learning_rate: float,
+        momentum: float,
+        weight_decay: float,
+        rescale: float,
+        clip: float | None,
+    ) -> None:
+        """One step of stochastic gradient descent on `weights` (and `momenta`) in place."""

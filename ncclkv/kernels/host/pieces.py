@@ -1,0 +1,51 @@
+"""Cutting arrays into pieces that stay in the cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+
+from ncclkv.arrays.dtypes import is_low_precision
+
+PIECE_BYTES = 128 * 1024
+"""Half of a small second-level cache: a piece and what it is combined with fit together."""
+
+Block = tuple[int | slice | EllipsisType, ...]
+
+
+def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which arithmetic on arrays of `dtype` is done."""
+    return np.dtype(np.float32) if is_low_precision(dtype) else dtype
+
+
+def piece_length(dtype: np.dtype[Any]) -> int:
+    """Elements of a piece whose arithmetic is done in `dtype`."""
+    return PIECE_BYTES // dtype.itemsize
+
+
+def ranges(count: int, length: int) -> Iterator[slice]:
+    """Cut ``[0, count)`` into slices of at most `length` elements."""
+    for lo in range(0, count, length):
+        yield slice(lo, min(lo + length, count))
+
+
+def blocks(shape: tuple[int, ...], length: int) -> Iterator[Block]:
+    """Cut an array of `shape` into indices of at most `length` elements each, in C order.
+
+    Each index gives an array, never a scalar, so what it selects can be an ``out=`` argument.
+    """
+    if math.prod(shape) <= length:
+        yield (...,)
+        return
+    step = length // math.prod(shape[1:])
+    if step:
+        for rows in ranges(shape[0], step):
+            yield (rows, ...)
+        return
+    for row in range(shape[0]):
+        for block in blocks(shape[1:], length):
+            yield (row, *block)

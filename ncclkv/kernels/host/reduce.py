@@ -1,0 +1,103 @@
+"""Sums, averages, extremes and products of equal arrays.
+
+Integers wrap, a sum of bools is their logical or (a product their and), NaN wins every maximum and
+minimum: NumPy's own rules.  16-bit floats are combined in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ncclkv.kernels.base import Array
+from ncclkv.kernels.host.pieces import blocks, piece_length, ranges, working_dtype
+
+_STEP: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "avg": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+}
+
+
+def combine(values: Sequence[Array], slot: Array, op: str) -> None:
+    """Reduce one rank's `values` of a key (any strides, one shape) into the flat `slot`."""
+    shape = values[0].shape
+    target = slot.reshape(shape)
+    scratch, length = _scratch(slot)
+    with np.errstate(all="ignore"):
+        for block in blocks(shape, length):
+            piece = target[block]
+            buffers = scratch[:, : piece.size].reshape(2, *piece.shape)
+            _fold([value[block] for value in values], buffers, piece, _STEP[op])
+
+
+def reduce(parts: Sequence[Array], out: Array, op: str) -> None:
+    """Reduce the ranks' flat `parts`, in their order, into `out`, which may be one of them."""
+    scratch, length = _scratch(out)
+    with np.errstate(all="ignore"):
+        for piece in ranges(out.size, length):
+            buffers = scratch[:, : piece.stop - piece.start]
+            pieces = [part[piece] for part in parts]
+            if op == "avg":
+                total = buffers[0]
+                _fold(pieces, buffers, total, np.add)
+                _divide(total, len(parts), out[piece])
+            else:
+                _fold(pieces, buffers, out[piece], _STEP[op])
+
+
+def _scratch(out: Array) -> tuple[Array, int]:
+    """Two rows to work in, and how many elements of `out` are done at a time."""
+    working = working_dtype(out.dtype)
+    length = piece_length(working)
+    return np.empty((2, min(length, out.size)), working), length
+
+
+def _fold(parts: Sequence[Array], buffers: Array, out: Array, step: np.ufunc) -> None:
+    """Combine `parts` in order into `out`, which is written last: it may be one of them."""
+    if len(parts) == 1:
+        np.copyto(out, parts[0])
+        return
+    if parts[0].dtype != buffers.dtype:
+        _fold_widened(parts, buffers, out, step)
+        return
+    partial = parts[0]
+    for part in parts[1:-1]:
+        partial = step(partial, part, out=buffers[0, ...])
+    step(partial, parts[-1], out=out)
+
+
+def _fold_widened(parts: Sequence[Array], buffers: Array, out: Array, step: np.ufunc) -> None:
+    """Do the same in the dtype of `buffers`, rounding once."""
+    # The dots keep an array where the row of a piece without dimensions would be a scalar.
+    total, widened = buffers[0, ...], buffers[1, ...]
+    np.copyto(total, parts[0])
+    for part in parts[1:]:
+        np.copyto(widened, part)
+        step(total, widened, out=total)
+    np.copyto(out, total, casting="same_kind")
+
+
+def _divide(total: Array, count: int, out: Array) -> None:
+    """Divide a contiguous `total` by `count` into `out`; integers toward zero."""
+    if total.dtype.kind in "iu":
+        _divide_integers(total, count, out)
+        return
+    if total.dtype.kind == "c":
+        # Complex division by a real number would make NaN of an infinite part.
+        total = total.view(total.real.dtype)
+        out = out.view(total.dtype)
+    np.divide(total, total.dtype.type(count), out=out)
+
+
+def _divide_integers(total: Array, count: int, out: Array) -> None:
+    """Divide toward zero, in 64 bits: `count` itself may not fit a narrow dtype."""
+    wide = total.astype(np.uint64 if total.dtype.kind == "u" else np.int64)
+    divisor = wide.dtype.type(count)
+    # Without its remainder, whose sign is its own, the total divides exactly.
+    wide -= np.fmod(wide, divisor)
+    np.floor_divide(wide, divisor, out=wide)
+    np.copyto(out, wide, casting="same_kind")

@@ -1,0 +1,98 @@
+"""Optimizer steps on flat arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ncclkv.kernels.base import Array
+from ncclkv.kernels.host.pieces import piece_length, ranges, working_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The numbers of one step."""
+
+    learning_rate: float
+    momentum: float
+    weight_decay: float
+    rescale: float
+    clip: float | None
+
+
+def sgd(
+    weights: Array,
+    gradients: Array,
+    momenta: Array | None,
+    *,
+    learning_rate: float,
+    momentum: float,
+    weight_decay: float,
+    rescale: float,
+    clip: float | None,
+) -> None:
+    """One step of stochastic gradient descent, in place, as MXNet's ``sgd_update`` does it.
+
+    ::
+
+        g = clamp(rescale * gradient, -clip, clip) + weight_decay * weight
+        without momenta:  weight -= learning_rate * g
+        with momenta:     m = momentum * m - learning_rate * g;  weight += m
+
+    Parameters
+    ----------
+    weights : ndarray, shape (n,)
+        float16, bfloat16, float32 or float64; 16-bit weights are updated in float32 and rounded
+        once.
+    gradients : ndarray, shape (n,)
+        Of the weights' dtype; left unchanged.
+    momenta : ndarray, shape (n,), optional
+        float32 for 16-bit weights, else of the weights' dtype.  Without it `momentum` is unused.
+    learning_rate, momentum, weight_decay, rescale : float
+        The numbers of the formula.
+    clip : float, optional
+        Bound on the absolute value of each rescaled gradient.
+    """
+    step = _Step(learning_rate, momentum, weight_decay, rescale, clip)
+    working = working_dtype(weights.dtype)
+    length = piece_length(working)
+    scratch = np.empty((3, min(length, weights.size)), working)
+    with np.errstate(all="ignore"):
+        for piece in ranges(weights.size, length):
+            buffers = scratch[:, : piece.stop - piece.start]
+            _sgd_piece(
+                weights[piece],
+                gradients[piece],
+                None if momenta is None else momenta[piece],
+                buffers,
+                step,
+            )
+
+
+def _sgd_piece(
+    stored: Array, gradient: Array, momenta: Array | None, buffers: Array, step: _Step
+) -> None:
+    """Update one piece; `buffers` are three scratch rows in the working dtype."""
+    change, decay, weights = buffers
+    if stored.dtype == weights.dtype:
+        weights = stored
+        np.multiply(gradient, step.rescale, out=change)
+    else:
+        np.copyto(weights, stored)
+        np.copyto(change, gradient)
+        np.multiply(change, step.rescale, out=change)
+    if step.clip is not None:
+        np.clip(change, -step.clip, step.clip, out=change)
+    if step.weight_decay:
+        np.multiply(weights, step.weight_decay, out=decay)
+        np.add(change, decay, out=change)
+    np.multiply(change, step.learning_rate, out=change)
+    if momenta is None:
+        np.subtract(weights, change, out=weights)
+    else:
+        np.multiply(momenta, step.momentum, out=momenta)
+        np.subtract(momenta, change, out=momenta)
+        np.add(weights, momenta, out=weights)
+    if weights is not stored:
+        np.copyto(stored, weights, casting="same_kind")

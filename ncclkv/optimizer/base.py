@@ -1,0 +1,170 @@
+"""What every optimizer has in common."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ncclkv.errors import UsageError
+from ncclkv.kernels.base import Array, Kernels
+
+Key = int | str
+
+
+def finite(name: str, value: Any, *, least: float | None = None) -> float:
+    """Return `value` as a float, or say what is wrong with the argument `name`.
+
+    Raises
+    ------
+    UsageError
+        When `value` is no finite real number, or is less than `least`.
+
+    Examples
+    --------
+    >>> finite("wd", 1, least=0.0)
+    1.0
+    """
+    try:
+        number = float("nan") if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not math.isfinite(number):
+        raise UsageError(f"{name} is {value!r}; give a finite number")
+    if least is not None and number < least:
+        raise UsageError(f"{name} is {value!r}; give a number of at least {least:g}")
+    return number
+
+
+class Optimizer(ABC):
+    """A rule that folds a gradient into a weight; names are MXNet's.
+
+    A subclass says in `state_count` how many arrays it keeps for each weight array (of the
+    weights' length, zero at first; float32 where weights are 16-bit floats), and updates flat
+    ranges of weights in `update`.
+
+    Parameters
+    ----------
+    learning_rate : float
+        At least 0.
+    wd : float
+        Weight decay, at least 0.
+    rescale_grad : float
+        Every gradient is multiplied by this before anything else.
+    clip_gradient : float, optional
+        Bound, above 0, on the absolute value of each element of the rescaled gradient.
+
+    Attributes
+    ----------
+    wd, rescale_grad, clip_gradient
+        As given; assigning to them takes effect at the next update.  Give every rank the same.
+    lr_mult, wd_mult : dict
+        Factors by key of the learning rate and of the weight decay; 1 for keys not named.
+
+    Raises
+    ------
+    UsageError
+        When an argument is not such a number.
+    """
+
+    def __init__(
+        self,
+        *,
+        learning_rate: float,
+        wd: float = 0.0,
+        rescale_grad: float = 1.0,
+        clip_gradient: float | None = None,
+    ) -> None:
+        self._learning_rate = finite("learning_rate", learning_rate, least=0.0)
+        self.wd = finite("wd", wd, least=0.0)
+        self.rescale_grad = finite("rescale_grad", rescale_grad)
+        self.clip_gradient = _bound(clip_gradient)
+        self.lr_mult: dict[Key, float] = {}
+        self.wd_mult: dict[Key, float] = {}
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate; a new one takes effect at the next update."""
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: float) -> None:
+        self._learning_rate = finite("learning_rate", learning_rate, least=0.0)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate, as assigning to `learning_rate` does."""
+        self.learning_rate = learning_rate
+
+    def set_lr_mult(self, factors: Mapping[Key, float]) -> None:
+        """Replace the factors of the learning rate by key.
+
+        Raises
+        ------
+        UsageError
+            When `factors` is not a mapping of keys to finite numbers.
+        """
+        self.lr_mult = _factors("lr_mult", factors)
+
+    def set_wd_mult(self, factors: Mapping[Key, float]) -> None:
+        """Replace the factors of the weight decay by key.
+
+        Raises
+        ------
+        UsageError
+            When `factors` is not a mapping of keys to finite numbers.
+        """
+        self.wd_mult = _factors("wd_mult", factors)
+
+    @property
+    @abstractmethod
+    def state_count(self) -> int:
+        """How many state arrays belong to each weight array."""
+
+    @abstractmethod
+    def update(
+        self,
+        kernels: Kernels,
+        weights: Array,
+        gradients: Array,
+        states: Sequence[Array],
+        *,
+        lr_mult: float,
+        wd_mult: float,
+    ) -> None:
+        """Fold `gradients` into `weights` and `states`, in place.
+
+        Parameters
+        ----------
+        kernels : Kernels
+            Those of the device that holds the arrays.
+        weights, gradients : ndarray, shape (n,)
+            Of one dtype; gradients are left unchanged.
+        states : sequence of ndarray, shape (n,)
+            `state_count` of them.
+        lr_mult, wd_mult : float
+            Factors of the learning rate and of the weight decay.
+        """
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """Everything that decides an update, as plain values that ranks can compare."""
+
+
+def _bound(clip_gradient: float | None) -> float | None:
+    """Check a clipping bound; zero would silently train nothing."""
+    if clip_gradient is None:
+        return None
+    bound = finite("clip_gradient", clip_gradient)
+    if bound <= 0:
+        raise UsageError(
+            f"clip_gradient is {clip_gradient!r}; give a bound above 0, or None to clip nothing"
+        )
+    return bound
+
+
+def _factors(name: str, factors: Mapping[Key, float]) -> dict[Key, float]:
+    """Check factors by key."""
+    if not isinstance(factors, Mapping):
+        raise UsageError(f"{name} is a {type(factors).__name__}; give a dict of factors by key")
+    return {key: finite(f"{name} of key {key!r}", factor) for key, factor in factors.items()}

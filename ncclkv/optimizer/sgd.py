@@ -1,0 +1,113 @@
+"""Stochastic gradient descent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ncclkv.kernels.base import Array, Kernels
+from ncclkv.optimizer.base import Optimizer, finite
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent with momentum and weight decay, as MXNet computes it.
+
+    ::
+
+        g = clamp(rescale_grad * gradient, -clip_gradient, clip_gradient) + wd * weight
+        momentum = 0:  weight -= learning_rate * g
+        otherwise:     m = momentum * m - learning_rate * g;  weight += m
+
+    The arithmetic is that of ``sgd_update`` and ``sgd_mom_update`` (MXNet
+    ``src/operator/optimizer_op-inl.h``).  The learning rate is inside the momentum, so a change of
+    it affects only gradients still to come; torch applies it to the momentum as a whole.  16-bit
+    weights are updated in float32, with float32 momenta, and rounded once an update.
+
+    Parameters
+    ----------
+    learning_rate : float
+        At least 0.  The default is MXNet 1.9's; MXNet 2.0's is 0.1.
+    momentum : float
+        At least 0.
+    wd, rescale_grad, clip_gradient
+        As for `Optimizer`.
+
+    Raises
+    ------
+    UsageError
+        When an argument is not such a number.
+
+    Examples
+    --------
+    >>> SGD(learning_rate=0.1, momentum=0.9)
+    SGD(learning_rate=0.1, momentum=0.9, wd=0.0, rescale_grad=1.0, clip_gradient=None)
+    """
+
+    # Arguments go by name: the first one is learning_rate in MXNet 2.0 and momentum in 1.9.
+    def __init__(
+        self,
+        *,
+        learning_rate: float = 0.01,
+        momentum: float = 0.0,
+        wd: float = 0.0,
+        rescale_grad: float = 1.0,
+        clip_gradient: float | None = None,
+    ) -> None:
+        super().__init__(
+            learning_rate=learning_rate,
+            wd=wd,
+            rescale_grad=rescale_grad,
+            clip_gradient=clip_gradient,
+        )
+        self._momentum = finite("momentum", momentum, least=0.0)
+
+    def __repr__(self) -> str:
+        return (
+            f"SGD(learning_rate={self.learning_rate}, momentum={self.momentum}, wd={self.wd}, "
+            f"rescale_grad={self.rescale_grad}, clip_gradient={self.clip_gradient})"
+        )
+
+    @property
+    def momentum(self) -> float:
+        """The momentum; it cannot change, since it decides whether there is a state."""
+        return self._momentum
+
+    @property
+    def state_count(self) -> int:
+        """One, the momenta, or none without momentum."""
+        return 1 if self.momentum else 0
+
+    def update(
+        self,
+        kernels: Kernels,
+        weights: Array,
+        gradients: Array,
+        states: Sequence[Array],
+        *,
+        lr_mult: float,
+        wd_mult: float,
+    ) -> None:
+        """Take one step, in place; parameters as for `Optimizer.update`."""
+        kernels.sgd(
+            weights,
+            gradients,
+            states[0] if states else None,
+            learning_rate=self.learning_rate * lr_mult,
+            momentum=self.momentum,
+            weight_decay=self.wd * wd_mult,
+            rescale=self.rescale_grad,
+            clip=self.clip_gradient,
+        )
+
+    def config(self) -> dict[str, Any]:
+        """Return the name and the numbers of this optimizer."""
+        return {
+            "name": "sgd",
+            "learning_rate": self.learning_rate,
+            "momentum": self.momentum,
+            "wd": self.wd,
+            "rescale_grad": self.rescale_grad,
+            "clip_gradient": self.clip_gradient,
+            "lr_mult": dict(self.lr_mult),
+            "wd_mult": dict(self.wd_mult),
+        }

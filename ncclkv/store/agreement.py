@@ -1,0 +1,118 @@
+"""What all ranks must say alike, said and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ncclkv.comm.base import ALIGNMENT, Communicator
+from ncclkv.engine.state import Array
+from ncclkv.errors import SpecMismatch, UsageError
+
+Made = TypeVar("Made")
+
+# So many ranks are shown in a message; the rest are counted.
+_SHOWN = 8
+
+
+def agree(
+    comm: Communicator,
+    verb: str,
+    items: Sequence[str],
+    error: UsageError | None = None,
+    note: Any = None,
+) -> list[Any]:
+    """Make sure that all ranks say the same `items`; collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+    verb : str
+        The call, for messages.
+    items : sequence of str
+        What this rank says, such as a key's spec each.
+    error : UsageError, optional
+        Why this rank cannot go on.  When no rank can, each raises its own.
+    note : Any
+        Something to tell all ranks on the way.
+
+    Returns
+    -------
+    list
+        Every rank's note, in rank order.
+
+    Raises
+    ------
+    SpecMismatch
+        On every rank, when items differ or only some ranks have an error.
+    """
+    if comm.size == 1:
+        if error is not None:
+            raise error
+        return [note]
+    text = None if error is None else f"{type(error).__name__}: {error}"
+    votes = comm.control.allgather((list(items), text, note), f"agreement on {verb}")
+    failed = [(rank, text) for rank, (_, text, _) in enumerate(votes) if text is not None]
+    if error is not None and len(failed) == comm.size:
+        raise error
+    if failed:
+        lines = [f"rank {rank} fails with {text}" for rank, text in failed]
+        raise SpecMismatch(_message(comm, verb, lines, "the others do not")) from error
+    for said in zip_longest(*(items for items, _, _ in votes), fillvalue="(nothing)"):
+        if any(other != said[0] for other in said):
+            lines = [f"rank {rank} says {item}" for rank, item in enumerate(said)]
+            raise SpecMismatch(_message(comm, verb, lines, "make the call alike on all ranks"))
+    return [note for _, _, note in votes]
+
+
+def propose(
+    comm: Communicator, verb: str, make: Callable[[], tuple[Made, Sequence[str]]], note: Any = None
+) -> tuple[Made, list[Any]]:
+    """Make something on every rank, or on none; collective.
+
+    Parameters
+    ----------
+    make : callable
+        Returns what it made, and the items for `agree`; or raises `UsageError`.
+    comm, verb, note
+        As for `agree`.
+
+    Returns
+    -------
+    made, notes
+        What `make` made here, and every rank's note.
+    """
+    try:
+        made, items = make()
+    except UsageError as error:
+        agree(comm, verb, [], error, note)
+        raise
+    return made, agree(comm, verb, items, None, note)
+
+
+def _message(comm: Communicator, verb: str, lines: list[str], advice: str) -> str:
+    """The ranks' words in a row."""
+    hidden = len(lines) - _SHOWN
+    more = [f"{hidden} more ranks"] if hidden > 0 else []
+    shown = "; ".join([*lines[:_SHOWN], *more])
+    return f"rank {comm.rank} of {comm.size}: the ranks disagree at {verb}: {shown}; {advice}"
+
+
+def from_rank_0(comm: Communicator, values: Sequence[Array]) -> list[Array]:
+    """Rank 0's values on every rank, as copies; all arrays have the same shapes everywhere."""
+    sizes = [-(-value.nbytes // ALIGNMENT) * ALIGNMENT for value in values]
+    blob = comm.allocate(sum(sizes))
+    copies, start = [], 0
+    for value, size in zip(values, sizes, strict=True):
+        copy = blob[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+        if comm.rank == 0:
+            np.copyto(copy, value)
+        copies.append(copy)
+        start += size
+    work = comm.broadcast(blob, 0)
+    work.label = "rank 0's values"
+    work.wait()
+    return copies

@@ -1,0 +1,161 @@
+"""What a store is made of, and its life from creation to close."""
+
+from __future__ import annotations
+
+import builtins
+from contextlib import suppress
+from types import TracebackType
+from typing import NoReturn, TypeVar
+
+from ncclkv.comm.base import Communicator
+from ncclkv.engine.engine import Engine
+from ncclkv.engine.group import Group
+from ncclkv.engine.placement import placement
+from ncclkv.errors import KeyTypeMismatch, UsageError
+from ncclkv.kernels.host import HostKernels
+from ncclkv.store.agreement import propose
+from ncclkv.store.keys import one_key
+from ncclkv.store.plugin import KVStoreBase
+from ncclkv.store.session import Session
+from ncclkv.table.registry import Key, KeySpec
+
+Self = TypeVar("Self", bound="Core")
+
+
+class Core(KVStoreBase):
+    """A store without its verbs: identity, life, and what can be asked locally."""
+
+    def __init__(
+        self, name: str, comm: Communicator, *, update_on: str, root: int, bucket_bytes: int
+    ) -> None:
+        options = [f"name={name}", f"update_on={update_on}", f"bucket_bytes={bucket_bytes}"]
+        options += [f"root={root}"] if update_on == "root" else []
+        chosen, _ = propose(comm, "create", lambda: (placement(update_on, root, comm), options))
+        self._name = name
+        self._comm = comm
+        self._kernels = HostKernels()
+        self._engine = Engine(comm, self._kernels, chosen, bucket_bytes)
+        self._session = Session(name)
+        self._group: Group | None = None
+
+    # Identity
+
+    @property
+    def type(self) -> str:
+        """The name the store was created by, in lower case."""
+        return self._name
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank, from 0."""
+        return self._comm.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many ranks the store has."""
+        return self._comm.size
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this rank among those of its node, from 0."""
+        return self._comm.local_rank
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Whether the store can do what `capability` names, in any case.
+
+        Raises
+        ------
+        UsageError
+            For anything but ``"optimizer"``, the one capability there is.
+        """
+        if isinstance(capability, str) and capability.lower() == KVStoreBase.OPTIMIZER:
+            return True
+        raise UsageError(
+            f"unknown capability {capability!r}; the one there is is {KVStoreBase.OPTIMIZER!r}"
+        )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._session.closed else f"over {self._comm.name}"
+        engine = self._engine
+        return (
+            f"<ncclkv store {self._name!r}: rank {self.rank} of {self.num_workers} {state}, "
+            f"{len(engine.registry)} keys in {engine.bucket_count} buckets, "
+            f"update on {engine.placement.owner}, updater {engine.rule.name}>"
+        )
+
+    # What is known of keys; local
+
+    def keys(self) -> list[Key]:
+        """All keys, in the order of their initialisation."""
+        return [spec.key for spec in self._engine.registry]
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            return one_key(key) in self._engine.registry
+        except KeyTypeMismatch:
+            return False
+
+    def spec(self, key: Key) -> KeySpec:
+        """What all ranks know of a key: shape, dtype, op, and place in the order.
+
+        Raises
+        ------
+        KeyNotInitialized
+            When there is no such key.
+        """
+        return self._engine.registry[one_key(key)]
+
+    def explain_plan(self) -> str:
+        """The buckets as a table: dtype, op, bytes, keys, who updates them, what they hold.
+
+        Buckets are launched in this order, unless priorities say otherwise.
+        """
+        return self._engine.explain()
+
+    # Life
+
+    def close(self) -> None:
+        """Flush what waits, wait for all ranks, and free what the store holds; collective.
+
+        A second call does nothing.  A store that a failure broke is left without waiting.
+        """
+        if self._session.closed:
+            return
+        self._session.check("close")
+        if self._session.inside:
+            raise UsageError(f"close was called inside {self._session.inside}; end that first")
+        failure = self._session.failure
+        if failure is not None:
+            self._leave(f"{type(failure).__name__}: {failure}")
+            return
+        with self._session.verb("close"):
+            self._engine.flush()
+            self._comm.close()
+        self._session.closed = True
+        self._engine.rule.dispose()
+
+    def _leave(self, reason: str) -> None:
+        """Close without the other ranks, telling them why."""
+        self._session.closed = True
+        self._comm.abort(reason)
+        self._engine.rule.dispose()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: builtins.type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        elif not self._session.closed:
+            # The exception counts, not what goes wrong in leaving.
+            with suppress(Exception):
+                self._leave(f"{type(error).__name__}: {error}")
+
+    def __reduce__(self) -> NoReturn:
+        self._session.refuse_pickling()

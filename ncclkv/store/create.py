@@ -1,0 +1,207 @@
+"""From a name to a store: one table."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from ncclkv import env
+from ncclkv.comm import threads
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.host import launch
+from ncclkv.comm.solo import SoloCommunicator
+from ncclkv.errors import LaunchError, NotSupported, UsageError
+from ncclkv.store.kvstore import KVStore
+from ncclkv.store.plugin import KVStoreBase
+
+DEFAULT_BUCKET_BYTES = 25 * 1024 * 1024
+
+_log = logging.getLogger("ncclkv")
+
+
+def create(
+    name: str = "local",
+    *,
+    comm: Any = None,
+    update_on: str = "every_rank",
+    root: int = 0,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    timeout: float | None = None,
+) -> Any:
+    """Create a store; collective over its ranks.
+
+    ===========================================  =================================================
+    name, in any case                            ranks and memory
+    ===========================================  =================================================
+    local, local_update_cpu,                     this process alone; host memory
+    local_allreduce_cpu
+    device, local_allreduce_device               this process alone; host memory in this version
+    dist_sync                                    all ranks; host memory
+    dist                                         all ranks; host memory in this version
+    threads                                      the ranks of `ncclkv.testing.run_ranks`
+    a class registered by KVStoreBase.register   its own
+    nccl, dist_device_sync, dist_sync_device     `LaunchError`: NCCL is not in this version
+    dist_async, dist_async_device,               `NotSupported`: collectives are synchronous
+    dist_device_async
+    ===========================================  =================================================
+
+    Parameters
+    ----------
+    name : str
+    comm : mpi4py.MPI.Intracomm or Communicator, optional
+        The ranks of a ``dist`` store; by default all of the job.  The store talks on a communicator
+        of its own over the same ranks.
+    update_on : {"every_rank", "root"}
+        Where updaters run: on every rank with the same sum, or on one rank whose values are
+        broadcast by the next pull.
+    root : int
+        That rank.
+    bucket_bytes : int
+        Keys share collectives up to so many bytes; 0: each key has its own.
+    timeout : float, optional
+        Seconds that a wait for other ranks may take; by default ``NCCLKV_TIMEOUT``, or 300.
+
+    Returns
+    -------
+    KVStore
+        Or an instance of a registered class.
+
+    Raises
+    ------
+    UsageError
+        When an argument is unknown or out of range.
+    LaunchError
+        When the job was not started as the store needs.
+    SpecMismatch
+        On every rank, when ranks ask for different stores.
+
+    Examples
+    --------
+    >>> import ncclkv
+    >>> ncclkv.create("loacl")
+    Traceback (most recent call last):
+        ...
+    ncclkv.errors.UsageError: unknown store 'loacl'; did you mean 'local'? The names are device, \
+dist, dist_async, dist_async_device, dist_device_async, dist_device_sync, dist_sync, \
+dist_sync_device, local, local_allreduce_cpu, local_allreduce_device, local_update_cpu, nccl, \
+threads
+    """
+    if not isinstance(name, str):
+        raise UsageError(f"a store's name is a str, not {name!r}")
+    lower = name.lower()
+    if lower in KVStoreBase.kv_registry:
+        return KVStoreBase.kv_registry[lower]()
+    if lower not in _STORES:
+        raise UsageError(_unknown(name))
+    _check_options(bucket_bytes, timeout)
+    ranks = _STORES[lower](lower, comm, env.timeout() if timeout is None else timeout)
+    return KVStore(lower, ranks, update_on=update_on, root=root, bucket_bytes=bucket_bytes)
+
+
+def _check_options(bucket_bytes: Any, timeout: Any) -> None:
+    """Refuse numbers that are none, or out of range."""
+    if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 0:
+        raise UsageError(
+            f"bucket_bytes={bucket_bytes!r} is not a number of bytes; give an int of 0 or more"
+        )
+    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if timeout is not None and not (number and math.isfinite(timeout) and timeout > 0):
+        raise UsageError(f"timeout={timeout!r} is not a number of seconds; give one above 0")
+
+
+def _unknown(name: str) -> str:
+    """What to say of a name that is not known."""
+    names = sorted({*_STORES, *KVStoreBase.kv_registry})
+    close = difflib.get_close_matches(name.lower(), names, 1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"unknown store {name!r}; {hint}The names are {', '.join(names)}"
+
+
+def _alone(name: str, comm: Any, timeout: float) -> Communicator:
+    """The process by itself, whatever was started beside it."""
+    _refuse_comm(name, comm)
+    started = env.launched_size() or 1
+    if started > 1 and env.launched_rank() == 0:
+        warnings.warn(
+            f"create({name!r}) in each of {started} ranks makes {started} independent stores that "
+            f"never exchange anything; create('dist') makes one of all ranks",
+            stacklevel=3,
+        )
+    return SoloCommunicator(timeout)
+
+
+def _hosts(name: str, comm: Any, timeout: float) -> Communicator:
+    """All ranks, or those of `comm`, in host memory."""
+    if comm is None:
+        return launch.world(timeout)
+    if isinstance(comm, Communicator):
+        return comm.duplicate(timeout)
+    if not hasattr(comm, "Get_size"):
+        raise UsageError(
+            f"comm={comm!r} is not a communicator; give an mpi4py one, such as "
+            f"MPI.COMM_WORLD.Split(color), or an ncclkv Communicator"
+        )
+    return launch.over(comm, timeout)
+
+
+def _best(name: str, comm: Any, timeout: float) -> Communicator:
+    """All ranks, on the best that there is; one line says which that was."""
+    ranks = _hosts(name, comm, timeout)
+    if ranks.size > 1 and ranks.rank == 0:
+        _log.warning(
+            "ncclkv: dist over %d ranks in host memory (%s); this version has no GPU stores",
+            ranks.size,
+            ranks.name,
+        )
+    return ranks
+
+
+def _threads(name: str, comm: Any, timeout: float) -> Communicator:
+    """The ranks that are threads of `testing.run_ranks`."""
+    _refuse_comm(name, comm)
+    return threads.world(timeout)
+
+
+def _nccl(name: str, comm: Any, timeout: float) -> Communicator:
+    """Say what is missing."""
+    raise LaunchError(
+        f"create({name!r}) needs GPU stores over NCCL, which this version of ncclkv does not have; "
+        f"create('dist_sync') keeps values in host memory, on any machine"
+    )
+
+
+def _asynchronous(name: str, comm: Any, timeout: float) -> Communicator:
+    """Say why not."""
+    raise NotSupported(
+        f"create({name!r}): pushes that are applied rank by rank need a server, and collectives "
+        f"are synchronous; create('dist_sync') sums over all ranks"
+    )
+
+
+def _refuse_comm(name: str, comm: Any) -> None:
+    """Refuse a communicator where none is used."""
+    if comm is not None:
+        raise UsageError(f"create({name!r}) takes no comm; create('dist_sync', comm=...) does")
+
+
+_STORES: dict[str, Callable[[str, Any, float], Communicator]] = {
+    **dict.fromkeys(
+        (
+            "local",
+            "local_update_cpu",
+            "local_allreduce_cpu",
+            "device",
+            "local_allreduce_device",
+        ),
+        _alone,
+    ),
+    "dist_sync": _hosts,
+    "dist": _best,
+    "threads": _threads,
+    **dict.fromkeys(("nccl", "dist_device_sync", "dist_sync_device"), _nccl),
+    **dict.fromkeys(("dist_async", "dist_async_device", "dist_device_async"), _asynchronous),
+}

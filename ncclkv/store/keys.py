@@ -1,0 +1,80 @@
+"""The forms in which users name keys and arrays, made one form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ncclkv.errors import KeyTypeMismatch, UsageError
+from ncclkv.table.registry import Key
+
+Pairs: TypeAlias = list[tuple[Key, list[Any]]]
+"""Keys in the order given, each with its arrays."""
+
+
+def one_key(key: Any) -> Key:
+    """An int or a str; NumPy's integers become ints."""
+    if isinstance(key, str):
+        return str(key)
+    if isinstance(key, (int, np.integer)) and not isinstance(key, (bool, np.bool_)):
+        return int(key)
+    raise KeyTypeMismatch(
+        f"key {key!r} is a {type(key).__name__}; keys are int or str"
+        + ("; decode it" if isinstance(key, bytes) else "")
+    )
+
+
+def is_list(item: Any) -> bool:
+    """Whether `item` stands for several keys or arrays."""
+    return isinstance(item, (list, tuple))
+
+
+def key_list(key: Any) -> list[Key]:
+    """One key or a list of keys as a list of keys of one kind."""
+    keys = [one_key(item) for item in key] if is_list(key) else [one_key(key)]
+    for other in keys[1:]:
+        if type(other) is not type(keys[0]):
+            raise KeyTypeMismatch(
+                f"keys {keys[0]!r} and {other!r} of one call are of two kinds; use int or str"
+            )
+    return keys
+
+
+def pairs(verb: str, key: Any, arrays: Any) -> Pairs:
+    """Pair keys with arrays.
+
+    One key takes an array, or a list of arrays.  A list of keys takes a list as long, of the same.
+    """
+    keys = key_list(key)
+    if not is_list(key):
+        return [(keys[0], _several(verb, keys[0], arrays))]
+    if not is_list(arrays):
+        raise UsageError(
+            f"{verb} of a list of {len(keys)} keys takes a list of as many arrays, "
+            f"not a {type(arrays).__name__}"
+        )
+    if len(arrays) != len(keys):
+        raise UsageError(
+            f"{verb} of {len(keys)} keys was given {len(arrays)} arrays; give one item for a key, "
+            f"an array or a list of arrays"
+        )
+    return [(name, _several(verb, name, item)) for name, item in zip(keys, arrays, strict=True)]
+
+
+def _several(verb: str, key: Key, arrays: Any) -> list[Any]:
+    """The arrays of one key as a list."""
+    if not is_list(arrays):
+        return [arrays]
+    if not arrays:
+        raise UsageError(f"{verb} of key {key!r} was given an empty list; give at least one array")
+    return list(arrays)
+
+
+def single(verb: str, found: Pairs) -> Sequence[tuple[Key, Any]]:
+    """Pairs with just one array for a key."""
+    for key, arrays in found:
+        if len(arrays) != 1:
+            raise UsageError(f"{verb} of key {key!r} takes one array, not a list of {len(arrays)}")
+    return [(key, arrays[0]) for key, arrays in found]

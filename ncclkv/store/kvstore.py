@@ -1,0 +1,283 @@
+"""The store: pushing gradients, pulling values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ncclkv.engine.group import Group
+from ncclkv.engine.state import Array
+from ncclkv.errors import UsageError
+from ncclkv.store import check
+from ncclkv.store.keys import Pairs, is_list, key_list, pairs
+from ncclkv.store.later import LaterVerbs
+from ncclkv.store.tables import TableVerbs
+from ncclkv.store.updaters import UpdateVerbs
+from ncclkv.table.registry import Key
+
+_IN_GROUP = "a group"
+
+
+class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
+    """Values by key, the same on all ranks; made by `ncclkv.create`.
+
+    All ranks make the same calls in the same order, except where a verb is marked local.  A store
+    belongs to the thread that created it.
+    """
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Reduce values over all ranks and fold them into the store; collective.
+
+        Parameters
+        ----------
+        key : int or str, or list of them
+            A key repeated in a list is one group, as if its arrays had been given in one list.
+        value : array, or list of arrays; for a list of keys a list of such
+            Of the key's shape and dtype.  Several arrays of a key are combined here first, by its
+            op, ``avg`` adding.  The caller may change them as soon as push returns.
+        priority : int
+            Among the buckets that one call or group launches, higher ones go first.
+
+        Raises
+        ------
+        KeyNotInitialized, ShapeMismatch, DTypeMismatch, UsageError
+            Before anything is copied or sent.
+
+        Notes
+        -----
+        Without an updater the reduction replaces the value.  16-bit floats are combined in float32,
+        and rounded once on a rank and once over ranks.
+
+        Examples
+        --------
+        One array, several, and a list of keys:
+
+        >>> import numpy as np, ncclkv
+        >>> kv = ncclkv.create("local")
+        >>> kv.init(3, np.zeros(2))
+        >>> kv.push(3, np.full(2, 8.0))
+        >>> kv.pull(3)
+        array([8., 8.])
+        >>> kv.push(3, [np.ones(2), np.ones(2), np.ones(2)])
+        >>> kv.pull(3)
+        array([3., 3.])
+        >>> kv.init([5, 7], [np.zeros(1), np.zeros(1)])
+        >>> kv.push([5, 7], [np.ones(1), [np.ones(1), np.ones(1)]])
+        >>> kv.pull([5, 7])
+        [array([1.]), array([2.])]
+        >>> kv.close()
+        """
+        with self._session.verb("push", allowed_inside=_IN_GROUP):
+            _check_priority("push", priority)
+            self._push(self._values("push", pairs("push", key, value)), priority)
+
+    def pull(
+        self,
+        key: Any,
+        out: Any = None,
+        priority: int = 0,
+        ignore_sparse: bool = True,
+        *,
+        local: bool = False,
+    ) -> Any:
+        """Copy values out of the store; collective, unless `local`.
+
+        Parameters
+        ----------
+        key : int or str, or list of them
+        out : array, or list of arrays; for a list of keys a list of such; optional
+            Written in any layout, with a cast to its dtype.  The same array may stand for several
+            keys: it ends with the value of the last, ints ascending, strings as initialised.
+        priority : int
+            As for `push`; it orders what this call must flush.
+        ignore_sparse : bool
+            MXNet's; values are dense here, so it has no effect.
+        local : bool
+            Take the value as of the last flush, without other ranks taking part.
+
+        Returns
+        -------
+        ndarray, or list of them, or None
+            New arrays when `out` is not given.
+
+        Raises
+        ------
+        KeyNotInitialized, ShapeMismatch, DTypeMismatch, UsageError
+            Before anything is written: also when an `out` is read-only or overlaps another.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> with ncclkv.create("local") as kv:
+        ...     kv.init("w", np.full((2, 2), 1.5))
+        ...     whole = np.zeros((2, 2), np.int32)
+        ...     kv.pull("w", out=whole)
+        ...     print(whole)
+        [[1 1]
+         [1 1]]
+        """
+        with self._session.verb("pull", allowed_inside=_IN_GROUP):
+            _check_priority("pull", priority)
+            if out is None:
+                return self._pull_new(key, local)
+            reads = check.outs("pull", pairs("pull", key, out), self._engine.registry)
+            if local:
+                self._read(reads)
+            else:
+                self._pull(reads)
+            return None
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Push all keys, then pull all keys; collective.
+
+        Parameters
+        ----------
+        key, value, priority
+            As for `push`.
+        out : optional
+            As for `pull`; by default the results are written back into `value`.
+        """
+        with self._session.verb("pushpull", allowed_inside=_IN_GROUP):
+            _check_priority("pushpull", priority)
+            values = self._values("pushpull", pairs("pushpull", key, value))
+            targets = pairs("pushpull", key, value if out is None else out)
+            reads = check.outs("pushpull", targets, self._engine.registry)
+            self._push(values, priority)
+            self._pull(reads)
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Give rank 0's value to all ranks: `init`, or `reset` of a known key, then pull.
+
+        Parameters
+        ----------
+        key : int or str, or list of them
+            All new, or all known.
+        value : array, or list of arrays
+            As for `init`.
+        out : array, or list of arrays; for a list of keys a list of such
+            As for `pull`.
+        priority : int
+            As for `pull`.
+        """
+        with self._session.verb("broadcast"):
+            _check_priority("broadcast", priority)
+            if out is None:
+                raise UsageError("broadcast needs out, the arrays to write; init needs none")
+            known = [name in self._engine.registry for name in key_list(key)]
+        if known and all(known):
+            self.reset(key, value)
+        else:
+            self.init(key, value)
+        self.pull(key, out, priority)
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """Make one list of the pushes, and one of the pulls, inside a ``with`` block; collective.
+
+        All pushes are flushed together at the end of the block, and pulls are written then.  Only
+        push, pull with `out`, pushpull and local verbs may be called inside.  An exception that
+        leaves the block drops what was pushed inside.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> with ncclkv.create("local") as kv:
+        ...     kv.init([1, 2], [np.zeros(2), np.zeros(2)])
+        ...     weights = {1: np.zeros(2), 2: np.zeros(2)}
+        ...     with kv.group():
+        ...         for key in (1, 2):
+        ...             kv.push(key, np.full(2, float(key)), priority=-key)
+        ...             kv.pull(key, out=weights[key])
+        ...     print(weights)
+        {1: array([1., 1.]), 2: array([2., 2.])}
+        """
+        with self._session.verb("group"):
+            group = self._group = Group(self._engine)
+            self._session.inside = _IN_GROUP
+        try:
+            yield
+        except BaseException:
+            group.cancel()
+            raise
+        finally:
+            self._group = None
+            self._session.inside = ""
+        with self._session.verb("group"):
+            self._pull(group.finish())
+
+    def wait(self, key: Any = None) -> None:
+        """Flush what was pushed, of some keys or of all, and wait until it is done; collective.
+
+        Parameters
+        ----------
+        key : int or str, or list of them, optional
+        """
+        with self._session.verb("wait"):
+            keys = None if key is None else key_list(key)
+            for name in keys or ():
+                self._engine.registry[name]
+            self._engine.flush(keys)
+
+    def barrier(self) -> None:
+        """Flush what was pushed, and wait until every rank has come here; collective."""
+        with self._session.verb("barrier"):
+            self._engine.flush()
+            self._comm.control.barrier("kv.barrier")
+
+    _barrier = barrier
+
+    def _values(self, verb: str, found: Pairs) -> dict[Key, list[Array]]:
+        """What to push of each key, which the updater can take."""
+        registry, rule = self._engine.registry, self._engine.rule
+        values = check.values(verb, found, registry)
+        for key in values:
+            rule.check(registry[key])
+        return values
+
+    def _push(self, values: Mapping[Key, Sequence[Array]], priority: int) -> None:
+        """Push arrays that have been checked."""
+        if self._group is not None:
+            self._group.push(values, priority)
+            return
+        self._engine.make_room(values.keys())
+        self._engine.stage(values)
+        self._engine.commit(dict.fromkeys(values, priority))
+
+    def _pull(self, reads: Sequence[tuple[Key, Array]]) -> None:
+        """Flush what concerns some keys, and copy them out."""
+        if self._group is not None:
+            self._group.pull(reads)
+            return
+        keys = [key for key, _ in reads]
+        self._engine.flush(keys)
+        self._engine.publish(keys)
+        self._read(reads)
+
+    def _read(self, reads: Sequence[tuple[Key, Array]]) -> None:
+        """Copy values as they are."""
+        for key, out in reads:
+            self._engine.read(key, out)
+
+    def _pull_new(self, key: Any, local: bool) -> Any:
+        """Pull into new arrays."""
+        if self._group is not None and not local:
+            raise UsageError(
+                "pull inside a group needs out: the value is there only at the group's end"
+            )
+        specs = [self._engine.registry[name] for name in key_list(key)]
+        reads = [(spec.key, np.empty(spec.shape, spec.dtype)) for spec in specs]
+        if local:
+            self._read(reads)
+        else:
+            self._pull(reads)
+        arrays = [array for _, array in reads]
+        return arrays if is_list(key) else arrays[0]
+
+
+def _check_priority(verb: str, priority: Any) -> None:
+    """Refuse a priority that is not a whole number."""
+    if isinstance(priority, bool) or not isinstance(priority, (int, np.integer)):
+        raise UsageError(f"{verb}: priority={priority!r} is not an int; higher ones go first")

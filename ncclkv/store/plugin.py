@@ -1,0 +1,113 @@
+"""Stores of other makers: the interface that they share, and the names they are known by."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, ClassVar, TypeVar
+
+from ncclkv.errors import NotSupported, UsageError
+
+Registered = TypeVar("Registered", bound=type)
+
+
+class KVStoreBase:
+    """What a store made elsewhere may implement, to be had from ``ncclkv.create``.
+
+    The verbs are MXNet's ``KVStoreBase``.  One that a store does not override raises
+    `NotSupported`, which is a `NotImplementedError`.
+
+    Examples
+    --------
+    >>> import ncclkv
+    >>> @ncclkv.KVStoreBase.register
+    ... class Alone(ncclkv.KVStoreBase):
+    ...     type, rank, num_workers = "alone", 0, 1
+    ...     @staticmethod
+    ...     def is_capable(capability):
+    ...         return False
+    >>> ncclkv.create("alone").rank
+    0
+    """
+
+    OPTIMIZER: ClassVar[str] = "optimizer"
+    """The capability of running an optimizer on the store, for `is_capable`."""
+
+    kv_registry: ClassVar[dict[str, type]] = {}
+
+    @staticmethod
+    def register(cls: Registered) -> Registered:
+        """Make ``create`` know a class by its name in lower case; usable as a decorator.
+
+        Parameters
+        ----------
+        cls : type
+            Called without arguments by ``create``.
+
+        Returns
+        -------
+        type
+            The class itself.
+
+        Raises
+        ------
+        UsageError
+            When `cls` is not a class.
+        """
+        if not isinstance(cls, type):
+            raise UsageError(
+                f"register takes a class, not {type(cls).__name__}; write @KVStoreBase.register "
+                f"above a class statement"
+            )
+        name = cls.__name__.lower()
+        if name in KVStoreBase.kv_registry:
+            old = KVStoreBase.kv_registry[name]
+            warnings.warn(
+                f"new store {cls.__module__}.{cls.__qualname__} replaces "
+                f"{old.__module__}.{old.__qualname__} under the name {name!r}",
+                stacklevel=2,
+            )
+        KVStoreBase.kv_registry[name] = cls
+        return cls
+
+    def _missing(self, verb: str) -> NotSupported:
+        return NotSupported(f"{type(self).__name__} does not offer {verb}")
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Give rank 0's value to all."""
+        raise self._missing("broadcast")
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Sum over all ranks."""
+        raise self._missing("pushpull")
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Run an optimizer on the store."""
+        raise self._missing("set_optimizer")
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Whether the store can do what `capability` names."""
+        raise NotSupported("this store does not offer is_capable")
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Write what the optimizer remembers."""
+        raise self._missing("save_optimizer_states")
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Read it back."""
+        raise self._missing("load_optimizer_states")
+
+    @property
+    def type(self) -> str:
+        """The store's name."""
+        raise self._missing("type")
+
+    @property
+    def rank(self) -> int:
+        """The number of this worker."""
+        raise self._missing("rank")
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        raise self._missing("num_workers")

@@ -1,0 +1,68 @@
+"""Who may call a store, and when: one thread, one process, until it is closed or broken."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from ncclkv.errors import CommError, ContractError, UsageError
+
+
+class Session:
+    """The state that every verb looks at first.
+
+    Attributes
+    ----------
+    closed : bool
+    failure : ContractError or CommError or None
+        What broke the store; every later call raises it again.
+    inside : str
+        What the store is in the middle of, in words: a group, an updater; else empty.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.closed = False
+        self.failure: ContractError | CommError | None = None
+        self.inside = ""
+        self._name = name
+        self._thread = threading.get_ident()
+        self._process = os.getpid()
+
+    @contextmanager
+    def verb(self, name: str, *, allowed_inside: str = "") -> Iterator[None]:
+        """Let a verb run, if it may, and note what breaks the store."""
+        self.check(name)
+        if self.inside and self.inside != allowed_inside:
+            raise UsageError(f"{name} was called inside {self.inside}; call it after its end")
+        if self.failure is not None:
+            raise type(self.failure)(*self.failure.args)
+        try:
+            yield
+        except (ContractError, CommError) as error:
+            self.failure = error
+            raise
+
+    def check(self, name: str) -> None:
+        """Refuse a call on a closed store, and one from another thread or process."""
+        if self.closed:
+            raise UsageError(f"{name}: the store {self._name!r} is closed; create a new one")
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"{name}: the store {self._name!r} was created in process {self._process}, and "
+                f"this is its fork {os.getpid()}; create stores after forking"
+            )
+        if threading.get_ident() != self._thread:
+            raise UsageError(
+                f"{name} was called from thread {threading.current_thread().name!r}, which did not "
+                f"create the store {self._name!r}; a store belongs to one thread: create another"
+            )
+
+    def refuse_pickling(self) -> NoReturn:
+        """A store is memory and connections of this process; neither can travel."""
+        raise UsageError(
+            f"the store {self._name!r} cannot be pickled or copied: its connections to other ranks "
+            f"belong to this process; create a store in each process instead"
+        )

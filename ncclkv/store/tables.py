@@ -1,0 +1,166 @@
+"""Verbs on keys: giving them their first or a new value, and looking at their memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ncclkv.arrays import as_value
+from ncclkv.arrays.dtypes import check_dtype
+from ncclkv.comm.buffers import check_op
+from ncclkv.engine.state import Array
+from ncclkv.errors import UsageError
+from ncclkv.store import check
+from ncclkv.store.agreement import from_rank_0, propose
+from ncclkv.store.core import Core
+from ncclkv.store.keys import one_key, pairs, single
+from ncclkv.table.registry import Key, KeySpec
+
+_OPS = ("sum", "avg", "max", "min")
+
+
+class TableVerbs(Core):
+    """``init``, ``reset``, ``value`` and ``grad_view``."""
+
+    def init(self, key: Any, value: Any, *, op: str = "sum") -> None:
+        """Give keys their first value, rank 0's on every rank; collective.
+
+        Parameters
+        ----------
+        key : int or str, or list of them
+            Of one kind throughout a store.
+        value : array, or list of arrays
+            One for a key: any shape, of a boolean, integer, floating or complex dtype.  It is
+            copied.  Other ranks than 0 give it for its shape and dtype.
+        op : {"sum", "avg", "max", "min"}
+            How pushes are reduced over ranks.  A sum of bool is a logical or; ``avg`` divides the
+            sum over ranks by their number, integers toward zero.
+
+        Raises
+        ------
+        KeyAlreadyInitialized
+            When a key has a value: see `reset`.
+        SpecMismatch
+            On every rank, when they disagree on names, shapes, dtypes or op.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> with ncclkv.create("local") as kv:
+        ...     kv.init(3, np.full((2, 3), 2.0))
+        ...     kv.init(["w", "b"], [np.ones(2), np.zeros(1)])
+        Traceback (most recent call last):
+            ...
+        ncclkv.errors.KeyTypeMismatch: key 'w' is a str, but the keys of this store are ints, \
+such as 3; use one kind
+        """
+        with self._session.verb("init"):
+            (specs, values), notes = propose(
+                self._comm,
+                "init",
+                lambda: self._first_values(key, value, op),
+                note=self._engine.sealed,
+            )
+            if any(notes):
+                # A rank sealed the layout locally: the places of later keys depend on it.
+                self._engine.seal()
+            self._engine.add(specs, from_rank_0(self._comm, values))
+
+    def _first_values(
+        self, key: Any, value: Any, op: str
+    ) -> tuple[tuple[list[KeySpec], list[Array]], list[str]]:
+        """The specs and values of new keys, and the specs in words."""
+        found = single("init", pairs("init", key, value))
+        if op not in _OPS:
+            raise UsageError(f"init: unknown op {op!r}; the ops are {', '.join(_OPS)}")
+        registry = self._engine.registry
+        registry.check_new(name for name, _ in found)
+        specs, values = [], []
+        for index, (name, given) in enumerate(found, start=len(registry)):
+            view = as_value(given, f"init of key {name!r}")
+            dtype = check_dtype(view.dtype, f"init of key {name!r}")
+            check_op(op, dtype)
+            specs.append(KeySpec(name, index, view.shape, dtype, op))
+            values.append(view.astype(dtype, copy=False))
+        return (specs, values), [str(spec) for spec in specs]
+
+    def reset(self, key: Any, value: Any) -> None:
+        """Replace values by rank 0's, and forget what an optimizer remembers of them; collective.
+
+        Parameters
+        ----------
+        key : int or str, or list of them
+        value : array, or list of arrays
+            One for a key, of its shape and dtype.
+
+        Raises
+        ------
+        KeyNotInitialized, ShapeMismatch, DTypeMismatch
+            Before anything changes.
+        """
+        with self._session.verb("reset"):
+            self._replace("reset", key, value)
+
+    def _replace(self, verb: str, key: Any, value: Any) -> None:
+        """Make rank 0's values every rank's."""
+        values, _ = propose(self._comm, verb, lambda: self._new_values(verb, key, value))
+        for name, new in zip(values, from_rank_0(self._comm, [*values.values()]), strict=True):
+            self._engine.replace(name, new)
+
+    def _new_values(self, verb: str, key: Any, value: Any) -> tuple[dict[Key, Array], list[str]]:
+        """The values of known keys, and the keys in words."""
+        values: dict[Key, Array] = {}
+        for name, given in single(verb, pairs(verb, key, value)):
+            if name in values:
+                raise UsageError(f"{verb}: key {name!r} is twice in the list; name it once")
+            values[name] = check.value(verb, self._engine.registry[name], given)
+        return values, [repr(name) for name in values]
+
+    def value(self, key: Key) -> Array:
+        """A key's value as of the last flush of its bucket, without a copy; local.
+
+        Parameters
+        ----------
+        key : int or str
+
+        Returns
+        -------
+        ndarray
+            Read-only, of the key's shape; valid until this rank's next push into the same bucket.
+            With ``update_on="root"`` other ranks see what they last pulled.
+        """
+        with self._session.verb("value", allowed_inside="a group"):
+            name = one_key(key)
+            self._engine.slot(name)
+            return self._engine.current(name)
+
+    def grad_view(self, key: Key) -> Array:
+        """A key's gradient in its bucket: what is pushed from there is not copied; local.
+
+        Parameters
+        ----------
+        key : int or str
+
+        Returns
+        -------
+        ndarray
+            Writable, of the key's shape.  From a push of it until the key's next pull, wait or
+            flush it is the store's.
+
+        Raises
+        ------
+        UsageError
+            When the key has been pushed and not flushed.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> with ncclkv.create("local") as kv:
+        ...     kv.init("w", np.zeros(3))
+        ...     gradient = kv.grad_view("w")
+        ...     gradient[:] = 2
+        ...     kv.push("w", gradient)
+        ...     kv.pull("w")
+        array([2., 2., 2.])
+        """
+        with self._session.verb("grad_view", allowed_inside="a group"):
+            return self._engine.gradient(one_key(key))

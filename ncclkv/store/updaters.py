@@ -1,0 +1,140 @@
+"""Verbs that say what becomes of a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ncclkv.engine.state import Array
+from ncclkv.engine.update import FunctionRule, FusedRule, Rule
+from ncclkv.errors import UsageError
+from ncclkv.optimizer.base import Optimizer
+from ncclkv.optimizer.fused import FusedUpdater
+from ncclkv.store.agreement import propose
+from ncclkv.store.core import Core
+from ncclkv.table.registry import Key
+
+
+class UpdateVerbs(Core):
+    """``set_updater`` and ``set_optimizer``."""
+
+    def set_updater(self, updater: Any) -> None:
+        """Fold sums into values by a function of the user's; collective.
+
+        Parameters
+        ----------
+        updater : callable, or object with ``update`` and perhaps ``dispose``
+            ``updater(key, input, stored)`` changes `stored` in place; its result is ignored.  `key`
+            is as the user gave it, `input` the sum over all ranks, both arrays are NumPy arrays of
+            the key's shape.  It is called before ``push`` returns, once for each key pushed: ints
+            ascending, strings in the order of their initialisation.  What it raises leaves
+            ``push``.  ``dispose()`` is called when the updater is replaced or the store closed.
+
+        Raises
+        ------
+        UsageError
+            When `updater` cannot be called so.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> def update(key, input, stored):
+        ...     stored += 2 * input
+        >>> with ncclkv.create("local") as kv:
+        ...     kv.init(3, np.zeros(2))
+        ...     kv.set_updater(update)
+        ...     kv.push(3, np.ones(2))
+        ...     kv.pull(3)
+        array([2., 2.])
+        """
+        with self._session.verb("set_updater"):
+            rule, _ = propose(
+                self._comm, "set_updater", lambda: (self._function_rule(updater), ["an updater"])
+            )
+            self._install(rule)
+
+    _set_updater = set_updater
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Run an optimizer on the store; pushes are gradients then, and pulls weights; collective.
+
+        Parameters
+        ----------
+        optimizer : Optimizer
+            Such as ``ncclkv.optimizer.SGD(learning_rate=0.1, momentum=0.9)``, alike on all ranks.
+            Changes of its learning rate and other attributes take effect at the next push.  Setting
+            the same object again keeps its state; another one starts anew.
+
+        Raises
+        ------
+        UsageError
+            When `optimizer` is not an `Optimizer`.
+        SpecMismatch
+            On every rank, when ranks set different ones.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> with ncclkv.create("local") as kv:
+        ...     kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=0.5))
+        ...     kv.init("w", np.ones(2))
+        ...     kv.push("w", np.ones(2))
+        ...     kv.pull("w")
+        array([0.5, 0.5])
+        """
+        with self._session.verb("set_optimizer"):
+            propose(self._comm, "set_optimizer", lambda: (None, _config(optimizer)))
+            current = self._engine.rule
+            if not (isinstance(current, FusedRule) and current.updater.optimizer is optimizer):
+                updater = FusedUpdater(optimizer, self._kernels)
+                self._install(FusedRule(updater, type(optimizer).__name__))
+
+    def _install(self, rule: Rule) -> None:
+        """Apply what was pushed under the old rule, then change it."""
+        self._engine.flush()
+        self._engine.rule.dispose()
+        self._engine.rule = rule
+
+    def _function_rule(self, updater: Any) -> FunctionRule:
+        """The rule of a function or an object with ``update``."""
+        if isinstance(updater, Optimizer):
+            raise UsageError(
+                f"set_updater takes a function, and {updater!r} is an optimizer; call set_optimizer"
+            )
+        update = updater if callable(updater) else getattr(updater, "update", None)
+        if isinstance(updater, type) or not callable(update):
+            raise UsageError(
+                f"set_updater takes a function of (key, input, stored), or an object with such an "
+                f"update method, not {updater!r}; a store without an updater is a new one"
+            )
+        dispose = getattr(updater, "dispose", None)
+        return FunctionRule(
+            self._guarded(update),
+            dispose if callable(dispose) else lambda: None,
+            self.rank,
+            getattr(updater, "__name__", type(updater).__name__),
+        )
+
+    def _guarded(
+        self, update: Callable[[Key, Array, Array], object]
+    ) -> Callable[[Key, Array, Array], object]:
+        """The updater, inside which the store's verbs are refused."""
+
+        def call(key: Key, total: Array, stored: Array) -> object:
+            outer, self._session.inside = self._session.inside, "an updater"
+            try:
+                return update(key, total, stored)
+            finally:
+                self._session.inside = outer
+
+        return call
+
+
+def _config(optimizer: Any) -> list[str]:
+    """What ranks must have alike of an optimizer."""
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError(
+            f"set_optimizer takes an Optimizer, not a {type(optimizer).__name__}; make one by "
+            f"ncclkv.optimizer.create('sgd', learning_rate=0.1)"
+        )
+    return [f"{name}={value}" for name, value in optimizer.config().items()]

@@ -1,0 +1,118 @@
+"""Where keys lie: flat buckets of one dtype and op each, in registry order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ncclkv.table.registry import Key, KeySpec
+
+ALIGNMENT = 256
+"""Bytes between the beginnings of keys are a multiple of this."""
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key's place in its bucket: elements ``[lo, hi)``."""
+
+    spec: KeySpec
+    lo: int
+
+    @property
+    def key(self) -> Key:
+        return self.spec.key
+
+    @property
+    def hi(self) -> int:
+        return self.lo + self.spec.size
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A flat array that several keys share.
+
+    Attributes
+    ----------
+    index : int
+        Its number in the store, from 0.
+    dtype : numpy.dtype
+    op : str
+        The op of all its keys.
+    entries : tuple of Entry
+        In registry order, which is also the order in the array.
+    """
+
+    index: int
+    dtype: np.dtype[Any]
+    op: str
+    entries: tuple[Entry, ...]
+
+    @cached_property
+    def count(self) -> int:
+        """Elements, padding included."""
+        return _aligned(self.entries[-1].hi, self.dtype.itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its gradients, and again of its weights."""
+        return self.count * self.dtype.itemsize
+
+    def runs(self, keys: Collection[Key]) -> list[Range]:
+        """The longest ranges that hold `keys` and no other key."""
+        runs: list[Range] = []
+        start: int | None = None
+        end = 0
+        for entry in self.entries:
+            if entry.key in keys:
+                # Padding between two neighbours is reduced with them: it is zero on all ranks.
+                start = entry.lo if start is None else start
+                end = entry.hi
+            elif start is not None:
+                runs.append((start, end))
+                start = None
+        if start is not None:
+            runs.append((start, end))
+        return [(lo, hi) for lo, hi in runs if lo < hi]
+
+
+def place(specs: Iterable[KeySpec], bucket_bytes: int, first: int = 0) -> list[Bucket]:
+    """Lay keys out in new buckets.
+
+    Parameters
+    ----------
+    specs : iterable of KeySpec
+        In registry order.
+    bucket_bytes : int
+        Bytes that keys share a bucket up to; a larger key has its own, and with 0 every key has.
+    first : int
+        The index of the first new bucket.
+    """
+    buckets: list[list[Entry]] = []
+    open_buckets: dict[tuple[np.dtype[Any], str], list[Entry]] = {}
+    for spec in specs:
+        kind = (spec.dtype, spec.op)
+        entries = open_buckets.get(kind)
+        lo = _aligned(entries[-1].hi, spec.dtype.itemsize) if entries else 0
+        if spec.nbytes > bucket_bytes or bucket_bytes == 0:
+            buckets.append([Entry(spec, 0)])
+        elif entries and lo * spec.dtype.itemsize + spec.nbytes <= bucket_bytes:
+            entries.append(Entry(spec, lo))
+        else:
+            open_buckets[kind] = [Entry(spec, 0)]
+            buckets.append(open_buckets[kind])
+    return [
+        Bucket(first + number, entries[0].spec.dtype, entries[0].spec.op, tuple(entries))
+        for number, entries in enumerate(buckets)
+    ]
+
+
+def _aligned(elements: int, itemsize: int) -> int:
+    """The next multiple of `ALIGNMENT` bytes, in elements."""
+    step = ALIGNMENT // itemsize
+    return -(-elements // step) * step

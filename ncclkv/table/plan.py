@@ -1,0 +1,57 @@
+"""What a flush will launch, and in which order: from the table and the calls alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ncclkv.table.bucket import Bucket, Range
+from ncclkv.table.registry import Key
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One collective: a range of a bucket, and the keys it is for."""
+
+    bucket: Bucket
+    span: Range
+    label: str
+
+
+def launches(bucket: Bucket, keys: Iterable[Key]) -> list[Launch]:
+    """The collectives that reduce `keys` of a bucket and touch no other key."""
+    pushed = set(keys)
+    if len(pushed) == len(bucket.entries):
+        spans = [(0, bucket.count)] if bucket.count else []
+    else:
+        spans = bucket.runs(pushed)
+    return [Launch(bucket, span, _label(bucket, span)) for span in spans]
+
+
+def launch_order(priorities: Mapping[int, int]) -> list[int]:
+    """Bucket indices by priority, the highest first; ties in registry order."""
+    return sorted(priorities, key=lambda index: (-priorities[index], index))
+
+
+def _label(bucket: Bucket, span: Range) -> str:
+    """The keys of a range, for messages."""
+    keys = [entry.key for entry in bucket.entries if span[0] <= entry.lo and entry.hi <= span[1]]
+    if len(keys) == 1:
+        return f"key {keys[0]!r}"
+    return f"keys {keys[0]!r} to {keys[-1]!r} of bucket {bucket.index}"
+
+
+def explain(buckets: Iterable[Bucket], waiting: Iterable[Key], owner: str) -> str:
+    """The layout as a table, a line a bucket, in the order of launching."""
+    lines = ["bucket  dtype       op      bytes  keys  owner       holds"]
+    for bucket in buckets:
+        keys = [repr(entry.key) for entry in bucket.entries]
+        holds = keys[0] if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
+        lines.append(
+            f"{bucket.index:6}  {bucket.dtype!s:10}  {bucket.op:3}  {bucket.nbytes:8}  "
+            f"{len(keys):4}  {owner:10}  {holds}"
+        )
+    unplaced = [repr(key) for key in waiting]
+    if unplaced:
+        lines.append(f"not placed until the first push, grad_view or value: {', '.join(unplaced)}")
+    return "\n".join(lines)

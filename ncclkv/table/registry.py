@@ -1,0 +1,117 @@
+"""The keys of a store, in the order in which they were initialised."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ncclkv.errors import KeyAlreadyInitialized, KeyNotInitialized, KeyTypeMismatch
+
+Key = int | str
+
+_KIND = {int: ("an int", "ints"), str: ("a str", "strs")}
+
+
+@dataclass(frozen=True)
+class KeySpec:
+    """What all ranks know of a key.
+
+    Attributes
+    ----------
+    key : int or str
+        As the user gave it.
+    index : int
+        Its place in the order of initialisation, from 0.
+    shape : tuple of int
+    dtype : numpy.dtype
+    op : str
+        How pushes are reduced over ranks: sum, avg, max or min.
+    """
+
+    key: Key
+    index: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    op: str = "sum"
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its value."""
+        return self.size * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"key {self.key!r}: {self.dtype} {self.shape} {self.op}"
+
+
+class Registry:
+    """Keys by name and in order; all of one kind, int or str.
+
+    A call that raises leaves it as it was.
+    """
+
+    def __init__(self) -> None:
+        self._specs: dict[Key, KeySpec] = {}
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._specs
+
+    def __iter__(self) -> Iterator[KeySpec]:
+        return iter(self._specs.values())
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def __getitem__(self, key: Key) -> KeySpec:
+        spec = self._specs.get(key)
+        if spec is not None:
+            return spec
+        self.check_kind([key])
+        close = difflib.get_close_matches(str(key), [str(known) for known in self._specs], 1)
+        hint = f"; did you mean {close[0]!r}?" if isinstance(key, str) and close else ""
+        raise KeyNotInitialized(f"key {key!r} has no value yet: call init({key!r}, value){hint}")
+
+    def check_kind(self, keys: Iterable[Key]) -> None:
+        """Refuse keys of another kind than the store's."""
+        known = next(iter(self._specs), None)
+        for key in keys:
+            if known is not None and type(key) is not type(known):
+                raise KeyTypeMismatch(
+                    f"key {key!r} is {_KIND[type(key)][0]}, but the keys of this store are "
+                    f"{_KIND[type(known)][1]}, such as {known!r}; use one kind"
+                )
+
+    def check_new(self, keys: Iterable[Key]) -> None:
+        """Refuse keys that are there already, or twice in `keys`."""
+        keys = list(keys)
+        self.check_kind(keys)
+        seen: set[Key] = set()
+        for key in keys:
+            if key in self._specs:
+                raise KeyAlreadyInitialized(
+                    f"key {key!r} has a value already; reset({key!r}, value) replaces it"
+                )
+            if key in seen:
+                raise KeyAlreadyInitialized(f"key {key!r} is twice in the list; name it once")
+            seen.add(key)
+
+    def add(self, specs: Iterable[KeySpec]) -> None:
+        """Append new keys."""
+        for spec in specs:
+            self._specs[spec.key] = spec
+
+    def update_order(self, keys: Iterable[Key]) -> list[Key]:
+        """The order in which updaters see `keys`: ints ascending, strings as initialised.
+
+        It is MXNet's, which numbers strings as they are initialised and sorts by number.
+        """
+        return sorted(keys, key=lambda key: key if isinstance(key, int) else self[key].index)

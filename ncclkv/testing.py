@@ -1,0 +1,86 @@
+"""Several ranks in one process, for tests and for trying things without a launcher."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ncclkv.comm import threads
+from ncclkv.errors import CommError, UsageError, annotate
+
+Result = TypeVar("Result")
+
+
+def run_ranks(
+    size: int, body: Callable[..., Result], *args: Any, timeout: float = 60.0
+) -> list[Result]:
+    """Run a function on several threads, each a rank of its own.
+
+    Parameters
+    ----------
+    size : int
+        How many ranks.
+    body : callable
+        ``body(*args)``; inside it ``ncclkv.create("threads")`` is a store over all of them.
+    *args
+        What every rank is given.
+    timeout : float
+        Seconds that a rank waits for another, where a store does not say otherwise.
+
+    Returns
+    -------
+    list
+        What `body` returned on each rank, in rank order.
+
+    Raises
+    ------
+    Exception
+        What a rank raised, with the rank in its text; of several, what came before others missed
+        that rank.
+
+    Examples
+    --------
+    >>> import numpy as np, ncclkv
+    >>> def body():
+    ...     with ncclkv.create("threads") as kv:
+    ...         kv.init("w", np.zeros(2))
+    ...         kv.push("w", np.full(2, kv.rank + 1.0))
+    ...         return kv.pull("w")
+    >>> ncclkv.testing.run_ranks(3, body)
+    [array([6., 6.]), array([6., 6.]), array([6., 6.])]
+    """
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise UsageError(f"run_ranks: size={size!r} is not a number of ranks; give an int above 0")
+    results: dict[int, Result] = {}
+    errors: dict[int, BaseException] = {}
+
+    def rank_body(rank: int, communicator: Any) -> None:
+        threads.become(communicator)
+        try:
+            results[rank] = body(*args)
+        except BaseException as error:
+            errors[rank] = error
+            communicator.abort(f"{type(error).__name__}: {error}")
+        finally:
+            threads.become(None)
+
+    workers = [
+        threading.Thread(target=rank_body, args=(rank, communicator), name=f"rank {rank}")
+        for rank, communicator in enumerate(threads.communicators(size, timeout))
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if errors:
+        raise _first(errors, size)
+    return [results[rank] for rank in range(size)]
+
+
+def _first(errors: dict[int, BaseException], size: int) -> BaseException:
+    """The error that others followed from, with its rank."""
+    causes = {rank: error for rank, error in errors.items() if not isinstance(error, CommError)}
+    rank, error = min((causes or errors).items())
+    annotate(error, f"on rank {rank} of {size}")
+    return error
