@@ -61,12 +61,12 @@ def _announce(kind: type[BaseException], error: BaseException | None) -> None:
     lines = str(error).splitlines()
     reason = kind.__name__ + (f": {lines[0]}" if lines else "")
     sys.stdout.flush()
-    print(
+    # In one write, so that two ranks' lines cannot run into each other.
+    sys.stderr.write(
         f"ncclkv: {who} on {socket.gethostname()} (pid {os.getpid()}) failed, "
-        f"ending the job: {reason}",
-        file=sys.stderr,
-        flush=True,
+        f"ending the job: {reason}\n"
     )
+    sys.stderr.flush()
 
 
 def _end_job() -> None:

@@ -57,6 +57,6 @@ def _view(x: Any, what: str) -> NDArray[Any]:
     except (TypeError, RuntimeError) as error:
         raise NotSupported(
             f"{what}: torch gives no view of this {type(x).__name__} of {x.dtype} ({error}); "
-            "pass a dense tensor of a dtype that NumPy has"
+            "pass a plain tensor of a dtype that NumPy has"
         ) from error
     return array if bits is None else array.view(bits)

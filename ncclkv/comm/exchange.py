@@ -15,12 +15,16 @@ from ncclkv.comm.buffers import allocate, check_op
 from ncclkv.comm.schedule import Lane
 from ncclkv.comm.transport import Transport
 from ncclkv.comm.work import Flight, Steps, StepWork
+from ncclkv.errors import RankLost
 from ncclkv.kernels.host import HostKernels
 
 # Tags go round: two collectives that are this many launches apart are never both in flight.  The
 # smallest largest tag that MPI allows is 32767.
 _TAGS = 8192
 _FIRST_TAG = 16
+
+
+_abandoned: list[Flight] = []
 
 
 class _Scratch:
@@ -89,9 +93,9 @@ class ExchangeCommunicator(Communicator):
         self.name = transport.name
         self.timeout = timeout
         self._transport = transport
-        flight = Flight(transport, timeout)
-        self._lanes = _Lanes(transport, flight, offset=0)
-        self.control = ExchangeControl(transport, flight)
+        self._flight = Flight(transport, timeout)
+        self._lanes = _Lanes(transport, self._flight, offset=0)
+        self.control = ExchangeControl(transport, self._flight)
         self._closed = False
 
     def allocate(self, nbytes: int) -> Buffer:
@@ -153,11 +157,18 @@ class ExchangeCommunicator(Communicator):
     def abort(self, reason: str) -> None:
         if not self._closed:
             self._closed = True
+            # Messages that were started may still be written to, whenever a peer answers them.
+            _abandoned.append(self._flight)
             self._transport.leave(reason)
 
     def close(self) -> None:
         if self._closed:
             return
-        self._closed = True
-        self.control.barrier("close")
-        self._transport.close()
+        try:
+            self.control.barrier("close")
+        except RankLost as lost:
+            # Whoever has left will not ask for anything any more, and close moves no data.
+            self.abort(str(lost))
+        else:
+            self._closed = True
+            self._transport.close()

@@ -36,11 +36,12 @@ class _Letter:
 class Group:
     """Mailboxes and farewells of one group of threads, and the groups split off it."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, parent: Group | None = None, ranks: Sequence[int] = ()) -> None:
         self.size = size
+        self._parent, self._parent_ranks = parent, ranks
         self.changed = threading.Condition()
         self.boxes: dict[_Address, deque[_Letter]] = {}
-        self.departed: dict[int, str] = {}
+        self._departed: dict[int, str] = {}
         self.version = 0
         self._splits: dict[int, dict[int, tuple[int, int]]] = {}
         self._groups: dict[tuple[int, int], Group] = {}
@@ -49,6 +50,20 @@ class Group:
         """Wake the ranks that wait; the caller holds `changed`."""
         self.version += 1
         self.changed.notify_all()
+
+    def depart(self, rank: int, reason: str) -> None:
+        """Note that a rank has left this group, and all that were split off it."""
+        with self.changed:
+            self._departed[rank] = reason
+            self.announce()
+
+    def departed(self) -> dict[int, str]:
+        """Who has left, here or further up."""
+        above = {} if self._parent is None else self._parent.departed()
+        inherited = {
+            rank: above[old] for rank, old in enumerate(self._parent_ranks) if old in above
+        }
+        return {**inherited, **self._departed}
 
     def split(self, number: int, rank: int, color: int, key: int) -> tuple[Group, list[int]]:
         """The group of the `number`-th split that has `color`, and its members' old ranks."""
@@ -60,7 +75,7 @@ class Group:
             self.changed.wait_for(lambda: len(votes) == self.size)
             members = sorted((vote[1], who) for who, vote in votes.items() if vote[0] == color)
             ranks = [who for _, who in members]
-            return self._groups.setdefault((number, color), Group(len(ranks))), ranks
+            return self._groups.setdefault((number, color), Group(len(ranks), self, ranks)), ranks
 
 
 @dataclass
@@ -128,12 +143,10 @@ class ThreadTransport(Transport):
             self._seen = self._group.version
 
     def departed(self) -> dict[int, str]:
-        return self._group.departed
+        return self._group.departed()
 
     def leave(self, reason: str) -> None:
-        with self._group.changed:
-            self._group.departed[self.rank] = reason
-            self._group.announce()
+        self._group.depart(self.rank, reason)
 
     def split(self, color: int, key: int) -> Transport:
         self._splits += 1

@@ -35,27 +35,30 @@ class Flight:
         if self.failure is not None:
             raise type(self.failure)(*self.failure.args)
         work = StepWork(self, steps, what)
-        if not work.advance():
-            self._active.append(work)
+        self._active += self._unfinished([work])
         return work
 
     def progress(self) -> None:
         """Advance every collective in flight as far as its messages allow."""
-        self._active = [work for work in self._active if not work.advance()]
+        self._active = self._unfinished(self._active)
+
+    def _unfinished(self, works: Sequence[StepWork]) -> list[StepWork]:
+        """Advance collectives; return those that are not complete."""
+        try:
+            return [work for work in works if not work.advance()]
+        except KVStoreError as error:
+            self.failure = error
+            raise
 
     def wait(self, finished: Callable[[], bool], work: StepWork, timeout: float | None) -> None:
         """Look, and let others run, until `finished`; keep the deadline and watch for losses."""
         limit = self._timeout if timeout is None else timeout
         start, attempt = time.monotonic(), 0
-        try:
-            while not finished():
-                attempt += 1
-                self._transport.pause(attempt)
-                if attempt > _FREE_LOOKS:
-                    self._check(work, limit, time.monotonic() - start)
-        except KVStoreError as error:
-            self.failure = error
-            raise
+        while not finished():
+            attempt += 1
+            self._transport.pause(attempt)
+            if attempt > _FREE_LOOKS:
+                self._check(work, limit, time.monotonic() - start)
 
     def _check(self, work: StepWork, limit: float, waited: float) -> None:
         """Raise when a rank that `work` needs has left, or the deadline has passed."""
@@ -64,16 +67,18 @@ class Flight:
         if not missing.isdisjoint(departed):
             self.progress()  # what it sent before it left still counts
             for rank in sorted(work.missing() & departed.keys()):
-                raise RankLost(
+                self.failure = RankLost(
                     f"rank {self._transport.rank} of {self._transport.size}: "
                     f"rank {rank} left while {work} waited for it; it said: {departed[rank]}"
                 )
+                raise self.failure
         if waited > limit:
-            raise CommTimeout(
+            self.failure = CommTimeout(
                 f"rank {self._transport.rank} of {self._transport.size}: {work} waited "
                 f"{waited:.1f} s (timeout {limit:g} s) for {_ranks(missing)}; all ranks must make "
                 f"the same calls in the same order: look at what {_ranks(missing)} did instead"
             )
+            raise self.failure
 
 
 class StepWork(Work):

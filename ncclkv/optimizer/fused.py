@@ -122,7 +122,8 @@ def _runs(
 ) -> list[tuple[int, int, float, float]]:
     """Cut ``[lo, hi)`` where the factors change: start, stop, lr_mult, wd_mult."""
     lr_mult, wd_mult = optimizer.lr_mult, optimizer.wd_mult
-    if not any(e.key in lr_mult or e.key in wd_mult for e in bucket.entries):
+    named = lr_mult.keys() | wd_mult.keys()
+    if not named or named.isdisjoint(e.key for e in bucket.entries):
         return [(lo, hi, 1.0, 1.0)]
     return [
         (max(lo, e.lo), min(hi, e.hi), lr_mult.get(e.key, 1.0), wd_mult.get(e.key, 1.0))

@@ -7,6 +7,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from ncclkv import env
@@ -152,12 +153,17 @@ def _best(name: str, comm: Any, timeout: float) -> Communicator:
     """All ranks, on the best that there is; one line says which that was."""
     ranks = _hosts(name, comm, timeout)
     if ranks.size > 1 and ranks.rank == 0:
-        _log.warning(
-            "ncclkv: dist over %d ranks in host memory (%s); this version has no GPU stores",
-            ranks.size,
-            ranks.name,
+        _say_once(
+            f"ncclkv: dist over {ranks.size} ranks in host memory ({ranks.name}); this version has "
+            f"no GPU stores"
         )
     return ranks
+
+
+@cache
+def _say_once(line: str) -> None:
+    """Log a line, the first time in a process."""
+    _log.warning(line)
 
 
 def _threads(name: str, comm: Any, timeout: float) -> Communicator:

@@ -92,7 +92,7 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
             Written in any layout, with a cast to its dtype.  The same array may stand for several
             keys: it ends with the value of the last, ints ascending, strings as initialised.
         priority : int
-            As for `push`; it orders what this call must flush.
+            MXNet's; what a pull must flush is launched in the order of its keys' initialisation.
         ignore_sparse : bool
             MXNet's; values are dense here, so it has no effect.
         local : bool

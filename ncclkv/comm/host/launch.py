@@ -11,7 +11,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.exchange import ExchangeCommunicator
 from ncclkv.comm.host.mpi import MpiTransport
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.errors import CommTimeout, LaunchError
+from ncclkv.errors import CommTimeout, LaunchError, UsageError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -41,6 +41,10 @@ def world(timeout: float) -> Communicator:
 
 def over(comm: MPI.Intracomm, timeout: float) -> Communicator:
     """A communicator of the ranks of `comm`, whose own traffic it never meets; collective."""
+    if comm == _mpi().COMM_NULL:
+        raise UsageError(
+            "comm is COMM_NULL: this rank is none of its ranks and cannot have a store"
+        )
     if comm.Get_size() == 1:
         return SoloCommunicator(timeout)
     own, request = comm.Idup()

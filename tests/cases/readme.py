@@ -1,0 +1,28 @@
+"""The README's first program, as it stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+def run_first_program() -> list[tuple[Any, ...]]:
+    """Run the program on this rank; return what each of its prints was given."""
+    (program,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    printed: list[tuple[Any, ...]] = []
+    exec(compile(program, str(README), "exec"), {"print": lambda *words: printed.append(words)})
+    return printed
+
+
+def check_first_program(rank: int, size: int) -> None:
+    """Its two lines, for any number of ranks."""
+    total = size * (size + 1) / 2
+    first, second = run_first_program()
+    assert first[0] == second[0] == rank
+    assert np.array_equal(first[1], np.full(3, total))
+    assert np.array_equal(second[1], np.full(3, total - 0.5 * size))

@@ -1,0 +1,148 @@
+"""The example as its users start it: real jobs, their exit status, and what they print."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="scikit-learn is absent; the extra `train` installs it")
+pytest.importorskip("tqdm", reason="tqdm is absent; the extra `train` installs it")
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = ["--kvstore", "--update-on", "--optimizer", "--lr", "--epochs", "--batch-size", "--seed"]
+
+# 1500 images in batches of 499: the last batch has three, so that a fourth rank has none of it.
+SAVE_WEIGHTS = """
+import sys, numpy, ncclkv, train
+options = train.parse(["--epochs", "3", "--batch-size", "499", "--update-on", sys.argv[1]])
+rng = numpy.random.default_rng(options.seed)
+images, labels, _, _ = train.digits(rng)
+with ncclkv.create("dist", update_on=options.update_on) as kv:
+    weights, _ = train.train(kv, options, rng, images, labels)
+    if kv.rank == 0:
+        numpy.savez(sys.argv[2], *weights, ranks=kv.num_workers)
+"""
+
+# The sign of a zero: a difference that a comparison of numbers would not see.
+FLIP_ONE_BIT = """
+import sys, train
+right = train.train
+def wrong(kv, *rest):
+    weights, speed = right(kv, *rest)
+    weights[0][0, 0] = -0.0 if kv.rank == 1 else 0.0
+    return weights, speed
+train.train = wrong
+sys.exit(train.main([]))
+"""
+
+
+def started(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in the root folder, for half a minute at most."""
+    return subprocess.run(
+        ["timeout", "-k", "5", "30", *command],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def job(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Start Python with `arguments` on so many ranks."""
+    return started(["launch/local.sh", "-n", str(ranks), *arguments])
+
+
+def accuracy(output: str) -> float:
+    """The percentage that the run printed."""
+    found = re.search(r"^test accuracy: ([0-9.]+)%$", output, re.MULTILINE)
+    assert found, output
+    return float(found[1])
+
+
+@pytest.fixture
+def no_extras(tmp_path: Path) -> dict[str, str]:
+    """An environment in which importing MPI, scikit-learn or tqdm fails."""
+    for name in "mpi4py", "sklearn", "tqdm":
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} was imported')\n")
+    return {"PYTHONPATH": str(tmp_path)}
+
+
+@pytest.mark.parametrize("update_on", ["every_rank", "root"])
+def test_four_ranks_learn_the_digits(update_on: str) -> None:
+    begin = time.monotonic()
+    run = job(4, "train.py", "--update-on", update_on)
+    seconds = time.monotonic() - begin
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert accuracy(run.stdout) >= 97
+    assert seconds < 20
+    _, speed, weights = run.stdout.splitlines()  # three lines: rank 0 alone prints
+    assert re.fullmatch(r"speed: [0-9,]+ examples a second on 4 rank\(s\)", speed)
+    assert weights == "weights: bit-identical on all ranks"
+    assert run.stderr.count(" 0/30 [") == 1, "one bar: rank 0 alone shows it"
+    assert "30/30" in run.stderr
+
+
+def test_a_network_that_has_not_learned_fails_the_job() -> None:
+    run = job(2, "train.py", "--lr", "0", "--epochs", "1")
+    assert accuracy(run.stdout) < 95
+    assert "bit-identical" in run.stdout
+    assert run.returncode != 0
+
+
+def test_weights_that_differ_in_one_bit_fail_the_job() -> None:
+    run = job(2, "-c", FLIP_ONE_BIT)
+    assert accuracy(run.stdout) >= 95
+    assert "weights: DIFFERENT between ranks" in run.stdout
+    assert run.returncode != 0
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("update_on", ["every_rank", "root"])
+def test_any_number_of_ranks_reaches_the_same_weights(update_on: str, tmp_path: Path) -> None:
+    saved = {}
+    for ranks in 1, 2, 4:
+        path = tmp_path / f"{ranks}.npz"
+        run = job(ranks, "-c", SAVE_WEIGHTS, update_on, str(path))
+        assert run.returncode == 0, run.stdout + run.stderr
+        with np.load(path) as arrays:
+            saved[ranks] = dict(arrays)
+        assert saved[ranks]["ranks"] == ranks
+    assert abs(saved[1]["arr_1"]).max() > 0.01, "the biases began at zero and have moved"
+    for ranks in 2, 4:
+        for index in range(4):
+            np.testing.assert_allclose(
+                saved[ranks][f"arr_{index}"], saved[1][f"arr_{index}"], rtol=0, atol=1e-5
+            )
+
+
+def test_help_needs_neither_mpi_nor_extras(no_extras: dict[str, str]) -> None:
+    run = started([sys.executable, "train.py", "--help"], **no_extras)
+    assert run.returncode == 0, run.stderr
+    for option in OPTIONS:
+        assert option in run.stdout
+    assert run.stdout.count("(default: ") == len(OPTIONS)
+
+
+@pytest.mark.parametrize("store", ["local", "device", "threads", "dist"])
+def test_one_rank_needs_no_mpi(store: str, tmp_path: Path) -> None:
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('mpi4py was imported')\n")
+    run = started([sys.executable, "train.py", "--kvstore", store], PYTHONPATH=str(tmp_path))
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert accuracy(run.stdout) >= 97
+    assert "on 1 rank(s)" in run.stdout
+
+
+def test_a_store_that_does_not_exist_fails_every_rank() -> None:
+    run = job(2, "train.py", "--kvstore", "dits")
+    assert run.returncode != 0
+    assert "test accuracy" not in run.stdout
+    assert re.search("UsageError: .*dits", run.stderr), run.stderr

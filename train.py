@@ -1,0 +1,147 @@
+"""Train a small network on handwritten digits, each rank on its own part of every batch.
+
+::
+
+    mpirun -n 4 python train.py
+    launch/local.sh -n 4 train.py --epochs 50 --update-on root
+
+The network is plain NumPy; its weights live in the store.  In each step a rank pushes the gradients
+of its images, the store sums them over all ranks and updates the weights, and the pull brings the
+new weights back.  Exits with 1 when the accuracy is too low for a right sum, or when the weights
+differ between ranks.  Needs the extra ``train``: scikit-learn, which ships the digits, and tqdm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ncclkv
+
+Array = NDArray[Any]
+
+KEYS = ["hidden.weight", "hidden.bias", "output.weight", "output.bias"]
+SHAPES = [(64, 128), (128,), (128, 10), (10,)]
+TRAIN_IMAGES = 1500  # of 1797; the others are the test
+LOWEST_ACCURACY = 0.95
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The options, from the command line unless given."""
+    parser = argparse.ArgumentParser(
+        description="Train a small network on handwritten digits through a key-value store.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    option = parser.add_argument
+    option("--kvstore", default="dist", help="name of the store")
+    option("--update-on", default="every_rank", choices=["every_rank", "root"], help="who updates")
+    option("--optimizer", default="sgd", help="name of the optimizer")
+    option("--lr", type=float, default=0.1, help="learning rate")
+    option("--epochs", type=int, default=30, help="passes over the training images")
+    option("--batch-size", type=int, default=64, help="images in a step, over all ranks")
+    option("--seed", type=int, default=0, help="of the split, the first weights and the order")
+    options = parser.parse_args(argv)
+    if options.batch_size < 1:
+        parser.error(f"--batch-size {options.batch_size}: give at least one image")
+    return options
+
+
+def digits(rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
+    """Training images and labels, then those of the test; an image is 64 numbers from 0 to 1."""
+    from sklearn.datasets import load_digits  # takes a while: not before --help
+
+    images, labels = load_digits(return_X_y=True)
+    images = (images / 16).astype(np.float32)
+    order = rng.permutation(len(labels))
+    first, rest = order[:TRAIN_IMAGES], order[TRAIN_IMAGES:]
+    return images[first], labels[first], images[rest], labels[rest]
+
+
+def first_weights(rng: np.random.Generator) -> list[Array]:
+    """Matrices of variance 2 / inputs (He et al., 2015) and biases of zero, in KEYS' order."""
+    weights: list[Array] = [np.zeros(shape, np.float32) for shape in SHAPES]
+    for matrix in weights[0], weights[2]:
+        matrix[:] = rng.normal(0, np.sqrt(2 / len(matrix)), matrix.shape)
+    return weights
+
+
+def forward(weights: list[Array], images: Array) -> tuple[Array, Array]:
+    """The hidden layer and the scores of the ten digits, a row for each image."""
+    hidden = np.maximum(images @ weights[0] + weights[1], 0)
+    return hidden, hidden @ weights[2] + weights[3]
+
+
+def gradients(weights: list[Array], images: Array, labels: Array) -> list[Array]:
+    """Gradients of the cross entropy, summed over the images, in KEYS' order."""
+    hidden, scores = forward(weights, images)
+    error = np.exp(scores - scores.max(axis=1, keepdims=True))
+    error /= error.sum(axis=1, keepdims=True)
+    error[np.arange(len(labels)), labels] -= 1
+    back = error @ weights[2].T * (hidden > 0)
+    return [images.T @ back, back.sum(axis=0), hidden.T @ error, error.sum(axis=0)]
+
+
+def train(
+    kv: ncclkv.KVStore,
+    options: argparse.Namespace,
+    rng: np.random.Generator,
+    images: Array,
+    labels: Array,
+) -> tuple[list[Array], float]:
+    """The weights that this rank pulled last, and the images a second of all ranks together."""
+    from tqdm import trange
+
+    # The store sums over all images of a batch, whichever ranks they were on; this makes the mean.
+    scale = 1 / options.batch_size
+    kv.set_optimizer(
+        ncclkv.optimizer.create(
+            options.optimizer, learning_rate=options.lr, momentum=0.9, rescale_grad=scale
+        )
+    )
+    weights = first_weights(rng)
+    kv.init(KEYS, weights)
+    kv.pull(KEYS, out=weights)  # those of rank 0, whatever the others began with
+
+    begin = time.perf_counter()
+    for _ in trange(options.epochs, unit="epoch", disable=kv.rank != 0, mininterval=0.5, ncols=80):
+        order = rng.permutation(len(labels))  # the same on every rank, for the seed is
+        for start in range(0, len(order), options.batch_size):
+            mine = order[start : start + options.batch_size][kv.rank :: kv.num_workers]
+            kv.pushpull(KEYS, gradients(weights, images[mine], labels[mine]), out=weights)
+    return weights, options.epochs * len(labels) / (time.perf_counter() - begin)
+
+
+def same_on_all_ranks(kvstore: str, weights: list[Array]) -> bool:
+    """Whether all ranks hold the same bits: then the highest over the ranks are the lowest."""
+    bits = np.concatenate([array.ravel() for array in weights]).view(np.uint32)
+    highest, lowest = np.empty_like(bits), np.empty_like(bits)
+    with ncclkv.create(kvstore) as kv:
+        kv.init("highest", bits, op="max")
+        kv.init("lowest", bits, op="min")
+        kv.pushpull(["highest", "lowest"], [bits, bits], out=[highest, lowest])
+    return np.array_equal(highest, lowest)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, test and report; the exit status."""
+    options = parse(argv)
+    rng = np.random.default_rng(options.seed)
+    images, labels, test_images, test_labels = digits(rng)
+    with ncclkv.create(options.kvstore, update_on=options.update_on) as kv:
+        weights, speed = train(kv, options, rng, images, labels)
+        same = same_on_all_ranks(options.kvstore, weights)
+        accuracy = np.mean(forward(weights, test_images)[1].argmax(axis=1) == test_labels)
+        if kv.rank == 0:
+            print(f"test accuracy: {accuracy:.2%}")
+            print(f"speed: {speed:,.0f} examples a second on {kv.num_workers} rank(s)")
+            print("weights:", "bit-identical on all ranks" if same else "DIFFERENT between ranks")
+    return 0 if same and accuracy >= LOWEST_ACCURACY else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
