@@ -17,11 +17,11 @@ def allocate(nbytes: int) -> Buffer:
     return space[start : start + nbytes]
 
 
-def check_op(op: str, dtype: np.dtype[Any]) -> None:
-    """Refuse an `op` that is unknown, or has no meaning for `dtype`."""
+def check_op(op: str, dtype: np.dtype[Any], what: str = "") -> None:
+    """Refuse an `op` that is unknown, or has no meaning for `dtype`; `what` begins the message."""
     if op not in OPS:
-        raise UsageError(f"unknown op {op!r}; the ops are {', '.join(OPS)}")
+        raise UsageError(f"{what}unknown op {op!r}; the ops are {', '.join(OPS)}")
     if dtype.kind == "c" and op in ("max", "min"):
-        raise NotSupported(f"{op} of {dtype}: complex numbers have no order; use sum or avg")
+        raise NotSupported(f"{what}{op} of {dtype}: complex numbers have no order; use sum or avg")
     if dtype.kind == "b" and op == "avg":
-        raise NotSupported("avg of bool: use sum, which is a logical or, or push integers")
+        raise NotSupported(f"{what}avg of bool: use sum, which is a logical or, or push integers")

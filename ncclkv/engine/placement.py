@@ -42,12 +42,12 @@ class Placement:
 
 def placement(update_on: str, root: int, comm: Communicator) -> Placement:
     """The placement of that name."""
-    if update_on == "every_rank":
-        return Placement(update_on, None, True)
     if update_on == "sharded":
         raise NotSupported("update_on='sharded' is not in this version; use every_rank or root")
-    if update_on != "root":
+    if update_on not in ("every_rank", "root"):
         raise UsageError(f"unknown update_on={update_on!r}; choose every_rank or root")
     if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < comm.size:
         raise UsageError(f"root={root!r} is not a rank: ranks go from 0 to {comm.size - 1}")
+    if update_on == "every_rank":
+        return Placement(update_on, None, True)
     return Placement(update_on, root, comm.rank == root)

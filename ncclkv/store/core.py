@@ -35,7 +35,7 @@ class Core(KVStoreBase):
         self._comm = comm
         self._kernels = HostKernels()
         self._engine = Engine(comm, self._kernels, chosen, bucket_bytes)
-        self._session = Session(name)
+        self._session = Session(name, self.rank, self.num_workers)
         self._group: Group | None = None
 
     # Identity
@@ -104,7 +104,8 @@ class Core(KVStoreBase):
         KeyNotInitialized
             When there is no such key.
         """
-        return self._engine.registry[one_key(key)]
+        with self._session.named():
+            return self._engine.registry[one_key(key)]
 
     def explain_plan(self) -> str:
         """The buckets as a table: dtype, op, bytes, keys, who updates them, what they hold.
@@ -122,9 +123,10 @@ class Core(KVStoreBase):
         """
         if self._session.closed:
             return
-        self._session.check("close")
-        if self._session.inside:
-            raise UsageError(f"close was called inside {self._session.inside}; end that first")
+        with self._session.named():
+            self._session.check("close")
+            if self._session.inside:
+                raise UsageError(f"close was called inside {self._session.inside}; end that first")
         failure = self._session.failure
         if failure is not None:
             self._leave(f"{type(failure).__name__}: {failure}")

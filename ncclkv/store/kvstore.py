@@ -14,7 +14,7 @@ from ncclkv.errors import UsageError
 from ncclkv.store import check
 from ncclkv.store.keys import Pairs, is_list, key_list, pairs
 from ncclkv.store.later import LaterVerbs
-from ncclkv.store.tables import TableVerbs
+from ncclkv.store.tables import Assignment, TableVerbs
 from ncclkv.store.updaters import UpdateVerbs
 from ncclkv.table.registry import Key
 
@@ -154,7 +154,6 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
         Parameters
         ----------
         key : int or str, or list of them
-            All new, or all known.
         value : array, or list of arrays
             As for `init`.
         out : array, or list of arrays; for a list of keys a list of such
@@ -164,14 +163,16 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
         """
         with self._session.verb("broadcast"):
             _check_priority("broadcast", priority)
-            if out is None:
-                raise UsageError("broadcast needs out, the arrays to write; init needs none")
-            known = [name in self._engine.registry for name in key_list(key)]
-        if known and all(known):
-            self.reset(key, value)
-        else:
-            self.init(key, value)
-        self.pull(key, out, priority)
+            reads: list[tuple[Key, Array]] = []
+
+            def make() -> Assignment:
+                made = self._any_keys("broadcast", key, value)
+                trial = self._engine.registry.with_keys(made.specs)
+                reads.extend(check.outs("broadcast", pairs("broadcast", key, out), trial))
+                return made
+
+            self._assign("broadcast", make)
+            self._pull(reads)
 
     @contextmanager
     def group(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from ncclkv.errors import NotSupported
 from ncclkv.store.core import Core
@@ -11,32 +11,33 @@ from ncclkv.store.core import Core
 class LaterVerbs(Core):
     """Sparse rows, compression, optimizer states and checkpoints."""
 
+    def _refuse(self, verb: str, instead: str) -> NoReturn:
+        """Raise `NotSupported`, with what to do instead."""
+        with self._session.named():
+            raise NotSupported(f"{verb} is not in this version; {instead}")
+
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
     ) -> None:
         """Raise `NotSupported`."""
-        raise NotSupported(
-            "row_sparse_pull is not in this version: values are dense; pull the whole key"
-        )
+        self._refuse("row_sparse_pull", "values are dense; pull the whole key")
 
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Raise `NotSupported`."""
-        raise NotSupported(
-            "set_gradient_compression is not in this version; push float16 for half the bytes"
-        )
+        self._refuse("set_gradient_compression", "push float16 for half the bytes")
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Raise `NotSupported`."""
-        raise NotSupported("save_optimizer_states is not in this version; start anew from weights")
+        self._refuse("save_optimizer_states", "start anew from weights")
 
     def load_optimizer_states(self, fname: str) -> None:
         """Raise `NotSupported`."""
-        raise NotSupported("load_optimizer_states is not in this version; start anew from weights")
+        self._refuse("load_optimizer_states", "start anew from weights")
 
     def save(self, directory: Any) -> None:
         """Raise `NotSupported`."""
-        raise NotSupported("save is not in this version; pull the keys and numpy.savez them")
+        self._refuse("save", "pull the keys and numpy.savez them")
 
     def load(self, directory: Any) -> None:
         """Raise `NotSupported`."""
-        raise NotSupported("load is not in this version; reset the keys to what numpy.load gives")
+        self._refuse("load", "reset the keys to what numpy.load gives")

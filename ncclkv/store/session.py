@@ -23,26 +23,39 @@ class Session:
         What the store is in the middle of, in words: a group, an updater; else empty.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, rank: int, size: int) -> None:
         self.closed = False
         self.failure: ContractError | CommError | None = None
         self.inside = ""
         self._name = name
+        self._where = f"rank {rank} of {size}: "
         self._thread = threading.get_ident()
         self._process = os.getpid()
 
     @contextmanager
     def verb(self, name: str, *, allowed_inside: str = "") -> Iterator[None]:
         """Let a verb run, if it may, and note what breaks the store."""
-        self.check(name)
-        if self.inside and self.inside != allowed_inside:
-            raise UsageError(f"{name} was called inside {self.inside}; call it after its end")
-        if self.failure is not None:
-            raise type(self.failure)(*self.failure.args)
+        with self.named():
+            self.check(name)
+            if self.inside and self.inside != allowed_inside:
+                raise UsageError(f"{name} was called inside {self.inside}; call it after its end")
+            if self.failure is not None:
+                raise type(self.failure)(*self.failure.args)
+            try:
+                yield
+            except (ContractError, CommError) as error:
+                self.failure = error
+                raise
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Put this rank before the text of a `UsageError`; other errors name it themselves."""
         try:
             yield
-        except (ContractError, CommError) as error:
-            self.failure = error
+        except UsageError as error:
+            text = str(error)
+            if not text.startswith(self._where):  # as one does that passed an updater on its way
+                error.args = (self._where + text,)
             raise
 
     def check(self, name: str) -> None:
@@ -63,6 +76,6 @@ class Session:
     def refuse_pickling(self) -> NoReturn:
         """A store is memory and connections of this process; neither can travel."""
         raise UsageError(
-            f"the store {self._name!r} cannot be pickled or copied: its connections to other ranks "
-            f"belong to this process; create a store in each process instead"
+            f"{self._where}the store {self._name!r} cannot be pickled or copied: its connections "
+            f"to other ranks belong to this process; create a store in each process instead"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ncclkv.arrays import as_value
@@ -16,6 +18,25 @@ from ncclkv.store.keys import one_key, pairs, single
 from ncclkv.table.registry import Key, KeySpec
 
 _OPS = ("sum", "avg", "max", "min")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Values for keys of which all ranks will get rank 0's.
+
+    Attributes
+    ----------
+    specs : list of KeySpec
+        New keys.
+    first : list of ndarray
+        Their values.
+    known : dict of ndarray by key
+        New values of keys that the store has.
+    """
+
+    specs: list[KeySpec]
+    first: list[Array]
+    known: dict[Key, Array]
 
 
 class TableVerbs(Core):
@@ -50,38 +71,61 @@ class TableVerbs(Core):
         ...     kv.init(["w", "b"], [np.ones(2), np.zeros(1)])
         Traceback (most recent call last):
             ...
-        ncclkv.errors.KeyTypeMismatch: key 'w' is a str, but the keys of this store are ints, \
-such as 3; use one kind
+        ncclkv.errors.KeyTypeMismatch: rank 0 of 1: key 'w' is a str, but the keys of this store \
+are ints, such as 3; use one kind
         """
         with self._session.verb("init"):
-            (specs, values), notes = propose(
-                self._comm,
-                "init",
-                lambda: self._first_values(key, value, op),
-                note=self._engine.sealed,
-            )
-            if any(notes):
-                # A rank sealed the layout locally: the places of later keys depend on it.
-                self._engine.seal()
-            self._engine.add(specs, from_rank_0(self._comm, values))
+            self._assign("init", lambda: self._new_keys("init", key, value, op))
 
-    def _first_values(
-        self, key: Any, value: Any, op: str
-    ) -> tuple[tuple[list[KeySpec], list[Array]], list[str]]:
-        """The specs and values of new keys, and the specs in words."""
-        found = single("init", pairs("init", key, value))
+    def _new_keys(self, verb: str, key: Any, value: Any, op: str = "sum") -> Assignment:
+        """The first values of keys, none of which the store may have."""
+        found = single(verb, pairs(verb, key, value))
         if op not in _OPS:
-            raise UsageError(f"init: unknown op {op!r}; the ops are {', '.join(_OPS)}")
+            raise UsageError(f"{verb}: unknown op {op!r}; the ops are {', '.join(_OPS)}")
         registry = self._engine.registry
         registry.check_new(name for name, _ in found)
         specs, values = [], []
         for index, (name, given) in enumerate(found, start=len(registry)):
-            view = as_value(given, f"init of key {name!r}")
-            dtype = check_dtype(view.dtype, f"init of key {name!r}")
-            check_op(op, dtype)
+            view = as_value(given, f"{verb} of key {name!r}")
+            dtype = check_dtype(view.dtype, f"{verb} of key {name!r}")
+            check_op(op, dtype, f"{verb} of key {name!r}: ")
             specs.append(KeySpec(name, index, view.shape, dtype, op))
             values.append(view.astype(dtype, copy=False))
-        return (specs, values), [str(spec) for spec in specs]
+        return Assignment(specs, values, {})
+
+    def _known_keys(self, verb: str, key: Any, value: Any) -> Assignment:
+        """New values of keys, all of which the store must have."""
+        values: dict[Key, Array] = {}
+        for name, given in single(verb, pairs(verb, key, value)):
+            if name in values:
+                raise UsageError(f"{verb}: key {name!r} is twice in the list; name it once")
+            values[name] = check.value(verb, self._engine.registry[name], given)
+        return Assignment([], [], values)
+
+    def _any_keys(self, verb: str, key: Any, value: Any) -> Assignment:
+        """Values of keys, which the store may have or not."""
+        found = single(verb, pairs(verb, key, value))
+        new = [pair for pair in found if pair[0] not in self._engine.registry]
+        old = [pair for pair in found if pair[0] in self._engine.registry]
+        first = self._new_keys(verb, [name for name, _ in new], [given for _, given in new])
+        known = self._known_keys(verb, [name for name, _ in old], [given for _, given in old])
+        return Assignment(first.specs, first.first, known.known)
+
+    def _assign(self, verb: str, make: Callable[[], Assignment]) -> None:
+        """Make rank 0's values every rank's, if all ranks mean the same keys."""
+
+        def proposal() -> tuple[Assignment, list[str]]:
+            made = make()
+            return made, [str(spec) for spec in made.specs] + [repr(name) for name in made.known]
+
+        mine, notes = propose(self._comm, verb, proposal, note=self._engine.sealed)
+        if any(notes):
+            # A rank sealed the layout locally: the places of later keys depend on it.
+            self._engine.seal()
+        values = from_rank_0(self._comm, [*mine.first, *mine.known.values()])
+        self._engine.add(mine.specs, values[: len(mine.specs)])
+        for name, new in zip(mine.known, values[len(mine.specs) :], strict=True):
+            self._engine.replace(name, new)
 
     def reset(self, key: Any, value: Any) -> None:
         """Replace values by rank 0's, and forget what an optimizer remembers of them; collective.
@@ -98,22 +142,7 @@ such as 3; use one kind
             Before anything changes.
         """
         with self._session.verb("reset"):
-            self._replace("reset", key, value)
-
-    def _replace(self, verb: str, key: Any, value: Any) -> None:
-        """Make rank 0's values every rank's."""
-        values, _ = propose(self._comm, verb, lambda: self._new_values(verb, key, value))
-        for name, new in zip(values, from_rank_0(self._comm, [*values.values()]), strict=True):
-            self._engine.replace(name, new)
-
-    def _new_values(self, verb: str, key: Any, value: Any) -> tuple[dict[Key, Array], list[str]]:
-        """The values of known keys, and the keys in words."""
-        values: dict[Key, Array] = {}
-        for name, given in single(verb, pairs(verb, key, value)):
-            if name in values:
-                raise UsageError(f"{verb}: key {name!r} is twice in the list; name it once")
-            values[name] = check.value(verb, self._engine.registry[name], given)
-        return values, [repr(name) for name in values]
+            self._assign("reset", lambda: self._known_keys("reset", key, value))
 
     def value(self, key: Key) -> Array:
         """A key's value as of the last flush of its bucket, without a copy; local.

@@ -104,6 +104,13 @@ class Registry:
                 raise KeyAlreadyInitialized(f"key {key!r} is twice in the list; name it once")
             seen.add(key)
 
+    def with_keys(self, specs: Iterable[KeySpec]) -> Registry:
+        """A copy that has more keys."""
+        copy = Registry()
+        copy.add(self)
+        copy.add(specs)
+        return copy
+
     def add(self, specs: Iterable[KeySpec]) -> None:
         """Append new keys."""
         for spec in specs:
