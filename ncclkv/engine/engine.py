@@ -98,8 +98,7 @@ class Engine:
             self._unplaced[key] = value
             return
         slot = self._slots[key]
-        self.flush([key])
-        self.publish([key])
+        self.settle([key])
         self._kernels.pack(value, slot.weight)
         self.rule.reset(slot)
 
@@ -187,25 +186,28 @@ class Engine:
 
     def flush(self, keys: Iterable[Key] | None = None) -> None:
         """Launch what waits in the buckets of `keys`, or in all, and complete it."""
-        states = self._states if keys is None else self._buckets(keys)
+        states = self._buckets(keys)
         for state in states:
             self._launch(state)
         for state in states:
             self._complete(state)
 
-    def _buckets(self, keys: Iterable[Key]) -> list[BucketState]:
-        """The buckets of `keys`, each once, in registry order."""
+    def _buckets(self, keys: Iterable[Key] | None) -> list[BucketState]:
+        """The buckets of `keys`, or all, each once and in registry order."""
+        if keys is None:
+            return self._states
         indices = {self._slots[key].state.layout.index for key in keys if key in self._slots}
         return [self._states[index] for index in sorted(indices)]
 
-    def publish(self, keys: Iterable[Key]) -> None:
-        """Give every rank what the root alone has updated in the buckets of `keys`."""
+    def settle(self, keys: Collection[Key] | None = None) -> None:
+        """Flush, and give every rank what the root alone has updated, so that all may read."""
+        self.flush(keys)
         works = []
         for state in self._buckets(keys):
             if state.behind is not None and self.placement.root is not None:
                 lo, hi = state.behind
                 work = self._comm.broadcast(state.weights[lo:hi], self.placement.root)
-                work.label = f"bucket {state.layout.index}"
+                work.label = plan.label(state.layout, state.behind)
                 works.append(work)
                 state.behind = None
         for work in works:

@@ -220,12 +220,12 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
             keys = None if key is None else key_list(key)
             for name in keys or ():
                 self._engine.registry[name]
-            self._engine.flush(keys)
+            self._engine.settle(keys)
 
     def barrier(self) -> None:
         """Flush what was pushed, and wait until every rank has come here; collective."""
         with self._session.verb("barrier"):
-            self._engine.flush()
+            self._engine.settle()
             self._comm.control.barrier("kv.barrier")
 
     _barrier = barrier
@@ -253,8 +253,7 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
             self._group.pull(reads)
             return
         keys = [key for key, _ in reads]
-        self._engine.flush(keys)
-        self._engine.publish(keys)
+        self._engine.settle(keys)
         self._read(reads)
 
     def _read(self, reads: Sequence[tuple[Key, Array]]) -> None:

@@ -155,7 +155,7 @@ are ints, such as 3; use one kind
         -------
         ndarray
             Read-only, of the key's shape; valid until this rank's next push into the same bucket.
-            With ``update_on="root"`` other ranks see what they last pulled.
+            With ``update_on="root"`` other ranks see it as of their last pull, wait or barrier.
         """
         with self._session.verb("value", allowed_inside="a group"):
             name = one_key(key)

@@ -25,7 +25,7 @@ def launches(bucket: Bucket, keys: Iterable[Key]) -> list[Launch]:
         spans = [(0, bucket.count)] if bucket.count else []
     else:
         spans = bucket.runs(pushed)
-    return [Launch(bucket, span, _label(bucket, span)) for span in spans]
+    return [Launch(bucket, span, label(bucket, span)) for span in spans]
 
 
 def launch_order(priorities: Mapping[int, int]) -> list[int]:
@@ -33,7 +33,7 @@ def launch_order(priorities: Mapping[int, int]) -> list[int]:
     return sorted(priorities, key=lambda index: (-priorities[index], index))
 
 
-def _label(bucket: Bucket, span: Range) -> str:
+def label(bucket: Bucket, span: Range) -> str:
     """The keys of a range, for messages."""
     keys = [entry.key for entry in bucket.entries if span[0] <= entry.lo and entry.hi <= span[1]]
     if len(keys) == 1:
