@@ -5,12 +5,12 @@ from __future__ import annotations
 import builtins
 from contextlib import suppress
 from types import TracebackType
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.engine import Engine
 from ncclkv.engine.group import Group
-from ncclkv.engine.placement import placement
+from ncclkv.engine.placement import Placement, placement
 from ncclkv.errors import KeyTypeMismatch, UsageError
 from ncclkv.kernels.host import HostKernels
 from ncclkv.store.agreement import propose
@@ -28,9 +28,9 @@ class Core(KVStoreBase):
     def __init__(
         self, name: str, comm: Communicator, *, update_on: str, root: int, bucket_bytes: int
     ) -> None:
-        options = [f"name={name}", f"update_on={update_on}", f"bucket_bytes={bucket_bytes}"]
-        options += [f"root={root}"] if update_on == "root" else []
-        chosen, _ = propose(comm, "create", lambda: (placement(update_on, root, comm), options))
+        chosen, _ = propose(
+            comm, "create", lambda: _options(name, comm, update_on, root, bucket_bytes)
+        )
         self._name = name
         self._comm = comm
         self._kernels = HostKernels()
@@ -161,3 +161,20 @@ class Core(KVStoreBase):
 
     def __reduce__(self) -> NoReturn:
         self._session.refuse_pickling()
+
+
+def _options(
+    name: str, comm: Communicator, update_on: str, root: int, bucket_bytes: Any
+) -> tuple[Placement, list[str]]:
+    """The placement that was asked for, and what ranks must have alike."""
+    chosen = placement(update_on, root, comm)
+    if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 0:
+        raise UsageError(
+            f"bucket_bytes={bucket_bytes!r} is not a number of bytes; give an int of 0 or more"
+        )
+    return chosen, [
+        f"name={name}",
+        f"update_on={update_on}",
+        f"root={chosen.root}",
+        f"bucket_bytes={bucket_bytes}",
+    ]

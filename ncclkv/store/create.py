@@ -98,20 +98,18 @@ threads
         return KVStoreBase.kv_registry[lower]()
     if lower not in _STORES:
         raise UsageError(_unknown(name))
-    _check_options(bucket_bytes, timeout)
-    ranks = _STORES[lower](lower, comm, env.timeout() if timeout is None else timeout)
+    ranks = _STORES[lower](lower, comm, _seconds(timeout))
     return KVStore(lower, ranks, update_on=update_on, root=root, bucket_bytes=bucket_bytes)
 
 
-def _check_options(bucket_bytes: Any, timeout: Any) -> None:
-    """Refuse numbers that are none, or out of range."""
-    if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 0:
-        raise UsageError(
-            f"bucket_bytes={bucket_bytes!r} is not a number of bytes; give an int of 0 or more"
-        )
+def _seconds(timeout: Any) -> float:
+    """The timeout in force."""
+    if timeout is None:
+        return env.timeout()
     number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if timeout is not None and not (number and math.isfinite(timeout) and timeout > 0):
+    if not (number and math.isfinite(timeout) and timeout > 0):
         raise UsageError(f"timeout={timeout!r} is not a number of seconds; give one above 0")
+    return float(timeout)
 
 
 def _unknown(name: str) -> str:

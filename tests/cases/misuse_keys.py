@@ -1,0 +1,157 @@
+"""Wrong keys: refused by name, with the store as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ncclkv.errors import (
+    KeyAlreadyInitialized,
+    KeyNotInitialized,
+    KeyTypeMismatch,
+    UsageError,
+)
+from tests.cases.expect import full, intact, probed, refused, same
+from tests.cases.registry import case
+from tests.cases.stores import Stores
+
+
+def verbs(kv: Any, key: Any) -> list[Callable[[], Any]]:
+    """Every verb that takes a key, on `key`."""
+    return [
+        lambda: kv.push(key, full(1)),
+        lambda: kv.pull(key, out=full(0)),
+        lambda: kv.pull(key),
+        lambda: kv.pushpull(key, full(1)),
+        lambda: kv.reset(key, full(1)),
+        lambda: kv.value(key),
+        lambda: kv.grad_view(key),
+        lambda: kv.spec(key),
+        lambda: kv.wait(key),
+    ]
+
+
+@case()
+def types_that_are_no_keys(create: Stores) -> None:
+    kv = probed(create)
+    for key in (True, 3.0, b"3", None, {3}, 3 + 0j, range(2), object()):
+        name = type(key).__name__
+        calls = [
+            *verbs(kv, key),
+            lambda key=key: kv.init(key, full(0)),
+            lambda key=key: kv.broadcast(key, full(0), full(0)),
+        ]
+        # No key at all is how `wait` is asked for everything.
+        for call in calls[:8] + calls[9:] if key is None else calls:
+            with refused(kv, KeyTypeMismatch, name, "str", "int"):
+                call()
+        with refused(kv, KeyTypeMismatch, name):
+            kv.push([3, key], [full(1), full(1)])
+    intact(kv)
+
+
+@case()
+def key_types_are_type_errors_too(create: Stores) -> None:
+    kv = probed(create)
+    with refused(kv, TypeError, "float"):
+        kv.push(3.0, full(1))
+    intact(kv)
+
+
+@case()
+def both_kinds_of_key_in_one_call(create: Stores) -> None:
+    kv = create()
+    with refused(kv, KeyTypeMismatch, "3", "'a'", "int", "str"):
+        kv.init([3, "a"], [full(0), full(0)])
+    assert list(kv.keys()) == []
+    kv.init("a", full(2))
+    same(kv.pull("a"), 2)
+
+
+@case()
+def integers_where_keys_are_strings(create: Stores) -> None:
+    kv = create()
+    kv.init("a", full(2))
+    for call in verbs(kv, 3):
+        with refused(kv, KeyTypeMismatch, "3", "int", "str"):
+            call()
+    with refused(kv, KeyTypeMismatch, "3", "int", "str"):
+        kv.init(3, full(0))
+    assert list(kv.keys()) == ["a"]
+    same(kv.pull("a"), 2)
+
+
+@case()
+def keys_without_init(create: Stores) -> None:
+    kv = probed(create)
+    for call in verbs(kv, 99):
+        with refused(kv, KeyNotInitialized, "99", "init"):
+            call()
+    with refused(kv, KeyError, "99"):
+        kv.push(99, full(1))
+    intact(kv)
+
+
+@case()
+def the_message_of_a_missing_key_is_a_sentence(create: Stores) -> None:
+    kv = create()
+    kv.init("weight", full(0))
+    try:
+        kv.push("wieght", full(0))
+    except KeyNotInitialized as error:
+        text = str(error)
+    assert not text.startswith(("'", '"')), text
+    assert "'wieght'" in text, text
+    assert "'weight'" in text, text
+
+
+@case()
+def one_key_of_a_list_without_init(create: Stores) -> None:
+    kv = probed(create)
+    with refused(kv, KeyNotInitialized, "99", "init"):
+        kv.push([3, 5, 99], [full(100), full(100), full(100)])
+    outs = [full(-1), full(-1), full(-1)]
+    with refused(kv, KeyNotInitialized, "99", "init"):
+        kv.pull([3, 5, 99], out=outs)
+    for out in outs:
+        same(out, -1)
+    values = [full(100), full(100)]
+    with refused(kv, KeyNotInitialized, "99", "init"):
+        kv.pushpull([3, 99], values)
+    for value in values:
+        same(value, 100)
+    with refused(kv, KeyNotInitialized, "99", "init"):
+        kv.reset([3, 99], [full(100), full(100)])
+    intact(kv)
+
+
+@case()
+def second_init(create: Stores) -> None:
+    kv = probed(create)
+    with refused(kv, KeyAlreadyInitialized, "3", "reset"):
+        kv.init(3, full(100))
+    with refused(kv, KeyAlreadyInitialized, "5", "reset"):
+        kv.init([7, 5], [full(100), full(100)])
+    assert 7 not in kv
+    intact(kv)
+
+
+@case()
+def a_key_twice_in_one_init(create: Stores) -> None:
+    kv = probed(create)
+    for keys in ([7, 7], [7, 8, 7]):
+        with refused(kv, UsageError, "7", "twice"):
+            kv.init(keys, [full(1)] * len(keys))
+        assert 7 not in kv
+        assert 8 not in kv
+    intact(kv)
+
+
+@case()
+def a_key_twice_in_one_reset_or_broadcast(create: Stores) -> None:
+    kv = probed(create)
+    with refused(kv, UsageError, "3", "twice"):
+        kv.reset([3, 3], [full(1), full(2)])
+    with refused(kv, UsageError, "3", "twice"):
+        kv.broadcast([3, 3], [full(1), full(2)], [full(0), full(0)])
+    intact(kv)

@@ -1,0 +1,38 @@
+"""Stores for the calling rank, closed at the end of its test."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import ncclkv
+
+
+class Stores:
+    """Opens stores of one name and placement; as a context it closes them, the last one first."""
+
+    def __init__(self, name: str, update_on: str) -> None:
+        self.name = name
+        self.update_on = update_on
+        self._stack = ExitStack()
+
+    def __call__(self, **options: Any) -> Any:
+        """A new store; `options` win over this opener's placement."""
+        kv = ncclkv.create(self.name, **{"update_on": self.update_on, **options})
+        return self._stack.enter_context(kv)
+
+    def updates_here(self, kv: Any) -> bool:
+        """Tell whether a function given to `set_updater` is called on this rank."""
+        return self.update_on != "root" or kv.rank == 0
+
+    def __enter__(self) -> Stores:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)

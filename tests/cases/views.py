@@ -1,0 +1,203 @@
+"""`value` and `grad_view`: looking at the store's own memory, and writing gradients into it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ncclkv.errors import KeyNotInitialized, UsageError
+from tests.cases.expect import SHAPE, full, intact, probed, pulled, refused, same, total
+from tests.cases.registry import SEVERAL, case
+from tests.cases.stores import Stores
+
+
+@case()
+def value_before_any_push(create: Stores) -> None:
+    kv = probed(create)
+    same(kv.value(3), 2)
+    same(kv.value(5), 4)
+    assert kv.value(3).shape == SHAPE
+    assert kv.value(3).dtype == np.float32
+
+
+@case()
+def value_is_read_only(create: Stores) -> None:
+    kv = probed(create)
+    assert not kv.value(3).flags.writeable
+    with refused(kv, UsageError, "5", "read-only"):
+        kv.pull(5, out=kv.value(3))
+    intact(kv)
+
+
+@case()
+def value_follows_pushes(create: Stores) -> None:
+    kv = probed(create)
+    for i in range(3):
+        kv.push([3, 5], [full(i), full(kv.rank + 1)])
+        kv.wait()
+        same(kv.value(3), i * kv.num_workers)
+        same(kv.value(5), total(kv))
+
+
+@case()
+def value_after_an_updater(create: Stores) -> None:
+    kv = probed(create)
+    kv.set_updater(lambda key, grad, stored: np.add(stored, grad, out=stored))
+    kv.push(3, full(kv.rank + 1))
+    same(pulled(kv, 3), 2 + total(kv))
+    same(kv.value(3), 2 + total(kv))
+
+
+@case()
+def placed_keys_never_move(create: Stores) -> None:
+    kv = probed(create)
+    before = kv.value(3)
+    address = before.__array_interface__["data"][0]
+    for key in range(10, 40):
+        kv.init(key, full(key, (50, 7)))
+        kv.push(key, full(1, (50, 7)))
+    kv.push(3, full(kv.rank + 1))
+    kv.wait()
+    after = kv.value(3)
+    assert after.__array_interface__["data"][0] == address
+    same(after, total(kv))
+
+
+@case()
+def grad_view_is_pushed_like_any_array(create: Stores) -> None:
+    kv = probed(create)
+    grad = kv.grad_view(3)
+    assert (grad.shape, grad.dtype) == (SHAPE, np.float32)
+    assert grad.flags.writeable
+    for i in range(3):
+        kv.grad_view(3)[...] = (i + 1) * (kv.rank + 1)
+        kv.push(3, kv.grad_view(3))
+        same(pulled(kv, 3), (i + 1) * total(kv))
+    same(pulled(kv, 5), 4)
+
+
+@case()
+def grad_view_beside_an_ordinary_push(create: Stores) -> None:
+    kv = probed(create)
+    kv.set_updater(lambda key, grad, stored: np.add(stored, grad, out=stored))
+    kv.grad_view(5)[...] = 10 * (kv.rank + 1)
+    kv.push([3, 5], [full(kv.rank + 1), kv.grad_view(5)])
+    same(pulled(kv, 3), 2 + total(kv))
+    same(pulled(kv, 5), 4 + 10 * total(kv))
+
+
+@case()
+def grad_view_that_was_not_pushed_has_no_effect(create: Stores) -> None:
+    kv = probed(create)
+    kv.grad_view(5)[...] = 99
+    kv.push(3, full(kv.rank + 1))
+    same(pulled(kv, 3), total(kv))
+    same(pulled(kv, 5), 4)
+
+
+@case()
+def grad_view_survives_the_flush_of_a_neighbour(create: Stores) -> None:
+    kv = probed(create)
+    kv.grad_view(5)[...] = kv.rank + 1
+    kv.push(3, full(1))
+    same(pulled(kv, 3), kv.num_workers)
+    same(kv.grad_view(5), kv.rank + 1)
+    kv.push(5, kv.grad_view(5))
+    same(pulled(kv, 5), total(kv))
+
+
+@case()
+def grad_view_among_several_values(create: Stores) -> None:
+    kv = probed(create)
+    kv.grad_view(3)[...] = kv.rank + 1
+    kv.push(3, [full(10 * (kv.rank + 1)), kv.grad_view(3), kv.grad_view(3)])
+    same(pulled(kv, 3), 12 * total(kv))
+
+
+@case()
+def grad_view_pushed_to_another_key(create: Stores) -> None:
+    kv = probed(create)
+    kv.grad_view(3)[...] = kv.rank + 1
+    kv.grad_view(5)[...] = 10 * (kv.rank + 1)
+    kv.push([3, 5], [kv.grad_view(5), kv.grad_view(3)])
+    same(pulled(kv, 3), 10 * total(kv))
+    same(pulled(kv, 5), total(kv))
+
+
+@case()
+def part_of_a_grad_view_turned_around(create: Stores) -> None:
+    kv = create()
+    kv.init("row", full(0, (4,)))
+    kv.grad_view("row")[...] = np.arange(4)
+    kv.push("row", kv.grad_view("row")[::-1])
+    same(pulled(kv, "row", full(0, (4,))), np.arange(4)[::-1] * kv.num_workers)
+
+
+@case()
+def pushpull_of_a_grad_view_in_place(create: Stores) -> None:
+    kv = probed(create)
+    grad = kv.grad_view(3)
+    grad[...] = kv.rank + 1
+    kv.pushpull(3, grad)
+    same(grad, total(kv))
+    kv.pushpull(3, grad)
+    same(grad, total(kv) * kv.num_workers)
+
+
+@case(sizes=SEVERAL)
+def looking_on_one_rank_alone_changes_nothing(create: Stores) -> None:
+    for look in ("value", "grad_view", "explain_plan"):
+        kv = create()
+        kv.init("a", full(1))
+        if kv.rank == 1:
+            getattr(kv, look)(*(["a"] if look != "explain_plan" else []))
+        kv.init("b", full(2))
+        if kv.rank == 0:
+            getattr(kv, look)(*(["b"] if look != "explain_plan" else []))
+        kv.init("c", full(3, (5, 5)))
+        kv.push(["a", "b"], [full(kv.rank + 1), full(10 * (kv.rank + 1))])
+        kv.push("c", full(kv.rank + 1, (5, 5)))
+        same(pulled(kv, "a"), total(kv))
+        same(pulled(kv, "b"), 10 * total(kv))
+        same(pulled(kv, "c", full(0, (5, 5))), total(kv))
+
+
+@case()
+def local_pull_on_one_rank_alone(create: Stores) -> None:
+    kv = probed(create)
+    if kv.rank == 0:
+        out = full(0)
+        kv.pull(3, out=out, local=True)
+        same(out, 2)
+    kv.push([3, 5], [full(kv.rank + 1), full(1)])
+    kv.wait()
+    if kv.rank == kv.num_workers - 1:
+        same(kv.pull(3, local=True), total(kv))
+        three, five = kv.pull([3, 5], local=True)
+        same(three, total(kv))
+        same(five, kv.num_workers)
+    intact(kv, total(kv), kv.num_workers)
+
+
+@case()
+def views_of_unknown_keys(create: Stores) -> None:
+    kv = probed(create)
+    calls: list[Any] = [kv.value, kv.grad_view, kv.wait, kv.spec]
+    for call in calls:
+        with refused(kv, KeyNotInitialized, "99", "init"):
+            call(99)
+    with refused(kv, KeyNotInitialized, "99", "init"):
+        kv.pull(99, local=True)
+    intact(kv)
+
+
+@case()
+def grad_view_of_a_key_that_was_pushed(create: Stores) -> None:
+    kv = probed(create)
+    kv.push(3, full(kv.rank + 1))
+    with refused(kv, UsageError, "3", "pull"):
+        kv.grad_view(3)
+    kv.wait()
+    kv.grad_view(3)[...] = 99
+    same(pulled(kv, 3), total(kv))

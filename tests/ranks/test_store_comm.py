@@ -1,0 +1,122 @@
+"""Stores over some of the ranks, and which ranks a store has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import ncclkv
+import ncclkv.store.create as find_store
+from ncclkv.errors import UsageError
+
+
+def total_of(communicator: MPI.Intracomm) -> float:
+    """The sum of rank + 1 over all of MPI's ranks that are in `communicator`."""
+    return sum(communicator.allgather(MPI.COMM_WORLD.Get_rank() + 1))
+
+
+def sums(kv: ncclkv.KVStore) -> list[float]:
+    """What every rank's number in the job, plus one, adds up to in a store."""
+    kv.init("sum", np.zeros(3))
+    kv.push("sum", np.full(3, MPI.COMM_WORLD.Get_rank() + 1.0))
+    out: list[float] = kv.pull("sum").tolist()
+    return out
+
+
+@pytest.mark.parametrize("name", ["dist_sync", "dist", "DIST_SYNC"])
+def test_all_ranks(name: str, comm_world: MPI.Intracomm) -> None:
+    with ncclkv.create(name) as kv:
+        assert kv.type == name.lower()
+        assert kv.rank == comm_world.Get_rank()
+        assert kv.num_workers == comm_world.Get_size()
+        assert sums(kv) == [total_of(comm_world)] * 3
+
+
+def test_one_line_tells_what_dist_found(
+    comm_world: MPI.Intracomm, caplog: pytest.LogCaptureFixture
+) -> None:
+    # It is said once in a process, and other tests have had it said.
+    find_store._say_once.cache_clear()
+    with ncclkv.create("dist"), ncclkv.create("dist"):
+        lines = [record.getMessage() for record in caplog.records if record.name == "ncclkv"]
+    told = comm_world.Get_rank() == 0 and comm_world.Get_size() > 1
+    assert len(lines) == (1 if told else 0)
+    for line in lines:
+        assert "host memory" in line
+        assert f"{comm_world.Get_size()} ranks" in line
+
+
+@pytest.mark.parametrize("update_on", ["every_rank", "root"])
+def test_even_and_odd_ranks(update_on: str, comm_world: MPI.Intracomm) -> None:
+    rank = comm_world.Get_rank()
+    # The key turns the order of ranks around: a store has the communicator's, not the job's.
+    half = comm_world.Split(rank % 2, -rank)
+    with ncclkv.create("dist_sync", comm=half, update_on=update_on) as kv:
+        assert (kv.rank, kv.num_workers) == (half.Get_rank(), half.Get_size())
+        assert sums(kv) == [total_of(half)] * 3
+        kv.init("root", np.full(2, float(rank)))
+        assert kv.pull("root").tolist() == [half.bcast(rank)] * 2
+    half.Free()
+
+
+def test_one_rank_outside(comm_world: MPI.Intracomm) -> None:
+    rank = comm_world.Get_rank()
+    some = comm_world.Split(MPI.UNDEFINED if rank == 0 and comm_world.Get_size() > 1 else 0, rank)
+    if some != MPI.COMM_NULL:
+        with ncclkv.create("dist_sync", comm=some) as kv:
+            assert sums(kv) == [total_of(some)] * 3
+        some.Free()
+
+
+def test_stores_over_all_and_over_some_at_once(comm_world: MPI.Intracomm) -> None:
+    half = comm_world.Split(comm_world.Get_rank() % 2, comm_world.Get_rank())
+    with ncclkv.create("dist_sync") as everyone, ncclkv.create("dist_sync", comm=half) as some:
+        for i in range(3):
+            everyone.broadcast(str(i), np.full(2, i + 5.0), np.zeros(2))
+            some.broadcast(str(i), np.full(2, i + 50.0), np.zeros(2))
+            everyone.push(str(i), np.ones(2))
+            some.push(str(i), np.ones(2))
+            assert some.pull(str(i)).tolist() == [half.Get_size()] * 2
+            assert everyone.pull(str(i)).tolist() == [comm_world.Get_size()] * 2
+    half.Free()
+
+
+def test_the_callers_traffic_is_apart(comm_world: MPI.Intracomm) -> None:
+    with ncclkv.create("dist_sync", comm=comm_world) as kv:
+        kv.init("w", np.zeros(1000))
+        right = (comm_world.Get_rank() + 1) % comm_world.Get_size()
+        request = comm_world.irecv(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG)
+        kv.push("w", np.ones(1000))
+        assert (kv.pull("w") == comm_world.Get_size()).all()
+        comm_world.send(("mine", comm_world.Get_rank()), right, tag=0)
+        word, sender = request.wait()
+        assert word == "mine"
+        assert (sender + 1) % comm_world.Get_size() == comm_world.Get_rank()
+
+
+def test_a_communicator_may_be_freed_before_its_store(comm_world: MPI.Intracomm) -> None:
+    copy = comm_world.Dup()
+    kv = ncclkv.create("dist_sync", comm=copy)
+    copy.Free()
+    with kv:
+        assert sums(kv) == [total_of(comm_world)] * 3
+
+
+def test_no_communicator_of_this_rank(comm_world: MPI.Intracomm) -> None:
+    with pytest.raises(UsageError, match="COMM_NULL") as caught:
+        ncclkv.create("dist_sync", comm=MPI.COMM_NULL)
+    assert "comm" in str(caught.value)
+
+
+def test_local_stores_beside_others_are_warned_of_once(comm_world: MPI.Intracomm) -> None:
+    several = comm_world.Get_size() > 1
+    with pytest.MonkeyPatch.context() as patch:
+        seen: list[str] = []
+        patch.setattr("warnings.warn", lambda message, *args, **named: seen.append(str(message)))
+        with ncclkv.create("local") as kv:
+            assert (kv.rank, kv.num_workers) == (0, 1)
+            assert sums(kv) == [comm_world.Get_rank() + 1.0] * 3
+    assert len(seen) == (1 if several and comm_world.Get_rank() == 0 else 0)
+    for text in seen:
+        assert f"{comm_world.Get_size()} independent" in text

@@ -1,0 +1,66 @@
+"""Between users' arrays and flat slots, in host memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ncclkv.kernels.base import Kernels
+from ncclkv.kernels.host import HostKernels
+
+KERNELS: Kernels = HostKernels()
+BASE = np.arange(24.0).reshape(2, 3, 4)
+VALUES = {
+    "contiguous": BASE,
+    "no dimensions": np.array(7.0),
+    "empty": np.empty((0, 4)),
+    "fortran": np.asfortranarray(BASE),
+    "strided": BASE[:, ::2, ::-1],
+    "transposed": BASE.transpose(2, 0, 1),
+    "repeated": np.broadcast_to(np.arange(3.0), (4, 3)),
+    "other byte order": BASE.astype(">f8" if BASE.dtype.isnative else "<f8"),
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
+def test_pack_writes_in_c_order_and_nowhere_else(value: np.ndarray) -> None:
+    memory = np.full(value.size + 2, -1.0)
+    KERNELS.pack(value, memory[1:-1])
+    assert memory.tolist() == [-1, *value.ravel().tolist(), -1]
+
+
+@pytest.mark.parametrize("name", [name for name in VALUES if name != "repeated"])
+def test_unpack_gives_back_what_pack_took(name: str) -> None:
+    value = VALUES[name]
+    out = np.zeros_like(value)
+    KERNELS.unpack(value.ravel().astype(np.float64), out)
+    assert np.array_equal(out, value)
+
+
+def test_unpack_writes_into_strides() -> None:
+    memory = np.zeros((4, 6))
+    KERNELS.unpack(np.arange(1.0, 7.0), memory[::2, 1::2])
+    assert memory[::2, 1::2].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert memory.sum() == 21
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [("int32", [1, -1, 300]), ("float32", [1.5, -1.5, 300]), ("bool", [True, True, True])],
+)
+def test_unpack_casts_as_astype_does(dtype: str, expected: list[float]) -> None:
+    slot = np.array([1.5, -1.5, 300.0])
+    out = np.zeros(3, dtype)
+    KERNELS.unpack(slot, out)
+    assert out.tolist() == expected == slot.astype(dtype).tolist()
+
+
+def test_unpack_to_and_from_bfloat16() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes")
+    slot = np.array([1.5, -2.0, 2.0**100], ml_dtypes.bfloat16)
+    out = np.zeros((3, 1), np.float32)
+    KERNELS.unpack(slot, out)
+    assert out.ravel().tolist() == [1.5, -2, 2.0**100]
+    back = np.zeros((3, 1), ml_dtypes.bfloat16)
+    KERNELS.unpack(out.ravel(), back)
+    assert np.array_equal(back.ravel(), slot)

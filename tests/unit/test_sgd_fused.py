@@ -1,0 +1,176 @@
+"""An optimizer at work on whole buckets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ncclkv.errors import DTypeMismatch
+from ncclkv.kernels.host import HostKernels
+from ncclkv.optimizer import SGD
+from ncclkv.optimizer.fused import FusedUpdater
+from ncclkv.table.bucket import Bucket, place
+from ncclkv.table.registry import KeySpec
+
+
+class CountingKernels(HostKernels):
+    """Host kernels that record the length of each update."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def sgd(self, weights: np.ndarray, *arrays: Any, **numbers: Any) -> None:  # type: ignore[override]
+        self.lengths.append(weights.size)
+        HostKernels.sgd(weights, *arrays, **numbers)
+
+
+def _bucket(dtype: Any = "float32", index: int = 0) -> Bucket:
+    """Keys a, b, c of 10, 100 and 3 elements in one bucket."""
+    sizes = {"a": 10, "b": 100, "c": 3}
+    specs = [
+        KeySpec(key, number, (size,), np.dtype(dtype))
+        for number, (key, size) in enumerate(sizes.items())
+    ]
+    (bucket,) = place(specs, 1 << 20, first=index)
+    return bucket
+
+
+def _arrays(bucket: Bucket) -> tuple[np.ndarray, np.ndarray]:
+    """Weights of 0 and gradients of 1, padding included: what is skipped shows."""
+    return np.zeros(bucket.count, bucket.dtype), np.ones(bucket.count, bucket.dtype)
+
+
+def test_one_kernel_call_updates_a_range_of_many_keys() -> None:
+    bucket, kernels = _bucket(), CountingKernels()
+    weights, gradients = _arrays(bucket)
+    updater = FusedUpdater(SGD(learning_rate=0.5), kernels)
+    updater.apply(updater.step(), bucket, weights, gradients, 0, bucket.count)
+    updater.apply(updater.step(), bucket, weights, gradients, 3, 90)
+    assert kernels.lengths == [bucket.count, 87]
+    assert (weights[3:90] == -1).all()
+    assert (weights[:3] == -0.5).all()
+    assert (weights[90:] == -0.5).all()
+
+
+def test_factors_of_other_keys_do_not_cut_the_range() -> None:
+    bucket, kernels = _bucket(), CountingKernels()
+    optimizer = SGD()
+    optimizer.set_lr_mult({"elsewhere": 2.0})
+    updater = FusedUpdater(optimizer, kernels)
+    updater.apply(updater.step(), bucket, *_arrays(bucket), 0, bucket.count)
+    assert kernels.lengths == [bucket.count]
+
+
+def test_factors_cut_the_range_at_keys() -> None:
+    bucket, kernels = _bucket(), CountingKernels()
+    a, b, c = bucket.entries
+    optimizer = SGD(learning_rate=1.0, wd=1.0)
+    optimizer.set_lr_mult({"a": 0.5})
+    optimizer.set_wd_mult({"c": 0.0})
+    weights, gradients = _arrays(bucket)
+    weights[:] = 4
+    updater = FusedUpdater(optimizer, kernels)
+    updater.apply(updater.step(), bucket, weights, gradients, a.lo + 2, c.lo + 1)
+    assert kernels.lengths == [8, 100, 1]
+    assert weights[a.lo : a.hi].tolist() == [4, 4] + [4 - 0.5 * 5] * 8
+    assert weights[b.lo : b.hi].tolist() == [4 - 5] * 100
+    assert weights[c.lo : c.hi].tolist() == [4 - 1, 4, 4]
+
+
+def test_ranges_of_a_bucket_share_its_state() -> None:
+    whole, parts = (
+        FusedUpdater(SGD(learning_rate=0.5, momentum=0.5), HostKernels()) for _ in range(2)
+    )
+    bucket = _bucket()
+    (expected, gradients), (weights, _) = _arrays(bucket), _arrays(bucket)
+    for step in range(3):
+        whole.apply(whole.step(), bucket, expected, gradients, 0, bucket.count)
+        cut = 50 + step
+        parts.apply(parts.step(), bucket, weights, gradients, cut, bucket.count)
+        parts.apply(parts.step(), bucket, weights, gradients, 0, cut)
+    assert np.array_equal(weights, expected)
+    assert weights[0] == -0.5 - 0.75 - 0.875
+
+
+def test_buckets_have_states_of_their_own() -> None:
+    updater = FusedUpdater(SGD(learning_rate=0.5, momentum=0.5), HostKernels())
+    for bucket in (_bucket(index=0), _bucket(index=1)):
+        weights, gradients = _arrays(bucket)
+        updater.apply(updater.step(), bucket, weights, gradients, 0, bucket.count)
+        assert (weights == -0.5).all()
+
+
+def test_a_step_keeps_the_numbers_of_its_time() -> None:
+    bucket = _bucket()
+    optimizer = SGD(learning_rate=0.5)
+    optimizer.set_lr_mult({"a": 2.0})
+    updater = FusedUpdater(optimizer, HostKernels())
+    before = updater.step()
+    optimizer.learning_rate = 0.25
+    optimizer.lr_mult["a"] = 4.0
+    optimizer.wd = 1.0
+    after = updater.step()
+    for step, of_a, of_others in ((before, -1, -0.5), (after, -1, -0.25)):
+        weights, gradients = _arrays(bucket)
+        updater.apply(step, bucket, weights, gradients, 0, bucket.count)
+        assert (weights[:10] == of_a).all()
+        assert (weights[bucket.entries[1].lo : bucket.entries[1].hi] == of_others).all()
+
+
+def test_steps_are_one_object_until_a_number_changes() -> None:
+    optimizer = SGD()
+    updater = FusedUpdater(optimizer, HostKernels())
+    first = updater.step()
+    assert updater.step() is first
+    optimizer.set_wd_mult({"a": 0.0})
+    assert updater.step() is not first
+    assert updater.step() is updater.step()
+
+
+def test_reset_forgets_the_state_of_a_range_alone() -> None:
+    bucket = _bucket()
+    b = bucket.entries[1]
+    weights, gradients = _arrays(bucket)
+    updater = FusedUpdater(SGD(learning_rate=0.5, momentum=0.5), HostKernels())
+    updater.reset(bucket, b.lo, b.hi)
+    updater.apply(updater.step(), bucket, weights, gradients, 0, bucket.count)
+    updater.reset(bucket, b.lo, b.hi)
+    updater.apply(updater.step(), bucket, weights, gradients, 0, bucket.count)
+    inside = np.zeros(bucket.count, bool)
+    inside[b.lo : b.hi] = True
+    assert (weights[inside] == -1).all()
+    assert (weights[~inside] == -1.25).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_weights_have_float32_states(dtype: Any) -> None:
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes", reason="bfloat16 needs it").bfloat16
+    bucket = _bucket(dtype)
+    weights, gradients = _arrays(bucket)
+    updater = FusedUpdater(SGD(learning_rate=0.1, momentum=0.9), HostKernels())
+    wide, momenta = np.zeros((2, bucket.count), np.float32)
+    for _ in range(3):
+        updater.apply(updater.step(), bucket, weights, gradients, 0, bucket.count)
+        momenta = np.float32(0.9) * momenta - np.float32(0.1)
+        wide = (wide + momenta).astype(dtype).astype(np.float32)
+        assert np.array_equal(weights.astype(np.float32), wide)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_floating_keys_pass_the_check(dtype: str) -> None:
+    FusedUpdater(SGD(), HostKernels()).check(KeySpec("w", 0, (2,), np.dtype(dtype)))
+
+
+def test_bfloat16_keys_pass_the_check() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes")
+    FusedUpdater(SGD(), HostKernels()).check(KeySpec(3, 0, (2,), np.dtype(ml_dtypes.bfloat16)))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int16", "uint16", "int64", "complex64"])
+def test_other_keys_are_refused_with_key_and_dtype(dtype: str) -> None:
+    with pytest.raises(DTypeMismatch) as caught:
+        FusedUpdater(SGD(), HostKernels()).check(KeySpec("w", 0, (2,), np.dtype(dtype)))
+    assert str(caught.value).startswith(f"key 'w' is {dtype}, and SGD updates float16, bfloat16")

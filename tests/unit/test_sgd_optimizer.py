@@ -1,0 +1,150 @@
+"""The optimizer SGD: its arguments, its settings, its config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ncclkv.errors import UsageError
+from ncclkv.kernels.host import HostKernels
+from ncclkv.optimizer import SGD, Optimizer, create
+
+
+def _step(optimizer: Optimizer, states: list[np.ndarray], **factors: float) -> float:
+    """One update of a weight of 0 by a gradient of 1."""
+    w = np.zeros(1)
+    factors = {"lr_mult": 1.0, "wd_mult": 1.0} | factors
+    optimizer.update(HostKernels(), w, np.ones(1), states, **factors)
+    return float(w[0])
+
+
+def test_the_defaults_are_mxnets() -> None:
+    assert _step(SGD(), []) == -0.01
+    assert SGD().config() == {
+        "name": "sgd",
+        "learning_rate": 0.01,
+        "momentum": 0.0,
+        "wd": 0.0,
+        "rescale_grad": 1.0,
+        "clip_gradient": None,
+        "lr_mult": {},
+        "wd_mult": {},
+    }
+
+
+def test_momentum_decides_whether_there_is_a_state() -> None:
+    assert SGD().state_count == 0
+    optimizer = SGD(learning_rate=0.5, momentum=0.5)
+    assert optimizer.state_count == 1
+    momenta = np.zeros(1)
+    assert [_step(optimizer, [momenta]) for _ in range(3)] == [-0.5, -0.75, -0.875]
+    with pytest.raises(AttributeError):
+        optimizer.momentum = 0.0  # type: ignore[misc]
+
+
+def test_settings_take_effect_at_the_next_update() -> None:
+    optimizer = SGD(learning_rate=1.0)
+    assert _step(optimizer, []) == -1
+    optimizer.learning_rate = 0.5
+    assert _step(optimizer, []) == -0.5
+    optimizer.set_learning_rate(0.25)
+    assert _step(optimizer, []) == -0.25
+    optimizer.rescale_grad = 4.0
+    assert _step(optimizer, []) == -1
+    optimizer.clip_gradient = 2.0
+    assert _step(optimizer, []) == -0.5
+
+
+def test_factors_multiply_learning_rate_and_decay() -> None:
+    w = np.full(1, 2.0)
+    SGD(learning_rate=1.0, wd=0.5).update(
+        HostKernels(), w, np.zeros(1), [], lr_mult=0.5, wd_mult=0.25
+    )
+    assert w[0] == 2 - 0.5 * (0.5 * 0.25 * 2)
+
+
+def test_factors_by_key_are_replaced_as_a_whole() -> None:
+    optimizer = SGD()
+    optimizer.set_lr_mult({"a": 2, "b": 3})
+    optimizer.set_lr_mult({"b": 4})
+    optimizer.set_wd_mult({7: 0})
+    assert (optimizer.lr_mult, optimizer.wd_mult) == ({"b": 4.0}, {7: 0.0})
+    assert (optimizer.config()["lr_mult"], optimizer.config()["wd_mult"]) == ({"b": 4}, {7: 0})
+
+
+def test_a_config_does_not_change_with_its_optimizer() -> None:
+    optimizer = SGD()
+    optimizer.set_lr_mult({"a": 2})
+    config = optimizer.config()
+    optimizer.lr_mult["a"] = 3.0
+    assert config["lr_mult"] == {"a": 2.0}
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "momentum", "wd", "rescale_grad"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "0.1", None, 1j, [0.1]])
+def test_arguments_are_finite_numbers(name: str, value: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        SGD(**{name: value})
+    assert str(caught.value) == f"{name} is {value!r}; give a finite number"
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "momentum", "wd"])
+def test_arguments_are_not_negative(name: str) -> None:
+    with pytest.raises(UsageError, match=f"^{name} is -0.1; give a number of at least 0$"):
+        SGD(**{name: -0.1})
+
+
+@pytest.mark.parametrize("bound", [0, -1.0])
+def test_clipping_bounds_are_above_zero(bound: float) -> None:
+    with pytest.raises(UsageError, match=r"give a bound above 0, or None to clip nothing$"):
+        SGD(clip_gradient=bound)
+    with pytest.raises(UsageError, match=r"^clip_gradient is 'x'; give a finite number$"):
+        SGD(clip_gradient="x")  # type: ignore[arg-type]
+
+
+def test_a_refused_learning_rate_changes_nothing() -> None:
+    optimizer = SGD(learning_rate=0.5)
+    with pytest.raises(UsageError, match="learning_rate is nan"):
+        optimizer.set_learning_rate(float("nan"))
+    assert optimizer.learning_rate == 0.5
+
+
+def test_factors_are_a_mapping_of_finite_numbers() -> None:
+    optimizer = SGD()
+    with pytest.raises(UsageError, match=r"^lr_mult is a list; give a dict of factors by key$"):
+        optimizer.set_lr_mult([1.0])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"^wd_mult of key 'w' is nan; give a finite number$"):
+        optimizer.set_wd_mult({"w": float("nan")})
+    assert (optimizer.lr_mult, optimizer.wd_mult) == ({}, {})
+
+
+@pytest.mark.parametrize("name", ["sgd", "SGD", "Sgd"])
+def test_create_takes_names_in_any_case(name: str) -> None:
+    optimizer = create(name, learning_rate=np.float32(0.5), momentum=0.5)
+    assert type(optimizer) is SGD
+    assert repr(optimizer) == (
+        "SGD(learning_rate=0.5, momentum=0.5, wd=0.0, rescale_grad=1.0, clip_gradient=None)"
+    )
+
+
+@pytest.mark.parametrize("name", ["adam", "", None, SGD])
+def test_create_refuses_unknown_names_and_lists_those_it_knows(name: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        create(name)
+    assert str(caught.value) == f"optimizer {name!r} is unknown; use one of sgd"
+
+
+def test_create_refuses_unknown_arguments_and_lists_those_it_knows() -> None:
+    with pytest.raises(UsageError) as caught:
+        create("sgd", lr=0.1)
+    assert str(caught.value) == (
+        "optimizer 'sgd' has no argument 'lr'; it takes learning_rate, momentum, wd, "
+        "rescale_grad, clip_gradient"
+    )
+
+
+def test_arguments_go_by_name() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        SGD(0.9)  # type: ignore[misc]

@@ -1,0 +1,167 @@
+"""Names of stores, and what is said of those that are none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ncclkv
+from ncclkv.errors import LaunchError, NotSupported, UsageError
+from ncclkv.testing import run_ranks
+
+ALONE = (
+    "local",
+    "local_update_cpu",
+    "local_allreduce_cpu",
+    "device",
+    "local_allreduce_device",
+    "threads",
+    "dist",
+    "dist_sync",
+)
+
+
+@pytest.mark.parametrize("name", [*ALONE, "LOCAL", "Device", "Local_AllReduce_CPU"])
+def test_a_store_of_one_rank(name: str) -> None:
+    with ncclkv.create(name) as kv:
+        assert kv.type == name.lower()
+        assert (kv.rank, kv.num_workers, kv.local_rank) == (0, 1, 0)
+        kv.init(3, np.zeros(2))
+        kv.push(3, [np.ones(2), np.ones(2)])
+        assert kv.pull(3).tolist() == [2, 2]
+
+
+def test_local_is_the_default() -> None:
+    with ncclkv.create() as kv:
+        assert kv.type == "local"
+
+
+@pytest.mark.parametrize("name", ["foo", "", "async", "loacl", "dist_snyc", "foo_dist_bar", "mccl"])
+def test_unknown_names(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ncclkv.create(name)
+    text = str(caught.value)
+    assert repr(name) in text
+    for known in ("local", "dist_sync", "nccl", "threads"):
+        assert known in text
+
+
+@pytest.mark.parametrize(("typo", "meant"), [("loacl", "local"), ("dist_snyc", "dist_sync")])
+def test_a_typo_is_met_with_the_name_meant(typo: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"did you mean '{meant}'"):
+        ncclkv.create(typo)
+
+
+@pytest.mark.parametrize("name", [None, 3, b"local", ["local"]])
+def test_names_that_are_no_strings(name: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        ncclkv.create(name)
+    assert repr(name) in str(caught.value)
+    assert "str" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["nccl", "NCCL", "dist_device_sync", "dist_sync_device"])
+def test_stores_over_nccl_say_what_is_missing(name: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        ncclkv.create(name)
+    text = str(caught.value)
+    for word in (name.lower(), "NCCL", "dist_sync"):
+        assert word in text
+
+
+@pytest.mark.parametrize("name", ["dist_async", "Dist_Async"])
+def test_asynchronous_stores_are_not_supported(name: str) -> None:
+    with pytest.raises(NotSupported) as caught:
+        ncclkv.create(name)
+    assert isinstance(caught.value, NotImplementedError)
+    for word in ("dist_async", "dist_sync"):
+        assert word in str(caught.value)
+
+
+def test_threads_have_the_rank_of_their_thread() -> None:
+    def body() -> tuple[int, int]:
+        with ncclkv.create("threads") as kv:
+            return kv.rank, kv.num_workers
+
+    assert run_ranks(4, body) == [(0, 4), (1, 4), (2, 4), (3, 4)]
+
+
+def test_what_a_rank_raises_is_raised_with_its_rank() -> None:
+    def body() -> None:
+        with ncclkv.create("threads") as kv:
+            if kv.rank == 2:
+                raise ZeroDivisionError("mine")
+            kv.barrier()
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_ranks(4, body)
+    notes = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert "mine" in notes
+    assert "rank 2" in notes
+
+
+def test_comm_where_there_is_none() -> None:
+    for name in ("local", "device", "threads"):
+        with pytest.raises(UsageError) as caught:
+            ncclkv.create(name, comm=object())
+        assert name in str(caught.value)
+        assert "comm" in str(caught.value)
+
+
+def test_comm_that_is_none() -> None:
+    with pytest.raises(UsageError) as caught:
+        ncclkv.create("dist_sync", comm="COMM_WORLD")
+    assert "'COMM_WORLD'" in str(caught.value)
+    assert "mpi4py" in str(caught.value)
+
+
+def test_a_misspelt_option() -> None:
+    with pytest.raises(TypeError, match="bucket_byte"):
+        ncclkv.create("local", bucket_byte=3)
+
+
+def test_jobs_of_several_ranks_are_warned_of_stores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_SIZE", "4")
+    monkeypatch.setenv("PMI_RANK", "0")
+    for name in ("local", "device"):
+        with pytest.warns(UserWarning, match="4 independent") as caught:
+            kv = ncclkv.create(name)
+        kv.close()
+        assert "create('dist')" in str(caught[0].message)
+        assert len(caught) == 1
+
+
+def test_importing_needs_neither_mpi_nor_a_framework() -> None:
+    # In a fresh interpreter, since this one has imported whatever other tests needed.
+    program = (
+        "import sys, ncclkv, numpy as np\n"
+        "kv = ncclkv.create('local'); kv.init(1, np.ones(2)); kv.push(1, np.ones(2)); kv.close()\n"
+        "kv = ncclkv.create('dist'); kv.close()\n"
+        "print([m for m in ('mpi4py.MPI', 'torch', 'cupy', 'jax') if m in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_a_launcher_that_promises_more_ranks_than_mpi_has() -> None:
+    # One process that believes to be one of four: a launcher and a library of different MPIs.
+    program = "import ncclkv; ncclkv.create('dist_sync')"
+    promise = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **promise, "NCCLKV_ABORT": "0"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode != 0
+    for word in ("LaunchError", "4", "mpirun"):
+        assert word in done.stderr
