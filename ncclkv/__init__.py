@@ -14,8 +14,8 @@ array([[8., 8., 8.],
 >>> kv.close()
 """
 
-from ncclkv import abort, errors, optimizer, testing
-from ncclkv.comm.base import Communicator, Work
+from ncclkv import abort, comm, errors, optimizer, testing
+from ncclkv.comm import Communicator, Work
 from ncclkv.errors import KVStoreError
 from ncclkv.store.create import create
 from ncclkv.store.kvstore import KVStore
@@ -29,6 +29,7 @@ __all__ = [
     "KVStoreBase",
     "KVStoreError",
     "Work",
+    "comm",
     "create",
     "errors",
     "optimizer",

@@ -12,7 +12,7 @@ from functools import partial
 
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.placement import Placement
-from ncclkv.engine.state import Array, BucketState, GradientMemory, Slot, fresh
+from ncclkv.engine.state import Array, BucketMemory, BucketState, Slot, fresh
 from ncclkv.engine.update import Assign, FunctionRule, FusedRule, Rule
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
@@ -44,7 +44,7 @@ class Engine:
         self._unplaced: dict[Key, Array] = {}
         self._slots: dict[Key, Slot] = {}
         self._states: list[BucketState] = []
-        self._memory = GradientMemory()
+        self._memory = BucketMemory()
 
     # Keys and their places
 
@@ -104,7 +104,28 @@ class Engine:
 
     # Push
 
-    def make_room(self, keys: Collection[Key]) -> None:
+    def push(self, values: Mapping[Key, Sequence[Array]], priority: int) -> None:
+        """Stage and commit this rank's values of each key."""
+        safe = self.safe(values)
+        self._make_room(values.keys())
+        self.stage(safe)
+        self.commit(dict.fromkeys(values, priority))
+
+    def safe(self, values: Mapping[Key, Sequence[Array]]) -> dict[Key, Sequence[Array]]:
+        """The values, with copies of those that a push could overwrite while it reads them.
+
+        That is what lies in a bucket, other than in its own key's gradient.  The first call gives
+        keys their places.
+        """
+        return {key: self._safe(self.slot(key), arrays) for key, arrays in values.items()}
+
+    def _safe(self, slot: Slot, arrays: Sequence[Array]) -> Sequence[Array]:
+        """The same for the values of one key."""
+        if len(arrays) == 1 and slot.holds(arrays[0]):
+            return arrays
+        return [array if self._memory.bucket(array) is None else fresh(array) for array in arrays]
+
+    def _make_room(self, keys: Collection[Key]) -> None:
         """Launch what waits in the buckets of `keys` and cannot fly with a new push of them."""
         step = self.rule.step()
         for state in self._buckets(keys):
@@ -117,14 +138,9 @@ class Engine:
             self._launch(state)
 
     def stage(self, values: Mapping[Key, Sequence[Array]]) -> None:
-        """Reduce this rank's values of each key into its place in the gradients.
-
-        Arrays of a call may share memory with each other and with the buckets: what lies in a
-        bucket, other than in its key's own place, is copied before any place is written.
-        """
-        safe = {key: self._safe(key, arrays) for key, arrays in values.items()}
+        """Reduce this rank's values of each key, made safe, into its place in the gradients."""
         step = self.rule.step()
-        for key, arrays in safe.items():
+        for key, arrays in values.items():
             slot = self._slots[key]
             self._complete(slot.state)
             if len(arrays) > 1:
@@ -133,13 +149,6 @@ class Engine:
                 self._kernels.pack(arrays[0], slot.gradient)
             slot.state.pushed.add(key)
             slot.state.step = step
-
-    def _safe(self, key: Key, arrays: Sequence[Array]) -> Sequence[Array]:
-        """The arrays, with those that staging could overwrite copied."""
-        slot = self.slot(key)
-        if len(arrays) == 1 and slot.holds(arrays[0]):
-            return arrays
-        return [fresh(array) if array in self._memory else array for array in arrays]
 
     def commit(self, priorities: Mapping[Key, int]) -> None:
         """Launch what the staged keys filled; with a function as updater, run it to the end."""
@@ -213,10 +222,23 @@ class Engine:
         for work in works:
             work.wait()
 
+    def check_outs(self, reads: Iterable[tuple[Key, Array]]) -> None:
+        """Refuse to write over gradients that were pushed and that these reads do not flush."""
+        reads = list(reads)
+        flushed = self._buckets([key for key, _ in reads])
+        for key, out in reads:
+            state = self._memory.bucket(out)
+            if state is not None and state.pushed and state not in flushed:
+                raise UsageError(
+                    f"pull of key {key!r}: out is the grad_view of another key, in whose bucket "
+                    f"pushes wait; pull that key, or call wait(), first"
+                )
+
     def drop(self, keys: Iterable[Key]) -> None:
         """Forget that `keys` were pushed."""
         for key in keys:
-            self._slots[key].state.pushed.discard(key)
+            if key in self._slots:
+                self._slots[key].state.pushed.discard(key)
 
     def read(self, key: Key, out: Array) -> None:
         """Copy a key's value, as of the last flush, into `out`."""

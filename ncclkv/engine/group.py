@@ -33,7 +33,7 @@ class Group:
             if key in self._priorities and key not in self._kept:
                 self._kept[key] = [fresh(self._engine.slot(key).gradient_view)]
             self._kept.setdefault(key, []).extend(fresh(array) for array in arrays)
-        self._engine.stage(direct)
+        self._engine.stage(self._engine.safe(direct))
         for key in values:
             self._priorities[key] = max(priority, self._priorities.get(key, priority))
 
@@ -43,7 +43,7 @@ class Group:
 
     def finish(self) -> list[tuple[Key, Array]]:
         """Commit the pushes; what is to be read is the caller's to flush and copy."""
-        self._engine.stage(self._kept)
+        self._engine.stage(self._engine.safe(self._kept))
         self._engine.commit(self._priorities)
         return self._reads
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -83,27 +83,27 @@ class Slot:
         )
 
 
-class GradientMemory:
-    """Tells whether an array lies in some bucket's gradients."""
+class BucketMemory:
+    """Finds the bucket that an array lies in, if it lies in one."""
 
     def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
+        self._spans: list[tuple[int, int, BucketState]] = []
 
-    def add(self, states: Sequence[BucketState]) -> None:
+    def add(self, states: Iterable[BucketState]) -> None:
         """Include more buckets."""
-        spans = [*zip(self._starts, self._ends, strict=True)]
         for state in states:
-            start = address(state.gradients)
-            spans.append((start, start + state.gradients.nbytes))
-        spans.sort()
-        self._starts = [start for start, _ in spans]
-        self._ends = [end for _, end in spans]
+            for memory in (state.gradients, state.weights):
+                start = address(memory)
+                self._spans.append((start, start + memory.nbytes, state))
+        self._spans.sort(key=lambda span: span[0])
 
-    def __contains__(self, value: Array) -> bool:
-        where = address(value)
-        nearest = bisect.bisect_right(self._starts, where) - 1
-        return nearest >= 0 and where < self._ends[nearest]
+    def bucket(self, array: Array) -> BucketState | None:
+        """The bucket whose gradients or weights hold the array."""
+        where = address(array)
+        nearest = bisect.bisect_right(self._spans, where, key=lambda span: span[0]) - 1
+        if nearest < 0 or where >= self._spans[nearest][1]:
+            return None
+        return self._spans[nearest][2]
 
 
 def address(array: Array) -> int:

@@ -243,17 +243,15 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
         if self._group is not None:
             self._group.push(values, priority)
             return
-        self._engine.make_room(values.keys())
-        self._engine.stage(values)
-        self._engine.commit(dict.fromkeys(values, priority))
+        self._engine.push(values, priority)
 
     def _pull(self, reads: Sequence[tuple[Key, Array]]) -> None:
         """Flush what concerns some keys, and copy them out."""
         if self._group is not None:
             self._group.pull(reads)
             return
-        keys = [key for key, _ in reads]
-        self._engine.settle(keys)
+        self._engine.check_outs(reads)
+        self._engine.settle([key for key, _ in reads])
         self._read(reads)
 
     def _read(self, reads: Sequence[tuple[Key, Array]]) -> None:

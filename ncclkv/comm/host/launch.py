@@ -20,11 +20,32 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 50e-6
 
 
-def world(timeout: float) -> Communicator:
-    """A communicator of all ranks of the job, collective over them.
+def world(timeout: float | None = None) -> Communicator:
+    """A communicator of all ranks of the job, in host memory; collective over them.
 
     A process that no launcher started with others needs no MPI at all.
+
+    Parameters
+    ----------
+    timeout : float, optional
+        Seconds that a wait for other ranks may take; by default ``NCCLKV_TIMEOUT``, or 300.
+
+    Raises
+    ------
+    LaunchError
+        When the launcher started several ranks, and MPI cannot be loaded or sees fewer.
+
+    Examples
+    --------
+    >>> import numpy as np, ncclkv
+    >>> comm = ncclkv.comm.world()
+    >>> sums = np.zeros(3)
+    >>> work = comm.allreduce(np.ones(3), sums)
+    >>> work.wait()
+    >>> bool((sums == comm.size).all())
+    True
     """
+    timeout = env.timeout() if timeout is None else timeout
     started = env.launched_size()
     alone = started == 1 if started is not None else not env.launched_without_size()
     if alone and "mpi4py.MPI" not in sys.modules:
