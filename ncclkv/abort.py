@@ -11,12 +11,15 @@ import signal
 import socket
 import sys
 import threading
+import time
 from types import TracebackType
 from typing import Any
 
 from ncclkv import env
 
 _FAILURE = 1
+
+_LAST_WORDS = 0.2
 
 
 def install() -> None:
@@ -74,8 +77,11 @@ def _end_job() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     mpi: Any = sys.modules.get("mpi4py.MPI")
+    # A launcher may drop what it has not yet read from a rank's pipe when the rank aborts.
+    time.sleep(_LAST_WORDS)
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.COMM_WORLD.Abort(_FAILURE)
+        os._exit(_FAILURE)  # some MPIs return from Abort, to end the process a moment later
     # Before MPI_Init no launcher counts an exit, whatever its code, as the job's failure; every
     # one of them counts a death by signal.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

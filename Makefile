@@ -1,0 +1,41 @@
+# The front door.  Each target first puts into $(VENV) what it needs; done once, that takes no time.
+PYTHON ?= python3
+VENV   ?= .venv
+N      ?= 4
+
+export PYTHON VENV
+READY = $(VENV)/.ready
+TOOLS = $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help train test lint clean
+.NOTPARALLEL:
+
+help:  ## show this page
+	@sed -n 's/^\([a-z]*\):.*  ## /make \1\t/p; s/^#  //p' Makefile | expand -t 14
+
+train: $(READY)-train $(READY)-mpi$(MPI)  ## train a small network on 4 ranks
+	launch/local.sh -n $(N) train.py $(ARGS)
+
+test: $(READY)-test $(READY)-mpi$(MPI) $(WITH:%=$(READY)-%)  ## run all tests, on 1 to 4 ranks
+	$(TOOLS)/python -m tests.run $(RUNS)
+
+lint: $(READY)-lint  ## check style and types
+	$(TOOLS)/ruff check
+	$(TOOLS)/ruff format --check
+	$(TOOLS)/mypy
+
+clean:  ## remove .venv and all that the other targets made
+	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# What is in the environment: .ready-train says the extra `train` of setup.cfg, and so on;
+# .ready-mpi says some MPI, and .ready-mpiwheel one of the environment's own.
+$(READY)-%: setup.cfg pyproject.toml launch/setup.sh
+	launch/setup.sh $*
+
+# Shown by `make help` too:
+#  with train:   N=2 ranks, ARGS='--epochs 5' or other options of train.py
+#  with test:    RUNS='unit ranks-3' runs, and no others; WITH=torch, to download and test it too
+#  with any:     MPI=wheel, an MPI from its wheel even where PATH has an mpirun;
+#                PYTHON=python3.12, to make the environment with; VENV=.venv, where it is

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Put one thing into the environment $VENV, which is made first where it is not there yet.
+#
+#   launch/setup.sh EXTRA      ncclkv itself and an extra of setup.cfg: train, test, lint, torch ...
+#   launch/setup.sh mpi        an MPI, if neither the environment nor PATH has an mpirun
+#   launch/setup.sh mpiwheel   an MPI for the environment alone, whatever PATH has
+#
+# `make` runs it and looks at $VENV/.ready-EXTRA for what has been done.
+set -eu
+
+VENV=${VENV:-.venv}
+PYTHON=${PYTHON:-python3}
+
+fail() {
+    printf 'launch/setup.sh: %s\n' "$*" >&2
+    exit 1
+}
+
+make_environment() {
+    "$VENV/bin/python" -m pip --version >/dev/null 2>&1 && return
+    command -v "$PYTHON" >/dev/null ||
+        fail "there is no $PYTHON; name a Python of 3.10 or newer: make PYTHON=/path/to/python3 ..."
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+        fail "$PYTHON is $("$PYTHON" --version 2>&1), and ncclkv needs Python 3.10 or newer;" \
+            "name one: make PYTHON=/path/to/python3 ..."
+    "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "$PYTHON cannot make environments: its modules venv and ensurepip are missing" \
+            "(Debian and Ubuntu have them in the package python3-venv)"
+    echo "making the environment $VENV with $("$PYTHON" --version)"
+    "$PYTHON" -m venv "$VENV"
+}
+
+install() {
+    echo "installing ncclkv[$1] into $VENV"
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[$1]"
+}
+
+has_mpirun() {
+    [ -x "$VENV/bin/mpirun" ] || command -v mpirun >/dev/null
+}
+
+check_mpi() {
+    local count='from mpi4py import MPI; raise SystemExit(MPI.COMM_WORLD.size != 2)'
+    if ! timeout 60 launch/local.sh -n 2 -c "$count" </dev/null; then
+        if [ -x "$VENV/bin/mpirun" ]; then
+            fail "the MPI in $VENV cannot start two ranks on this machine; what it said is above"
+        fi
+        fail "mpi4py cannot use the MPI of $(command -v mpirun); what it said is above." \
+            "'make MPI=wheel train' puts an MPI that it can use into $VENV (so does any target)"
+    fi
+}
+
+[ $# -eq 1 ] || fail "name one thing to install, such as: launch/setup.sh train"
+export VENV
+make_environment
+case "$1" in
+    mpi) has_mpirun || install mpi; check_mpi ;;
+    mpiwheel) install mpi; check_mpi ;;
+    *) install "$1" ;;
+esac
+touch "$VENV/.ready-$1"

@@ -1,0 +1,11 @@
+"""Settings of all tests: each has a time limit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.limit import limits_of
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    limits_of(config)

@@ -1,0 +1,83 @@
+"""What the ranks of a test job tell each other: small objects, from each rank to all.
+
+The messages travel on a communicator of their own, so they never meet those of the code under test,
+and they go from each to each, so that a rank that is waited for has a name.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from tests.harness.limit import LAST_WORDS
+
+PATIENCE = 10.0
+"""Seconds that a rank whose test failed waits for ranks that may be stuck because it did."""
+
+
+class Exchange:
+    """All ranks of the job, as the harness sees them.
+
+    Parameters
+    ----------
+    say : callable
+        Writes a text where the reader of the run sees it at once.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank, and how many there are.
+    name : str
+        Both, as in "rank 2 of 4".
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._comm = MPI.COMM_WORLD.Dup()
+        self._say = say
+        self._missing: set[int] = set()
+        self.rank: int = self._comm.rank
+        self.size: int = self._comm.size
+        self.name = f"rank {self.rank} of {self.size}"
+
+    def everyone(self, item: Any, failure: str = "") -> list[Any]:
+        """Give `item` to every rank, and return every rank's, in rank order.
+
+        A rank that gives a `failure` ends the job with that text when the others do not come; one
+        that gives none waits until the time limit of the test, when it says whom it waits for.
+        """
+        peers = [rank for rank in range(self.size) if rank != self.rank]
+        sending = [self._comm.isend(item, rank) for rank in peers]
+        items = {self.rank: item}
+        self._missing = set(peers)
+        deadline = time.monotonic() + PATIENCE
+        pause = 0.0
+        while self._missing:
+            for rank in sorted(self._missing):
+                if self._comm.iprobe(rank):
+                    items[rank] = self._comm.recv(source=rank)
+                    self._missing.discard(rank)
+            if self._missing and failure and time.monotonic() > deadline:
+                self.abort(f"{self.waiting()}, maybe in vain, because {failure}")
+            time.sleep(pause)
+            pause = min(pause + 2e-5, 1e-3)
+        MPI.Request.waitall(sending)
+        return [items[rank] for rank in range(self.size)]
+
+    def waiting(self) -> str:
+        """Whom this rank waits for, in words; empty when for nobody."""
+        if not self._missing:
+            return ""
+        return f"done here, waiting for rank {', '.join(map(str, sorted(self._missing)))}"
+
+    def abort(self, text: str) -> None:
+        """Say `text` and end the job."""
+        self._say(text)
+        # An mpirun that is told to end a job may drop what its ranks have just said.
+        time.sleep(LAST_WORDS)
+        MPI.COMM_WORLD.Abort(1)
+        # Some MPIs return from it, to be killed a moment later.
+        os._exit(1)

@@ -1,0 +1,95 @@
+"""The package as source text: its modules, what each imports, and its functions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = "ncclkv"
+
+
+@dataclass(frozen=True)
+class Import:
+    """An imported module, as its full name, and where the import stands."""
+
+    name: str
+    line: int
+    at_import: bool
+    """Whether it is carried out as soon as its module is imported."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """A file of the package."""
+
+    path: Path
+    name: str
+
+    @cached_property
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    def where(self, line: int) -> str:
+        return f"{self.path}:{line}"
+
+    def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield node
+
+    def imports(self, known: set[str]) -> Iterator[Import]:
+        """Every import, wherever it stands; `known` tells a module from a name in one."""
+        later = {id(node) for block in self._carried_out_later() for node in ast.walk(block)}
+        for node in ast.walk(self.tree):
+            at_import = id(node) not in later
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield Import(alias.name, node.lineno, at_import)
+            elif isinstance(node, ast.ImportFrom):
+                base = self._base(node)
+                for alias in node.names:
+                    full = f"{base}.{alias.name}"
+                    yield Import(full if full in known else base, node.lineno, at_import)
+
+    def _carried_out_later(self) -> Iterator[ast.AST]:
+        """Functions, and what is there for type checkers alone."""
+        yield from self.functions()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+                yield node
+
+    def _base(self, node: ast.ImportFrom) -> str:
+        """The module that a ``from`` names, with the leading dots resolved."""
+        if node.level == 0:
+            return node.module or ""
+        is_package = self.path.name == "__init__.py"
+        parts = self.name.split(".")
+        parts = parts[: len(parts) - node.level + is_package]
+        return ".".join([*parts, node.module] if node.module else parts)
+
+
+def modules() -> list[Module]:
+    """All files of the package, by name."""
+    found = []
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found.append(Module(path, name))
+    return found
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function, its docstring not counted."""
+    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    if ast.get_docstring(function, clean=False) is not None:
+        docstring = function.body[0]
+        lines -= (docstring.end_lineno or docstring.lineno) - docstring.lineno + 1
+    return lines

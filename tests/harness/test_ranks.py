@@ -1,0 +1,145 @@
+"""The harness itself: real jobs of 3 ranks over the files in `samples`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = Path("tests/harness/samples")
+
+pytestmark = pytest.mark.limit(50)
+
+
+def job(sample: str, *options: str, ranks: int = 3) -> tuple[int, str]:
+    """Run a sample on several ranks; return the exit code, and all that the job printed."""
+    path = str(SAMPLES / f"{sample}.py")
+    done = subprocess.run(
+        ["launch/local.sh", "-n", str(ranks), "-m", "pytest", "--color=no", *options, path],
+        cwd=ROOT,
+        env={**os.environ, "VENV": sys.prefix},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=40,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_passing_ranks_report_once():
+    code, text = job("all_pass")
+    assert code == 0, text
+    assert text.count("1 passed, 1 skipped, 1 xfailed") == 1, text
+    assert text.count("test session starts") == 1, text
+
+
+def test_one_rank_needs_no_launcher():
+    command = [sys.executable, "-m", "pytest", str(SAMPLES / "all_pass.py")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed, 1 skipped, 1 xfailed" in done.stdout
+
+
+def test_failure_on_one_rank_is_the_failure_of_all():
+    code, text = job("fails_on_one_rank")
+    assert code == 1, text
+    assert "rank 1 of 3: failed" in text
+    assert "AssertionError: this rank is not like the others" in text
+    assert "printed by rank 1" in text
+    assert "warned by rank 1" in text
+    assert "rank 0, 2 of 3: passed" in text
+    assert "1 failed, 1 passed" in text, "the next test must run all the same"
+
+
+def test_first_failure_ends_the_run_of_all_ranks():
+    code, text = job("fails_on_one_rank", "-x")
+    assert code == 1, text
+    assert "1 failed in" in text, text
+
+
+def test_failures_in_setup_and_teardown_are_those_of_all():
+    code, text = job("setup_fails_on_one_rank")
+    assert code == 1, text
+    assert "rank 2 of 3: failed" in text
+    assert "ValueError: no value here" in text
+    assert "rank 1 of 3: failed" in text
+    assert "ValueError: cannot give it back" in text
+    assert "1 passed, 2 errors" in text
+
+
+def test_skip_on_one_rank_alone_is_a_failure():
+    code, text = job("skips_on_one_rank")
+    assert code == 1, text
+    assert "rank 1 of 3: skipped\n" in text
+    assert "not here" in text
+    assert "1 failed" in text
+
+
+def test_rank_that_leaves_a_collective_is_named_and_ends_the_job():
+    code, text = job("leaves_a_collective")
+    assert code == 1, text
+    assert "rank 1 of 3: done here, waiting for rank 0, 2" in text
+    assert "rank 1 of 3: E           ValueError: left early" in text
+
+
+def test_deadlock_ends_at_the_limit_with_the_stack_of_the_stuck_rank():
+    begin = time.monotonic()
+    code, text = job("deadlocks")
+    assert code == 1, text
+    assert time.monotonic() - begin < 20
+    assert "rank 1 of 3: tests/harness/samples/deadlocks.py::test_one_rank_waits_for_ever" in text
+    assert "past the limit of 2 s, and still busy" in text
+    assert 'deadlocks.py", line 7 in test_one_rank_waits_for_ever' in text
+    assert "rank 0 of 3: " in text
+    assert "past the limit of 2 s, and done here, waiting for rank 1" in text
+
+
+def test_killed_rank_ends_the_job():
+    code, text = job("dies")
+    assert code != 0, text
+
+
+def test_ranks_must_collect_the_same_tests():
+    code, text = job("collects_differently")
+    assert code == 1, text
+    assert "rank 2 of 3 collected other tests than rank 0" in text
+    assert "test_number[2]" in text
+
+
+def test_module_that_breaks_on_one_rank_is_shown():
+    code, text = job("breaks_on_import")
+    assert code == 1, text
+    assert "rank 1 of 3 collected other tests than rank 0" in text
+    assert "ImportError: nothing to import on this rank" in text
+
+
+def test_launcher_and_library_must_be_of_the_same_mpi():
+    """Otherwise each process is alone, and a suite of one rank passes four times."""
+    command = [sys.executable, "-m", "pytest", str(SAMPLES / "all_pass.py")]
+    library = subprocess.check_output([sys.executable, "-m", "mpi4py", "--mpi-lib-version"])
+    mpich, open_mpi = {"PMI_SIZE": "4", "HYDI_CONTROL_FD": "3"}, {"OMPI_COMM_WORLD_SIZE": "4"}
+    other = mpich if b"Open MPI" in library else open_mpi
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **other},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0, done.stdout
+    assert "from a different MPI implementation" in done.stderr
+
+
+def test_only_rank_0_writes_reports(tmp_path):
+    code, text = job("all_pass", f"--junitxml={tmp_path}/report.xml")
+    assert code == 0, text
+    assert (tmp_path / "report.xml").read_text().count("<testsuite ") == 1
+    assert text.count("report.xml") == 1, text

@@ -1,0 +1,50 @@
+"""The runner of the whole suite, over small commands."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from tests import run
+from tests.run import Run
+
+
+def python(name: str, program: str, limit: float = 20.0) -> Run:
+    return Run(name, (sys.executable, "-c", program), limit)
+
+
+def test_what_passed_and_what_failed_is_said(monkeypatch, capfd):
+    commands = [python("good", ""), python("bad", "raise SystemExit(5)"), python("last", "")]
+    monkeypatch.setattr(run, "suite", lambda: commands)
+    assert run.main([]) == 1
+    text = capfd.readouterr().out
+    assert "===== bad: FAILED with exit code 5" in text
+    assert "===== last: passed" in text, "the runs after a failure must go on"
+    assert text.endswith("runs: 2 passed, 1 failed\n")
+
+
+def test_runs_can_be_named(monkeypatch, capfd):
+    monkeypatch.setattr(run, "suite", lambda: [python("a", ""), python("b", "raise SystemExit(1)")])
+    assert run.main(["a"]) == 0
+    assert capfd.readouterr().out.endswith("runs: 1 passed, 0 failed\n")
+    assert run.main(["c"]) == 2
+    assert "no such run: c; there are a b" in capfd.readouterr().out
+
+
+def test_run_past_its_limit_is_stopped_with_all_it_started(tmp_path):
+    signs = tmp_path / "signs of life"
+    child = f"import time\nwhile True: open({str(signs)!r}, 'a').write('.'); time.sleep(0.1)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    begin = time.monotonic()
+    assert run.execute(python("slow", parent, limit=3)) == "FAILED: stopped after 3 s"
+    assert time.monotonic() - begin < 15
+    seen = signs.stat().st_size
+    assert seen > 0
+    time.sleep(1)
+    assert signs.stat().st_size == seen, "the child lives on"
+
+
+def test_suite_names_every_run_once():
+    names = [each.name for each in run.suite()]
+    assert len(set(names)) == len(names)
+    assert {"unit", "jobs", "ranks-1", "ranks-2", "ranks-3", "ranks-4"} <= set(names)

@@ -1,0 +1,106 @@
+"""Run the whole test suite: pytest in this process's Python, then in jobs of 1 to 4 ranks.
+
+``python -m tests.run`` runs all, ``python -m tests.run unit ranks-3`` some.  Each run has a time
+limit of its own; after one that failed or was stopped the others still run.  The last lines say how
+each went.  The exit code is 0 only when all passed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.harness import leftovers
+
+ROOT = Path(__file__).resolve().parent.parent
+GRACE = 10.0
+"""Seconds that a run has to end after it is told to."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One command of the suite, and the seconds it may take."""
+
+    name: str
+    command: tuple[str, ...]
+    limit: float
+
+
+def suite() -> list[Run]:
+    """All runs, in order."""
+    pytest = (sys.executable, "-m", "pytest")
+    runs = [
+        Run("unit", (*pytest, "tests/unit"), 360),
+        Run("doctests", (*pytest, "--doctest-modules", "ncclkv"), 60),
+        Run("harness", (*pytest, "tests/harness"), 180),
+        Run("jobs", (*pytest, "tests/jobs"), 300),
+    ]
+    for size in (1, 2, 3, 4):
+        job = ("launch/local.sh", "-n", str(size), "-m", "pytest", "tests/ranks")
+        runs.append(Run(f"ranks-{size}", job, 240))
+    return runs
+
+
+def execute(run: Run) -> str:
+    """Run one command; say how it went, beginning with "passed" when it did."""
+    print(f"\n===== {run.name}: {' '.join(run.command)} (at most {run.limit:g} s)", flush=True)
+    begin = time.monotonic()
+    # A session of its own, so that all the processes it starts can be ended together.
+    process = subprocess.Popen(
+        run.command,
+        cwd=ROOT,
+        env={**os.environ, "VENV": sys.prefix},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        code = process.wait(run.limit)
+    except subprocess.TimeoutExpired:
+        end(process)
+        return f"FAILED: stopped after {run.limit:g} s"
+    except KeyboardInterrupt:
+        end(process)
+        raise
+    seconds = time.monotonic() - begin
+    return f"{'passed' if code == 0 else f'FAILED with exit code {code}'} in {seconds:.0f} s"
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and those it started: politely first, since mpirun then ends its ranks."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        os.killpg(process.pid, number)
+        try:
+            process.wait(GRACE)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def main(names: list[str]) -> int:
+    runs = suite()
+    unknown = set(names) - {run.name for run in runs}
+    if unknown:
+        print(f"no such run: {', '.join(sorted(unknown))}; there are", *(run.name for run in runs))
+        return 2
+    chosen = [run for run in runs if not names or run.name in names]
+    before = leftovers.present()
+    results = []
+    for run in chosen:
+        results.append(execute(run))
+        leftovers.sweep(before)
+        print(f"===== {run.name}: {results[-1]}", flush=True)
+    print()
+    for run, result in zip(chosen, results, strict=True):
+        print(f"{run.name:10} {result}")
+    passed = sum(result.startswith("passed") for result in results)
+    print(f"runs: {passed} passed, {len(chosen) - passed} failed")
+    return int(passed < len(chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

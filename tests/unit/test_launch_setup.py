@@ -1,0 +1,92 @@
+"""What ``launch/setup.sh`` says where it cannot go on, and what it leaves alone.
+
+That it sets up a working environment is what every ``make`` shows.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_launch_local import mpirun, program
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def setup(*arguments: str, path: str = "/usr/bin:/bin", **environment: object):
+    """Run the script with nothing but these variables around it."""
+    return subprocess.run(
+        ["launch/setup.sh", *arguments],
+        cwd=ROOT,
+        env={"PATH": path, **{name: str(value) for name, value in environment.items()}},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def venv(tmp_path):
+    """An environment whose python says what it is asked to do, and does nothing."""
+    program(tmp_path / "venv" / "bin" / "python", 'echo "python $*"')
+    return tmp_path / "venv"
+
+
+def test_python_must_be_there(tmp_path):
+    done = setup("train", VENV=tmp_path / "venv", PYTHON="python-of-nobody")
+    assert done.returncode == 1
+    assert "there is no python-of-nobody; name a Python of 3.10 or newer" in done.stderr
+
+
+def test_python_must_be_new_enough(tmp_path):
+    old = program(tmp_path / "old", 'case "$1" in -c) exit 1 ;; *) echo Python 3.8.2 ;; esac')
+    done = setup("train", VENV=tmp_path / "venv", PYTHON=old)
+    assert done.returncode == 1
+    assert f"{old} is Python 3.8.2, and ncclkv needs Python 3.10 or newer" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_python_must_be_able_to_make_environments(tmp_path):
+    bare = program(tmp_path / "bare", 'case "$2" in *ensurepip*) exit 1 ;; esac')
+    done = setup("train", VENV=tmp_path / "venv", PYTHON=bare)
+    assert done.returncode == 1
+    assert "its modules venv and ensurepip are missing" in done.stderr
+    assert "python3-venv" in done.stderr
+
+
+def test_an_extra_is_installed_and_noted(venv):
+    done = setup("lint", VENV=venv)
+    assert done.returncode == 0, done.stderr
+    assert "--editable .[lint]" in done.stdout
+    assert (venv / ".ready-lint").exists()
+
+
+def test_failed_installation_is_not_noted(venv):
+    program(venv / "bin" / "python", 'case "$*" in *install*) exit 1 ;; esac')
+    assert setup("lint", VENV=venv).returncode != 0
+    assert not (venv / ".ready-lint").exists()
+
+
+def test_site_mpi_is_not_shadowed(venv, tmp_path):
+    site = mpirun(tmp_path / "site" / "mpirun")
+    done = setup("mpi", path=f"{site.parent}:/usr/bin:/bin", VENV=venv)
+    assert done.returncode == 0, done.stderr
+    assert "install" not in done.stdout
+    assert (venv / ".ready-mpi").exists()
+
+
+def test_mpi_of_the_wheel_is_installed_when_asked_for(venv, tmp_path):
+    site = mpirun(tmp_path / "site" / "mpirun")
+    done = setup("mpiwheel", path=f"{site.parent}:/usr/bin:/bin", VENV=venv)
+    assert "--editable .[mpi]" in done.stdout
+
+
+def test_site_mpi_that_python_cannot_use_is_named_with_the_remedy(venv, tmp_path):
+    site = mpirun(tmp_path / "site" / "mpirun", code=1)
+    done = setup("mpi", path=f"{site.parent}:/usr/bin:/bin", VENV=venv)
+    assert done.returncode == 1
+    assert f"mpi4py cannot use the MPI of {site}" in done.stderr
+    assert "make MPI=wheel train" in done.stderr
+    assert not (venv / ".ready-mpi").exists()

@@ -1,0 +1,130 @@
+"""Who imports whom: the source against the list in ``docs/architecture.md``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.harness.source import PACKAGE, ROOT, Module, modules
+
+FRAMEWORKS = {"cupy", "jax", "mxnet", "tensorflow", "torch"}
+PAGE = ROOT / "docs" / "architecture.md"
+
+Layers = dict[str, set[str]]
+"""For each part of the package, in the page's order, the parts it may import."""
+
+
+def parse(page: str) -> Layers:
+    """Read the block of the page that begins with ```imports."""
+    block = page.split("```imports\n")[1].split("```")[0]
+    lines = [line.split(":") for line in block.splitlines() if line.strip()]
+    return {part.strip(): set(allowed.split()) for part, allowed in lines}
+
+
+def part_of(module: str, layers: Layers) -> str:
+    """The part that a module belongs to: the longest that its name begins with."""
+    inside = module.removeprefix(f"{PACKAGE}.")
+    parts = [part for part in layers if inside == part or inside.startswith(f"{part}.")]
+    return max(parts, key=len, default=f"{inside}, which the page does not list")
+
+
+def breaches(found: list[Module], layers: Layers) -> list[str]:
+    """Imports of one part by another that the page does not allow."""
+    known = {module.name for module in found}
+    wrong = []
+    for module in found:
+        own = part_of(module.name, layers)
+        for each in module.imports(known):
+            if each.name.split(".")[0] != PACKAGE:
+                continue
+            other = part_of(each.name, layers)
+            if other != own and other not in layers.get(own, set()):
+                wrong.append(f"{module.where(each.line)}: {own} imports {other}")
+    return wrong
+
+
+def foreign(found: list[Module]) -> list[str]:
+    """Imports of array frameworks, and of mpi4py where it must not be or too early."""
+    wrong = []
+    for module in found:
+        for each in module.imports(set()):
+            top = each.name.split(".")[0]
+            if top in FRAMEWORKS:
+                wrong.append(f"{module.where(each.line)}: imports {top}; look in sys.modules")
+            if top == "mpi4py" and not module.name.startswith(f"{PACKAGE}.comm.host"):
+                wrong.append(f"{module.where(each.line)}: imports mpi4py; only comm/host does")
+            if top == "mpi4py" and each.at_import:
+                wrong.append(f"{module.where(each.line)}: imports mpi4py before it is needed")
+    return wrong
+
+
+def test_parts_import_what_the_page_allows():
+    assert breaches(modules(), parse(PAGE.read_text())) == []
+
+
+def test_page_has_an_order():
+    layers = parse(PAGE.read_text())
+    above: set[str] = set()
+    for part, allowed in layers.items():
+        assert allowed <= above, f"{part} may import {allowed - above}, not above it in {PAGE.name}"
+        above.add(part)
+
+
+def test_page_lists_every_part_and_no_other():
+    layers = parse(PAGE.read_text())
+    assert {part_of(module.name, layers) for module in modules()} == set(layers)
+
+
+def test_no_framework_is_imported_and_mpi4py_late():
+    assert foreign(modules()) == []
+
+
+def test_import_of_the_package_starts_nothing():
+    program = f"import sys, {PACKAGE}; print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", program], text=True).split()
+    assert PACKAGE in loaded
+    assert not {"mpi4py", "ml_dtypes", *FRAMEWORKS} & set(loaded)
+
+
+LAYERS = parse("```imports\nlow:\nhigh: low\nhigh.top: low high\n```")
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "breach"),
+    [
+        ("low", "import ncclkv.high", "low imports high"),
+        ("low.inner", "from .. import high", "low imports high"),
+        ("low.inner", "def f():\n    from ncclkv.high import g", "low imports high"),
+        ("high", "from ncclkv.high.top import f", "high imports high.top"),
+        ("other", "from ncclkv import low", "other, which the page does not list imports low"),
+        ("high", "from ncclkv.low import f", None),
+        ("high.top", "import numpy\nfrom ncclkv import high, low", None),
+    ],
+)
+def test_breaches_are_found(tmp_path, name, source, breach):
+    known = [Module(tmp_path / "x.py", f"ncclkv.{part}") for part in ("low", "high", "high.top")]
+    for module in known:
+        module.path.write_text("")
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    found = breaches([*known, Module(path, f"ncclkv.{name}")], LAYERS)
+    assert found == ([f"{path}:{source.count(chr(10)) + 1}: {breach}"] if breach else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "count"),
+    [
+        ("arrays.torch", "def f():\n    import torch", 1),
+        ("arrays.torch", "from torch.utils import dlpack", 1),
+        ("store", "def f():\n    from mpi4py import MPI", 1),
+        ("comm.host", "from mpi4py import MPI", 1),
+        ("comm.host", "def f():\n    from mpi4py import MPI", 0),
+        ("comm.host", "if TYPE_CHECKING:\n    from mpi4py import MPI", 0),
+    ],
+)
+def test_foreign_imports_are_found(tmp_path, name, source, count):
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    assert len(foreign([Module(path, f"ncclkv.{name}")])) == count
