@@ -12,14 +12,20 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 from ncclkv import env
+from ncclkv.errors import RankLost
 
 _FAILURE = 1
 
+# Seconds for the launcher to read what a rank has written: it drops the rest when one aborts.
 _LAST_WORDS = 0.2
+
+# Seconds for a rank that others have lost to say why, and to end the job itself.
+_GRACE = 0.5
 
 
 def install() -> None:
@@ -40,7 +46,10 @@ def install() -> None:
     ) -> None:
         if os.getpid() != owner:  # a forked child's end is its parent's affair
             chained(kind, error, trace)
+            _end_child()
             return
+        if issubclass(kind, RankLost):
+            time.sleep(_GRACE)
         _announce(kind, error)
         chained(kind, error, trace)
         _end_job()
@@ -63,7 +72,7 @@ def _announce(kind: type[BaseException], error: BaseException | None) -> None:
     who = "a rank" if rank is None else f"rank {rank}" + ("" if size is None else f" of {size}")
     lines = str(error).splitlines()
     reason = kind.__name__ + (f": {lines[0]}" if lines else "")
-    sys.stdout.flush()
+    _flush()
     # In one write, so that two ranks' lines cannot run into each other.
     sys.stderr.write(
         f"ncclkv: {who} on {socket.gethostname()} (pid {os.getpid()}) failed, "
@@ -72,17 +81,36 @@ def _announce(kind: type[BaseException], error: BaseException | None) -> None:
     sys.stderr.flush()
 
 
+def _end_child() -> None:
+    """End a forked child at once: the interpreter's own end would wait for MPI's other ranks."""
+    if _running_mpi() is not None:
+        _flush()
+        os._exit(_FAILURE)
+
+
 def _end_job() -> None:
     """Take all ranks down; does not return."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    mpi: Any = sys.modules.get("mpi4py.MPI")
-    # A launcher may drop what it has not yet read from a rank's pipe when the rank aborts.
+    _flush()
+    mpi = _running_mpi()
     time.sleep(_LAST_WORDS)
-    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+    if mpi is not None:
         mpi.COMM_WORLD.Abort(_FAILURE)
         os._exit(_FAILURE)  # some MPIs return from Abort, to end the process a moment later
     # Before MPI_Init no launcher counts an exit, whatever its code, as the job's failure; every
     # one of them counts a death by signal.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _running_mpi() -> Any:
+    """The module mpi4py.MPI, between MPI's start and its end; else None."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    running = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+    return mpi if running else None
+
+
+def _flush() -> None:
+    """Write out what was printed, unless nobody reads it any more."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()

@@ -150,8 +150,8 @@ class Communicator(ABC):
         op : str
             One of `OPS`.
         apply : callable or None
-            ``apply(lo, hi)``, called while the work is waited for, over ranges that together are
-            ``[0, n)`` once each, in any order.
+            ``apply(lo, hi)``, called whenever this rank launches or waits for a collective, over
+            ranges that together are ``[0, n)`` once each, in any order.
         root : int, optional
             The one rank that receives and updates; by default all do.
         """

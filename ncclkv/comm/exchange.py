@@ -11,11 +11,11 @@ import numpy as np
 
 from ncclkv.comm import schedule
 from ncclkv.comm.base import Apply, Buffer, Communicator, Control, Work
-from ncclkv.comm.buffers import allocate, check_op
+from ncclkv.comm.buffers import allocate, check_buffer, check_buffers, check_op, check_root
 from ncclkv.comm.schedule import Lane
 from ncclkv.comm.transport import Transport
 from ncclkv.comm.work import Flight, Steps, StepWork
-from ncclkv.errors import RankLost
+from ncclkv.errors import CommAborted, RankLost, UsageError
 from ncclkv.kernels.host import HostKernels
 
 # Tags go round: two collectives that are this many launches apart are never both in flight.  The
@@ -111,6 +111,8 @@ class ExchangeCommunicator(Communicator):
         self, send: Buffer, receive: Buffer, op: str, apply: Apply | None, root: int | None = None
     ) -> Work:
         check_op(op, send.dtype)
+        check_root(root, self.size)
+        check_buffers(send, receive, send.size)
         target = "all ranks" if root is None else f"rank {root}"
         return self._lanes.launch(
             lambda lane: schedule.reduce(lane, send, receive, op, apply, root),
@@ -118,6 +120,8 @@ class ExchangeCommunicator(Communicator):
         )
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
+        check_root(root, self.size)
+        check_buffer(buffer)
         return self._lanes.launch(
             lambda lane: schedule.broadcast(lane, buffer, root),
             f"a broadcast of {buffer.nbytes} bytes from rank {root}",
@@ -125,12 +129,15 @@ class ExchangeCommunicator(Communicator):
 
     def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
         check_op(op, send.dtype)
+        check_buffers(send, receive, send.size // self.size)
+        check_buffers(receive, send, receive.size * self.size)
         return self._lanes.launch(
             lambda lane: schedule.reduce_scatter(lane, send, receive, op),
             f"a reduce_scatter of {send.nbytes} bytes",
         )
 
     def allgather(self, send: Buffer, receive: Buffer) -> Work:
+        check_buffers(send, receive, send.size * self.size)
         return self._lanes.launch(
             lambda lane: schedule.allgather(lane, send, receive),
             f"an allgather of {receive.nbytes} bytes",
@@ -140,10 +147,12 @@ class ExchangeCommunicator(Communicator):
         return self._lanes.launch(schedule.barrier, "a barrier")
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        # MPI leaves a rank out by a color of its own: here such a rank gets a group that is closed.
-        colors = self.control.allgather(color, "split")
-        unused = 1 + max((other for other in colors if other is not None), default=0)
-        transport = self._transport.split(unused if color is None else color, key)
+        # Numbered from 0, with the ranks to leave out as a group of their own, which is closed.
+        colors = sorted(
+            {other for other in self.control.allgather(color, "split") if other is not None}
+        )
+        number = len(colors) if color is None else colors.index(color)
+        transport = self._transport.split(number, key)
         if color is None:
             transport.close()
             return None
@@ -159,6 +168,10 @@ class ExchangeCommunicator(Communicator):
             self._closed = True
             # Messages that were started may still be written to, whenever a peer answers them.
             _abandoned.append(self._flight)
+            self._flight.failure = self._flight.failure or CommAborted(
+                f"rank {self.rank} of {self.size}: this rank has left the communicator, and said: "
+                f"{reason}; make a new one"
+            )
             self._transport.leave(reason)
 
     def close(self) -> None:
@@ -171,4 +184,7 @@ class ExchangeCommunicator(Communicator):
             self.abort(str(lost))
         else:
             self._closed = True
+            self._flight.failure = UsageError(
+                f"rank {self.rank} of {self.size}: the communicator is closed; make a new one"
+            )
             self._transport.close()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.comm.base import Apply, Buffer, Communicator, Control, DoneWork, Work
-from ncclkv.comm.buffers import allocate, check_op
+from ncclkv.comm.buffers import allocate, check_buffer, check_buffers, check_op, check_root
 
 
 class SoloControl(Control):
@@ -41,26 +41,32 @@ class SoloCommunicator(Communicator):
         return self.reduce_apply(send, receive, op, None)
 
     def reduce(self, send: Buffer, receive: Buffer, op: str = "sum", root: int = 0) -> Work:
-        return self.reduce_apply(send, receive, op, None)
+        return self.reduce_apply(send, receive, op, None, root)
 
     def reduce_apply(
         self, send: Buffer, receive: Buffer, op: str, apply: Apply | None, root: int | None = None
     ) -> Work:
         check_op(op, send.dtype)
+        check_root(root, self.size)
+        check_buffers(send, receive, send.size)
         _copy(send, receive)
         if apply is not None:
             apply(0, receive.size)
         return DoneWork()
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
+        check_root(root, self.size)
+        check_buffer(buffer)
         return DoneWork()
 
     def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
         check_op(op, send.dtype)
+        check_buffers(send, receive, send.size)
         _copy(send, receive)
         return DoneWork()
 
     def allgather(self, send: Buffer, receive: Buffer) -> Work:
+        check_buffers(send, receive, send.size)
         _copy(send, receive)
         return DoneWork()
 

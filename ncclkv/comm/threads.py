@@ -16,7 +16,7 @@ from ncclkv.comm.transport import Pending, Transport
 from ncclkv.errors import OrderMismatch
 
 # The longest that a waiting thread sleeps before it looks at its deadline again.
-_PAUSE_SECONDS = 0.02
+_PAUSE_SECONDS = 0.005
 
 _Address = tuple[int, int, int]
 

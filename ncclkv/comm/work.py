@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ncclkv.comm.base import Work
 from ncclkv.comm.transport import Pending, Transport
-from ncclkv.errors import CommTimeout, KVStoreError, RankLost
+from ncclkv.errors import CommAborted, CommTimeout, KVStoreError, RankLost
 
 Steps = Iterator[Sequence[Pending]]
 """A collective as a generator: it goes on when all messages that it yielded are done."""
@@ -32,11 +32,15 @@ class Flight:
 
     def launch(self, steps: Steps, what: str) -> StepWork:
         """Start a collective; it makes its first step here."""
-        if self.failure is not None:
-            raise type(self.failure)(*self.failure.args)
+        self.check()
         work = StepWork(self, steps, what)
         self._active += self._unfinished([work])
         return work
+
+    def check(self) -> None:
+        """Raise again what has gone wrong before."""
+        if self.failure is not None:
+            raise type(self.failure)(*self.failure.args)
 
     def progress(self) -> None:
         """Advance every collective in flight as far as its messages allow."""
@@ -49,11 +53,19 @@ class Flight:
         except KVStoreError as error:
             self.failure = error
             raise
+        except Exception as error:
+            # An `apply` of the caller's; the collective has lost its place.
+            self.failure = CommAborted(
+                f"rank {self._transport.rank} of {self._transport.size}: a collective was broken "
+                f"off by {type(error).__name__}: {error}"
+            )
+            raise
 
     def wait(self, finished: Callable[[], bool], work: StepWork, timeout: float | None) -> None:
         """Look, and let others run, until `finished`; keep the deadline and watch for losses."""
         limit = self._timeout if timeout is None else timeout
         start, attempt = time.monotonic(), 0
+        self.check()
         while not finished():
             attempt += 1
             self._transport.pause(attempt)

@@ -28,6 +28,7 @@ _FAREWELL_SECONDS = 1.0
 
 # Kept here until closed: a store that was dropped must still say at the end that it has left.
 _open: set[MpiTransport] = set()
+_process = os.getpid()
 
 
 class _Message:
@@ -147,5 +148,7 @@ def _library() -> str:
 @atexit.register
 def _leave_all() -> None:
     """At the end of the process, tell those who may wait for this rank."""
+    if os.getpid() != _process:  # a forked child is no rank
+        return
     for transport in list(_open):
         transport.leave("its process ended without closing the store")

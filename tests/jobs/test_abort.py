@@ -1,0 +1,101 @@
+"""One rank's bad end is the end of the job: at once, with a failure's exit code, and by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.jobs.conftest import Ended, Job
+
+SECONDS = 5.0
+"""From the failure to the end of the job."""
+
+ONE, BUT_ONE = "1", "0,2,3"
+
+
+def failed(ended: Ended) -> None:
+    """Fail unless the job did, soon, and said so in words of its own."""
+    assert ended.code != 0, ended.err
+    assert ended.seconds < SECONDS, ended.err
+    assert ended.words, ended.err
+
+
+def first_is_by(ended: Ended, ranks: str, reason: str) -> None:
+    """Fail unless the first that ncclkv says is that one of `ranks` failed, and why."""
+    first = ended.words[0]
+    assert any(first.startswith(f"ncclkv: rank {rank} of 4 on ") for rank in ranks.split(",")), (
+        first
+    )
+    assert first.endswith(f" failed, ending the job: {reason}"), first
+    assert reason in ended.err.splitlines(), f"no traceback ends with {reason}:\n{ended.err}"
+
+
+@pytest.mark.parametrize("ranks", [ONE, BUT_ONE])
+@pytest.mark.parametrize("place", ["before", "between", "updater", "with"])
+def test_an_exception(job: Job, place: str, ranks: str) -> None:
+    ended = job("ends.py", place, "raise", ranks)
+    failed(ended)
+    first_is_by(ended, ranks, f"ValueError: told to fail {place}")
+    if ranks == ONE:
+        assert ended.err.startswith("ncclkv: rank 1 of 4 on "), ended.err
+        assert len(ended.words) == 1, "the ranks that were only told say nothing"
+    assert f"rank {ended.words[0].split()[2]} got as far as {place}" in ended.out
+
+
+def test_an_exception_in_the_updater_of_the_root(job: Job) -> None:
+    ended = job("ends.py", "updater-of-root", "raise", "0")
+    failed(ended)
+    first_is_by(ended, "0", "ValueError: told to fail updater-of-root")
+    assert "in the updater, at key 'w' on rank 0" in ended.err
+
+
+@pytest.mark.parametrize("ranks", [ONE, BUT_ONE])
+@pytest.mark.parametrize("code", ["0", "3"])
+@pytest.mark.parametrize("place", ["between", "updater", "with"])
+def test_an_exit_in_the_middle(job: Job, place: str, code: str, ranks: str) -> None:
+    ended = job("ends.py", place, code, ranks)
+    failed(ended)
+    first = ended.words[0]
+    # The one that exits says nothing, as it wanted; those who miss it say its number.
+    assert "failed, ending the job: RankLost: rank " in first
+    assert any(f": rank {rank} left while " in first for rank in ranks.split(",")), first
+    said = f"SystemExit: {code}" if place == "with" else "its process ended without closing"
+    assert f"it said: {said}" in first
+
+
+def test_an_exit_in_the_updater_of_the_root(job: Job) -> None:
+    ended = job("ends.py", "updater-of-root", "3", "0")
+    failed(ended)
+    assert ": rank 0 left while " in ended.words[0]
+
+
+@pytest.mark.parametrize("code", ["0", "3"])
+def test_an_exit_of_all_is_no_failure_of_ours(job: Job, code: str) -> None:
+    ended = job("ends.py", "between", code, "0,1,2,3")
+    assert ended.code == int(code), ended.err
+    assert ended.seconds < SECONDS
+    assert not ended.words, ended.err
+
+
+def test_an_exit_after_the_last_step(job: Job) -> None:
+    ended = job("ends.py", "at-the-end", "0", "2")
+    assert ended.code == 0, ended.err
+    assert not ended.err
+
+
+def test_ctrl_c_on_one_rank(job: Job) -> None:
+    ended = job("ends.py", "between", "interrupt", "2")
+    failed(ended)
+    first_is_by(ended, "2", "KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("ranks", [ONE, BUT_ONE])
+def test_without_the_hook_the_others_are_still_told(job: Job, ranks: str) -> None:
+    ended = job("ends.py", "between", "raise", ranks, NCCLKV_ABORT="0")
+    assert ended.code != 0, ended.err
+    assert ended.seconds < SECONDS
+    assert not ended.words, "NCCLKV_ABORT=0 silences the hook"
+    assert "ValueError: told to fail between" in ended.err.splitlines()
+    assert any(
+        f"RankLost: rank {0 if ranks == ONE else 1} of 4: rank {rank} left" in ended.err
+        for rank in ranks.split(",")
+    ), ended.err

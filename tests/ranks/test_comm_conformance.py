@@ -1,0 +1,25 @@
+"""The communicator cases over MPI, on all ranks of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.host import launch
+from tests.cases.communicator_all import CASES, FAILURES
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Communicator]:
+    """All ranks, on a communicator that every case leaves as it was."""
+    comm = launch.world(timeout=20.0)
+    yield comm
+    comm.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_mpi(name: str, world: Communicator) -> None:
+    if world.size > 1 or name not in FAILURES:
+        CASES[name](world)

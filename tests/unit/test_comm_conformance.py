@@ -1,0 +1,45 @@
+"""The communicator cases over one process and over threads, at one to seven ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from ncclkv.comm import threads
+from ncclkv.comm.solo import SoloCommunicator
+from ncclkv.testing import run_ranks
+from tests.cases.communicator_all import CASES, FAILURES
+
+TIMEOUT = 20.0
+SIZES = (1, 2, 3, 4, 5, 7)
+FAILURE_SIZES = (3,)
+ORDINARY = [name for name in CASES if name not in FAILURES]
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_solo(name: str) -> None:
+    comm = SoloCommunicator(TIMEOUT)
+    CASES[name](comm)
+    comm.close()
+
+
+def over_threads(size: int, name: str) -> None:
+    """Run a case on so many threads, each with its end of one communicator."""
+
+    def body() -> None:
+        comm = threads.world(TIMEOUT)
+        CASES[name](comm)
+        comm.close()
+
+    run_ranks(size, body, timeout=TIMEOUT)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", ORDINARY)
+def test_threads(name: str, size: int) -> None:
+    over_threads(size, name)
+
+
+@pytest.mark.parametrize("size", FAILURE_SIZES)
+@pytest.mark.parametrize("name", sorted(FAILURES))
+def test_failures_of_threads(name: str, size: int) -> None:
+    over_threads(size, name)

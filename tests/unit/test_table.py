@@ -1,0 +1,261 @@
+"""The layout of keys in buckets and the plan of a flush: no arrays and no ranks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ncclkv.table.bucket import ALIGNMENT, Bucket, place
+from ncclkv.table.plan import explain, launch_order, launches
+from ncclkv.table.registry import Key, KeySpec
+
+DTYPES = [np.dtype(d) for d in ("?", "i1", "u2", "f2", ml_dtypes.bfloat16, "f4", "f8", "c8", "c16")]
+SHAPES = st.one_of(
+    st.just(()),
+    st.tuples(st.integers(0, 400)),
+    st.tuples(st.integers(0, 7), st.integers(0, 40)),
+)
+SIZES_OF_BUCKETS = st.sampled_from([0, 1, 255, 256, 257, 1024, 4096, 25 * 1024 * 1024])
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> list[KeySpec]:
+    """Specs in registry order, of a few dtypes and ops."""
+    kinds = draw(st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3, unique=True))
+    specs: list[KeySpec] = []
+    for index in range(draw(st.integers(1, 25))):
+        shape = draw(SHAPES)
+        op = draw(st.sampled_from(["sum", "sum", "avg", "max"]))
+        specs.append(KeySpec(1000 - index, index, shape, draw(st.sampled_from(kinds)), op))
+    return specs
+
+
+layouts = st.tuples(tables(), SIZES_OF_BUCKETS)
+few = settings(max_examples=200, deadline=None, derandomize=True)
+
+
+@few
+@given(layouts)
+def test_every_key_has_one_place(layout: tuple[list[KeySpec], int]) -> None:
+    specs, bucket_bytes = layout
+    placed = [entry.spec for bucket in place(specs, bucket_bytes) for entry in bucket.entries]
+    assert sorted(placed, key=lambda spec: spec.index) == specs
+
+
+@few
+@given(layouts, st.integers(0, 9))
+def test_places_are_aligned_ordered_and_apart(
+    layout: tuple[list[KeySpec], int], first: int
+) -> None:
+    buckets = place(*layout, first)
+    assert [bucket.index for bucket in buckets] == [*range(first, first + len(buckets))]
+    for bucket in buckets:
+        assert bucket.nbytes % ALIGNMENT == 0
+        assert bucket.nbytes == bucket.count * bucket.dtype.itemsize
+        end = 0
+        for entry in bucket.entries:
+            assert (entry.spec.dtype, entry.spec.op) == (bucket.dtype, bucket.op)
+            assert entry.lo * bucket.dtype.itemsize % ALIGNMENT == 0
+            assert entry.lo >= end
+            assert entry.hi - entry.lo == entry.spec.size
+            end = entry.hi
+        assert end <= bucket.count
+        indices = [entry.spec.index for entry in bucket.entries]
+        assert indices == sorted(indices)
+
+
+@few
+@given(layouts)
+def test_capacity_is_what_the_keys_need(layout: tuple[list[KeySpec], int]) -> None:
+    for bucket in place(*layout):
+        padded = [-(-entry.spec.nbytes // ALIGNMENT) * ALIGNMENT for entry in bucket.entries]
+        assert bucket.nbytes == sum(padded)
+
+
+@few
+@given(layouts)
+def test_buckets_hold_at_most_bucket_bytes(layout: tuple[list[KeySpec], int]) -> None:
+    specs, bucket_bytes = layout
+    for bucket in place(specs, bucket_bytes):
+        if len(bucket.entries) > 1:
+            assert bucket_bytes > 0
+            assert bucket.entries[-1].hi * bucket.dtype.itemsize <= bucket_bytes
+        for entry in bucket.entries:
+            if entry.spec.nbytes > bucket_bytes:
+                assert len(bucket.entries) == 1, "a key larger than a bucket has its own"
+
+
+@few
+@given(layouts)
+def test_no_bucket_is_begun_while_the_last_of_its_kind_has_room(
+    layout: tuple[list[KeySpec], int],
+) -> None:
+    specs, bucket_bytes = layout
+    last: dict[tuple[np.dtype, str], Bucket] = {}
+    for bucket in place(specs, bucket_bytes):
+        first = bucket.entries[0].spec
+        if first.nbytes > bucket_bytes or bucket_bytes == 0:
+            continue
+        before = last.get((bucket.dtype, bucket.op))
+        if before is not None:
+            padded = -(-before.entries[-1].hi * bucket.dtype.itemsize // ALIGNMENT) * ALIGNMENT
+            assert padded + first.nbytes > bucket_bytes
+        last[bucket.dtype, bucket.op] = bucket
+
+
+@few
+@given(layouts)
+def test_no_fusion_with_0(layout: tuple[list[KeySpec], int]) -> None:
+    specs, _ = layout
+    assert [len(bucket.entries) for bucket in place(specs, 0)] == [1] * len(specs)
+
+
+@few
+@given(layouts)
+def test_the_layout_of_the_first_keys_does_not_depend_on_later_ones(
+    layout: tuple[list[KeySpec], int],
+) -> None:
+    specs, bucket_bytes = layout
+    some = specs[: len(specs) // 2]
+    whole = {
+        entry.key: (entry.lo, bucket.dtype)
+        for bucket in place(specs, bucket_bytes)
+        for entry in bucket.entries
+    }
+    for bucket in place(some, bucket_bytes):
+        for entry in bucket.entries:
+            assert whole[entry.key] == (entry.lo, bucket.dtype)
+
+
+def holders(bucket: Bucket) -> list[Key | None]:
+    """Which key each element of a bucket belongs to."""
+    owner: list[Key | None] = [None] * bucket.count
+    for entry in bucket.entries:
+        owner[entry.lo : entry.hi] = [entry.key] * entry.spec.size
+    return owner
+
+
+@few
+@given(layouts, st.data())
+def test_runs_hold_the_keys_asked_for_and_no_other(
+    layout: tuple[list[KeySpec], int], data: st.DataObject
+) -> None:
+    for bucket in place(*layout):
+        if bucket.count > 20_000:
+            continue
+        known = [entry.key for entry in bucket.entries]
+        asked = data.draw(st.sets(st.sampled_from(known)))
+        runs = bucket.runs(asked)
+        owner = holders(bucket)
+        covered = [key for lo, hi in runs for key in owner[lo:hi]]
+        sized = {entry.key for entry in bucket.entries if entry.spec.size}
+        assert {key for key in covered if key is not None} == asked & sized
+        for entry in bucket.entries:
+            assert covered.count(entry.key) == (entry.spec.size if entry.key in asked else 0)
+        assert all(lo < hi for lo, hi in runs)
+        assert all(before[1] <= after[0] for before, after in pairwise(runs))
+
+
+@few
+@given(layouts, st.data())
+def test_runs_are_as_long_as_can_be(layout: tuple[list[KeySpec], int], data: st.DataObject) -> None:
+    for bucket in place(*layout):
+        known = [entry.key for entry in bucket.entries]
+        asked = data.draw(st.sets(st.sampled_from(known)))
+        runs = bucket.runs(asked)
+        for before, after in pairwise(runs):
+            between = [e.key for e in bucket.entries if before[1] <= e.lo < after[0]]
+            assert set(between) - asked, "two runs with no strange key between them"
+
+
+@few
+@given(layouts, st.data())
+def test_launches_reduce_the_pushed_keys_and_a_full_bucket_at_once(
+    layout: tuple[list[KeySpec], int], data: st.DataObject
+) -> None:
+    for bucket in place(*layout):
+        known = [entry.key for entry in bucket.entries]
+        pushed = data.draw(st.sets(st.sampled_from(known)))
+        found = launches(bucket, pushed)
+        spans = [launch.span for launch in found]
+        if len(pushed) == len(known):
+            assert spans == ([(0, bucket.count)] if bucket.count else [])
+        else:
+            assert spans == bucket.runs(pushed)
+        for launch in found:
+            assert launch.bucket is bucket
+            assert launch.label.startswith("key")
+
+
+def specs_of(*sizes: int) -> list[KeySpec]:
+    return [KeySpec(f"k{i}", i, (size,), np.dtype("f4")) for i, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bucket_bytes", "buckets"),
+    [
+        ((3, 400, 3), 1024, [["k0", "k2"], ["k1"]]),
+        ((64, 64, 64, 64, 1), 1024, [["k0", "k1", "k2", "k3"], ["k4"]]),
+        ((64, 64, 64, 65, 1), 1024, [["k0", "k1", "k2"], ["k3", "k4"]]),
+        ((0, 0, 3), 256, [["k0", "k1", "k2"]]),
+        ((256, 1), 1024, [["k0"], ["k1"]]),
+    ],
+)
+def test_layouts_by_example(
+    sizes: tuple[int, ...], bucket_bytes: int, buckets: list[list[str]]
+) -> None:
+    placed = place(specs_of(*sizes), bucket_bytes)
+    assert [[entry.key for entry in bucket.entries] for bucket in placed] == buckets
+
+
+@pytest.mark.parametrize(
+    ("pushed", "spans", "labels"),
+    [
+        (["k0"], [(0, 3)], ["key 'k0'"]),
+        (["k0", "k1"], [(0, 128)], ["keys 'k0' to 'k1' of bucket 4"]),
+        (["k0", "k3"], [(0, 3), (192, 195)], ["key 'k0'", "key 'k3'"]),
+        (["k1", "k0", "k3", "k2"], [(0, 256)], ["keys 'k0' to 'k3' of bucket 4"]),
+        ([], [], []),
+    ],
+)
+def test_launches_by_example(
+    pushed: list[str], spans: list[tuple[int, int]], labels: list[str]
+) -> None:
+    (bucket,) = place(specs_of(3, 64, 64, 3), 1 << 20, first=4)
+    found = launches(bucket, pushed)
+    assert [launch.span for launch in found] == spans
+    assert [launch.label for launch in found] == labels
+
+
+@given(st.dictionaries(st.integers(0, 50), st.integers(-3, 3)))
+def test_launches_go_by_priority_and_then_in_order(priorities: dict[int, int]) -> None:
+    order = launch_order(priorities)
+    assert sorted(order) == sorted(priorities)
+    for before, after in pairwise(order):
+        assert (priorities[before], -before) > (priorities[after], -after)
+
+
+def test_the_plan_in_words() -> None:
+    specs = [*specs_of(3, 64), KeySpec("m", 2, (), np.dtype("f8"), "max")]
+    lines = explain(place(specs, 1 << 20), ["late"], "rank 0").splitlines()
+    assert lines[0].split() == ["bucket", "dtype", "op", "bytes", "keys", "owner", "holds"]
+    assert lines[1].split() == [
+        "0",
+        "float32",
+        "sum",
+        "512",
+        "2",
+        "rank",
+        "0",
+        "'k0'",
+        "to",
+        "'k1'",
+    ]
+    assert lines[2].split() == ["1", "float64", "max", "256", "1", "rank", "0", "'m'"]
+    assert lines[3] == "not placed until the first push, grad_view or value: 'late'"
+    assert len(lines) == 4

@@ -1,0 +1,168 @@
+"""The loop in which every host waits, over messages that arrive when a test says so."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from ncclkv.comm.base import Buffer
+from ncclkv.comm.transport import Pending, Transport
+from ncclkv.comm.work import Flight, StepWork
+from ncclkv.errors import CommTimeout, RankLost
+
+
+class Message:
+    """A message that is done once it has been looked at so often."""
+
+    def __init__(self, peer: int, looks: float = float("inf")) -> None:
+        self.peer = peer
+        self.looks = looks
+
+    def done(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+class Still(Transport):
+    """A transport of four ranks in which nothing moves by itself."""
+
+    rank, size, local_rank, local_size, name = 0, 4, 0, 4, "still"
+
+    def __init__(self) -> None:
+        self.gone: dict[int, str] = {}
+        self.pauses: list[int] = []
+
+    def pause(self, attempt: int) -> None:
+        self.pauses.append(attempt)
+        time.sleep(1e-4)
+
+    def departed(self) -> dict[int, str]:
+        return self.gone
+
+    def send(self, data: Buffer, peer: int, tag: int) -> Pending:
+        raise NotImplementedError
+
+    def receive(self, into: Buffer, peer: int, tag: int) -> Pending:
+        raise NotImplementedError
+
+    def leave(self, reason: str) -> None:
+        raise NotImplementedError
+
+    def split(self, color: int, key: int) -> Transport:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+def steps(
+    *messages: Sequence[Message], log: list[int] | None = None
+) -> Iterator[Sequence[Pending]]:
+    """A collective of as many steps; notes in `log` which ones it has made."""
+    for number, needed in enumerate(messages):
+        if log is not None:
+            log.append(number)
+        yield needed
+
+
+def launched(flight: Flight, *messages: Sequence[Message]) -> StepWork:
+    return flight.launch(steps(*messages), "a sum")
+
+
+def test_nothing_to_wait_for_is_done_at_launch() -> None:
+    transport = Still()
+    work = launched(Flight(transport, 5.0), [], [])
+    work.wait()
+    assert work.done()
+    assert transport.pauses == []
+
+
+def test_launch_makes_the_first_step_and_no_other() -> None:
+    log: list[int] = []
+    flight = Flight(Still(), 5.0)
+    flight.launch(steps([Message(1)], [Message(2)], log=log), "a sum")
+    assert log == [0]
+
+
+def test_a_wait_ends_with_the_last_message() -> None:
+    transport = Still()
+    work = launched(Flight(transport, 5.0), [Message(1, 3), Message(2, 8)], [Message(3, 4)])
+    work.wait()
+    assert work.done()
+    assert transport.pauses == [*range(1, len(transport.pauses) + 1)]
+    assert len(transport.pauses) >= 11
+
+
+def test_waiting_for_one_advances_the_others() -> None:
+    flight = Flight(Still(), 5.0)
+    other = launched(flight, [Message(1, 2)], [Message(2, 2)])
+    launched(flight, [Message(3, 30)]).wait()
+    looks_left = other.missing()
+    assert looks_left == set()
+
+
+@pytest.mark.parametrize(
+    ("peers", "names"), [([2], "rank 2"), ([3, 1], "ranks 1, 3"), ([1, 2, 1], "ranks 1, 2")]
+)
+def test_the_deadline_names_those_not_heard_from(peers: list[int], names: str) -> None:
+    work = launched(Flight(Still(), 0.05), [Message(0, 0), *(Message(peer) for peer in peers)])
+    work.label = "key 'w'"
+    begin = time.monotonic()
+    with pytest.raises(CommTimeout) as caught:
+        work.wait()
+    assert 0.05 < time.monotonic() - begin < 1
+    assert re.fullmatch(
+        r"rank 0 of 4: a sum \(key 'w'\) waited 0\.\d s \(timeout 0\.05 s\) for " + names + "; all "
+        "ranks must make the same calls in the same order: look at what " + names + " did instead",
+        str(caught.value),
+    )
+
+
+def test_a_wait_may_be_shorter_or_longer_than_the_default() -> None:
+    with pytest.raises(CommTimeout, match=r"timeout 0\.03 s"):
+        launched(Flight(Still(), 60.0), [Message(1)]).wait(timeout=0.03)
+    launched(Flight(Still(), 1e-3), [Message(1, 200)]).wait(timeout=60.0)
+
+
+def test_a_departure_ends_the_wait_for_that_rank() -> None:
+    transport = Still()
+    transport.gone = {3: "ValueError: boom"}
+    work = launched(Flight(transport, 60.0), [Message(1), Message(3)])
+    text = "rank 0 of 4: rank 3 left while a sum waited for it; it said: ValueError: boom"
+    with pytest.raises(RankLost) as caught:
+        work.wait()
+    assert str(caught.value) == text
+
+
+def test_a_departure_of_another_rank_does_not() -> None:
+    transport = Still()
+    transport.gone = {3: "done early"}
+    launched(Flight(transport, 60.0), [Message(1, 100)]).wait()
+
+
+def test_what_came_before_the_departure_counts() -> None:
+    class Late(Still):
+        """The last message of a rank is there once its farewell is."""
+
+        def departed(self) -> dict[int, str]:
+            message.looks = 0
+            return {3: "bye"}
+
+    message = Message(3)
+    launched(Flight(Late(), 60.0), [message]).wait()
+
+
+@pytest.mark.parametrize("again", ["launch", "wait"])
+def test_a_failure_is_raised_again_at_once(again: str) -> None:
+    flight = Flight(Still(), 0.03)
+    before = launched(flight, [Message(1)])
+    with pytest.raises(CommTimeout) as first:
+        launched(flight, [Message(2)]).wait()
+    begin = time.monotonic()
+    with pytest.raises(CommTimeout) as second:
+        launched(flight, [Message(3)]) if again == "launch" else before.wait(timeout=5.0)
+    assert str(second.value) == str(first.value)
+    assert time.monotonic() - begin < 1
