@@ -168,9 +168,11 @@ class ExchangeCommunicator(Communicator):
             self._closed = True
             # Messages that were started may still be written to, whenever a peer answers them.
             _abandoned.append(self._flight)
-            self._flight.failure = self._flight.failure or CommAborted(
-                f"rank {self.rank} of {self.size}: this rank has left the communicator, and said: "
-                f"{reason}; make a new one"
+            self._flight.end(
+                CommAborted(
+                    f"rank {self.rank} of {self.size}: this rank has left the communicator, and "
+                    f"said: {reason}; make a new one"
+                )
             )
             self._transport.leave(reason)
 
@@ -184,7 +186,9 @@ class ExchangeCommunicator(Communicator):
             self.abort(str(lost))
         else:
             self._closed = True
-            self._flight.failure = UsageError(
-                f"rank {self.rank} of {self.size}: the communicator is closed; make a new one"
+            self._flight.end(
+                UsageError(
+                    f"rank {self.rank} of {self.size}: the communicator is closed; make a new one"
+                )
             )
             self._transport.close()

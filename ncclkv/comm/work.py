@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from ncclkv.comm.base import Work
 from ncclkv.comm.transport import Pending, Transport
@@ -17,11 +19,21 @@ Steps = Iterator[Sequence[Pending]]
 _FREE_LOOKS = 20
 
 
+class _Here(threading.local):
+    """The flights of this thread."""
+
+    def __init__(self) -> None:
+        self.flights: list[Flight] = []
+
+
+_here = _Here()
+
+
 class Flight:
     """The collectives in flight of one communicator.
 
-    Waiting for one advances them all: a peer may wait for another one than we do, and its messages
-    must be answered all the same.
+    Waiting for one advances all of this thread, those of other communicators too: a peer may wait
+    for another one than we do, and its messages must be answered all the same.
     """
 
     def __init__(self, transport: Transport, timeout: float) -> None:
@@ -29,6 +41,13 @@ class Flight:
         self._timeout = timeout
         self._active: list[StepWork] = []
         self.failure: KVStoreError | None = None
+        _here.flights.append(self)
+
+    def end(self, failure: KVStoreError) -> None:
+        """Raise `failure` in all later calls."""
+        self.failure = self.failure or failure
+        if self in _here.flights:
+            _here.flights.remove(self)
 
     def launch(self, steps: Steps, what: str) -> StepWork:
         """Start a collective; it makes its first step here."""
@@ -61,12 +80,17 @@ class Flight:
             )
             raise
 
-    def wait(self, finished: Callable[[], bool], work: StepWork, timeout: float | None) -> None:
-        """Look, and let others run, until `finished`; keep the deadline and watch for losses."""
+    def wait(self, work: StepWork, timeout: float | None) -> None:
+        """Look, and let others run, until `work` is complete; mind the deadline and losses."""
         limit = self._timeout if timeout is None else timeout
         start, attempt = time.monotonic(), 0
         self.check()
-        while not finished():
+        while not work.done():
+            for other in _here.flights:
+                if other is not self and other.failure is None:
+                    # What fails there is raised by the next call there.
+                    with suppress(Exception):
+                        other.progress()
             attempt += 1
             self._transport.pause(attempt)
             if attempt > _FREE_LOOKS:
@@ -128,7 +152,7 @@ class StepWork(Work):
 
     def wait(self, timeout: float | None = None) -> None:
         if not self._finished:
-            self._flight.wait(self.done, self, timeout)
+            self._flight.wait(self, timeout)
 
 
 def _ranks(ranks: set[int]) -> str:

@@ -104,12 +104,12 @@ class Engine:
 
     # Push
 
-    def push(self, values: Mapping[Key, Sequence[Array]], priority: int) -> None:
-        """Stage and commit this rank's values of each key."""
+    def push(self, values: Mapping[Key, Sequence[Array]], priority: int) -> Exception | None:
+        """Stage and commit this rank's values of each key; return what the updater raised."""
         safe = self.safe(values)
         self._make_room(values.keys())
         self.stage(safe)
-        self.commit(dict.fromkeys(values, priority))
+        return self.commit(dict.fromkeys(values, priority))
 
     def safe(self, values: Mapping[Key, Sequence[Array]]) -> dict[Key, Sequence[Array]]:
         """The values, with copies of those that a push could overwrite while it reads them.
@@ -139,7 +139,6 @@ class Engine:
 
     def stage(self, values: Mapping[Key, Sequence[Array]]) -> None:
         """Reduce this rank's values of each key, made safe, into its place in the gradients."""
-        step = self.rule.step()
         for key, arrays in values.items():
             slot = self._slots[key]
             self._complete(slot.state)
@@ -148,23 +147,29 @@ class Engine:
             elif not slot.holds(arrays[0]):
                 self._kernels.pack(arrays[0], slot.gradient)
             slot.state.pushed.add(key)
-            slot.state.step = step
 
-    def commit(self, priorities: Mapping[Key, int]) -> None:
-        """Launch what the staged keys filled; with a function as updater, run it to the end."""
+    def commit(self, priorities: Mapping[Key, int]) -> Exception | None:
+        """Launch what the staged keys filled; with a function as updater, run it to the end.
+
+        Returns what the updater raised.
+        """
+        step = self.rule.step()
         buckets: dict[int, int] = {}
         for key, priority in priorities.items():
             index = self._slots[key].state.layout.index
             buckets[index] = max(priority, buckets.get(index, priority))
         at_once = isinstance(self.rule, FunctionRule)
         for index in plan.launch_order(buckets):
-            if at_once or self._states[index].full:
-                self._launch(self._states[index])
+            state = self._states[index]
+            state.step = step
+            if at_once or state.full:
+                self._launch(state)
         if isinstance(self.rule, FunctionRule):
             self.flush(priorities)
             if self.placement.updates:
                 keys = self.registry.update_order(priorities)
-                self.rule.run([self._slots[key] for key in keys])
+                return self.rule.run([self._slots[key] for key in keys])
+        return None
 
     def _launch(self, state: BucketState) -> None:
         """Start to reduce what was pushed into a bucket."""

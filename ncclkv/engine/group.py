@@ -41,11 +41,14 @@ class Group:
         """Note arrays to be written at the end."""
         self._reads += reads
 
-    def finish(self) -> list[tuple[Key, Array]]:
-        """Commit the pushes; what is to be read is the caller's to flush and copy."""
+    def __contains__(self, key: Key) -> bool:
+        """Whether a key was pushed in the block."""
+        return key in self._priorities
+
+    def finish(self) -> tuple[list[tuple[Key, Array]], Exception | None]:
+        """Commit the pushes; return what is to be read now, and what the updater raised."""
         self._engine.stage(self._engine.safe(self._kept))
-        self._engine.commit(self._priorities)
-        return self._reads
+        return self._reads, self._engine.commit(self._priorities)
 
     def cancel(self) -> None:
         """Forget the block: its pushes never happened."""

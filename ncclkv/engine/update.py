@@ -106,15 +106,20 @@ class FunctionRule(Rule):
         self._rank = rank
         self.name = name
 
-    def run(self, slots: Sequence[Slot]) -> None:
-        """Update the keys in the order given; an exception ends it and names its key."""
+    def run(self, slots: Sequence[Slot]) -> Exception | None:
+        """Update the keys in the order given, up to an exception; return it, with its key named.
+
+        With the updater on one rank, the others know nothing of the exception: what all ranks have
+        to do together must be done before it is raised.
+        """
         for slot in slots:
             key = slot.entry.key
             try:
                 self._update(key, slot.gradient_view, slot.weight.reshape(slot.entry.spec.shape))
             except Exception as error:
                 annotate(error, f"in the updater, at key {key!r} on rank {self._rank}")
-                raise
+                return error
+        return None
 
     def dispose(self) -> None:
         self._dispose()

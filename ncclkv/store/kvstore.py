@@ -72,7 +72,9 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
         """
         with self._session.verb("push", allowed_inside=_IN_GROUP):
             _check_priority("push", priority)
-            self._push(self._values("push", pairs("push", key, value)), priority)
+            error = self._push(self._values("push", pairs("push", key, value)), priority)
+            if error is not None:
+                raise error
 
     def pull(
         self,
@@ -96,7 +98,8 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
         ignore_sparse : bool
             MXNet's; values are dense here, so it has no effect.
         local : bool
-            Take the value as of the last flush, without other ranks taking part.
+            Take the value as of the last flush, without a call of other ranks.  A flush that has
+            begun is waited for; `wait` first, if other ranks may do something else meanwhile.
 
         Returns
         -------
@@ -139,14 +142,20 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
             As for `push`.
         out : optional
             As for `pull`; by default the results are written back into `value`.
+
+        Notes
+        -----
+        What an updater raises leaves pushpull after the pull.
         """
         with self._session.verb("pushpull", allowed_inside=_IN_GROUP):
             _check_priority("pushpull", priority)
             values = self._values("pushpull", pairs("pushpull", key, value))
             targets = pairs("pushpull", key, value if out is None else out)
             reads = check.outs("pushpull", targets, self._engine.registry)
-            self._push(values, priority)
+            error = self._push(values, priority)
             self._pull(reads)
+            if error is not None:
+                raise error
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Give rank 0's value to all ranks: `init`, or `reset` of a known key, then pull.
@@ -179,8 +188,9 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
         """Make one list of the pushes, and one of the pulls, inside a ``with`` block; collective.
 
         All pushes are flushed together at the end of the block, and pulls are written then.  Only
-        push, pull with `out`, pushpull and local verbs may be called inside.  An exception that
-        leaves the block drops what was pushed inside.
+        push, pull with `out`, pushpull and local verbs may be called inside.  An optimizer works
+        with its numbers as they are at the end.  An exception that leaves the block drops what was
+        pushed inside; what an updater raises leaves it at its end, after the pulls.
 
         Examples
         --------
@@ -207,7 +217,10 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
             self._group = None
             self._session.inside = ""
         with self._session.verb("group"):
-            self._pull(group.finish())
+            reads, error = group.finish()
+            self._pull(reads)
+            if error is not None:
+                raise error
 
     def wait(self, key: Any = None) -> None:
         """Flush what was pushed, of some keys or of all, and wait until it is done; collective.
@@ -238,12 +251,12 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
             rule.check(registry[key])
         return values
 
-    def _push(self, values: Mapping[Key, Sequence[Array]], priority: int) -> None:
-        """Push arrays that have been checked."""
+    def _push(self, values: Mapping[Key, Sequence[Array]], priority: int) -> Exception | None:
+        """Push arrays that have been checked; return what the updater raised."""
         if self._group is not None:
             self._group.push(values, priority)
-            return
-        self._engine.push(values, priority)
+            return None
+        return self._engine.push(values, priority)
 
     def _pull(self, reads: Sequence[tuple[Key, Array]]) -> None:
         """Flush what concerns some keys, and copy them out."""

@@ -155,7 +155,8 @@ are ints, such as 3; use one kind
         -------
         ndarray
             Read-only, of the key's shape; valid until this rank's next push into the same bucket.
-            With ``update_on="root"`` other ranks see it as of their last pull, wait or barrier.
+            A flush that has begun is waited for.  With ``update_on="root"`` other ranks see the
+            value as of their last pull, wait or barrier.
         """
         with self._session.verb("value", allowed_inside="a group"):
             name = one_key(key)
@@ -192,4 +193,10 @@ are ints, such as 3; use one kind
         array([2., 2., 2.])
         """
         with self._session.verb("grad_view", allowed_inside="a group"):
-            return self._engine.gradient(one_key(key))
+            name = one_key(key)
+            if self._group is not None and name in self._group:
+                raise UsageError(
+                    f"grad_view of key {name!r}: it was pushed in this group, so its gradient is "
+                    f"the store's; ask for it after the group's end"
+                )
+            return self._engine.gradient(name)

@@ -1,0 +1,51 @@
+"""Operations that say what becomes of a sum."""
+
+from __future__ import annotations
+
+from tests.cases.programs.model import Adder, Descent
+from tests.cases.programs.plan import SetOptimizer, SetUpdater, Tune
+from tests.cases.programs.seat import Recorder, Seat
+from tests.cases.programs.stage import Stage, does
+
+
+@does(SetUpdater)
+def set_updater(stage: Stage, seat: Seat, op: SetUpdater) -> None:
+    adder = Adder(op.factor, None if op.raises_at is None else seat.key(op.raises_at).key)
+    updater = Recorder(adder)
+    given = updater if op.as_object else updater.update
+    seat.call(lambda: seat.kv.set_updater(given), seat.forbidden)
+    if not seat.in_group:
+        _replaced(seat)
+        seat.model.rule = adder
+        seat.updater = updater
+        seat.disposable = op.as_object
+
+
+@does(SetOptimizer)
+def set_optimizer(stage: Stage, seat: Seat, op: SetOptimizer) -> None:
+    which = op.which % len(stage.optimizers)
+    chosen, numbers = stage.optimizers[which], stage.numbers[which]
+    seat.call(lambda: seat.kv.set_optimizer(chosen), seat.forbidden)
+    rule = seat.model.rule
+    same = isinstance(rule, Descent) and rule.numbers is numbers
+    if not seat.in_group and not same:
+        _replaced(seat)
+        seat.model.rule = Descent(numbers)
+
+
+def _replaced(seat: Seat) -> None:
+    """The old rule has been applied to what was pushed, and is gone."""
+    seat.model.apply(seat.model.values)
+    if seat.updater is not None:
+        assert seat.updater.disposed == seat.disposable, f"disposed {seat.updater.disposed} times"
+    seat.updater = None
+
+
+@does(Tune)
+def tune(stage: Stage, seat: Seat, op: Tune) -> None:
+    which = op.which % len(stage.optimizers)
+    for each in (stage.optimizers[which], stage.numbers[which]):
+        if op.name.endswith("mult"):
+            getattr(each, op.name)[seat.key(op.key).key] = op.number
+        else:
+            setattr(each, op.name, op.number)
