@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -18,8 +19,8 @@ from ncclkv.comm.work import Flight, Steps, StepWork
 from ncclkv.errors import CommAborted, RankLost, UsageError
 from ncclkv.kernels.host import HostKernels
 
-# Tags go round: two collectives that are this many launches apart are never both in flight.  The
-# smallest largest tag that MPI allows is 32767.
+# Tags go round, for MPI may allow none above 32767: the collective that had a tag before is waited
+# for, so that no two in flight share one.
 _TAGS = 8192
 _FIRST_TAG = 16
 
@@ -46,12 +47,16 @@ class _Lanes:
         self._transport = transport
         self._flight = flight
         self._tags = (_FIRST_TAG + offset + 2 * (number % _TAGS) for number in count())
+        self._holders: deque[StepWork] = deque()
         self._spare: list[_Scratch] = []
         self._kernels = HostKernels()
 
     def launch(self, steps: Callable[[Lane], Steps], what: str, label: str = "") -> StepWork:
         """Start the collective that `steps` makes of a lane."""
+        if len(self._holders) == _TAGS:
+            self._holders.popleft().wait()
         work = self._flight.launch(self._run(steps, next(self._tags)), what)
+        self._holders.append(work)
         work.label = label
         return work
 

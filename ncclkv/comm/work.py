@@ -53,7 +53,10 @@ class Flight:
         """Start a collective; it makes its first step here."""
         self.check()
         work = StepWork(self, steps, what)
-        self._active += self._unfinished([work])
+        # Kept before its first step: messages of a step that fails may still be written to.
+        self._active.append(work)
+        if not self._unfinished([work]):
+            self._active.remove(work)
         return work
 
     def check(self) -> None:
@@ -63,6 +66,7 @@ class Flight:
 
     def progress(self) -> None:
         """Advance every collective in flight as far as its messages allow."""
+        self.check()
         self._active = self._unfinished(self._active)
 
     def _unfinished(self, works: Sequence[StepWork]) -> list[StepWork]:
@@ -72,8 +76,8 @@ class Flight:
         except KVStoreError as error:
             self.failure = error
             raise
-        except Exception as error:
-            # An `apply` of the caller's; the collective has lost its place.
+        except BaseException as error:
+            # Ctrl-C, or an `apply` of the caller's; the collective has lost its place.
             self.failure = CommAborted(
                 f"rank {self._transport.rank} of {self._transport.size}: a collective was broken "
                 f"off by {type(error).__name__}: {error}"
@@ -147,7 +151,8 @@ class StepWork(Work):
         return {message.peer for message in self._pending}
 
     def done(self) -> bool:
-        self._flight.progress()
+        if not self._finished:
+            self._flight.progress()
         return self._finished
 
     def wait(self, timeout: float | None = None) -> None:

@@ -122,6 +122,11 @@ class Engine:
     def _safe(self, slot: Slot, arrays: Sequence[Array]) -> Sequence[Array]:
         """The same for the values of one key."""
         if len(arrays) == 1 and slot.holds(arrays[0]):
+            if slot.entry.key in slot.state.pushed or slot.state.flying:
+                raise UsageError(
+                    f"push of key {slot.entry.key!r}: its grad_view was pushed and not flushed, so "
+                    f"it is the store's; pull the key, or wait for it, before filling it again"
+                )
             return arrays
         return [array if self._memory.bucket(array) is None else fresh(array) for array in arrays]
 
@@ -131,11 +136,6 @@ class Engine:
         for state in self._buckets(keys):
             if not state.pushed.isdisjoint(keys) or (state.pushed and state.step != step):
                 self._launch(state)
-
-    def launch_all(self) -> None:
-        """Launch whatever waits."""
-        for state in self._states:
-            self._launch(state)
 
     def stage(self, values: Mapping[Key, Sequence[Array]]) -> None:
         """Reduce this rank's values of each key, made safe, into its place in the gradients."""
@@ -227,16 +227,15 @@ class Engine:
         for work in works:
             work.wait()
 
-    def check_outs(self, reads: Iterable[tuple[Key, Array]]) -> None:
-        """Refuse to write over gradients that were pushed and that these reads do not flush."""
-        reads = list(reads)
-        flushed = self._buckets([key for key, _ in reads])
+    def check_outs(self, reads: Sequence[tuple[Key, Array]], *, flushed: bool) -> None:
+        """Refuse to write over gradients that are pushed and that these reads do not flush."""
+        done = self._buckets([key for key, _ in reads]) if flushed else []
         for key, out in reads:
             state = self._memory.bucket(out)
-            if state is not None and state.pushed and state not in flushed:
+            if state is not None and (state.pushed or state.flying) and state not in done:
                 raise UsageError(
-                    f"pull of key {key!r}: out is the grad_view of another key, in whose bucket "
-                    f"pushes wait; pull that key, or call wait(), first"
+                    f"pull of key {key!r}: out lies in a grad_view, in whose bucket pushes are "
+                    f"under way; pull its key, or call wait(), first"
                 )
 
     def drop(self, keys: Iterable[Key]) -> None:

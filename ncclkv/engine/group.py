@@ -17,7 +17,7 @@ class Group:
     """
 
     def __init__(self, engine: Engine) -> None:
-        engine.launch_all()
+        engine.flush()
         self._engine = engine
         self._priorities: dict[Key, int] = {}
         self._kept: dict[Key, list[Array]] = {}
@@ -25,15 +25,19 @@ class Group:
 
     def push(self, values: Mapping[Key, Sequence[Array]], priority: int) -> None:
         """Take values; the caller may change its arrays afterwards."""
-        direct: dict[Key, Sequence[Array]] = {}
+        direct = {
+            key: arrays
+            for key, arrays in values.items()
+            if key not in self._priorities and len(arrays) == 1
+        }
+        safe = self._engine.safe(direct)
         for key, arrays in values.items():
-            if key not in self._priorities and len(arrays) == 1:
-                direct[key] = arrays
+            if key in direct:
                 continue
             if key in self._priorities and key not in self._kept:
                 self._kept[key] = [fresh(self._engine.slot(key).gradient_view)]
             self._kept.setdefault(key, []).extend(fresh(array) for array in arrays)
-        self._engine.stage(self._engine.safe(direct))
+        self._engine.stage(safe)
         for key in values:
             self._priorities[key] = max(priority, self._priorities.get(key, priority))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ncclkv.comm.base import ALIGNMENT, Communicator
 from ncclkv.engine.state import Array
-from ncclkv.errors import SpecMismatch, UsageError
+from ncclkv.errors import SpecMismatch
 
 Made = TypeVar("Made")
 
@@ -22,7 +22,7 @@ def agree(
     comm: Communicator,
     verb: str,
     items: Sequence[str],
-    error: UsageError | None = None,
+    error: Exception | None = None,
     note: Any = None,
 ) -> list[Any]:
     """Make sure that all ranks say the same `items`; collective.
@@ -34,7 +34,7 @@ def agree(
         The call, for messages.
     items : sequence of str
         What this rank says, such as a key's spec each.
-    error : UsageError, optional
+    error : Exception, optional
         Why this rank cannot go on.  When no rank can, each raises its own.
     note : Any
         Something to tell all ranks on the way.
@@ -87,7 +87,7 @@ def propose(
     """
     try:
         made, items = make()
-    except UsageError as error:
+    except Exception as error:
         agree(comm, verb, [], error, note)
         raise
     return made, agree(comm, verb, items, None, note)

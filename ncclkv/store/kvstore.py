@@ -127,6 +127,7 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
             if out is None:
                 return self._pull_new(key, local)
             reads = check.outs("pull", pairs("pull", key, out), self._engine.registry)
+            self._engine.check_outs(reads, flushed=not local)
             if local:
                 self._read(reads)
             else:
@@ -152,6 +153,7 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
             values = self._values("pushpull", pairs("pushpull", key, value))
             targets = pairs("pushpull", key, value if out is None else out)
             reads = check.outs("pushpull", targets, self._engine.registry)
+            self._engine.check_outs(reads, flushed=True)
             error = self._push(values, priority)
             self._pull(reads)
             if error is not None:
@@ -263,7 +265,6 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
         if self._group is not None:
             self._group.pull(reads)
             return
-        self._engine.check_outs(reads)
         self._engine.settle([key for key, _ in reads])
         self._read(reads)
 

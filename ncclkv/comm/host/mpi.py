@@ -115,11 +115,11 @@ class MpiTransport(Transport):
     def leave(self, reason: str) -> None:
         if self._closed:
             return
+        text = np.zeros(_FAREWELL_BYTES, np.uint8)
+        short = reason.encode(errors="backslashreplace")[:_FAREWELL_BYTES]
+        text[: len(short)] = np.frombuffer(short, np.uint8)
         self._closed = True
         _open.discard(self)
-        text = np.zeros(_FAREWELL_BYTES, np.uint8)
-        short = reason.encode()[:_FAREWELL_BYTES]
-        text[: len(short)] = np.frombuffer(short, np.uint8)
         peers = [peer for peer in range(self.size) if peer != self.rank]
         messages = [self.send(text, peer, _FAREWELL_TAG) for peer in peers]
         # Short messages leave at once; a peer that is gone may never take its own.
