@@ -26,7 +26,8 @@ def first_is_by(ended: Ended, ranks: str, reason: str) -> None:
         first
     )
     assert first.endswith(f" failed, ending the job: {reason}"), first
-    assert reason in ended.err.splitlines(), f"no traceback ends with {reason}:\n{ended.err}"
+    # Not as a line of its own: several ranks may write at once.
+    assert reason in ended.err, f"no traceback ends with {reason}:\n{ended.err}"
 
 
 @pytest.mark.parametrize("ranks", [ONE, BUT_ONE])
@@ -94,7 +95,8 @@ def test_without_the_hook_the_others_are_still_told(job: Job, ranks: str) -> Non
     assert ended.code != 0, ended.err
     assert ended.seconds < SECONDS
     assert not ended.words, "NCCLKV_ABORT=0 silences the hook"
-    assert "ValueError: told to fail between" in ended.err.splitlines()
+    # Not as a line of its own: several ranks write at once.
+    assert "ValueError: told to fail between" in ended.err
     assert any(
         f"RankLost: rank {0 if ranks == ONE else 1} of 4: rank {rank} left" in ended.err
         for rank in ranks.split(",")
