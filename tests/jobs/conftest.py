@@ -53,11 +53,13 @@ def job(tmp_path: Path) -> Job:
     def run(program: str, *arguments: str, ranks: int = 4, **variables: str) -> Ended:
         mark = tmp_path / "mark"
         command = ["launch/local.sh", "-n", str(ranks), str(PROGRAMS / program), *arguments]
+        # Unbuffered, a line is several writes, and those of two ranks run into each other.
+        inherited = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
         begin = time.time()
         process = subprocess.run(
             ["timeout", "-k", "2", str(LIMIT), *command],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "MARK": str(mark), **variables},
+            env={**inherited, "PYTHONPATH": str(ROOT), "MARK": str(mark), **variables},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

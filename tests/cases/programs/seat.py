@@ -38,11 +38,16 @@ class Recorder:
 
 @dataclass
 class Held:
-    """An array of an earlier call, what it must still hold, and the key it is of."""
+    """An array of an earlier call, what it must still hold, and the key it is of.
+
+    `written` says that the store wrote it, so that it is the same on every rank.  One that a group
+    has yet to write holds what this rank had in it.
+    """
 
     key: Key
     array: Any
     expected: Array
+    written: bool
 
 
 @dataclass
@@ -116,12 +121,12 @@ class Seat:
     def updates(self) -> bool:
         return self.model.updates(self.rank)
 
-    def hold(self, key: Key, array: Any) -> None:
+    def hold(self, key: Key, array: Any, *, written: bool = True) -> None:
         """Remember what an array holds."""
         if id(array) in self.gradients:
             return
         self.held = [held for held in self.held if held.array is not array][-_HELD:]
-        self.held.append(Held(key, array, np.array(array)))
+        self.held.append(Held(key, array, np.array(array), written))
 
     def ordered(self, writes: Writes) -> Writes:
         """Keys in update order, as one call writes them."""
@@ -133,7 +138,7 @@ class Seat:
         if self.in_group:
             self.reads += self.ordered(writes)
             for key, array in writes:
-                self.hold(key, array)
+                self.hold(key, array, written=False)
 
     def written(self, writes: Writes) -> None:
         """Check what a call wrote, unless a group is open."""

@@ -91,7 +91,8 @@ class Sources:
     def _previous(self, other: KeyPlan) -> Given | None:
         """An array that was pulled before."""
         for held in self._seat.held:
-            if held.key == other.key and _fits(held.array, other) and is_tame(held.expected):
+            fits = held.written and held.key == other.key and _fits(held.array, other)
+            if fits and is_tame(held.expected):
                 return Given(held.array, [held.expected.copy()] * self._seat.model.size, ours=False)
         return None
 
