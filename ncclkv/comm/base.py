@@ -181,3 +181,16 @@ class Communicator(ABC):
     @abstractmethod
     def close(self) -> None:
         """Wait for all ranks, then free the communicator; a second call does nothing."""
+
+
+def left(rank: int, size: int, reason: str) -> str:
+    """What a communicator says after `abort`."""
+    return (
+        f"rank {rank} of {size}: this rank has left the communicator, and said: {reason}; make a "
+        f"new one"
+    )
+
+
+def closed(rank: int, size: int) -> str:
+    """What a communicator says after `close`."""
+    return f"rank {rank} of {size}: the communicator is closed; make a new one"

@@ -29,7 +29,8 @@ def check_op(op: str, dtype: np.dtype[Any], what: str = "") -> None:
 
 def check_root(root: int | None, size: int) -> None:
     """Refuse a root that is no rank; None stands for all ranks."""
-    if root is not None and not 0 <= root < size:
+    whole = isinstance(root, (int, np.integer)) and not isinstance(root, bool)
+    if root is not None and not (whole and 0 <= root < size):
         raise UsageError(f"root={root!r} is not a rank: ranks go from 0 to {size - 1}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.comm import schedule
-from ncclkv.comm.base import Apply, Buffer, Communicator, Control, Work
+from ncclkv.comm.base import Apply, Buffer, Communicator, Control, Work, closed, left
 from ncclkv.comm.buffers import allocate, check_buffer, check_buffers, check_op, check_root
 from ncclkv.comm.schedule import Lane
 from ncclkv.comm.transport import Transport
@@ -23,9 +23,6 @@ from ncclkv.kernels.host import HostKernels
 # for, so that no two in flight share one.
 _TAGS = 8192
 _FIRST_TAG = 16
-
-
-_abandoned: list[Flight] = []
 
 
 class _Scratch:
@@ -171,14 +168,7 @@ class ExchangeCommunicator(Communicator):
     def abort(self, reason: str) -> None:
         if not self._closed:
             self._closed = True
-            # Messages that were started may still be written to, whenever a peer answers them.
-            _abandoned.append(self._flight)
-            self._flight.end(
-                CommAborted(
-                    f"rank {self.rank} of {self.size}: this rank has left the communicator, and "
-                    f"said: {reason}; make a new one"
-                )
-            )
+            self._flight.end(CommAborted(left(self.rank, self.size, reason)))
             self._transport.leave(reason)
 
     def close(self) -> None:
@@ -191,9 +181,5 @@ class ExchangeCommunicator(Communicator):
             self.abort(str(lost))
         else:
             self._closed = True
-            self._flight.end(
-                UsageError(
-                    f"rank {self.rank} of {self.size}: the communicator is closed; make a new one"
-                )
-            )
+            self._flight.end(UsageError(closed(self.rank, self.size)))
             self._transport.close()

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.base import Apply, Buffer, Communicator, Control, DoneWork, Work
+from ncclkv.comm.base import Apply, Buffer, Communicator, Control, DoneWork, Work, closed, left
 from ncclkv.comm.buffers import allocate, check_buffer, check_buffers, check_op, check_root
+from ncclkv.errors import CommAborted, KVStoreError, UsageError
 
 
 class SoloControl(Control):
@@ -33,6 +34,12 @@ class SoloCommunicator(Communicator):
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self.control = SoloControl()
+        self._failure: KVStoreError | None = None
+
+    def _check(self) -> None:
+        """Refuse to go on after the end."""
+        if self._failure is not None:
+            raise type(self._failure)(*self._failure.args)
 
     def allocate(self, nbytes: int) -> Buffer:
         return allocate(nbytes)
@@ -46,6 +53,7 @@ class SoloCommunicator(Communicator):
     def reduce_apply(
         self, send: Buffer, receive: Buffer, op: str, apply: Apply | None, root: int | None = None
     ) -> Work:
+        self._check()
         check_op(op, send.dtype)
         check_root(root, self.size)
         check_buffers(send, receive, send.size)
@@ -55,35 +63,41 @@ class SoloCommunicator(Communicator):
         return DoneWork()
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
+        self._check()
         check_root(root, self.size)
         check_buffer(buffer)
         return DoneWork()
 
     def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
+        self._check()
         check_op(op, send.dtype)
         check_buffers(send, receive, send.size)
         _copy(send, receive)
         return DoneWork()
 
     def allgather(self, send: Buffer, receive: Buffer) -> Work:
+        self._check()
         check_buffers(send, receive, send.size)
         _copy(send, receive)
         return DoneWork()
 
     def barrier(self) -> Work:
+        self._check()
         return DoneWork()
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        self._check()
         return None if color is None else SoloCommunicator(self.timeout)
 
     def duplicate(self, timeout: float | None = None) -> Communicator:
+        self._check()
         return SoloCommunicator(self.timeout if timeout is None else timeout)
 
     def abort(self, reason: str) -> None:
-        return None
+        self._failure = self._failure or CommAborted(left(0, 1, reason))
 
     def close(self) -> None:
-        return None
+        self._failure = self._failure or UsageError(closed(0, 1))
 
 
 def _copy(send: Buffer, receive: Buffer) -> None:

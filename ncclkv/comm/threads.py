@@ -33,6 +33,15 @@ class _Letter:
         return self.taken
 
 
+@dataclass
+class _Split:
+    """A split under way: colors and keys by rank, the groups made of them, and who has his."""
+
+    votes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    groups: dict[int, Group] = field(default_factory=dict)
+    served: int = 0
+
+
 class Group:
     """Mailboxes and farewells of one group of threads, and the groups split off it."""
 
@@ -43,8 +52,7 @@ class Group:
         self.boxes: dict[_Address, deque[_Letter]] = {}
         self._departed: dict[int, str] = {}
         self.version = 0
-        self._splits: dict[int, dict[int, tuple[int, int]]] = {}
-        self._groups: dict[tuple[int, int], Group] = {}
+        self._splits: dict[int, _Split] = {}
 
     def announce(self) -> None:
         """Wake the ranks that wait; the caller holds `changed`."""
@@ -68,14 +76,18 @@ class Group:
     def split(self, number: int, rank: int, color: int, key: int) -> tuple[Group, list[int]]:
         """The group of the `number`-th split that has `color`, and its members' old ranks."""
         with self.changed:
-            votes = self._splits.setdefault(number, {})
-            votes[rank] = (color, key)
+            split = self._splits.setdefault(number, _Split())
+            split.votes[rank] = (color, key)
             self.changed.notify_all()
             # Needs no deadline: all ranks have just met in the exchange that precedes a split.
-            self.changed.wait_for(lambda: len(votes) == self.size)
-            members = sorted((vote[1], who) for who, vote in votes.items() if vote[0] == color)
-            ranks = [who for _, who in members]
-            return self._groups.setdefault((number, color), Group(len(ranks), self, ranks)), ranks
+            self.changed.wait_for(lambda: len(split.votes) == self.size)
+            chosen = [(vote[1], who) for who, vote in split.votes.items() if vote[0] == color]
+            ranks = [who for _, who in sorted(chosen)]
+            group = split.groups.setdefault(color, Group(len(ranks), self, ranks))
+            split.served += 1
+            if split.served == self.size:
+                del self._splits[number]
+            return group, ranks
 
 
 @dataclass

@@ -19,14 +19,9 @@ Steps = Iterator[Sequence[Pending]]
 _FREE_LOOKS = 20
 
 
-class _Here(threading.local):
-    """The flights of this thread."""
-
-    def __init__(self) -> None:
-        self.flights: list[Flight] = []
-
-
-_here = _Here()
+# The flights of all threads that have collectives under way.  They are kept here because their
+# messages may still be written to, and peers wait for them, when nobody remembers the store.
+_busy: set[Flight] = set()
 
 
 class Flight:
@@ -39,24 +34,24 @@ class Flight:
     def __init__(self, transport: Transport, timeout: float) -> None:
         self._transport = transport
         self._timeout = timeout
+        self._thread = 0
         self._active: list[StepWork] = []
         self.failure: KVStoreError | None = None
-        _here.flights.append(self)
 
     def end(self, failure: KVStoreError) -> None:
         """Raise `failure` in all later calls."""
         self.failure = self.failure or failure
-        if self in _here.flights:
-            _here.flights.remove(self)
 
     def launch(self, steps: Steps, what: str) -> StepWork:
         """Start a collective; it makes its first step here."""
         self.check()
         work = StepWork(self, steps, what)
+        self._thread = threading.get_ident()
         # Kept before its first step: messages of a step that fails may still be written to.
         self._active.append(work)
+        _busy.add(self)
         if not self._unfinished([work]):
-            self._active.remove(work)
+            self._keep([other for other in self._active if other is not work])
         return work
 
     def check(self) -> None:
@@ -67,7 +62,13 @@ class Flight:
     def progress(self) -> None:
         """Advance every collective in flight as far as its messages allow."""
         self.check()
-        self._active = self._unfinished(self._active)
+        self._keep(self._unfinished(self._active))
+
+    def _keep(self, active: list[StepWork]) -> None:
+        """Go on with the collectives that are not complete."""
+        self._active = active
+        if not active:
+            _busy.discard(self)
 
     def _unfinished(self, works: Sequence[StepWork]) -> list[StepWork]:
         """Advance collectives; return those that are not complete."""
@@ -90,15 +91,22 @@ class Flight:
         start, attempt = time.monotonic(), 0
         self.check()
         while not work.done():
-            for other in _here.flights:
-                if other is not self and other.failure is None:
-                    # What fails there is raised by the next call there.
-                    with suppress(Exception):
-                        other.progress()
+            for other in self._others():
+                # What fails there is raised by the next call there.
+                with suppress(Exception):
+                    other.progress()
             attempt += 1
             self._transport.pause(attempt)
             if attempt > _FREE_LOOKS:
                 self._check(work, limit, time.monotonic() - start)
+
+    def _others(self) -> list[Flight]:
+        """The other flights of this thread that can be advanced."""
+        return [
+            flight
+            for flight in tuple(_busy)
+            if flight is not self and flight._thread == self._thread and flight.failure is None
+        ]
 
     def _check(self, work: StepWork, limit: float, waited: float) -> None:
         """Raise when a rank that `work` needs has left, or the deadline has passed."""

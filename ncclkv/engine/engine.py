@@ -90,7 +90,9 @@ class Engine:
                 f"is the store's; pull it, or call wait({key!r}), first"
             )
         self._complete(slot.state)
-        return slot.gradient_view
+        # A view of the caller's own, whose shape may be changed.
+        own: Array = slot.gradient_view.view()
+        return own
 
     def replace(self, key: Key, value: Array) -> None:
         """Set a key's value, the same on every rank, and drop what its updater remembers."""
@@ -216,16 +218,16 @@ class Engine:
     def settle(self, keys: Collection[Key] | None = None) -> None:
         """Flush, and give every rank what the root alone has updated, so that all may read."""
         self.flush(keys)
-        works = []
-        for state in self._buckets(keys):
+        states = self._buckets(keys)
+        for state in states:
             if state.behind is not None and self.placement.root is not None:
                 lo, hi = state.behind
                 work = self._comm.broadcast(state.weights[lo:hi], self.placement.root)
                 work.label = plan.label(state.layout, state.behind)
-                works.append(work)
+                state.flying.append(work)
                 state.behind = None
-        for work in works:
-            work.wait()
+        for state in states:
+            self._complete(state)
 
     def check_outs(self, reads: Sequence[tuple[Key, Array]], *, flushed: bool) -> None:
         """Refuse to write over gradients that are pushed and that these reads do not flush."""

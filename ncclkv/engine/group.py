@@ -31,15 +31,17 @@ class Group:
             if key not in self._priorities and len(arrays) == 1
         }
         safe = self._engine.safe(direct)
+        again = self._priorities.keys() & values.keys()
+        # Noted first, so that `cancel` knows of whatever has been staged when Ctrl-C comes.
+        for key in values:
+            self._priorities[key] = max(priority, self._priorities.get(key, priority))
         for key, arrays in values.items():
             if key in direct:
                 continue
-            if key in self._priorities and key not in self._kept:
+            if key in again and key not in self._kept:
                 self._kept[key] = [fresh(self._engine.slot(key).gradient_view)]
             self._kept.setdefault(key, []).extend(fresh(array) for array in arrays)
         self._engine.stage(safe)
-        for key in values:
-            self._priorities[key] = max(priority, self._priorities.get(key, priority))
 
     def pull(self, reads: Sequence[tuple[Key, Array]]) -> None:
         """Note arrays to be written at the end."""
@@ -49,10 +51,23 @@ class Group:
         """Whether a key was pushed in the block."""
         return key in self._priorities
 
-    def finish(self) -> tuple[list[tuple[Key, Array]], Exception | None]:
-        """Commit the pushes; return what is to be read now, and what the updater raised."""
+    def reads(self) -> list[tuple[Key, Array]]:
+        """The arrays to be written at the end, in the order of one pull of them all."""
+        order = self._engine.registry.update_order({key for key, _ in self._reads})
+        places = {key: place for place, key in enumerate(order)}
+        return sorted(self._reads, key=lambda read: places[read[0]])
+
+    def commit(self) -> Exception | None:
+        """Push what the block has pushed, as one list; return what the updater raised.
+
+        Raises
+        ------
+        UsageError
+            When an array to be written lies in a gradient that the block leaves in its bucket.
+        """
         self._engine.stage(self._engine.safe(self._kept))
-        return self._reads, self._engine.commit(self._priorities)
+        self._engine.check_outs(self._reads, flushed=True)
+        return self._engine.commit(self._priorities)
 
     def cancel(self) -> None:
         """Forget the block: its pushes never happened."""

@@ -41,6 +41,8 @@ class Rule:
     """What the engine asks of any rule."""
 
     name = "none"
+    source: object = None
+    """The updater or optimizer that the user gave."""
 
     def check(self, spec: KeySpec) -> None:
         """Refuse keys that the rule cannot update."""
@@ -65,6 +67,7 @@ class FusedRule(Rule):
 
     def __init__(self, updater: FusedUpdater, name: str) -> None:
         self.updater = updater
+        self.source = updater.optimizer
         self.name = name
 
     def check(self, spec: KeySpec) -> None:
@@ -88,6 +91,8 @@ class FunctionRule(Rule):
 
     Parameters
     ----------
+    source : callable, or object with ``update``
+        What the user gave.
     update : callable
         ``update(key, input, stored)`` changes `stored` in place.
     dispose : callable
@@ -99,8 +104,14 @@ class FunctionRule(Rule):
     """
 
     def __init__(
-        self, update: UpdaterFunction, dispose: Callable[[], object], rank: int, name: str
+        self,
+        source: object,
+        update: UpdaterFunction,
+        dispose: Callable[[], object],
+        rank: int,
+        name: str,
     ) -> None:
+        self.source = source
         self._update = update
         self._dispose = dispose
         self._rank = rank
@@ -113,9 +124,9 @@ class FunctionRule(Rule):
         to do together must be done before it is raised.
         """
         for slot in slots:
-            key = slot.entry.key
+            key, shape = slot.entry.key, slot.entry.spec.shape
             try:
-                self._update(key, slot.gradient_view, slot.weight.reshape(slot.entry.spec.shape))
+                self._update(key, slot.gradient.reshape(shape), slot.weight.reshape(shape))
             except Exception as error:
                 annotate(error, f"in the updater, at key {key!r} on rank {self._rank}")
                 return error

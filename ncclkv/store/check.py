@@ -59,7 +59,7 @@ def outs(verb: str, found: Pairs, registry: Registry) -> list[tuple[Key, Array]]
                     f"imaginary part; pull into a complex array and take .real"
                 )
             writes.append((key, view))
-    _check_overlap(verb, writes)
+    apart(verb, writes)
     return writes
 
 
@@ -72,7 +72,7 @@ def _check_shape(verb: str, spec: KeySpec, view: Array) -> None:
         )
 
 
-def _check_overlap(verb: str, writes: Sequence[tuple[Key, Array]]) -> None:
+def apart(verb: str, writes: Sequence[tuple[Key, Array]]) -> None:
     """Refuse two arrays to write that share some of their memory, but are not the same array."""
     distinct = {_identity(view): (key, view) for key, view in writes if view.size}
     spans = sorted(

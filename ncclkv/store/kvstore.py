@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-
-import numpy as np
 
 from ncclkv.engine.group import Group
 from ncclkv.engine.state import Array
 from ncclkv.errors import UsageError
 from ncclkv.store import check
-from ncclkv.store.keys import Pairs, is_list, key_list, pairs
+from ncclkv.store.keys import key_list, pairs
 from ncclkv.store.later import LaterVerbs
 from ncclkv.store.tables import Assignment, TableVerbs
+from ncclkv.store.transfers import Transfers, raise_late, whole_priority
 from ncclkv.store.updaters import UpdateVerbs
 from ncclkv.table.registry import Key
 
 _IN_GROUP = "a group"
 
 
-class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
+class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
     """Values by key, the same on all ranks; made by `ncclkv.create`.
 
     All ranks make the same calls in the same order, except where a verb is marked local.  A store
@@ -71,10 +70,9 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
         >>> kv.close()
         """
         with self._session.verb("push", allowed_inside=_IN_GROUP):
-            _check_priority("push", priority)
+            priority = whole_priority("push", priority)
             error = self._push(self._values("push", pairs("push", key, value)), priority)
-            if error is not None:
-                raise error
+        raise_late(error)
 
     def pull(
         self,
@@ -123,14 +121,15 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
          [1 1]]
         """
         with self._session.verb("pull", allowed_inside=_IN_GROUP):
-            _check_priority("pull", priority)
+            whole_priority("pull", priority)
             if out is None:
                 return self._pull_new(key, local)
             reads = check.outs("pull", pairs("pull", key, out), self._engine.registry)
-            self._engine.check_outs(reads, flushed=not local)
             if local:
+                self._engine.check_outs(reads, flushed=False)
                 self._read(reads)
             else:
+                self._check_outs(reads)
                 self._pull(reads)
             return None
 
@@ -149,15 +148,14 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
         What an updater raises leaves pushpull after the pull.
         """
         with self._session.verb("pushpull", allowed_inside=_IN_GROUP):
-            _check_priority("pushpull", priority)
+            priority = whole_priority("pushpull", priority)
             values = self._values("pushpull", pairs("pushpull", key, value))
             targets = pairs("pushpull", key, value if out is None else out)
             reads = check.outs("pushpull", targets, self._engine.registry)
-            self._engine.check_outs(reads, flushed=True)
+            self._check_outs(reads)
             error = self._push(values, priority)
             self._pull(reads)
-            if error is not None:
-                raise error
+        raise_late(error)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Give rank 0's value to all ranks: `init`, or `reset` of a known key, then pull.
@@ -173,7 +171,7 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
             As for `pull`.
         """
         with self._session.verb("broadcast"):
-            _check_priority("broadcast", priority)
+            whole_priority("broadcast", priority)
             reads: list[tuple[Key, Array]] = []
 
             def make() -> Assignment:
@@ -219,10 +217,15 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
             self._group = None
             self._session.inside = ""
         with self._session.verb("group"):
-            reads, error = group.finish()
+            reads = group.reads()
+            try:
+                check.apart("group", reads)
+                error = group.commit()
+            except UsageError:
+                group.cancel()
+                raise
             self._pull(reads)
-            if error is not None:
-                raise error
+        raise_late(error)
 
     def wait(self, key: Any = None) -> None:
         """Flush what was pushed, of some keys or of all, and wait until it is done; collective.
@@ -244,52 +247,3 @@ class KVStore(TableVerbs, UpdateVerbs, LaterVerbs):
             self._comm.control.barrier("kv.barrier")
 
     _barrier = barrier
-
-    def _values(self, verb: str, found: Pairs) -> dict[Key, list[Array]]:
-        """What to push of each key, which the updater can take."""
-        registry, rule = self._engine.registry, self._engine.rule
-        values = check.values(verb, found, registry)
-        for key in values:
-            rule.check(registry[key])
-        return values
-
-    def _push(self, values: Mapping[Key, Sequence[Array]], priority: int) -> Exception | None:
-        """Push arrays that have been checked; return what the updater raised."""
-        if self._group is not None:
-            self._group.push(values, priority)
-            return None
-        return self._engine.push(values, priority)
-
-    def _pull(self, reads: Sequence[tuple[Key, Array]]) -> None:
-        """Flush what concerns some keys, and copy them out."""
-        if self._group is not None:
-            self._group.pull(reads)
-            return
-        self._engine.settle([key for key, _ in reads])
-        self._read(reads)
-
-    def _read(self, reads: Sequence[tuple[Key, Array]]) -> None:
-        """Copy values as they are."""
-        for key, out in reads:
-            self._engine.read(key, out)
-
-    def _pull_new(self, key: Any, local: bool) -> Any:
-        """Pull into new arrays."""
-        if self._group is not None and not local:
-            raise UsageError(
-                "pull inside a group needs out: the value is there only at the group's end"
-            )
-        specs = [self._engine.registry[name] for name in key_list(key)]
-        reads = [(spec.key, np.empty(spec.shape, spec.dtype)) for spec in specs]
-        if local:
-            self._read(reads)
-        else:
-            self._pull(reads)
-        arrays = [array for _, array in reads]
-        return arrays if is_list(key) else arrays[0]
-
-
-def _check_priority(verb: str, priority: Any) -> None:
-    """Refuse a priority that is not a whole number."""
-    if isinstance(priority, bool) or not isinstance(priority, (int, np.integer)):
-        raise UsageError(f"{verb}: priority={priority!r} is not an int; higher ones go first")

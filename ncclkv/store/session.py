@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from ncclkv.errors import CommError, ContractError, UsageError
+from ncclkv.errors import CommAborted, CommError, ContractError, UsageError
 
 
 class Session:
@@ -28,6 +28,7 @@ class Session:
         self.failure: ContractError | CommError | None = None
         self.inside = ""
         self._name = name
+        self._alone = size == 1
         self._where = f"rank {rank} of {size}: "
         self._thread = threading.get_ident()
         self._process = os.getpid()
@@ -45,6 +46,16 @@ class Session:
                 yield
             except (ContractError, CommError) as error:
                 self.failure = error
+                raise
+            except Exception:
+                raise
+            except BaseException as error:
+                # Ctrl-C: the others may have done what this rank has not.
+                if not self._alone:
+                    self.failure = CommAborted(
+                        f"{self._where}{name} was broken off by {type(error).__name__}, so this "
+                        f"rank may be a call behind the others; close the store and make a new one"
+                    )
                 raise
 
     @contextmanager

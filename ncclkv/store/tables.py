@@ -161,7 +161,8 @@ are ints, such as 3; use one kind
         with self._session.verb("value", allowed_inside="a group"):
             name = one_key(key)
             self._engine.slot(name)
-            return self._engine.current(name)
+            view: Array = self._engine.current(name).view()
+            return view
 
     def grad_view(self, key: Key) -> Array:
         """A key's gradient in its bucket: what is pushed from there is not copied; local.

@@ -26,9 +26,10 @@ class UpdateVerbs(Core):
         updater : callable, or object with ``update`` and perhaps ``dispose``
             ``updater(key, input, stored)`` changes `stored` in place; its result is ignored.  `key`
             is as the user gave it, `input` the sum over all ranks, both arrays are NumPy arrays of
-            the key's shape.  It is called before ``push`` returns, once for each key pushed: ints
-            ascending, strings in the order of their initialisation.  What it raises leaves
-            ``push``.  ``dispose()`` is called when the updater is replaced or the store closed.
+            the key's shape and the store's own: copy what is to be kept. It is called before
+            ``push`` returns, once for each key pushed: ints ascending, strings in the order of
+            their initialisation. What it raises leaves ``push``. ``dispose()`` is called when the
+            updater is replaced or the store closed.
 
         Raises
         ------
@@ -83,16 +84,21 @@ class UpdateVerbs(Core):
         array([0.5, 0.5])
         """
         with self._session.verb("set_optimizer"):
-            propose(self._comm, "set_optimizer", lambda: (None, _config(optimizer)))
-            current = self._engine.rule
-            if not (isinstance(current, FusedRule) and current.updater.optimizer is optimizer):
+            again = self._engine.rule.source is optimizer
+            propose(
+                self._comm,
+                "set_optimizer",
+                lambda: (None, [*_config(optimizer), f"its state is kept: {again}"]),
+            )
+            if not again:
                 updater = FusedUpdater(optimizer, self._kernels)
                 self._install(FusedRule(updater, type(optimizer).__name__))
 
     def _install(self, rule: Rule) -> None:
         """Apply what was pushed under the old rule, then change it."""
         self._engine.flush()
-        self._engine.rule.dispose()
+        if rule.source is not self._engine.rule.source:
+            self._engine.rule.dispose()
         self._engine.rule = rule
 
     def _function_rule(self, updater: Any) -> FunctionRule:
@@ -109,6 +115,7 @@ class UpdateVerbs(Core):
             )
         dispose = getattr(updater, "dispose", None)
         return FunctionRule(
+            updater,
             self._guarded(update),
             dispose if callable(dispose) else lambda: None,
             self.rank,

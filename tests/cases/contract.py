@@ -188,3 +188,13 @@ def a_wrong_call_on_one_rank_alone_is_its_own_affair(create: Stores) -> None:
     kv.push(3, full(kv.rank + 1))
     same(pulled(kv, 3), total(kv))
     same(pulled(kv, 5), 4)
+
+
+@case(sizes=SEVERAL)
+def the_same_optimizer_again_on_some_ranks(create: Stores) -> None:
+    kv = probed(create)
+    first = optimizer.SGD(learning_rate=0.5)
+    kv.set_optimizer(first)
+    with disagreement("set_optimizer", "state is kept: True", "state is kept: False", "rank 1"):
+        kv.set_optimizer(optimizer.SGD(learning_rate=0.5) if kv.rank == 1 else first)
+    broken(kv)

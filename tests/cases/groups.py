@@ -196,3 +196,42 @@ def an_exception_drops_what_was_pushed(create: Stores) -> None:
         raise ZeroDivisionError
     same(out, -1)
     intact(kv, total(kv), 4)
+
+
+@case()
+def outs_of_several_pulls_are_one_list(create: Stores) -> None:
+    kv = probed(create)
+    both = full(0)
+    with kv.group():
+        kv.pull(5, out=both)
+        kv.pull(3, out=both)
+    same(both, 4)
+
+
+@case()
+def outs_of_several_pulls_that_overlap(create: Stores) -> None:
+    kv = probed(create)
+    space = full(-1, (3, 3))
+    with refused(kv, UsageError, "3", "5", "overlap"), kv.group():
+        kv.push(3, full(100))
+        kv.pull(3, out=space[:2])
+        kv.pull(5, out=space[1:])
+    same(space, -1)
+    intact(kv)
+
+
+@case()
+def an_out_in_a_gradient_that_the_group_leaves_pushed(create: Stores) -> None:
+    kv = probed(create, bucket_bytes=0)
+    kv.set_optimizer(optimizer.SGD(learning_rate=1.0))
+    kv.init([7, 8], [full(0, (2,)), full(0, (2,))])
+    gradient = kv.grad_view(3)
+    with refused(kv, UsageError, "5", "grad_view"), kv.group():
+        kv.pull(5, out=gradient)
+        kv.push(3, full(100))
+    same(pulled(kv, 3), 2)
+    with kv.group():
+        kv.pull([3, 5], out=[full(0), gradient])
+        kv.push(3, full(kv.rank + 1))
+    same(gradient, 4)
+    same(pulled(kv, 3), 2 - total(kv))

@@ -201,3 +201,21 @@ def grad_view_of_a_key_that_was_pushed(create: Stores) -> None:
     kv.wait()
     kv.grad_view(3)[...] = 99
     same(pulled(kv, 3), total(kv))
+
+
+@case()
+def shapes_of_views_are_the_callers_own(create: Stores) -> None:
+    kv = probed(create)
+
+    def reshape(key: Any, grad: Any, stored: Any) -> None:
+        stored += grad
+        grad.shape = stored.shape = (6,)
+
+    kv.value(3).shape = (6,)
+    kv.grad_view(3).shape = (6,)
+    same(kv.value(3), full(2))
+    kv.set_updater(reshape)
+    for _ in range(2):
+        kv.push(3, full(1))
+    assert kv.grad_view(3).shape == SHAPE
+    same(pulled(kv, 3), 2 + 2 * kv.num_workers)

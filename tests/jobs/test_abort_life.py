@@ -36,6 +36,16 @@ def test_an_exception_caught_outside_the_store(job: Job) -> None:
         assert lines[rank].endswith("it said: ValueError: not today")
 
 
+def test_mpi_that_ends_before_the_stores(job: Job) -> None:
+    ended = job("lives.py", "finalizes_before_closing")
+    assert (ended.code, ended.err) == (0, "")
+    assert sorted(ended.out.splitlines()) == [
+        f"rank {rank} of 4: MPI was finalized while the store was open; close stores before "
+        "MPI.Finalize()"
+        for rank in range(4)
+    ]
+
+
 def test_a_rank_that_ends_early(job: Job) -> None:
     ended = job("lives.py", "ends_early")
     assert ended.code != 0

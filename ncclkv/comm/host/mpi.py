@@ -77,6 +77,7 @@ class MpiTransport(Transport):
 
         self._comm = comm
         self._bytes = MPI.BYTE
+        self._finalized = MPI.Is_finalized
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         node = comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
@@ -88,12 +89,22 @@ class MpiTransport(Transport):
         _open.add(self)
 
     def send(self, data: Buffer, peer: int, tag: int) -> Pending:
+        self._check()
         request = self._comm.Isend([data, self._bytes], peer, tag)
         return _Message(request, peer, None, self.rank)
 
     def receive(self, into: Buffer, peer: int, tag: int) -> Pending:
+        self._check()
         request = self._comm.Irecv([into, self._bytes], peer, tag)
         return _Message(request, peer, into.size, self.rank)
+
+    def _check(self) -> None:
+        """Refuse to use MPI after its end, for which it would kill the process."""
+        if self._finalized():
+            raise CommAborted(
+                f"rank {self.rank} of {self.size}: MPI was finalized while the store was open; "
+                f"close stores before MPI.Finalize()"
+            )
 
     def pause(self, attempt: int) -> None:
         if attempt <= _YIELDS:
@@ -113,7 +124,7 @@ class MpiTransport(Transport):
         return self._departed
 
     def leave(self, reason: str) -> None:
-        if self._closed:
+        if self._closed or self._finalized():
             return
         text = np.zeros(_FAREWELL_BYTES, np.uint8)
         short = reason.encode(errors="backslashreplace")[:_FAREWELL_BYTES]

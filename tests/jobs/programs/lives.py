@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import ncclkv
-from ncclkv.errors import RankLost
+from ncclkv.errors import CommAborted, RankLost
 
 
 def opened() -> ncclkv.KVStore:
@@ -116,6 +116,22 @@ def forked_child_fails() -> None:
             raise ValueError("in a forked child")
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     step(kv)
+    kv.close()
+
+
+def finalizes_before_closing() -> None:
+    """MPI's end comes before that of two stores: one is used and closed, the other forgotten."""
+    from mpi4py import MPI
+
+    kv, forgotten = opened(), opened()
+    step(kv)
+    step(forgotten)
+    MPI.Finalize()
+    try:
+        kv.push("w", np.ones(5000))
+        kv.wait()
+    except CommAborted as error:
+        sys.stdout.write(f"{error}\n")
     kv.close()
 
 
