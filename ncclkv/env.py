@@ -3,15 +3,21 @@
 =====================  =======================================================================
 ``NCCLKV_TIMEOUT``     seconds that a store waits for its ranks (300); an argument wins over it
 ``NCCLKV_ABORT``       ``0``: an uncaught exception on one rank does not end the job
+``NCCLKV_SHARE_GPU``   ``1``: ranks may share a GPU, which NCCL is told to put up with
+``NCCL_COMM_BLOCKING`` NCCL's own; ``0`` is refused, since CuPy cannot work with it
 launcher's variables   how many ranks were started and which one this is
 =====================  =======================================================================
 """
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
 
-from ncclkv.errors import LaunchError
+from ncclkv.errors import LaunchError, UsageError
 
 DEFAULT_TIMEOUT = 300.0
 
@@ -56,8 +62,17 @@ def launched_without_size() -> bool:
     return launched_size() is None and any(name in os.environ for name in _RANK_ONLY)
 
 
-def timeout() -> float:
-    """Seconds that a wait may take, unless an argument says otherwise."""
+def timeout(given: Any = None) -> float:
+    """Seconds that a wait may take: those `given` as an argument, or else the environment's."""
+    if given is None:
+        return _timeout_here()
+    if isinstance(given, bool) or not isinstance(given, Real) or not 0 < float(given) < math.inf:
+        raise UsageError(f"timeout={given!r} is not a number of seconds; give one above 0")
+    return float(given)
+
+
+def _timeout_here() -> float:
+    """What ``NCCLKV_TIMEOUT`` says, or 300."""
     text = os.environ.get("NCCLKV_TIMEOUT", "")
     if not text:
         return DEFAULT_TIMEOUT
@@ -65,10 +80,10 @@ def timeout() -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not seconds > 0:
+    if not 0 < seconds < math.inf:
         raise LaunchError(
-            f"NCCLKV_TIMEOUT={text!r} is not a positive number of seconds; "
-            f"unset it for the default of {DEFAULT_TIMEOUT:g}"
+            f"NCCLKV_TIMEOUT={text!r} is not a number of seconds; set one above 0, or unset it "
+            f"for the default of {DEFAULT_TIMEOUT:g}"
         )
     return seconds
 
@@ -76,3 +91,19 @@ def timeout() -> float:
 def abort_on_exception() -> bool:
     """Whether an uncaught exception on one rank should end the whole job."""
     return os.environ.get("NCCLKV_ABORT", "1") != "0"
+
+
+def share_gpu() -> bool:
+    """Whether ranks share a GPU on purpose."""
+    return os.environ.get("NCCLKV_SHARE_GPU", "0") not in ("", "0")
+
+
+def nccl_blocks() -> bool:
+    """Whether NCCL's calls return when they are done, as they do unless told otherwise."""
+    return os.environ.get("NCCL_COMM_BLOCKING", "1").strip() != "0"
+
+
+def set_unless_set(settings: Mapping[str, str]) -> None:
+    """Give libraries of this process, such as NCCL, settings that the user has not made."""
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ncclkv import env
 from ncclkv.comm import threads
 from ncclkv.errors import CommError, UsageError, annotate
 
@@ -26,7 +27,8 @@ def run_ranks(
     *args
         What every rank is given.
     timeout : float
-        Seconds that a rank waits for another, where a store does not say otherwise.
+        Seconds that a rank waits for another.  It holds for the stores that `body` creates,
+        whatever ``NCCLKV_TIMEOUT`` says, unless they are created with a `timeout` of their own.
 
     Returns
     -------
@@ -35,6 +37,8 @@ def run_ranks(
 
     Raises
     ------
+    UsageError
+        When `size` is not an int above 0, or `timeout` not a finite number above 0.
     Exception
         What a rank raised, with the rank in its text; of several, what came before others missed
         that rank.
@@ -52,6 +56,7 @@ def run_ranks(
     """
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UsageError(f"run_ranks: size={size!r} is not a number of ranks; give an int above 0")
+    seconds = env.timeout(timeout)
     results: dict[int, Result] = {}
     errors: dict[int, BaseException] = {}
 
@@ -67,7 +72,7 @@ def run_ranks(
 
     workers = [
         threading.Thread(target=rank_body, args=(rank, communicator), name=f"rank {rank}")
-        for rank, communicator in enumerate(threads.communicators(size, timeout))
+        for rank, communicator in enumerate(threads.communicators(size, seconds))
     ]
     for worker in workers:
         worker.start()

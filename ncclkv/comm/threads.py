@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ncclkv import env
 from ncclkv.comm.base import Buffer, Communicator
 from ncclkv.comm.exchange import ExchangeCommunicator
 from ncclkv.comm.solo import SoloCommunicator
@@ -189,8 +190,8 @@ def become(communicator: Communicator | None) -> None:
     _current.communicator = communicator
 
 
-def world(timeout: float) -> Communicator:
+def world(timeout: float | None = None) -> Communicator:
     """A communicator of all ranks that are threads; elsewhere of this process alone."""
     if _current.communicator is None:
-        return SoloCommunicator(timeout)
+        return SoloCommunicator(env.timeout(timeout))
     return _current.communicator.duplicate(timeout)

@@ -21,7 +21,8 @@ class Pending(Protocol):
 class Transport(ABC):
     """A group of ranks that can send each other bytes.
 
-    Messages between the same two ranks with the same tag arrive in the order of sending.
+    Messages between the same two ranks with the same tag arrive in the order of sending; at most
+    one such message at a time is being received.
     """
 
     rank: int

@@ -114,7 +114,10 @@ class Flight:
         departed = self._transport.departed()
         if not missing.isdisjoint(departed):
             self.progress()  # what it sent before it left still counts
-            for rank in sorted(work.missing() & departed.keys()):
+            lost = sorted(
+                work.missing() & departed.keys(), key=lambda rank: (_follows(departed[rank]), rank)
+            )
+            for rank in lost:
                 self.failure = RankLost(
                     f"rank {self._transport.rank} of {self._transport.size}: "
                     f"rank {rank} left while {work} waited for it; it said: {departed[rank]}"
@@ -166,6 +169,11 @@ class StepWork(Work):
     def wait(self, timeout: float | None = None) -> None:
         if not self._finished:
             self._flight.wait(self, timeout)
+
+
+def _follows(reason: str) -> bool:
+    """Whether a rank left because another had."""
+    return reason.startswith(RankLost.__name__)
 
 
 def _ranks(ranks: set[int]) -> str:

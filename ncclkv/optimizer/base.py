@@ -19,7 +19,7 @@ def finite(name: str, value: Any, *, least: float | None = None) -> float:
     Raises
     ------
     UsageError
-        When `value` is no finite real number, or is less than `least`.
+        When `value` is not a finite real number, or is less than `least`.
 
     Examples
     --------
@@ -27,8 +27,8 @@ def finite(name: str, value: Any, *, least: float | None = None) -> float:
     1.0
     """
     try:
-        number = float("nan") if isinstance(value, str) else float(value)
-    except (TypeError, ValueError):
+        number = float("nan") if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
         number = float("nan")
     if not math.isfinite(number):
         raise UsageError(f"{name} is {value!r}; give a finite number")
@@ -60,12 +60,13 @@ class Optimizer(ABC):
     wd, rescale_grad, clip_gradient
         As given; assigning to them takes effect at the next update.  Give every rank the same.
     lr_mult, wd_mult : dict
-        Factors by key of the learning rate and of the weight decay; 1 for keys not named.
+        Factors by key of the learning rate and of the weight decay; 1 for keys not named.  Items
+        put into them are checked by the next push.
 
     Raises
     ------
     UsageError
-        When an argument is not such a number.
+        When an argument, or what is assigned to an attribute, is not such a number.
     """
 
     def __init__(
@@ -76,12 +77,12 @@ class Optimizer(ABC):
         rescale_grad: float = 1.0,
         clip_gradient: float | None = None,
     ) -> None:
-        self._learning_rate = finite("learning_rate", learning_rate, least=0.0)
-        self.wd = finite("wd", wd, least=0.0)
-        self.rescale_grad = finite("rescale_grad", rescale_grad)
-        self.clip_gradient = _bound(clip_gradient)
-        self.lr_mult: dict[Key, float] = {}
-        self.wd_mult: dict[Key, float] = {}
+        self.learning_rate = learning_rate
+        self.wd = wd
+        self.rescale_grad = rescale_grad
+        self.clip_gradient = clip_gradient
+        self.lr_mult = {}
+        self.wd_mult = {}
 
     @property
     def learning_rate(self) -> float:
@@ -91,6 +92,51 @@ class Optimizer(ABC):
     @learning_rate.setter
     def learning_rate(self, learning_rate: float) -> None:
         self._learning_rate = finite("learning_rate", learning_rate, least=0.0)
+
+    @property
+    def wd(self) -> float:
+        """The weight decay."""
+        return self._wd
+
+    @wd.setter
+    def wd(self, wd: float) -> None:
+        self._wd = finite("wd", wd, least=0.0)
+
+    @property
+    def rescale_grad(self) -> float:
+        """What every gradient is multiplied by."""
+        return self._rescale_grad
+
+    @rescale_grad.setter
+    def rescale_grad(self, rescale_grad: float) -> None:
+        self._rescale_grad = finite("rescale_grad", rescale_grad)
+
+    @property
+    def clip_gradient(self) -> float | None:
+        """The bound on elements of the rescaled gradient, or None."""
+        return self._clip_gradient
+
+    @clip_gradient.setter
+    def clip_gradient(self, clip_gradient: float | None) -> None:
+        self._clip_gradient = _bound(clip_gradient)
+
+    @property
+    def lr_mult(self) -> dict[Key, float]:
+        """The factors of the learning rate by key; assigned ones are copied."""
+        return self._lr_mult
+
+    @lr_mult.setter
+    def lr_mult(self, factors: dict[Key, float]) -> None:
+        self.set_lr_mult(factors)
+
+    @property
+    def wd_mult(self) -> dict[Key, float]:
+        """The factors of the weight decay by key; assigned ones are copied."""
+        return self._wd_mult
+
+    @wd_mult.setter
+    def wd_mult(self, factors: dict[Key, float]) -> None:
+        self.set_wd_mult(factors)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate, as assigning to `learning_rate` does."""
@@ -104,7 +150,7 @@ class Optimizer(ABC):
         UsageError
             When `factors` is not a mapping of keys to finite numbers.
         """
-        self.lr_mult = _factors("lr_mult", factors)
+        self._lr_mult = checked_factors("lr_mult", factors)
 
     def set_wd_mult(self, factors: Mapping[Key, float]) -> None:
         """Replace the factors of the weight decay by key.
@@ -114,7 +160,7 @@ class Optimizer(ABC):
         UsageError
             When `factors` is not a mapping of keys to finite numbers.
         """
-        self.wd_mult = _factors("wd_mult", factors)
+        self._wd_mult = checked_factors("wd_mult", factors)
 
     @property
     @abstractmethod
@@ -148,7 +194,13 @@ class Optimizer(ABC):
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Everything that decides an update, as plain values that ranks can compare."""
+        """Everything that decides an update, as plain values that ranks can compare.
+
+        Raises
+        ------
+        UsageError
+            When `lr_mult` or `wd_mult` has been given an item that is not a finite number.
+        """
 
 
 def _bound(clip_gradient: float | None) -> float | None:
@@ -163,8 +215,8 @@ def _bound(clip_gradient: float | None) -> float | None:
     return bound
 
 
-def _factors(name: str, factors: Mapping[Key, float]) -> dict[Key, float]:
-    """Check factors by key."""
+def checked_factors(name: str, factors: Mapping[Key, float]) -> dict[Key, float]:
+    """Check factors by key; the dict returned is a new one."""
     if not isinstance(factors, Mapping):
         raise UsageError(f"{name} is a {type(factors).__name__}; give a dict of factors by key")
     return {key: finite(f"{name} of key {key!r}", factor) for key, factor in factors.items()}

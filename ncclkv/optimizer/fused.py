@@ -60,13 +60,18 @@ class FusedUpdater:
         """The optimizer with its numbers as they are now; the same object until one changes.
 
         A push may be applied after the user has changed the learning rate for the next one.
+
+        Raises
+        ------
+        UsageError
+            When a factor of the optimizer's is not a finite number.
         """
         config = self.optimizer.config()
         if self._config != config:
-            self._config = config
-            self._step = copy.copy(self.optimizer)
-            self._step.lr_mult = dict(self.optimizer.lr_mult)
-            self._step.wd_mult = dict(self.optimizer.wd_mult)
+            step = copy.copy(self.optimizer)
+            # To assign the factors is to check and to copy them.
+            step.lr_mult, step.wd_mult = self.optimizer.lr_mult, self.optimizer.wd_mult
+            self._config, self._step = config, step
         return self._step
 
     def apply(

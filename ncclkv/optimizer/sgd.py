@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ncclkv.kernels.base import Array, Kernels
-from ncclkv.optimizer.base import Optimizer, finite
+from ncclkv.optimizer.base import Optimizer, checked_factors, finite
 
 
 class SGD(Optimizer):
@@ -108,6 +108,6 @@ class SGD(Optimizer):
             "wd": self.wd,
             "rescale_grad": self.rescale_grad,
             "clip_gradient": self.clip_gradient,
-            "lr_mult": dict(self.lr_mult),
-            "wd_mult": dict(self.wd_mult),
+            "lr_mult": checked_factors("lr_mult", self.lr_mult),
+            "wd_mult": checked_factors("wd_mult", self.wd_mult),
         }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import logging
-import math
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -15,9 +16,9 @@ from ncclkv.comm import threads
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import launch
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.errors import LaunchError, NotSupported, UsageError
+from ncclkv.errors import KVStoreError, LaunchError, NotSupported, SpecMismatch, UsageError
 from ncclkv.store.kvstore import KVStore
-from ncclkv.store.plugin import KVStoreBase
+from ncclkv.store.plugin import BUILT_IN, KVStoreBase
 
 DEFAULT_BUCKET_BYTES = 25 * 1024 * 1024
 
@@ -44,7 +45,7 @@ def create(
     dist_sync                                    all ranks; host memory
     dist                                         all ranks; host memory in this version
     threads                                      the ranks of `ncclkv.testing.run_ranks`
-    a class registered by KVStoreBase.register   its own
+    a class registered by KVStoreBase.register   its own; it takes no options
     nccl, dist_device_sync, dist_sync_device     `LaunchError`: NCCL is not in this version
     dist_async, dist_async_device,               `NotSupported`: collectives are synchronous
     dist_device_async
@@ -64,7 +65,8 @@ def create(
     bucket_bytes : int
         Keys share collectives up to so many bytes; 0: each key has its own.
     timeout : float, optional
-        Seconds that a wait for other ranks may take; by default ``NCCLKV_TIMEOUT``, or 300.
+        Seconds that a wait for other ranks may take.  By default those of `comm`, when that is a
+        Communicator, and of ``run_ranks`` for ``threads``; else ``NCCLKV_TIMEOUT``, or 300.
 
     Returns
     -------
@@ -95,21 +97,39 @@ threads
         raise UsageError(f"a store's name is a str, not {name!r}")
     lower = name.lower()
     if lower in KVStoreBase.kv_registry:
+        _refuse_options(
+            lower,
+            comm=comm,
+            update_on=update_on,
+            root=root,
+            bucket_bytes=bucket_bytes,
+            timeout=timeout,
+        )
         return KVStoreBase.kv_registry[lower]()
     if lower not in _STORES:
         raise UsageError(_unknown(name))
-    ranks = _STORES[lower](lower, comm, _seconds(timeout))
-    return KVStore(lower, ranks, update_on=update_on, root=root, bucket_bytes=bucket_bytes)
+    ranks = _STORES[lower](lower, comm, None if timeout is None else env.timeout(timeout))
+    try:
+        return KVStore(lower, ranks, update_on=update_on, root=root, bucket_bytes=bucket_bytes)
+    except (UsageError, SpecMismatch):
+        # All ranks have agreed that there will be no store: what it would talk on is freed.
+        with suppress(KVStoreError):
+            ranks.close()
+        raise
+    except BaseException as error:
+        ranks.abort(f"{type(error).__name__}: {error}")
+        raise
 
 
-def _seconds(timeout: Any) -> float:
-    """The timeout in force."""
-    if timeout is None:
-        return env.timeout()
-    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if not (number and math.isfinite(timeout) and timeout > 0):
-        raise UsageError(f"timeout={timeout!r} is not a number of seconds; give one above 0")
-    return float(timeout)
+def _refuse_options(name: str, **options: Any) -> None:
+    """Refuse options of a registered class, which is called without arguments as in MXNet."""
+    known = inspect.signature(create).parameters
+    given = [option for option, value in options.items() if value != known[option].default]
+    if given:
+        raise UsageError(
+            f"create({name!r}) makes an object of a registered class, which takes no options, but "
+            f"was given {', '.join(given)}; set them on the object"
+        )
 
 
 def _unknown(name: str) -> str:
@@ -120,7 +140,7 @@ def _unknown(name: str) -> str:
     return f"unknown store {name!r}; {hint}The names are {', '.join(names)}"
 
 
-def _alone(name: str, comm: Any, timeout: float) -> Communicator:
+def _alone(name: str, comm: Any, timeout: float | None) -> Communicator:
     """The process by itself, whatever was started beside it."""
     _refuse_comm(name, comm)
     started = env.launched_size() or 1
@@ -130,24 +150,24 @@ def _alone(name: str, comm: Any, timeout: float) -> Communicator:
             f"never exchange anything; create('dist') makes one of all ranks",
             stacklevel=3,
         )
-    return SoloCommunicator(timeout)
+    return SoloCommunicator(env.timeout(timeout))
 
 
-def _hosts(name: str, comm: Any, timeout: float) -> Communicator:
+def _hosts(name: str, comm: Any, timeout: float | None) -> Communicator:
     """All ranks, or those of `comm`, in host memory."""
     if comm is None:
         return launch.world(timeout)
     if isinstance(comm, Communicator):
         return comm.duplicate(timeout)
-    if not hasattr(comm, "Get_size"):
+    if not hasattr(comm, "Idup"):
         raise UsageError(
             f"comm={comm!r} is not a communicator; give an mpi4py one, such as "
             f"MPI.COMM_WORLD.Split(color), or an ncclkv Communicator"
         )
-    return launch.over(comm, timeout)
+    return launch.over(comm, env.timeout(timeout))
 
 
-def _best(name: str, comm: Any, timeout: float) -> Communicator:
+def _best(name: str, comm: Any, timeout: float | None) -> Communicator:
     """All ranks, on the best that there is; one line says which that was."""
     ranks = _hosts(name, comm, timeout)
     if ranks.size > 1 and ranks.rank == 0:
@@ -164,13 +184,13 @@ def _say_once(line: str) -> None:
     _log.warning(line)
 
 
-def _threads(name: str, comm: Any, timeout: float) -> Communicator:
+def _threads(name: str, comm: Any, timeout: float | None) -> Communicator:
     """The ranks that are threads of `testing.run_ranks`."""
     _refuse_comm(name, comm)
     return threads.world(timeout)
 
 
-def _nccl(name: str, comm: Any, timeout: float) -> Communicator:
+def _nccl(name: str, comm: Any, timeout: float | None) -> Communicator:
     """Say what is missing."""
     raise LaunchError(
         f"create({name!r}) needs GPU stores over NCCL, which this version of ncclkv does not have; "
@@ -178,7 +198,7 @@ def _nccl(name: str, comm: Any, timeout: float) -> Communicator:
     )
 
 
-def _asynchronous(name: str, comm: Any, timeout: float) -> Communicator:
+def _asynchronous(name: str, comm: Any, timeout: float | None) -> Communicator:
     """Say why not."""
     raise NotSupported(
         f"create({name!r}): pushes that are applied rank by rank need a server, and collectives "
@@ -192,7 +212,7 @@ def _refuse_comm(name: str, comm: Any) -> None:
         raise UsageError(f"create({name!r}) takes no comm; create('dist_sync', comm=...) does")
 
 
-_STORES: dict[str, Callable[[str, Any, float], Communicator]] = {
+_STORES: dict[str, Callable[[str, Any, float | None], Communicator]] = {
     **dict.fromkeys(
         (
             "local",
@@ -209,3 +229,5 @@ _STORES: dict[str, Callable[[str, Any, float], Communicator]] = {
     **dict.fromkeys(("nccl", "dist_device_sync", "dist_sync_device"), _nccl),
     **dict.fromkeys(("dist_async", "dist_async_device", "dist_device_async"), _asynchronous),
 }
+
+BUILT_IN.update(_STORES)

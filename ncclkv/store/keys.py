@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from reprlib import repr as shortened
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,9 +22,20 @@ def one_key(key: Any) -> Key:
     if isinstance(key, (int, np.integer)) and not isinstance(key, (bool, np.bool_)):
         return int(key)
     raise KeyTypeMismatch(
-        f"key {key!r} is a {type(key).__name__}; keys are int or str"
-        + ("; decode it" if isinstance(key, bytes) else "")
+        f"key {shortened(key)} is a {type(key).__name__}; keys are int or str{_advice(key)}"
     )
+
+
+def _advice(key: Any) -> str:
+    """What to do with something that is no key."""
+    if isinstance(key, (bytes, bytearray)):
+        return "; decode it"
+    if isinstance(key, (set, frozenset)):
+        # A set of str has another order in each process.
+        return ", or a list of them; give sorted(...) of it"
+    if isinstance(key, Iterable) and not is_list(key):
+        return ", or a list of them; give list(...) of it"
+    return ""
 
 
 def is_list(item: Any) -> bool:

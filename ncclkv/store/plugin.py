@@ -9,6 +9,9 @@ from ncclkv.errors import NotSupported, UsageError
 
 Registered = TypeVar("Registered", bound=type)
 
+BUILT_IN: set[str] = set()
+"""The names that no class may take; `ncclkv.store.create` lists its own here."""
+
 
 class KVStoreBase:
     """What a store made elsewhere may implement, to be had from ``ncclkv.create``.
@@ -51,7 +54,7 @@ class KVStoreBase:
         Raises
         ------
         UsageError
-            When `cls` is not a class.
+            When `cls` is not a class, or has the name of a built-in store.
         """
         if not isinstance(cls, type):
             raise UsageError(
@@ -59,6 +62,11 @@ class KVStoreBase:
                 f"above a class statement"
             )
         name = cls.__name__.lower()
+        if name in BUILT_IN:
+            raise UsageError(
+                f"register: class {cls.__qualname__} would be created by {name!r}, which is the "
+                f"name of a built-in store; name the class differently"
+            )
         if name in KVStoreBase.kv_registry:
             old = KVStoreBase.kv_registry[name]
             warnings.warn(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,7 @@ class Registry:
     """
 
     def __init__(self) -> None:
-        self._specs: dict[Key, KeySpec] = {}
+        self._specs: MutableMapping[Key, KeySpec] = {}
 
     def __contains__(self, key: object) -> bool:
         return key in self._specs
@@ -105,11 +106,10 @@ class Registry:
             seen.add(key)
 
     def with_keys(self, specs: Iterable[KeySpec]) -> Registry:
-        """A copy that has more keys."""
-        copy = Registry()
-        copy.add(self)
-        copy.add(specs)
-        return copy
+        """This registry with more keys, looked up in both and copied from neither."""
+        more = Registry()
+        more._specs = ChainMap({spec.key: spec for spec in specs}, self._specs)
+        return more
 
     def add(self, specs: Iterable[KeySpec]) -> None:
         """Append new keys."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pytest
+
 from ncclkv.errors import (
     KeyAlreadyInitialized,
     KeyNotInitialized,
@@ -154,4 +157,27 @@ def a_key_twice_in_one_reset_or_broadcast(create: Stores) -> None:
         kv.reset([3, 3], [full(1), full(2)])
     with refused(kv, UsageError, "3", "twice"):
         kv.broadcast([3, 3], [full(1), full(2)], [full(0), full(0)])
+    intact(kv)
+
+
+@case()
+def several_keys_that_are_no_list(create: Stores) -> None:
+    kv = probed(create)
+    values = {3: full(2), 5: full(4)}
+    lists: list[Any] = [range(3, 6, 2), values.keys(), values, np.array([3, 5]), iter([3, 5])]
+    for keys in lists:
+        with refused(kv, KeyTypeMismatch, type(keys).__name__, "give list(...)"):
+            kv.pull(keys)
+    # The order of a set of str differs from process to process.
+    with refused(kv, KeyTypeMismatch, "set", "give sorted(...)"):
+        kv.pull({"a", "b"})
+    intact(kv)
+
+
+@case()
+def a_key_too_long_to_show(create: Stores) -> None:
+    kv = probed(create)
+    with pytest.raises(KeyTypeMismatch, match="is a dict") as caught:
+        kv.init({i: full(i) for i in range(100)}, full(0))
+    assert len(str(caught.value)) < 300, caught.value
     intact(kv)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import ncclkv.optimizer as optimizer
 from ncclkv.errors import DTypeMismatch, UsageError
@@ -150,3 +151,37 @@ def integer_keys_have_no_gradient_step(create: Stores) -> None:
     same(kv.pull("count"), 3)
     kv.push("w", full(1))
     same(pulled(kv, "w"), 3 - kv.num_workers)
+
+
+@case()
+def wrong_numbers_never_reach_the_store(create: Stores) -> None:
+    kv = create()
+    kv.init(["a", "b"], [full(4), full(8)])
+    sgd = optimizer.SGD(learning_rate=0.5)
+    kv.set_optimizer(sgd)
+    wrong: Any = "x"
+    for name in ("learning_rate", "wd", "rescale_grad", "clip_gradient", "lr_mult"):
+        with pytest.raises(UsageError, match=name):
+            setattr(sgd, name, wrong)
+    sgd.lr_mult["a"] = wrong
+    for push in (kv.push, kv.pushpull):
+        with refused(kv, UsageError, "lr_mult of key 'a' is 'x'"):
+            push(["a", "b"], [full(1), full(1)])
+    with refused(kv, UsageError, "lr_mult of key 'a' is 'x'"), kv.group():
+        kv.push("b", full(1))
+    same(kv.pull("a"), 4)
+    same(kv.pull("b"), 8)
+    sgd.lr_mult["a"] = 2
+    kv.push(["a", "b"], [full(kv.rank + 1), full(kv.rank + 1)])
+    same(kv.pull("a"), 4 - total(kv))
+    same(kv.pull("b"), 8 - 0.5 * total(kv))
+
+
+@case()
+def wrong_factors_are_not_set(create: Stores) -> None:
+    kv = probed(create)
+    sgd = optimizer.SGD()
+    sgd.wd_mult[3] = float("inf")
+    with refused(kv, UsageError, "wd_mult of key 3 is inf"):
+        kv.set_optimizer(sgd)
+    intact(kv)

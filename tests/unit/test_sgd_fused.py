@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.errors import DTypeMismatch
+from ncclkv.errors import DTypeMismatch, UsageError
 from ncclkv.kernels.host import HostKernels
 from ncclkv.optimizer import SGD
 from ncclkv.optimizer.fused import FusedUpdater
@@ -174,3 +174,25 @@ def test_other_keys_are_refused_with_key_and_dtype(dtype: str) -> None:
     with pytest.raises(DTypeMismatch) as caught:
         FusedUpdater(SGD(), HostKernels()).check(KeySpec("w", 0, (2,), np.dtype(dtype)))
     assert str(caught.value).startswith(f"key 'w' is {dtype}, and SGD updates float16, bfloat16")
+
+
+def test_a_wrong_factor_is_refused_until_it_is_mended() -> None:
+    optimizer = SGD()
+    updater = FusedUpdater(optimizer, HostKernels())
+    before = updater.step()
+    optimizer.lr_mult["a"] = float("nan")
+    for _ in range(2):
+        with pytest.raises(UsageError, match="lr_mult of key 'a' is nan"):
+            updater.step()
+    optimizer.lr_mult["a"] = 2
+    assert updater.step().lr_mult == {"a": 2.0}
+    assert before.lr_mult == {}
+
+
+def test_items_put_into_factors_later_leave_a_step_as_it_was() -> None:
+    optimizer = SGD()
+    updater = FusedUpdater(optimizer, HostKernels())
+    optimizer.lr_mult["a"] = 2.0
+    step = updater.step()
+    optimizer.lr_mult["a"] = 3.0
+    assert step.lr_mult == {"a": 2.0}

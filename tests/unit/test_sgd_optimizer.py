@@ -11,6 +11,8 @@ from ncclkv.errors import UsageError
 from ncclkv.kernels.host import HostKernels
 from ncclkv.optimizer import SGD, Optimizer, create
 
+NO_NUMBERS = [float("nan"), float("inf"), "0.1", b"0.1", None, 1j, [0.1], 10**400]
+
 
 def _step(optimizer: Optimizer, states: list[np.ndarray], **factors: float) -> float:
     """One update of a weight of 0 by a gradient of 1."""
@@ -83,7 +85,7 @@ def test_a_config_does_not_change_with_its_optimizer() -> None:
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "momentum", "wd", "rescale_grad"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "0.1", None, 1j, [0.1]])
+@pytest.mark.parametrize("value", NO_NUMBERS)
 def test_arguments_are_finite_numbers(name: str, value: Any) -> None:
     with pytest.raises(UsageError) as caught:
         SGD(**{name: value})
@@ -109,6 +111,46 @@ def test_a_refused_learning_rate_changes_nothing() -> None:
     with pytest.raises(UsageError, match="learning_rate is nan"):
         optimizer.set_learning_rate(float("nan"))
     assert optimizer.learning_rate == 0.5
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "wd", "rescale_grad"])
+@pytest.mark.parametrize("value", NO_NUMBERS)
+def test_what_is_assigned_is_checked_like_the_argument(name: str, value: Any) -> None:
+    optimizer = SGD(**{name: 0.5})
+    with pytest.raises(UsageError) as caught:
+        setattr(optimizer, name, value)
+    assert str(caught.value) == f"{name} is {value!r}; give a finite number"
+    assert optimizer.config()[name] == 0.5
+
+
+def test_bounds_hold_for_what_is_assigned() -> None:
+    optimizer = SGD(clip_gradient=0.5)
+    with pytest.raises(UsageError, match=r"^wd is -0.1; give a number of at least 0$"):
+        optimizer.wd = -0.1
+    with pytest.raises(UsageError, match=r"^clip_gradient is 0; give a bound above 0"):
+        optimizer.clip_gradient = 0
+    assert (optimizer.wd, optimizer.clip_gradient) == (0.0, 0.5)
+    optimizer.clip_gradient = None
+    assert optimizer.clip_gradient is None
+
+
+@pytest.mark.parametrize("name", ["lr_mult", "wd_mult"])
+def test_assigned_factors_are_checked_and_copied(name: str) -> None:
+    optimizer, factors = SGD(), {"a": 2}
+    setattr(optimizer, name, factors)
+    factors["a"] = 3
+    for wrong, reason in (([1.0], f"{name} is a list"), ({"a": "x"}, f"{name} of key 'a' is 'x'")):
+        with pytest.raises(UsageError, match=reason):
+            setattr(optimizer, name, wrong)
+    assert optimizer.config()[name] == {"a": 2.0}
+
+
+@pytest.mark.parametrize("name", ["lr_mult", "wd_mult"])
+def test_items_put_into_factors_are_checked_by_config(name: str) -> None:
+    optimizer = SGD()
+    getattr(optimizer, name)["a"] = np.ones(3)
+    with pytest.raises(UsageError, match=rf"^{name} of key 'a' is array.*; give a finite number$"):
+        optimizer.config()
 
 
 def test_factors_are_a_mapping_of_finite_numbers() -> None:

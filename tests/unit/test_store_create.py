@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.errors import LaunchError, NotSupported, UsageError
+from ncclkv.comm import Communicator, threads
+from ncclkv.errors import LaunchError, NotSupported, RankLost, SpecMismatch, UsageError
 from ncclkv.testing import run_ranks
 
 ALONE = (
@@ -165,3 +168,67 @@ def test_a_launcher_that_promises_more_ranks_than_mpi_has() -> None:
     assert done.returncode != 0
     for word in ("LaunchError", "4", "mpirun"):
         assert word in done.stderr
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Communicator]:
+    """The communicators that stores over threads are given."""
+    communicators = []
+    world = threads.world
+
+    def noted(*args: Any) -> Communicator:
+        communicators.append(world(*args))
+        return communicators[-1]
+
+    monkeypatch.setattr(threads, "world", noted)
+    return communicators
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("option", [{"update_on": "nonsense"}, {"root": 3}, {"bucket_bytes": -1}])
+def test_a_refused_create_frees_what_it_would_talk_on(
+    option: dict[str, Any], size: int, opened: list[Communicator]
+) -> None:
+    def body() -> None:
+        with pytest.raises(UsageError, match=next(iter(option))):
+            ncclkv.create("threads", **option)
+
+    run_ranks(size, body)
+    assert len(opened) == size
+    for comm in opened:
+        with pytest.raises(UsageError, match="the communicator is closed"):
+            comm.barrier()
+
+
+def test_a_create_refused_on_one_rank_is_refused_on_all(opened: list[Communicator]) -> None:
+    def body(ranks: Iterator[int]) -> None:
+        with pytest.raises(SpecMismatch, match="root=-1 is not a rank"):
+            ncclkv.create("threads", root=-next(ranks))
+
+    run_ranks(3, body, iter([0, 1, 0]))
+    for comm in opened:
+        with pytest.raises(UsageError, match="the communicator is closed"):
+            comm.barrier()
+
+
+class Interrupting(int):
+    """A number of bytes whose comparison with another is interrupted."""
+
+    def __lt__(self, other: object) -> bool:
+        raise KeyboardInterrupt
+
+
+def test_a_create_that_is_interrupted_leaves_the_others() -> None:
+    seen = threading.Barrier(3)
+
+    def body() -> None:
+        if threading.current_thread().name == "rank 1":
+            with pytest.raises(KeyboardInterrupt):
+                ncclkv.create("threads", bucket_bytes=Interrupting())
+        else:
+            with pytest.raises(RankLost, match="rank 1 .*KeyboardInterrupt"):
+                ncclkv.create("threads")
+        # No rank ends before, for its end would be noticed too.
+        seen.wait(20)
+
+    run_ranks(3, body, timeout=5)

@@ -139,3 +139,28 @@ def test_the_names_of_registered_stores_are_listed() -> None:
     KVStoreBase.register(TestStore)
     with pytest.raises(UsageError, match="did you mean 'teststore'"):
         ncclkv.create("teststoer")
+
+
+@pytest.mark.parametrize("name", ["Local", "DIST", "Dist_Sync", "threads", "NCCL", "dist_async"])
+def test_built_in_names_are_taken(name: str, registry: dict[str, type]) -> None:
+    before = dict(registry)
+    with pytest.raises(UsageError) as caught:
+        KVStoreBase.register(type(name, (KVStoreBase,), {}))
+    for word in (f"class {name}", repr(name.lower()), "built-in", "name the class differently"):
+        assert word in str(caught.value)
+    assert registry == before
+
+
+@pytest.mark.parametrize(
+    "options", [{"update_on": "root"}, {"comm": object()}, {"root": 1, "timeout": 5.0}]
+)
+def test_registered_classes_take_no_options(options: dict[str, Any]) -> None:
+    KVStoreBase.register(TestStore)
+    with pytest.raises(UsageError, match=r"^create\('teststore'\) .* no options") as caught:
+        ncclkv.create("TestStore", **options)
+    assert f"was given {', '.join(options)};" in str(caught.value)
+
+
+def test_options_as_they_are_by_default_are_none() -> None:
+    KVStoreBase.register(TestStore)
+    assert type(ncclkv.create("teststore", update_on="every_rank", root=0)) is TestStore

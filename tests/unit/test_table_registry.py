@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -59,3 +59,20 @@ def test_what_the_registry_refuses() -> None:
     with pytest.raises(KeyNotInitialized, match=r"key 7 has no value yet: call init\(7, value\)$"):
         Registry()[7]
     assert [spec.key for spec in registry] == ["weight", "bias"]
+
+
+def test_a_registry_with_more_keys_is_no_copy() -> None:
+    class Whole(Registry):
+        def __iter__(self) -> Iterator[KeySpec]:
+            raise AssertionError("a broadcast of one key must not look at all others")
+
+    registry = Whole()
+    registry.add([KeySpec("a", 0, (1,), np.dtype("f4"))])
+    more = registry.with_keys([KeySpec("b", 1, (2,), np.dtype("f4"))])
+    assert (more["a"].index, more["b"].shape) == (0, (2,))
+    assert more.update_order(["b", "a"]) == ["a", "b"]
+    assert [spec.key for spec in more] == ["a", "b"]
+    assert (len(more), len(registry)) == (2, 1)
+    assert "b" not in registry
+    with pytest.raises(KeyTypeMismatch, match="such as 'a'"):
+        more[3]

@@ -72,17 +72,10 @@ def test_perl(capsys: pytest.CaptureFixture[str]) -> None:
         for each in b:
             print(perl(each))
     lines = "[\n [{0} {0} {0}]\n [{0} {0} {0}]\n]\n"
-    updates = "update on key: 5\nupdate on key: 7\nupdate on key: 9\n"
-    printed(
-        capsys,
-        lines.format(2)
-        + lines.format(8)
-        + lines.format(2)
-        + "update on key: 3\n"
-        + lines.format(8) * 2
-        + updates
-        + lines.format(4) * 3,
-    )
+    wanted = lines.format(2) + lines.format(8) + lines.format(2)
+    wanted += "update on key: 3\n" + lines.format(8) * 2
+    wanted += "update on key: 5\nupdate on key: 7\nupdate on key: 9\n" + lines.format(4) * 3
+    printed(capsys, wanted)
 
 
 def test_python_basics(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,6 +102,27 @@ def test_python_basics(capsys: pytest.CaptureFixture[str]) -> None:
  [4. 4. 4.]]
 """,
     )
+
+
+PYTHON_UPDATER_AND_LISTS = """
+[[4. 4. 4.]
+ [4. 4. 4.]]
+update on key: 3
+[[6. 6. 6.]
+ [6. 6. 6.]]
+[[6. 6. 6.]
+ [6. 6. 6.]]
+update on key: 5
+update on key: 7
+update on key: 9
+[[3. 3. 3.]
+ [3. 3. 3.]]
+update on key: 5
+update on key: 7
+update on key: 9
+[[11. 11. 11.]
+ [11. 11. 11.]]
+"""
 
 
 def test_python_updater_and_lists(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,28 +152,7 @@ def test_python_updater_and_lists(capsys: pytest.CaptureFixture[str]) -> None:
         kv.push(keys, lists)
         kv.pull(keys, out=lists)
         print(lists[1][1])
-    printed(
-        capsys,
-        """
-[[4. 4. 4.]
- [4. 4. 4.]]
-update on key: 3
-[[6. 6. 6.]
- [6. 6. 6.]]
-[[6. 6. 6.]
- [6. 6. 6.]]
-update on key: 5
-update on key: 7
-update on key: 9
-[[3. 3. 3.]
- [3. 3. 3.]]
-update on key: 5
-update on key: 7
-update on key: 9
-[[11. 11. 11.]
- [11. 11. 11.]]
-""",
-    )
+    printed(capsys, PYTHON_UPDATER_AND_LISTS)
 
 
 class ScalaUpdater:
@@ -171,6 +164,22 @@ class ScalaUpdater:
 
     def dispose(self) -> None:
         print("disposed")
+
+
+SCALA = """
+Array(2.0, 2.0, 2.0, 2.0, 2.0, 2.0)
+Array(8.0, 8.0, 8.0, 8.0, 8.0, 8.0)
+Array(4.0, 4.0, 4.0, 4.0, 4.0, 4.0)
+Array(4.0, 4.0, 4.0, 4.0, 4.0, 4.0)
+update on key 3
+Array(6.0, 6.0, 6.0, 6.0, 6.0, 6.0)
+Array(6.0, 6.0, 6.0, 6.0, 6.0, 6.0)
+update on key 5
+update on key 7
+update on key 9
+Array(3.0, 3.0, 3.0, 3.0, 3.0, 3.0)
+disposed
+"""
 
 
 def test_scala(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,23 +209,7 @@ def test_scala(capsys: pytest.CaptureFixture[str]) -> None:
         outs = [ones(0) for _ in keys]
         kv.pull(keys, outs)
         print(scala(outs[1]))
-    printed(
-        capsys,
-        """
-Array(2.0, 2.0, 2.0, 2.0, 2.0, 2.0)
-Array(8.0, 8.0, 8.0, 8.0, 8.0, 8.0)
-Array(4.0, 4.0, 4.0, 4.0, 4.0, 4.0)
-Array(4.0, 4.0, 4.0, 4.0, 4.0, 4.0)
-update on key 3
-Array(6.0, 6.0, 6.0, 6.0, 6.0, 6.0)
-Array(6.0, 6.0, 6.0, 6.0, 6.0, 6.0)
-update on key 5
-update on key 7
-update on key 9
-Array(3.0, 3.0, 3.0, 3.0, 3.0, 3.0)
-disposed
-""",
-    )
+    printed(capsys, SCALA)
 
 
 def test_clojure(capsys: pytest.CaptureFixture[str]) -> None:

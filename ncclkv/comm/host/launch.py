@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ncclkv import env
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.exchange import ExchangeCommunicator
-from ncclkv.comm.host.mpi import MpiTransport
+from ncclkv.comm.host.mpi import MpiTransport, no_communicator
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import CommTimeout, LaunchError, UsageError
 
@@ -32,6 +32,8 @@ def world(timeout: float | None = None) -> Communicator:
 
     Raises
     ------
+    UsageError
+        When `timeout` is not a finite number above 0.
     LaunchError
         When the launcher started several ranks, and MPI cannot be loaded or sees fewer.
 
@@ -45,7 +47,7 @@ def world(timeout: float | None = None) -> Communicator:
     >>> bool((sums == comm.size).all())
     True
     """
-    timeout = env.timeout() if timeout is None else timeout
+    timeout = env.timeout(timeout)
     started = env.launched_size()
     alone = started == 1 if started is not None else not env.launched_without_size()
     if alone and "mpi4py.MPI" not in sys.modules:
@@ -66,8 +68,28 @@ def over(comm: MPI.Intracomm, timeout: float) -> Communicator:
         raise UsageError(
             "comm is COMM_NULL: this rank is none of its ranks and cannot have a store"
         )
+    if comm.Is_inter():
+        raise UsageError(
+            "comm is an intercommunicator, of two groups of ranks, and a store has one; "
+            "give comm.Merge()"
+        )
     if comm.Get_size() == 1:
         return SoloCommunicator(timeout)
+    try:
+        own = _copy(comm, timeout)
+        try:
+            transport = MpiTransport(own)
+        except BaseException:
+            own.Free()
+            raise
+    except _mpi().Exception as error:
+        where = f"rank {comm.Get_rank()} of {comm.Get_size()}"
+        raise no_communicator(where, error) from error
+    return ExchangeCommunicator(transport, timeout)
+
+
+def _copy(comm: MPI.Intracomm, timeout: float) -> MPI.Intracomm:
+    """A new MPI communicator of the same ranks, once all of them ask for it."""
     own, request = comm.Idup()
     limit = time.monotonic() + timeout
     while not request.Test():
@@ -77,7 +99,7 @@ def over(comm: MPI.Intracomm, timeout: float) -> Communicator:
                 f"to create the store; create is collective, and must be called on every rank"
             )
         time.sleep(_LOOK_SECONDS)
-    return ExchangeCommunicator(MpiTransport(own), timeout)
+    return own
 
 
 def _library() -> str:

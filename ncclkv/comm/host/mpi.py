@@ -32,35 +32,65 @@ _process = os.getpid()
 
 
 class _Message:
-    """An MPI request, and what it must have moved."""
+    """A message on its way, by MPI's request for it."""
 
-    def __init__(self, request: MPI.Request, peer: int, expected: int | None, rank: int) -> None:
+    def __init__(self, peer: int, where: str) -> None:
         self.peer = peer
-        self._request = request
-        self._expected = expected
-        self._rank = rank
+        self._where = where
+        self._request: MPI.Request | None = None
 
     def done(self) -> bool:
         from mpi4py import MPI
 
-        status = MPI.Status()
         try:
-            if not self._request.Test(status):
-                return False
+            request = self._request or self._begin()
+            return request is not None and bool(request.Test())
         except MPI.Exception as error:
-            if error.Get_error_class() == MPI.ERR_TRUNCATE:
-                raise self._mismatch("more") from error
-            raise CommAborted(f"rank {self._rank}: MPI reports: {error}") from error
-        if self._expected is not None and status.Get_count(MPI.BYTE) != self._expected:
-            raise self._mismatch(str(status.Get_count(MPI.BYTE)))
-        return True
+            raise CommAborted(f"{self._where}: MPI reports: {error}") from error
 
-    def _mismatch(self, sent: str) -> OrderMismatch:
-        """The error of a message whose length is not the expected one."""
-        return OrderMismatch(
-            f"rank {self._rank}: rank {self.peer} sent {sent} bytes where {self._expected} were "
-            f"expected; the two ranks made different calls"
-        )
+    def _begin(self) -> MPI.Request | None:
+        """The request, once it can be made."""
+        return self._request
+
+
+class _Outgoing(_Message):
+    """A message to a peer."""
+
+    def __init__(self, request: MPI.Request, peer: int, where: str) -> None:
+        super().__init__(peer, where)
+        self._request = request
+
+
+class _Incoming(_Message):
+    """A message from a peer, whose length is looked at before it is received.
+
+    Some MPIs write past the end of a buffer that is too short for what arrives: Open MPI 5.0 does.
+    """
+
+    def __init__(self, comm: MPI.Comm, into: Buffer, peer: int, tag: int, where: str) -> None:
+        super().__init__(peer, where)
+        self._comm = comm
+        self._into = into
+        self._tag = tag
+
+    def _begin(self) -> MPI.Request | None:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        message = self._comm.Improbe(self.peer, self._tag, status)
+        if message is None:
+            return None
+        count, expected = status.Get_count(MPI.BYTE), self._into.size
+        if count != expected:
+            # Taken all the same, into memory of its own: its sender may be waiting for that.
+            self._into = np.empty(count, np.uint8)
+        self._request = message.Irecv([self._into, MPI.BYTE])
+        if count != expected:
+            raise OrderMismatch(
+                f"{self._where}: rank {self.peer} sent {count} bytes where {expected} were "
+                f"expected; the two ranks made different calls"
+            )
+        return self._request
 
 
 class MpiTransport(Transport):
@@ -84,6 +114,7 @@ class MpiTransport(Transport):
         self.local_rank, self.local_size = node.Get_rank(), node.Get_size()
         node.Free()
         self.name = _library()
+        self._where = f"rank {self.rank}"
         self._departed: dict[int, str] = {}
         self._closed = False
         _open.add(self)
@@ -91,18 +122,17 @@ class MpiTransport(Transport):
     def send(self, data: Buffer, peer: int, tag: int) -> Pending:
         self._check()
         request = self._comm.Isend([data, self._bytes], peer, tag)
-        return _Message(request, peer, None, self.rank)
+        return _Outgoing(request, peer, self._where)
 
     def receive(self, into: Buffer, peer: int, tag: int) -> Pending:
         self._check()
-        request = self._comm.Irecv([into, self._bytes], peer, tag)
-        return _Message(request, peer, into.size, self.rank)
+        return _Incoming(self._comm, into, peer, tag, self._where)
 
     def _check(self) -> None:
         """Refuse to use MPI after its end, for which it would kill the process."""
         if self._finalized():
             raise CommAborted(
-                f"rank {self.rank} of {self.size}: MPI was finalized while the store was open; "
+                f"{self._where} of {self.size}: MPI was finalized while the store was open; "
                 f"close stores before MPI.Finalize()"
             )
 
@@ -139,13 +169,27 @@ class MpiTransport(Transport):
             time.sleep(_FIRST_SLEEP)
 
     def split(self, color: int, key: int) -> Transport:
-        return MpiTransport(self._comm.Split(color, key))
+        from mpi4py import MPI
+
+        try:
+            return MpiTransport(self._comm.Split(color, key))
+        except MPI.Exception as error:
+            raise no_communicator(self._where, error) from error
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             _open.discard(self)
             self._comm.Free()
+
+
+def no_communicator(where: str, error: Exception) -> CommAborted:
+    """What to raise when MPI makes no communicator."""
+    return CommAborted(
+        f"{where}: MPI cannot make a communicator for the store; some MPIs have about 2000 at "
+        f"once, so close stores when they are done with, and free other communicators. MPI "
+        f"reports: {error}"
+    )
 
 
 def _library() -> str:

@@ -1,0 +1,103 @@
+"""`run_ranks`: what it returns, what it refuses, and whose error it raises."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import ncclkv
+from ncclkv.errors import CommTimeout, UsageError
+from ncclkv.testing import run_ranks
+from tests.cases.expect import says
+
+
+def number() -> int:
+    """The rank that this thread is."""
+    return int(threading.current_thread().name.removeprefix("rank "))
+
+
+def test_results_come_in_rank_order() -> None:
+    def body(factor: int) -> int:
+        time.sleep(0.02 * (3 - number()))
+        return number() * factor
+
+    assert run_ranks(3, body, 10) == [0, 10, 20]
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 2.0, "3", None])
+def test_sizes_that_are_none(size: Any) -> None:
+    ran: list[int] = []
+    with pytest.raises(UsageError) as caught:
+        run_ranks(size, ran.append, 1)
+    says(caught.value, f"run_ranks: size={size!r} is not a number of ranks; give an int above 0")
+    assert ran == []
+
+
+def test_a_timeout_that_is_none_runs_nothing() -> None:
+    ran: list[int] = []
+    with pytest.raises(UsageError, match="timeout=0 is not a number of seconds"):
+        run_ranks(2, ran.append, 1, timeout=0)
+    assert ran == []
+
+
+def test_a_cause_wins_over_what_followed_from_it() -> None:
+    def body() -> None:
+        kv = ncclkv.create("threads")
+        if kv.rank == 2:
+            raise ZeroDivisionError("mine")
+        kv.barrier()
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_ranks(3, body)
+    says(caught.value, "mine", "on rank 2 of 3")
+
+
+def test_of_several_causes_the_lowest_ranks_wins() -> None:
+    def body() -> None:
+        if number() > 0:
+            raise ValueError(f"of {number()}")
+
+    with pytest.raises(ValueError, match="of 1") as caught:
+        run_ranks(4, body)
+    says(caught.value, "on rank 1 of 4")
+
+
+def test_without_a_cause_the_lowest_rank_that_waited_is_named() -> None:
+    def body() -> None:
+        kv = ncclkv.create("threads")
+        if kv.rank == 0:
+            raised.wait(20)
+            return
+        try:
+            kv.barrier()
+        finally:
+            raised.set()
+
+    raised = threading.Event()
+    with pytest.raises(CommTimeout) as caught:
+        run_ranks(2, body, timeout=0.3)
+    says(caught.value, "for rank 0", "on rank 1 of 2")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_ends_that_are_no_exceptions_are_raised_too(error: type[BaseException]) -> None:
+    def body() -> None:
+        kv = ncclkv.create("threads")
+        if kv.rank == 1:
+            raise error("now")
+        kv.barrier()
+
+    with pytest.raises(error) as caught:
+        run_ranks(2, body)
+    says(caught.value, "now", "on rank 1 of 2")
+
+
+def test_threads_are_ranks_only_while_they_run() -> None:
+    def body() -> int:
+        return int(ncclkv.create("threads").num_workers)
+
+    assert run_ranks(3, body) == [3, 3, 3]
+    assert ncclkv.create("threads").num_workers == 1
