@@ -1,4 +1,4 @@
-"""What users pass, as NumPy views of the same host memory.
+"""What users pass, as views of the same memory: NumPy's, and for stores on a GPU CuPy's.
 
 Each array library has a module here with three functions: ``recognises``, ``value`` and ``out``.
 None of them imports its library: an array of a library that was never imported cannot exist.
@@ -11,11 +11,20 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclkv.arrays import device, dlpack, numpy, torch
+from ncclkv.arrays import cupy, device, dlpack, numpy, torch
 from ncclkv.arrays.dtypes import check_dtype, dtype_name, is_low_precision
+from ncclkv.arrays.memory import is_on_host
 from ncclkv.errors import UsageError
 
-__all__ = ["as_out", "as_value", "check_dtype", "dtype_name", "is_low_precision"]
+__all__ = [
+    "as_gpu_out",
+    "as_gpu_value",
+    "as_out",
+    "as_value",
+    "check_dtype",
+    "dtype_name",
+    "is_low_precision",
+]
 
 Array = NDArray[Any]
 
@@ -28,8 +37,10 @@ class _Library(Protocol):
     def out(self, x: Any, what: str) -> Array: ...
 
 
-# Asked in this order.  A library of device arrays goes before `device`, which refuses them all.
-_LIBRARIES: tuple[_Library, ...] = (numpy, torch, device, dlpack)
+# Asked in this order: by stores in host memory, for which `device` refuses what is elsewhere, and
+# by stores in a GPU's memory, which take both.
+_HOST: tuple[_Library, ...] = (numpy, torch, device, dlpack)
+_GPU: tuple[_Library, ...] = (numpy, cupy, torch, dlpack)
 
 
 def as_value(x: Any, what: str) -> Array:
@@ -68,7 +79,7 @@ arrays: pass np.asarray(...)
     """
     if type(x) is np.ndarray:
         return x
-    return _library(x, what).value(x, what)
+    return _library(x, what, _HOST).value(x, what)
 
 
 def as_out(x: Any, what: str) -> Array:
@@ -104,8 +115,28 @@ def as_out(x: Any, what: str) -> Array:
         ...
     ncclkv.errors.UsageError: pull of key 3: out is read-only; pass an array that can be written
     """
-    array = x if type(x) is np.ndarray else _library(x, what).out(x, what)
-    if not array.flags.writeable:
+    return _writable(x if type(x) is np.ndarray else _library(x, what, _HOST).out(x, what), what)
+
+
+def as_gpu_value(x: Any, what: str) -> Array:
+    """View an array to read from, for a store in a GPU's memory.
+
+    As `as_value`; arrays in a GPU's memory (CuPy's, torch's, or with ``__cuda_array_interface__``)
+    become CuPy arrays.
+    """
+    if type(x) is np.ndarray:
+        return x
+    return _library(x, what, _GPU).value(x, what)
+
+
+def as_gpu_out(x: Any, what: str) -> Array:
+    """View an array to write into, for a store in a GPU's memory; as `as_out` otherwise."""
+    return _writable(x if type(x) is np.ndarray else _library(x, what, _GPU).out(x, what), what)
+
+
+def _writable(array: Array, what: str) -> Array:
+    """Refuse an array that cannot hold a value; CuPy has none that are read-only."""
+    if is_on_host(array) and not array.flags.writeable:
         raise UsageError(f"{what}: out is read-only; pass an array that can be written")
     if 0 in array.strides and _repeats(array):
         raise UsageError(
@@ -115,9 +146,9 @@ def as_out(x: Any, what: str) -> Array:
     return array
 
 
-def _library(x: Any, what: str) -> _Library:
+def _library(x: Any, what: str, libraries: tuple[_Library, ...]) -> _Library:
     """Find the module that takes `x`."""
-    for library in _LIBRARIES:
+    for library in libraries:
         if library.recognises(x):
             return library
     raise UsageError(_not_an_array(x, what))

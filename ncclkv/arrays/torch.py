@@ -27,12 +27,17 @@ def value(x: Any, what: str) -> NDArray[Any]:
 def out(x: Any, what: str) -> NDArray[Any]:
     """View `x`, detached, to write into; autograd is not told of the write."""
     _check_host(x, what, device.OUT_ADVICE)
+    check_eager(x, what)
+    return _view(x.detach(), what)
+
+
+def check_eager(x: Any, what: str) -> None:
+    """Refuse to write into a tensor that stands for a computation on another."""
     if x.is_conj() or x.is_neg():
         raise UsageError(
             f"{what}: out is a lazily conjugated or negated view of another tensor; "
             "pass that tensor, or .resolve_conj().resolve_neg() of this one"
         )
-    return _view(x.detach(), what)
 
 
 def _check_host(x: Any, what: str, advice: str) -> None:

@@ -1,20 +1,29 @@
 """The interface of every communicator: buffers and ranks, never keys.
 
 A collective is *launched* by one call, which returns at once with a `Work`, and *waited for* by
-another.  Buffers are one-dimensional, contiguous NumPy arrays of one dtype; between launch and the
-end of the wait they belong to the communicator.
+another.  Buffers are one-dimensional, contiguous arrays of one dtype: NumPy's for communicators of
+hosts, CuPy's for those of GPUs.  Between launch and the end of the wait they belong to the
+communicator.
 
-Sums over ranks are made in rank order, in float32 for the 16-bit floats, so they are the same bits
-on every rank and in every run.
+On a GPU nothing blocks the host: launch and wait are places in the order of a stream's work.  A
+collective begins after all that is on the caller's current stream when it is launched, and whatever
+the caller puts on its current stream after the wait finds it complete.
+
+Every rank gets the same bits.  Hosts sum in rank order, in float32 for the 16-bit floats, so that
+they are the same in every run; NCCL sums in an order of its own.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
+
+from ncclkv.kernels.base import Kernels
 
 Buffer = NDArray[Any]
 Apply = Callable[[int, int], None]
@@ -44,6 +53,9 @@ class Work(ABC):
     @abstractmethod
     def wait(self, timeout: float | None = None) -> None:
         """Block until the collective is complete on this rank.
+
+        On a GPU it is the current stream that waits, and never the host; a deadline is that of
+        `Communicator.synchronize`.
 
         Parameters
         ----------
@@ -101,6 +113,8 @@ class Communicator(ABC):
         Seconds that a wait may take.
     control : Control
         The way of host objects between the same ranks.
+    kernels : Kernels
+        The arithmetic of the memory that buffers are in.
     name : str
         The transport in a word or two, for messages and ``repr``.
     """
@@ -111,6 +125,7 @@ class Communicator(ABC):
     local_size: int
     timeout: float
     control: Control
+    kernels: Kernels
     name: str
 
     @abstractmethod
@@ -173,6 +188,54 @@ class Communicator(ABC):
 
         It has a `timeout` in seconds of its own, or else this one's.
         """
+
+    def departed(self) -> dict[int, str]:
+        """Ranks that are known to have left, with the reason they gave; does not block."""
+        return {}
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Block until this rank's host may read what its waits have been for.
+
+        In host memory it may at once.  On a GPU this is where the host waits, for all that was
+        launched and for the work of the current stream.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default the communicator's own.
+
+        Raises
+        ------
+        CommTimeout, RankLost, CommAborted
+            As `Work.wait` of a host, or when the device reports an error.
+        """
+        return None
+
+    @abstractmethod
+    def check(self, op: str, dtype: np.dtype[Any], what: str = "") -> None:
+        """Refuse a reduction that cannot be done here; `what` begins the message.
+
+        Raises
+        ------
+        UsageError
+            When there is no such `op`.
+        NotSupported
+            When it has no meaning for `dtype`, or the library beneath has none of it.
+        """
+
+    def follow(self) -> None:
+        """Let the current stream go on after what earlier calls queued, on whatever stream.
+
+        On hosts there are no streams.
+        """
+        return None
+
+    def queue(self) -> AbstractContextManager[None]:
+        """Make the communicator's stream the current one; afterwards the old one waits for it.
+
+        On hosts there are no streams.
+        """
+        return nullcontext()
 
     @abstractmethod
     def abort(self, reason: str) -> None:

@@ -94,6 +94,7 @@ class ExchangeCommunicator(Communicator):
         self.local_rank, self.local_size = transport.local_rank, transport.local_size
         self.name = transport.name
         self.timeout = timeout
+        self.kernels = HostKernels()
         self._transport = transport
         self._flight = Flight(transport, timeout)
         self._lanes = _Lanes(transport, self._flight, offset=0)
@@ -102,6 +103,9 @@ class ExchangeCommunicator(Communicator):
 
     def allocate(self, nbytes: int) -> Buffer:
         return allocate(nbytes)
+
+    def check(self, op: str, dtype: np.dtype[Any], what: str = "") -> None:
+        check_op(op, dtype, what)
 
     def allreduce(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
         return self.reduce_apply(send, receive, op, None)
@@ -164,6 +168,9 @@ class ExchangeCommunicator(Communicator):
         self.control.barrier("duplicate")
         transport = self._transport.split(0, self.rank)
         return ExchangeCommunicator(transport, self.timeout if timeout is None else timeout)
+
+    def departed(self) -> dict[int, str]:
+        return dict(self._transport.departed())
 
     def abort(self, reason: str) -> None:
         if not self._closed:

@@ -9,6 +9,7 @@ import numpy as np
 from ncclkv.comm.base import Apply, Buffer, Communicator, Control, DoneWork, Work, closed, left
 from ncclkv.comm.buffers import allocate, check_buffer, check_buffers, check_op, check_root
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
+from ncclkv.kernels.host import HostKernels
 
 
 class SoloControl(Control):
@@ -34,6 +35,7 @@ class SoloCommunicator(Communicator):
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self.control = SoloControl()
+        self.kernels = HostKernels()
         self._failure: KVStoreError | None = None
 
     def _check(self) -> None:
@@ -43,6 +45,9 @@ class SoloCommunicator(Communicator):
 
     def allocate(self, nbytes: int) -> Buffer:
         return allocate(nbytes)
+
+    def check(self, op: str, dtype: np.dtype[Any], what: str = "") -> None:
+        check_op(op, dtype, what)
 
     def allreduce(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
         return self.reduce_apply(send, receive, op, None)

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
+from ncclkv.arrays.memory import is_on_host
 from ncclkv.comm.base import Communicator
+from ncclkv.engine import copies
 from ncclkv.engine.placement import Placement
-from ncclkv.engine.state import Array, BucketMemory, BucketState, Slot, fresh
+from ncclkv.engine.state import Array, BucketMemory, BucketState, Slot
 from ncclkv.engine.update import Assign, FunctionRule, FusedRule, Rule
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
@@ -130,7 +132,10 @@ class Engine:
                     f"it is the store's; pull the key, or wait for it, before filling it again"
                 )
             return arrays
-        return [array if self._memory.bucket(array) is None else fresh(array) for array in arrays]
+        return [
+            array if self._memory.bucket(array) is None else self._kernels.copy(array)
+            for array in arrays
+        ]
 
     def _make_room(self, keys: Collection[Key]) -> None:
         """Launch what waits in the buckets of `keys` and cannot fly with a new push of them."""
@@ -141,14 +146,17 @@ class Engine:
 
     def stage(self, values: Mapping[Key, Sequence[Array]]) -> None:
         """Reduce this rank's values of each key, made safe, into its place in the gradients."""
+        alone = []
         for key, arrays in values.items():
             slot = self._slots[key]
             self._complete(slot.state)
             if len(arrays) > 1:
                 self._kernels.combine(arrays, slot.gradient, slot.entry.spec.op)
             elif not slot.holds(arrays[0]):
-                self._kernels.pack(arrays[0], slot.gradient)
-            slot.state.pushed.add(key)
+                alone.append((slot, arrays[0]))
+        copies.pack(self._kernels, alone)
+        for key in values:
+            self._slots[key].state.pushed.add(key)
 
     def commit(self, priorities: Mapping[Key, int]) -> Exception | None:
         """Launch what the staged keys filled; with a function as updater, run it to the end.
@@ -170,7 +178,8 @@ class Engine:
             self.flush(priorities)
             if self.placement.updates:
                 keys = self.registry.update_order(priorities)
-                return self.rule.run([self._slots[key] for key in keys])
+                with self._comm.queue():
+                    return self.rule.run([self._slots[key] for key in keys])
         return None
 
     def _launch(self, state: BucketState) -> None:
@@ -246,9 +255,21 @@ class Engine:
             if key in self._slots:
                 self._slots[key].state.pushed.discard(key)
 
-    def read(self, key: Key, out: Array) -> None:
-        """Copy a key's value, as of the last flush, into `out`."""
-        self._kernels.unpack(self.current(key).reshape(-1), out)
+    def copy(self, array: Array) -> Array:
+        """A contiguous copy that shares no memory."""
+        return self._kernels.copy(array)
+
+    def read(self, reads: Sequence[tuple[Key, Array]]) -> None:
+        """Copy keys' values, as of the last flush, into arrays."""
+        for state in self._buckets([key for key, _ in reads]):
+            self._complete(state)
+        if any(is_on_host(out) for _, out in reads):
+            self._comm.synchronize()
+        if self.sealed:
+            copies.unpack(self._kernels, [(self._slots[key], out) for key, out in reads])
+            return
+        for key, out in reads:
+            self._kernels.unpack(self.current(key).reshape(-1), out)
 
     def current(self, key: Key) -> Array:
         """A key's value as of the last flush, of the key's shape; not to be written."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ncclkv.engine.engine import Engine
-from ncclkv.engine.state import Array, fresh
+from ncclkv.engine.state import Array
 from ncclkv.table.registry import Key
 
 
@@ -31,6 +31,7 @@ class Group:
             if key not in self._priorities and len(arrays) == 1
         }
         safe = self._engine.safe(direct)
+        copy = self._engine.copy
         again = self._priorities.keys() & values.keys()
         # Noted first, so that `cancel` knows of whatever has been staged when Ctrl-C comes.
         for key in values:
@@ -39,8 +40,8 @@ class Group:
             if key in direct:
                 continue
             if key in again and key not in self._kept:
-                self._kept[key] = [fresh(self._engine.slot(key).gradient_view)]
-            self._kept.setdefault(key, []).extend(fresh(array) for array in arrays)
+                self._kept[key] = [copy(self._engine.slot(key).gradient_view)]
+            self._kept.setdefault(key, []).extend(copy(array) for array in arrays)
         self._engine.stage(safe)
 
     def pull(self, reads: Sequence[tuple[Key, Array]]) -> None:

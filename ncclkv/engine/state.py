@@ -6,9 +6,9 @@ import bisect
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from ncclkv.arrays.memory import address, protect
 from ncclkv.comm.base import Buffer, Communicator, Work
 from ncclkv.table.bucket import Bucket, Entry
 from ncclkv.table.registry import Key
@@ -29,6 +29,8 @@ class BucketState:
         The update rule that was in force when they were pushed.
     flying : list of Work
         Launched, and not known to be complete.
+    tables : dict
+        What the kernels keep of copies into and out of the bucket, by what and the first key.
     behind : (int, int) or None
         Elements that the root has updated and other ranks have not been given.
     """
@@ -40,6 +42,7 @@ class BucketState:
         self.pushed: set[Key] = set()
         self.step: Any = None
         self.flying: list[Work] = []
+        self.tables: dict[tuple[str, Key], Any] = {}
         self.behind: tuple[int, int] | None = None
 
     @property
@@ -61,7 +64,7 @@ class Slot:
     ----------
     gradient, weight : ndarray, flat
     gradient_view, weight_view : ndarray of the key's shape
-        The same memory; `weight_view` is read-only.
+        The same memory; `weight_view` is read-only, where arrays can be.
     """
 
     def __init__(self, state: BucketState, entry: Entry) -> None:
@@ -72,7 +75,7 @@ class Slot:
         self.weight = state.weights[entry.lo : entry.hi]
         self.gradient_view = self.gradient.reshape(shape)
         self.weight_view = self.weight.reshape(shape)
-        self.weight_view.flags.writeable = False
+        protect(self.weight_view)
 
     def holds(self, value: Array) -> bool:
         """Whether `value` is this key's own gradient, whole."""
@@ -104,14 +107,3 @@ class BucketMemory:
         if nearest < 0 or where >= self._spans[nearest][1]:
             return None
         return self._spans[nearest][2]
-
-
-def address(array: Array) -> int:
-    """Where the array's first element lies."""
-    where: int = array.__array_interface__["data"][0]
-    return where
-
-
-def fresh(array: Array) -> Array:
-    """A contiguous copy that shares no memory."""
-    return np.array(array, order="C", copy=True, subok=False)

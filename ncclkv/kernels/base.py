@@ -9,19 +9,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
 
 class Kernels(Protocol):
-    """What an engine asks of a device."""
+    """What a store asks of the memory that its values are in."""
+
+    def value(self, x: Any, what: str) -> Array:
+        """View what a user passes to be read, or raise `UsageError`; `what` begins its message."""
+
+    def out(self, x: Any, what: str) -> Array:
+        """View what a user passes to be written, or raise `UsageError`."""
+
+    def zeros(self, count: int, dtype: np.dtype[Any]) -> Array:
+        """A new flat array of zeros."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """A new array whose elements may be anything."""
+
+    def copy(self, array: Array) -> Array:
+        """A contiguous copy, in the same memory as `array`, that shares none of it."""
 
     def pack(self, value: Array, slot: Array) -> None:
         """Copy `value` (any shape and strides) into the flat `slot` of the same size and dtype."""
 
     def unpack(self, slot: Array, out: Array) -> None:
         """Copy the flat `slot` into `out` (any shape and strides), casting to its dtype."""
+
+    def pack_all(self, values: Sequence[Array], slots: Sequence[Array], table: Any = None) -> Any:
+        """Pack each value into its slot.
+
+        `table` is what an earlier call returned, of any arrays; it is returned again, or a new one.
+        """
+
+    def unpack_all(self, slots: Sequence[Array], outs: Sequence[Array], table: Any = None) -> Any:
+        """Unpack each slot into its out; `table` as for `pack_all`."""
 
     def combine(self, values: Sequence[Array], slot: Array, op: str) -> None:
         """Reduce one rank's `values` of a key (any strides, one shape) into the flat `slot`.

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, TypeVar
 
-import numpy as np
-
 from ncclkv.comm.base import ALIGNMENT, Communicator
 from ncclkv.engine.state import Array
 from ncclkv.errors import SpecMismatch
@@ -107,10 +105,10 @@ def from_rank_0(comm: Communicator, values: Sequence[Array]) -> list[Array]:
     blob = comm.allocate(sum(sizes))
     copies, start = [], 0
     for value, size in zip(values, sizes, strict=True):
-        copy = blob[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+        copy = blob[start : start + value.nbytes].view(value.dtype)
         if comm.rank == 0:
-            np.copyto(copy, value)
-        copies.append(copy)
+            comm.kernels.pack(value, copy)
+        copies.append(copy.reshape(value.shape))
         start += size
     work = comm.broadcast(blob, 0)
     work.label = "rank 0's values"

@@ -5,28 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from ncclkv.arrays import as_out, as_value
 from ncclkv.arrays.dtypes import check_dtype
+from ncclkv.arrays.memory import bounds, identity, share
 from ncclkv.engine.state import Array
 from ncclkv.errors import DTypeMismatch, ShapeMismatch, UsageError
+from ncclkv.kernels.base import Kernels
 from ncclkv.store.keys import Pairs
 from ncclkv.table.registry import Key, KeySpec, Registry
 
 
-def values(verb: str, found: Pairs, registry: Registry) -> dict[Key, list[Array]]:
+def values(verb: str, found: Pairs, registry: Registry, kernels: Kernels) -> dict[Key, list[Array]]:
     """The arrays to read of each key, of its shape and dtype; repeats of a key are one group."""
     grouped: dict[Key, list[Array]] = {}
     for key, arrays in found:
         spec = registry[key]
-        grouped.setdefault(key, []).extend(value(verb, spec, array) for array in arrays)
+        grouped.setdefault(key, []).extend(value(verb, spec, array, kernels) for array in arrays)
     return grouped
 
 
-def value(verb: str, spec: KeySpec, array: Any) -> Array:
+def value(verb: str, spec: KeySpec, array: Any, kernels: Kernels) -> Array:
     """One array to read, of the key's shape and dtype."""
-    view = as_value(array, f"{verb} of key {spec.key!r}")
+    view = kernels.value(array, f"{verb} of key {spec.key!r}")
     _check_shape(verb, spec, view)
     if view.dtype == spec.dtype:
         return view
@@ -38,7 +37,7 @@ def value(verb: str, spec: KeySpec, array: Any) -> Array:
     return view.astype(spec.dtype)
 
 
-def outs(verb: str, found: Pairs, registry: Registry) -> list[tuple[Key, Array]]:
+def outs(verb: str, found: Pairs, registry: Registry, kernels: Kernels) -> list[tuple[Key, Array]]:
     """The arrays to write, of the keys' shapes, none overlapping another in part.
 
     They come in the order of writing, MXNet's: keys in update order.  The very same array may stand
@@ -50,7 +49,7 @@ def outs(verb: str, found: Pairs, registry: Registry) -> list[tuple[Key, Array]]
     for key, arrays in found:
         spec = registry[key]
         for array in arrays:
-            view = as_out(array, f"{verb} of key {key!r}")
+            view = kernels.out(array, f"{verb} of key {key!r}")
             _check_shape(verb, spec, view)
             check_dtype(view.dtype, f"{verb} of key {key!r}")
             if spec.dtype.kind == "c" and view.dtype.kind != "c":
@@ -74,9 +73,9 @@ def _check_shape(verb: str, spec: KeySpec, view: Array) -> None:
 
 def apart(verb: str, writes: Sequence[tuple[Key, Array]]) -> None:
     """Refuse two arrays to write that share some of their memory, but are not the same array."""
-    distinct = {_identity(view): (key, view) for key, view in writes if view.size}
+    distinct = {identity(view): (key, view) for key, view in writes if view.size}
     spans = sorted(
-        ((_bounds(view), key, view) for key, view in distinct.values()), key=lambda span: span[0]
+        ((bounds(view), key, view) for key, view in distinct.values()), key=lambda span: span[0]
     )
     open_spans: list[tuple[int, Key, Array]] = []
     for (low, high), key, view in spans:
@@ -88,26 +87,8 @@ def apart(verb: str, writes: Sequence[tuple[Key, Array]]) -> None:
 
 def _refuse_shared(verb: str, one: tuple[Key, Array], other: tuple[Key, Array]) -> None:
     """Raise unless the two arrays, whose spans overlap, interleave without touching."""
-    try:
-        shared = np.shares_memory(one[1], other[1], max_work=10_000)  # type: ignore[arg-type]  # any count is right
-    except np.exceptions.TooHardError:
-        shared = True
-    if shared:
+    if share(one[1], other[1]):
         raise UsageError(
             f"{verb}: the arrays to write for keys {one[0]!r} and {other[0]!r} overlap in memory; "
             f"give each key an array of its own"
         )
-
-
-def _bounds(view: Array) -> tuple[int, int]:
-    """The addresses of the first byte and past the last one."""
-    low = high = view.__array_interface__["data"][0]
-    for length, stride in zip(view.shape, view.strides, strict=True):
-        reach = (length - 1) * stride
-        low, high = low + min(reach, 0), high + max(reach, 0)
-    return low, high + view.itemsize
-
-
-def _identity(view: Array) -> tuple[Any, ...]:
-    """What two views have in common when they are the same array."""
-    return (view.__array_interface__["data"][0], view.shape, view.strides, view.dtype)

@@ -12,7 +12,6 @@ from ncclkv.engine.engine import Engine
 from ncclkv.engine.group import Group
 from ncclkv.engine.placement import Placement, placement
 from ncclkv.errors import KeyTypeMismatch, UsageError
-from ncclkv.kernels.host import HostKernels
 from ncclkv.store.agreement import propose
 from ncclkv.store.keys import one_key
 from ncclkv.store.plugin import KVStoreBase
@@ -33,9 +32,9 @@ class Core(KVStoreBase):
         )
         self._name = name
         self._comm = comm
-        self._kernels = HostKernels()
+        self._kernels = comm.kernels
         self._engine = Engine(comm, self._kernels, chosen, bucket_bytes)
-        self._session = Session(name, self.rank, self.num_workers)
+        self._session = Session(name, comm)
         self._group: Group | None = None
 
     # Identity

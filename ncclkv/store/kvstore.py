@@ -124,10 +124,12 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
             whole_priority("pull", priority)
             if out is None:
                 return self._pull_new(key, local)
-            reads = check.outs("pull", pairs("pull", key, out), self._engine.registry)
+            reads = check.outs(
+                "pull", pairs("pull", key, out), self._engine.registry, self._kernels
+            )
             if local:
                 self._engine.check_outs(reads, flushed=False)
-                self._read(reads)
+                self._engine.read(reads)
             else:
                 self._check_outs(reads)
                 self._pull(reads)
@@ -150,8 +152,7 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
         with self._session.verb("pushpull", allowed_inside=_IN_GROUP):
             priority = whole_priority("pushpull", priority)
             values = self._values("pushpull", pairs("pushpull", key, value))
-            targets = pairs("pushpull", key, value if out is None else out)
-            reads = check.outs("pushpull", targets, self._engine.registry)
+            reads = self._outs("pushpull", key, value if out is None else out)
             self._check_outs(reads)
             error = self._push(values, priority)
             self._pull(reads)
@@ -177,7 +178,7 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
             def make() -> Assignment:
                 made = self._any_keys("broadcast", key, value)
                 trial = self._engine.registry.with_keys(made.specs)
-                reads.extend(check.outs("broadcast", pairs("broadcast", key, out), trial))
+                reads.extend(self._outs("broadcast", key, out, trial))
                 return made
 
             self._assign("broadcast", make)
@@ -239,11 +240,13 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
             for name in keys or ():
                 self._engine.registry[name]
             self._engine.settle(keys)
+            self._comm.synchronize()
 
     def barrier(self) -> None:
         """Flush what was pushed, and wait until every rank has come here; collective."""
         with self._session.verb("barrier"):
             self._engine.settle()
+            self._comm.synchronize()
             self._comm.control.barrier("kv.barrier")
 
     _barrier = barrier

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from ncclkv.comm.base import Communicator
 from ncclkv.errors import CommAborted, CommError, ContractError, UsageError
 
 
@@ -23,13 +24,14 @@ class Session:
         What the store is in the middle of, in words: a group, an updater; else empty.
     """
 
-    def __init__(self, name: str, rank: int, size: int) -> None:
+    def __init__(self, name: str, comm: Communicator) -> None:
         self.closed = False
         self.failure: ContractError | CommError | None = None
         self.inside = ""
         self._name = name
-        self._alone = size == 1
-        self._where = f"rank {rank} of {size}: "
+        self._alone = comm.size == 1
+        self._comm = comm
+        self._where = f"rank {comm.rank} of {comm.size}: "
         self._thread = threading.get_ident()
         self._process = os.getpid()
 
@@ -42,6 +44,7 @@ class Session:
                 raise UsageError(f"{name} was called inside {self.inside}; call it after its end")
             if self.failure is not None:
                 raise type(self.failure)(*self.failure.args)
+            self._comm.follow()
             try:
                 yield
             except (ContractError, CommError) as error:

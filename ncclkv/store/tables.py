@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ncclkv.arrays import as_value
 from ncclkv.arrays.dtypes import check_dtype
-from ncclkv.comm.buffers import check_op
 from ncclkv.engine.state import Array
 from ncclkv.errors import UsageError
 from ncclkv.store import check
@@ -86,9 +84,9 @@ are ints, such as 3; use one kind
         registry.check_new(name for name, _ in found)
         specs, values = [], []
         for index, (name, given) in enumerate(found, start=len(registry)):
-            view = as_value(given, f"{verb} of key {name!r}")
+            view = self._kernels.value(given, f"{verb} of key {name!r}")
             dtype = check_dtype(view.dtype, f"{verb} of key {name!r}")
-            check_op(op, dtype, f"{verb} of key {name!r}: ")
+            self._comm.check(op, dtype, f"{verb} of key {name!r}: ")
             specs.append(KeySpec(name, index, view.shape, dtype, op))
             values.append(view.astype(dtype, copy=False))
         return Assignment(specs, values, {})
@@ -99,7 +97,7 @@ are ints, such as 3; use one kind
         for name, given in single(verb, pairs(verb, key, value)):
             if name in values:
                 raise UsageError(f"{verb}: key {name!r} is twice in the list; name it once")
-            values[name] = check.value(verb, self._engine.registry[name], given)
+            values[name] = check.value(verb, self._engine.registry[name], given, self._kernels)
         return Assignment([], [], values)
 
     def _any_keys(self, verb: str, key: Any, value: Any) -> Assignment:

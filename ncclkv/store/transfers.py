@@ -11,8 +11,8 @@ from ncclkv.engine.state import Array
 from ncclkv.errors import UsageError
 from ncclkv.store import check
 from ncclkv.store.core import Core
-from ncclkv.store.keys import Pairs, is_list, key_list
-from ncclkv.table.registry import Key
+from ncclkv.store.keys import Pairs, is_list, key_list, pairs
+from ncclkv.table.registry import Key, Registry
 
 
 class Transfers(Core):
@@ -21,10 +21,17 @@ class Transfers(Core):
     def _values(self, verb: str, found: Pairs) -> dict[Key, list[Array]]:
         """What to push of each key, which the updater can take."""
         registry, rule = self._engine.registry, self._engine.rule
-        values = check.values(verb, found, registry)
+        values = check.values(verb, found, registry, self._kernels)
         for key in values:
             rule.check(registry[key])
         return values
+
+    def _outs(
+        self, verb: str, key: Any, out: Any, registry: Registry | None = None
+    ) -> list[tuple[Key, Array]]:
+        """Where to write what key, in order; the keys are those of `registry`, or of the store."""
+        known = self._engine.registry if registry is None else registry
+        return check.outs(verb, pairs(verb, key, out), known, self._kernels)
 
     def _push(self, values: Mapping[Key, Sequence[Array]], priority: int) -> Exception | None:
         """Push arrays that have been checked; return what the updater raised."""
@@ -44,12 +51,7 @@ class Transfers(Core):
             self._group.pull(reads)
             return
         self._engine.settle([key for key, _ in reads])
-        self._read(reads)
-
-    def _read(self, reads: Sequence[tuple[Key, Array]]) -> None:
-        """Copy values as they are."""
-        for key, out in reads:
-            self._engine.read(key, out)
+        self._engine.read(reads)
 
     def _pull_new(self, key: Any, local: bool) -> Any:
         """Pull into new arrays."""
@@ -58,9 +60,9 @@ class Transfers(Core):
                 "pull inside a group needs out: the value is there only at the group's end"
             )
         specs = [self._engine.registry[name] for name in key_list(key)]
-        reads = [(spec.key, np.empty(spec.shape, spec.dtype)) for spec in specs]
+        reads = [(spec.key, self._kernels.empty(spec.shape, spec.dtype)) for spec in specs]
         if local:
-            self._read(reads)
+            self._engine.read(reads)
         else:
             self._pull(reads)
         arrays = [array for _, array in reads]

@@ -154,3 +154,14 @@ def every_call_returns_none(create: Stores) -> None:
         kv.set_updater(lambda key, grad, stored: None),
     ]
     assert results == [None] * len(results)
+
+
+@case()
+def one_out_for_keys_of_several_buckets_ends_with_the_last(create: Stores) -> None:
+    kv = create()
+    kv.init([1, 2, 3], [full(1), full(2, dtype=np.float64), full(3)])
+    kv.push([1, 2, 3], [full(1), full(2, dtype=np.float64), full(3)])
+    one, several = full(0), full(0)
+    kv.pull([1, 2, 3], out=[one, several, several])
+    same(one, kv.num_workers)
+    same(several, 3 * kv.num_workers)

@@ -7,7 +7,9 @@ Nothing here keeps a buffer between calls, so threads may share one object.
 
 from __future__ import annotations
 
-from ncclkv.kernels.host.pack import pack, unpack
+from ncclkv.arrays import as_out, as_value
+from ncclkv.kernels.host.memory import copy, empty, zeros
+from ncclkv.kernels.host.pack import pack, pack_all, unpack, unpack_all
 from ncclkv.kernels.host.pieces import PIECE_BYTES
 from ncclkv.kernels.host.reduce import combine, reduce
 from ncclkv.kernels.host.update import sgd
@@ -27,8 +29,15 @@ class HostKernels:
     array([3., 3., 3.], dtype=float32)
     """
 
+    value = staticmethod(as_value)
+    out = staticmethod(as_out)
+    zeros = staticmethod(zeros)
+    empty = staticmethod(empty)
+    copy = staticmethod(copy)
     pack = staticmethod(pack)
     unpack = staticmethod(unpack)
+    pack_all = staticmethod(pack_all)
+    unpack_all = staticmethod(unpack_all)
     combine = staticmethod(combine)
     reduce = staticmethod(reduce)
     sgd = staticmethod(sgd)

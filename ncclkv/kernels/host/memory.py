@@ -1,0 +1,24 @@
+"""New arrays in host memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ncclkv.kernels.base import Array
+
+
+def zeros(count: int, dtype: np.dtype[Any]) -> Array:
+    """A new flat array of zeros."""
+    return np.zeros(count, dtype)
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """A new array whose elements may be anything."""
+    return np.empty(shape, dtype)
+
+
+def copy(array: Array) -> Array:
+    """A contiguous copy that shares no memory."""
+    return np.array(array, order="C", copy=True, subok=False)
