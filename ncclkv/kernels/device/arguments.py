@@ -1,0 +1,110 @@
+"""What a kernel is told: one C structure by value, as the sources in ``cuda/`` declare it.
+
+A launch copies its argument, so nothing has to be uploaded, kept until a stream has passed, or
+freed.  4096 bytes is what every driver takes, which bounds the pieces of a launch; more pieces take
+more launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+PIECES = 128
+"""Copies, or segments, of one launch at most."""
+
+PARTS = 256
+"""Arrays that one launch combines at most."""
+
+COPY_BYTES = 32 * 1024
+"""What one block copies at most: eight times 16 bytes for each of its threads."""
+
+SGD_ELEMENTS = 8192
+"""What one block updates at most; a multiple of the elements in 16 bytes of every dtype."""
+
+ADDRESS = np.uint64
+
+COPIES = np.dtype(
+    [
+        ("source", ADDRESS, (PIECES,)),
+        ("destination", ADDRESS, (PIECES,)),
+        ("nbytes", np.uint64, (PIECES,)),
+        ("first", np.uint32, (PIECES + 1,)),
+        ("count", np.uint32),
+    ],
+    align=True,
+)
+"""The argument of ``copy``."""
+
+COMBINATION = np.dtype(
+    [
+        ("part", ADDRESS, (PARTS,)),
+        ("partial", ADDRESS),
+        ("out", ADDRESS),
+        ("size", np.uint64),
+        ("divisor", np.uint64),
+        ("count", np.uint32),
+        ("continues", np.uint32),
+        ("ends", np.uint32),
+    ],
+    align=True,
+)
+"""The argument of ``combine``."""
+
+STEPS = np.dtype(
+    [
+        ("weights", ADDRESS),
+        ("gradients", ADDRESS),
+        ("momenta", ADDRESS),
+        ("start", np.uint64, (PIECES + 1,)),
+        ("lr_mult", np.float64, (PIECES,)),
+        ("wd_mult", np.float64, (PIECES,)),
+        ("learning_rate", np.float64),
+        ("momentum", np.float64),
+        ("weight_decay", np.float64),
+        ("rescale", np.float64),
+        ("clip", np.float64),
+        ("first", np.uint32, (PIECES + 1,)),
+        ("count", np.uint32),
+    ],
+    align=True,
+)
+"""The argument of ``sgd``."""
+
+
+def new(dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An argument of zeros: an array without dimensions, which CuPy passes by value."""
+    return np.zeros((), dtype)
+
+
+def batches(count: int, most: int) -> Iterator[slice]:
+    """Cut `count` pieces into slices of at most `most`."""
+    for low in range(0, count, most):
+        yield slice(low, min(low + most, count))
+
+
+def first_blocks(sizes: NDArray[np.int64], per_block: int) -> NDArray[np.int64]:
+    """The number of the first block that works on each piece, and after the last the blocks' count.
+
+    Parameters
+    ----------
+    sizes : ndarray of int64, shape (n,)
+        Of the pieces; one of size 0 gets no block.
+    per_block : int
+        What one block does at most, in the unit of `sizes`.
+
+    Returns
+    -------
+    ndarray of int64, shape (n + 1,)
+
+    Examples
+    --------
+    >>> first_blocks(np.array([10, 0, 25]), 10)
+    array([0, 1, 1, 4])
+    """
+    first = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(-(-sizes // per_block), out=first[1:])
+    return first

@@ -1,0 +1,66 @@
+"""From a program to machine code, by NVRTC."""
+
+from __future__ import annotations
+
+from ncclkv.errors import LaunchError
+from ncclkv.kernels.device.programs import Program, headers
+
+
+def build(program: Program, architecture: str) -> bytes:
+    """Compile `program` for one kind of device; no device is needed.
+
+    CuPy's own compiler is not used: it flushes subnormal numbers to zero, which NumPy does not.
+
+    Parameters
+    ----------
+    program : Program
+    architecture : str
+        Such as ``"sm_90"``.
+
+    Returns
+    -------
+    bytes
+        A cubin.
+
+    Raises
+    ------
+    LaunchError
+        When NVRTC is missing or refuses; the message has its log.
+    """
+    from cupy.cuda import nvrtc
+
+    options = (*program.options, f"--gpu-architecture={architecture}", *include_options())
+    included = headers()
+    try:
+        handle = nvrtc.createProgram(
+            program.source,
+            f"{program.name}.cu",
+            tuple(included.values()),
+            tuple(included.keys()),
+        )
+    except RuntimeError as error:
+        raise LaunchError(
+            f"kernel {program}: NVRTC, which compiles it, cannot be used; install it with: "
+            f"pip install nvidia-cuda-nvrtc-cu12 (or -cu13, as CuPy is)\n{error}"
+        ) from error
+    try:
+        nvrtc.compileProgram(handle, options)
+        code: bytes = nvrtc.getCUBIN(handle)
+    except nvrtc.NVRTCError as error:
+        raise LaunchError(
+            f"kernel {program}: NVRTC does not compile it for {architecture}; install NVRTC and "
+            "the CUDA runtime's headers of one release: pip install -U nvidia-cuda-nvrtc-cu12 "
+            f"nvidia-cuda-runtime-cu12 (or -cu13, as CuPy is)\n{error}\n"
+            f"{nvrtc.getProgramLog(handle)}"
+        ) from error
+    finally:
+        nvrtc.destroyProgram(handle)
+    return code
+
+
+def include_options() -> tuple[str, ...]:
+    """Where ``cuda_fp16.h`` and ``cuda_bf16.h`` are; nothing when they cannot be found."""
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    folder = find_nvidia_header_directory("cudart")
+    return () if folder is None else (f"-I{folder}",)

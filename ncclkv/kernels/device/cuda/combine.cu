@@ -1,0 +1,72 @@
+// Combine equal arrays element by element, in their order.
+//
+// A launch takes at most MOST of them.  With more, launches follow one another: all but the last
+// leave their result in `partial`, in WORKING, and all but the first begin with it.
+
+#include "blocks.cuh"
+#include "elements.cuh"
+
+struct Parts {
+    const ELEMENT* part[MOST];
+    WORKING* partial;
+    ELEMENT* out;  // may be one of the parts: each element is read before it is written
+    u64 size;
+    u64 divisor;  // 0: there is none
+    unsigned count;
+    unsigned continues;  // begin with `partial`
+    unsigned ends;       // leave the result in `out`
+};
+static_assert(sizeof(Parts) == ARGUMENT_BYTES, "not the layout that the launch fills");
+
+// Integers wrap: they are added and multiplied modulo 2^64, then cut.
+template <class T>
+__device__ inline T add(T a, T b) { return static_cast<T>(u64(a) + u64(b)); }
+__device__ inline bool add(bool a, bool b) { return a || b; }
+__device__ inline float add(float a, float b) { return a + b; }
+__device__ inline double add(double a, double b) { return a + b; }
+template <class Real>
+__device__ inline Complex<Real> add(Complex<Real> a, Complex<Real> b) {
+    return {a.real + b.real, a.imag + b.imag};
+}
+
+template <class T>
+__device__ inline T multiply(T a, T b) { return static_cast<T>(u64(a) * u64(b)); }
+__device__ inline bool multiply(bool a, bool b) { return a && b; }
+__device__ inline float multiply(float a, float b) { return a * b; }
+__device__ inline double multiply(double a, double b) { return a * b; }
+
+// Only NaN differs from itself, and it wins.
+template <class T>
+__device__ inline T larger(T a, T b) { return a >= b || a != a ? a : b; }
+template <class T>
+__device__ inline T smaller(T a, T b) { return a <= b || a != a ? a : b; }
+
+// Integers are cut toward zero, in 64 bits: the divisor itself may not fit a narrow type.
+template <class T>
+__device__ inline T divide(T total, u64 divisor) {
+    if (T(-1) < T(0)) {
+        return static_cast<T>(static_cast<long long>(total) / static_cast<long long>(divisor));
+    }
+    return static_cast<T>(static_cast<u64>(total) / divisor);
+}
+__device__ inline float divide(float total, u64 divisor) { return total / float(divisor); }
+__device__ inline double divide(double total, u64 divisor) { return total / double(divisor); }
+template <class Real>
+__device__ inline Complex<Real> divide(Complex<Real> total, u64 divisor) {
+    return {total.real / Real(divisor), total.imag / Real(divisor)};
+}
+
+extern "C" __global__ void combine(const __grid_constant__ Parts parts) {
+    const u64 stride = u64(gridDim.x) * blockDim.x;
+    for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < parts.size; i += stride) {
+        WORKING total = parts.continues ? parts.partial[i] : widen(parts.part[0][i]);
+        for (unsigned which = parts.continues ? 0 : 1; which < parts.count; ++which) {
+            total = STEP(total, widen(parts.part[which][i]));
+        }
+        if (!parts.ends) {
+            parts.partial[i] = total;
+        } else {
+            parts.out[i] = narrow(parts.divisor ? divide(total, parts.divisor) : total);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+// Copy many arrays, each to a place of its own.
+
+#include "blocks.cuh"
+
+struct Copies {
+    const char* source[MOST];
+    char* destination[MOST];
+    u64 nbytes[MOST];
+    unsigned first[MOST + 1];
+    unsigned count;
+};
+static_assert(sizeof(Copies) == ARGUMENT_BYTES, "not the layout that the launch fills");
+
+template <class Word>
+__device__ inline void copy_words(const char* source, char* destination, u64 nbytes) {
+    const Word* __restrict__ from = reinterpret_cast<const Word*>(source);
+    Word* __restrict__ to = reinterpret_cast<Word*>(destination);
+    const u64 words = nbytes / sizeof(Word);
+#pragma unroll 4
+    for (u64 i = threadIdx.x; i < words; i += blockDim.x) {
+        to[i] = from[i];
+    }
+    for (u64 i = words * sizeof(Word) + threadIdx.x; i < nbytes; i += blockDim.x) {
+        destination[i] = source[i];
+    }
+}
+
+extern "C" __global__ void copy(const __grid_constant__ Copies copies) {
+    const unsigned i = piece_of(copies.first, copies.count, blockIdx.x);
+    const u64 done = u64(blockIdx.x - copies.first[i]) * PER_BLOCK;
+    const u64 left = copies.nbytes[i] - done;
+    const u64 nbytes = left < PER_BLOCK ? left : PER_BLOCK;
+    const char* source = copies.source[i] + done;
+    char* destination = copies.destination[i] + done;
+    const u64 addresses = reinterpret_cast<u64>(source) | reinterpret_cast<u64>(destination);
+    if (addresses % 16 == 0) {
+        copy_words<uint4>(source, destination, nbytes);
+    } else if (addresses % 8 == 0) {
+        copy_words<u64>(source, destination, nbytes);
+    } else if (addresses % 4 == 0) {
+        copy_words<unsigned>(source, destination, nbytes);
+    } else if (addresses % 2 == 0) {
+        copy_words<unsigned short>(source, destination, nbytes);
+    } else {
+        copy_words<char>(source, destination, nbytes);
+    }
+}

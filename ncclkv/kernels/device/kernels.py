@@ -1,0 +1,246 @@
+"""`ncclkv.kernels.base.Kernels` on the device, and what is quicker for many keys at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ncclkv.arrays import as_gpu_out, as_gpu_value
+from ncclkv.arrays.dtypes import dtype_name, is_low_precision
+from ncclkv.kernels.device import arguments
+from ncclkv.kernels.device.copies import CopyTable, DeviceArray
+from ncclkv.kernels.device.launch import THREADS, Launch, Launcher
+from ncclkv.kernels.device.memory import copy, empty, zeros
+from ncclkv.kernels.device.programs import COMBINE, COPY, SGD
+from ncclkv.kernels.device.segments import SegmentTable
+from ncclkv.kernels.device.staging import Staging, download
+
+MOST_BLOCKS = 4096
+"""Blocks of a ``combine`` at most; its threads go on from element to element."""
+
+
+class DeviceKernels:
+    """`ncclkv.kernels.base.Kernels` on CuPy arrays, for one thread.
+
+    Values, and what is read into, may be in host memory too.  Pieces of memory that a call needs
+    for itself, for values in host memory or not in C order, come from CuPy's pools.
+
+    Parameters
+    ----------
+    launch : callable, optional
+        What launches a program, when it is not a `Launcher` of its own.
+    """
+
+    def __init__(self, launch: Launch | None = None) -> None:
+        self._launch = Launcher() if launch is None else launch
+        self._staging = Staging()
+
+    value = staticmethod(as_gpu_value)
+    out = staticmethod(as_gpu_out)
+    zeros = staticmethod(zeros)
+    empty = staticmethod(empty)
+    copy = staticmethod(copy)
+
+    def pack(self, value: DeviceArray, slot: DeviceArray) -> None:
+        """Copy `value` (any shape and strides) into the flat `slot` of the same size and dtype.
+
+        `value` may be changed as soon as this returns; on the device, by what the current stream
+        does next.
+        """
+        if isinstance(value, np.ndarray):
+            self._staging.upload(value, slot)
+        else:
+            _copy(value, slot.reshape(value.shape))
+
+    def unpack(self, slot: DeviceArray, out: DeviceArray) -> None:
+        """Copy the flat `slot` into `out` (any shape and strides), casting as ``astype`` does.
+
+        `out` in host memory is written when this returns: it waits, without a deadline, for the
+        current stream, so wait first for any collective that the stream waits for.
+        """
+        if isinstance(out, np.ndarray):
+            download(slot, out)
+        else:
+            _copy(slot.reshape(out.shape), out)
+
+    def pack_all(
+        self,
+        values: Sequence[DeviceArray],
+        slots: Sequence[DeviceArray],
+        table: CopyTable | None = None,
+    ) -> CopyTable:
+        """Pack each value into its slot, with one launch for all that are in C order.
+
+        Parameters
+        ----------
+        values, slots : sequence of ndarray
+            As for `pack`.
+        table : CopyTable, optional
+            What the last call for these slots returned.
+
+        Returns
+        -------
+        CopyTable
+            For the next call: `table` itself when the arrays are where they were.
+        """
+        table = self._copy_all(values, slots, table)
+        for number in table.alone:
+            self.pack(values[number], slots[number])
+        return table
+
+    def unpack_all(
+        self,
+        slots: Sequence[DeviceArray],
+        outs: Sequence[DeviceArray],
+        table: CopyTable | None = None,
+    ) -> CopyTable:
+        """Unpack each slot into its out, with one launch for all of its dtype and in C order.
+
+        The parameters and what is returned are those of `pack_all`, the other way round.
+        """
+        table = self._copy_all(slots, outs, table)
+        for number in table.alone:
+            self.unpack(slots[number], outs[number])
+        return table
+
+    def _copy_all(
+        self,
+        sources: Sequence[DeviceArray],
+        destinations: Sequence[DeviceArray],
+        table: CopyTable | None,
+    ) -> CopyTable:
+        """Copy what can be copied together; the table also says what is left."""
+        if table is None or not table.matches(sources, destinations):
+            table = CopyTable(sources, destinations)
+        for blocks, argument in table.launches:
+            self._launch(COPY, blocks, argument)
+        return table
+
+    def combine(self, values: Sequence[DeviceArray], slot: DeviceArray, op: str) -> None:
+        """Reduce one rank's `values` of a key (any strides, one shape) into the flat `slot`.
+
+        ``avg`` adds here: its division is over ranks.
+        """
+        parts = [self._flat(value, slot) for value in values]
+        self._fold(parts, slot, "sum" if op == "avg" else op, divisor=0)
+
+    def reduce(self, parts: Sequence[DeviceArray], out: DeviceArray, op: str) -> None:
+        """Reduce the flat `parts`, in their order, into `out`, which may be one of them.
+
+        ``avg`` divides by ``len(parts)`` (integers toward zero).
+        """
+        if op == "avg":
+            self._fold(parts, out, "sum", divisor=len(parts))
+        else:
+            self._fold(parts, out, op, divisor=0)
+
+    def _flat(self, value: DeviceArray, slot: DeviceArray) -> DeviceArray:
+        """The value in the device's memory and in C order: itself, or a copy."""
+        import cupy
+
+        if isinstance(value, np.ndarray):
+            copy = cupy.empty_like(slot)
+            self._staging.upload(value, copy)
+            return copy
+        return cupy.ascontiguousarray(value)
+
+    def _fold(self, parts: Sequence[DeviceArray], out: DeviceArray, op: str, divisor: int) -> None:
+        """Combine `parts` in order; between two launches the result so far is not rounded."""
+        program = COMBINE[dtype_name(out.dtype), op]
+        partial = _working_copy(out) if len(parts) > arguments.PARTS else None
+        blocks = min(-(-out.size // THREADS), MOST_BLOCKS)
+        for batch in arguments.batches(len(parts), arguments.PARTS):
+            argument = arguments.new(arguments.COMBINATION)
+            count = batch.stop - batch.start
+            argument["part"][:count] = [part.data.ptr for part in parts[batch]]
+            argument["partial"] = 0 if partial is None else partial.data.ptr
+            argument["out"] = out.data.ptr
+            argument["size"] = out.size
+            argument["divisor"] = divisor
+            argument["count"] = count
+            argument["continues"] = batch.start > 0
+            argument["ends"] = batch.stop == len(parts)
+            self._launch(program, blocks, argument)
+
+    def sgd(
+        self,
+        weights: DeviceArray,
+        gradients: DeviceArray,
+        momenta: DeviceArray | None,
+        *,
+        learning_rate: float,
+        momentum: float,
+        weight_decay: float,
+        rescale: float,
+        clip: float | None,
+    ) -> None:
+        """One step of stochastic gradient descent, in place, as ``kernels.host`` does it."""
+        self.sgd_segments(
+            weights,
+            gradients,
+            momenta,
+            SegmentTable([0, weights.size], [1.0], [1.0]),
+            learning_rate=learning_rate,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            rescale=rescale,
+            clip=clip,
+        )
+
+    def sgd_segments(
+        self,
+        weights: DeviceArray,
+        gradients: DeviceArray,
+        momenta: DeviceArray | None,
+        segments: SegmentTable,
+        *,
+        learning_rate: float,
+        momentum: float,
+        weight_decay: float,
+        rescale: float,
+        clip: float | None,
+    ) -> None:
+        """One step of each of `segments`, with its own factors, in one launch for 128 of them.
+
+        Parameters
+        ----------
+        weights, gradients, momenta
+            As for ``kernels.host.update.sgd``.
+        segments : SegmentTable
+            Ranges of the arrays.  It serves any number of steps, one at a time.
+        learning_rate, weight_decay : float
+            Multiplied in float64 with each segment's factors, then rounded.
+        momentum, rescale, clip
+            As for ``kernels.host.update.sgd``.
+        """
+        program = SGD[dtype_name(weights.dtype)]
+        for blocks, argument in segments.launches:
+            argument["weights"] = weights.data.ptr
+            argument["gradients"] = gradients.data.ptr
+            argument["momenta"] = 0 if momenta is None else momenta.data.ptr
+            # A captured launch keeps these numbers for good.  Replays with other ones need them in
+            # the device's memory: then this field becomes the address of a float64 there.
+            argument["learning_rate"] = learning_rate
+            argument["momentum"] = momentum
+            argument["weight_decay"] = weight_decay
+            argument["rescale"] = rescale
+            argument["clip"] = -1.0 if clip is None else clip
+            self._launch(program, blocks, argument)
+
+
+def _copy(source: DeviceArray, destination: DeviceArray) -> None:
+    """Copy between arrays of one shape and any strides, casting as ``astype`` does."""
+    import cupy
+
+    if source.dtype.kind == "c" and destination.dtype.kind != "c":
+        # Only astype knows how: an element at a time has no such cast.
+        source = source.astype(destination.dtype)
+    cupy.copyto(destination, source, casting="unsafe")
+
+
+def _working_copy(out: DeviceArray) -> DeviceArray:
+    """Room for as many elements as `out` has, in the dtype they are computed in."""
+    import cupy
+
+    return cupy.empty(out.size, np.float32 if is_low_precision(out.dtype) else out.dtype)

@@ -1,0 +1,54 @@
+"""Between host memory and the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclkv.kernels.device.copies import DeviceArray
+
+
+class Staging:
+    """Page-locked memory on its way to the device.
+
+    CuPy's pool of it hands freed memory out again at once, whatever copy still reads it; so each
+    piece stays here until an event after its copy has come.
+    """
+
+    def __init__(self) -> None:
+        self._busy: list[tuple[Any, Any]] = []
+
+    def upload(self, value: NDArray[Any], slot: DeviceArray) -> None:
+        """Copy `value` (any shape, strides and byte order) into the flat `slot` of its size.
+
+        `value` may be changed as soon as this returns; the copy to the device is in the current
+        stream.
+        """
+        import cupy
+
+        if not value.size:
+            return
+        self._busy = [(event, memory) for event, memory in self._busy if not event.done]
+        memory = cupy.cuda.alloc_pinned_memory(slot.nbytes)
+        staged = np.ndarray(value.shape, slot.dtype, memory)
+        np.copyto(staged, value)
+        slot.data.copy_from_host_async(staged.ctypes.data, slot.nbytes)
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record()
+        self._busy.append((event, memory))
+
+
+def download(slot: DeviceArray, out: NDArray[Any]) -> None:
+    """Copy the flat `slot` into `out` (any shape, strides and byte order), casting to its dtype.
+
+    `out` is written when this returns: it waits for all that is queued in the current stream, and
+    without a deadline.  Where a collective may be under way, wait for that first.
+    """
+    if not out.size:
+        return
+    if out.dtype == slot.dtype and out.flags.c_contiguous:
+        slot.get(out=out.reshape(-1))
+    else:
+        np.copyto(out, slot.get().reshape(out.shape), casting="unsafe")
