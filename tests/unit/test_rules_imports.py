@@ -10,6 +10,7 @@ import pytest
 from tests.harness.source import PACKAGE, ROOT, Module, modules
 
 FRAMEWORKS = {"cupy", "jax", "mxnet", "tensorflow", "torch"}
+ON_GPUS = (f"{PACKAGE}.comm.nccl", f"{PACKAGE}.kernels.device")
 PAGE = ROOT / "docs" / "architecture.md"
 
 Layers = dict[str, set[str]]
@@ -46,17 +47,17 @@ def breaches(found: list[Module], layers: Layers) -> list[str]:
 
 
 def foreign(found: list[Module]) -> list[str]:
-    """Imports of array frameworks, and of mpi4py where it must not be or too early."""
+    """Imports of array frameworks, and of CuPy and mpi4py where they must not be or too early."""
     wrong = []
     for module in found:
         for each in module.imports(set()):
             top = each.name.split(".")[0]
-            if top in FRAMEWORKS:
+            if top in FRAMEWORKS and not (top == "cupy" and module.name.startswith(ON_GPUS)):
                 wrong.append(f"{module.where(each.line)}: imports {top}; look in sys.modules")
             if top == "mpi4py" and not module.name.startswith(f"{PACKAGE}.comm.host"):
                 wrong.append(f"{module.where(each.line)}: imports mpi4py; only comm/host does")
-            if top == "mpi4py" and each.at_import:
-                wrong.append(f"{module.where(each.line)}: imports mpi4py before it is needed")
+            if top in ("cupy", "mpi4py") and each.at_import:
+                wrong.append(f"{module.where(each.line)}: imports {top} before it is needed")
     return wrong
 
 
@@ -119,6 +120,12 @@ def test_breaches_are_found(tmp_path, name, source, breach):
         ("arrays.torch", "def f():\n    import torch", 1),
         ("arrays.torch", "from torch.utils import dlpack", 1),
         ("store", "def f():\n    from mpi4py import MPI", 1),
+        ("arrays.cupy", "def f():\n    import cupy", 1),
+        ("comm.nccl.streams", "import cupy", 1),
+        ("comm.nccl.streams", "def f():\n    from cupy.cuda import nccl", 0),
+        ("comm.nccl.streams", "def f():\n    import torch", 1),
+        ("kernels.device", "def f():\n    import cupy", 0),
+        ("kernels.host", "def f():\n    import cupy", 1),
         ("comm.host", "from mpi4py import MPI", 1),
         ("comm.host", "def f():\n    from mpi4py import MPI", 0),
         ("comm.host", "if TYPE_CHECKING:\n    from mpi4py import MPI", 0),

@@ -1,0 +1,273 @@
+"""The communicator of GPUs: NCCL for buffers, a communicator of hosts for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ncclkv.comm.base import (
+    Apply,
+    Buffer,
+    Communicator,
+    Control,
+    DoneWork,
+    Work,
+    closed,
+    left,
+)
+from ncclkv.comm.buffers import check_buffer, check_buffers, check_root
+from ncclkv.comm.nccl import wire
+from ncclkv.comm.nccl.binding import Binding, Handle, version_text
+from ncclkv.comm.nccl.flight import Enqueue, Flight
+from ncclkv.comm.nccl.streams import Streams
+from ncclkv.comm.nccl.wire import address
+from ncclkv.comm.nccl.work import HostWork
+from ncclkv.errors import CommAborted, KVStoreError, LaunchError, RankLost, UsageError
+from ncclkv.kernels.base import Kernels
+
+Result = TypeVar("Result")
+
+
+class NcclControl(Control):
+    """Host objects between the hosts; their failure is one of the whole communicator."""
+
+    def __init__(self, flight: Flight, control: Control) -> None:
+        self._flight = flight
+        self._control = control
+
+    def allgather(self, item: Any, label: str = "") -> list[Any]:
+        with self._flight.guard:
+            return self._control.allgather(item, label)
+
+    def broadcast(self, item: Any, root: int = 0, label: str = "") -> Any:
+        with self._flight.guard:
+            return self._control.broadcast(item, root, label)
+
+    def barrier(self, label: str = "") -> None:
+        with self._flight.guard:
+            self._control.barrier(label)
+
+
+class NcclCommunicator(Communicator):
+    """Collectives of CuPy arrays, one GPU a rank; collective to create.
+
+    A collective runs on a stream of the communicator's own: after all that is on the current stream
+    when it is launched, and before all that is put on the current stream after its `Work.wait`.
+    Neither blocks the host; `synchronize` does.  `barrier`, `split`, `close` and `control` go from
+    host to host.
+
+    The arithmetic is NCCL's.  Sums are made in an order that depends on the length, and 16-bit
+    floats are rounded at each step; all ranks get the same bits.  An average of floats is a sum of
+    values that are multiplied by ``1 / size`` first; of integers, a sum divided toward zero.  Where
+    some ranks' elements are NaN, ``max`` and ``min`` may give another rank's number.
+
+    Parameters
+    ----------
+    peers : Communicator
+        The same ranks in host memory; taken over.
+    binding : Binding
+    streams : Streams
+        Of this rank's device; taken over.
+    kernels : Kernels
+        Of the same device.
+    shared : bool
+        Whether ranks share a GPU on purpose.
+    """
+
+    def __init__(
+        self,
+        peers: Communicator,
+        binding: Binding,
+        streams: Streams,
+        kernels: Kernels,
+        *,
+        shared: bool = False,
+    ) -> None:
+        self.rank, self.size = peers.rank, peers.size
+        self.local_rank, self.local_size = peers.local_rank, peers.local_size
+        self.timeout = peers.timeout
+        self.name = f"{binding.name} ({version_text(binding.version())})"
+        if shared:
+            self.name += ", several ranks on one GPU"
+        self.kernels = kernels
+        self._shared = shared
+        self._peers = peers
+        self._binding = binding
+        self._streams = streams
+        self._flight = Flight(peers, binding, streams, _create(peers, binding))
+        self.control = NcclControl(self._flight, peers.control)
+        self._closed = False
+
+    def allocate(self, nbytes: int) -> Buffer:
+        memory: Buffer = self._streams.allocate(nbytes)
+        return memory
+
+    def check(self, op: str, dtype: np.dtype[Any], what: str = "") -> None:
+        wire.reduction(dtype, op, what)
+
+    def follow(self) -> None:
+        self._flight.follow()
+
+    def queue(self) -> AbstractContextManager[None]:
+        return self._flight.queue()
+
+    def allreduce(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
+        return self.reduce_apply(send, receive, op, None)
+
+    def reduce(self, send: Buffer, receive: Buffer, op: str = "sum", root: int = 0) -> Work:
+        return self.reduce_apply(send, receive, op, None, root)
+
+    def reduce_apply(
+        self, send: Buffer, receive: Buffer, op: str, apply: Apply | None, root: int | None = None
+    ) -> Work:
+        way = wire.reduction(send.dtype, op)
+        check_root(root, self.size)
+        _check(send, receive, send.size)
+        wire.check_places(receive, send, 0)
+        places = address(send), address(receive), send.size * way.factor
+        binding = self._binding
+
+        def enqueue(handle: Handle, stream: int) -> None:
+            if root is None:
+                binding.all_reduce(handle, *places, way.dtype, way.op, stream)
+            else:
+                binding.reduce(handle, *places, way.dtype, way.op, root, stream)
+
+        update = None
+        if apply is not None and root in (None, self.rank):
+            update = partial(apply, 0, send.size)
+        target = "all ranks" if root is None else f"rank {root}"
+        what = f"a reduction of {send.nbytes} bytes to {target}"
+        return self._launch(what, enqueue, (send, receive), update)
+
+    def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
+        check_root(root, self.size)
+        wire.check_device(buffer)
+        check_buffer(buffer)
+        way = wire.movement(buffer.dtype)
+        places = address(buffer), address(buffer), buffer.size * way.factor
+
+        def enqueue(handle: Handle, stream: int) -> None:
+            self._binding.broadcast(handle, *places, way.dtype, root, stream)
+
+        what = f"a broadcast of {buffer.nbytes} bytes from rank {root}"
+        return self._launch(what, enqueue, (buffer,))
+
+    def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
+        way = wire.reduction(send.dtype, op)
+        _check(send, receive, send.size // self.size)
+        _check(receive, send, receive.size * self.size)
+        wire.check_places(receive, send, self.rank * receive.nbytes)
+        places = address(send), address(receive), receive.size * way.factor
+
+        def enqueue(handle: Handle, stream: int) -> None:
+            self._binding.reduce_scatter(handle, *places, way.dtype, way.op, stream)
+
+        return self._launch(f"a reduce_scatter of {send.nbytes} bytes", enqueue, (send, receive))
+
+    def allgather(self, send: Buffer, receive: Buffer) -> Work:
+        _check(send, receive, send.size * self.size)
+        wire.check_places(send, receive, self.rank * send.nbytes)
+        way = wire.movement(send.dtype)
+        places = address(send), address(receive), send.size * way.factor
+
+        def enqueue(handle: Handle, stream: int) -> None:
+            self._binding.all_gather(handle, *places, way.dtype, stream)
+
+        return self._launch(f"an allgather of {receive.nbytes} bytes", enqueue, (send, receive))
+
+    def _launch(
+        self,
+        what: str,
+        enqueue: Enqueue,
+        buffers: tuple[Buffer, ...],
+        apply: Callable[[], None] | None = None,
+    ) -> Work:
+        """Launch, unless there is nothing to move, which is so on all ranks alike."""
+        self._flight.check()
+        if buffers[0].size == 0:
+            return DoneWork()
+        return self._flight.launch(what, enqueue, buffers, apply)
+
+    def barrier(self) -> Work:
+        with self._flight.guard:
+            return HostWork(self._flight, self._peers.barrier())
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        with self._flight.guard:
+            peers = self._peers.split(color, key)
+        return None if peers is None else self._child(peers)
+
+    def duplicate(self, timeout: float | None = None) -> Communicator:
+        with self._flight.guard:
+            peers = self._peers.duplicate(timeout)
+        return self._child(peers)
+
+    def _child(self, peers: Communicator) -> NcclCommunicator:
+        """A communicator of other ranks over the same device."""
+        streams = self._streams.another()
+        return NcclCommunicator(peers, self._binding, streams, self.kernels, shared=self._shared)
+
+    def departed(self) -> dict[int, str]:
+        return self._peers.departed()
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        self._flight.synchronize(timeout)
+
+    def abort(self, reason: str) -> None:
+        if not self._closed:
+            self._closed = True
+            self._peers.abort(reason)  # first, for NCCL may take its time
+            self._flight.fail(CommAborted(left(self.rank, self.size, reason)))
+            self._streams.close()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        try:
+            self.synchronize()
+            self.control.barrier("close")
+        except RankLost as lost:
+            # Whoever has left will not ask for anything any more.
+            self.abort(str(lost))
+            return
+        self._closed = True
+        try:
+            self._flight.destroy(UsageError(closed(self.rank, self.size)))
+        except KVStoreError as error:
+            self._peers.abort(str(error))
+            raise
+        self._streams.close()
+        self._peers.close()
+
+
+def _check(send: Buffer, receive: Buffer, count: int) -> None:
+    """Refuse arrays that a collective cannot take."""
+    wire.check_device(send)
+    wire.check_device(receive)
+    check_buffers(send, receive, count)
+
+
+def _create(peers: Communicator, binding: Binding) -> Handle:
+    """An NCCL communicator of the same ranks."""
+    begun = _attempt(binding.unique_id) if peers.rank == 0 else None
+    unique_id, problem = peers.control.broadcast(begun, 0, "the id of a communicator")
+    if problem is not None:
+        raise LaunchError(f"rank 0 of {peers.size} could not begin a communicator: {problem}")
+    try:
+        return binding.create(peers.size, unique_id, peers.rank)
+    except KVStoreError as error:
+        peers.abort(f"{type(error).__name__}: {error}")
+        raise type(error)(f"rank {peers.rank} of {peers.size}: {error}") from error
+
+
+def _attempt(call: Callable[[], Result]) -> tuple[Result | None, str | None]:
+    """What a call returns, and what its error says."""
+    try:
+        return call(), None
+    except KVStoreError as error:
+        return None, str(error)

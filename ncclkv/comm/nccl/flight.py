@@ -1,0 +1,259 @@
+"""Collectives in flight on a device, what has gone wrong with them, and the wait of the host.
+
+NCCL has no deadline and does not notice a rank that is dead on the same host, so every wait of the
+host is a loop: it looks at an event, and every few milliseconds at the clock, at NCCL's own errors
+and at the ranks that have said farewell.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+
+from ncclkv.comm.base import Buffer, Communicator
+from ncclkv.comm.nccl.binding import Binding, Handle, version_text
+from ncclkv.comm.nccl.streams import Event, Streams
+from ncclkv.comm.nccl.work import NcclWork
+from ncclkv.errors import CommAborted, CommTimeout, KVStoreError, RankLost
+
+Enqueue = Callable[[Handle, int], None]
+"""Puts a collective of an NCCL communicator on a stream."""
+
+# A few quick looks, for what is about to end; then sleeps, longer the longer nothing does.
+_YIELDS = 50
+_FIRST_SLEEP = 20e-6
+_LONGEST_SLEEP = 1e-3
+
+# Between two looks at the clock, at NCCL's errors and at the departed ranks.
+_LOOK_SECONDS = 5e-3
+
+# A rank may leave just after it did its part, whose result is still on its way to us.
+_GRACE_SECONDS = 0.2
+
+# Kept here until closed: CuPy destroys a communicator that nobody refers to, which waits for peers.
+_open: set[Flight] = set()
+_process = os.getpid()
+
+
+class Flight:
+    """The collectives in flight of one NCCL communicator; takes the communicator over.
+
+    Attributes
+    ----------
+    failure : KVStoreError or None
+        What is raised by every later call.
+    guard : Guard
+        ``with flight.guard:`` around whatever leaves the communicator broken when it fails.
+    """
+
+    def __init__(
+        self, peers: Communicator, binding: Binding, streams: Streams, handle: Handle
+    ) -> None:
+        self._peers = peers
+        self._binding = binding
+        self._streams = streams
+        self._handle: Handle | None = handle
+        self._works: deque[NcclWork] = deque()
+        self._last: int | None = None
+        self._who = f"rank {peers.rank} of {peers.size}"
+        self.failure: KVStoreError | None = None
+        self.guard = Guard(self)
+        _open.add(self)
+
+    def check(self) -> None:
+        """Raise again what has gone wrong before."""
+        if self.failure is not None:
+            raise type(self.failure)(*self.failure.args)
+
+    def fail(self, error: KVStoreError) -> None:
+        """Stop what is in flight, and raise `error` in all later calls."""
+        self.failure = self.failure or error
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            _open.discard(self)
+            with suppress(KVStoreError):  # what has gone wrong already says more
+                self._binding.abort(handle)
+
+    def destroy(self, farewell: KVStoreError) -> None:
+        """Free the communicator, which is idle, together with all ranks."""
+        handle, self._handle = self._handle, None
+        self.failure = farewell
+        _open.discard(self)
+        self._binding.destroy(handle)
+
+    def hold_current(self, event: Event) -> None:
+        """Make the current stream wait for `event`."""
+        self._streams.wait(self._streams.current(), event)
+
+    def follow(self) -> None:
+        """Let the current stream wait for the one that was current before, if that was another."""
+        current = self._streams.current()
+        if self._last not in (None, current):
+            self._streams.wait(current, self._streams.record(self._last))
+        self._last = current
+
+    @contextmanager
+    def queue(self) -> Iterator[None]:
+        """Make the communication stream the current one, in the order of the caller's own."""
+        streams, stream = self._streams, self._streams.communication
+        streams.wait(stream, streams.record(streams.current()))
+        try:
+            with streams.on(stream):
+                yield
+        finally:
+            self.hold_current(streams.record(stream))
+
+    def launch(
+        self,
+        what: str,
+        enqueue: Enqueue,
+        buffers: tuple[Buffer, ...],
+        apply: Callable[[], None] | None = None,
+    ) -> NcclWork:
+        """Put a collective, and what follows it, on the communication stream."""
+        streams, stream = self._streams, self._streams.communication
+        try:
+            self._drop_complete()
+            # After what the caller has put on its stream: the gradients are written there.
+            streams.wait(stream, streams.record(streams.current()))
+            self._enqueue(what, enqueue, stream)
+            if apply is not None:
+                with streams.on(stream):
+                    apply()
+            work = NcclWork(self, streams.record(stream), buffers, what)
+        except KVStoreError as error:
+            self.fail(error)
+            raise
+        except BaseException as error:
+            # Ctrl-C, or an `apply` of the caller's; what is on the stream is not whole.
+            self.fail(
+                CommAborted(
+                    f"{self._who}: {what} was broken off by {type(error).__name__}: {error}"
+                )
+            )
+            raise
+        self._works.append(work)
+        return work
+
+    def _enqueue(self, what: str, enqueue: Enqueue, stream: int) -> None:
+        """Call the binding; say who called it for what when it refuses."""
+        try:
+            enqueue(self._handle, stream)
+        except KVStoreError as error:
+            raise type(error)(f"{self._who}: {what}: {error}") from error
+
+    def _drop_complete(self) -> None:
+        """Forget the collectives that are complete, and with them their buffers."""
+        while self._works and self._works[0].complete():
+            self._works.popleft()
+
+    def synchronize(self, timeout: float | None) -> None:
+        """Block until all that is in flight is complete, and all work of the current stream."""
+        limit = self._peers.timeout if timeout is None else timeout
+        with self.guard:
+            streams = self._streams
+            collectives = streams.record(streams.communication)
+            others = streams.record(streams.current())
+            watch = _Watch(limit)
+            while not (collectives.done() and others.done()):
+                if watch.pause():
+                    self._look(watch, in_flight=not collectives.done())
+            while self._works:
+                self._works.popleft().release()
+
+    def _look(self, watch: _Watch, in_flight: bool) -> None:
+        """Raise when NCCL reports an error, a rank has left, or the deadline has passed."""
+        what = self._oldest() if in_flight else "the work of the current stream"
+        problem = self._binding.async_error(self._handle)
+        if problem is not None:
+            raise CommAborted(f"{self._who}: {what}: {self._named()} reports: {problem}")
+        departed = self._peers.departed() if in_flight else {}
+        if departed and watch.lost_long_ago():
+            rank, reason = min(departed.items())
+            raise RankLost(
+                f"{self._who}: rank {rank} left while {what} waited for it; it said: {reason}"
+            )
+        if watch.waited > watch.limit:
+            raise CommTimeout(
+                f"{self._who}: {what} waited {watch.waited:.1f} s (timeout {watch.limit:g} s) for "
+                f"{self._missing() if in_flight else 'the device; give it a longer timeout'}"
+            )
+
+    def _oldest(self) -> str:
+        """The first collective that is not complete, in words."""
+        self._drop_complete()
+        return str(self._works[0]) if self._works else "a collective"
+
+    def _missing(self) -> str:
+        """What a collective that does not end waits for."""
+        if self._peers.size == 1:
+            return "the device; give it a longer timeout"
+        return (
+            f"the other ranks ({self._named()} does not tell which of them); all ranks must make "
+            f"the same calls in the same order: look at what the others did instead"
+        )
+
+    def _named(self) -> str:
+        """The library with its version."""
+        return f"{self._binding.name} ({version_text(self._binding.version())})"
+
+
+class Guard:
+    """Checks a flight on entry; a `KVStoreError` within makes it fail."""
+
+    def __init__(self, flight: Flight) -> None:
+        self._flight = flight
+
+    def __enter__(self) -> None:
+        self._flight.check()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if isinstance(error, KVStoreError):
+            self._flight.fail(error)
+
+
+class _Watch:
+    """How long a wait has lasted, and when to look beyond its event."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.waited = 0.0
+        self._start = self._looked = time.monotonic()
+        self._lost: float | None = None
+        self._attempt = 0
+
+    def pause(self) -> bool:
+        """Let others run for a moment; tell whether it is time to look around."""
+        self._attempt += 1
+        if self._attempt <= _YIELDS:
+            os.sched_yield()
+        else:
+            doublings = min((self._attempt - _YIELDS) // 8, 10)
+            time.sleep(min(_FIRST_SLEEP * 2**doublings, _LONGEST_SLEEP))
+        now = time.monotonic()
+        self.waited = now - self._start
+        if now - self._looked < _LOOK_SECONDS:
+            return False
+        self._looked = now
+        return True
+
+    def lost_long_ago(self) -> bool:
+        """Whether the first call of this lies far enough back."""
+        self._lost = self.waited if self._lost is None else self._lost
+        return self.waited - self._lost > _GRACE_SECONDS
+
+
+@atexit.register
+def _abort_all() -> None:
+    """At the end of the process, free what was not closed, without waiting for anybody."""
+    if os.getpid() != _process:  # a forked child has no device
+        return
+    for flight in list(_open):
+        flight.fail(CommAborted("the process ended without closing the communicator"))

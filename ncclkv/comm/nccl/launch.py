@@ -1,0 +1,92 @@
+"""From ranks on hosts to a communicator of their GPUs."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from ncclkv import env
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.nccl.communicator import NcclCommunicator
+from ncclkv.comm.nccl.cupy_binding import CupyBinding
+from ncclkv.comm.nccl.facts import Facts, crowded, device_of, settings, trouble
+from ncclkv.comm.nccl.streams import CupyStreams
+from ncclkv.errors import KVStoreError, LaunchError
+from ncclkv.kernels.device import DeviceKernels
+
+
+def survey(peers: Communicator) -> list[Facts]:
+    """Every rank's facts, in rank order; collective.
+
+    Each rank's device becomes its current one.  `trouble` tells whether NCCL can run on them.
+    """
+    return peers.control.allgather(_own(peers), "GPUs")
+
+
+def launch(peers: Communicator, facts: Sequence[Facts] | None = None) -> NcclCommunicator:
+    """A communicator of the ranks' GPUs; collective.
+
+    Parameters
+    ----------
+    peers : Communicator
+        The ranks in host memory; taken over.
+    facts : sequence of Facts, optional
+        What `survey` returned.
+
+    Raises
+    ------
+    LaunchError
+        On every rank, and with the same text, when NCCL cannot run on these ranks; on those that
+        it happens to, when NCCL refuses.
+    CommTimeout
+        When NCCL does not connect the ranks in time.
+    """
+    facts = survey(peers) if facts is None else facts
+    problem = trouble(facts)
+    if problem is not None:
+        raise LaunchError(problem)
+    env.set_unless_set(settings(facts, peers.rank))
+    device = facts[peers.rank].device
+    streams = CupyStreams(device)
+    return NcclCommunicator(
+        peers,
+        CupyBinding(device, peers.timeout),
+        streams,
+        DeviceKernels(),
+        shared=bool(crowded(facts)),
+    )
+
+
+def _own(peers: Communicator) -> Facts:
+    """This rank's facts."""
+    rank, host = peers.rank, socket.gethostname()
+    share, blocks = env.share_gpu(), env.nccl_blocks()
+    try:
+        return _gpu(peers, host, share, blocks)
+    except KVStoreError as error:
+        return Facts(rank, host, 0, 0, "", 0, "", 0, share, blocks, obstacle=str(error))
+
+
+def _gpu(peers: Communicator, host: str, share: bool, blocks: bool) -> Facts:
+    """The same, of a rank that has a GPU."""
+    nccl = CupyBinding().version()
+    import cupy
+
+    runtime: Any = cupy.cuda.runtime
+    try:
+        devices = runtime.getDeviceCount()
+        device = device_of(peers.local_rank, devices)
+        cupy.cuda.Device(device).use()
+        # CuPy cuts the uuid off at a zero byte; the bus tells apart what is left.
+        uuid = runtime.getDeviceProperties(device).get("uuid", b"").hex()
+        gpu = f"{runtime.deviceGetPCIBusId(device)} {uuid}"
+        driver = runtime.driverGetVersion()
+    except runtime.CUDARuntimeError as error:
+        raise LaunchError(
+            f"CuPy finds no GPU ({error}); see whether nvidia-smi lists one and "
+            f"CUDA_VISIBLE_DEVICES hides none, or create a 'dist_sync' store in host memory"
+        ) from error
+    return Facts(
+        peers.rank, host, devices, device, gpu, nccl, cupy.__version__, driver, share, blocks
+    )

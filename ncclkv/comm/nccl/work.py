@@ -1,0 +1,71 @@
+"""Launched collectives: on a device, and on the hosts beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ncclkv.comm.base import Buffer, Work
+from ncclkv.comm.nccl.streams import Event
+
+if TYPE_CHECKING:
+    from ncclkv.comm.nccl.flight import Flight
+
+
+class NcclWork(Work):
+    """A collective on the communication stream.
+
+    Its `wait` does not block: it makes the *current stream* wait, so that whatever the caller puts
+    there next finds the result.  It may be called once for every stream that reads the result.
+    A deadline has no meaning there; `Communicator.synchronize` has one.
+    """
+
+    def __init__(
+        self, flight: Flight, event: Event, buffers: tuple[Buffer, ...], what: str
+    ) -> None:
+        self._flight = flight
+        self._event: Event | None = event
+        # CuPy would give their memory to others as soon as nobody refers to it.
+        self._buffers = buffers
+        self._what = what
+
+    def __str__(self) -> str:
+        return f"{self._what} ({self.label})" if self.label else self._what
+
+    def complete(self) -> bool:
+        """Whether the device is done with it, whatever else has happened."""
+        if self._event is not None and self._event.done():
+            self.release()
+        return self._event is None
+
+    def release(self) -> None:
+        """Let go of the buffers: the device is known to be done with them."""
+        self._event, self._buffers = None, ()
+
+    def done(self) -> bool:
+        if self._event is None:
+            return True
+        with self._flight.guard:
+            return self.complete()
+
+    def wait(self, timeout: float | None = None) -> None:
+        if self._event is not None:
+            with self._flight.guard:
+                self._flight.hold_current(self._event)
+
+
+class HostWork(Work):
+    """A collective of the hosts, whose failure is one of the whole communicator."""
+
+    def __init__(self, flight: Flight, work: Work) -> None:
+        self._flight = flight
+        self._work = work
+
+    def done(self) -> bool:
+        self._work.label = self.label
+        with self._flight.guard:
+            return self._work.done()
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._work.label = self.label
+        with self._flight.guard:
+            self._work.wait(timeout)
