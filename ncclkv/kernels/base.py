@@ -7,12 +7,23 @@ nothing that outlives it and checks nothing: shapes and dtypes were checked when
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+
+
+class Segments(NamedTuple):
+    """Ranges that follow one another, with factors of their own for two numbers of a step.
+
+    Segment i is elements ``[offsets[i], offsets[i + 1])``.
+    """
+
+    offsets: tuple[int, ...]
+    lr_mult: tuple[float, ...]
+    wd_mult: tuple[float, ...]
 
 
 class Kernels(Protocol):
@@ -73,5 +84,9 @@ class Kernels(Protocol):
         weight_decay: float,
         rescale: float,
         clip: float | None,
+        segments: Segments | None = None,
     ) -> None:
-        """One step of stochastic gradient descent on `weights` (and `momenta`) in place."""
+        """One step of stochastic gradient descent on `weights` (and `momenta`) in place.
+
+        Only `segments` are updated, if they are given, and with their factors.
+        """

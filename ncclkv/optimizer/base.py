@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ncclkv.errors import UsageError
-from ncclkv.kernels.base import Array, Kernels
+from ncclkv.kernels.base import Array, Kernels, Segments
 
 Key = int | str
 
@@ -174,9 +174,7 @@ class Optimizer(ABC):
         weights: Array,
         gradients: Array,
         states: Sequence[Array],
-        *,
-        lr_mult: float,
-        wd_mult: float,
+        segments: Segments | None = None,
     ) -> None:
         """Fold `gradients` into `weights` and `states`, in place.
 
@@ -188,8 +186,9 @@ class Optimizer(ABC):
             Of one dtype; gradients are left unchanged.
         states : sequence of ndarray, shape (n,)
             `state_count` of them.
-        lr_mult, wd_mult : float
-            Factors of the learning rate and of the weight decay.
+        segments : Segments, optional
+            The ranges to update, with factors of the learning rate and of the weight decay; by
+            default all, with none.
         """
 
     @abstractmethod

@@ -9,7 +9,7 @@ import numpy as np
 
 from ncclkv.arrays.dtypes import dtype_name, is_low_precision
 from ncclkv.errors import DTypeMismatch
-from ncclkv.kernels.base import Array, Kernels
+from ncclkv.kernels.base import Array, Kernels, Segments
 from ncclkv.optimizer.base import Optimizer
 
 if TYPE_CHECKING:
@@ -96,16 +96,13 @@ class FusedUpdater:
         lo, hi : int
             The range of elements.
         """
-        states = self._states_of(bucket)
-        for start, stop, lr_mult, wd_mult in _runs(step, bucket, lo, hi):
-            step.update(
-                self._kernels,
-                weights[start:stop],
-                gradients[start:stop],
-                [state[start:stop] for state in states],
-                lr_mult=lr_mult,
-                wd_mult=wd_mult,
-            )
+        step.update(
+            self._kernels,
+            weights[lo:hi],
+            gradients[lo:hi],
+            [state[lo:hi] for state in self._states_of(bucket)],
+            _segments(step, bucket, lo, hi),
+        )
 
     def reset(self, bucket: Bucket, lo: int, hi: int) -> None:
         """Forget the state of elements ``[lo, hi)`` of a bucket."""
@@ -117,21 +114,28 @@ class FusedUpdater:
         if bucket.index not in self._states:
             dtype = np.dtype(np.float32) if is_low_precision(bucket.dtype) else bucket.dtype
             self._states[bucket.index] = [
-                np.zeros(bucket.count, dtype) for _ in range(self.optimizer.state_count)
+                self._kernels.zeros(bucket.count, dtype) for _ in range(self.optimizer.state_count)
             ]
         return self._states[bucket.index]
 
 
-def _runs(
-    optimizer: Optimizer, bucket: Bucket, lo: int, hi: int
-) -> list[tuple[int, int, float, float]]:
-    """Cut ``[lo, hi)`` where the factors change: start, stop, lr_mult, wd_mult."""
+def _segments(optimizer: Optimizer, bucket: Bucket, lo: int, hi: int) -> Segments | None:
+    """Cut ``[lo, hi)`` at keys, if one of them has a factor; counted from `lo`.
+
+    The padding behind a key is updated with it: zeros stay zeros.
+    """
     lr_mult, wd_mult = optimizer.lr_mult, optimizer.wd_mult
     named = lr_mult.keys() | wd_mult.keys()
     if not named or named.isdisjoint(e.key for e in bucket.entries):
-        return [(lo, hi, 1.0, 1.0)]
-    return [
-        (max(lo, e.lo), min(hi, e.hi), lr_mult.get(e.key, 1.0), wd_mult.get(e.key, 1.0))
-        for e in bucket.entries
-        if max(lo, e.lo) < min(hi, e.hi)
+        return None
+    starts = [*(e.lo for e in bucket.entries[1:]), bucket.count]
+    inside = [
+        (min(hi, stop) - lo, e.key)
+        for e, stop in zip(bucket.entries, starts, strict=True)
+        if stop > lo and e.lo < hi
     ]
+    return Segments(
+        (0, *(stop for stop, _ in inside)),
+        tuple(lr_mult.get(key, 1.0) for _, key in inside),
+        tuple(wd_mult.get(key, 1.0) for _, key in inside),
+    )

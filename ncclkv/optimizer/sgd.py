@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ncclkv.kernels.base import Array, Kernels
+from ncclkv.kernels.base import Array, Kernels, Segments
 from ncclkv.optimizer.base import Optimizer, checked_factors, finite
 
 
@@ -83,20 +83,19 @@ class SGD(Optimizer):
         weights: Array,
         gradients: Array,
         states: Sequence[Array],
-        *,
-        lr_mult: float,
-        wd_mult: float,
+        segments: Segments | None = None,
     ) -> None:
         """Take one step, in place; parameters as for `Optimizer.update`."""
         kernels.sgd(
             weights,
             gradients,
             states[0] if states else None,
-            learning_rate=self.learning_rate * lr_mult,
+            learning_rate=self.learning_rate,
             momentum=self.momentum,
-            weight_decay=self.wd * wd_mult,
+            weight_decay=self.wd,
             rescale=self.rescale_grad,
             clip=self.clip_gradient,
+            segments=segments,
         )
 
     def config(self) -> dict[str, Any]:

@@ -15,21 +15,23 @@ import pytest
 from ncclkv.comm.base import ALIGNMENT, Communicator, Work
 from ncclkv.comm.schedule import PIECE_BYTES, SHORT_BYTES
 from ncclkv.errors import NotSupported, UsageError
-from tests.cases.communicator import Array, case, data, expected, identical
+from tests.cases.communicator import case, data, expected, identical, summed
+from tests.cases.place import here
 
 F32 = np.dtype(np.float32)
 
 
-def start(comm: Communicator, count: int, step: int) -> tuple[Array, Work]:
+def start(comm: Communicator, count: int, step: int) -> tuple[Any, Work]:
     """Launch a sum in place of this rank's data of a step."""
-    buffer = data(comm.rank, count, F32, step)
+    buffer = here().put(data(comm.rank, count, F32, step))
     return buffer, comm.allreduce(buffer, buffer)
 
 
-def check(comm: Communicator, buffer: Array, step: int) -> None:
+def check(comm: Communicator, buffer: Any, step: int) -> None:
     """Fail unless `buffer` has the sum of that step."""
     wanted = expected(comm, buffer.size, F32, "sum", step)
-    identical(buffer, wanted, f"rank {comm.rank} of {comm.size}: the sum of step {step}")
+    what = f"rank {comm.rank} of {comm.size}: the sum of step {step}"
+    summed(comm, here().get(buffer), wanted, what)
 
 
 @case
@@ -37,28 +39,29 @@ def memory_is_zeroed_and_aligned(comm: Communicator) -> None:
     for nbytes in (0, 1, 100, 4096):
         memory = comm.allocate(nbytes)
         assert (memory.size, memory.dtype) == (nbytes, np.uint8)
-        assert nbytes == 0 or memory.ctypes.data % ALIGNMENT == 0
-        assert not memory.any()
+        assert nbytes == 0 or here().address(memory) % ALIGNMENT == 0
+        assert not here().get(memory).any()
 
 
 @case
 def apply_gets_every_element_once_and_ready(comm: Communicator) -> None:
     for count in (0, 1, 1000, PIECE_BYTES // 4 * comm.size + 77):
         for root in (None, *range(comm.size)):
-            send = data(comm.rank, count, F32)
-            receive, seen = np.full(count, np.nan, F32), np.zeros(count, np.int8)
-            ready = np.full(count, np.nan, F32)
+            place, seen = here(), np.zeros(count, np.int8)
+            send = place.put(data(comm.rank, count, F32))
+            receive, ready = (place.put(np.full(count, np.nan, F32)) for _ in range(2))
 
             def apply(lo: int, hi: int, receive=receive, seen=seen, ready=ready) -> None:
                 seen[lo:hi] += 1
-                ready[lo:hi] = receive[lo:hi]
+                here().copy(receive[lo:hi], into=ready[lo:hi])
 
             updates = root is None or root == comm.rank
             work = comm.reduce_apply(send, receive, "sum", apply if updates else None, root)
             work.wait()
             if updates:
                 assert (seen == 1).all(), f"{np.flatnonzero(seen != 1)[:5]} of {count}"
-                identical(ready, expected(comm, count, F32, "sum"), f"rank {comm.rank}: at apply")
+                wanted = expected(comm, count, F32, "sum")
+                summed(comm, place.get(ready), wanted, f"rank {comm.rank}: at apply")
 
 
 @case
@@ -92,14 +95,15 @@ def ranks_at_different_paces_get_data_of_their_step(comm: Communicator) -> None:
         root = step % comm.size
         small, first = start(comm, 40, step)
         large, second = start(comm, 9000, step)
-        shared = data(root if comm.rank == root else 99, 500, F32, step)
+        shared = here().put(data(root if comm.rank == root else 99, 500, F32, step))
         third = comm.broadcast(shared, root)
         time.sleep(rng.random() * 0.002)
         for work in (second, third, first) if comm.rank % 2 else (first, second, third):
             work.wait()
         check(comm, small, step)
         check(comm, large, step)
-        identical(shared, data(root, 500, F32, step), f"rank {comm.rank}: broadcast {step}")
+        wanted = data(root, 500, F32, step)
+        identical(here().get(shared), wanted, f"rank {comm.rank}: broadcast {step}")
 
 
 @case
@@ -145,10 +149,11 @@ def a_duplicate_has_traffic_of_its_own(comm: Communicator) -> None:
     other = comm.duplicate(timeout=7.5)
     assert (other.rank, other.size, other.timeout) == (comm.rank, comm.size, 7.5)
     assert comm.duplicate().timeout == comm.timeout
-    # Calls of the same length, launched in another order on odd ranks.
+    # Calls of the same length, launched in another order on odd ranks, where that is allowed.
     both = [(comm, 1), (other, 2)]
+    reverse = comm.rank % 2 and here().promises.free_order
     for count in (10, 100_000):
-        launched = both[::-1] if comm.rank % 2 else both
+        launched = both[::-1] if reverse else both
         flying = {step: start(own, count, step) for own, step in launched}
         for own, step in both:
             buffer, work = flying[step]
@@ -205,10 +210,10 @@ def children_of_children(comm: Communicator) -> None:
     alone = twin.split(twin.rank)
     assert alone is not None
     assert alone.control.allgather(comm.rank) == [comm.rank]
-    send = np.full(2, comm.rank, np.int64)
+    send = here().put(np.full(2, comm.rank, np.int64))
     twin.allreduce(send, send).wait()
     first = comm.rank // 2 * 2
-    assert send.tolist() == [sum(r for r in (first, first + 1) if r < comm.size)] * 2
+    assert here().get(send).tolist() == [sum(r for r in (first, first + 1) if r < comm.size)] * 2
     for own in (alone, twin, pair):
         own.close()
 
@@ -216,7 +221,7 @@ def children_of_children(comm: Communicator) -> None:
 @case
 def what_has_no_meaning_is_refused(comm: Communicator) -> None:
     def attempt(dtype: Any, op: str) -> None:
-        buffer = np.zeros(4, dtype)
+        buffer = here().put(np.zeros(4, dtype))
         comm.allreduce(buffer, buffer, op)
 
     with pytest.raises(UsageError, match="unknown op 'mean'; the ops are sum, avg, max, min, prod"):
@@ -226,7 +231,10 @@ def what_has_no_meaning_is_refused(comm: Communicator) -> None:
             attempt(np.complex64, op)
     with pytest.raises(NotSupported, match="avg of bool: use sum"):
         attempt(np.bool_, "avg")
-    f32, f64 = np.zeros(6 * comm.size, F32), np.zeros(6 * comm.size)
+    f32, f64, seven = (
+        here().put(zeros)
+        for zeros in (np.zeros(6 * comm.size, F32), np.zeros(6 * comm.size), np.zeros(7, F32))
+    )
     refusals: list[tuple[str, Callable[[], object]]] = [
         (f"root={comm.size} is not a rank", lambda: comm.broadcast(f32, comm.size)),
         ("root=-1 is not a rank", lambda: comm.reduce(f32, f32, "sum", -1)),
@@ -234,8 +242,8 @@ def what_has_no_meaning_is_refused(comm: Communicator) -> None:
         ("receive is float64 and send float32", lambda: comm.allreduce(f32, f64)),
         ("not one-dimensional and contiguous", lambda: comm.allreduce(f32[::2], f32[::2])),
         ("not one-dimensional and contiguous", lambda: comm.broadcast(f32.reshape(2, -1))),
-        ("receive has 7 elements", lambda: comm.reduce_scatter(f32, np.zeros(7, F32))),
-        ("receive has 7 elements", lambda: comm.allgather(f32, np.zeros(7, F32))),
+        ("receive has 7 elements", lambda: comm.reduce_scatter(f32, seven)),
+        ("receive has 7 elements", lambda: comm.allgather(f32, seven)),
     ]
     for words, call in refusals:
         with pytest.raises(UsageError, match=words):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ncclkv.errors import DTypeMismatch, UsageError
+from ncclkv.kernels.base import Segments
 from ncclkv.kernels.host import HostKernels
 from ncclkv.optimizer import SGD
 from ncclkv.optimizer.fused import FusedUpdater
@@ -16,13 +17,14 @@ from ncclkv.table.registry import KeySpec
 
 
 class CountingKernels(HostKernels):
-    """Host kernels that record the length of each update."""
+    """Host kernels that record the length of each update, or of its segments."""
 
     def __init__(self) -> None:
-        self.lengths: list[int] = []
+        self.lengths: list[list[int]] = []
 
     def sgd(self, weights: np.ndarray, *arrays: Any, **numbers: Any) -> None:  # type: ignore[override]
-        self.lengths.append(weights.size)
+        segments = numbers.get("segments") or Segments((0, weights.size), (1.0,), (1.0,))
+        self.lengths.append(np.diff(segments.offsets).tolist())
         HostKernels.sgd(weights, *arrays, **numbers)
 
 
@@ -48,7 +50,7 @@ def test_one_kernel_call_updates_a_range_of_many_keys() -> None:
     updater = FusedUpdater(SGD(learning_rate=0.5), kernels)
     updater.apply(updater.step(), bucket, weights, gradients, 0, bucket.count)
     updater.apply(updater.step(), bucket, weights, gradients, 3, 90)
-    assert kernels.lengths == [bucket.count, 87]
+    assert kernels.lengths == [[bucket.count], [87]]
     assert (weights[3:90] == -1).all()
     assert (weights[:3] == -0.5).all()
     assert (weights[90:] == -0.5).all()
@@ -60,7 +62,7 @@ def test_factors_of_other_keys_do_not_cut_the_range() -> None:
     optimizer.set_lr_mult({"elsewhere": 2.0})
     updater = FusedUpdater(optimizer, kernels)
     updater.apply(updater.step(), bucket, *_arrays(bucket), 0, bucket.count)
-    assert kernels.lengths == [bucket.count]
+    assert kernels.lengths == [[bucket.count]]
 
 
 def test_factors_cut_the_range_at_keys() -> None:
@@ -73,7 +75,7 @@ def test_factors_cut_the_range_at_keys() -> None:
     weights[:] = 4
     updater = FusedUpdater(optimizer, kernels)
     updater.apply(updater.step(), bucket, weights, gradients, a.lo + 2, c.lo + 1)
-    assert kernels.lengths == [8, 100, 1]
+    assert kernels.lengths == [[b.lo - a.lo - 2, c.lo - b.lo, 1]], "one call, padding included"
     assert weights[a.lo : a.hi].tolist() == [4, 4] + [4 - 0.5 * 5] * 8
     assert weights[b.lo : b.hi].tolist() == [4 - 5] * 100
     assert weights[c.lo : c.hi].tolist() == [4 - 1, 4, 4]

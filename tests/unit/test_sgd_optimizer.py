@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from ncclkv.errors import UsageError
+from ncclkv.kernels.base import Segments
 from ncclkv.kernels.host import HostKernels
 from ncclkv.optimizer import SGD, Optimizer, create
 
 NO_NUMBERS = [float("nan"), float("inf"), "0.1", b"0.1", None, 1j, [0.1], 10**400]
 
 
-def _step(optimizer: Optimizer, states: list[np.ndarray], **factors: float) -> float:
+def _step(optimizer: Optimizer, states: list[np.ndarray]) -> float:
     """One update of a weight of 0 by a gradient of 1."""
     w = np.zeros(1)
-    factors = {"lr_mult": 1.0, "wd_mult": 1.0} | factors
-    optimizer.update(HostKernels(), w, np.ones(1), states, **factors)
+    optimizer.update(HostKernels(), w, np.ones(1), states)
     return float(w[0])
 
 
@@ -62,7 +62,7 @@ def test_settings_take_effect_at_the_next_update() -> None:
 def test_factors_multiply_learning_rate_and_decay() -> None:
     w = np.full(1, 2.0)
     SGD(learning_rate=1.0, wd=0.5).update(
-        HostKernels(), w, np.zeros(1), [], lr_mult=0.5, wd_mult=0.25
+        HostKernels(), w, np.zeros(1), [], Segments((0, 1), (0.5,), (0.25,))
     )
     assert w[0] == 2 - 0.5 * (0.5 * 0.25 * 2)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ncclkv.arrays import as_gpu_out, as_gpu_value
 from ncclkv.arrays.dtypes import dtype_name, is_low_precision
+from ncclkv.kernels.base import Segments
 from ncclkv.kernels.device import arguments
 from ncclkv.kernels.device.copies import CopyTable, DeviceArray
 from ncclkv.kernels.device.launch import THREADS, Launch, Launcher
@@ -18,6 +19,9 @@ from ncclkv.kernels.device.staging import Staging, download
 
 MOST_BLOCKS = 4096
 """Blocks of a ``combine`` at most; its threads go on from element to element."""
+
+MOST_TABLES = 1024
+"""Tables of segments that are kept at most."""
 
 
 class DeviceKernels:
@@ -35,6 +39,7 @@ class DeviceKernels:
     def __init__(self, launch: Launch | None = None) -> None:
         self._launch = Launcher() if launch is None else launch
         self._staging = Staging()
+        self._segments: dict[Segments, SegmentTable] = {}
 
     value = staticmethod(as_gpu_value)
     out = staticmethod(as_gpu_out)
@@ -174,19 +179,29 @@ class DeviceKernels:
         weight_decay: float,
         rescale: float,
         clip: float | None,
+        segments: Segments | None = None,
     ) -> None:
         """One step of stochastic gradient descent, in place, as ``kernels.host`` does it."""
         self.sgd_segments(
             weights,
             gradients,
             momenta,
-            SegmentTable([0, weights.size], [1.0], [1.0]),
+            self._table(segments or Segments((0, weights.size), (1.0,), (1.0,))),
             learning_rate=learning_rate,
             momentum=momentum,
             weight_decay=weight_decay,
             rescale=rescale,
             clip=clip,
         )
+
+    def _table(self, segments: Segments) -> SegmentTable:
+        """The table of some segments, made once."""
+        table = self._segments.get(segments)
+        if table is None:
+            if len(self._segments) == MOST_TABLES:  # of factors that change at every step
+                self._segments.clear()
+            table = self._segments[segments] = SegmentTable(*segments)
+        return table
 
     def sgd_segments(
         self,

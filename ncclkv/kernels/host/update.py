@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from ncclkv.kernels.base import Array
+from ncclkv.kernels.base import Array, Segments
 from ncclkv.kernels.host.pieces import piece_length, ranges, working_dtype
 
 
@@ -31,6 +32,7 @@ def sgd(
     weight_decay: float,
     rescale: float,
     clip: float | None,
+    segments: Segments | None = None,
 ) -> None:
     """One step of stochastic gradient descent, in place, as MXNet's ``sgd_update`` does it.
 
@@ -53,19 +55,30 @@ def sgd(
         The numbers of the formula.
     clip : float, optional
         Bound on the absolute value of each rescaled gradient.
+    segments : Segments, optional
+        The ranges to update, with factors of `learning_rate` and `weight_decay`.
     """
-    step = _Step(learning_rate, momentum, weight_decay, rescale, clip)
     working = working_dtype(weights.dtype)
     length = piece_length(working)
-    scratch = np.empty((3, min(length, weights.size)), working)
+    scratch = np.empty((3, min(length, weights.size) or 1), working)
+    offsets, lr_mult, wd_mult = segments or ((0, weights.size), (1.0,), (1.0,))
+    for (lo, hi), of_rate, of_decay in zip(pairwise(offsets), lr_mult, wd_mult, strict=True):
+        step = _Step(learning_rate * of_rate, momentum, weight_decay * of_decay, rescale, clip)
+        momenta_here = None if momenta is None else momenta[lo:hi]
+        _sgd_range(weights[lo:hi], gradients[lo:hi], momenta_here, scratch, step)
+
+
+def _sgd_range(
+    weights: Array, gradients: Array, momenta: Array | None, scratch: Array, step: _Step
+) -> None:
+    """Update a range, piece by piece."""
     with np.errstate(all="ignore"):
-        for piece in ranges(weights.size, length):
-            buffers = scratch[:, : piece.stop - piece.start]
+        for piece in ranges(weights.size, scratch.shape[1]):
             _sgd_piece(
                 weights[piece],
                 gradients[piece],
                 None if momenta is None else momenta[piece],
-                buffers,
+                scratch[:, : piece.stop - piece.start],
                 step,
             )
 

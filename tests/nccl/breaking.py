@@ -1,0 +1,66 @@
+"""What tests that break the communicator for GPUs share; on the recording stand-in, not NCCL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ncclkv.comm.nccl.communicator import NcclCommunicator
+from ncclkv.errors import KVStoreError
+from tests.nccl.standin import Seat
+
+SLACK = 1.0
+
+
+class Told:
+    """A host communicator that is told who has left, and notes what it says itself."""
+
+    def __init__(self, host: Any) -> None:
+        self._host = host
+        self.gone: dict[int, str] = {}
+        self.said: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+    def departed(self) -> dict[int, str]:
+        return self.gone
+
+    def abort(self, reason: str) -> None:
+        self.said.append(reason)
+        self._host.abort(reason)
+
+
+def communicator(seat: Seat) -> NcclCommunicator:
+    return NcclCommunicator(Told(seat.peers), seat.binding, seat.streams, seat.kernels)
+
+
+def ones(seat: Seat, count: int = 4) -> Any:
+    return seat.streams.put(np.ones(count, np.float32))
+
+
+def aborted(seat: Seat) -> bool:
+    return any(line.startswith("abort ") for line in seat.log.lines)
+
+
+@contextmanager
+def raises(kind: type[KVStoreError], *words: str) -> Iterator[None]:
+    """Expect an error of that very kind, with every one of `words`, in time."""
+    begin = time.monotonic()
+    with pytest.raises(kind) as caught:
+        yield
+    assert caught.type is kind
+    assert time.monotonic() - begin < SLACK
+    missing = [word for word in words if word not in str(caught.value)]
+    assert not missing, f"does not say {missing}: {caught.value}"
+
+
+def leave_broken(seat: Seat, comm: NcclCommunicator) -> None:
+    """All ranks leave a communicator that has done its duty in a test."""
+    seat.peers.control.barrier("the test is over")
+    comm.abort("the test is over")

@@ -1,0 +1,219 @@
+"""What the device's kernels must compute, wherever they run: bit for bit what the host's do."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ncclkv.kernels.base import Kernels
+from ncclkv.kernels.device import DeviceKernels, SegmentTable
+from ncclkv.kernels.device.arguments import COPY_BYTES, PARTS, PIECES, SGD_ELEMENTS
+from ncclkv.kernels.device.launch import Launch
+from ncclkv.kernels.device.programs import COMBINE, COPY, SGD, Program
+from ncclkv.kernels.host import HostKernels
+
+HOST: Kernels = HostKernels()
+POISON = 0xA5
+"""A byte that no result consists of."""
+
+
+class Stage:
+    """Kernels, the way to and from their memory, and a list of what they have launched."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self.launched: list[Program] = []
+        self.kernels = DeviceKernels(self._record)
+
+    def _record(self, program: Program, blocks: int, argument: np.ndarray) -> None:
+        if blocks:
+            self.launched.append(program)
+        self._launch(program, blocks, argument)
+
+    def put(self, array: np.ndarray) -> Any:
+        """A copy of a contiguous array where the kernels work."""
+        raise NotImplementedError
+
+    def get(self, array: Any) -> np.ndarray:
+        """What a contiguous array of the kernels' memory holds."""
+        raise NotImplementedError
+
+    def poisoned(self, size: int, dtype: np.dtype[Any]) -> Any:
+        """An array that nothing has been written into."""
+        return self.put(np.full(size * dtype.itemsize, POISON, np.uint8).view(dtype))
+
+
+@cache
+def dtype_of(name: str) -> np.dtype[Any]:
+    if name != "bfloat16":
+        return np.dtype(name)
+    reason = "kernels for bfloat16 need ml_dtypes: pip install ml_dtypes"
+    return np.dtype(pytest.importorskip("ml_dtypes", reason=reason).bfloat16)
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays hold the same bits; of NaN it is enough that it is one."""
+    if a.dtype.kind == "c":
+        a, b = a.view(a.real.dtype), b.view(b.real.dtype)
+    with np.errstate(invalid="ignore"):
+        a_is_nan, b_is_nan = a != a, b != b
+    return np.array_equal(a_is_nan, b_is_nan) and a[~a_is_nan].tobytes() == b[~b_is_nan].tobytes()
+
+
+def any_bits(rng: np.random.Generator, size: int, name: str) -> np.ndarray:
+    """Every kind of number there is: NaN, infinities and subnormal ones too."""
+    dtype = dtype_of(name)
+    if name == "bool":
+        return rng.integers(0, 2, size).astype(bool)
+    return np.frombuffer(rng.bytes(size * dtype.itemsize), dtype).copy()
+
+
+class CombineCases:
+    """`combine` and `reduce`."""
+
+    @pytest.mark.parametrize("count", [1, 2, 5])
+    @pytest.mark.parametrize(("name", "op"), COMBINE)
+    def test_every_op_on_every_dtype(self, stage: Stage, name: str, op: str, count: int) -> None:
+        rng = np.random.default_rng(count)
+        # Nowhere do two parts hold zeros of both signs: which is the larger is nobody's rule.
+        parts = [any_bits(rng, 1000, name) for _ in range(count)]
+        device = [stage.put(part) for part in parts]
+        for which in ["combine", "reduce"]:
+            out, expected = stage.poisoned(1000, dtype_of(name)), np.zeros(1000, dtype_of(name))
+            getattr(HOST, which)(parts, expected, op)
+            getattr(stage.kernels, which)(device, out, op)
+            assert same_bits(stage.get(out), expected)
+
+    @pytest.mark.parametrize("name", [n for n, op in COMBINE if op == "sum" and n != "bool"])
+    @pytest.mark.parametrize("count", [1, 3, 200])
+    def test_averages(self, stage: Stage, name: str, count: int) -> None:
+        rng = np.random.default_rng(count)
+        parts = [any_bits(rng, 300, name) for _ in range(count)]
+        device = [stage.put(part) for part in parts]
+        for which in ["combine", "reduce"]:
+            out, expected = stage.poisoned(300, dtype_of(name)), np.zeros(300, dtype_of(name))
+            getattr(HOST, which)(parts, expected, "avg")
+            getattr(stage.kernels, which)(device, out, "avg")
+            assert same_bits(stage.get(out), expected)
+
+    @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "int8"])
+    def test_more_parts_than_a_launch_takes(self, stage: Stage, name: str) -> None:
+        parts = [np.full(50, 1 + k % 3, dtype_of(name)) for k in range(2 * PARTS + 1)]
+        out, expected = stage.poisoned(50, dtype_of(name)), np.zeros(50, dtype_of(name))
+        HOST.reduce(parts, expected, "avg")
+        stage.kernels.reduce([stage.put(part) for part in parts], out, "avg")
+        assert same_bits(stage.get(out), expected)
+        assert stage.launched == [COMBINE[name, "sum"]] * 3
+
+    @pytest.mark.parametrize("op", ["sum", "avg", "max"])
+    @pytest.mark.parametrize("which", [0, 1, 2])
+    def test_out_may_be_any_of_the_parts(self, stage: Stage, op: str, which: int) -> None:
+        parts = [np.arange(70, dtype=np.float16) * (k + 1) for k in range(3)]
+        device = [stage.put(part) for part in parts]
+        expected = np.zeros(70, np.float16)
+        HOST.reduce(parts, expected, op)
+        stage.kernels.reduce(device, device[which], op)
+        parts[which] = expected
+        for array, wanted in zip(device, parts, strict=True):
+            assert same_bits(stage.get(array), wanted)
+
+    def test_nothing_is_launched_for_nothing(self, stage: Stage) -> None:
+        nothing = stage.put(np.empty(0, np.float32))
+        stage.kernels.combine([nothing, nothing], nothing, "sum")
+        stage.kernels.sgd(nothing, nothing, None, **STEP)
+        stage.kernels.pack_all([nothing], [nothing])
+        assert stage.launched == []
+
+
+STEP: dict[str, Any] = {
+    "learning_rate": 0.1,
+    "momentum": 0.9,
+    "weight_decay": 1e-3,
+    "rescale": 1 / 3,
+    "clip": 1.5,
+}
+STEPS = {
+    "all": STEP,
+    "no clip": STEP | {"clip": None},
+    "clip to nothing": STEP | {"clip": 0.0},
+    "no decay": STEP | {"weight_decay": 0.0},
+    "decay too small for float32": STEP | {"weight_decay": 1e-60},
+}
+
+
+class SgdCases:
+    """`sgd` and `sgd_segments`."""
+
+    @pytest.mark.parametrize("name", SGD)
+    @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+    @pytest.mark.parametrize("moving", [False, True], ids=["plain", "momentum"])
+    @pytest.mark.parametrize("offset", [0, 1], ids=["aligned", "unaligned"])
+    def test_three_steps(
+        self, stage: Stage, name: str, step: dict[str, Any], moving: bool, offset: int
+    ) -> None:
+        size = offset + SGD_ELEMENTS + 37
+        rng = np.random.default_rng(1)
+        weights, gradients = (rng.standard_normal(size).astype(dtype_of(name)) for _ in range(2))
+        momenta = np.zeros(size, np.float64 if name == "float64" else np.float32)
+        weights[-3:] = np.nan, np.inf, 0
+        gradients[-30:-27] = np.nan, np.inf, -np.inf
+        arrays = (weights, gradients, momenta)
+        device = [stage.put(array) for array in arrays]
+        w, g, m = (array[offset:] for array in arrays)
+        dw, dg, dm = (array[offset:] for array in device)
+        for _ in range(3):
+            HOST.sgd(w, g, m if moving else None, **step)
+            stage.kernels.sgd(dw, dg, dm if moving else None, **step)
+            for array, expected in zip(device, arrays, strict=True):
+                assert same_bits(stage.get(array), expected)
+
+    def test_segments_have_factors_of_their_own(self, stage: Stage) -> None:
+        rng = np.random.default_rng(2)
+        sizes = [0, 1, 63, SGD_ELEMENTS + 1, *rng.integers(0, 300, 2 * PIECES), 0]
+        offsets = [10, *(10 + np.cumsum(sizes)).tolist()]
+        lr_mult, wd_mult = rng.random((2, len(sizes))).tolist()
+        arrays = rng.standard_normal((3, offsets[-1] + 5)).astype(np.float32)
+        device = [stage.put(array) for array in arrays]
+        for (low, high), lr, wd in zip(pairwise(offsets), lr_mult, wd_mult, strict=True):
+            w, g, m = (array[low:high] for array in arrays)
+            HOST.sgd(w, g, m, **STEP | {"learning_rate": 0.1 * lr, "weight_decay": 1e-3 * wd})
+        stage.kernels.sgd_segments(*device, SegmentTable(offsets, lr_mult, wd_mult), **STEP)
+        for array, expected in zip(device, arrays, strict=True):
+            assert same_bits(stage.get(array), expected)
+        assert stage.launched == [SGD["float32"]] * 3
+
+
+class CopyCases:
+    """`pack_all` and `unpack_all`, of what is copied together."""
+
+    @pytest.mark.parametrize("shift", [0, 1, 2, 4, 8], ids=lambda n: f"off by {n} bytes")
+    def test_each_byte_is_copied_and_no_other_written(self, stage: Stage, shift: int) -> None:
+        rng = np.random.default_rng(3)
+        sizes = [0, 1, 15, 16, 17, COPY_BYTES - 1, COPY_BYTES, 2 * COPY_BYTES + 5]
+        sizes += rng.integers(0, 100, 2 * PIECES).tolist()
+        values = [np.frombuffer(rng.bytes(shift + size), np.uint8) for size in sizes]
+        starts = np.cumsum([256, *(-(-size // 256) * 256 + 256 for size in sizes)]).tolist()
+        bucket = stage.poisoned(starts[-1], np.dtype(np.uint8))
+        slots = [bucket[lo : lo + size] for lo, size in zip(starts, sizes, strict=False)]
+        expected = np.full(starts[-1], POISON, np.uint8)
+        for lo, value in zip(starts, values, strict=False):
+            expected[lo : lo + value.size - shift] = value[shift:]
+        given = [stage.put(value)[shift:] for value in values]
+        table = stage.kernels.pack_all(given, slots)
+        assert np.array_equal(stage.get(bucket), expected)
+        assert stage.launched == [COPY] * 3
+        assert stage.kernels.pack_all(given, slots, table) is table
+
+    def test_unpack_all_gives_back_what_pack_all_took(self, stage: Stage) -> None:
+        values = [np.arange(n, dtype=np.float32).reshape(2, -1) for n in (2, 600, 2**15)]
+        slots = [stage.poisoned(value.size, value.dtype) for value in values]
+        outs = [stage.poisoned(value.size, value.dtype).reshape(value.shape) for value in values]
+        stage.kernels.pack_all([stage.put(value) for value in values], slots)
+        stage.kernels.unpack_all(slots, outs)
+        for out, value in zip(outs, values, strict=True):
+            assert np.array_equal(stage.get(out), value)
+        assert stage.launched == [COPY] * 2

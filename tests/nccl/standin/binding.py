@@ -1,0 +1,175 @@
+"""The calls of NCCL's interface, recorded, checked, and carried out in host memory."""
+
+from __future__ import annotations
+
+import uuid
+
+from ncclkv.comm.base import Communicator
+from ncclkv.errors import CommError
+from tests.nccl.standin.calls import Call, Placed, check_group, place
+from tests.nccl.standin.collective import Collective
+from tests.nccl.standin.contract import ContractBroken, Died
+from tests.nccl.standin.device import Device
+from tests.nccl.standin.faults import Faults
+from tests.nccl.standin.handle import Handle
+from tests.nccl.standin.log import HEADER
+from tests.nccl.standin.order import HOST
+
+
+class RecordingBinding:
+    """`ncclkv.comm.nccl.binding.Binding`, for tests.
+
+    Parameters
+    ----------
+    device : Device
+        Of the streams and the memory that the calls name.
+    faults : Faults
+        What is to go wrong.
+    """
+
+    name = HEADER
+
+    def __init__(self, device: Device, faults: Faults) -> None:
+        self._device = device
+        self._faults = faults
+        self._offered: list[Communicator] = []
+        self._used: set[bytes] = set()
+        self._depth = 0
+        self._group: list[tuple[Handle, Placed]] = []
+        self._handles: list[Handle] = []
+        self._polls = 0
+
+    def offer(self, host: Communicator) -> None:
+        """Keep a host communicator for the communicator that is created next of its ranks."""
+        self._offered.append(host)
+
+    def version(self) -> int:
+        return 22907
+
+    def unique_id(self) -> bytes:
+        return f"{HEADER}: {uuid.uuid4()}".encode().ljust(128, b"\0")
+
+    def create(self, size: int, unique_id: bytes, rank: int) -> Handle:
+        self._device.check()
+        if self._depth:
+            raise ContractBroken(f"create of rank {rank} inside a group")
+        if len(unique_id) != 128:
+            raise ContractBroken(f"a unique id has 128 bytes, and this one {len(unique_id)}")
+        if unique_id in self._used:
+            raise ContractBroken(f"create of rank {rank} with a unique id that was used before")
+        self._used.add(unique_id)
+        host = self._take(size, rank)
+        ids = host.control.allgather(unique_id, "create")
+        for other, theirs in enumerate(ids):
+            if theirs != unique_id:
+                raise ContractBroken(f"rank {rank} and rank {other} create with different ids")
+        handle = Handle(f"communicator {len(self._handles)}", host, self._faults.absent_from)
+        self._handles.append(handle)
+        self._device.log.add(f"create {handle.name}, rank {rank} of {size}")
+        return handle
+
+    def _take(self, size: int, rank: int) -> Communicator:
+        """The newest host communicator of this size in which this is that rank."""
+        for host in reversed(self._offered):
+            if (host.size, host.rank) == (size, rank):
+                self._offered.remove(host)
+                return host
+        raise ContractBroken(f"create as rank {rank} of {size}: there is no such group of ranks")
+
+    def destroy(self, comm: Handle) -> None:
+        comm.check("destroy")
+        self._device.log.add(f"destroy {comm.name}")
+        if comm.completed < comm.launched:
+            raise ContractBroken(f"destroy of {comm.name} on rank {comm.rank}, which is not idle")
+        comm.ended = "destroyed"
+        try:
+            comm.host.control.barrier("destroy")
+        except CommError as error:
+            raise ContractBroken(f"destroy of {comm.name} without every rank: {error}") from error
+        comm.host.close()
+
+    def abort(self, comm: Handle) -> None:
+        if comm.ended:
+            raise ContractBroken(
+                f"abort of {comm.name} on rank {comm.rank}, which was {comm.ended}"
+            )
+        self._device.log.add(f"abort {comm.name}")
+        comm.ended = "aborted"
+        comm.host.abort("aborted")
+        self._device.advance(needed=True)
+        # It returns when the device has let go of all buffers.
+        for stream in comm.streams:
+            self._device.order.join(HOST, self._device.order.clock(stream))
+
+    def async_error(self, comm: Handle) -> str | None:
+        comm.check("async_error")
+        self._polls += 1
+        return self._faults.async_error(self._polls)
+
+    def group_start(self) -> None:
+        self._device.log.add("group_start")
+        self._depth += 1
+
+    def group_end(self) -> None:
+        if not self._depth:
+            raise ContractBroken("group_end without a group_start")
+        self._device.log.add("group_end")
+        self._depth -= 1
+        if not self._depth:
+            group, self._group = self._group, []
+            for handle, placed in group:
+                if handle.size > 1:
+                    self._launch(handle, placed)
+
+    def all_reduce(
+        self, comm: Handle, send: int, receive: int, count: int, dtype: int, op: int, stream: int
+    ) -> None:
+        self._add(comm, Call("all_reduce", send, receive, count, dtype, op, None, stream))
+
+    def reduce(
+        self,
+        comm: Handle,
+        send: int,
+        receive: int,
+        count: int,
+        dtype: int,
+        op: int,
+        root: int,
+        stream: int,
+    ) -> None:
+        self._add(comm, Call("reduce", send, receive, count, dtype, op, root, stream))
+
+    def broadcast(
+        self, comm: Handle, send: int, receive: int, count: int, dtype: int, root: int, stream: int
+    ) -> None:
+        self._add(comm, Call("broadcast", send, receive, count, dtype, None, root, stream))
+
+    def reduce_scatter(
+        self, comm: Handle, send: int, receive: int, count: int, dtype: int, op: int, stream: int
+    ) -> None:
+        self._add(comm, Call("reduce_scatter", send, receive, count, dtype, op, None, stream))
+
+    def all_gather(
+        self, comm: Handle, send: int, receive: int, count: int, dtype: int, stream: int
+    ) -> None:
+        self._add(comm, Call("all_gather", send, receive, count, dtype, None, None, stream))
+
+    def _add(self, comm: Handle, call: Call) -> None:
+        """Check a call; launch it at once outside a group, and where there is nobody else."""
+        self._device.check()
+        comm.check(call.kind)
+        placed = place(call, self._device.memory, comm.rank, comm.size)
+        self._device.log.add(placed.line(self._device.name(call.stream)))
+        if self._depth:
+            check_group([each for _, each in self._group], placed)
+            self._group.append((comm, placed))
+        if not self._depth or comm.size == 1:
+            self._launch(comm, placed)
+
+    def _launch(self, comm: Handle, placed: Placed) -> None:
+        """Queue a collective on its stream."""
+        if self._faults.dies_in == comm.launched:
+            raise Died(f"rank {comm.rank} dies in call {comm.launched}: {placed.call}")
+        comm.streams.add(placed.call.stream)
+        collective = Collective(comm, placed)
+        self._device.enqueue(placed.call.stream, collective, placed.spans)

@@ -1,0 +1,118 @@
+"""A collective in a stream: it compares what the ranks called, moves their data, and writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclkv.comm.base import Work
+from ncclkv.errors import CommError
+from tests.nccl.standin.calls import OPS, Placed, dtype_of
+from tests.nccl.standin.contract import ContractBroken
+from tests.nccl.standin.handle import Handle
+from tests.nccl.standin.memory import POISON
+
+_TEXT_BYTES = 120
+
+
+class Collective:
+    """One call on one rank, once its group has ended.
+
+    The ranks exchange their calls first, and nothing else when these differ.  A rank that does not
+    come leaves the others where NCCL would: they never get any further.
+    """
+
+    def __init__(self, handle: Handle, placed: Placed) -> None:
+        self.call = placed.call
+        self.number = handle.launched
+        handle.launched += 1
+        self.what = f"{self.call.kind} {self.number} of {handle.name}"
+        self._handle = handle
+        self._send = _bytes(placed.send)
+        self._outputs = _bytes(placed.receive) if placed.writes else None
+        self._work: Work | None = None
+        self._calls = np.zeros(_TEXT_BYTES * handle.size, np.uint8)
+        self._result: NDArray[Any] | None = None
+
+    def run(self, needed: bool) -> bool:
+        """Go on from where the messages of the last step have brought it."""
+        handle = self._handle
+        if handle.aborted:
+            return True
+        if not handle.may_start(self.number):
+            return False
+        try:
+            return self._advance(needed or handle.size == 1)
+        except CommError:
+            # Whoever left took its part along.  NCCL says nothing about it.
+            return False
+
+    def _advance(self, needed: bool) -> bool:
+        if self._work is None:
+            self._begin()
+        assert self._work is not None
+        if not self._work.done():
+            return False
+        if self._result is None:
+            self._compare()
+            self._exchange()
+            if not self._work.done():
+                return False
+        if needed:
+            self._finish()
+        return needed
+
+    def _begin(self) -> None:
+        """Take the inputs, poison the outputs, and tell the others the call."""
+        self._inputs = self._send.copy()
+        if self._outputs is not None:
+            self._outputs[:] = POISON
+        text = f"{self.number}: {self.call}".encode()
+        own = np.frombuffer(text.ljust(_TEXT_BYTES), np.uint8)
+        self._handle.started += 1
+        self._work = self._handle.host.allgather(own, self._calls)
+
+    def _compare(self) -> None:
+        """Refuse calls that differ, with the same words on every rank."""
+        texts = [row.tobytes().decode().strip() for row in self._calls.reshape(-1, _TEXT_BYTES)]
+        for rank, text in enumerate(texts):
+            if text != texts[0]:
+                raise ContractBroken(
+                    f"the ranks of {self._handle.name} made different calls: rank 0 call "
+                    f"{texts[0]}, rank {rank} call {text}"
+                )
+
+    def _exchange(self) -> None:
+        """Start to move the data; sums are made in rank order."""
+        host, call = self._handle.host, self.call
+        send = self._inputs.view(dtype_of(call))
+        op = OPS[call.op or 0]
+        root = call.root or 0
+        self._result = np.empty(call.count, send.dtype)
+        if call.kind == "all_reduce":
+            self._work = host.allreduce(send, self._result, op)
+        elif call.kind == "reduce":
+            self._work = host.reduce(send, self._result, op, root)
+        elif call.kind == "reduce_scatter":
+            self._work = host.reduce_scatter(send, self._result, op)
+        elif call.kind == "all_gather":
+            self._result = np.empty(call.count * host.size, send.dtype)
+            self._work = host.allgather(send, self._result)
+        else:
+            if call.root == host.rank:
+                np.copyto(self._result, send)
+            self._work = host.broadcast(self._result, root)
+
+    def _finish(self) -> None:
+        """Write the outputs."""
+        if self._outputs is not None and self._result is not None:
+            np.copyto(self._outputs, self._result.view(np.uint8))
+        self._handle.completed += 1
+
+
+def _bytes(span: Any) -> NDArray[np.uint8]:
+    """The memory of a span."""
+    memory: NDArray[np.uint8] = span.allocation.bytes(span.lo, span.hi)
+    return memory

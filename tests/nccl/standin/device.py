@@ -1,0 +1,238 @@
+"""The device of one rank: streams whose work waits in line, and when it runs.
+
+The device has no thread of its own.  It moves when the host waits for anything on this thread, or
+looks at an event.  In *prompt* mode it moves at every other call too; in *lazy* mode a collective
+that was launched is then begun, its outputs are poisoned, and it goes no further until the host
+waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ncclkv.comm.work import Flight
+from ncclkv.errors import CommAborted, CommTimeout
+from tests.nccl.standin.contract import ContractBroken
+from tests.nccl.standin.log import CallLog
+from tests.nccl.standin.memory import Allocation, Memory
+from tests.nccl.standin.order import HOST, Order, Span
+
+DEFAULT_STREAM = 0
+
+
+class Step(Protocol):
+    """A piece of work on a stream."""
+
+    what: str
+
+    def run(self, needed: bool) -> bool:
+        """Go as far as possible, and with `needed` to the end; tell whether that is reached."""
+
+
+class Function:
+    """Work that is done in one go."""
+
+    def __init__(self, what: str, run: Callable[[], object]) -> None:
+        self.what = what
+        self._run = run
+
+    def run(self, needed: bool) -> bool:
+        self._run()
+        return True
+
+
+class Device:
+    """Streams, memory and their order.
+
+    Parameters
+    ----------
+    rank : int
+        For messages.
+    lazy : bool
+        Whether collectives stay unfinished as long as they may.
+    limit : float
+        Seconds after which a wait for a stream is given up.
+
+    Attributes
+    ----------
+    frozen : bool
+        Whether nothing is completed, so that what is called does not depend on how far the device
+        has come.
+    """
+
+    def __init__(self, rank: int, lazy: bool, limit: float) -> None:
+        self.rank = rank
+        self.lazy = lazy
+        self.limit = limit
+        self.log = CallLog()
+        self.memory = Memory(self._freed)
+        self.order = Order()
+        self.current = DEFAULT_STREAM
+        self.broken: BaseException | None = None
+        self.frozen = False
+        self._queues: dict[int, deque[Step]] = {DEFAULT_STREAM: deque()}
+        self._names = {DEFAULT_STREAM: "the default stream"}
+        self._moving = False
+        self._held = False
+        self._flight = self._new_flight()
+
+    def stream(self, name: str) -> int:
+        """A new stream."""
+        stream = 0x5000 + 0x10 * len(self._names)
+        self._names[stream] = name
+        self._queues[stream] = deque()
+        return stream
+
+    def end_stream(self, stream: int) -> None:
+        """Free a stream, on which nothing may wait."""
+        self.advance(needed=True)
+        if left := self.unfinished(stream):
+            raise ContractBroken(f"{self.name(stream)} was freed while it had to do: {left}")
+        del self._queues[stream]
+
+    def name(self, stream: int) -> str:
+        """What messages and the log call a stream."""
+        if stream not in self._queues:
+            raise ContractBroken(f"stream {stream:#x} does not exist, or not any more")
+        return self._names[stream]
+
+    def _new_flight(self) -> Flight:
+        """What makes every wait of this thread move the device."""
+        return Flight(_NoWire(self.rank), self.limit)  # type: ignore[arg-type]
+
+    def mend(self) -> None:
+        """Go on after a break that a test has made on purpose."""
+        self._flight.end(CommAborted("the stand-in was broken"))
+        self._flight, self._held, self.broken = self._new_flight(), False, None
+
+    def check(self) -> None:
+        """Raise again what has gone wrong since the last call."""
+        if self.broken is not None:
+            raise ContractBroken(f"rank {self.rank}: {self.broken}") from self.broken
+
+    def enqueue(self, stream: int, step: Step, spans: Sequence[Span] = ()) -> None:
+        """Put work at the end of a stream, which touches `spans`."""
+        self.check()
+        what = f"{step.what} on {self.name(stream)}"
+        self.order.access(stream, spans, what)
+        self._queues[stream].append(step)
+        self._hold()
+        self.advance(needed=not self.lazy)
+
+    def _hold(self) -> None:
+        """Let every wait of this thread move the device, until all its streams are empty."""
+        if not self._held:
+            self._held = True
+            self._flight.launch(iter([[_Rest(self)]]), "work on a device")
+
+    def released(self) -> bool:
+        """Whether there is nothing left to move; noted for `_hold`."""
+        self._held = any(self._queues.values())
+        return not self._held
+
+    def advance(self, needed: bool) -> None:
+        """Do what can be done now."""
+        # A message of a collective can be waited for inside, which asks for progress again.
+        if self._moving or self.frozen or self.broken is not None:
+            return
+        self._moving = True
+        try:
+            while sum(self._move(queue, needed) for queue in self._queues.values()):
+                pass  # what one stream has done may let another go on
+        except BaseException as error:
+            self.broken = error
+            raise
+        finally:
+            self._moving = False
+
+    def _move(self, queue: deque[Step], needed: bool) -> int:
+        """Do what heads a stream; tell how many steps were completed."""
+        before = len(queue)
+        while queue and queue[0].run(needed):
+            queue.popleft()
+        return before - len(queue)
+
+    def unfinished(self, stream: int) -> str:
+        """What waits on a stream, in words."""
+        return ", ".join(step.what for step in self._queues[stream])
+
+    def drain(self, stream: int) -> None:
+        """Block the host until a stream is empty."""
+        self.check()
+        clock = self.order.clock(stream)
+        done = _Until(self, lambda: not self._queues[stream])
+        if not done.done():
+            try:
+                self._flight.launch(iter([[done]]), self.name(stream)).wait(self.limit)
+            except CommTimeout:
+                self.broken = ContractBroken(
+                    f"waited {self.limit:g} s for {self.name(stream)}, which still has to do: "
+                    f"{self.unfinished(stream)}"
+                )
+                self.check()
+        self.order.join(HOST, clock)
+
+    def _freed(self, allocation: Allocation) -> None:
+        """Whoever gets the memory next must not meet what still uses it."""
+        early = self.order.unordered(allocation)
+        if early and self.broken is None:
+            old = early[-1]
+            self.broken = ContractBroken(
+                f"{allocation.name} was freed while {old.what}, which {old.span}, was not known "
+                f"to be done; keep the array until the event after it is"
+            )
+
+    def close(self) -> None:
+        """Give up what is queued."""
+        self._flight.end(CommAborted("the stand-in is closed"))
+        for queue in self._queues.values():
+            queue.clear()
+        self.released()
+
+
+class _Until:
+    """Something the host waits for, as `Flight` waits for messages."""
+
+    peer = -1
+
+    def __init__(self, device: Device, reached: Callable[[], bool]) -> None:
+        self._device = device
+        self._reached = reached
+
+    def done(self) -> bool:
+        self._device.advance(needed=True)
+        self._device.check()
+        return self._reached()
+
+
+class _Rest:
+    """All that is queued; the first look, at launch, is no wait."""
+
+    peer = -1
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._looks = 0
+
+    def done(self) -> bool:
+        self._looks += 1
+        self._device.advance(needed=self._looks > 1 or not self._device.lazy)
+        return self._device.released()
+
+
+class _NoWire:
+    """What a `Flight` asks of a transport, for a device without peers."""
+
+    size = 0
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def pause(self, attempt: int) -> None:
+        time.sleep(0 if attempt < 20 else 2e-4)
+
+    def departed(self) -> dict[int, Any]:
+        return {}

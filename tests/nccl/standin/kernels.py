@@ -1,0 +1,96 @@
+"""The store's kernels on the stand-in's arrays: NumPy's, in the order of the current stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ncclkv.arrays import as_gpu_out, as_gpu_value
+from ncclkv.kernels.host import HostKernels
+from tests.nccl.standin.streams import RecordingStreams
+
+_HOST = HostKernels()
+
+
+class StandInKernels:
+    """`ncclkv.kernels.base.Kernels` for arrays of a stand-in's device, or of the host."""
+
+    value = staticmethod(as_gpu_value)
+    out = staticmethod(as_gpu_out)
+
+    def __init__(self, streams: RecordingStreams) -> None:
+        self._streams = streams
+
+    def zeros(self, count: int, dtype: np.dtype[Any]) -> Any:
+        return self._streams.allocate(count * np.dtype(dtype).itemsize).view(dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """An array full of poison."""
+        array = self.zeros(math.prod(shape), dtype)
+        self._streams.poison(array)
+        return array.reshape(shape)
+
+    def copy(self, array: Any) -> Any:
+        if isinstance(array, np.ndarray):
+            return _HOST.copy(array)
+        new = self.empty(array.shape, array.dtype)
+        self._streams.work("copy", [array], [new], lambda old, view: np.copyto(view, old))
+        return new
+
+    def pack(self, value: Any, slot: Any) -> None:
+        self._streams.work("pack", [value], [slot], _HOST.pack)
+
+    def unpack(self, slot: Any, out: Any) -> None:
+        self._streams.work("unpack", [slot], [out], _HOST.unpack)
+        self._read([out])
+
+    def pack_all(self, values: Sequence[Any], slots: Sequence[Any], table: Any = None) -> Any:
+        return self._copy_all("pack_all", values, slots, _HOST.pack, table)
+
+    def unpack_all(self, slots: Sequence[Any], outs: Sequence[Any], table: Any = None) -> Any:
+        table = self._copy_all("unpack_all", slots, outs, _HOST.unpack, table)
+        self._read(outs)
+        return table
+
+    def combine(self, values: Sequence[Any], slot: Any, op: str) -> None:
+        self._streams.work(
+            "combine", values, [slot], lambda *views: _HOST.combine(views[:-1], views[-1], op)
+        )
+
+    def reduce(self, parts: Sequence[Any], out: Any, op: str) -> None:
+        self._streams.work(
+            "reduce", parts, [out], lambda *views: _HOST.reduce(views[:-1], views[-1], op)
+        )
+
+    def sgd(self, weights: Any, gradients: Any, momenta: Any | None, **numbers: Any) -> None:
+        changed = [weights] if momenta is None else [weights, momenta]
+
+        def run(gradients: Any, weights: Any, momenta: Any = None) -> None:
+            _HOST.sgd(weights, gradients, momenta, **numbers)
+
+        self._streams.work("sgd", [gradients], changed, run)
+
+    def _copy_all(
+        self,
+        name: str,
+        sources: Sequence[Any],
+        targets: Sequence[Any],
+        one: Callable[[Any, Any], None],
+        table: Any,
+    ) -> Any:
+        """Copy each source to its target, as one kernel does."""
+
+        def run(*views: Any) -> None:
+            for source, target in zip(views[: len(sources)], views[len(sources) :], strict=True):
+                one(source, target)
+
+        self._streams.work(name, sources, targets, run)
+        return table or object()
+
+    def _read(self, outs: Sequence[Any]) -> None:
+        """Arrays of the host are written when a kernel returns, which waits for them."""
+        if any(isinstance(out, np.ndarray) for out in outs):
+            self._streams.device.drain(self._streams.current())

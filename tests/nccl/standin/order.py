@@ -1,0 +1,108 @@
+"""What happens before what: a vector clock for every stream and for the host.
+
+A stream's clock says how far each stream has come, for certain, before the stream's next work
+begins.  Work on a stream follows the work before it; an event carries the clock of its stream to
+those who wait for it, and the host's clock goes into all that it queues.  Two accesses to the same
+bytes, of which one writes, must be ordered by this; that they happened to run in some order proves
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.nccl.standin.contract import ContractBroken
+from tests.nccl.standin.memory import Allocation
+
+HOST = -1
+"""The host's place among the streams."""
+
+Clock = dict[int, int]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes ``[lo, hi)`` of an allocation, read or written."""
+
+    allocation: Allocation
+    lo: int
+    hi: int
+    writes: bool
+
+    def overlaps(self, other: Span) -> bool:
+        return self.allocation is other.allocation and self.lo < other.hi and other.lo < self.hi
+
+    def conflicts(self, other: Span) -> bool:
+        return (self.writes or other.writes) and self.overlaps(other)
+
+    def covers(self, other: Span) -> bool:
+        return self.lo <= other.lo and other.hi <= self.hi
+
+    def __str__(self) -> str:
+        return f"{'writes' if self.writes else 'reads'} {self.allocation.name}[{self.lo}:{self.hi}]"
+
+
+@dataclass(frozen=True)
+class Access:
+    """One span, when it was touched, and by what."""
+
+    span: Span
+    stream: int
+    tick: int
+    what: str
+
+
+class Order:
+    """The clocks of one device."""
+
+    def __init__(self) -> None:
+        self._clocks: defaultdict[int, Clock] = defaultdict(dict)
+
+    def clock(self, stream: int) -> Clock:
+        """A copy of a stream's clock."""
+        return dict(self._clocks[stream])
+
+    def join(self, stream: int, clock: Clock) -> None:
+        """What `clock` says has happened before the stream's next work."""
+        own = self._clocks[stream]
+        for other, tick in clock.items():
+            own[other] = max(own.get(other, 0), tick)
+
+    def access(self, stream: int, spans: Sequence[Span], what: str) -> None:
+        """Note that work queued on a stream now touches `spans`; refuse what is not ordered."""
+        self.join(stream, self._clocks[HOST])
+        own = self._clocks[stream]
+        own[stream] = own.get(stream, 0) + 1
+        for span in spans:
+            self._check(span, own, what)
+        for span in spans:
+            new = Access(span, stream, own[stream], what)
+            history = span.allocation.accesses
+            history[:] = [old for old in history if not _replaces(new, old)] + [new]
+
+    def _check(self, span: Span, clock: Clock, what: str) -> None:
+        """Refuse an access that is not ordered after those that it conflicts with."""
+        for old in span.allocation.accesses:
+            if span.conflicts(old.span) and clock.get(old.stream, 0) < old.tick:
+                raise ContractBroken(
+                    f"{what} {span}, and nothing orders it after {old.what}, which {old.span}; "
+                    f"let its stream wait for an event recorded after that"
+                )
+
+    def unordered(self, allocation: Allocation) -> list[Access]:
+        """Accesses that the next work on the allocation's stream would not come after."""
+        clock = self.clock(allocation.stream)
+        host = self._clocks[HOST]
+        return [
+            old
+            for old in allocation.accesses
+            if max(clock.get(old.stream, 0), host.get(old.stream, 0)) < old.tick
+        ]
+
+
+def _replaces(new: Access, old: Access) -> bool:
+    """Whether whatever conflicts with the old access conflicts with the new one, which is later."""
+    later = new.span.writes or (new.stream == old.stream and not old.span.writes)
+    return later and new.span.covers(old.span)

@@ -1,0 +1,64 @@
+"""Where the communicator cases put their buffers when the stand-in carries the calls."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.cases.place import Place, Promises
+from tests.nccl.standin.drive import breaks
+from tests.nccl.standin.seat import Seat
+
+
+def refused(dtype: np.dtype[Any], op: str) -> str:
+    """What NCCL has no reduction for."""
+    if dtype.kind in "iu" and dtype.itemsize == 2:
+        return "NCCL reduces no 16-bit integers; use .astype"
+    if dtype.kind == "c" and op == "prod":
+        return "NCCL multiplies real numbers only; use sum or avg"
+    return ""
+
+
+STAND_IN = Promises(
+    # It sums as hosts do, so that a wrong count or address cannot hide behind a rounding.
+    rank_order=True,
+    nan_wins=True,
+    names_missing=False,
+    sent_counts=False,
+    sender_goes_on=False,
+    compares_empty=False,
+    free_order=False,
+    refused=refused,
+)
+
+
+class DevicePlace(Place):
+    """The memory of a seat's device."""
+
+    promises = STAND_IN
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+
+    def put(self, values: NDArray[Any]) -> Any:
+        return self._seat.streams.put(np.asarray(values))
+
+    def get(self, buffer: Any) -> NDArray[Any]:
+        return self._seat.streams.get(buffer)
+
+    def write(self, buffer: Any, values: Any) -> None:
+        self._seat.streams.write(buffer, np.broadcast_to(values, buffer.shape))
+
+    def copy(self, buffer: Any, into: Any) -> None:
+        self._seat.kernels.pack(buffer, into)
+
+    def address(self, buffer: Any) -> int:
+        place: int = buffer.data.ptr
+        return place
+
+    def mismatch(self, *words: str) -> AbstractContextManager[Any]:
+        """NCCL would hang or mix up numbers; the stand-in says so, on every rank."""
+        return breaks(self._seat, "made different calls")

@@ -1,0 +1,174 @@
+"""Streams and events of the stand-in, and copies between it and the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.nccl.standin.device import Device, Function
+from tests.nccl.standin.memory import POISON
+from tests.nccl.standin.order import HOST, Clock, Span
+
+
+class RecordingEvent:
+    """A point in a stream; it is done when the device has come there."""
+
+    def __init__(self, device: Device, name: str, clock: Clock) -> None:
+        self.what = name
+        self._device = device
+        self.clock = clock
+        self.reached = False
+        self._looks = 0
+
+    def run(self, needed: bool) -> bool:
+        self.reached = True
+        return True
+
+    def done(self) -> bool:
+        """Whether it was reached; in lazy mode, never at the first look."""
+        self._device.check()
+        self._looks += 1
+        self._device.advance(needed=not self._device.lazy or self._looks > 1)
+        if self._device.lazy and self._looks == 1:
+            return False
+        if self.reached:
+            self._device.order.join(HOST, self.clock)
+        return self.reached
+
+
+class _Hold:
+    """Work behind it waits until an event is reached."""
+
+    def __init__(self, event: RecordingEvent) -> None:
+        self.what = f"the wait for {event.what}"
+        self._event = event
+
+    def run(self, needed: bool) -> bool:
+        return self._event.reached
+
+
+class RecordingStreams:
+    """The streams of a device as one communicator has them.
+
+    Attributes
+    ----------
+    device : Device
+        What `another` shares with this.
+    """
+
+    def __init__(self, device: Device, name: str = "the communication stream") -> None:
+        self.device = device
+        self.communication = device.stream(name)
+        self._closed = False
+
+    def current(self) -> int:
+        return self.device.current
+
+    @contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        self.device.name(stream)
+        before, self.device.current = self.device.current, stream
+        try:
+            yield
+        finally:
+            self.device.current = before
+
+    def record(self, stream: int) -> RecordingEvent:
+        device = self.device
+        # Events follow what the host has waited for, as all that it queues does.
+        device.order.access(stream, (), "record")
+        event = RecordingEvent(device, device.log.event(), device.order.clock(stream))
+        device.log.add(f"record {event.what} on {device.name(stream)}")
+        device.enqueue(stream, event)
+        return event
+
+    def wait(self, stream: int, event: RecordingEvent) -> None:
+        device = self.device
+        device.log.add(f"let {device.name(stream)} wait for {event.what}")
+        device.enqueue(stream, _Hold(event))
+        device.order.join(stream, event.clock)
+
+    def allocate(self, nbytes: int) -> Any:
+        device = self.device
+        device.check()
+        array = device.memory.allocate(nbytes, device.current)
+        device.log.add(f"allocate {nbytes} bytes")
+        allocation = device.memory.find(array.data.ptr, nbytes, "allocate")[0]
+        zeroing = Function("zeroing", lambda: None)
+        device.enqueue(device.current, zeroing, [Span(allocation, 0, nbytes, True)])
+        return array
+
+    def another(self) -> RecordingStreams:
+        return RecordingStreams(self.device, "another communication stream")
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.device.end_stream(self.communication)
+
+    # What only tests use
+
+    def work(
+        self,
+        what: str,
+        reads: Sequence[Any],
+        writes: Sequence[Any],
+        run: Callable[..., object],
+    ) -> None:
+        """Log ``run(*reads, *writes)`` and queue it on the current stream.
+
+        It is given NumPy's views of device arrays.
+        Arrays of the host among `reads` are as they are now, those among `writes` are poisoned.
+        """
+        device = self.device
+        spans, views = [], []
+        names: dict[bool, list[str]] = {False: [], True: []}
+        for array, to_write in [(a, False) for a in reads] + [(a, True) for a in writes]:
+            if isinstance(array, np.ndarray):
+                views.append(_poisoned(array) if to_write else array.copy())
+                names[to_write].append("the host's")
+                continue
+            allocation, lo, hi, view = device.memory.view(array)
+            spans.append(Span(allocation, lo, hi, to_write))
+            views.append(view)
+            names[to_write].append(f"{allocation.name}+{lo}")
+        sides = " -> ".join(", ".join(side) or "the host's" for side in names.values())
+        device.log.add(f"{what} {sides} on {device.name(device.current)}")
+        device.enqueue(device.current, Function(what, lambda: run(*views)), spans)
+
+    def put(self, values: NDArray[Any]) -> Any:
+        """A new device array with `values`, contiguous."""
+        array = self.allocate(values.nbytes).view(values.dtype).reshape(values.shape)
+        self.write(array, values)
+        return array
+
+    def write(self, array: Any, values: Any) -> None:
+        """Copy from the host, in the order of the current stream."""
+        values = np.asarray(values, array.dtype)
+        self.work("a copy from the host", [values], [array], lambda new, old: np.copyto(old, new))
+
+    def get(self, array: Any) -> NDArray[Any]:
+        """Copy to the host, in the order of the current stream, and wait for that stream."""
+        out = np.empty(array.shape, array.dtype)
+        self.work("a copy to the host", [array], (), lambda view: np.copyto(out, view))
+        self.device.drain(self.device.current)
+        return out
+
+    def poison(self, array: Any) -> None:
+        """Make an array's elements anything, in the order of the current stream."""
+        self.work("poison", (), [array], _poisoned)
+
+    def peek(self, array: Any) -> NDArray[Any]:
+        """What lies in a device array at this moment, whatever is queued."""
+        values: NDArray[Any] = self.device.memory.view(array)[3].copy()
+        return values
+
+
+def _poisoned(out: NDArray[Any]) -> NDArray[Any]:
+    """An array of any strides, every byte poisoned."""
+    out[...] = np.frombuffer(bytes([POISON]) * out.itemsize, out.dtype)[0]
+    return out

@@ -1,0 +1,58 @@
+"""Layer 2, recording stand-in, not NCCL: the calls of a steady step, literally."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
+
+from ncclkv.comm.nccl.communicator import NcclCommunicator
+from tests.nccl.standin import HEADER, Seat, run_seats
+from tests.nccl.standin.drive import floats
+
+pytestmark = pytest.mark.limit(20)
+KEPT = Path(__file__).parent / "kept" / "three_buckets.txt"
+STEP = {"learning_rate": 1.0, "momentum": 0.0, "weight_decay": 0.0, "rescale": 1.0, "clip": None}
+
+
+def step(seat: Seat, comm: NcclCommunicator, pairs: list, out: Any) -> None:
+    """Pack, reduce and update each of three buckets, then read one."""
+    works = []
+    for gradients, weights in pairs:
+        seat.kernels.pack(np.ones(gradients.size, np.float32), gradients)
+
+        def apply(lo: int, hi: int, gradients=gradients, weights=weights) -> None:
+            seat.kernels.sgd(weights[lo:hi], gradients[lo:hi], None, **STEP)
+
+        works.append(comm.reduce_apply(gradients, gradients, "sum", apply))
+    for work in works:
+        work.wait()
+    seat.kernels.unpack(pairs[0][1], out)
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["prompt", "lazy"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_a_steady_step_of_three_buckets_is_as_kept(size: int, lazy: bool) -> None:
+    def body(seat: Seat) -> list[str]:
+        comm = seat.communicator()
+        pairs = [(floats(seat, *[0.0] * n), floats(seat, *[5.0] * n)) for n in (4, 3, 2)]
+        for number, (gradients, weights) in enumerate(pairs):
+            seat.device.memory.name(gradients, f"gradients {number}")
+            seat.device.memory.name(weights, f"weights {number}")
+        out = floats(seat, 0, 0, 0, 0)
+        seat.device.memory.name(out, "out")
+        step(seat, comm, pairs, out)
+        comm.synchronize()
+        with seat.calls() as lines:
+            step(seat, comm, pairs, out)
+        assert seat.streams.get(out).tolist() == [5.0 - 2 * size] * 4
+        comm.close()
+        return lines
+
+    kept = KEPT.read_text().splitlines()
+    assert kept[0] == HEADER
+    assert run_seats(size, body, lazy=lazy) == [kept] * size

@@ -1,0 +1,117 @@
+"""Layer 3, without a device: what the device's kernels compute, compiled as C++ for the host.
+
+They run on CuPy's arrays over host memory; no arithmetic, compiler or memory of a device is tested.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ncclkv.kernels.device import SegmentTable
+from ncclkv.kernels.device.arguments import COMBINATION, COPY_BYTES, SGD_ELEMENTS, new
+from ncclkv.kernels.device.copies import plan_copies
+from ncclkv.kernels.device.launch import THREADS
+from ncclkv.kernels.device.programs import COMBINE, COPY, SGD
+from tests.nccl.kernel_cases import STEP, CombineCases, CopyCases, SgdCases, Stage
+from tests.nccl.kernels_as_cpp import COMPILER, CppLauncher
+
+cupy = pytest.importorskip("cupy", reason="layer 3 needs CuPy: pip install 'ncclkv[cuda12]'")
+
+pytestmark = pytest.mark.skipif(
+    COMPILER is None, reason="running the kernels on the host needs a C++ compiler: install g++"
+)
+
+
+class HostStage(Stage):
+    """The kernels as C++, on host memory that CuPy takes for a device's."""
+
+    def put(self, array: np.ndarray) -> Any:
+        owned = np.array(array)
+        memory = cupy.cuda.UnownedMemory(owned.ctypes.data, max(owned.nbytes, 1), owned, 0)
+        return cupy.ndarray(owned.shape, owned.dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+    def get(self, array: Any) -> np.ndarray:
+        memory = (ctypes.c_char * array.nbytes).from_address(array.data.ptr)
+        return np.frombuffer(memory, array.dtype).reshape(array.shape)
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> CppLauncher:
+    return CppLauncher(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def stage(launcher: CppLauncher, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    stage = HostStage(launcher)
+    # What a kernel needs for itself is allocated by CuPy, from a device.
+    monkeypatch.setattr(cupy, "empty", lambda size, dtype: stage.poisoned(size, np.dtype(dtype)))
+    return stage
+
+
+class TestCombine(CombineCases):
+    pass
+
+
+class TestSgd(SgdCases):
+    pass
+
+
+class TestCopy(CopyCases):
+    pass
+
+
+FAR = 2**36
+"""A distance in bytes that takes more than 32 bits, also in elements of 8 bytes."""
+
+
+def test_copies_reach_past_32_bits(launcher: CppLauncher) -> None:
+    source = np.arange(COPY_BYTES + 9, dtype=np.uint32).view(np.uint8)
+    out = np.zeros_like(source)
+    # One copy of which only the last blocks are run: they begin where the arrays lie.
+    begin = [np.array([x.ctypes.data - FAR], np.uint64) for x in (source, out)]
+    ((blocks, argument),) = plan_copies(*begin, np.array([FAR + source.nbytes]))
+    launcher.run(COPY, FAR // COPY_BYTES, blocks, argument)
+    assert np.array_equal(out, source)
+
+
+def test_combinations_reach_past_32_bits(launcher: CppLauncher) -> None:
+    parts, out = np.arange(2 * THREADS, dtype=np.float64).reshape(2, -1), np.zeros(THREADS)
+    argument = new(COMBINATION)
+    argument["part"][:2] = [part.ctypes.data - FAR for part in parts]
+    argument["out"] = out.ctypes.data - FAR
+    argument["size"] = FAR // 8 + THREADS
+    argument["count"] = 2
+    argument["ends"] = 1
+    blocks = FAR // 8 // THREADS + 1
+    launcher.run(COMBINE["float64", "sum"], blocks - 1, blocks, argument)
+    assert np.array_equal(out, parts.sum(axis=0))
+
+
+def test_segments_reach_past_32_bits(stage: Stage) -> None:
+    weights, gradients = np.ones((2, 100))
+    far = [
+        SimpleNamespace(data=SimpleNamespace(ptr=x.ctypes.data - FAR), dtype=x.dtype)
+        for x in (weights, gradients)
+    ]
+    begin = FAR // 8
+    segments = SegmentTable([begin, begin + 60, begin + 100], [1.0, 0.5], [1.0, 1.0])
+    stage.kernels.sgd_segments(
+        *far, None, segments, **STEP | {"learning_rate": 1.0, "weight_decay": 0.0}
+    )
+    assert np.array_equal(weights, 1 - np.repeat([1 / 3, 1 / 3 * 0.5], [60, 40]))
+
+
+def test_segments_of_one_array_may_be_longer_than_32_bits_tell(launcher: CppLauncher) -> None:
+    weights, gradients = np.ones((2, SGD_ELEMENTS + 3))
+    ((blocks, argument),) = SegmentTable([0, FAR // 8 + weights.size], [1.0], [1.0]).launches
+    argument["weights"] = weights.ctypes.data - FAR
+    argument["gradients"] = gradients.ctypes.data - FAR
+    argument["learning_rate"] = argument["rescale"] = 1.0
+    argument["clip"] = -1.0
+    launcher.run(SGD["float64"], FAR // 8 // SGD_ELEMENTS, blocks, argument)
+    assert not weights.any()

@@ -1,0 +1,91 @@
+"""Layer 3, without a device: NVRTC compiles every kernel, in every variant, to machine code."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ncclkv.errors import LaunchError
+from ncclkv.kernels.device.compiler import build, include_options
+from ncclkv.kernels.device.programs import COMBINE, COPY, FOLDER, PROGRAMS, SGD, Program, headers
+
+ARCHITECTURES = ["sm_80", "sm_90"]
+EM_CUDA = 190
+"""What the header of an ELF file calls a machine of NVIDIA's."""
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> Any:
+    cupy = pytest.importorskip("cupy", reason="layer 3 of the kernels needs CuPy: not installed")
+    try:
+        cupy.cuda.nvrtc.getVersion()
+    except (OSError, RuntimeError) as error:
+        pytest.skip(f"layer 3 of the kernels needs NVRTC, which cannot be loaded: {error}")
+    return cupy.cuda.nvrtc
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("program", PROGRAMS, ids=str)
+def test_layer_3_compiles_to_machine_code(nvrtc: Any, program: Program, architecture: str) -> None:
+    code = build(program, architecture)
+    assert code[:4] == b"\x7fELF"
+    assert int.from_bytes(code[18:20], "little") == EM_CUDA
+    # The kernel's own section, by the very name that it is asked for at a launch.
+    assert f".text.{program.name}\0".encode() in code
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=str)
+def test_layer_3_rounds_as_numpy_does(nvrtc: Any, program: Program) -> None:
+    """No sum is fused with a product, no subnormal number flushed, nothing approximated."""
+    text = _assembly(nvrtc, program)
+    assert ".entry" in text
+    for breach in ("fma.", ".ftz", ".approx", "div.full"):
+        assert breach not in text
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=str)
+def test_layer_3_an_argument_of_another_layout_does_not_compile(
+    nvrtc: Any, program: Program
+) -> None:
+    longer = np.dtype([("all", program.argument), ("more", np.uint64)])
+    with pytest.raises(LaunchError, match="not the layout that the launch fills"):
+        build(dataclasses.replace(program, argument=longer), "sm_90")
+
+
+def test_layer_3_a_refusal_shows_the_log_and_what_to_do(nvrtc: Any) -> None:
+    broken = dataclasses.replace(COPY, macros=COPY.macros | {"MOST": "none_such"})
+    with pytest.raises(LaunchError) as caught:
+        build(broken, "sm_90")
+    message = str(caught.value)
+    assert message.startswith("kernel copy: NVRTC does not compile it for sm_90")
+    assert "pip install" in message
+    assert 'identifier "none_such" is undefined' in message
+
+
+def test_every_source_has_a_program_and_each_program_a_name_of_its_own() -> None:
+    sources = {path.stem for path in FOLDER.glob("*.cu")}
+    assert {program.name for program in PROGRAMS} == sources
+    assert len({str(program) for program in PROGRAMS}) == len(PROGRAMS)
+    assert set(PROGRAMS) == {COPY, *COMBINE.values(), *SGD.values()}
+
+
+def test_an_argument_fits_what_every_driver_takes() -> None:
+    assert max(program.argument.itemsize for program in PROGRAMS) <= 4096
+
+
+def _assembly(nvrtc: Any, program: Program) -> str:
+    """The program in PTX, where the names of operations say how they round."""
+    included = headers()
+    handle = nvrtc.createProgram(
+        program.source, "assembly.cu", tuple(included.values()), tuple(included)
+    )
+    try:
+        options = (*program.options, "--gpu-architecture=compute_80", *include_options())
+        nvrtc.compileProgram(handle, options)
+        text = nvrtc.getPTX(handle)
+    finally:
+        nvrtc.destroyProgram(handle)
+    return text if isinstance(text, str) else text.decode()

@@ -1,0 +1,180 @@
+"""What launches are told: every byte and element exactly once, also past 2^31 of them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ncclkv.kernels.device import CopyTable, SegmentTable
+from ncclkv.kernels.device.arguments import COPY_BYTES, PIECES, SGD_ELEMENTS, first_blocks
+from ncclkv.kernels.device.copies import plan_copies
+
+NEAR_BLOCKS = st.integers(0, 5).flatmap(
+    lambda blocks: st.integers(-2, 2).map(lambda more: max(0, blocks * COPY_BYTES + more))
+)
+SIZES = st.one_of(st.integers(0, 70), NEAR_BLOCKS, st.integers(2**31 - 2, 2**40))
+
+
+def piece_of(argument: np.ndarray, block: int) -> int:
+    """The piece of a block, by the rule that ``cuda/blocks.cuh`` states."""
+    first = argument["first"][: int(argument["count"]) + 1].astype(np.int64)
+    (pieces,) = np.nonzero((first[:-1] <= block) & (block < first[1:]))
+    assert len(pieces) == 1
+    return int(pieces[0])
+
+
+def edges(launches: list[tuple[int, np.ndarray]]) -> Iterator[tuple[np.ndarray, int, int, int]]:
+    """For each piece with blocks: its launch's argument, its number, its first and last block."""
+    for blocks, argument in launches:
+        first = argument["first"][: int(argument["count"]) + 1].tolist()
+        assert first[0] == 0
+        assert first[-1] == blocks < 2**31
+        for piece, (low, high) in enumerate(pairwise(first)):
+            if low < high:
+                assert piece_of(argument, low) == piece_of(argument, high - 1) == piece
+                yield argument, piece, low, high - 1
+
+
+@given(st.lists(SIZES, max_size=2 * PIECES + 3))
+def test_copies_cover_each_byte_once(sizes: list[int]) -> None:
+    nbytes = np.array(sizes, np.int64)
+    # Addresses that tell the pieces apart, with bits above 2^32.
+    sources = np.arange(len(sizes), dtype=np.uint64) * 2**44 + 16
+    destinations = sources + 2**43
+    launches = plan_copies(sources, destinations, nbytes)
+    assert len(launches) == -(-len(sizes) // PIECES)
+    found = [
+        (int(a["source"][i]), int(a["destination"][i]), int(a["nbytes"][i]))
+        for a, i, _, _ in edges(launches)
+    ]
+    given_ = zip(sources.tolist(), destinations.tolist(), sizes, strict=True)
+    assert found == [copy for copy in given_ if copy[2]]
+    for argument, piece, low, last in edges(launches):
+        covered = (last - low) * COPY_BYTES
+        assert covered < int(argument["nbytes"][piece]) <= covered + COPY_BYTES
+
+
+@given(st.lists(SIZES, max_size=2 * PIECES + 3), st.integers(0, 2**40))
+def test_segments_cover_each_element_once(sizes: list[int], begin: int) -> None:
+    offsets = [begin, *(begin + np.cumsum(sizes, dtype=np.int64)).tolist()]
+    lr_mult = [float(i) for i in range(len(sizes))]
+    table = SegmentTable(offsets, lr_mult, [-x for x in lr_mult])
+    position = begin
+    for argument, piece, low, last in edges(table.launches):
+        start, stop = (int(argument["start"][piece + k]) for k in (0, 1))
+        assert start == position
+        covered = (last - low) * SGD_ELEMENTS
+        assert covered < stop - start <= covered + SGD_ELEMENTS
+        which = int(argument["lr_mult"][piece])
+        assert offsets[which : which + 2] == [start, stop]
+        assert argument["wd_mult"][piece] == -which
+        position = stop
+    assert position == offsets[-1]
+
+
+@given(st.lists(SIZES, max_size=20), st.sampled_from([1, 7, COPY_BYTES]))
+def test_first_blocks_against_counting(sizes: list[int], per_block: int) -> None:
+    first = [0]
+    for size in sizes:
+        first.append(first[-1] + (size + per_block - 1) // per_block)
+    assert first_blocks(np.array(sizes, np.int64), per_block).tolist() == first
+
+
+class Stand:
+    """What a table looks at of an array in the device's memory."""
+
+    def __init__(self, address: int, nbytes: int, dtype: str = "float32", flat: bool = True):
+        self.data = SimpleNamespace(ptr=address)
+        self.nbytes = nbytes
+        self.dtype = np.dtype(dtype)
+        self.flags = SimpleNamespace(c_contiguous=flat)
+
+
+def _table() -> tuple[CopyTable, list[Any], list[Any]]:
+    sources = [Stand(4096 * i, 64 + i) for i in range(1, 4)]
+    destinations = [Stand(2**40 + 4096 * i, 64 + i) for i in range(1, 4)]
+    return CopyTable(sources, destinations), sources, destinations
+
+
+def test_table_matches_the_same_arrays_and_others_in_their_places() -> None:
+    table, sources, destinations = _table()
+    assert table.matches(sources, destinations)
+    again = [Stand(a.data.ptr, a.nbytes) for a in sources]
+    for _ in range(2):
+        assert table.matches(again, destinations)
+        assert table.matches(list(again), list(destinations))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Stand(8192 + 4, 66),
+        Stand(8192, 67),
+        Stand(8192, 66, dtype="int32"),
+        Stand(8192, 66, flat=False),
+        np.zeros(66, np.uint8),
+    ],
+    ids=["moved", "longer", "another dtype", "another order", "in host memory"],
+)
+@pytest.mark.parametrize("side", [0, 1])
+def test_table_does_not_match_what_is_copied_otherwise(other: Any, side: int) -> None:
+    table, *arrays = _table()
+    if isinstance(other, Stand) and side:
+        other = Stand(
+            other.data.ptr + 2**40, other.nbytes, other.dtype.name, other.flags.c_contiguous
+        )
+    arrays[side][1] = other
+    assert not table.matches(*arrays)
+    assert CopyTable(*arrays).matches(*arrays)
+
+
+def test_table_does_not_match_another_order_or_number() -> None:
+    table, sources, destinations = _table()
+    assert not table.matches(sources[::-1], destinations)
+    assert not table.matches(sources, destinations[::-1])
+    assert not table.matches(sources[:2], destinations[:2])
+    assert not table.matches([], [])
+
+
+def test_table_leaves_alone_what_is_more_than_a_copy_of_bytes() -> None:
+    sources = [
+        Stand(4096, 64),
+        Stand(8192, 64, dtype="float16"),
+        Stand(12288, 64, flat=False),
+        np.zeros(16, np.float32),
+        Stand(16384, 64),
+        Stand(20480, 64),
+    ]
+    destinations = [Stand(2**40 + 4096 * i, 64) for i in range(5)]
+    destinations.append(Stand(2**41, 64, flat=False))
+    table = CopyTable(sources, destinations)
+    assert table.alone == [1, 2, 3, 5]
+    ((blocks, argument),) = table.launches
+    assert (blocks, int(argument["count"])) == (2, 2)
+    assert argument["source"][:2].tolist() == [4096, 16384]
+
+
+def test_table_keeps_no_array_alive() -> None:
+    table, sources, destinations = _table()
+    for _ in range(2):
+        alive = [weakref.ref(array) for array in sources]
+        sources.clear()
+        gc.collect()
+        assert [array() for array in alive] == [None] * 3
+        # New arrays may lie where dropped ones lay.
+        sources += [Stand(4096 * i, 64 + i) for i in range(1, 4)]
+        assert table.matches(sources, destinations)
+
+
+def test_nothing_to_copy_or_to_update_is_no_launch() -> None:
+    assert CopyTable([], []).launches == []
+    assert [blocks for blocks, _ in SegmentTable([5, 5], [1.0], [1.0]).launches] == [0]

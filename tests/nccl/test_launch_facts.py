@@ -1,0 +1,173 @@
+"""Layer 0: may these ranks start NCCL, and with which settings?  Decided from made-up facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from ncclkv.comm.nccl.facts import (
+    OLDEST_NCCL,
+    Facts,
+    crowded,
+    device_of,
+    settings,
+    trouble,
+)
+
+WELL = Facts(
+    rank=0,
+    host="node0",
+    devices=2,
+    device=0,
+    gpu="0000:1B:00.0 a1",
+    nccl=22809,
+    cupy="14.2.0",
+    driver=12080,
+    share=False,
+    blocks=True,
+)
+
+
+def job(hosts: int = 2, ranks: int = 2, devices: int = 2, **changes: object) -> list[Facts]:
+    """Facts of so many ranks on each of so many hosts, which have so many GPUs each."""
+    facts = []
+    for rank in range(hosts * ranks):
+        host, device = rank // ranks, device_of(rank % ranks, devices)
+        place = {"rank": rank, "host": f"node{host}", "device": device, "devices": devices}
+        place["gpu"] = f"0000:{device}B:00.0 a{device}"
+        facts.append(replace(WELL, **{**place, **changes}))
+    return facts
+
+
+def but(facts: Sequence[Facts], rank: int, **changes: object) -> list[Facts]:
+    """The same facts, with some of one rank changed."""
+    return [replace(each, **changes) if each.rank == rank else each for each in facts]
+
+
+def says(facts: Sequence[Facts], *words: str) -> None:
+    """Fail unless these ranks may not start, and are told so in these words."""
+    __tracebackhide__ = True
+    text = trouble(facts)
+    assert text is not None
+    missing = [word for word in words if word not in text]
+    assert not missing, f"does not say {missing}: {text}"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "devices"), [(1, 1, 1), (1, 8, 8), (4, 2, 2), (2, 1, 4)]
+)
+def test_a_gpu_for_each_is_well(hosts, ranks, devices):
+    assert trouble(job(hosts, ranks, devices)) is None
+
+
+def test_devices_go_round():
+    assert [device_of(rank, 3) for rank in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    assert [device_of(rank, 1) for rank in range(3)] == [0, 0, 0]
+
+
+def test_the_launcher_may_show_each_rank_one_gpu():
+    facts = [
+        replace(each, device=0, devices=1, gpu=f"0000:{each.rank}B:00.0 x") for each in job(1, 4, 4)
+    ]
+    assert trouble(facts) is None
+
+
+def test_the_same_bus_on_two_hosts_is_two_gpus():
+    facts = job(2, 1, 1)
+    assert facts[0].gpu == facts[1].gpu
+    assert trouble(facts) is None
+    assert crowded(facts) == {}
+
+
+def test_two_ranks_on_one_gpu_are_named_with_a_command():
+    says(
+        job(2, 2, 1),
+        "ranks 0, 1 (node0) would share one GPU: 1 GPU is visible there",
+        "mpirun -n 2",
+        "NCCLKV_SHARE_GPU=1 on every rank",
+    )
+    says(job(1, 5, 3), "ranks 0, 3 (node0) would share", "3 GPUs are visible", "mpirun -n 3")
+
+
+def test_sharing_on_purpose_is_well():
+    assert trouble(job(1, 4, 1, share=True)) is None
+
+
+def test_a_rank_without_a_gpu_is_named_with_its_reason():
+    facts = but(job(), 2, obstacle="CuPy finds no GPU (none)", devices=0, gpu="", nccl=0, cupy="")
+    says(facts, "a GPU on every rank", "rank 2 (node1): CuPy finds no GPU (none)")
+
+
+def test_ranks_with_the_same_obstacle_are_named_together():
+    facts = job(obstacle="no CuPy", nccl=0, cupy="", gpu="")
+    facts = but(facts, 3, obstacle="no libnccl")
+    says(facts, "ranks 0, 1, 2 (node0, node1): no CuPy; rank 3 (node1): no libnccl")
+
+
+def test_an_nccl_that_does_not_block_is_refused():
+    says(but(job(), 1, blocks=False), "NCCL_COMM_BLOCKING=0 is set on rank 1 (node0)", "unset")
+
+
+def test_sharing_is_set_on_all_ranks_or_none():
+    says(
+        but(job(1, 2, 1), 0, share=True),
+        "NCCLKV_SHARE_GPU=1 is set on rank 0 (node0) and not on rank 1 (node0)",
+        "mpirun -genv NCCLKV_SHARE_GPU 1",
+        "mpirun -x NCCLKV_SHARE_GPU=1",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"nccl": 23203}, ("of NCCL: 2.28.9 on ranks 0, 1, 2", "2.32.3 on rank 3 (node1)")),
+        ({"cupy": "14.1.0"}, ("of CuPy: 14.2.0 on ranks 0, 1, 2", "14.1.0 on rank 3 (node1)")),
+        ({"driver": 13000}, ("of the CUDA driver: 12.8 on ranks", "13.0 on rank 3 (node1)")),
+    ],
+)
+def test_versions_are_the_same_everywhere(change, words):
+    says(but(job(), 3, **change), "ranks have different versions", *words, "for all of them")
+
+
+def test_old_libraries_are_refused():
+    says(job(nccl=OLDEST_NCCL - 1), "NCCL 2.18.0 on rank 0 (node0) is older than 2.18.1", "pip")
+    assert trouble(job(nccl=OLDEST_NCCL)) is None
+    says(job(cupy="13.6.0"), "CuPy 13.6.0 on rank 0 (node0) is older than 14", "pip")
+    assert trouble(job(cupy="15.0.0rc1")) is None
+
+
+def test_a_gpu_for_each_needs_few_settings():
+    for facts in (job(), job(share=True)):
+        assert settings(facts, 1) == {"NCCL_RUNTIME_CONNECT": "0"}
+
+
+@pytest.mark.parametrize("nccl", [23003, 23203])
+def test_a_new_nccl_is_told_that_ranks_share(nccl):
+    facts = job(1, 3, 1, share=True, nccl=nccl)
+    chosen = [settings(facts, rank) for rank in range(3)]
+    assert chosen[0] == chosen[1] == chosen[2]
+    assert chosen[0]["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
+    assert chosen[0]["NCCL_NVLS_ENABLE"] == "0"
+    assert int(chosen[0]["NCCL_MAX_CTAS"]) <= 4
+    assert "NCCL_HOSTID" not in chosen[0]
+
+
+@pytest.mark.parametrize("nccl", [22809, 23002])
+def test_of_an_old_nccl_each_rank_is_a_host(nccl):
+    facts = job(1, 3, 1, share=True, nccl=nccl)
+    chosen = [settings(facts, rank) for rank in range(3)]
+    assert len({each["NCCL_HOSTID"] for each in chosen}) == 3
+    for each in chosen:
+        assert each["NCCL_NET"] == "Socket"
+        assert each["NCCL_SOCKET_IFNAME"] == "lo"
+        assert "NCCL_MULTI_RANK_GPU_ENABLE" not in each
+    several = job(2, 2, 1, share=True, nccl=nccl)
+    assert all("NCCL_SOCKET_IFNAME" not in settings(several, rank) for rank in range(4))
+
+
+def test_settings_of_sharing_go_to_all_ranks_when_any_share():
+    facts = but(job(1, 3, 3, share=True, nccl=23203), 2, gpu="0000:1B:00.0 a1", device=1)
+    assert crowded(facts) == {("node0", "0000:1B:00.0 a1"): [1, 2]}
+    assert all("NCCL_MULTI_RANK_GPU_ENABLE" in settings(facts, rank) for rank in range(3))

@@ -1,0 +1,220 @@
+"""Launch on ranks that are threads: agreement, and errors that are the same on all of them.
+
+Devices, streams and NCCL are the recording stand-in's, which is not NCCL (layer 2), but where a
+test says that there is no GPU: that is so (layer 3).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cupy", reason="layers 2 and 3 need CuPy: pip install 'ncclkv[cuda12]'")
+
+import cupy
+import numpy as np
+
+from ncclkv import env
+from ncclkv.comm import threads
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.nccl import launch as module
+from ncclkv.comm.nccl.communicator import NcclCommunicator
+from ncclkv.comm.nccl.facts import Facts
+from ncclkv.comm.nccl.launch import launch, survey
+from ncclkv.errors import CommAborted, KVStoreError, LaunchError, RankLost
+from ncclkv.testing import run_ranks
+from tests.nccl.standin import Seat, run_seats
+
+SIZES = (1, 2, 3)
+
+_seats: dict[int, Seat] = {}
+
+
+def facts_of(rank: int, **changes: Any) -> Facts:
+    """A rank with a GPU of its own."""
+    own = {
+        "rank": rank,
+        "host": "node0",
+        "devices": 4,
+        "device": rank,
+        "gpu": f"gpu {rank}",
+        "nccl": 23203,
+        "cupy": "14.2.0",
+        "driver": 12080,
+        "share": False,
+        "blocks": True,
+    }
+    return Facts(**{**own, **changes})
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a launch sets is gone after the test."""
+    for name in [name for name in os.environ if name.startswith(("NCCL_", "NCCLKV_SHARE"))]:
+        monkeypatch.delenv(name)
+    before = dict(os.environ)
+    yield
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+
+
+def errors_of(size: int, body: Callable[[Communicator], object]) -> list[KVStoreError]:
+    """What `body` raises on each rank."""
+
+    def attempt() -> KVStoreError:
+        peers = threads.world(10.0)
+        with pytest.raises(KVStoreError) as caught:
+            body(peers)
+        return caught.value
+
+    return run_ranks(size, attempt)
+
+
+def launch_on(monkeypatch: pytest.MonkeyPatch, seat: Seat, facts: list[Facts]) -> NcclCommunicator:
+    """Launch on the stand-in's devices; the ranks are threads, and rank r has device r."""
+    _seats[facts[seat.rank].device] = seat
+    monkeypatch.setattr(module, "CupyBinding", lambda device, timeout: _seats[device].binding)
+    monkeypatch.setattr(module, "CupyStreams", lambda device: _seats[device].streams)
+    return launch(seat.peers, facts)
+
+
+@pytest.mark.skipif(cupy.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize("size", SIZES)
+def test_layer_3_without_a_gpu_every_rank_fails_with_one_text(size):
+    errors = errors_of(size, launch)
+    assert len({str(error) for error in errors}) == 1
+    for error in errors:
+        assert type(error) is LaunchError
+        text = str(error)
+        assert "NCCL needs a GPU on every rank" in text
+        assert f"rank{'s 0, 1' if size > 1 else ' 0'}" in text
+        assert "CuPy finds no GPU (cudaError" in text
+        assert "nvidia-smi" in text
+
+
+@pytest.mark.skipif(cupy.cuda.is_available(), reason="there is a GPU here")
+def test_layer_3_a_survey_leaves_the_ranks_usable():
+    def body() -> list[str]:
+        peers = threads.world(10.0)
+        found = survey(peers)
+        assert peers.control.allgather(peers.rank) == [0, 1]
+        peers.close()
+        return [each.obstacle for each in found]
+
+    for obstacles in run_ranks(2, body):
+        assert all("no GPU" in obstacle for obstacle in obstacles)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_layer_2_ranks_with_a_gpu_each_get_a_communicator(monkeypatch, size):
+    facts = [facts_of(rank) for rank in range(size)]
+
+    def body(seat: Seat) -> str:
+        comm = launch_on(monkeypatch, seat, facts)
+        assert (comm.rank, comm.size) == (seat.rank, size)
+        ones = seat.streams.put(np.ones(3, np.float32))
+        comm.allreduce(ones, ones).wait()
+        assert seat.streams.get(ones).tolist() == [size] * 3
+        comm.close()
+        return comm.name
+
+    for name in run_seats(size, body):
+        assert "share" not in name
+        assert "one GPU" not in name
+    assert os.environ["NCCL_RUNTIME_CONNECT"] == "0"
+    assert "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ
+
+
+def test_layer_2_shared_gpus_are_set_up_and_named(monkeypatch):
+    facts = [facts_of(rank, gpu="the one", share=True) for rank in range(2)]
+    monkeypatch.setenv("NCCL_MAX_CTAS", "7")
+
+    def body(seat: Seat) -> str:
+        comm = launch_on(monkeypatch, seat, facts)
+        child = comm.duplicate()
+        names = comm.name, child.name
+        child.close()
+        comm.close()
+        return " ".join(names)
+
+    for name in run_seats(2, body):
+        assert name.count("several ranks on one GPU") == 2
+    assert os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
+    assert os.environ["NCCL_MAX_CTAS"] == "7", "the user's own setting"
+
+
+def test_layer_2_trouble_is_raised_by_all_before_anything_is_made(monkeypatch):
+    facts = [facts_of(rank, gpu="the one") for rank in range(3)]
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("made a stream")
+
+    monkeypatch.setattr(module, "CupyStreams", refuse)
+    errors = errors_of(3, lambda peers: launch(peers, facts))
+    assert len({str(error) for error in errors}) == 1
+    assert "ranks 0, 1, 2 (node0) would share one GPU" in str(errors[0])
+    assert "NCCL_RUNTIME_CONNECT" not in os.environ
+
+
+def test_layer_2_without_an_id_every_rank_fails(monkeypatch):
+    def no_id(*_: object) -> bytes:
+        raise CommAborted("NCCL 2.32.3: ncclGetUniqueId failed: no network")
+
+    def body(seat: Seat) -> str:
+        monkeypatch.setattr(type(seat.binding), "unique_id", no_id)
+        with pytest.raises(LaunchError) as caught:
+            NcclCommunicator(seat.peers, seat.binding, seat.streams, seat.kernels)
+        return str(caught.value)
+
+    for text in run_seats(3, body):
+        assert text.startswith("rank 0 of 3 could not begin a communicator: ")
+        assert "no network" in text
+
+
+def test_layer_2_a_rank_that_cannot_join_tells_the_others(monkeypatch):
+    def body(seat: Seat) -> str:
+        def create(size: int, unique_id: bytes, rank: int) -> object:
+            if rank == 1:
+                raise LaunchError("out of memory")
+            return object()
+
+        seat.binding.create = create
+        seat.binding.abort = lambda handle: None
+        if seat.rank == 1:
+            with pytest.raises(LaunchError) as caught:
+                NcclCommunicator(seat.peers, seat.binding, seat.streams, seat.kernels)
+            return str(caught.value)
+        comm = NcclCommunicator(seat.peers, seat.binding, seat.streams, seat.kernels)
+        with pytest.raises(RankLost) as lost:
+            comm.control.barrier()
+        comm.abort("enough")
+        return str(lost.value)
+
+    texts = run_seats(2, body)
+    assert texts[1] == "rank 1 of 2: out of memory"
+    assert "rank 1 left" in texts[0]
+    assert "LaunchError: out of memory" in texts[0]
+
+
+def test_the_environment_says_whether_to_share(monkeypatch):
+    assert not env.share_gpu()
+    for text, shares in (("1", True), ("yes", True), ("0", False), ("", False)):
+        monkeypatch.setenv("NCCLKV_SHARE_GPU", text)
+        assert env.share_gpu() is shares
+
+
+def test_the_environment_says_whether_nccl_blocks(monkeypatch):
+    assert env.nccl_blocks()
+    for text, blocks in (("0", False), (" 0", False), ("1", True)):
+        monkeypatch.setenv("NCCL_COMM_BLOCKING", text)
+        assert env.nccl_blocks() is blocks
+
+
+def test_settings_of_the_user_stay(monkeypatch):
+    monkeypatch.setenv("NCCL_NET", "IB")
+    env.set_unless_set({"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"})
+    assert os.environ["NCCL_NET"] == "IB"
+    assert os.environ["NCCL_IB_DISABLE"] == "1"

@@ -1,0 +1,246 @@
+"""Layer 2, recording stand-in, not NCCL: which arrays and ops the communicator takes, and how.
+
+The arithmetic here is the stand-in's; what is tested is that the right call is made.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
+
+import ml_dtypes
+import numpy as np
+
+from ncclkv.arrays.dtypes import SUPPORTED
+from ncclkv.comm.buffers import check_op
+from ncclkv.comm.nccl import wire
+from ncclkv.comm.nccl.binding import DTYPES, OPS
+from ncclkv.comm.nccl.communicator import NcclCommunicator
+from ncclkv.errors import NotSupported, UsageError
+from tests.nccl.standin import Seat, run_seats
+
+pytestmark = pytest.mark.limit(30)
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def communicator(seat: Seat) -> NcclCommunicator:
+    return NcclCommunicator(seat.peers, seat.binding, seat.streams, seat.kernels)
+
+
+def collectives(seat: Seat) -> list[str]:
+    """The collectives that were called, as the stand-in noted them."""
+    kinds = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter")
+    return [line for line in seat.log.lines if line.startswith(kinds)]
+
+
+def test_every_dtype_moves_with_all_its_bytes():
+    sizes = {DTYPES[name]: dtype_of(name).itemsize for name in DTYPES}
+    for name in SUPPORTED:
+        dtype = dtype_of(name)
+        way = wire.movement(dtype)
+        assert sizes[way.dtype] * way.factor == dtype.itemsize, name
+
+
+def refusal(check: Callable[[], object]) -> str | None:
+    """Why something is not supported; None when it is."""
+    try:
+        check()
+    except NotSupported as error:
+        return str(error)
+    return None
+
+
+def test_every_dtype_is_reduced_or_refused_in_words():
+    refused = {}
+    for name, op in product(SUPPORTED, OPS):
+        by_hosts = refusal(partial(check_op, op, dtype_of(name)))
+        by_nccl = refusal(partial(wire.reduction, dtype_of(name), op))
+        if by_hosts is None and by_nccl is not None:
+            refused[name, op] = by_nccl
+    assert refused.keys() == {
+        *((name, op) for name in ("int16", "uint16") for op in OPS),
+        ("complex64", "prod"),
+        ("complex128", "prod"),
+    }
+    for (name, op), text in refused.items():
+        assert text.startswith(f"{op} of {name}: NCCL ")
+
+
+def test_16_bit_integers_are_told_the_wider_dtype():
+    for name, wider in (("int16", "int32"), ("uint16", "uint32")):
+        with pytest.raises(NotSupported, match=rf"use \.astype\('{wider}'\)"):
+            wire.reduction(np.dtype(name), "sum")
+
+
+def test_bools_and_complex_numbers_come_out_right():
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        truth = {
+            "sum": [False, True, True],
+            "max": [False, True, True],
+            "min": [False, False, True],
+            "prod": [False, False, True],
+        }
+        for op, wanted in truth.items():
+            array = seat.streams.put(np.array([False, seat.rank == 1, True]))
+            comm.allreduce(array, array, op).wait()
+            # As bytes, for a bool of 3 would look true as well.
+            assert seat.streams.get(array).view(np.uint8).tolist() == [int(x) for x in wanted], op
+        for op, wanted in (("sum", [3 + 3j, 9 - 3j]), ("avg", [1 + 1j, 3 - 1j])):
+            array = seat.streams.put(np.array([seat.rank + 1j, 3 - 1j], np.complex64))
+            comm.allreduce(array, array, op).wait()
+            assert seat.streams.get(array).tolist() == wanted, op
+        comm.close()
+
+    run_seats(3, body)
+
+
+def test_a_root_alone_receives_and_applies():
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        send, receive = (seat.streams.put(np.full(3, v, np.float32)) for v in (1, 0))
+        seen: list[tuple[int, int, int]] = []
+
+        def apply(lo: int, hi: int) -> None:
+            seen.append((lo, hi, seat.streams.current()))
+
+        comm.reduce_apply(send, receive, "sum", apply, root=1).wait()
+        updates = seat.rank == 1
+        assert seen == ([(0, 3, seat.streams.communication)] if updates else [])
+        assert seat.streams.get(receive).tolist() == ([3.0] * 3 if updates else [0.0] * 3)
+        comm.close()
+
+    run_seats(3, body)
+
+
+def test_parts_are_scattered_and_gathered_by_rank():
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        whole = seat.streams.put(np.arange(6, dtype=np.complex64))
+        part = seat.streams.put(np.zeros(2, np.complex64))
+        comm.reduce_scatter(whole, part).wait()
+        assert seat.streams.get(part).tolist() == [6 * seat.rank, 6 * seat.rank + 3]
+        comm.allgather(part, whole).wait()
+        assert seat.streams.get(whole).tolist() == [0, 3, 6, 9, 12, 15]
+        places = "memory 1+0 -> memory 2+0 on the communication stream"
+        assert collectives(seat)[0] == f"reduce_scatter(count=4, dtype=float32, op=sum) {places}"
+        comm.close()
+
+    run_seats(3, body)
+
+
+@pytest.mark.parametrize("end", ["done", "synchronize", "another launch", "close"])
+def test_buffers_are_kept_until_they_are_done_with_and_no_longer(end):
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        array = seat.streams.put(np.ones(2, np.float32))
+        kept = weakref.ref(array)
+        work = comm.allreduce(array, array)
+        work.wait()
+        del array
+        assert kept() is not None
+        if end == "done":
+            while not work.done():
+                time.sleep(1e-4)
+        elif end == "close":
+            comm.close()
+        else:
+            comm.synchronize()
+        if end == "another launch":
+            other = seat.streams.put(np.ones(2, np.float32))
+            comm.allreduce(other, other)
+        assert kept() is None
+        comm.close()
+
+    run_seats(2, body, lazy=True)
+
+
+def test_nothing_is_launched_for_nothing():
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        empty = comm.allocate(0).view(np.float32)
+        for work in (
+            comm.allreduce(empty, empty),
+            comm.reduce(empty, empty, "max", 0),
+            comm.broadcast(empty),
+            comm.reduce_scatter(empty, empty),
+            comm.allgather(empty, empty),
+        ):
+            assert work.done()
+            work.wait()
+        assert collectives(seat) == []
+        comm.close()
+
+    run_seats(2, body)
+
+
+def test_what_was_launched_waits_for_the_current_stream_and_the_other_way_round():
+    def body(seat: Seat) -> list[str]:
+        comm = communicator(seat)
+        array = seat.streams.put(np.ones(2, np.float32))
+        before = len(seat.log.lines)
+        comm.allreduce(array, array).wait()
+        lines = list(seat.log.lines[before:])
+        comm.close()
+        return lines
+
+    for lines in run_seats(2, body):
+        events = [line.split("event ")[1].split()[0] for line in lines if "event" in line]
+        first, second = events[0], events[2]
+        assert lines == [
+            f"record event {first} on the default stream",
+            f"let the communication stream wait for event {first}",
+            "all_reduce(count=2, dtype=float32, op=sum) memory 1+0 -> memory 1+0 "
+            "on the communication stream",
+            f"record event {second} on the communication stream",
+            f"let the default stream wait for event {second}",
+        ]
+
+
+def refusals(comm: NcclCommunicator) -> list[tuple[str, Callable[[], object]]]:
+    """Calls with arrays that no collective can take, and what is said of them."""
+    size, rank = comm.size, comm.rank
+    many = comm.allocate(16 * size).view(np.int32)
+    host = np.zeros(4, np.int32)
+    low, high, two = many[:3], many[1:4], many[::2]
+    wrong = many[4 * (size - 1 - rank) :][:4]
+    places = f"where NCCL allows {16 * rank} bytes or no overlap"
+    return [
+        ("was given a NumPy array; pass cupy.asarray", lambda: comm.allreduce(host, host)),
+        ("was given a NumPy array", lambda: comm.broadcast(host)),
+        ("was given a NumPy array", lambda: comm.allgather(many[:4], np.zeros(4 * size, "i4"))),
+        ("4 bytes after the other, where NCCL allows 0", lambda: comm.allreduce(low, high)),
+        ("send and receive overlap", lambda: comm.reduce(high, low)),
+        (places, lambda: comm.reduce_scatter(many, wrong)),
+        (places, lambda: comm.allgather(wrong, many)),
+        ("not one-dimensional and contiguous", lambda: comm.allreduce(two, two)),
+        ("receive is float32 and send", lambda: comm.allreduce(many, many.view(np.float32))),
+        ("receive has 3 elements where 4", lambda: comm.allreduce(many[:4], many[:3])),
+        (f"root={size} is not a rank", lambda: comm.broadcast(many, size)),
+    ]
+
+
+def test_what_nccl_cannot_take_is_refused_before_anything_moves():
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        for words, call in refusals(comm):
+            with pytest.raises(UsageError, match=words):
+                call()
+        assert collectives(seat) == []
+        array = seat.streams.put(np.ones(2, np.float32))
+        comm.allreduce(array, array).wait()
+        assert seat.streams.get(array).tolist() == [2.0, 2.0]
+        comm.close()
+
+    run_seats(2, body)

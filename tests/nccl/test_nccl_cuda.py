@@ -1,0 +1,147 @@
+"""Layer 0: what is asked of CUDA, on a stand-in for `cupy.cuda` that has CuPy's names and no more.
+
+No device is there; that the calls do what they are meant to is for layers 4 and 5 to show.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+pytest.importorskip("cupy", reason="these tests need CuPy: pip install 'ncclkv[cuda12]'")
+
+import cupy
+
+from ncclkv.comm.nccl import launch
+from ncclkv.comm.nccl.streams import CupyEvent, CupyStreams
+from ncclkv.comm.solo import SoloCommunicator
+from ncclkv.errors import CommAborted, LaunchError
+
+Cuda = Any
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    """``cupy.cuda`` with calls that are noted; a name that CuPy does not have fails."""
+    real = cupy.cuda
+    cuda = mock.MagicMock(spec=real)
+    cuda.runtime = mock.MagicMock(spec=real.runtime)
+    cuda.runtime.CUDARuntimeError = real.runtime.CUDARuntimeError
+    cuda.Stream = mock.MagicMock(spec=real.Stream)
+    cuda.Stream.return_value.ptr = 1000
+    cuda.Event = mock.MagicMock(side_effect=lambda **_: SimpleNamespace(ptr=77, done=True))
+    monkeypatch.setattr(cupy, "cuda", cuda)
+    return cuda
+
+
+def cuda_error() -> Exception:
+    return cupy.cuda.runtime.CUDARuntimeError(700)
+
+
+def test_the_stream_is_of_the_device_non_blocking_and_urgent(cuda):
+    streams = CupyStreams(3)
+    cuda.Device.assert_called_with(3)
+    cuda.Device.return_value.use.assert_called_once_with()
+    (call,) = cuda.Stream.call_args_list
+    assert call.kwargs["non_blocking"] is True
+    assert call.kwargs["priority"] < 0
+    assert streams.communication == 1000
+
+
+def test_the_current_stream_is_that_of_the_device(cuda):
+    cuda.get_current_stream.return_value.ptr = 55
+    assert CupyStreams(2).current() == 55
+    cuda.get_current_stream.assert_called_once_with(2)
+
+
+def test_events_are_recorded_and_waited_for_by_address(cuda):
+    streams = CupyStreams(0)
+    event = streams.record(1000)
+    cuda.Event.assert_called_once_with(disable_timing=True)
+    cuda.runtime.eventRecord.assert_called_once_with(77, 1000)
+    streams.wait(55, event)
+    cuda.runtime.streamWaitEvent.assert_called_once_with(55, 77)
+    assert event.done() is True
+
+
+def test_streams_of_others_are_made_current_too(cuda):
+    streams = CupyStreams(0)
+    with streams.on(streams.communication):
+        cuda.Stream.return_value.__enter__.assert_called_once_with()
+    cuda.Stream.return_value.__exit__.assert_called_once()
+    with streams.on(55):
+        (foreign,) = cuda.Stream.from_external.call_args.args
+        assert foreign.__cuda_stream__() == (0, 55)
+        cuda.Stream.from_external.return_value.__enter__.assert_called_once_with()
+
+
+def test_another_has_a_stream_of_its_own_on_the_same_device(cuda):
+    CupyStreams(3).another()
+    assert cuda.Stream.call_count == 2
+    assert {call.args for call in cuda.Device.call_args_list} == {(3,)}
+
+
+def test_errors_of_cuda_are_ours(cuda):
+    streams = CupyStreams(0)
+    cuda.runtime.eventRecord.side_effect = cuda_error()
+    with pytest.raises(
+        CommAborted, match="CUDA reports at the record of an event: cudaErrorIllegalAddress"
+    ):
+        streams.record(1000)
+    cuda.runtime.streamWaitEvent.side_effect = cuda_error()
+    event = SimpleNamespace(ptr=1)
+    with pytest.raises(CommAborted, match="a stream's wait for an event.*start the job again"):
+        streams.wait(55, CupyEvent(event, cuda.runtime.CUDARuntimeError))
+    cuda.Stream.side_effect = cuda_error()
+    with pytest.raises(CommAborted, match="a stream on device 1"):
+        CupyStreams(1)
+
+
+def test_an_event_that_fails_is_ours():
+    class Failing:
+        ptr = 1
+
+        @property
+        def done(self) -> bool:
+            raise cuda_error()
+
+    with pytest.raises(CommAborted, match="the query of an event"):
+        CupyEvent(Failing(), cupy.cuda.runtime.CUDARuntimeError).done()
+
+
+def test_close_twice(cuda):
+    streams = CupyStreams(0)
+    streams.close()
+    streams.close()
+
+
+def test_facts_are_those_of_the_rank_and_its_device(cuda, monkeypatch):
+    binding = mock.MagicMock()
+    binding.return_value.version.return_value = 23203
+    monkeypatch.setattr(launch, "CupyBinding", binding)
+    monkeypatch.setattr(launch.socket, "gethostname", lambda: "node7")
+    cuda.runtime.getDeviceCount.return_value = 4
+    cuda.runtime.getDeviceProperties.return_value = {"uuid": b"\xab\xcd"}
+    cuda.runtime.deviceGetPCIBusId.return_value = "0000:1B:00.0"
+    cuda.runtime.driverGetVersion.return_value = 12080
+    peers = SoloCommunicator(1.0)
+    peers.local_rank = 6
+    (own,) = launch.survey(peers)
+    cuda.Device.assert_called_once_with(2)
+    cuda.Device.return_value.use.assert_called_once_with()
+    assert (own.rank, own.host, own.devices, own.device) == (0, "node7", 4, 2)
+    assert own.gpu == "0000:1B:00.0 abcd"
+    assert (own.nccl, own.cupy, own.driver) == (23203, cupy.__version__, 12080)
+    assert (own.share, own.blocks, own.obstacle) == (False, True, "")
+
+
+def test_without_nccl_the_fact_is_why(monkeypatch):
+    def missing() -> None:
+        raise LaunchError("CuPy finds no NCCL library")
+
+    monkeypatch.setattr(launch, "CupyBinding", missing)
+    (own,) = launch.survey(SoloCommunicator(1.0))
+    assert own.obstacle == "CuPy finds no NCCL library"

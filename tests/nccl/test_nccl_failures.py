@@ -1,0 +1,208 @@
+"""Layer 2, recording stand-in, not NCCL: waits of the host, and what breaks a communicator.
+
+What every communicator must do is in the conformance suite; here is what only this one does.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
+
+from ncclkv.comm.nccl import flight
+from ncclkv.errors import CommAborted, CommTimeout, RankLost
+from tests.nccl.breaking import aborted, communicator, leave_broken, ones, raises
+from tests.nccl.standin import Seat, run_seats
+from tests.nccl.standin.faults import Faults
+
+pytestmark = pytest.mark.limit(30)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_collective_that_nobody_joins_passes_its_deadline(lazy):
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        if seat.rank == 0:
+            array = ones(seat)
+            work = comm.allreduce(array, array)
+            work.label = "key 'w'"
+            work.wait()
+            words = (
+                "rank 0 of 2: a reduction of 16 bytes to all ranks (key 'w') waited 0.",
+                "(timeout 0.1 s) for the other ranks",
+                "all ranks must make the same calls",
+            )
+            with raises(CommTimeout, *words):
+                comm.synchronize(0.1)
+            assert aborted(seat)
+            for call in (
+                work.wait,
+                work.done,
+                comm.synchronize,
+                comm.barrier,
+                comm.duplicate,
+                comm.control.barrier,
+                lambda: comm.allreduce(array, array),
+                lambda: comm.allreduce(array[:0], array[:0]),
+            ):
+                with raises(CommTimeout, *words):
+                    call()
+        leave_broken(seat, comm)
+
+    run_seats(2, body, lazy=lazy)
+
+
+def test_the_deadline_is_the_communicators_own_unless_given():
+    def body(seat: Seat) -> None:
+        comm = communicator(seat).duplicate(timeout=0.1)
+        if seat.rank == 0:
+            array = ones(seat)
+            comm.allreduce(array, array).wait()
+            with raises(CommTimeout, "(timeout 0.1 s)"):
+                comm.synchronize()
+        leave_broken(seat, comm)
+
+    run_seats(2, body)
+
+
+def test_a_rank_that_leaves_is_named_with_its_reason():
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        if seat.rank == 0:
+            array = ones(seat)
+            comm.allreduce(array, array).wait()
+            comm._peers.gone = {1: "ValueError: höher als 3"}
+            with raises(
+                RankLost,
+                "rank 0 of 2: rank 1 left while a reduction of 16 bytes to all ranks waited for it",
+                "it said: ValueError: höher als 3",
+            ):
+                comm.synchronize(10)
+            assert aborted(seat)
+        leave_broken(seat, comm)
+
+    run_seats(2, body)
+
+
+def test_what_a_rank_did_before_it_left_counts():
+    def body(seat: Seat) -> list[float]:
+        comm = communicator(seat)
+        array = ones(seat)
+        comm.allreduce(array, array).wait()
+        comm._peers.gone = {1 - seat.rank: "no more"}
+        comm.synchronize(10)
+        values = seat.streams.get(array).tolist()
+        leave_broken(seat, comm)
+        return values
+
+    assert run_seats(2, body) == [[2.0] * 4] * 2
+
+
+def test_what_nccl_reports_is_raised_with_its_name():
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        if seat.rank == 0:
+            array = ones(seat)
+            comm.broadcast(array, 1).wait()
+            words = ("rank 0 of 2: a broadcast of 16 bytes from rank 1: recording stand-in",)
+            with raises(CommAborted, *words, "reports: the network is down"):
+                comm.synchronize(10)
+            assert aborted(seat)
+        leave_broken(seat, comm)
+
+    run_seats(2, body, faults={0: Faults(async_errors={2: "the network is down"})})
+
+
+def test_a_refused_call_says_who_made_it():
+    def refuse(*_: object) -> None:
+        raise CommAborted("NCCL 2.32.3: ncclAllReduce failed: no memory")
+
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        seat.binding.all_reduce = refuse
+        array = ones(seat)
+        words = "a reduction of 16 bytes to all ranks: NCCL 2.32.3: ncclAllReduce failed: no memory"
+        for _ in range(2):
+            with raises(CommAborted, f"rank {seat.rank} of 2: {words}"):
+                comm.allreduce(array, array)
+        assert aborted(seat)
+        leave_broken(seat, comm)
+
+    run_seats(2, body)
+
+
+def test_what_apply_raises_is_raised_and_breaks_the_communicator():
+    def apply(lo: int, hi: int) -> None:
+        raise ZeroDivisionError("in apply")
+
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        array = ones(seat)
+        with pytest.raises(ZeroDivisionError, match="in apply"):
+            comm.reduce_apply(array, array, "sum", apply)
+        assert aborted(seat)
+        assert seat.streams.current() != seat.streams.communication
+        for call in (comm.control.barrier, lambda: comm.allreduce(array, array)):
+            with raises(CommAborted, "was broken off by ZeroDivisionError: in apply"):
+                call()
+        leave_broken(seat, comm)
+
+    run_seats(2, body)
+
+
+def test_a_failure_among_the_hosts_breaks_the_device_too():
+    def body(seat: Seat) -> None:
+        comm = communicator(seat).duplicate(timeout=0.1)
+        array = ones(seat)
+        if seat.rank == 0:
+            barrier = comm.barrier()
+            barrier.label = "epoch"
+            with raises(CommTimeout, "a barrier (epoch) waited 0."):
+                barrier.wait()
+            assert aborted(seat)
+            with raises(CommTimeout, "a barrier (epoch)"):
+                comm.allreduce(array, array)
+        leave_broken(seat, comm)
+
+    run_seats(2, body)
+
+
+def test_slow_work_of_the_current_stream_is_not_blamed_on_others():
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        array = ones(seat)
+        other = comm.duplicate(timeout=10)
+        if seat.rank == 0:
+            # The current stream waits for a collective of another communicator.
+            other.allreduce(array, array).wait()
+            with raises(CommTimeout, "the work of the current stream waited 0.", "the device;"):
+                comm.synchronize(0.1)
+        leave_broken(seat, other)
+        comm.abort("the test is over")
+
+    run_seats(2, body)
+
+
+def test_ctrl_c_in_a_wait_breaks_nothing():
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        array = ones(seat)
+        if seat.rank == 0:
+            work = comm.allreduce(array, array)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(flight.os, "sched_yield", _interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    comm.synchronize()
+        seat.peers.control.barrier()
+        if seat.rank == 1:
+            work = comm.allreduce(array, array)
+        work.wait()
+        comm.synchronize()
+        assert seat.streams.get(array).tolist() == [2.0] * 4
+        comm.close()
+
+    run_seats(2, body)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
