@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.errors import DTypeMismatch
+from ncclkv.errors import DTypeMismatch, NotSupported
 from tests.cases.expect import SHAPE, full, intact, probed, pulled, refused, same, total
+from tests.cases.place import here
 from tests.cases.registry import case
 from tests.cases.stores import Stores
 
@@ -19,10 +20,15 @@ DTYPES: tuple[Any, ...] = (
 )
 
 
+def summed() -> list[Any]:
+    """The dtypes that can be summed here."""
+    return [dtype for dtype in DTYPES if not here().promises.refused(np.dtype(dtype), "sum")]
+
+
 @case()
 def sums_in_every_dtype(create: Stores) -> None:
     kv = create()
-    for dtype in DTYPES:
+    for dtype in summed():
         key = np.dtype(dtype).name
         kv.init(key, full(0, dtype=dtype))
         assert kv.spec(key).dtype == dtype
@@ -33,13 +39,23 @@ def sums_in_every_dtype(create: Stores) -> None:
 
 
 @case()
+def dtypes_that_cannot_be_summed_are_refused_at_init(create: Stores) -> None:
+    kv = probed(create)
+    for dtype in set(DTYPES) - set(summed()):
+        words = here().promises.refused(np.dtype(dtype), "sum")
+        with refused(kv, NotSupported, "init of key 7", words):
+            kv.init(7, full(0, dtype=dtype))
+    intact(kv)
+
+
+@case()
 def updaters_in_every_dtype(create: Stores) -> None:
     kv = create()
-    keys = [np.dtype(dtype).name for dtype in DTYPES]
-    kv.init(keys, [full(5, dtype=dtype) for dtype in DTYPES])
+    keys = [np.dtype(dtype).name for dtype in summed()]
+    kv.init(keys, [full(5, dtype=dtype) for dtype in summed()])
     kv.set_updater(lambda key, grad, stored: np.add(stored, grad, out=stored))
     for _ in range(2):
-        kv.push(keys, [full(kv.rank + 1, dtype=dtype) for dtype in DTYPES])
+        kv.push(keys, [full(kv.rank + 1, dtype=dtype) for dtype in summed()])
     for got in kv.pull(keys):
         same(got, 5 + 2 * total(kv))
 

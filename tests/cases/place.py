@@ -1,4 +1,4 @@
-"""Where the buffers of the communicator under test lie, and what its kind does not promise.
+"""Where the buffers of what is under test lie, and what its kind does not promise.
 
 A case makes its buffers with `here().put`, and reads them with `here().get`.  Each thread is at a
 place of its own: host memory, unless the module that runs the cases says otherwise.
@@ -42,6 +42,8 @@ class Promises:
         A collective of nothing takes part in the order of calls.
     free_order : bool
         Ranks may launch on two communicators in different orders.
+    read_only : bool
+        What a store lets its users see and not write is read-only.
     refused : callable
         ``refused(dtype, op)``: words of the refusal of an op that hosts can do, or "".
     """
@@ -53,6 +55,7 @@ class Promises:
     sender_goes_on: bool = True
     compares_empty: bool = True
     free_order: bool = True
+    read_only: bool = True
     refused: Callable[[np.dtype[Any], str], str] = lambda dtype, op: ""
 
 

@@ -19,8 +19,12 @@ class Stores:
 
     def __call__(self, **options: Any) -> Any:
         """A new store; `options` win over this opener's placement."""
-        kv = ncclkv.create(self.name, **{"update_on": self.update_on, **options})
+        kv = self.open(**{"update_on": self.update_on, **options})
         return self._stack.enter_context(kv)
+
+    def open(self, **options: Any) -> Any:
+        """A new store, not closed by this opener."""
+        return ncclkv.create(self.name, **options)
 
     def updates_here(self, kv: Any) -> bool:
         """Tell whether a function given to `set_updater` is called on this rank."""

@@ -226,6 +226,7 @@ def test_a_close_after_a_fault_hangs_on_no_rank() -> None:
     def body(seat: Seat) -> None:
         comm, array = seat.communicator(20), floats(seat, *np.arange(4))
         comm.allreduce(array, array).wait()
+        comm.synchronize()
         begin = time.monotonic()
         if seat.rank == 0:
             comm.abort("enough")
@@ -234,5 +235,20 @@ def test_a_close_after_a_fault_hangs_on_no_rank() -> None:
         assert time.monotonic() - begin < 2
         comm.close()
         seat.spoilt = True
+
+    run_seats(3, body)
+
+
+def test_a_close_says_that_what_was_in_flight_is_lost() -> None:
+    def body(seat: Seat) -> None:
+        comm, array = seat.communicator(20), floats(seat, *np.arange(4))
+        seat.spoilt = True
+        if seat.rank == 0:
+            comm.abort("enough")
+            return
+        comm.allreduce(array, array).wait()
+        with pytest.raises(RankLost, match="rank 0 left while a reduction of 16 bytes"):
+            comm.close()
+        comm.abort("lost rank 0")
 
     run_seats(3, body)

@@ -228,8 +228,8 @@ class NcclCommunicator(Communicator):
     def close(self) -> None:
         if self._closed:
             return
+        self.synchronize()
         try:
-            self.synchronize()
             self.control.barrier("close")
         except RankLost as lost:
             # Whoever has left will not ask for anything any more.

@@ -15,6 +15,7 @@ import cupy
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.nccl.standin.array import StandInArray
 from tests.nccl.standin.contract import ContractBroken
 
 ALIGNMENT = 256
@@ -28,6 +29,9 @@ POISON = 0xA5
 
 class Owner:
     """Lives as long as an array refers to the memory."""
+
+    def __init__(self, streams: Any) -> None:
+        self.streams = streams
 
 
 @dataclass(eq=False)
@@ -71,7 +75,7 @@ class Memory:
         self._count = 0
         self._freed = freed
 
-    def allocate(self, nbytes: int, stream: int) -> Any:
+    def allocate(self, nbytes: int, stream: int, streams: Any) -> Any:
         """A zeroed uint8 cupy.ndarray between two guards."""
         self._count += 1
         space = np.zeros(nbytes + 2 * GUARD + ALIGNMENT, np.uint8)
@@ -79,10 +83,10 @@ class Memory:
         space[:first] = space[first + nbytes :] = GUARD_BYTE
         allocation = Allocation(f"memory {self._count}", space, first, nbytes, stream)
         self._live[allocation.start] = allocation
-        owner = Owner()
+        owner = Owner(streams)
         weakref.finalize(owner, self._drop, allocation).atexit = False
         pointer = cupy.cuda.UnownedMemory(allocation.start, max(nbytes, 1), owner, 0)
-        return cupy.ndarray((nbytes,), np.uint8, cupy.cuda.MemoryPointer(pointer, 0))
+        return StandInArray((nbytes,), np.uint8, cupy.cuda.MemoryPointer(pointer, 0))
 
     def _drop(self, allocation: Allocation) -> None:
         """Nobody can name the memory any more."""

@@ -31,6 +31,7 @@ STAND_IN = Promises(
     sender_goes_on=False,
     compares_empty=False,
     free_order=False,
+    read_only=False,
     refused=refused,
 )
 

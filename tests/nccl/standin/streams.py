@@ -95,7 +95,7 @@ class RecordingStreams:
     def allocate(self, nbytes: int) -> Any:
         device = self.device
         device.check()
-        array = device.memory.allocate(nbytes, device.current)
+        array = device.memory.allocate(nbytes, device.current, self)
         device.log.add(f"allocate {nbytes} bytes")
         allocation = device.memory.find(array.data.ptr, nbytes, "allocate")[0]
         zeroing = Function("zeroing", lambda: None)

@@ -1,0 +1,85 @@
+"""Device arrays that users can calculate with, as CuPy's on a device: NumPy does it for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+if TYPE_CHECKING:
+    from tests.nccl.standin.streams import RecordingStreams
+
+
+class StandInArray(NDArrayOperatorsMixin, cupy.ndarray):  # type: ignore[misc]
+    """A cupy.ndarray over host memory, whose arithmetic is queued on the current stream.
+
+    What makes a new array gives one of NumPy's, and waits for it.
+    """
+
+    @property
+    def _streams(self) -> RecordingStreams:
+        """Those of the device that its memory is of."""
+        streams: RecordingStreams = self.data.mem._owner.streams
+        return streams
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        return self._streams.get(self)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        values = self.get()
+        return values if dtype is None else values.astype(dtype)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        (out,) = kwargs.pop("out", (None,))
+        plain = [each.get() if isinstance(each, StandInArray) else each for each in inputs]
+        result = getattr(ufunc, method)(*plain, **kwargs)
+        if out is None:
+            return result
+        out[...] = result
+        return out
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return func(*map(_plain, args), **{name: _plain(each) for name, each in kwargs.items()})
+
+    def __setitem__(self, where: Any, values: Any) -> None:
+        if values is not self:  # as after an operator in place
+            self._streams.write(cupy.ndarray.__getitem__(self, where), _plain(values))
+
+    @property
+    def flat(self) -> Any:
+        return self.get().flat
+
+    def sum(self, *args: Any, **kwargs: Any) -> Any:
+        return self.get().sum(*args, **kwargs)
+
+    def all(self, *args: Any, **kwargs: Any) -> Any:
+        return self.get().all(*args, **kwargs)
+
+    def astype(self, dtype: Any, *args: Any, copy: bool = True, **kwargs: Any) -> Any:
+        if self.dtype == dtype and not copy:
+            return self
+        return self.get().astype(dtype)
+
+    def tolist(self) -> Any:
+        return self.get().tolist()
+
+    def copy(self, order: str = "C") -> Any:
+        return self.get()
+
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
+    def __float__(self) -> float:
+        return float(self.get())
+
+    def __bool__(self) -> bool:
+        return bool(self.get())
+
+
+def _plain(item: Any) -> Any:
+    """NumPy's array of a device array; anything else as it is."""
+    if isinstance(item, (list, tuple)):
+        return type(item)(_plain(each) for each in item)
+    return np.asarray(item) if isinstance(item, StandInArray) else item

@@ -1,0 +1,39 @@
+"""Stores on a GPU, over the stand-in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ncclkv import env
+from ncclkv.comm.nccl.communicator import NcclCommunicator
+from ncclkv.store.create import DEFAULT_BUCKET_BYTES
+from ncclkv.store.kvstore import KVStore
+from tests.cases.stores import Stores
+from tests.nccl.standin.seat import Seat
+
+
+class SeatStores(Stores):
+    """Opens stores named ``nccl`` over a seat."""
+
+    def __init__(self, seat: Seat, update_on: str) -> None:
+        super().__init__("nccl", update_on)
+        self._seat = seat
+
+    def open(
+        self,
+        *,
+        update_on: str,
+        root: int = 0,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        timeout: float | None = None,
+    ) -> Any:
+        seat = self._seat
+        limit = None if timeout is None else env.timeout(timeout)
+        peers, streams = seat.peers.duplicate(limit), seat.streams.another()
+        return KVStore(
+            self.name,
+            NcclCommunicator(peers, seat.binding, streams, seat.kernels),
+            update_on=update_on,
+            root=root,
+            bucket_bytes=bucket_bytes,
+        )
