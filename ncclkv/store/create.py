@@ -15,6 +15,9 @@ from ncclkv import env
 from ncclkv.comm import threads
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import launch
+from ncclkv.comm.nccl import launch as gpus
+from ncclkv.comm.nccl.communicator import NcclCommunicator
+from ncclkv.comm.nccl.facts import trouble
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import KVStoreError, LaunchError, NotSupported, SpecMismatch, UsageError
 from ncclkv.store.kvstore import KVStore
@@ -41,12 +44,13 @@ def create(
     ===========================================  =================================================
     local, local_update_cpu,                     this process alone; host memory
     local_allreduce_cpu
-    device, local_allreduce_device               this process alone; host memory in this version
+    device, local_allreduce_device               this process alone; its GPU's memory, if it has one
+    nccl, dist_device_sync, dist_sync_device     all ranks; GPU memory, over NCCL
     dist_sync                                    all ranks; host memory
-    dist                                         all ranks; host memory in this version
+    dist                                         all ranks; as ``nccl`` when every rank has a GPU of
+                                                 its own, else as ``dist_sync``
     threads                                      the ranks of `ncclkv.testing.run_ranks`
     a class registered by KVStoreBase.register   its own; it takes no options
-    nccl, dist_device_sync, dist_sync_device     `LaunchError`: NCCL is not in this version
     dist_async, dist_async_device,               `NotSupported`: collectives are synchronous
     dist_device_async
     ===========================================  =================================================
@@ -78,7 +82,7 @@ def create(
     UsageError
         When an argument is unknown or out of range.
     LaunchError
-        When the job was not started as the store needs.
+        When the job was not started as the store needs, or has not the GPUs it needs.
     SpecMismatch
         On every rank, when ranks ask for different stores.
 
@@ -170,12 +174,47 @@ def _hosts(name: str, comm: Any, timeout: float | None) -> Communicator:
 def _best(name: str, comm: Any, timeout: float | None) -> Communicator:
     """All ranks, on the best that there is; one line says which that was."""
     ranks = _hosts(name, comm, timeout)
+    if isinstance(ranks, NcclCommunicator):
+        return ranks
+    facts = gpus.survey(ranks)
+    problem = trouble(facts)
+    if problem is None:
+        return gpus.launch(ranks, facts)
     if ranks.size > 1 and ranks.rank == 0:
         _say_once(
-            f"ncclkv: dist over {ranks.size} ranks in host memory ({ranks.name}); this version has "
-            f"no GPU stores"
+            f"ncclkv: dist over {ranks.size} ranks in host memory ({ranks.name}), not over NCCL: "
+            f"{problem}"
         )
     return ranks
+
+
+def _nccl(name: str, comm: Any, timeout: float | None) -> Communicator:
+    """All ranks, or those of `comm`, in the memory of their GPUs."""
+    ranks = _hosts(name, comm, timeout)
+    if isinstance(ranks, NcclCommunicator):
+        return ranks
+    try:
+        return gpus.launch(ranks)
+    except LaunchError as error:
+        # All ranks have found the same trouble.
+        with suppress(KVStoreError):
+            ranks.close()
+        raise LaunchError(
+            f"create({name!r}): {error}. create('dist_sync') keeps values in host memory, on any "
+            f"machine"
+        ) from error
+
+
+def _device(name: str, comm: Any, timeout: float | None) -> Communicator:
+    """The process by itself, in the memory of its GPU if it has one."""
+    process = _alone(name, comm, timeout)
+    facts = gpus.survey(process)
+    problem = trouble(facts)
+    if problem is None:
+        return gpus.launch(process, facts)
+    if facts[0].devices:
+        _say_once(f"ncclkv: {name} in host memory, not in a GPU's: {problem}")
+    return process
 
 
 @cache
@@ -188,14 +227,6 @@ def _threads(name: str, comm: Any, timeout: float | None) -> Communicator:
     """The ranks that are threads of `testing.run_ranks`."""
     _refuse_comm(name, comm)
     return threads.world(timeout)
-
-
-def _nccl(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """Say what is missing."""
-    raise LaunchError(
-        f"create({name!r}) needs GPU stores over NCCL, which this version of ncclkv does not have; "
-        f"create('dist_sync') keeps values in host memory, on any machine"
-    )
 
 
 def _asynchronous(name: str, comm: Any, timeout: float | None) -> Communicator:
@@ -218,11 +249,10 @@ _STORES: dict[str, Callable[[str, Any, float | None], Communicator]] = {
             "local",
             "local_update_cpu",
             "local_allreduce_cpu",
-            "device",
-            "local_allreduce_device",
         ),
         _alone,
     ),
+    **dict.fromkeys(("device", "local_allreduce_device"), _device),
     "dist_sync": _hosts,
     "dist": _best,
     "threads": _threads,

@@ -82,8 +82,19 @@ def launch_on(monkeypatch: pytest.MonkeyPatch, seat: Seat, facts: list[Facts]) -
 
 
 @pytest.mark.skipif(cupy.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize(
+    ("driver", "words"),
+    [
+        (
+            "libcuda.so.1",
+            ["there is no NVIDIA driver (libcuda.so.1)", "pip install 'ncclkv[cuda12]"],
+        ),
+        ("libc.so.6", ["CuPy finds no GPU (cudaError", "nvidia-smi"]),
+    ],
+)
 @pytest.mark.parametrize("size", SIZES)
-def test_layer_3_without_a_gpu_every_rank_fails_with_one_text(size):
+def test_layer_3_without_a_gpu_every_rank_fails_with_one_text(monkeypatch, size, driver, words):
+    monkeypatch.setattr(module, "_DRIVER", driver)
     errors = errors_of(size, launch)
     assert len({str(error) for error in errors}) == 1
     for error in errors:
@@ -91,8 +102,7 @@ def test_layer_3_without_a_gpu_every_rank_fails_with_one_text(size):
         text = str(error)
         assert "NCCL needs a GPU on every rank" in text
         assert f"rank{'s 0, 1' if size > 1 else ' 0'}" in text
-        assert "CuPy finds no GPU (cudaError" in text
-        assert "nvidia-smi" in text
+        assert all(word in text for word in words), text
 
 
 @pytest.mark.skipif(cupy.cuda.is_available(), reason="there is a GPU here")
@@ -105,7 +115,7 @@ def test_layer_3_a_survey_leaves_the_ranks_usable():
         return [each.obstacle for each in found]
 
     for obstacles in run_ranks(2, body):
-        assert all("no GPU" in obstacle for obstacle in obstacles)
+        assert all("no NVIDIA driver" in obstacle for obstacle in obstacles)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -67,7 +67,7 @@ def test_nccl_stores_say_what_is_missing(name: str) -> None:
     assert run.returncode != 0
     last = run.stderr.splitlines()[-1]
     assert last.startswith(
-        f"ncclkv.errors.LaunchError: create('{name}') needs GPU stores over NCCL"
+        f"ncclkv.errors.LaunchError: create('{name}'): NCCL needs a GPU on every rank. rank 0 ("
     )
     assert "create('dist_sync') keeps values in host memory" in last
 

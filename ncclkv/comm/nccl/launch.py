@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from ncclkv.comm.nccl.facts import Facts, crowded, device_of, settings, trouble
 from ncclkv.comm.nccl.streams import CupyStreams
 from ncclkv.errors import KVStoreError, LaunchError
 from ncclkv.kernels.device import DeviceKernels
+
+_DRIVER = "libcuda.so.1"
 
 
 def survey(peers: Communicator) -> list[Facts]:
@@ -68,15 +71,29 @@ def _own(peers: Communicator) -> Facts:
         return Facts(rank, host, 0, 0, "", 0, "", 0, share, blocks, obstacle=str(error))
 
 
+def _find_driver() -> None:
+    """Refuse a machine that cannot have a GPU, before CuPy is imported for nothing."""
+    try:
+        ctypes.CDLL(_DRIVER)
+    except OSError as error:
+        raise LaunchError(
+            f"there is no NVIDIA driver ({_DRIVER}); with one, pip install 'ncclkv[cuda12]' (or "
+            f"'ncclkv[cuda13]', as the driver has it)"
+        ) from error
+
+
 def _gpu(peers: Communicator, host: str, share: bool, blocks: bool) -> Facts:
     """The same, of a rank that has a GPU."""
+    _find_driver()
     nccl = CupyBinding().version()
     import cupy
 
     runtime: Any = cupy.cuda.runtime
     try:
         devices = runtime.getDeviceCount()
-        device = device_of(peers.local_rank, devices)
+        # A process by itself stays on the device that it is using.
+        alone = peers.size == 1
+        device = runtime.getDevice() if alone else device_of(peers.local_rank, devices)
         cupy.cuda.Device(device).use()
         # CuPy cuts the uuid off at a zero byte; the bus tells apart what is left.
         uuid = runtime.getDeviceProperties(device).get("uuid", b"").hex()
@@ -85,7 +102,7 @@ def _gpu(peers: Communicator, host: str, share: bool, blocks: bool) -> Facts:
     except runtime.CUDARuntimeError as error:
         raise LaunchError(
             f"CuPy finds no GPU ({error}); see whether nvidia-smi lists one and "
-            f"CUDA_VISIBLE_DEVICES hides none, or create a 'dist_sync' store in host memory"
+            f"CUDA_VISIBLE_DEVICES hides none"
         ) from error
     return Facts(
         peers.rank, host, devices, device, gpu, nccl, cupy.__version__, driver, share, blocks
