@@ -18,6 +18,7 @@ from pathlib import Path
 from tests.harness import leftovers
 
 ROOT = Path(__file__).resolve().parent.parent
+CONTRACT = "tests/ranks/test_comm_contract.py"
 GRACE = 10.0
 """Seconds that a run has to end after it is told to."""
 
@@ -39,6 +40,9 @@ def suite() -> list[Run]:
         Run("doctests", (*pytest, "--doctest-modules", "ncclkv"), 60),
         Run("harness", (*pytest, "tests/harness"), 180),
         Run("jobs", (*pytest, "tests/jobs"), 300),
+        # Without CuPy these two say so, and test the little that needs none.
+        Run("nccl", (*pytest, "tests/nccl"), 900),
+        Run("nccl-ranks", ("launch/local.sh", "-n", "3", "-m", "pytest", CONTRACT), 240),
     ]
     for size in (1, 2, 3, 4):
         job = ("launch/local.sh", "-n", str(size), "-m", "pytest", "tests/ranks")

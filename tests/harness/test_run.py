@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from types import SimpleNamespace
+
+import pytest
 
 from tests import run
+from tests.harness import layers
 from tests.run import Run
 
 
@@ -48,3 +52,25 @@ def test_suite_names_every_run_once():
     names = [each.name for each in run.suite()]
     assert len(set(names)) == len(names)
     assert {"unit", "jobs", "ranks-1", "ranks-2", "ranks-3", "ranks-4"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "layer"),
+    [
+        ("tests/nccl/test_contract_store.py::test_case[keys.x-1-root]", 2),
+        ("tests/nccl/test_launch_ranks.py::test_layer_3_a_survey[2]", 3),
+        ("tests/nccl/test_gpu_kernels.py::test_x", 4),
+        ("tests/unit/test_wait.py::test_x", None),
+    ],
+)
+def test_the_layer_of_a_test_of_nccl(nodeid: str, layer: int | None) -> None:
+    assert layers.layer_of(nodeid) == layer
+
+
+def test_the_closing_line_counts_what_passed() -> None:
+    passed = SimpleNamespace(nodeid="tests/nccl/test_contract_store.py::test_case")
+    skipped = SimpleNamespace(nodeid="tests/nccl/test_gpu_kernels.py::test_x")
+    line = layers.summary({"passed": [passed, passed], "skipped": [skipped]})
+    assert "2 (recording stand-in, not NCCL): 2 passed;" in line
+    assert "4 (one rank on a GPU): none passed;" in line
+    assert layers.summary({"passed": [SimpleNamespace(nodeid="tests/unit/test_wait.py::x")]}) == ""

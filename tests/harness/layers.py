@@ -1,0 +1,63 @@
+"""Which layers of the tests of NCCL a run has gone through, for its closing line.
+
+A test is of the layer that its name says (``test_layer_3_...``), or its module's first line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.harness.source import ROOT
+
+LAYERS = {
+    2: "recording stand-in, not NCCL",
+    3: "libnccl and NVRTC, no GPU",
+    4: "one rank on a GPU",
+    5: "several ranks on a GPU",
+}
+
+
+def summary(stats: Mapping[str, Sequence[Any]]) -> str:
+    """One line on the layers, empty when no test of any was there.
+
+    Parameters
+    ----------
+    stats : mapping of str to list of pytest.TestReport
+        By outcome, as pytest's terminal reporter has them.
+    """
+    passed, found = _count(stats.get("passed", ())), _count(r for rs in stats.values() for r in rs)
+    if not found:
+        return ""
+    said = [
+        f"{layer} ({LAYERS[layer]}): {passed[layer] or 'none'} passed" for layer in sorted(LAYERS)
+    ]
+    return "layers of NCCL: " + "; ".join(said)
+
+
+def _count(reports: Any) -> Counter[int]:
+    """How many tests there are of each layer."""
+    layers = (layer_of(report.nodeid) for report in reports if hasattr(report, "nodeid"))
+    return Counter(layer for layer in layers if layer is not None)
+
+
+def layer_of(nodeid: str) -> int | None:
+    """The layer of a test by pytest's name for it."""
+    path, _, name = nodeid.partition("::")
+    own = re.search(r"layer_(\d)", name)
+    return int(own[1]) if own else _of_module(path)
+
+
+@cache
+def _of_module(path: str) -> int | None:
+    """The layer that the first line of a module says."""
+    file = ROOT / Path(path)
+    if not file.is_file():
+        return None
+    first = file.read_text().partition("\n")[0]
+    layer = re.match(r'"""Layers? (\d)', first)
+    return int(layer[1]) if layer else None

@@ -1,0 +1,89 @@
+"""Layer 2, recording stand-in, not NCCL: the calls of a steady ``pushpull``, literally."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
+
+import ncclkv.optimizer as optimizer
+from tests.nccl.standin import HEADER, Seat, run_seats
+from tests.nccl.standin.drive import floats
+from tests.nccl.standin.stores import SeatStores
+
+pytestmark = pytest.mark.limit(20)
+KEPT = Path(__file__).parent / "kept"
+KEYS = ["a", "b", "c", "d"]
+BUCKETS = {"a": 0, "b": 0, "c": 1, "d": 2}
+"""By bytes: a and b share a bucket of 1 KiB, the others have their own."""
+
+
+def store(create: SeatStores, seat: Seat) -> Any:
+    """Four keys in three buckets, whose memory has names, with an optimizer."""
+    kv = create(bucket_bytes=1024)
+    kv.set_optimizer(optimizer.SGD(learning_rate=1.0, momentum=0.5))
+    kv.init(KEYS, [np.full(n, 9, np.float32) for n in (64, 64, 200, 250)])
+    for key, number in BUCKETS.items():
+        seat.device.memory.name(kv.grad_view(key), f"gradients {number}")
+        seat.device.memory.name(kv.value(key), f"weights {number}")
+    return kv
+
+
+def steady(body: Any, name: str, size: int, update_on: str) -> None:
+    """Hold the calls of a step against the kept ones, on every rank."""
+
+    def on_seat(seat: Seat) -> list[str]:
+        with SeatStores(seat, update_on) as create:
+            kv = store(create, seat)
+            once = body(kv, seat)
+            for _ in range(2):
+                once()
+                kv.wait()
+            with seat.calls() as lines:
+                once()
+        return lines
+
+    for rank, lines in enumerate(run_seats(size, on_seat, lazy=True)):
+        kept = (KEPT / name.format(rank=min(rank, 1))).read_text().splitlines()
+        assert kept[0] == HEADER
+        assert lines == kept, f"rank {rank}"
+
+
+def with_arrays(kv: Any, seat: Seat) -> Any:
+    """A step of arrays of the user's: packed, reduced and updated, unpacked."""
+    gradients = [floats(seat, *[1.0] * kv.spec(key).size) for key in KEYS]
+    outs = [floats(seat, *[0.0] * kv.spec(key).size) for key in KEYS]
+    for key, gradient, out in zip(KEYS, gradients, outs, strict=True):
+        seat.device.memory.name(gradient, f"gradient of {key}")
+        seat.device.memory.name(out, f"out of {key}")
+    return lambda: kv.pushpull(KEYS, gradients, outs)
+
+
+def with_views(kv: Any, seat: Seat) -> Any:
+    """A step of the store's own arrays: nothing is copied."""
+
+    def once() -> None:
+        kv.push(KEYS, [kv.grad_view(key) for key in KEYS])
+        for key in KEYS:
+            kv.value(key)
+
+    return once
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_a_pushpull_of_arrays(size: int) -> None:
+    steady(with_arrays, "pushpull_arrays.txt", size, "every_rank")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_pushpull_of_arrays_with_a_root(size: int) -> None:
+    steady(with_arrays, "pushpull_root_{rank}.txt", size, "root")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_a_push_of_views(size: int) -> None:
+    steady(with_views, "push_views.txt", size, "every_rank")
