@@ -8,17 +8,20 @@ READY = $(VENV)/.ready
 TOOLS = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint clean
+.PHONY: help train test test-gpu lint clean
 .NOTPARALLEL:
 
 help:  ## show this page
-	@sed -n 's/^\([a-z]*\):.*  ## /make \1\t/p; s/^#  //p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*  ## /make \1\t/p; s/^#  //p' Makefile | expand -t 14
 
 train: $(READY)-train $(READY)-mpi$(MPI)  ## train a small network on 4 ranks
 	launch/local.sh -n $(N) train.py $(ARGS)
 
 test: $(READY)-test $(READY)-mpi$(MPI) $(WITH:%=$(READY)-%)  ## run all tests, on 1 to 4 ranks
 	$(TOOLS)/python -m tests.run $(RUNS)
+
+test-gpu: $(READY)-test $(READY)-mpi$(MPI) $(WITH:%=$(READY)-%)  ## run the tests that need a GPU, which ranks share
+	$(TOOLS)/python -m tests.run gpu
 
 lint: $(READY)-lint  ## check style and types
 	$(TOOLS)/ruff check
@@ -37,5 +40,7 @@ $(READY)-%: setup.cfg pyproject.toml launch/setup.sh
 # Shown by `make help` too:
 #  with train:   N=2 ranks, ARGS='--epochs 5' or other options of train.py
 #  with test:    RUNS='unit ranks-3' runs, and no others; WITH=torch, to download and test it too
+#  with test-gpu: WITH=cuda12 or WITH=cuda13, to download CuPy and NCCL; NCCLKV_REQUIRE_GPU=1, to fail
+#                without a GPU
 #  with any:     MPI=wheel, an MPI from its wheel even where PATH has an mpirun;
 #                PYTHON=python3.12, to make the environment with; VENV=.venv, where it is

@@ -1,8 +1,9 @@
 """Run the whole test suite: pytest in this process's Python, then in jobs of 1 to 4 ranks.
 
-``python -m tests.run`` runs all, ``python -m tests.run unit ranks-3`` some.  Each run has a time
-limit of its own; after one that failed or was stopped the others still run.  The last lines say how
-each went.  The exit code is 0 only when all passed.
+``python -m tests.run`` runs all that need no GPU, ``python -m tests.run unit ranks-3`` some, and
+``python -m tests.run gpu`` all that need one.  Each run has a time limit of its own; after one that
+failed or was stopped the others still run.  The last lines say how each went.  The exit code is 0
+only when all passed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.harness import leftovers
+from tests.nccl import gpu
 
 ROOT = Path(__file__).resolve().parent.parent
+ON_GPU = ("tests/ranks/test_gpu_comm.py", "tests/ranks/test_gpu_store.py")
 CONTRACT = "tests/ranks/test_comm_contract.py"
 GRACE = 10.0
 """Seconds that a run has to end after it is told to."""
@@ -47,6 +50,18 @@ def suite() -> list[Run]:
     for size in (1, 2, 3, 4):
         job = ("launch/local.sh", "-n", str(size), "-m", "pytest", "tests/ranks")
         runs.append(Run(f"ranks-{size}", job, 240))
+    return runs
+
+
+def gpu_suite() -> list[Run]:
+    """All runs on a GPU, which the ranks share, in order."""
+    pytest = (sys.executable, "-m", "pytest")
+    runs = [Run("gpu-kernels", (*pytest, "tests/nccl/test_gpu_kernels.py"), 600)]
+    for size in (1, 2, 3, 4):
+        share = ("env", "NCCLKV_SHARE_GPU=1") if size > 1 else ()
+        job = ("launch/local.sh", "-n", str(size), "-m", "pytest", *ON_GPU)
+        runs.append(Run(f"gpu-{size}", (*share, *job), 600))
+    runs.append(Run("gpu-faults", (*pytest, "tests/nccl/test_gpu_faults.py"), 600))
     return runs
 
 
@@ -86,7 +101,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(names: list[str]) -> int:
-    runs = suite()
+    if names == ["gpu"]:
+        if lacking := gpu.missing():
+            print(f"no test of a GPU can run: {lacking}")
+            return int(gpu.required())
+        names = [run.name for run in gpu_suite()]
+    runs = suite() + (gpu_suite() if names else [])
     unknown = set(names) - {run.name for run in runs}
     if unknown:
         print(f"no such run: {', '.join(sorted(unknown))}; there are", *(run.name for run in runs))

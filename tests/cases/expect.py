@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.cases.place import here
+
 SHAPE = (2, 3)
 
 
@@ -25,7 +27,7 @@ def total(kv: Any) -> int:
 
 def same(got: Any, expected: Any) -> None:
     """Fail unless `got` equals `expected`, a number or an array, in every bit."""
-    got = np.asarray(got)
+    got = np.asarray(here().get(got))
     np.testing.assert_array_equal(got, np.asarray(expected).astype(got.dtype))
 
 

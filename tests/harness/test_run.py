@@ -10,6 +10,7 @@ import pytest
 
 from tests import run
 from tests.harness import layers
+from tests.nccl import gpu
 from tests.run import Run
 
 
@@ -74,3 +75,12 @@ def test_the_closing_line_counts_what_passed() -> None:
     assert "2 (recording stand-in, not NCCL): 2 passed;" in line
     assert "4 (one rank on a GPU): none passed;" in line
     assert layers.summary({"passed": [SimpleNamespace(nodeid="tests/unit/test_wait.py::x")]}) == ""
+
+
+def test_without_a_gpu_a_sentence_says_so(monkeypatch, capfd):
+    monkeypatch.setattr(gpu, "missing", lambda: "there is none")
+    monkeypatch.delenv("NCCLKV_REQUIRE_GPU", raising=False)
+    assert run.main(["gpu"]) == 0
+    assert capfd.readouterr().out == "no test of a GPU can run: there is none\n"
+    monkeypatch.setenv("NCCLKV_REQUIRE_GPU", "1")
+    assert run.main(["gpu"]) == 1

@@ -7,16 +7,21 @@ import os
 import pytest
 
 
+def required() -> bool:
+    """Whether tests that need a GPU must run: where this is so, a skip is a failure."""
+    return os.environ.get("NCCLKV_REQUIRE_GPU") == "1"
+
+
 def need_gpu() -> None:
-    """Skip the test, saying why, where there is none; with ``NCCLKV_REQUIRE_GPU=1`` fail it."""
-    missing = _missing()
-    if missing and os.environ.get("NCCLKV_REQUIRE_GPU") == "1":
-        pytest.fail(f"NCCLKV_REQUIRE_GPU=1, and {missing}")
-    if missing:
-        pytest.skip(missing)
+    """Skip the test, saying why, where there is none; or fail, if that is `required`."""
+    what = missing()
+    if what and required():
+        pytest.fail(f"NCCLKV_REQUIRE_GPU=1, and {what}", pytrace=False)
+    if what:
+        pytest.skip(what)
 
 
-def _missing() -> str:
+def missing() -> str:
     """What is not there, in words; empty when all is."""
     try:
         import cupy

@@ -9,18 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.cases.place import Place, Promises
+from tests.nccl.place import refused
 from tests.nccl.standin.drive import breaks
 from tests.nccl.standin.seat import Seat
-
-
-def refused(dtype: np.dtype[Any], op: str) -> str:
-    """What NCCL has no reduction for."""
-    if dtype.kind in "iu" and dtype.itemsize == 2:
-        return "NCCL reduces no 16-bit integers; use .astype"
-    if dtype.kind == "c" and op == "prod":
-        return "NCCL multiplies real numbers only; use sum or avg"
-    return ""
-
 
 STAND_IN = Promises(
     # It sums as hosts do, so that a wrong count or address cannot hide behind a rounding.
@@ -48,7 +39,7 @@ class DevicePlace(Place):
         return self._seat.streams.put(np.asarray(values))
 
     def get(self, buffer: Any) -> NDArray[Any]:
-        return self._seat.streams.get(buffer)
+        return buffer if isinstance(buffer, np.ndarray) else self._seat.streams.get(buffer)
 
     def write(self, buffer: Any, values: Any) -> None:
         self._seat.streams.write(buffer, np.broadcast_to(values, buffer.shape))

@@ -1,0 +1,46 @@
+"""Two ranks on a GPU, of which rank 1 goes wrong; ``python faults.py FAULT``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+import ncclkv
+
+FAULT = sys.argv[1]
+LATER = 90
+"""Seconds that rank 1 stays away; the deadline of rank 0 is much sooner."""
+
+
+def go_wrong(kv: ncclkv.KVStore) -> None:
+    """What rank 1 does instead of a push of key w."""
+    if FAULT == "missing":
+        time.sleep(LATER)
+    elif FAULT == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif FAULT == "another call":
+        kv.push("longer", np.ones(5000, np.float32))
+        kv.wait()
+    else:
+        raise ValueError("on purpose")
+
+
+def main() -> None:
+    kv = ncclkv.create("nccl", timeout=15)
+    kv.init(["w", "longer"], [np.zeros(1000, np.float32), np.zeros(5000, np.float32)])
+    kv.push(["w", "longer"], [np.ones(1000, np.float32), np.ones(5000, np.float32)])
+    out = np.zeros(1000, np.float32)
+    kv.pull("w", out=out)
+    assert (out == kv.num_workers).all()
+    print(f"rank {kv.rank}: as it should be", flush=True)
+    if kv.rank == 1:
+        go_wrong(kv)
+    kv.push("w", np.ones(1000, np.float32))
+    kv.wait()
+
+
+main()

@@ -1,0 +1,33 @@
+"""Layers 4 and 5, NCCL on a real GPU: the communicator cases, on one rank and on several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.host import launch as hosts
+from ncclkv.comm.nccl import launch as gpus
+from tests.cases.communicator_all import CASES, FAILURES
+from tests.cases.place import at
+from tests.nccl.gpu import need_gpu
+from tests.nccl.place import GpuPlace
+
+pytestmark = pytest.mark.limit(120)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Communicator]:
+    """The GPUs of all ranks, on a communicator that every case leaves as it was."""
+    need_gpu()
+    comm = gpus.launch(hosts.world(timeout=60.0))
+    yield comm
+    comm.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(name: str, world: Communicator) -> None:
+    if world.size > 1 or name not in FAILURES:
+        with at(GpuPlace()):
+            CASES[name](world)
