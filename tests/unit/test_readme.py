@@ -16,8 +16,7 @@ def test_the_first_program_runs_on_one_rank() -> None:
 
 def test_every_store_name_is_there() -> None:
     text = README.read_text()
-    missing = [name for name in _STORES if f"`{name}`" not in text and "async" not in name]
-    assert missing == ["dist_sync_device"]  # an alias of dist_device_sync
+    assert [name for name in _STORES if f"`{name}`" not in text and "async" not in name] == []
 
 
 def test_every_verb_it_names_exists() -> None:
