@@ -34,6 +34,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     cuda.Stream.return_value.ptr = 1000
     cuda.Event = mock.MagicMock(side_effect=lambda **_: SimpleNamespace(ptr=77, done=True))
     monkeypatch.setattr(cupy, "cuda", cuda)
+    monkeypatch.setattr(launch, "_DRIVER", "libc.so.6")
     return cuda
 
 
@@ -128,7 +129,7 @@ def test_facts_are_those_of_the_rank_and_its_device(cuda, monkeypatch):
     cuda.runtime.deviceGetPCIBusId.return_value = "0000:1B:00.0"
     cuda.runtime.driverGetVersion.return_value = 12080
     peers = SoloCommunicator(1.0)
-    peers.local_rank = 6
+    peers.size, peers.local_rank = 8, 6
     (own,) = launch.survey(peers)
     cuda.Device.assert_called_once_with(2)
     cuda.Device.return_value.use.assert_called_once_with()
@@ -138,10 +139,20 @@ def test_facts_are_those_of_the_rank_and_its_device(cuda, monkeypatch):
     assert (own.share, own.blocks, own.obstacle) == (False, True, "")
 
 
+def test_a_process_by_itself_stays_on_its_device(cuda, monkeypatch):
+    monkeypatch.setattr(launch, "CupyBinding", mock.MagicMock())
+    cuda.runtime.getDeviceCount.return_value = 4
+    cuda.runtime.getDevice.return_value = 3
+    cuda.runtime.getDeviceProperties.return_value = {}
+    (own,) = launch.survey(SoloCommunicator(1.0))
+    assert own.device == 3
+
+
 def test_without_nccl_the_fact_is_why(monkeypatch):
     def missing() -> None:
         raise LaunchError("CuPy finds no NCCL library")
 
+    monkeypatch.setattr(launch, "_DRIVER", "libc.so.6")
     monkeypatch.setattr(launch, "CupyBinding", missing)
     (own,) = launch.survey(SoloCommunicator(1.0))
     assert own.obstacle == "CuPy finds no NCCL library"
