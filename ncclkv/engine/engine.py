@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
-from ncclkv.arrays.memory import is_on_host
 from ncclkv.comm.base import Communicator
-from ncclkv.engine import copies
+from ncclkv.engine.batch import Pull, Push, chosen, pull_of, push_of
 from ncclkv.engine.placement import Placement
-from ncclkv.engine.state import Array, BucketMemory, BucketState, Slot
+from ncclkv.engine.places import Places
+from ncclkv.engine.state import Array, BucketState
 from ncclkv.engine.update import Assign, FunctionRule, FusedRule, Rule
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.table import plan
-from ncclkv.table.bucket import place
-from ncclkv.table.registry import Key, KeySpec, Registry
+from ncclkv.table.registry import Key
 
 
 class Engine:
@@ -28,7 +27,8 @@ class Engine:
 
     Attributes
     ----------
-    registry : Registry
+    places : Places
+        The keys and where their values are.
     placement : Placement
     rule : Rule
         What becomes of a sum: it replaces the value, or an updater folds it in.
@@ -37,55 +37,17 @@ class Engine:
     def __init__(
         self, comm: Communicator, kernels: Kernels, placement: Placement, bucket_bytes: int
     ) -> None:
-        self.registry = Registry()
+        self.places = Places(comm, kernels, bucket_bytes)
         self.placement = placement
         self.rule: Rule = Assign()
         self._comm = comm
         self._kernels = kernels
-        self._bucket_bytes = bucket_bytes
-        self._unplaced: dict[Key, Array] = {}
-        self._slots: dict[Key, Slot] = {}
-        self._states: list[BucketState] = []
-        self._memory = BucketMemory()
 
-    # Keys and their places
-
-    def add(self, specs: Sequence[KeySpec], values: Sequence[Array]) -> None:
-        """Take new keys with their first values, which the engine keeps."""
-        self.registry.add(specs)
-        self._unplaced.update((spec.key, value) for spec, value in zip(specs, values, strict=True))
-
-    @property
-    def sealed(self) -> bool:
-        """Whether every key has its place."""
-        return not self._unplaced
-
-    def seal(self) -> None:
-        """Give all keys that have no place yet one, for good."""
-        if self.sealed:
-            return
-        specs = [spec for spec in self.registry if spec.key in self._unplaced]
-        states = [
-            BucketState(bucket, self._comm)
-            for bucket in place(specs, self._bucket_bytes, len(self._states))
-        ]
-        for state in states:
-            for entry in state.layout.entries:
-                slot = self._slots[entry.key] = Slot(state, entry)
-                self._kernels.pack(self._unplaced.pop(entry.key), slot.weight)
-        self._states += states
-        self._memory.add(states)
-
-    def slot(self, key: Key) -> Slot:
-        """A key's place; the first call for any key seals the layout."""
-        if key not in self._slots:
-            self.registry[key]
-            self.seal()
-        return self._slots[key]
+    # Keys
 
     def gradient(self, key: Key) -> Array:
         """A key's place in the gradients, for the user to fill."""
-        slot = self.slot(key)
+        slot = self.places[key]
         if key in slot.state.pushed:
             raise UsageError(
                 f"grad_view of key {key!r}: it was pushed and waits in its bucket, so its gradient "
@@ -98,92 +60,101 @@ class Engine:
 
     def replace(self, key: Key, value: Array) -> None:
         """Set a key's value, the same on every rank, and drop what its updater remembers."""
-        if key in self._unplaced:
-            self._unplaced[key] = value
+        if key not in self.places:
+            self.places.replace_unplaced(key, value)
             return
-        slot = self._slots[key]
-        self.settle([key])
+        slot = self.places[key]
+        self.settle([slot.state])
         self._kernels.pack(value, slot.weight)
         self.rule.reset(slot)
 
     # Push
 
-    def push(self, values: Mapping[Key, Sequence[Array]], priority: int) -> Exception | None:
-        """Stage and commit this rank's values of each key; return what the updater raised."""
-        safe = self.safe(values)
-        self._make_room(values.keys())
-        self.stage(safe)
-        return self.commit(dict.fromkeys(values, priority))
+    def batch(self, values: Mapping[Key, Sequence[Array]]) -> tuple[Push, list[Array]]:
+        """Sort this rank's values of each key; return them in a row, too.
 
-    def safe(self, values: Mapping[Key, Sequence[Array]]) -> dict[Key, Sequence[Array]]:
-        """The values, with copies of those that a push could overwrite while it reads them.
-
-        That is what lies in a bucket, other than in its own key's gradient.  The first call gives
-        keys their places.
+        What a push could overwrite while it reads it is copied: that is what lies in a bucket,
+        other than in its own key's gradient.  The first call gives keys their places.
         """
-        return {key: self._safe(self.slot(key), arrays) for key, arrays in values.items()}
+        return push_of(values, self.places.__getitem__, self._safe)
 
-    def _safe(self, slot: Slot, arrays: Sequence[Array]) -> Sequence[Array]:
-        """The same for the values of one key."""
-        if len(arrays) == 1 and slot.holds(arrays[0]):
-            if slot.entry.key in slot.state.pushed or slot.state.flying:
-                raise UsageError(
-                    f"push of key {slot.entry.key!r}: its grad_view was pushed and not flushed, so "
-                    f"it is the store's; pull the key, or wait for it, before filling it again"
-                )
-            return arrays
-        return [
-            array if self._memory.bucket(array) is None else self._kernels.copy(array)
-            for array in arrays
-        ]
+    def _safe(self, array: Array) -> Array:
+        """The array, or a copy when it lies in a bucket."""
+        return array if self.places.bucket_around(array) is None else self._kernels.copy(array)
 
-    def _make_room(self, keys: Collection[Key]) -> None:
-        """Launch what waits in the buckets of `keys` and cannot fly with a new push of them."""
+    def push(self, batch: Push, row: Sequence[Array], priority: int) -> Exception | None:
+        """Stage and commit a batch of arrays; return what the updater raised."""
+        self.admit(batch)
+        self._make_room(batch)
+        self.stage(batch, row)
+        priorities = {load.state.layout.index: priority for load in batch.loads}
+        return self.commit(priorities, batch.keys)
+
+    def admit(self, batch: Push) -> None:
+        """Refuse gradients that are the store's."""
+        for load in batch.loads:
+            for slot in load.held:
+                if slot.entry.key in load.state.pushed or load.state.flying:
+                    raise UsageError(
+                        f"push of key {slot.entry.key!r}: its grad_view was pushed and not "
+                        f"flushed, so it is the store's; pull the key, or wait for it, before "
+                        f"filling it again"
+                    )
+
+    def _make_room(self, batch: Push) -> None:
+        """Launch what waits in the buckets of a batch and cannot fly with it."""
         step = self.rule.step()
-        for state in self._buckets(keys):
-            if not state.pushed.isdisjoint(keys) or (state.pushed and state.step != step):
+        for load in batch.loads:
+            state = load.state
+            if not state.pushed.isdisjoint(load.keys) or (state.pushed and state.step != step):
                 self._launch(state)
 
-    def stage(self, values: Mapping[Key, Sequence[Array]]) -> None:
-        """Reduce this rank's values of each key, made safe, into its place in the gradients."""
-        alone = []
-        for key, arrays in values.items():
-            slot = self._slots[key]
-            self._complete(slot.state)
-            if len(arrays) > 1:
-                self._kernels.combine(arrays, slot.gradient, slot.entry.spec.op)
-            elif not slot.holds(arrays[0]):
-                alone.append((slot, arrays[0]))
-        copies.pack(self._kernels, alone)
-        for key in values:
-            self._slots[key].state.pushed.add(key)
+    def stage(self, batch: Push, row: Sequence[Array]) -> None:
+        """Reduce this rank's values of each key into its place in the gradients."""
+        kernels = self._kernels
+        for load in batch.loads:
+            self._complete(load.state)
+            for slot, numbers in load.several:
+                kernels.combine(chosen(row, numbers), slot.gradient, slot.entry.spec.op)
+            if load.slots:
+                gradients = [slot.gradient for slot in load.slots]
+                load.table = kernels.pack_all(chosen(row, load.numbers), gradients, load.table)
+            load.state.pushed |= load.keys
 
-    def commit(self, priorities: Mapping[Key, int]) -> Exception | None:
-        """Launch what the staged keys filled; with a function as updater, run it to the end.
+    def commit(self, priorities: Mapping[int, int], keys: Collection[Key]) -> Exception | None:
+        """Launch the buckets that the staged keys filled; with a function as updater, run it.
 
-        Returns what the updater raised.
+        Parameters
+        ----------
+        priorities : mapping of int to int
+            Of the buckets, by their numbers.
+        keys : collection of keys
+            What was staged.
+
+        Returns
+        -------
+        Exception or None
+            What the updater raised.
         """
         step = self.rule.step()
-        buckets: dict[int, int] = {}
-        for key, priority in priorities.items():
-            index = self._slots[key].state.layout.index
-            buckets[index] = max(priority, buckets.get(index, priority))
         at_once = isinstance(self.rule, FunctionRule)
-        for index in plan.launch_order(buckets):
-            state = self._states[index]
+        for index in plan.launch_order(priorities):
+            state = self.places.states[index]
             state.step = step
             if at_once or state.full:
                 self._launch(state)
         if isinstance(self.rule, FunctionRule):
-            self.flush(priorities)
+            self.flush([self.places.states[index] for index in sorted(priorities)])
             if self.placement.updates:
-                keys = self.registry.update_order(priorities)
+                slots = [self.places[key] for key in self.places.registry.update_order(keys)]
                 with self._comm.queue():
-                    return self.rule.run([self._slots[key] for key in keys])
+                    return self.rule.run(slots)
         return None
 
     def _launch(self, state: BucketState) -> None:
         """Start to reduce what was pushed into a bucket."""
+        if not state.pushed:
+            return
         root = self.placement.root
         for launch in plan.launches(state.layout, state.pushed):
             lo, hi = launch.span
@@ -209,25 +180,18 @@ class Engine:
             work.wait()
         state.flying.clear()
 
-    def flush(self, keys: Iterable[Key] | None = None) -> None:
-        """Launch what waits in the buckets of `keys`, or in all, and complete it."""
-        states = self._buckets(keys)
+    def flush(self, states: Sequence[BucketState] | None = None) -> None:
+        """Launch what waits in some buckets, or in all, and complete it."""
+        states = self.places.states if states is None else states
         for state in states:
             self._launch(state)
         for state in states:
             self._complete(state)
 
-    def _buckets(self, keys: Iterable[Key] | None) -> list[BucketState]:
-        """The buckets of `keys`, or all, each once and in registry order."""
-        if keys is None:
-            return self._states
-        indices = {self._slots[key].state.layout.index for key in keys if key in self._slots}
-        return [self._states[index] for index in sorted(indices)]
-
-    def settle(self, keys: Collection[Key] | None = None) -> None:
+    def settle(self, states: Sequence[BucketState] | None = None) -> None:
         """Flush, and give every rank what the root alone has updated, so that all may read."""
-        self.flush(keys)
-        states = self._buckets(keys)
+        states = self.places.states if states is None else states
+        self.flush(states)
         for state in states:
             if state.behind is not None and self.placement.root is not None:
                 lo, hi = state.behind
@@ -240,9 +204,9 @@ class Engine:
 
     def check_outs(self, reads: Sequence[tuple[Key, Array]], *, flushed: bool) -> None:
         """Refuse to write over gradients that are pushed and that these reads do not flush."""
-        done = self._buckets([key for key, _ in reads]) if flushed else []
+        done = self.places.buckets(key for key, _ in reads) if flushed else []
         for key, out in reads:
-            state = self._memory.bucket(out)
+            state = self.places.bucket_around(out)
             if state is not None and (state.pushed or state.flying) and state not in done:
                 raise UsageError(
                     f"pull of key {key!r}: out lies in a grad_view, in whose bucket pushes are "
@@ -252,39 +216,41 @@ class Engine:
     def drop(self, keys: Iterable[Key]) -> None:
         """Forget that `keys` were pushed."""
         for key in keys:
-            if key in self._slots:
-                self._slots[key].state.pushed.discard(key)
+            if key in self.places:
+                self.places[key].state.pushed.discard(key)
 
     def copy(self, array: Array) -> Array:
         """A contiguous copy that shares no memory."""
         return self._kernels.copy(array)
 
-    def read(self, reads: Sequence[tuple[Key, Array]]) -> None:
-        """Copy keys' values, as of the last flush, into arrays."""
-        for state in self._buckets([key for key, _ in reads]):
+    def reading(self, reads: Sequence[tuple[Key, Array]]) -> tuple[Pull, list[Array]]:
+        """Sort what is to be read; return the arrays to be written in a row, too.
+
+        One that stands for several keys gets the last one's value.
+        """
+        return pull_of(reads, self._source)
+
+    def _source(self, key: Key) -> tuple[BucketState | None, Array]:
+        """The bucket of a key and its flat value there; without a bucket, where it has no place."""
+        if key not in self.places:
+            return None, self.places.unplaced(key).reshape(-1)
+        slot = self.places[key]
+        return slot.state, slot.weight
+
+    def read(self, pull: Pull, row: Sequence[Array]) -> None:
+        """Copy values, as of the last flush, into arrays."""
+        for state in pull.states:
             self._complete(state)
-        if any(is_on_host(out) for _, out in reads):
+        if pull.to_host:
             self._comm.synchronize()
-        if self.sealed:
-            copies.unpack(self._kernels, [(self._slots[key], out) for key, out in reads])
-            return
-        for key, out in reads:
-            self._kernels.unpack(self.current(key).reshape(-1), out)
+        for take in pull.takes:
+            outs = chosen(row, take.numbers)
+            take.table = self._kernels.unpack_all(take.sources, outs, take.table)
 
     def current(self, key: Key) -> Array:
         """A key's value as of the last flush, of the key's shape; not to be written."""
-        if key in self._unplaced:
-            return self._unplaced[key]
-        slot = self._slots[key]
+        if key not in self.places:
+            return self.places.unplaced(key)
+        slot = self.places[key]
         self._complete(slot.state)
         return slot.weight_view
-
-    def explain(self) -> str:
-        """The layout as a table."""
-        layouts = [state.layout for state in self._states]
-        return plan.explain(layouts, self._unplaced, self.placement.owner)
-
-    @property
-    def bucket_count(self) -> int:
-        """How many buckets have been laid out."""
-        return len(self._states)

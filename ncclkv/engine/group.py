@@ -30,7 +30,8 @@ class Group:
             for key, arrays in values.items()
             if key not in self._priorities and len(arrays) == 1
         }
-        safe = self._engine.safe(direct)
+        batch, row = self._engine.batch(direct)
+        self._engine.admit(batch)
         copy = self._engine.copy
         again = self._priorities.keys() & values.keys()
         # Noted first, so that `cancel` knows of whatever has been staged when Ctrl-C comes.
@@ -40,9 +41,9 @@ class Group:
             if key in direct:
                 continue
             if key in again and key not in self._kept:
-                self._kept[key] = [copy(self._engine.slot(key).gradient_view)]
+                self._kept[key] = [copy(self._engine.places[key].gradient_view)]
             self._kept.setdefault(key, []).extend(copy(array) for array in arrays)
-        self._engine.stage(safe)
+        self._engine.stage(batch, row)
 
     def pull(self, reads: Sequence[tuple[Key, Array]]) -> None:
         """Note arrays to be written at the end."""
@@ -54,7 +55,7 @@ class Group:
 
     def reads(self) -> list[tuple[Key, Array]]:
         """The arrays to be written at the end, in the order of one pull of them all."""
-        order = self._engine.registry.update_order({key for key, _ in self._reads})
+        order = self._engine.places.registry.update_order({key for key, _ in self._reads})
         places = {key: place for place, key in enumerate(order)}
         return sorted(self._reads, key=lambda read: places[read[0]])
 
@@ -66,9 +67,13 @@ class Group:
         UsageError
             When an array to be written lies in a gradient that the block leaves in its bucket.
         """
-        self._engine.stage(self._engine.safe(self._kept))
+        self._engine.stage(*self._engine.batch(self._kept))
         self._engine.check_outs(self._reads, flushed=True)
-        return self._engine.commit(self._priorities)
+        buckets: dict[int, int] = {}
+        for key, priority in self._priorities.items():
+            index = self._engine.places[key].state.layout.index
+            buckets[index] = max(priority, buckets.get(index, priority))
+        return self._engine.commit(buckets, self._priorities)
 
     def cancel(self) -> None:
         """Forget the block: its pushes never happened."""

@@ -29,8 +29,6 @@ class BucketState:
         The update rule that was in force when they were pushed.
     flying : list of Work
         Launched, and not known to be complete.
-    tables : dict
-        What the kernels keep of copies into and out of the bucket, by what and the first key.
     behind : (int, int) or None
         Elements that the root has updated and other ranks have not been given.
     """
@@ -42,7 +40,6 @@ class BucketState:
         self.pushed: set[Key] = set()
         self.step: Any = None
         self.flying: list[Work] = []
-        self.tables: dict[tuple[str, Key], Any] = {}
         self.behind: tuple[int, int] | None = None
 
     @property

@@ -15,6 +15,7 @@ from ncclkv.errors import KeyTypeMismatch, UsageError
 from ncclkv.store.agreement import propose
 from ncclkv.store.keys import one_key
 from ncclkv.store.plugin import KVStoreBase
+from ncclkv.store.recent import Recent
 from ncclkv.store.session import Session
 from ncclkv.table.registry import Key, KeySpec
 
@@ -36,6 +37,7 @@ class Core(KVStoreBase):
         self._engine = Engine(comm, self._kernels, chosen, bucket_bytes)
         self._session = Session(name, comm)
         self._group: Group | None = None
+        self._recent = Recent()
 
     # Identity
 
@@ -79,7 +81,7 @@ class Core(KVStoreBase):
         engine = self._engine
         return (
             f"<ncclkv store {self._name!r}: rank {self.rank} of {self.num_workers} {state}, "
-            f"{len(engine.registry)} keys in {engine.bucket_count} buckets, "
+            f"{len(engine.places.registry)} keys in {len(engine.places.states)} buckets, "
             f"update on {engine.placement.owner}, updater {engine.rule.name}>"
         )
 
@@ -87,11 +89,11 @@ class Core(KVStoreBase):
 
     def keys(self) -> list[Key]:
         """All keys, in the order of their initialisation."""
-        return [spec.key for spec in self._engine.registry]
+        return [spec.key for spec in self._engine.places.registry]
 
     def __contains__(self, key: object) -> bool:
         try:
-            return one_key(key) in self._engine.registry
+            return one_key(key) in self._engine.places.registry
         except KeyTypeMismatch:
             return False
 
@@ -104,14 +106,14 @@ class Core(KVStoreBase):
             When there is no such key.
         """
         with self._session.named():
-            return self._engine.registry[one_key(key)]
+            return self._engine.places.registry[one_key(key)]
 
     def explain_plan(self) -> str:
         """The buckets as a table: dtype, op, bytes, keys, who updates them, what they hold.
 
         Buckets are launched in this order, unless priorities say otherwise.
         """
-        return self._engine.explain()
+        return self._engine.places.explain(self._engine.placement.owner)
 
     # Life
 

@@ -10,7 +10,7 @@ from ncclkv.engine.group import Group
 from ncclkv.engine.state import Array
 from ncclkv.errors import UsageError
 from ncclkv.store import check
-from ncclkv.store.keys import key_list, pairs
+from ncclkv.store.keys import key_list
 from ncclkv.store.later import LaterVerbs
 from ncclkv.store.tables import Assignment, TableVerbs
 from ncclkv.store.transfers import Transfers, raise_late, whole_priority
@@ -71,7 +71,10 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
         """
         with self._session.verb("push", allowed_inside=_IN_GROUP):
             priority = whole_priority("push", priority)
-            error = self._push(self._values("push", pairs("push", key, value)), priority)
+            if self._group is not None:
+                self._group.push(self._values("push", key, value), priority)
+                return
+            error = self._engine.push(*self._to_push("push", key, value), priority)
         raise_late(error)
 
     def pull(
@@ -124,15 +127,12 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
             whole_priority("pull", priority)
             if out is None:
                 return self._pull_new(key, local)
-            reads = check.outs(
-                "pull", pairs("pull", key, out), self._engine.registry, self._kernels
-            )
             if local:
-                self._engine.check_outs(reads, flushed=False)
-                self._engine.read(reads)
+                self._engine.read(*self._to_pull("pull", key, out, flushed=False))
+            elif self._group is not None:
+                self._group.pull(self._outs("pull", key, out))
             else:
-                self._check_outs(reads)
-                self._pull(reads)
+                self._pull(*self._to_pull("pull", key, out, flushed=True))
             return None
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -151,11 +151,18 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
         """
         with self._session.verb("pushpull", allowed_inside=_IN_GROUP):
             priority = whole_priority("pushpull", priority)
-            values = self._values("pushpull", pairs("pushpull", key, value))
-            reads = self._outs("pushpull", key, value if out is None else out)
-            self._check_outs(reads)
-            error = self._push(values, priority)
-            self._pull(reads)
+            out = value if out is None else out
+            if self._group is not None:
+                values = self._values("pushpull", key, value)
+                reads = self._outs("pushpull", key, out)
+                self._group.push(values, priority)
+                self._group.pull(reads)
+                return
+            # The push first, for it gives keys their places; it changes nothing yet.
+            push = self._to_push("pushpull", key, value)
+            pull = self._to_pull("pushpull", key, out, flushed=True)
+            error = self._engine.push(*push, priority)
+            self._pull(*pull)
         raise_late(error)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
@@ -177,12 +184,12 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
 
             def make() -> Assignment:
                 made = self._any_keys("broadcast", key, value)
-                trial = self._engine.registry.with_keys(made.specs)
+                trial = self._engine.places.registry.with_keys(made.specs)
                 reads.extend(self._outs("broadcast", key, out, trial))
                 return made
 
             self._assign("broadcast", make)
-            self._pull(reads)
+            self._pull(*self._engine.reading(reads))
 
     @contextmanager
     def group(self) -> Iterator[None]:
@@ -225,7 +232,7 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
             except UsageError:
                 group.cancel()
                 raise
-            self._pull(reads)
+            self._pull(*self._engine.reading(reads))
         raise_late(error)
 
     def wait(self, key: Any = None) -> None:
@@ -238,8 +245,8 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
         with self._session.verb("wait"):
             keys = None if key is None else key_list(key)
             for name in keys or ():
-                self._engine.registry[name]
-            self._engine.settle(keys)
+                self._engine.places.registry[name]
+            self._engine.settle(None if keys is None else self._engine.places.buckets(keys))
             self._comm.synchronize()
 
     def barrier(self) -> None:

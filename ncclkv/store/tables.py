@@ -80,7 +80,7 @@ are ints, such as 3; use one kind
         found = single(verb, pairs(verb, key, value))
         if op not in _OPS:
             raise UsageError(f"{verb}: unknown op {op!r}; the ops are {', '.join(_OPS)}")
-        registry = self._engine.registry
+        registry = self._engine.places.registry
         registry.check_new(name for name, _ in found)
         specs, values = [], []
         for index, (name, given) in enumerate(found, start=len(registry)):
@@ -97,14 +97,16 @@ are ints, such as 3; use one kind
         for name, given in single(verb, pairs(verb, key, value)):
             if name in values:
                 raise UsageError(f"{verb}: key {name!r} is twice in the list; name it once")
-            values[name] = check.value(verb, self._engine.registry[name], given, self._kernels)
+            values[name] = check.value(
+                verb, self._engine.places.registry[name], given, self._kernels
+            )
         return Assignment([], [], values)
 
     def _any_keys(self, verb: str, key: Any, value: Any) -> Assignment:
         """Values of keys, which the store may have or not."""
         found = single(verb, pairs(verb, key, value))
-        new = [pair for pair in found if pair[0] not in self._engine.registry]
-        old = [pair for pair in found if pair[0] in self._engine.registry]
+        new = [pair for pair in found if pair[0] not in self._engine.places.registry]
+        old = [pair for pair in found if pair[0] in self._engine.places.registry]
         first = self._new_keys(verb, [name for name, _ in new], [given for _, given in new])
         known = self._known_keys(verb, [name for name, _ in old], [given for _, given in old])
         return Assignment(first.specs, first.first, known.known)
@@ -116,12 +118,12 @@ are ints, such as 3; use one kind
             made = make()
             return made, [str(spec) for spec in made.specs] + [repr(name) for name in made.known]
 
-        mine, notes = propose(self._comm, verb, proposal, note=self._engine.sealed)
+        mine, notes = propose(self._comm, verb, proposal, note=self._engine.places.sealed)
         if any(notes):
             # A rank sealed the layout locally: the places of later keys depend on it.
-            self._engine.seal()
+            self._engine.places.seal()
         values = from_rank_0(self._comm, [*mine.first, *mine.known.values()])
-        self._engine.add(mine.specs, values[: len(mine.specs)])
+        self._engine.places.add(mine.specs, values[: len(mine.specs)])
         for name, new in zip(mine.known, values[len(mine.specs) :], strict=True):
             self._engine.replace(name, new)
 
@@ -158,7 +160,7 @@ are ints, such as 3; use one kind
         """
         with self._session.verb("value", allowed_inside="a group"):
             name = one_key(key)
-            self._engine.slot(name)
+            self._engine.places[name]
             view: Array = self._engine.current(name).view()
             return view
 

@@ -2,56 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from ncclkv.engine.batch import Pull, Push
 from ncclkv.engine.state import Array
 from ncclkv.errors import UsageError
 from ncclkv.store import check
 from ncclkv.store.core import Core
-from ncclkv.store.keys import Pairs, is_list, key_list, pairs
+from ncclkv.store.keys import is_list, key_list, pairs
 from ncclkv.table.registry import Key, Registry
 
 
 class Transfers(Core):
     """The ways into and out of the values of a store."""
 
-    def _values(self, verb: str, found: Pairs) -> dict[Key, list[Array]]:
+    def _to_push(self, verb: str, key: Any, value: Any) -> tuple[Push, Sequence[Array]]:
+        """A push of arrays that have been checked, and these in a row."""
+        known = self._recent.find("push", key, value)
+        if known is not None:
+            return known
+        batch, row = self._engine.batch(self._values(verb, key, value))
+        self._recent.keep("push", key, value, row, batch)
+        return batch, row
+
+    def _values(self, verb: str, key: Any, value: Any) -> dict[Key, list[Array]]:
         """What to push of each key, which the updater can take."""
-        registry, rule = self._engine.registry, self._engine.rule
-        values = check.values(verb, found, registry, self._kernels)
-        for key in values:
-            rule.check(registry[key])
+        registry, rule = self._engine.places.registry, self._engine.rule
+        values = check.values(verb, pairs(verb, key, value), registry, self._kernels)
+        for name in values:
+            rule.check(registry[name])
         return values
+
+    def _to_pull(
+        self, verb: str, key: Any, out: Any, *, flushed: bool
+    ) -> tuple[Pull, Sequence[Array]]:
+        """A pull into arrays that have been checked, and these in a row."""
+        known = self._recent.find("pull", key, out)
+        if known is not None:
+            return known
+        reads = self._outs(verb, key, out)
+        self._engine.check_outs(reads, flushed=flushed)
+        pull, row = self._engine.reading(reads)
+        places = self._engine.places
+        if places.sealed and all(places.bucket_around(out) is None for out in row):
+            self._recent.keep("pull", key, out, row, pull)
+        return pull, row
 
     def _outs(
         self, verb: str, key: Any, out: Any, registry: Registry | None = None
     ) -> list[tuple[Key, Array]]:
         """Where to write what key, in order; the keys are those of `registry`, or of the store."""
-        known = self._engine.registry if registry is None else registry
+        known = self._engine.places.registry if registry is None else registry
         return check.outs(verb, pairs(verb, key, out), known, self._kernels)
 
-    def _push(self, values: Mapping[Key, Sequence[Array]], priority: int) -> Exception | None:
-        """Push arrays that have been checked; return what the updater raised."""
-        if self._group is not None:
-            self._group.push(values, priority)
-            return None
-        return self._engine.push(values, priority)
-
-    def _check_outs(self, reads: Sequence[tuple[Key, Array]]) -> None:
-        """Refuse to write over gradients; of a group, its end does that."""
-        if self._group is None:
-            self._engine.check_outs(reads, flushed=True)
-
-    def _pull(self, reads: Sequence[tuple[Key, Array]]) -> None:
+    def _pull(self, pull: Pull, row: Sequence[Array]) -> None:
         """Flush what concerns some keys, and copy them out."""
-        if self._group is not None:
-            self._group.pull(reads)
-            return
-        self._engine.settle([key for key, _ in reads])
-        self._engine.read(reads)
+        self._engine.settle(pull.states)
+        self._engine.read(pull, row)
 
     def _pull_new(self, key: Any, local: bool) -> Any:
         """Pull into new arrays."""
@@ -59,13 +69,14 @@ class Transfers(Core):
             raise UsageError(
                 "pull inside a group needs out: the value is there only at the group's end"
             )
-        specs = [self._engine.registry[name] for name in key_list(key)]
-        reads = [(spec.key, self._kernels.empty(spec.shape, spec.dtype)) for spec in specs]
+        specs = [self._engine.places.registry[name] for name in key_list(key)]
+        arrays = [self._kernels.empty(spec.shape, spec.dtype) for spec in specs]
+        reads = [(spec.key, array) for spec, array in zip(specs, arrays, strict=True)]
+        pull, row = self._engine.reading(reads)
         if local:
-            self._engine.read(reads)
+            self._engine.read(pull, row)
         else:
-            self._pull(reads)
-        arrays = [array for _, array in reads]
+            self._pull(pull, row)
         return arrays if is_list(key) else arrays[0]
 
 

@@ -100,6 +100,7 @@ class UpdateVerbs(Core):
         if rule.source is not self._engine.rule.source:
             self._engine.rule.dispose()
         self._engine.rule = rule
+        self._recent.clear()  # another rule may refuse other keys
 
     def _function_rule(self, updater: Any) -> FunctionRule:
         """The rule of a function or an object with ``update``."""

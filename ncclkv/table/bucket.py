@@ -58,6 +58,11 @@ class Bucket:
         """Elements, padding included."""
         return _aligned(self.entries[-1].hi, self.dtype.itemsize)
 
+    @cached_property
+    def lows(self) -> list[int]:
+        """Where each entry begins."""
+        return [entry.lo for entry in self.entries]
+
     @property
     def nbytes(self) -> int:
         """Bytes of its gradients, and again of its weights."""

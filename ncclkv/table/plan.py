@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -35,10 +36,14 @@ def launch_order(priorities: Mapping[int, int]) -> list[int]:
 
 def label(bucket: Bucket, span: Range) -> str:
     """The keys of a range, for messages."""
-    keys = [entry.key for entry in bucket.entries if span[0] <= entry.lo and entry.hi <= span[1]]
-    if len(keys) == 1:
-        return f"key {keys[0]!r}"
-    return f"keys {keys[0]!r} to {keys[-1]!r} of bucket {bucket.index}"
+    lows = bucket.lows
+    first, last = bisect_left(lows, span[0]), bisect_left(lows, span[1]) - 1
+    # An empty key lies where the one behind it does, and may begin where the span ends.
+    last = max(first, last)
+    names = [repr(bucket.entries[number].key) for number in (first, last)]
+    if first == last:
+        return f"key {names[0]}"
+    return f"keys {names[0]} to {names[1]} of bucket {bucket.index}"
 
 
 def explain(buckets: Iterable[Bucket], waiting: Iterable[Key], owner: str) -> str:

@@ -19,13 +19,23 @@ def unpack(slot: Array, out: Array) -> None:
     np.copyto(out, slot.reshape(out.shape), casting="unsafe")
 
 
-def pack_all(values: Sequence[Array], slots: Sequence[Array], table: None = None) -> None:
-    """Pack each value into its slot."""
-    for value, slot in zip(values, slots, strict=True):
-        pack(value, slot)
+def pack_all(
+    values: Sequence[Array], slots: Sequence[Array], table: Sequence[Array] | None = None
+) -> Sequence[Array]:
+    """Pack each value into its slot; the table is the slots, each of its value's shape."""
+    if table is None:
+        table = [slot.reshape(value.shape) for slot, value in zip(slots, values, strict=True)]
+    for view, value in zip(table, values, strict=True):
+        view[...] = value
+    return table
 
 
-def unpack_all(slots: Sequence[Array], outs: Sequence[Array], table: None = None) -> None:
-    """Unpack each slot into its out."""
-    for slot, out in zip(slots, outs, strict=True):
-        unpack(slot, out)
+def unpack_all(
+    slots: Sequence[Array], outs: Sequence[Array], table: Sequence[Array] | None = None
+) -> Sequence[Array]:
+    """Unpack each slot into its out; the table is the slots, each of its out's shape."""
+    if table is None:
+        table = [slot.reshape(out.shape) for slot, out in zip(slots, outs, strict=True)]
+    for view, out in zip(table, outs, strict=True):
+        out[...] = view
+    return table

@@ -1,0 +1,91 @@
+"""Keys and where their values are: each in a bucket, once the layout is sealed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ncclkv.comm.base import Communicator
+from ncclkv.engine.state import Array, BucketMemory, BucketState, Slot
+from ncclkv.kernels.base import Kernels
+from ncclkv.table import plan
+from ncclkv.table.bucket import place
+from ncclkv.table.registry import Key, KeySpec, Registry
+
+
+class Places:
+    """The keys of a store and their memory.
+
+    Attributes
+    ----------
+    registry : Registry
+    states : list of BucketState
+        All buckets, in order.
+    """
+
+    def __init__(self, comm: Communicator, kernels: Kernels, bucket_bytes: int) -> None:
+        self.registry = Registry()
+        self.states: list[BucketState] = []
+        self._comm = comm
+        self._kernels = kernels
+        self._bucket_bytes = bucket_bytes
+        self._unplaced: dict[Key, Array] = {}
+        self._slots: dict[Key, Slot] = {}
+        self._memory = BucketMemory()
+
+    def add(self, specs: Sequence[KeySpec], values: Sequence[Array]) -> None:
+        """Take new keys with their first values, which are kept."""
+        self.registry.add(specs)
+        self._unplaced.update((spec.key, value) for spec, value in zip(specs, values, strict=True))
+
+    @property
+    def sealed(self) -> bool:
+        """Whether every key has its place."""
+        return not self._unplaced
+
+    def seal(self) -> None:
+        """Give all keys that have no place yet one, for good."""
+        if self.sealed:
+            return
+        specs = [spec for spec in self.registry if spec.key in self._unplaced]
+        states = [
+            BucketState(bucket, self._comm)
+            for bucket in place(specs, self._bucket_bytes, len(self.states))
+        ]
+        for state in states:
+            for entry in state.layout.entries:
+                slot = self._slots[entry.key] = Slot(state, entry)
+                self._kernels.pack(self._unplaced.pop(entry.key), slot.weight)
+        self.states += states
+        self._memory.add(states)
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether a key has its place."""
+        return key in self._slots
+
+    def __getitem__(self, key: Key) -> Slot:
+        """A key's place; the first call for any key seals the layout."""
+        if key not in self._slots:
+            self.registry[key]
+            self.seal()
+        return self._slots[key]
+
+    def unplaced(self, key: Key) -> Array:
+        """The value of a key that has no place."""
+        return self._unplaced[key]
+
+    def replace_unplaced(self, key: Key, value: Array) -> None:
+        """Set the value of a key that has no place."""
+        self._unplaced[key] = value
+
+    def buckets(self, keys: Iterable[Key]) -> list[BucketState]:
+        """The buckets of `keys`, each once and in order; keys without a place have none."""
+        indices = {self._slots[key].state.layout.index for key in keys if key in self._slots}
+        return [self.states[index] for index in sorted(indices)]
+
+    def bucket_around(self, array: Array) -> BucketState | None:
+        """The bucket whose memory an array lies in."""
+        return self._memory.bucket(array)
+
+    def explain(self, owner: str) -> str:
+        """The layout as a table."""
+        return plan.explain([state.layout for state in self.states], self._unplaced, owner)

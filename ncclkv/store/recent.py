@@ -1,0 +1,104 @@
+"""Calls that come again with the very same arrays, as those of a training loop do.
+
+Checking and sorting the arrays of a call takes longer than copying small ones.  So what a call was
+made into is kept, until one of its arrays is gone or has become another.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ncclkv.store.keys import is_list
+
+_MOST = 4096
+"""Calls that are kept; then all are forgotten."""
+
+
+class Recent:
+    """What the last calls were made into, by verb and keys."""
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[str, tuple[Any, ...]], _Call] = {}
+
+    def find(self, verb: str, key: Any, given: Any) -> tuple[Any, Sequence[Any]] | None:
+        """What a call with these very arguments was made into, and its arrays in a row."""
+        if is_list(key) != is_list(given):
+            return None
+        keys, arrays = (tuple(key), given) if is_list(key) else ((key,), [given])
+        try:
+            call = self._calls.get((verb, keys))
+        except TypeError:  # of a key that is none, and will be refused
+            return None
+        return (call.made, arrays) if call is not None and call.is_of(keys, arrays) else None
+
+    def keep(self, verb: str, key: Any, given: Any, row: Sequence[Any], made: Any) -> None:
+        """Keep what a call was made into, if `row` is its own arrays and these can be told again.
+
+        That is so of NumPy's and CuPy's own arrays.  Other libraries' may change their memory.
+        """
+        if is_list(key) != is_list(given):
+            return
+        keys, arrays = (tuple(key), given) if is_list(key) else ((key,), [given])
+        same = len(row) == len(arrays) and all(map(_is, row, arrays))
+        if same and all(type(array) in _plain_types() for array in arrays):
+            if len(self._calls) == _MOST:
+                self._calls.clear()
+            self._calls[verb, keys] = _Call(keys, arrays, made, to_write=verb == "pull")
+
+    def clear(self) -> None:
+        """Forget all calls."""
+        self._calls.clear()
+
+
+class _Call:
+    """The arguments of a call, which it does not keep alive, and what it was made into."""
+
+    def __init__(
+        self, keys: tuple[Any, ...], arrays: Sequence[Any], made: Any, to_write: bool
+    ) -> None:
+        self.made = made
+        self._to_write = to_write
+        self._whole = True
+        # A number can be another array's when this one is gone, of which the references tell.
+        self._references = [weakref.ref(array, self._gone) for array in arrays]
+        self._kinds = list(map(type, keys))
+        self._numbers = list(map(id, arrays))
+        self._forms = self._forms_of(arrays)
+
+    def _gone(self, reference: Any) -> None:
+        self._whole = False
+
+    def is_of(self, keys: tuple[Any, ...], arrays: Sequence[Any]) -> bool:
+        """Whether the call has these arguments; ``True`` is not the key 1."""
+        return (
+            self._whole
+            and list(map(id, arrays)) == self._numbers
+            and list(map(type, keys)) == self._kinds
+            and self._forms_of(arrays) == self._forms
+        )
+
+    def _forms_of(self, arrays: Sequence[Any]) -> list[Any]:
+        """What can be changed of an array that stays where it is."""
+        forms: list[Any] = [
+            [array.shape for array in arrays],
+            [array.dtype for array in arrays],
+        ]
+        if self._to_write:
+            # CuPy's flags have no such word, for its arrays can always be written.
+            forms.append([getattr(array.flags, "writeable", True) for array in arrays])
+        return forms
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other
+
+
+def _plain_types() -> tuple[type, ...]:
+    """NumPy's array type, and CuPy's where it is there."""
+    cupy = sys.modules.get("cupy")
+    return (np.ndarray,) if cupy is None else (np.ndarray, cupy.ndarray)
