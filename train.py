@@ -46,8 +46,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     option("--batch-size", type=int, default=64, help="images in a step, over all ranks")
     option("--seed", type=int, default=0, help="of the split, the first weights and the order")
     options = parser.parse_args(argv)
-    if options.batch_size < 1:
-        parser.error(f"--batch-size {options.batch_size}: give at least one image")
+    for name, least in (("epochs", 0), ("batch-size", 1), ("seed", 0)):
+        if (given := getattr(options, name.replace("-", "_"))) < least:
+            parser.error(f"--{name} {given}: give at least {least}")
     return options
 
 

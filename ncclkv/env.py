@@ -1,17 +1,17 @@
 """The environment, read here and nowhere else.
 
-=====================  =======================================================================
-``NCCLKV_TIMEOUT``     seconds that a store waits for its ranks (300); an argument wins over it
-``NCCLKV_ABORT``       ``0``: an uncaught exception on one rank does not end the job
-``NCCLKV_SHARE_GPU``   ``1``: ranks may share a GPU, which NCCL is told to put up with
-``NCCL_COMM_BLOCKING`` NCCL's own; ``0`` is refused, since CuPy cannot work with it
-launcher's variables   how many ranks were started and which one this is
-=====================  =======================================================================
+========================  ====================================================================
+``NCCLKV_TIMEOUT``        seconds that a store waits for its ranks (300); an argument wins over it
+``NCCLKV_ABORT``          ``0``: an uncaught exception on one rank does not end the job
+``NCCLKV_SHARE_GPU``      ``1``: ranks may share a GPU, which NCCL is told to put up with
+``NCCLKV_NCCL_BINDING``   ``cupy`` or ``nccl4py``: what calls NCCL; nccl4py where it is installed
+``NCCL_COMM_BLOCKING``    NCCL's own; ``0`` is refused where CuPy calls NCCL, which it cannot then
+launcher's variables      how many ranks were started and which one this is
+========================  ====================================================================
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from numbers import Real
@@ -20,6 +20,12 @@ from typing import Any
 from ncclkv.errors import LaunchError, UsageError
 
 DEFAULT_TIMEOUT = 300.0
+
+# A century: more is not a time to wait for, and would not fit the clock.
+_LONGEST = 3e9
+
+NCCL_BINDINGS = ("cupy", "nccl4py")
+"""What ``NCCLKV_NCCL_BINDING`` may be."""
 
 # One row a launcher: its variable for the number of ranks, and for this one.  Slurm comes last,
 # for an mpirun inside an allocation sees Slurm's variables too; its own are set by srun alone.
@@ -66,7 +72,8 @@ def timeout(given: Any = None) -> float:
     """Seconds that a wait may take: those `given` as an argument, or else the environment's."""
     if given is None:
         return _timeout_here()
-    if isinstance(given, bool) or not isinstance(given, Real) or not 0 < float(given) < math.inf:
+    number = isinstance(given, Real) and not isinstance(given, bool)
+    if not (number and 0 < given <= _LONGEST):
         raise UsageError(f"timeout={given!r} is not a number of seconds; give one above 0")
     return float(given)
 
@@ -80,7 +87,7 @@ def _timeout_here() -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < math.inf:
+    if not 0 < seconds <= _LONGEST:
         raise LaunchError(
             f"NCCLKV_TIMEOUT={text!r} is not a number of seconds; set one above 0, or unset it "
             f"for the default of {DEFAULT_TIMEOUT:g}"
@@ -96,6 +103,16 @@ def abort_on_exception() -> bool:
 def share_gpu() -> bool:
     """Whether ranks share a GPU on purpose."""
     return os.environ.get("NCCLKV_SHARE_GPU", "0") not in ("", "0")
+
+
+def nccl_binding() -> str:
+    """Which binding to NCCL was chosen, ``cupy`` or ``nccl4py``; empty when none was."""
+    name = os.environ.get("NCCLKV_NCCL_BINDING", "")
+    if name not in ("", *NCCL_BINDINGS):
+        raise LaunchError(
+            f"NCCLKV_NCCL_BINDING={name!r} is no binding to NCCL; set {' or '.join(NCCL_BINDINGS)}"
+        )
+    return name
 
 
 def nccl_blocks() -> bool:

@@ -138,7 +138,7 @@ def _writable(array: Array, what: str) -> Array:
     """Refuse an array that cannot hold a value; CuPy has none that are read-only."""
     if is_on_host(array) and not array.flags.writeable:
         raise UsageError(f"{what}: out is read-only; pass an array that can be written")
-    if 0 in array.strides and _repeats(array):
+    if not array.flags.c_contiguous and _repeats(array):
         raise UsageError(
             f"{what}: elements of out share memory (strides {array.strides}), so it cannot hold "
             "a value; pass a copy of it"
@@ -167,8 +167,13 @@ def _not_an_array(x: Any, what: str) -> str:
 
 
 def _repeats(array: Array) -> bool:
-    """Tell whether some axis of more than one element has a stride of zero."""
-    return array.size > 0 and any(
-        stride == 0 and length > 1
-        for stride, length in zip(array.strides, array.shape, strict=True)
-    )
+    """Tell whether elements share memory: an axis then steps into what smaller steps cover."""
+    if not array.size:
+        return False
+    covered = array.itemsize
+    steps = zip(map(abs, array.strides), array.shape, strict=True)
+    for stride, length in sorted((stride, length) for stride, length in steps if length > 1):
+        if stride < covered:
+            return True
+        covered += stride * (length - 1)
+    return False

@@ -36,20 +36,39 @@ def identity(array: Array) -> tuple[Any, ...]:
 
 def share(one: Array, other: Array) -> bool:
     """Tell whether two arrays whose bounds overlap share an element; if it is hard to tell, yes."""
-    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
-        return True
     try:
-        return bool(np.shares_memory(one, other, max_work=10_000))  # type: ignore[arg-type]  # any count is right
+        return bool(np.shares_memory(_shadow(one), _shadow(other), max_work=10_000))  # type: ignore[arg-type]  # any count is right
     except np.exceptions.TooHardError:
         return True
 
 
-def protect(array: Array) -> None:
-    """Make an array read-only, where its library has such arrays; CuPy has none."""
-    if isinstance(array, np.ndarray):
-        array.flags.writeable = False
+def protected(flat: Array) -> Array:
+    """A view of a flat array that nobody can make writable; of CuPy's, which has none, itself."""
+    if not isinstance(flat, np.ndarray) or not flat.size:
+        return flat
+    # Through bytes, since not every dtype has a buffer of its own.
+    in_bytes: Any = flat.view(np.uint8)
+    return np.frombuffer(memoryview(in_bytes).toreadonly(), np.uint8).view(flat.dtype)
 
 
 def is_on_host(array: Array) -> bool:
     """Tell whether an array is NumPy's."""
     return isinstance(array, np.ndarray)
+
+
+class _Shape:
+    """An array that is elsewhere, as NumPy takes it for its own."""
+
+    def __init__(self, array: Array) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": array.shape,
+            "strides": array.strides,
+            "typestr": f"|V{array.itemsize}",
+            "data": (address(array), False),
+        }
+
+
+def _shadow(array: Array) -> Array:
+    """A NumPy array of the same addresses, to be compared and never read."""
+    return array if isinstance(array, np.ndarray) else np.asarray(_Shape(array))

@@ -230,6 +230,13 @@ class Communicator(ABC):
         """
         return None
 
+    def keep(self, *objects: Any) -> None:
+        """Refer to `objects` until all that the current stream has been given is done.
+
+        On hosts nothing is under way when a call returns.
+        """
+        return None
+
     def queue(self) -> AbstractContextManager[None]:
         """Make the communicator's stream the current one; afterwards the old one waits for it.
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.arrays.dtypes import check_dtype
+from ncclkv.arrays.memory import address
 from ncclkv.comm.base import ALIGNMENT, OPS, Buffer
 from ncclkv.errors import NotSupported, UsageError
 
@@ -31,7 +33,16 @@ def check_root(root: int | None, size: int) -> None:
     """Refuse a root that is no rank; None stands for all ranks."""
     whole = isinstance(root, (int, np.integer)) and not isinstance(root, bool)
     if root is not None and not (whole and 0 <= root < size):
-        raise UsageError(f"root={root!r} is not a rank: ranks go from 0 to {size - 1}")
+        raise UsageError(f"root={root!r} is not a rank: give an int from 0 to {size - 1}")
+
+
+def check_host(buffer: Any, to_write: bool) -> None:
+    """Refuse what no message can be read from or written into."""
+    if not isinstance(buffer, np.ndarray):
+        raise UsageError(f"a {type(buffer).__name__} is no buffer; pass a NumPy array")
+    check_dtype(buffer.dtype, "a buffer")
+    if to_write and not buffer.flags.writeable:
+        raise UsageError("the array to receive into is read-only; pass one that can be written")
 
 
 def check_buffer(buffer: Buffer) -> None:
@@ -54,3 +65,26 @@ def check_buffers(send: Buffer, receive: Buffer, count: int) -> None:
             f"receive has {receive.size} elements where {count} are needed for a send of "
             f"{send.size}; make it as long"
         )
+
+
+def check_pair(send: Any, receive: Any, count: int, shift: int = 0) -> None:
+    """Refuse what host memory cannot send and receive.
+
+    That includes arrays that overlap, unless `receive` begins `shift` bytes after `send`.
+    """
+    check_host(send, to_write=False)
+    check_host(receive, to_write=True)
+    check_buffers(send, receive, count)
+    apart = address(receive) - address(send)
+    if apart != shift and -receive.nbytes < apart < send.nbytes:
+        raise UsageError(
+            f"send and receive overlap: one begins {apart} bytes after the other, where {shift} "
+            f"bytes are allowed, or no overlap at all; pass a copy"
+        )
+
+
+def check_color(color: Any, key: Any) -> None:
+    """Refuse a color or key of a split that is no int; a color may be None."""
+    for name, value in (("color", color), ("key", key)):
+        if not isinstance(value, (int, np.integer)) and not (name == "color" and value is None):
+            raise UsageError(f"split: {name}={value!r} is not an int")

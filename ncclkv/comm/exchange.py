@@ -12,7 +12,16 @@ import numpy as np
 
 from ncclkv.comm import schedule
 from ncclkv.comm.base import Apply, Buffer, Communicator, Control, Work, closed, left
-from ncclkv.comm.buffers import allocate, check_buffer, check_buffers, check_op, check_root
+from ncclkv.comm.buffers import (
+    allocate,
+    check_buffer,
+    check_buffers,
+    check_color,
+    check_host,
+    check_op,
+    check_pair,
+    check_root,
+)
 from ncclkv.comm.schedule import Lane
 from ncclkv.comm.transport import Transport
 from ncclkv.comm.work import Flight, Steps, StepWork
@@ -82,8 +91,8 @@ class ExchangeControl(Control):
     def broadcast(self, item: Any, root: int = 0, label: str = "") -> Any:
         return self.allgather(item if self._rank == root else None, label)[root]
 
-    def barrier(self, label: str = "") -> None:
-        self._lanes.launch(schedule.barrier, "a barrier", label).wait()
+    def barrier(self, label: str = "", timeout: float | None = None) -> None:
+        self._lanes.launch(schedule.barrier, "a barrier", label).wait(timeout)
 
 
 class ExchangeCommunicator(Communicator):
@@ -98,7 +107,7 @@ class ExchangeCommunicator(Communicator):
         self._transport = transport
         self._flight = Flight(transport, timeout)
         self._lanes = _Lanes(transport, self._flight, offset=0)
-        self.control = ExchangeControl(transport, self._flight)
+        self.control: ExchangeControl = ExchangeControl(transport, self._flight)
         self._closed = False
 
     def allocate(self, nbytes: int) -> Buffer:
@@ -116,9 +125,9 @@ class ExchangeCommunicator(Communicator):
     def reduce_apply(
         self, send: Buffer, receive: Buffer, op: str, apply: Apply | None, root: int | None = None
     ) -> Work:
-        check_op(op, send.dtype)
         check_root(root, self.size)
-        check_buffers(send, receive, send.size)
+        check_pair(send, receive, np.size(send))
+        check_op(op, send.dtype)
         target = "all ranks" if root is None else f"rank {root}"
         return self._lanes.launch(
             lambda lane: schedule.reduce(lane, send, receive, op, apply, root),
@@ -127,6 +136,7 @@ class ExchangeCommunicator(Communicator):
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
         check_root(root, self.size)
+        check_host(buffer, to_write=self.rank != root)
         check_buffer(buffer)
         return self._lanes.launch(
             lambda lane: schedule.broadcast(lane, buffer, root),
@@ -134,16 +144,18 @@ class ExchangeCommunicator(Communicator):
         )
 
     def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
-        check_op(op, send.dtype)
-        check_buffers(send, receive, send.size // self.size)
+        shift = self.rank * np.asarray(receive).nbytes
+        check_pair(send, receive, np.size(send) // self.size, shift)
         check_buffers(receive, send, receive.size * self.size)
+        check_op(op, send.dtype)
         return self._lanes.launch(
             lambda lane: schedule.reduce_scatter(lane, send, receive, op),
             f"a reduce_scatter of {send.nbytes} bytes",
         )
 
     def allgather(self, send: Buffer, receive: Buffer) -> Work:
-        check_buffers(send, receive, send.size * self.size)
+        shift = -self.rank * np.asarray(send).nbytes
+        check_pair(send, receive, np.size(send) * self.size, shift)
         return self._lanes.launch(
             lambda lane: schedule.allgather(lane, send, receive),
             f"an allgather of {receive.nbytes} bytes",
@@ -153,6 +165,7 @@ class ExchangeCommunicator(Communicator):
         return self._lanes.launch(schedule.barrier, "a barrier")
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        check_color(color, key)
         # Numbered from 0, with the ranks to leave out as a group of their own, which is closed.
         colors = sorted(
             {other for other in self.control.allgather(color, "split") if other is not None}
@@ -165,9 +178,10 @@ class ExchangeCommunicator(Communicator):
         return ExchangeCommunicator(transport, self.timeout)
 
     def duplicate(self, timeout: float | None = None) -> Communicator:
-        self.control.barrier("duplicate")
+        limit = self.timeout if timeout is None else timeout
+        self.control.barrier("duplicate", limit)
         transport = self._transport.split(0, self.rank)
-        return ExchangeCommunicator(transport, self.timeout if timeout is None else timeout)
+        return ExchangeCommunicator(transport, limit)
 
     def departed(self) -> dict[int, str]:
         return dict(self._transport.departed())

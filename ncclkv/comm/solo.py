@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 
 from ncclkv.comm.base import Apply, Buffer, Communicator, Control, DoneWork, Work, closed, left
-from ncclkv.comm.buffers import allocate, check_buffer, check_buffers, check_op, check_root
+from ncclkv.comm.buffers import (
+    allocate,
+    check_buffer,
+    check_color,
+    check_host,
+    check_op,
+    check_pair,
+    check_root,
+)
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.kernels.host import HostKernels
 
@@ -59,9 +67,9 @@ class SoloCommunicator(Communicator):
         self, send: Buffer, receive: Buffer, op: str, apply: Apply | None, root: int | None = None
     ) -> Work:
         self._check()
-        check_op(op, send.dtype)
         check_root(root, self.size)
-        check_buffers(send, receive, send.size)
+        check_pair(send, receive, np.size(send))
+        check_op(op, send.dtype)
         _copy(send, receive)
         if apply is not None:
             apply(0, receive.size)
@@ -70,19 +78,20 @@ class SoloCommunicator(Communicator):
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
         self._check()
         check_root(root, self.size)
+        check_host(buffer, to_write=self.rank != root)
         check_buffer(buffer)
         return DoneWork()
 
     def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
         self._check()
+        check_pair(send, receive, np.size(send))
         check_op(op, send.dtype)
-        check_buffers(send, receive, send.size)
         _copy(send, receive)
         return DoneWork()
 
     def allgather(self, send: Buffer, receive: Buffer) -> Work:
         self._check()
-        check_buffers(send, receive, send.size)
+        check_pair(send, receive, np.size(send))
         _copy(send, receive)
         return DoneWork()
 
@@ -92,6 +101,7 @@ class SoloCommunicator(Communicator):
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         self._check()
+        check_color(color, key)
         return None if color is None else SoloCommunicator(self.timeout)
 
     def duplicate(self, timeout: float | None = None) -> Communicator:

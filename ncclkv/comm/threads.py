@@ -190,6 +190,11 @@ def become(communicator: Communicator | None) -> None:
     _current.communicator = communicator
 
 
+def is_rank() -> bool:
+    """Whether this thread is a rank."""
+    return _current.communicator is not None
+
+
 def world(timeout: float | None = None) -> Communicator:
     """A communicator of all ranks that are threads; elsewhere of this process alone."""
     if _current.communicator is None:

@@ -203,11 +203,19 @@ class Engine:
             self._complete(state)
 
     def check_outs(self, reads: Sequence[tuple[Key, Array]], *, flushed: bool) -> None:
-        """Refuse to write over gradients that are pushed and that these reads do not flush."""
+        """Refuse to write over values, and gradients that are pushed and not flushed by reads."""
         done = self.places.buckets(key for key, _ in reads) if flushed else []
         for key, out in reads:
-            state = self.places.bucket_around(out)
-            if state is not None and (state.pushed or state.flying) and state not in done:
+            around = self.places.bucket_around(out)
+            if around is None:
+                continue
+            state, in_weights = around
+            if in_weights:
+                raise UsageError(
+                    f"pull of key {key!r}: out is a view of a value in the store; pass an array of "
+                    f"your own"
+                )
+            if (state.pushed or state.flying) and state not in done:
                 raise UsageError(
                     f"pull of key {key!r}: out lies in a grad_view, in whose bucket pushes are "
                     f"under way; pull its key, or call wait(), first"
@@ -218,6 +226,10 @@ class Engine:
         for key in keys:
             if key in self.places:
                 self.places[key].state.pushed.discard(key)
+
+    def keep(self, arrays: Sequence[Array]) -> None:
+        """Let arrays live until what reads them now has come to its end."""
+        self._comm.keep(*arrays)
 
     def copy(self, array: Array) -> Array:
         """A contiguous copy that shares no memory."""

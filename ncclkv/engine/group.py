@@ -67,7 +67,9 @@ class Group:
         UsageError
             When an array to be written lies in a gradient that the block leaves in its bucket.
         """
-        self._engine.stage(*self._engine.batch(self._kept))
+        batch, row = self._engine.batch(self._kept)
+        self._engine.stage(batch, row)
+        self._engine.keep(row)
         self._engine.check_outs(self._reads, flushed=True)
         buckets: dict[int, int] = {}
         for key, priority in self._priorities.items():

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.buffers import check_root
 from ncclkv.errors import NotSupported, UsageError
 
 
@@ -46,8 +47,7 @@ def placement(update_on: str, root: int, comm: Communicator) -> Placement:
         raise NotSupported("update_on='sharded' is not in this version; use every_rank or root")
     if update_on not in ("every_rank", "root"):
         raise UsageError(f"unknown update_on={update_on!r}; choose every_rank or root")
-    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < comm.size:
-        raise UsageError(f"root={root!r} is not a rank: ranks go from 0 to {comm.size - 1}")
+    check_root(root, comm.size)
     if update_on == "every_rank":
         return Placement(update_on, None, True)
-    return Placement(update_on, root, comm.rank == root)
+    return Placement(update_on, int(root), comm.rank == root)

@@ -54,7 +54,9 @@ class Places:
         for state in states:
             for entry in state.layout.entries:
                 slot = self._slots[entry.key] = Slot(state, entry)
-                self._kernels.pack(self._unplaced.pop(entry.key), slot.weight)
+                self._kernels.pack(self._unplaced[entry.key], slot.weight)
+        self._comm.keep(*self._unplaced.values())
+        self._unplaced.clear()
         self.states += states
         self._memory.add(states)
 
@@ -82,9 +84,9 @@ class Places:
         indices = {self._slots[key].state.layout.index for key in keys if key in self._slots}
         return [self.states[index] for index in sorted(indices)]
 
-    def bucket_around(self, array: Array) -> BucketState | None:
-        """The bucket whose memory an array lies in."""
-        return self._memory.bucket(array)
+    def bucket_around(self, array: Array) -> tuple[BucketState, bool] | None:
+        """The bucket whose memory an array lies in, and whether that is its weights."""
+        return self._memory.around(array)
 
     def explain(self, owner: str) -> str:
         """The layout as a table."""

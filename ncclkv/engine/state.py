@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ncclkv.arrays.memory import address, protect
+from ncclkv.arrays.memory import address, protected
 from ncclkv.comm.base import Buffer, Communicator, Work
 from ncclkv.table.bucket import Bucket, Entry
 from ncclkv.table.registry import Key
@@ -71,8 +71,7 @@ class Slot:
         self.gradient = state.gradients[entry.lo : entry.hi]
         self.weight = state.weights[entry.lo : entry.hi]
         self.gradient_view = self.gradient.reshape(shape)
-        self.weight_view = self.weight.reshape(shape)
-        protect(self.weight_view)
+        self.weight_view: Array = protected(self.weight).reshape(shape)
 
     def holds(self, value: Array) -> bool:
         """Whether `value` is this key's own gradient, whole."""
@@ -87,20 +86,21 @@ class BucketMemory:
     """Finds the bucket that an array lies in, if it lies in one."""
 
     def __init__(self) -> None:
-        self._spans: list[tuple[int, int, BucketState]] = []
+        self._spans: list[tuple[int, int, BucketState, bool]] = []
 
     def add(self, states: Iterable[BucketState]) -> None:
         """Include more buckets."""
         for state in states:
             for memory in (state.gradients, state.weights):
                 start = address(memory)
-                self._spans.append((start, start + memory.nbytes, state))
+                weights = memory is state.weights
+                self._spans.append((start, start + memory.nbytes, state, weights))
         self._spans.sort(key=lambda span: span[0])
 
-    def bucket(self, array: Array) -> BucketState | None:
-        """The bucket whose gradients or weights hold the array."""
+    def around(self, array: Array) -> tuple[BucketState, bool] | None:
+        """The bucket whose memory holds the array, and whether its weights do."""
         where = address(array)
         nearest = bisect.bisect_right(self._spans, where, key=lambda span: span[0]) - 1
         if nearest < 0 or where >= self._spans[nearest][1]:
             return None
-        return self._spans[nearest][2]
+        return self._spans[nearest][2:]

@@ -32,9 +32,16 @@ def value(verb: str, spec: KeySpec, array: Any, kernels: Kernels) -> Array:
     if check_dtype(view.dtype, f"{verb} of key {spec.key!r}") != spec.dtype:
         raise DTypeMismatch(
             f"{verb} of key {spec.key!r}: the key holds {spec.dtype}, the array {view.dtype}; "
-            f"convert it with .astype({str(spec.dtype)!r})"
+            f"convert it with {_conversion(array, spec)}"
         )
     return view.astype(spec.dtype)
+
+
+def _conversion(array: Any, spec: KeySpec) -> str:
+    """The call that converts an array, in its own library's words."""
+    if type(array).__module__.partition(".")[0] == "torch":
+        return f".to(torch.{spec.dtype})"
+    return f".astype({str(spec.dtype)!r})"
 
 
 def outs(verb: str, found: Pairs, registry: Registry, kernels: Kernels) -> list[tuple[Key, Array]]:

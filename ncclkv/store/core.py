@@ -7,6 +7,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
+
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.engine import Engine
 from ncclkv.engine.group import Group
@@ -34,7 +36,7 @@ class Core(KVStoreBase):
         self._name = name
         self._comm = comm
         self._kernels = comm.kernels
-        self._engine = Engine(comm, self._kernels, chosen, bucket_bytes)
+        self._engine = Engine(comm, self._kernels, chosen, int(bucket_bytes))
         self._session = Session(name, comm)
         self._group: Group | None = None
         self._recent = Recent()
@@ -169,7 +171,8 @@ def _options(
 ) -> tuple[Placement, list[str]]:
     """The placement that was asked for, and what ranks must have alike."""
     chosen = placement(update_on, root, comm)
-    if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 0:
+    whole = isinstance(bucket_bytes, (int, np.integer)) and not isinstance(bucket_bytes, bool)
+    if not (whole and bucket_bytes >= 0):
         raise UsageError(
             f"bucket_bytes={bucket_bytes!r} is not a number of bytes; give an int of 0 or more"
         )

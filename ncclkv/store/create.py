@@ -20,6 +20,7 @@ from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.comm.nccl.facts import trouble
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import KVStoreError, LaunchError, NotSupported, SpecMismatch, UsageError
+from ncclkv.store.agreement import agree
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.plugin import BUILT_IN, KVStoreBase
 
@@ -147,18 +148,38 @@ def _unknown(name: str) -> str:
 def _alone(name: str, comm: Any, timeout: float | None) -> Communicator:
     """The process by itself, whatever was started beside it."""
     _refuse_comm(name, comm)
+    _warn_of_many(name)
+    return SoloCommunicator(env.timeout(timeout))
+
+
+def _warn_of_many(name: str) -> None:
+    """Say that a store of one process was asked for in each of several."""
     started = env.launched_size() or 1
     if started > 1 and env.launched_rank() == 0:
         warnings.warn(
             f"create({name!r}) in each of {started} ranks makes {started} independent stores that "
             f"never exchange anything; create('dist') makes one of all ranks",
-            stacklevel=3,
+            stacklevel=4,
         )
-    return SoloCommunicator(env.timeout(timeout))
 
 
 def _hosts(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """All ranks, or those of `comm`, in host memory."""
+    """All ranks, or those of `comm`, who all have asked for this store."""
+    ranks = _over(comm, timeout)
+    try:
+        agree(ranks, "create", [f"name={name}"])
+    except SpecMismatch:
+        with suppress(KVStoreError):
+            ranks.close()
+        raise
+    except BaseException as error:
+        ranks.abort(f"{type(error).__name__}: {error}")
+        raise
+    return ranks
+
+
+def _over(comm: Any, timeout: float | None) -> Communicator:
+    """All ranks, or those of `comm`."""
     if comm is None:
         return launch.world(timeout)
     if isinstance(comm, Communicator):
@@ -226,6 +247,8 @@ def _say_once(line: str) -> None:
 def _threads(name: str, comm: Any, timeout: float | None) -> Communicator:
     """The ranks that are threads of `testing.run_ranks`."""
     _refuse_comm(name, comm)
+    if not threads.is_rank():
+        _warn_of_many(name)
     return threads.world(timeout)
 
 

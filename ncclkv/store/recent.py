@@ -15,8 +15,8 @@ import numpy as np
 
 from ncclkv.store.keys import is_list
 
-_MOST = 4096
-"""Calls that are kept; then all are forgotten."""
+_MOST = 65536
+"""Arrays of calls that are kept; then all are forgotten."""
 
 
 class Recent:
@@ -24,6 +24,7 @@ class Recent:
 
     def __init__(self) -> None:
         self._calls: dict[tuple[str, tuple[Any, ...]], _Call] = {}
+        self._count = 0
 
     def find(self, verb: str, key: Any, given: Any) -> tuple[Any, Sequence[Any]] | None:
         """What a call with these very arguments was made into, and its arrays in a row."""
@@ -46,13 +47,16 @@ class Recent:
         keys, arrays = (tuple(key), given) if is_list(key) else ((key,), [given])
         same = len(row) == len(arrays) and all(map(_is, row, arrays))
         if same and all(type(array) in _plain_types() for array in arrays):
-            if len(self._calls) == _MOST:
-                self._calls.clear()
+            self._count += len(arrays)
+            if self._count > _MOST:
+                self.clear()
+                self._count = len(arrays)
             self._calls[verb, keys] = _Call(keys, arrays, made, to_write=verb == "pull")
 
     def clear(self) -> None:
         """Forget all calls."""
         self._calls.clear()
+        self._count = 0
 
 
 class _Call:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from ncclkv.comm.base import Communicator
-from ncclkv.errors import CommAborted, CommError, ContractError, UsageError
+from ncclkv.errors import CommAborted, CommError, ContractError, KVStoreError, UsageError
 
 
 class Session:
@@ -50,10 +50,10 @@ class Session:
             except (ContractError, CommError) as error:
                 self.failure = error
                 raise
-            except Exception:
+            except KVStoreError:
                 raise
             except BaseException as error:
-                # Ctrl-C: the others may have done what this rank has not.
+                # Ctrl-C, a signal handler, no memory: others may have done what this rank did not.
                 if not self._alone:
                     self.failure = CommAborted(
                         f"{self._where}{name} was broken off by {type(error).__name__}, so this "

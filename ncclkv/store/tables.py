@@ -155,6 +155,7 @@ are ints, such as 3; use one kind
         -------
         ndarray
             Read-only, of the key's shape; valid until this rank's next push into the same bucket.
+            On a GPU it is CuPy's, which knows no read-only arrays: to write to it spoils the value.
             A flush that has begun is waited for.  With ``update_on="root"`` other ranks see the
             value as of their last pull, wait or barrier.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from ncclkv.errors import KeyNotInitialized, UsageError
 from tests.cases.expect import SHAPE, full, intact, probed, pulled, refused, same, total
@@ -30,11 +31,13 @@ def value_before_any_push(create: Stores) -> None:
 @case()
 def value_is_read_only(create: Stores) -> None:
     kv = probed(create)
-    if not here().promises.read_only:
-        return
-    assert is_read_only(kv.value(3))
-    with refused(kv, UsageError, "5", "read-only"):
-        kv.pull(5, out=kv.value(3))
+    view = kv.value(3)
+    if here().promises.read_only:
+        assert is_read_only(view)
+        with pytest.raises(ValueError, match="cannot set WRITEABLE flag"):
+            view.flags.writeable = True
+    with refused(kv, UsageError, "5", "out is"):
+        kv.pull(5, out=view)
     intact(kv)
 
 
@@ -227,3 +230,16 @@ def shapes_of_views_are_the_callers_own(create: Stores) -> None:
         kv.push(3, full(1))
     assert kv.grad_view(3).shape == SHAPE
     same(pulled(kv, 3), 2 + 2 * kv.num_workers)
+
+
+@case()
+def broadcast_does_not_write_over_a_pushed_gradient(create: Stores) -> None:
+    kv = create(bucket_bytes=2048)
+    kv.init(["a", "b", "c"], [full(0, (200,)), full(0, (100,)), full(0, (100,))])
+    gradient = kv.grad_view("b")
+    gradient[...] = 1
+    kv.push("b", gradient)
+    with refused(kv, UsageError, "'d'", "out lies in a grad_view"):
+        kv.broadcast("d", full(9, (100,)), out=gradient)
+    same(kv.pull("b"), kv.num_workers)
+    assert "d" not in kv

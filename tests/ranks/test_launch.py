@@ -99,3 +99,12 @@ def test_an_intercommunicator_has_two_groups(several: MPI.Intracomm) -> None:
 def test_a_group_is_no_communicator(comm_world: MPI.Intracomm) -> None:
     with pytest.raises(UsageError, match="not a communicator; give an mpi4py one"):
         ncclkv.create("dist_sync", comm=comm_world.Get_group())
+
+
+@pytest.mark.parametrize("names", [("dist", "dist_sync"), ("nccl", "dist_sync"), ("dist", "nccl")])
+def test_ranks_that_ask_for_stores_of_different_names(
+    names: tuple[str, str], several: MPI.Intracomm
+) -> None:
+    with pytest.raises(SpecMismatch) as caught:
+        ncclkv.create(names[several.Get_rank() > 0])
+    assert f"rank 0 says name={names[0]}; rank 1 says name={names[1]}" in str(caught.value)

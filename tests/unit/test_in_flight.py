@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import ncclkv
 from ncclkv.comm import threads
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.errors import CommAborted, UsageError
+from ncclkv.errors import CommAborted, CommTimeout, RankLost, UsageError
 from ncclkv.testing import run_ranks
 
 
@@ -150,5 +151,105 @@ def test_a_communicator_of_one_rank_ends_too(end: Any, error: Any, words: str) -
 
 @pytest.mark.parametrize("root", [1, -1, 0.0, "0", True])
 def test_a_root_is_the_number_of_a_rank(root: Any) -> None:
-    with pytest.raises(UsageError, match="is not a rank: ranks go from 0 to 0"):
+    with pytest.raises(UsageError, match="is not a rank: give an int from 0 to 0"):
         SoloCommunicator(5.0).broadcast(np.ones(2), root)
+
+
+def test_any_exception_in_mid_verb_breaks_a_store_of_several_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def body() -> str:
+        kv = ncclkv.create("threads", timeout=5)
+        kv.init("w", np.zeros(2))
+        if kv.rank == 1:
+            # As a signal handler does, or an allocation that fails.
+            def fail(*arguments: Any) -> None:
+                raise RuntimeError("DataLoader worker exited")
+
+            monkeypatch.setattr(kv._engine, "settle", fail)
+            with pytest.raises(RuntimeError):
+                kv.pull("w")
+            with pytest.raises(CommAborted, match="pull was broken off by RuntimeError") as caught:
+                kv.push("w", np.ones(2))
+            kv.close()
+            return str(caught.value)
+        with pytest.raises(RankLost, match="rank 1 left"):
+            kv.barrier()
+        kv.close()
+        return ""
+
+    assert "close the store and make a new one" in run_ranks(2, body)[1]
+
+
+def test_a_duplicate_heeds_its_own_timeout_while_it_is_made() -> None:
+    def body() -> None:
+        comm = threads.world(20.0)
+        if comm.rank == 0:
+            begin = time.monotonic()
+            with pytest.raises(CommTimeout, match=r"\(timeout 0.2 s\) for rank 1"):
+                comm.duplicate(0.2)
+            assert time.monotonic() - begin < 5
+
+    run_ranks(2, body)
+
+
+def test_splits_by_other_than_ints_are_refused() -> None:
+    for color, key in (("a", 0), (1.5, 0), (0, "z")):
+        with pytest.raises(UsageError, match="is not an int"):
+            SoloCommunicator(5.0).split(color, key)  # type: ignore[arg-type]
+
+
+LOCKED = np.ones(4)
+LOCKED.flags.writeable = False
+ROOM = np.ones(8)
+
+
+@pytest.mark.parametrize(
+    ("send", "receive", "words"),
+    [
+        (np.ones(4), LOCKED, "read-only; pass one that can be written"),
+        ([1.0], np.ones(1), "a list is no buffer; pass a NumPy array"),
+        (np.array([None]), np.array([None]), "no store holds dtype object"),
+        (np.ones(1, "M8[s]"), np.ones(1, "M8[s]"), "no store holds dtype datetime64"),
+        (ROOM[:6], ROOM[2:], "send and receive overlap: one begins 16 bytes after the other"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2])
+def test_buffers_that_cannot_be_are_refused_before_anything_is_sent(
+    size: int, send: Any, receive: Any, words: str
+) -> None:
+    def body() -> None:
+        comm = threads.world(5.0)
+        with pytest.raises(UsageError, match=words):
+            comm.allreduce(send, receive)
+        sums = np.zeros(2)
+        comm.allreduce(np.ones(2), sums).wait()
+        assert (sums == comm.size).all()
+
+    run_ranks(size, body)
+
+
+def test_a_rank_that_receives_a_broadcast_needs_memory_to_write() -> None:
+    def body() -> None:
+        comm = threads.world(5.0)
+        if comm.rank == 1:
+            with pytest.raises(UsageError, match="read-only"):
+                comm.broadcast(LOCKED, 0)
+            comm.broadcast(np.zeros(4), 0).wait()
+        else:
+            comm.broadcast(LOCKED, 0).wait()
+
+    run_ranks(2, body)
+
+
+def test_numpys_integers_are_options() -> None:
+    with ncclkv.create("local", root=np.int64(0), bucket_bytes=np.int64(1024)) as kv:  # type: ignore[arg-type]
+        kv.init("w", np.ones(2))
+        assert kv.pull("w").tolist() == [1, 1]
+
+
+def test_a_pull_of_what_an_int_cannot_hold_is_complete(kv: ncclkv.KVStore) -> None:
+    kv.push(["a", "b"], [np.array([np.nan, 1e20]), np.ones(2)])
+    outs = [np.zeros(2, np.int32), np.zeros(2, np.int32)]
+    kv.pull(["a", "b"], outs)
+    assert outs[1].tolist() == [1, 1]

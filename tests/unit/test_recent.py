@@ -143,8 +143,8 @@ def test_a_gradient_of_the_stores_own_is_still_refused_before_its_flush(
 
 def test_calls_that_never_come_again_are_forgotten() -> None:
     recent = Recent()
-    arrays = [f(1) for _ in range(5000)]
+    arrays = [f(1) for _ in range(70_000)]
     for key, array in enumerate(arrays):
         recent.keep("push", key, array, [array], key)
-    assert recent.find("push", 4999, arrays[4999]) is not None
+    assert recent.find("push", 69_999, arrays[69_999]) is not None
     assert recent.find("push", 0, arrays[0]) is None

@@ -16,7 +16,8 @@ def pack(value: Array, slot: Array) -> None:
 
 def unpack(slot: Array, out: Array) -> None:
     """Copy the flat `slot` into `out` (any shape and strides), casting as ``astype`` does."""
-    np.copyto(out, slot.reshape(out.shape), casting="unsafe")
+    with np.errstate(all="ignore"):
+        np.copyto(out, slot.reshape(out.shape), casting="unsafe")
 
 
 def pack_all(
@@ -36,6 +37,7 @@ def unpack_all(
     """Unpack each slot into its out; the table is the slots, each of its out's shape."""
     if table is None:
         table = [slot.reshape(out.shape) for slot, out in zip(slots, outs, strict=True)]
-    for view, out in zip(table, outs, strict=True):
-        out[...] = view
+    with np.errstate(all="ignore"):
+        for view, out in zip(table, outs, strict=True):
+            out[...] = view
     return table
