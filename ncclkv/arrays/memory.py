@@ -44,8 +44,12 @@ def share(one: Array, other: Array) -> bool:
 
 def protected(flat: Array) -> Array:
     """A view of a flat array that nobody can make writable; of CuPy's, which has none, itself."""
-    if not isinstance(flat, np.ndarray) or not flat.size:
+    if not isinstance(flat, np.ndarray):
         return flat
+    if not flat.size:  # which no buffer has, and nothing can be written to
+        view = flat.view()
+        view.flags.writeable = False
+        return view
     # Through bytes, since not every dtype has a buffer of its own.
     in_bytes: Any = flat.view(np.uint8)
     return np.frombuffer(memoryview(in_bytes).toreadonly(), np.uint8).view(flat.dtype)

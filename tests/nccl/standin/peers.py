@@ -34,5 +34,6 @@ class Peers:
         return Peers(child, self._offer, self._limit)
 
     def duplicate(self, timeout: float | None = None) -> Any:
+        child = self._host.duplicate(timeout)  # the first, for it heeds the deadline
         self._offer(self._host.duplicate(self._limit))
-        return Peers(self._host.duplicate(timeout), self._offer, self._limit)
+        return Peers(child, self._offer, self._limit)
