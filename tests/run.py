@@ -43,14 +43,19 @@ def suite() -> list[Run]:
         Run("doctests", (*pytest, "--doctest-modules", "ncclkv"), 60),
         Run("harness", (*pytest, "tests/harness"), 180),
         Run("jobs", (*pytest, "tests/jobs"), 300),
-        # Without CuPy these two say so, and test the little that needs none.
+        # Without CuPy it says so, and tests the little that needs none.
         Run("nccl", (*pytest, "tests/nccl"), 900),
-        Run("nccl-ranks", ("launch/local.sh", "-n", "3", "-m", "pytest", CONTRACT), 240),
     ]
     for size in (1, 2, 3, 4):
         job = ("launch/local.sh", "-n", str(size), "-m", "pytest", "tests/ranks")
         runs.append(Run(f"ranks-{size}", job, 240))
     return runs
+
+
+def by_name() -> list[Run]:
+    """All runs that must be asked for: those on a GPU, and a part of others by itself."""
+    contract = ("launch/local.sh", "-n", "3", "-m", "pytest", CONTRACT)
+    return [*gpu_suite(), Run("nccl-ranks", contract, 240)]
 
 
 def gpu_suite() -> list[Run]:
@@ -106,7 +111,7 @@ def main(names: list[str]) -> int:
             print(f"no test of a GPU can run: {lacking}")
             return int(gpu.required())
         names = [run.name for run in gpu_suite()]
-    runs = suite() + (gpu_suite() if names else [])
+    runs = suite() + (by_name() if names else [])
     unknown = set(names) - {run.name for run in runs}
     if unknown:
         print(f"no such run: {', '.join(sorted(unknown))}; there are", *(run.name for run in runs))

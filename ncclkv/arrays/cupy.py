@@ -1,4 +1,7 @@
-"""CuPy arrays, and the arrays of other libraries in a GPU's memory as CuPy views of it."""
+"""CuPy arrays, and the arrays of other libraries in a GPU's memory as CuPy views of it.
+
+The GPU may be any that the process sees.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +43,13 @@ def _view(x: Any) -> NDArray[Any]:
 
 
 def _tensor(x: Any, what: str) -> NDArray[Any]:
-    """View a torch tensor; the store's work on it is queued on CuPy's current stream."""
-    streams = _cupy().cuda.get_current_stream().ptr, _torch_stream()
-    if streams[0] != streams[1]:
+    """View a torch tensor; the store's work on it is queued on CuPy's current stream there."""
+    device = x.device.index
+    if _cupy().cuda.get_current_stream(device).ptr != _torch_stream(device):
         raise UsageError(
-            f"{what}: torch's current stream is not CuPy's, on which the store would use this "
-            f"tensor; call it inside: with cupy.cuda.ExternalStream("
-            f"torch.cuda.current_stream().cuda_stream)"
+            f"{what}: torch's current stream of device {device} is not CuPy's, on which the store "
+            f"would use this tensor; call it inside: with cupy.cuda.ExternalStream("
+            f"torch.cuda.current_stream({device}).cuda_stream, {device})"
         )
     try:
         array: NDArray[Any] = _cupy().from_dlpack(x)
@@ -58,9 +61,9 @@ def _tensor(x: Any, what: str) -> NDArray[Any]:
     return array
 
 
-def _torch_stream() -> int:
-    """The address of torch's current stream."""
-    stream: int = sys.modules["torch"].cuda.current_stream().cuda_stream
+def _torch_stream(device: int) -> int:
+    """The address of torch's current stream of a device."""
+    stream: int = sys.modules["torch"].cuda.current_stream(device).cuda_stream
     return stream
 
 

@@ -92,7 +92,15 @@ def test_first_blocks_against_counting(sizes: list[int], per_block: int) -> None
 class Stand:
     """What a table looks at of an array in the device's memory."""
 
-    def __init__(self, address: int, nbytes: int, dtype: str = "float32", flat: bool = True):
+    def __init__(
+        self,
+        address: int,
+        nbytes: int,
+        dtype: str = "float32",
+        flat: bool = True,
+        device: int = 0,
+    ):
+        self.device = SimpleNamespace(id=device)
         self.data = SimpleNamespace(ptr=address)
         self.nbytes = nbytes
         self.dtype = np.dtype(dtype)
@@ -153,11 +161,12 @@ def test_table_leaves_alone_what_is_more_than_a_copy_of_bytes() -> None:
         np.zeros(16, np.float32),
         Stand(16384, 64),
         Stand(20480, 64),
+        Stand(24576, 64, device=1),
     ]
-    destinations = [Stand(2**40 + 4096 * i, 64) for i in range(5)]
-    destinations.append(Stand(2**41, 64, flat=False))
+    destinations = [Stand(2**40 + 4096 * i, 64) for i in range(7)]
+    destinations[5] = Stand(2**41, 64, flat=False)
     table = CopyTable(sources, destinations)
-    assert table.alone == [1, 2, 3, 5]
+    assert table.alone == [1, 2, 3, 5, 6]
     ((blocks, argument),) = table.launches
     assert (blocks, int(argument["count"])) == (2, 2)
     assert argument["source"][:2].tolist() == [4096, 16384]

@@ -27,6 +27,7 @@ WELL = Facts(
     driver=12080,
     share=False,
     blocks=True,
+    binding="cupy",
 )
 
 
@@ -108,6 +109,19 @@ def test_ranks_with_the_same_obstacle_are_named_together():
 
 def test_an_nccl_that_does_not_block_is_refused():
     says(but(job(), 1, blocks=False), "NCCL_COMM_BLOCKING=0 is set on rank 1 (node0)", "unset")
+
+
+def test_an_nccl_that_does_not_block_is_well_with_nccl4py():
+    assert trouble(job(blocks=False, binding="nccl4py")) is None
+
+
+def test_bindings_are_the_same_everywhere():
+    says(
+        but(job(), 3, binding="nccl4py"),
+        "through different bindings: cupy on ranks 0, 1, 2 (node0, node1), nccl4py on rank 3",
+        "set NCCLKV_NCCL_BINDING=cupy on every rank",
+    )
+    assert trouble(job(binding="nccl4py")) is None
 
 
 def test_sharing_is_set_on_all_ranks_or_none():

@@ -46,6 +46,7 @@ def facts_of(rank: int, **changes: Any) -> Facts:
         "driver": 12080,
         "share": False,
         "blocks": True,
+        "binding": "cupy",
     }
     return Facts(**{**own, **changes})
 
@@ -76,7 +77,9 @@ def errors_of(size: int, body: Callable[[Communicator], object]) -> list[KVStore
 def launch_on(monkeypatch: pytest.MonkeyPatch, seat: Seat, facts: list[Facts]) -> NcclCommunicator:
     """Launch on the stand-in's devices; the ranks are threads, and rank r has device r."""
     _seats[facts[seat.rank].device] = seat
-    monkeypatch.setattr(module, "CupyBinding", lambda device, timeout: _seats[device].binding)
+    names = {each.binding for each in facts}
+    made = dict.fromkeys(names, lambda device, timeout: _seats[device].binding)
+    monkeypatch.setattr(module, "BINDINGS", made)
     monkeypatch.setattr(module, "CupyStreams", lambda device: _seats[device].streams)
     return launch(seat.peers, facts)
 
@@ -118,9 +121,10 @@ def test_layer_3_a_survey_leaves_the_ranks_usable():
         assert all("no NVIDIA driver" in obstacle for obstacle in obstacles)
 
 
+@pytest.mark.parametrize("binding", ["cupy", "nccl4py"])
 @pytest.mark.parametrize("size", SIZES)
-def test_layer_2_ranks_with_a_gpu_each_get_a_communicator(monkeypatch, size):
-    facts = [facts_of(rank) for rank in range(size)]
+def test_layer_2_ranks_with_a_gpu_each_get_a_communicator(monkeypatch, size, binding):
+    facts = [facts_of(rank, binding=binding) for rank in range(size)]
 
     def body(seat: Seat) -> str:
         comm = launch_on(monkeypatch, seat, facts)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ncclkv.comm.nccl import cupy_binding
+from ncclkv.comm.nccl import bounded
 from ncclkv.comm.nccl.binding import DTYPES, OPS, UNIQUE_ID_BYTES, version_text
 from ncclkv.comm.nccl.cupy_binding import CupyBinding
 from ncclkv.comm.nccl.facts import OLDEST_NCCL
@@ -176,7 +176,7 @@ def test_destroy_and_abort_are_called_once(binding):
 
 
 def test_what_hangs_is_left_behind(monkeypatch):
-    monkeypatch.setattr(cupy_binding, "_ABORT_SECONDS", 0.1)
+    monkeypatch.setattr(bounded, "ABORT_SECONDS", 0.1)
     release = threading.Event()
 
     class Stuck:

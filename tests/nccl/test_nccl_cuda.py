@@ -18,9 +18,15 @@ import cupy
 from ncclkv.comm.nccl import launch
 from ncclkv.comm.nccl.streams import CupyEvent, CupyStreams
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.errors import CommAborted, LaunchError
+from ncclkv.errors import CommAborted, LaunchError, UsageError
 
 Cuda = Any
+
+
+@pytest.fixture(autouse=True)
+def _binding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same one whatever is installed."""
+    monkeypatch.setenv("NCCLKV_NCCL_BINDING", "cupy")
 
 
 @pytest.fixture
@@ -79,6 +85,15 @@ def test_streams_of_others_are_made_current_too(cuda):
         cuda.Stream.from_external.return_value.__enter__.assert_called_once_with()
 
 
+def test_another_current_device_is_refused_in_words(cuda):
+    streams = CupyStreams(2)
+    cuda.runtime.getDevice.return_value = 2
+    streams.check_device()
+    cuda.runtime.getDevice.return_value = 1
+    with pytest.raises(UsageError, match="device 1 is current, and this store is on device 2"):
+        streams.check_device()
+
+
 def test_another_has_a_stream_of_its_own_on_the_same_device(cuda):
     CupyStreams(3).another()
     assert cuda.Stream.call_count == 2
@@ -122,7 +137,7 @@ def test_close_twice(cuda):
 def test_facts_are_those_of_the_rank_and_its_device(cuda, monkeypatch):
     binding = mock.MagicMock()
     binding.return_value.version.return_value = 23203
-    monkeypatch.setattr(launch, "CupyBinding", binding)
+    monkeypatch.setattr(launch, "BINDINGS", {"cupy": binding})
     monkeypatch.setattr(launch.socket, "gethostname", lambda: "node7")
     cuda.runtime.getDeviceCount.return_value = 4
     cuda.runtime.getDeviceProperties.return_value = {"uuid": b"\xab\xcd"}
@@ -136,11 +151,11 @@ def test_facts_are_those_of_the_rank_and_its_device(cuda, monkeypatch):
     assert (own.rank, own.host, own.devices, own.device) == (0, "node7", 4, 2)
     assert own.gpu == "0000:1B:00.0 abcd"
     assert (own.nccl, own.cupy, own.driver) == (23203, cupy.__version__, 12080)
-    assert (own.share, own.blocks, own.obstacle) == (False, True, "")
+    assert (own.share, own.blocks, own.binding, own.obstacle) == (False, True, "cupy", "")
 
 
 def test_a_process_by_itself_stays_on_its_device(cuda, monkeypatch):
-    monkeypatch.setattr(launch, "CupyBinding", mock.MagicMock())
+    monkeypatch.setattr(launch, "BINDINGS", {"cupy": mock.MagicMock()})
     cuda.runtime.getDeviceCount.return_value = 4
     cuda.runtime.getDevice.return_value = 3
     cuda.runtime.getDeviceProperties.return_value = {}
@@ -153,6 +168,6 @@ def test_without_nccl_the_fact_is_why(monkeypatch):
         raise LaunchError("CuPy finds no NCCL library")
 
     monkeypatch.setattr(launch, "_DRIVER", "libc.so.6")
-    monkeypatch.setattr(launch, "CupyBinding", missing)
+    monkeypatch.setattr(launch, "BINDINGS", {"cupy": missing})
     (own,) = launch.survey(SoloCommunicator(1.0))
     assert own.obstacle == "CuPy finds no NCCL library"

@@ -112,6 +112,9 @@ class NcclCommunicator(Communicator):
     def follow(self) -> None:
         self._flight.follow()
 
+    def keep(self, *objects: object) -> None:
+        self._flight.keep(objects)
+
     def queue(self) -> AbstractContextManager[None]:
         return self._flight.queue()
 

@@ -6,18 +6,15 @@ and a CuPy that finds no libnccl has neither errors nor communicators; both are 
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+from ncclkv.comm.nccl import bounded
 from ncclkv.comm.nccl.binding import Handle, version_text
-from ncclkv.errors import CommAborted, CommTimeout, LaunchError
+from ncclkv.errors import CommAborted, LaunchError
 
 _IN_PROGRESS = 7
-
-# Seconds that an abort may take: peers may be gone, and so may the device.
-_ABORT_SECONDS = 10.0
 
 _EXTRAS = "'ncclkv[cuda12]' (or 'ncclkv[cuda13]', as the driver has it)"
 
@@ -63,7 +60,7 @@ class CupyBinding:
         self._bounded("ncclCommDestroy", comm.destroy)
 
     def abort(self, comm: Handle) -> None:
-        self._bounded("ncclCommAbort", comm.abort, _ABORT_SECONDS)
+        self._bounded("ncclCommAbort", comm.abort, bounded.ABORT_SECONDS)
 
     def async_error(self, comm: Handle) -> str | None:
         try:
@@ -131,29 +128,12 @@ class CupyBinding:
     def _bounded(
         self, operation: str, function: Callable[[], Any], seconds: float | None = None
     ) -> Any:
-        """Make a call that waits for other ranks, in a thread that is left behind if it hangs."""
-        seconds = self._timeout if seconds is None else seconds
-        outcome: list[Any] = []
-
-        def run() -> None:
-            try:
-                outcome[:] = [self._call(operation, self._on_device, function), None]
-            except BaseException as error:
-                outcome[:] = [None, error]
-
-        thread = threading.Thread(target=run, name=operation, daemon=True)
-        thread.start()
-        thread.join(seconds)
-        if not outcome:
-            raise CommTimeout(
-                f"NCCL {self._version()}: {operation} waited {seconds:g} s for the other ranks; "
-                f"look at whether they all run and reach each other: NCCL_DEBUG=INFO shows their "
-                f"connections, NCCL_SOCKET_IFNAME chooses the network"
-            )
-        result, error = outcome
-        if error is not None:
-            raise error
-        return result
+        """Make a call that waits for other ranks, with a deadline."""
+        return bounded.bounded(
+            f"NCCL {self._version()}: {operation}",
+            lambda: self._call(operation, self._on_device, function),
+            self._timeout if seconds is None else seconds,
+        )
 
     def _on_device(self, function: Callable[[], Any]) -> Any:
         """Call it in a new thread, whose current device is not the caller's."""

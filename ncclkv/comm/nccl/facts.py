@@ -43,7 +43,9 @@ class Facts:
     share: bool
     """Whether ``NCCLKV_SHARE_GPU=1`` is set."""
     blocks: bool
-    """Whether NCCL returns when it is done."""
+    """Whether NCCL returns when it is done, as it does unless its environment says otherwise."""
+    binding: str
+    """What calls NCCL: a name of `ncclkv.env.NCCL_BINDINGS`."""
     obstacle: str = ""
     """Why there is no GPU or no NCCL, with what to do; the rest then means nothing."""
 
@@ -63,7 +65,7 @@ def device_of(local_rank: int, devices: int) -> int:
 
 def trouble(facts: Sequence[Facts]) -> str | None:
     """Why NCCL cannot run on these ranks, with what mends it; None when it can."""
-    findings = (_obstacles, _not_blocking, _disagreement, _old, _versions, _crowd)
+    findings = (_obstacles, _bindings, _not_blocking, _disagreement, _old, _versions, _crowd)
     return next(filter(None, (find(facts) for find in findings)), None)
 
 
@@ -107,9 +109,21 @@ def _obstacles(facts: Sequence[Facts]) -> str | None:
     return f"NCCL needs a GPU on every rank. {said}"
 
 
+def _bindings(facts: Sequence[Facts]) -> str | None:
+    """Bindings that are not the same everywhere."""
+    groups = _by(facts, lambda each: each.binding)
+    if len(groups) == 1:
+        return None
+    found = ", ".join(f"{name} on {_where(facts, ranks)}" for name, ranks in groups.items())
+    return (
+        f"ranks call NCCL through different bindings: {found}; nccl4py is used where it is "
+        f"installed, so install it for all of them, or set NCCLKV_NCCL_BINDING=cupy on every rank"
+    )
+
+
 def _not_blocking(facts: Sequence[Facts]) -> str | None:
-    """NCCL told to return before it is done."""
-    ranks = [each.rank for each in facts if not each.blocks]
+    """NCCL told to return before it is done, where CuPy calls it."""
+    ranks = [each.rank for each in facts if not each.blocks and each.binding == "cupy"]
     if not ranks:
         return None
     return (

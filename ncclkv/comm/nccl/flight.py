@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,22 +17,12 @@ from types import TracebackType
 from ncclkv.comm.base import Buffer, Communicator
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
 from ncclkv.comm.nccl.streams import Event, Streams
+from ncclkv.comm.nccl.watch import Watch
 from ncclkv.comm.nccl.work import NcclWork
 from ncclkv.errors import CommAborted, CommTimeout, KVStoreError, RankLost
 
 Enqueue = Callable[[Handle, int], None]
 """Puts a collective of an NCCL communicator on a stream."""
-
-# A few quick looks, for what is about to end; then sleeps, longer the longer nothing does.
-_YIELDS = 50
-_FIRST_SLEEP = 20e-6
-_LONGEST_SLEEP = 1e-3
-
-# Between two looks at the clock, at NCCL's errors and at the departed ranks.
-_LOOK_SECONDS = 5e-3
-
-# A rank may leave just after it did its part, whose result is still on its way to us.
-_GRACE_SECONDS = 0.2
 
 # Kept here until closed: CuPy destroys a communicator that nobody refers to, which waits for peers.
 _open: set[Flight] = set()
@@ -59,6 +48,7 @@ class Flight:
         self._streams = streams
         self._handle: Handle | None = handle
         self._works: deque[NcclWork] = deque()
+        self._kept: deque[tuple[Event, tuple[object, ...]]] = deque()
         self._last: int | None = None
         self._who = f"rank {peers.rank} of {peers.size}"
         self.failure: KVStoreError | None = None
@@ -92,10 +82,21 @@ class Flight:
 
     def follow(self) -> None:
         """Let the current stream wait for the one that was current before, if that was another."""
+        self._streams.check_device()
         current = self._streams.current()
         if self._last not in (None, current):
             self._streams.wait(current, self._streams.record(self._last))
         self._last = current
+
+    def keep(self, objects: tuple[object, ...]) -> None:
+        """Refer to `objects` until the current stream has done what it has been given.
+
+        CuPy gives the memory of an array to others in the order of the stream it was made on, and
+        knows nothing of other streams that still use it.
+        """
+        with self.guard:
+            self._drop_complete()
+            self._kept.append((self._streams.record(self._streams.current()), objects))
 
     @contextmanager
     def queue(self) -> Iterator[None]:
@@ -125,7 +126,8 @@ class Flight:
             if apply is not None:
                 with streams.on(stream):
                     apply()
-            work = NcclWork(self, streams.record(stream), buffers, what)
+            # What `apply` writes is under way as well.
+            work = NcclWork(self, streams.record(stream), (*buffers, apply), what)
         except KVStoreError as error:
             self.fail(error)
             raise
@@ -151,6 +153,8 @@ class Flight:
         """Forget the collectives that are complete, and with them their buffers."""
         while self._works and self._works[0].complete():
             self._works.popleft()
+        while self._kept and self._kept[0][0].done():
+            self._kept.popleft()
 
     def synchronize(self, timeout: float | None) -> None:
         """Block until all that is in flight is complete, and all work of the current stream."""
@@ -159,14 +163,15 @@ class Flight:
             streams = self._streams
             collectives = streams.record(streams.communication)
             others = streams.record(streams.current())
-            watch = _Watch(limit)
+            watch = Watch(limit)
             while not (collectives.done() and others.done()):
                 if watch.pause():
                     self._look(watch, in_flight=not collectives.done())
             while self._works:
                 self._works.popleft().release()
+            self._drop_complete()
 
-    def _look(self, watch: _Watch, in_flight: bool) -> None:
+    def _look(self, watch: Watch, in_flight: bool) -> None:
         """Raise when NCCL reports an error, a rank has left, or the deadline has passed."""
         what = self._oldest() if in_flight else "the work of the current stream"
         problem = self._binding.async_error(self._handle)
@@ -178,7 +183,7 @@ class Flight:
             raise RankLost(
                 f"{self._who}: rank {rank} left while {what} waited for it; it said: {reason}"
             )
-        if watch.waited > watch.limit:
+        if watch.late():
             raise CommTimeout(
                 f"{self._who}: {what} waited {watch.waited:.1f} s (timeout {watch.limit:g} s) for "
                 f"{self._missing() if in_flight else 'the device; give it a longer timeout'}"
@@ -217,37 +222,6 @@ class Guard:
     ) -> None:
         if isinstance(error, KVStoreError):
             self._flight.fail(error)
-
-
-class _Watch:
-    """How long a wait has lasted, and when to look beyond its event."""
-
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
-        self.waited = 0.0
-        self._start = self._looked = time.monotonic()
-        self._lost: float | None = None
-        self._attempt = 0
-
-    def pause(self) -> bool:
-        """Let others run for a moment; tell whether it is time to look around."""
-        self._attempt += 1
-        if self._attempt <= _YIELDS:
-            os.sched_yield()
-        else:
-            doublings = min((self._attempt - _YIELDS) // 8, 10)
-            time.sleep(min(_FIRST_SLEEP * 2**doublings, _LONGEST_SLEEP))
-        now = time.monotonic()
-        self.waited = now - self._start
-        if now - self._looked < _LOOK_SECONDS:
-            return False
-        self._looked = now
-        return True
-
-    def lost_long_ago(self) -> bool:
-        """Whether the first call of this lies far enough back."""
-        self._lost = self.waited if self._lost is None else self._lost
-        return self.waited - self._lost > _GRACE_SECONDS
 
 
 @atexit.register

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ncclkv import env
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.nccl import nccl4py_binding
+from ncclkv.comm.nccl.binding import Binding
 from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.comm.nccl.cupy_binding import CupyBinding
 from ncclkv.comm.nccl.facts import Facts, crowded, device_of, settings, trouble
+from ncclkv.comm.nccl.nccl4py_binding import Nccl4pyBinding
 from ncclkv.comm.nccl.streams import CupyStreams
 from ncclkv.errors import KVStoreError, LaunchError
 from ncclkv.kernels.device import DeviceKernels
 
 _DRIVER = "libcuda.so.1"
+
+BINDINGS: dict[str, Callable[..., Binding]] = {"cupy": CupyBinding, "nccl4py": Nccl4pyBinding}
+"""By their names in the environment; called with a device and a deadline in seconds, or nothing."""
 
 
 def survey(peers: Communicator) -> list[Facts]:
@@ -51,10 +57,11 @@ def launch(peers: Communicator, facts: Sequence[Facts] | None = None) -> NcclCom
         raise LaunchError(problem)
     env.set_unless_set(settings(facts, peers.rank))
     device = facts[peers.rank].device
+    make = BINDINGS[facts[peers.rank].binding]
     streams = CupyStreams(device)
     return NcclCommunicator(
         peers,
-        CupyBinding(device, peers.timeout),
+        make(device, peers.timeout),
         streams,
         DeviceKernels(),
         shared=bool(crowded(facts)),
@@ -68,7 +75,12 @@ def _own(peers: Communicator) -> Facts:
     try:
         return _gpu(peers, host, share, blocks)
     except KVStoreError as error:
-        return Facts(rank, host, 0, 0, "", 0, "", 0, share, blocks, obstacle=str(error))
+        return Facts(rank, host, 0, 0, "", 0, "", 0, share, blocks, "", obstacle=str(error))
+
+
+def _binding() -> str:
+    """The name of this rank's binding: the one that was chosen, or else the best that is there."""
+    return env.nccl_binding() or ("nccl4py" if nccl4py_binding.installed() else "cupy")
 
 
 def _find_driver() -> None:
@@ -84,8 +96,9 @@ def _find_driver() -> None:
 
 def _gpu(peers: Communicator, host: str, share: bool, blocks: bool) -> Facts:
     """The same, of a rank that has a GPU."""
+    binding = _binding()
     _find_driver()
-    nccl = CupyBinding().version()
+    nccl = BINDINGS[binding]().version()
     import cupy
 
     runtime: Any = cupy.cuda.runtime
@@ -105,5 +118,15 @@ def _gpu(peers: Communicator, host: str, share: bool, blocks: bool) -> Facts:
             f"CUDA_VISIBLE_DEVICES hides none"
         ) from error
     return Facts(
-        peers.rank, host, devices, device, gpu, nccl, cupy.__version__, driver, share, blocks
+        peers.rank,
+        host,
+        devices,
+        device,
+        gpu,
+        nccl,
+        cupy.__version__,
+        driver,
+        share,
+        blocks,
+        binding,
     )

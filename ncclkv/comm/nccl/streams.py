@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, cast
 
-from ncclkv.errors import CommAborted
+from ncclkv.errors import CommAborted, UsageError
 
 # Lower numbers go first; CUDA takes the highest priority that the device has for any beyond it.
 _HIGHEST = -100
@@ -28,6 +28,9 @@ class Streams(Protocol):
 
     def current(self) -> int:
         """The stream on which the caller's own work goes now; it stays until it was asked twice."""
+
+    def check_device(self) -> None:
+        """Refuse a caller that has made another device current: its work would go there."""
 
     def on(self, stream: int) -> AbstractContextManager[Any]:
         """Make `stream` the current one within a ``with`` block."""
@@ -106,6 +109,15 @@ class CupyStreams:
         if not self._seen or self._seen[-1].ptr != stream.ptr:
             self._seen.append(stream)
         return int(stream.ptr)
+
+    def check_device(self) -> None:
+        current = self._cuda.runtime.getDevice()
+        if current != self._device:
+            raise UsageError(
+                f"device {current} is current, and this store is on device {self._device}; call it "
+                f"outside of 'with cupy.cuda.Device({current})': arrays of device {current} may be "
+                f"passed all the same"
+            )
 
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:

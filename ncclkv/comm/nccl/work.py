@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ncclkv.comm.base import Buffer, Work
+from ncclkv.comm.base import Work
 from ncclkv.comm.nccl.streams import Event
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ class NcclWork(Work):
     """
 
     def __init__(
-        self, flight: Flight, event: Event, buffers: tuple[Buffer, ...], what: str
+        self, flight: Flight, event: Event, kept: tuple[object, ...], what: str
     ) -> None:
         self._flight = flight
         self._event: Event | None = event
         # CuPy would give their memory to others as soon as nobody refers to it.
-        self._buffers = buffers
+        self._kept = kept
         self._what = what
 
     def __str__(self) -> str:
@@ -38,8 +38,8 @@ class NcclWork(Work):
         return self._event is None
 
     def release(self) -> None:
-        """Let go of the buffers: the device is known to be done with them."""
-        self._event, self._buffers = None, ()
+        """Let go of what is kept: the device is known to be done with them."""
+        self._event, self._kept = None, ()
 
     def done(self) -> bool:
         if self._event is None:

@@ -19,16 +19,22 @@ Blocks = tuple[int, NDArray[Any]]
 
 
 class _Place(NamedTuple):
-    """Where an array lies in the device's memory, and how."""
+    """Where an array lies in a device's memory, and how."""
 
+    device: int
     address: int
     nbytes: int
     dtype: np.dtype[Any]
     in_order: bool
 
     def alike(self, other: _Place) -> bool:
-        """Whether copying the one to the other is copying bytes."""
-        return self.in_order and other.in_order and self.dtype == other.dtype
+        """Whether copying the one to the other is copying bytes within a device."""
+        return (
+            self.in_order
+            and other.in_order
+            and self.dtype == other.dtype
+            and self.device == other.device
+        )
 
 
 class CopyTable:
@@ -47,8 +53,8 @@ class CopyTable:
     launches : list of (int, ndarray)
         Blocks and argument of each launch of ``copy``.
     alone : list of int
-        The numbers of the pairs that no launch copies: one is in host memory or not in C order,
-        or their dtypes differ.
+        The numbers of the pairs that no launch copies: one is in host memory, on another device
+        than the other, or not in C order, or their dtypes differ.
     """
 
     def __init__(self, sources: Sequence[DeviceArray], destinations: Sequence[DeviceArray]) -> None:
@@ -118,5 +124,9 @@ def _place(array: DeviceArray) -> _Place | None:
     if isinstance(array, np.ndarray):
         return None
     return _Place(
-        array.data.ptr, array.nbytes, array.dtype, in_order=bool(array.flags.c_contiguous)
+        array.device.id,
+        array.data.ptr,
+        array.nbytes,
+        array.dtype,
+        in_order=bool(array.flags.c_contiguous),
     )

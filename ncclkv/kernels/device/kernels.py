@@ -12,7 +12,8 @@ from ncclkv.kernels.base import Segments
 from ncclkv.kernels.device import arguments
 from ncclkv.kernels.device.copies import CopyTable, DeviceArray
 from ncclkv.kernels.device.launch import THREADS, Launch, Launcher
-from ncclkv.kernels.device.memory import copy, empty, zeros
+from ncclkv.kernels.device.memory import assign, copy, empty, zeros
+from ncclkv.kernels.device.peers import Transfer, apart, copy_across, transfer
 from ncclkv.kernels.device.programs import COMBINE, COPY, SGD
 from ncclkv.kernels.device.segments import SegmentTable
 from ncclkv.kernels.device.staging import Staging, download
@@ -27,17 +28,21 @@ MOST_TABLES = 1024
 class DeviceKernels:
     """`ncclkv.kernels.base.Kernels` on CuPy arrays, for one thread.
 
-    Values, and what is read into, may be in host memory too.  Pieces of memory that a call needs
-    for itself, for values in host memory or not in C order, come from CuPy's pools.
+    Values, and what is read into, may be in host memory too, or on other devices of the process.
+    Pieces of memory that a call needs for itself, for values that are elsewhere or not in C order,
+    come from CuPy's pools.
 
     Parameters
     ----------
     launch : callable, optional
         What launches a program, when it is not a `Launcher` of its own.
+    transfer : callable, optional
+        What copies from device to device.
     """
 
-    def __init__(self, launch: Launch | None = None) -> None:
+    def __init__(self, launch: Launch | None = None, transfer: Transfer = transfer) -> None:
         self._launch = Launcher() if launch is None else launch
+        self._transfer = transfer
         self._staging = Staging()
         self._segments: dict[Segments, SegmentTable] = {}
 
@@ -50,13 +55,13 @@ class DeviceKernels:
     def pack(self, value: DeviceArray, slot: DeviceArray) -> None:
         """Copy `value` (any shape and strides) into the flat `slot` of the same size and dtype.
 
-        `value` may be changed as soon as this returns; on the device, by what the current stream
-        does next.
+        `value` may be changed as soon as this returns; on a device, by what the current stream
+        there does next.
         """
         if isinstance(value, np.ndarray):
             self._staging.upload(value, slot)
         else:
-            _copy(value, slot.reshape(value.shape))
+            self._copy(value, slot.reshape(value.shape))
 
     def unpack(self, slot: DeviceArray, out: DeviceArray) -> None:
         """Copy the flat `slot` into `out` (any shape and strides), casting as ``astype`` does.
@@ -67,7 +72,14 @@ class DeviceKernels:
         if isinstance(out, np.ndarray):
             download(slot, out)
         else:
-            _copy(slot.reshape(out.shape), out)
+            self._copy(slot.reshape(out.shape), out)
+
+    def _copy(self, source: DeviceArray, destination: DeviceArray) -> None:
+        """Copy between arrays of one shape, of any strides, dtypes and devices."""
+        if apart(source, destination):
+            copy_across(source, destination, self._transfer)
+        else:
+            assign(source, destination)
 
     def pack_all(
         self,
@@ -141,13 +153,13 @@ class DeviceKernels:
             self._fold(parts, out, op, divisor=0)
 
     def _flat(self, value: DeviceArray, slot: DeviceArray) -> DeviceArray:
-        """The value in the device's memory and in C order: itself, or a copy."""
+        """The value on the device of `slot` and in C order: itself, or a copy."""
         import cupy
 
-        if isinstance(value, np.ndarray):
-            copy = cupy.empty_like(slot)
-            self._staging.upload(value, copy)
-            return copy
+        if isinstance(value, np.ndarray) or apart(value, slot):
+            part = cupy.empty_like(slot)
+            self.pack(value, part)
+            return part
         return cupy.ascontiguousarray(value)
 
     def _fold(self, parts: Sequence[DeviceArray], out: DeviceArray, op: str, divisor: int) -> None:
@@ -242,16 +254,6 @@ class DeviceKernels:
             argument["rescale"] = rescale
             argument["clip"] = -1.0 if clip is None else clip
             self._launch(program, blocks, argument)
-
-
-def _copy(source: DeviceArray, destination: DeviceArray) -> None:
-    """Copy between arrays of one shape and any strides, casting as ``astype`` does."""
-    import cupy
-
-    if source.dtype.kind == "c" and destination.dtype.kind != "c":
-        # Only astype knows how: an element at a time has no such cast.
-        source = source.astype(destination.dtype)
-    cupy.copyto(destination, source, casting="unsafe")
 
 
 def _working_copy(out: DeviceArray) -> DeviceArray:

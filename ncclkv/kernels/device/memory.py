@@ -1,4 +1,4 @@
-"""New arrays in the device's memory."""
+"""New arrays in the device's memory, and copies from one array to another."""
 
 from __future__ import annotations
 
@@ -25,8 +25,20 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
 
 
 def copy(array: DeviceArray) -> DeviceArray:
-    """A contiguous copy that shares no memory; of an array in host memory, in host memory."""
+    """A contiguous copy that shares no memory, in host memory or on the device of `array`."""
     import cupy
 
-    library = np if is_on_host(array) else cupy
-    return library.array(array, order="C", copy=True)
+    if is_on_host(array):
+        return np.array(array, order="C", copy=True)
+    with cupy.cuda.Device(array.device.id):
+        return cupy.array(array, order="C", copy=True)
+
+
+def assign(source: DeviceArray, destination: DeviceArray) -> None:
+    """Copy between arrays of one device and shape, of any strides, casting as ``astype`` does."""
+    import cupy
+
+    if source.dtype.kind == "c" and destination.dtype.kind != "c":
+        # Only astype knows how: an element at a time has no such cast.
+        source = source.astype(destination.dtype)
+    cupy.copyto(destination, source, casting="unsafe")

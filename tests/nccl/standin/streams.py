@@ -68,6 +68,9 @@ class RecordingStreams:
     def current(self) -> int:
         return self.device.current
 
+    def check_device(self) -> None:
+        """There is one device."""
+
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:
         self.device.name(stream)

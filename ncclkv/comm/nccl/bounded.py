@@ -1,0 +1,57 @@
+"""Calls of NCCL that wait for other ranks, with a deadline that NCCL itself does not have."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ncclkv.errors import CommTimeout
+
+ABORT_SECONDS = 10.0
+"""Seconds that an abort may take: peers may be gone, and so may the device."""
+
+
+def bounded(what: str, function: Callable[[], Any], seconds: float) -> Any:
+    """Make a call in a thread, which is left behind if the call hangs.
+
+    Parameters
+    ----------
+    what : str
+        The library and its function, for messages.
+    function : callable
+        ``function()`` makes the call; the new thread has a current device of its own.
+    seconds : float
+        How long it may take.
+
+    Raises
+    ------
+    CommTimeout
+        When it takes longer.  What the call itself raises is raised here.
+    """
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome[:] = [function(), None]
+        except BaseException as error:
+            outcome[:] = [None, error]
+
+    thread = threading.Thread(target=run, name=what, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise late(what, seconds)
+    result, error = outcome
+    if error is not None:
+        raise error
+    return result
+
+
+def late(what: str, seconds: float) -> CommTimeout:
+    """Make the error for a call that other ranks keep waiting."""
+    return CommTimeout(
+        f"{what} waited {seconds:g} s for the other ranks; look at whether they all run and reach "
+        f"each other: NCCL_DEBUG=INFO shows their connections, NCCL_SOCKET_IFNAME chooses the "
+        f"network"
+    )
