@@ -2,17 +2,18 @@
 PYTHON ?= python3
 VENV   ?= .venv
 N      ?= 4
+GPUS   ?= 1
 
 export PYTHON VENV
 READY = $(VENV)/.ready
 TOOLS = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-gpu lint clean
+.PHONY: help train test test-gpu bench bench-gpu lint clean
 .NOTPARALLEL:
 
 help:  ## show this page
-	@sed -n 's/^\([a-z-]*\):.*  ## /make \1\t/p; s/^#  //p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*  ## /make \1\t/p; s/^#  //p' Makefile | expand -t 16
 
 train: $(READY)-train $(READY)-mpi$(MPI)  ## train a small network on 4 ranks
 	launch/local.sh -n $(N) train.py $(ARGS)
@@ -22,6 +23,12 @@ test: $(READY)-test $(READY)-mpi$(MPI) $(WITH:%=$(READY)-%)  ## run all tests, o
 
 test-gpu: $(READY)-test $(READY)-mpi$(MPI) $(WITH:%=$(READY)-%)  ## run the tests that need a GPU, which ranks share
 	$(TOOLS)/python -m tests.run gpu
+
+bench: $(READY)-bench $(READY)-mpi$(MPI) $(if $(PEERS),$(READY)-torch)  ## measure on hosts, beside MPI and torch
+	launch/local.sh -n $(N) -m bench $(if $(QUICK),--quick) $(ARGS)
+
+bench-gpu: $(READY)-bench $(READY)-mpi$(MPI) $(WITH:%=$(READY)-%)  ## measure on GPUs, beside NCCL, CuPy and torch
+	launch/local.sh -n $(GPUS) -m bench gpu $(if $(QUICK),--quick) $(ARGS)
 
 lint: $(READY)-lint  ## check style and types
 	$(TOOLS)/ruff check
@@ -42,5 +49,9 @@ $(READY)-%: setup.cfg pyproject.toml launch/setup.sh
 #  with test:    RUNS='unit ranks-3' runs, and no others; WITH=torch, to download and test it too
 #  with test-gpu: WITH=cuda12 or WITH=cuda13, to download CuPy and NCCL; NCCLKV_REQUIRE_GPU=1, to fail
 #                without a GPU
+#  with bench:   N=2 ranks; QUICK=1, for a look of less than a minute; PEERS=1, to install torch and
+#                measure it too (its CPU build, where pip's settings name the index that has it);
+#                ARGS='--only models --rounds 11' or other options of python -m bench
+#  with bench-gpu: GPUS=4 ranks, a GPU for each; WITH, QUICK and ARGS as above
 #  with any:     MPI=wheel, an MPI from its wheel even where PATH has an mpirun;
 #                PYTHON=python3.12, to make the environment with; VENV=.venv, where it is

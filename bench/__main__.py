@@ -1,0 +1,105 @@
+"""``python -m bench``: measure, check, print, and write what was found."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+import ncclkv
+from bench import cases, peers
+from bench.job import Job
+from bench.options import Options, parse
+from bench.place import GpuPlace, Place
+from bench.report import files, machine
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.nccl import launch as gpus
+from ncclkv.comm.nccl.facts import crowded
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the parts that are asked for; the exit status is 1 when any number was wrong."""
+    options = parse(argv, list(cases.HOST), list(cases.GPU))
+    comm = ncclkv.comm.world()
+    if options.gpu:
+        return _on_gpu(comm, options)
+    return run(Job(comm, Place(comm), options))
+
+
+def _on_gpu(comm: Communicator, options: Options) -> int:
+    """Run on the ranks' GPUs; without one say so, which is no failure."""
+    facts = gpus.survey(comm)
+    lacking = [each.obstacle for each in facts if each.obstacle]
+    if lacking:
+        if comm.rank == 0:
+            print(f"nothing was measured on a GPU: {lacking[0]}")
+        comm.close()
+        return 0
+    ranks = gpus.launch(comm, facts)
+    crowds = crowded(facts).values()
+    sharing = max(map(len, crowds), default=1)
+    job = Job(ranks, GpuPlace(ranks, sharing), options)
+    if sharing > 1:
+        job.say("#" * 78)
+        job.say("# RANKS SHARE A GPU: every bandwidth and every time below MEANS NOTHING.")
+        job.say("#" * 78)
+    elif ranks.size == 1:
+        job.say("# One GPU: times are the store's own cost; no link between GPUs was measured.")
+    return run(job)
+
+
+def run(job: Job) -> int:
+    """Find the peers, run the parts, write the files."""
+    begin = time.perf_counter()
+    job.record.update(machine.describe(job), options=_as_json(job.options))
+    absent = peers.find(job, peers.GPU if job.options.gpu else peers.HOST)
+    _introduce(job, absent)
+    parts = {**cases.HOST, **cases.GPU}
+    seconds_of = job.record["seconds_of_parts"] = {}
+    for part in job.options.parts:
+        start = time.perf_counter()
+        parts[part](job)
+        seconds_of[part] = time.perf_counter() - start
+    for peer in job.peers:
+        peer.close()
+    seconds = time.perf_counter() - begin
+    job.record.update(wrong=job.wrong, seconds=seconds)
+    if job.comm.rank == 0:
+        for name in files.write(job.options.out, job.record):
+            print(f"# {name}")
+    verdict = f"FAILED: {job.wrong} elements were wrong" if job.wrong else "all numbers were right"
+    job.say(f"# {verdict}; {seconds:.0f} s")
+    job.comm.close()
+    return int(job.wrong > 0)
+
+
+def _introduce(job: Job, absent: dict[str, str]) -> None:
+    """Say what is measured, on what, and beside whom."""
+    here = job.record["machine"]
+    job.record["peers"] = {peer.name: peer.version for peer in job.peers}
+    job.record["absent"] = absent
+    job.say(
+        f"# ncclkv {job.record['versions']['ncclkv']} ({job.record['commit']}): {job.comm.size} "
+        f"ranks on {here['nodes']} node(s), {here['cores']} cores of {here['processor']}; "
+        f"{job.comm.name}"
+    )
+    for peer in job.peers:
+        job.say(f"# peer {peer.name}: {peer.version}")
+    for name, why in absent.items():
+        job.say(f"# peer {name} is absent: {why}")
+    options = job.options
+    job.say(f"# {options.rounds} rounds after {options.warmups} of warm-up; contenders take turns")
+    if options.quick:
+        job.say("# QUICK: a look, not a measurement")
+    if not options.gpu and job.comm.local_size > here["cores"]:
+        job.say("# more ranks than cores: times say how ranks share them, too")
+    job.say()
+
+
+def _as_json(options: Options) -> dict[str, object]:
+    """The options in words that JSON has."""
+    return {name: str(value) if name == "out" else value for name, value in vars(options).items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

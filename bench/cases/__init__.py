@@ -1,0 +1,38 @@
+"""The parts of a run, one file each: ``run(job)`` measures, checks, prints and keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.cases import (
+    allreduce_64mib,
+    cpu_time,
+    kernels,
+    lists_alone,
+    many_keys,
+    models,
+    over_sizes,
+    raw,
+    short_flush,
+)
+from bench.job import Job
+
+HOST: dict[str, Callable[[Job], None]] = {
+    "raw": raw.run,
+    "sizes": over_sizes.run,
+    "allreduce": allreduce_64mib.run,
+    "lists": lists_alone.run,
+    "keys": many_keys.run,
+    "flush": short_flush.run,
+    "models": models.run,
+}
+
+GPU: dict[str, Callable[[Job], None]] = {
+    "raw": raw.run,
+    "sizes": over_sizes.run,
+    "kernels": kernels.run,
+    "cpu": cpu_time.run,
+    "lists": lists_alone.run,
+    "keys": many_keys.run,
+    "models": models.run,
+}

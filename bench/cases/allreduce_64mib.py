@@ -1,0 +1,61 @@
+"""One allreduce of 64 MiB: in place in bucket memory, and into an array of every rank's own."""
+
+from __future__ import annotations
+
+from bench.contenders.rivals import Flat, cut
+from bench.data import Sum
+from bench.job import Job
+from bench.options import MIB
+from bench.peers.base import Ours, Peer
+from bench.report import turns
+from bench.rounds import Contender, Marks, take_turns
+from bench.workload import Workload
+from ncclkv.comm.base import Buffer
+
+NBYTES = 64 * MIB
+IN_PLACE, OWN = "ncclkv, in place in a bucket", "ncclkv, into the rank's own array"
+SLICES = "1 MiB slices"
+
+
+class IntoOwn(Flat):
+    """From a bucket into ordinary memory."""
+
+    def __init__(self, work: Workload, peer: Peer, bucket: Buffer, expected: Sum) -> None:
+        super().__init__(work, peer, [bucket], [bucket], expected, OWN)
+
+    def prepare(self, step: int) -> None:
+        super().prepare(step)
+        self.work.spoil()
+
+    def run(self, mark: Marks) -> None:
+        self.peer.start(self.pieces[0], self.work.outs[0])()
+
+    def wrong(self) -> int:
+        return self.work.wrong(self.work.outs, self.expected)
+
+
+def run(job: Job) -> None:
+    if not job.fits(f"allreduce of {NBYTES} B", 4 * NBYTES):
+        return
+    work = Workload(job, {"all": (NBYTES // 4,)})
+    expected = Sum(job.comm.size)
+    bucket, plain = job.place.bucket(NBYTES // 4), work.gradients[0]
+    ours = Ours(job.comm)
+    contenders: list[Contender] = [
+        Flat(work, ours, [bucket], [bucket], expected, IN_PLACE),
+        IntoOwn(work, ours, bucket, expected),
+    ]
+    for peer in job.peers:
+        contenders.append(Flat(work, peer, [plain], [plain], expected, peer.name))
+    for peer in job.peers:
+        if peer.name == "MPI":
+            pieces = cut(plain, MIB)
+            name = f"{peer.name}, {SLICES}"
+            contenders.append(Flat(work, peer, pieces, [plain], expected, name))
+    results = take_turns(job, "allreduce", contenders)
+    turns.table(job, f"allreduce of {NBYTES / MIB:g} MiB float32", results, NBYTES, IN_PLACE)
+    rivals = [peer.name for peer in job.peers]
+    turns.ratio(job, "allreduce, one result", results, IN_PLACE, rivals, 0.20)
+    turns.ratio(job, "allreduce, one result", results, IN_PLACE, [f"MPI, {SLICES}"], 0.45)
+    turns.ratio(job, "allreduce, own result", results, OWN, rivals, 0.35)
+    job.say()

@@ -1,0 +1,78 @@
+"""What a steady step costs the host: the CPU time of its calls, on rank 0."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+
+import ncclkv
+from bench.contenders.store import Lists, Views
+from bench.data import Sum
+from bench.job import Job
+from bench.models import MODELS
+from bench.report import turns
+from bench.workload import Workload
+
+STEPS = 30
+
+
+class PushpullViews(Views):
+    """``pushpull`` of the store's own gradients, which are also where the values go."""
+
+    def call(self) -> None:
+        self.kv.pushpull(self.work.names, self.gradients)
+
+    def wrong(self) -> int:
+        return self.work.wrong(self.gradients, self.expected)
+
+
+class PushpullArrays(Lists):
+    """``pushpull`` of arrays of the user's own."""
+
+    def call(self) -> None:
+        self.kv.pushpull(self.work.names, self.work.gradients, out=self.work.outs)
+
+
+def run(job: Job) -> None:
+    name = job.options.models[0]
+    work = Workload(job, MODELS[name]())
+    expected = Sum(job.comm.size)
+    kv: ncclkv.KVStore = job.store()
+    with kv:
+        kv.init(work.names, work.gradients)
+        views = PushpullViews(work, kv, expected)
+        arrays = PushpullArrays(work, kv, expected)
+        job.say(
+            f"# CPU time of one steady pushpull of {len(work.names)} keys of {name}; the floors "
+            f"are a GPU store's"
+        )
+        for way, call, bound in (
+            (views, views.call, 100.0),
+            (arrays, arrays.call, 1000.0),
+        ):
+            seconds, wrong = measure(job, way, call)
+            kind = "views" if way is views else "plain arrays"
+            turns.floor(
+                job, f"pushpull of {len(work.names)} {kind}", seconds * 1e6, bound, unit=" us"
+            )
+            job.wrong += wrong
+    job.say()
+
+
+def measure(job: Job, way: Lists, call: Callable[[], None]) -> tuple[float, int]:
+    """The median CPU seconds of this thread in one call, and wrong elements over all ranks."""
+    times, wrong = [], 0
+    for step in range(1, STEPS + job.options.warmups + 1):
+        way.prepare(step)
+        job.meet()
+        gc.disable()
+        begin = time.thread_time()
+        call()
+        times.append(time.thread_time() - begin)
+        gc.enable()
+        job.place.synchronize()
+        wrong += way.wrong()
+    wrong = sum(job.comm.control.allgather(wrong, "wrong"))
+    return statistics.median(times[job.options.warmups :]), wrong

@@ -1,0 +1,144 @@
+"""Pack, unpack and update, over what a plain copy reaches in the same memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bench.data import LEARNING_RATE, MOMENTUM, addend
+from bench.job import Job
+from bench.models import MODELS
+from bench.options import MIB
+from bench.report import turns
+from bench.rounds import Contender, Marks, Result, take_turns
+from bench.workload import Workload
+
+CALLS = 20
+LEAST = 0.85
+
+
+class Kernel(Contender):
+    """A kernel on all keys, whose traffic is `passes` times the bytes of the keys."""
+
+    calls = CALLS
+    passes = 2
+
+    def __init__(self, work: Workload) -> None:
+        job = work.job
+        self.name = type(self).__name__.lower()
+        self.work = work
+        self.kernels = job.comm.kernels
+        self.flat = job.place.bucket(work.nbytes // 4)
+        self.other = job.place.bucket(work.nbytes // 4)
+        self.slots = [view.reshape(-1) for view in work.views(self.flat)]
+        self.table: Any = None
+        self.step = 0
+
+    def prepare(self, step: int) -> None:
+        self.step = step
+        self.work.fill(step)
+        self.work.fill(step, self.work.views(self.flat))
+        self.work.spoil()
+        self.other.fill(np.nan)
+
+    def off(self, arrays: list[Any]) -> int:
+        """How many elements of the keys' arrays are not this rank's data."""
+        rank, pattern = self.work.job.comm.rank, self.work.job.pattern
+        return sum(
+            pattern.wrong(array, 1, addend(rank, self.step, key), start=key)
+            for key, array in enumerate(arrays)
+        )
+
+
+class Copy(Kernel):
+    """One array into another: what the memory can do."""
+
+    def run(self, mark: Marks) -> None:
+        self.work.job.place.xp.copyto(self.other, self.flat)
+
+    def wrong(self) -> int:
+        return self.off(self.work.views(self.other))
+
+
+class Pack(Kernel):
+    """All gradients into a bucket."""
+
+    def prepare(self, step: int) -> None:
+        super().prepare(step)
+        self.flat.fill(np.nan)
+
+    def run(self, mark: Marks) -> None:
+        self.table = self.kernels.pack_all(self.work.gradients, self.slots, self.table)
+
+    def wrong(self) -> int:
+        return self.off(self.slots)
+
+
+class Unpack(Kernel):
+    """A bucket into all outs."""
+
+    def run(self, mark: Marks) -> None:
+        self.table = self.kernels.unpack_all(self.slots, self.work.outs, self.table)
+
+    def wrong(self) -> int:
+        return self.off(self.work.outs)
+
+
+class Update(Kernel):
+    """SGD with momentum: weights, gradients and momenta read, weights and momenta written."""
+
+    passes = 5
+
+    def __init__(self, work: Workload) -> None:
+        super().__init__(work)
+        self.momenta = work.job.place.bucket(work.nbytes // 4)
+
+    def prepare(self, step: int) -> None:
+        super().prepare(step)
+        self.other.fill(0)
+        self.momenta.fill(0)
+
+    def run(self, mark: Marks) -> None:
+        self.kernels.sgd(
+            self.other,
+            self.flat,
+            self.momenta,
+            learning_rate=LEARNING_RATE,
+            momentum=MOMENTUM,
+            weight_decay=0.0,
+            rescale=1.0,
+            clip=None,
+        )
+
+    def wrong(self) -> int:
+        # As many steps as calls, all with the same gradient: the sum of sums of it.
+        scale = -LEARNING_RATE * CALLS * (CALLS + 1) / 2
+        rank, pattern = self.work.job.comm.rank, self.work.job.pattern
+        return sum(
+            pattern.wrong(array, scale, scale * addend(rank, self.step, key), start=key)
+            for key, array in enumerate(self.work.views(self.other))
+        )
+
+
+def run(job: Job) -> None:
+    name = job.options.models[0]
+    work = Workload(job, MODELS[name]())
+    if not job.fits(f"kernels on the keys of {name}", 11 * work.nbytes):
+        return
+    contenders: list[Kernel] = [Copy(work), Pack(work), Unpack(work), Update(work)]
+    results = take_turns(job, "kernels", contenders)
+    title = f"kernels on the keys of {name}, {work.nbytes / MIB:.1f} MiB; GB/s of one pass"
+    turns.table(job, title, results, work.nbytes, "copy")
+    copied = _speed(results["copy"], work.nbytes, Copy.passes)
+    job.say(f"# copy: {copied:.1f} GB/s read and written")
+    for contender in contenders[1:]:
+        speed = _speed(results[contender.name], work.nbytes, contender.passes)
+        text = f"{contender.name} bandwidth / copy bandwidth"
+        turns.floor(job, text, speed / copied, LEAST, least=True)
+    job.say()
+
+
+def _speed(found: Result, nbytes: int, passes: int) -> float:
+    """GB/s."""
+    return passes * nbytes / found.median / 1e9

@@ -1,0 +1,173 @@
+"""The store's step on the keys of known networks, beside bare sums of the same bytes and peers."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+import ncclkv
+from bench.contenders.descent import BucketedDescent, FlatDescent, TorchSGD
+from bench.contenders.rivals import Bucketed, Copies, Flat, cut
+from bench.contenders.store import InGroup, InTurn, KeyByKey, Lists, Views
+from bench.data import LEARNING_RATE, MOMENTUM, Descent, Sum
+from bench.job import Job
+from bench.models import MODELS, Shapes, elements
+from bench.options import MIB
+from bench.peers.base import Ours
+from bench.peers.torch_dist import TorchPeer
+from bench.report import turns
+from bench.report.machine import memory
+from bench.rounds import Contender, take_turns
+from bench.workload import Workload
+from ncclkv.comm.base import Buffer
+
+BUCKET_BYTES = 25 * MIB
+"""Of the peers; it is the store's default, and torch's."""
+
+RAW = "bare allreduce, 25 MiB buckets"
+LISTS, VIEWS = "store, lists", "store, grad_view and value"
+KEYS, TURN, GROUP = "store, key by key", "store, each key in turn", "store, in a group"
+PLAIN_COPIES, SGD_COPIES = 6, 10
+"""How often a model's bytes are in memory, on every rank."""
+
+
+def run(job: Job) -> None:
+    for name in job.options.models:
+        shapes = MODELS[name]()
+        nbytes = 4 * elements(shapes)
+        what = f"{name}: {len(shapes)} keys, {nbytes / MIB:.1f} MiB"
+        if job.fits(what, PLAIN_COPIES * nbytes):
+            _plain(job, name, what, shapes)
+        if job.fits(f"{what}, with SGD", SGD_COPIES * nbytes):
+            _with_sgd(job, name, f"{what}, with SGD and momentum", shapes)
+
+
+def _plain(job: Job, name: str, title: str, shapes: Shapes) -> None:
+    """Sums that replace the values."""
+    work = Workload(job, shapes)
+    expected = Sum(job.comm.size)
+    with job.store() as kv:
+        kv.init(work.names, work.gradients)
+        contenders: list[Contender] = [
+            Lists(work, kv, expected, LISTS),
+            Views(work, kv, expected, VIEWS),
+            KeyByKey(work, kv, expected, KEYS),
+            InTurn(work, kv, expected, TURN),
+            InGroup(work, kv, expected, GROUP),
+        ]
+        contenders += _bare(job, work, expected)
+        results = take_turns(job, name, contenders)
+        plan = kv.explain_plan().splitlines()
+    _forget(job)
+    turns.table(job, title, results, work.nbytes, RAW)
+    turns.matrix(job, results, [LISTS, VIEWS, KEYS, TURN, GROUP])
+    job.say(f"# {len(plan) - 1} launches of collectives a step; {memory(job)}")
+    peers = [peer.name for peer in job.peers if peer.name != "MPI"]
+    turns.ratio(job, "lists", results, LISTS, [_copying(name) for name in peers], 0.30)
+    turns.ratio(job, "views", results, VIEWS, [_flat(name) for name in peers], 0.15)
+    turns.ratio(job, "the loop that people write", results, KEYS, [LISTS], 1.10)
+    turns.ratio(job, "MXNet's Module", results, TURN, [LISTS], 1.5)
+    turns.ratio(job, "MXNet's Module, in a group", results, GROUP, [LISTS], 1.1)
+    job.say()
+
+
+def _bare(job: Job, work: Workload, expected: Sum) -> list[Contender]:
+    """The sum of the same bytes by our communicator and by peers, and a copy of them.
+
+    All of them share one flat array.
+    """
+    flat = job.place.bucket(work.nbytes // 4)
+    views, pieces = work.views(flat), cut(flat, BUCKET_BYTES)
+    found: list[Contender] = [Flat(work, Ours(job.comm), pieces, views, expected, RAW)]
+    for peer in job.peers:
+        if peer.name == "MPI":
+            found.append(Flat(work, peer, [flat], views, expected, "MPI, whole"))
+            slices = cut(flat, MIB)
+            found.append(Flat(work, peer, slices, views, expected, "MPI, 1 MiB slices"))
+            continue
+        found.append(Flat(work, peer, pieces, views, expected, _flat(peer.name)))
+        buckets, parts = _buckets(work, flat)
+        name = _copying(peer.name)
+        found.append(Bucketed(work, peer, views, buckets, parts, expected, name))
+    return [*found, Copies(work)]
+
+
+def _with_sgd(job: Job, name: str, title: str, shapes: Shapes) -> None:
+    """Gradients that descend: by the store's SGD, and by torch's on every rank."""
+    work = Workload(job, shapes)
+    of_store = Descent(job.comm.size)
+    with job.store() as kv:
+        _begin_with_zeros(work, kv)
+        contenders: list[Contender] = [
+            Lists(work, kv, of_store, LISTS),
+            Views(work, kv, of_store, VIEWS),
+        ]
+        flat = job.place.bucket(work.nbytes // 4)
+        views, pieces = work.views(flat), cut(flat, BUCKET_BYTES)
+        sums = Sum(job.comm.size)
+        contenders.append(Flat(work, Ours(job.comm), pieces, views, sums, RAW))
+        for peer in job.peers:
+            if isinstance(peer, TorchPeer):
+                contenders += _torch_sgd(work, peer, flat, views)
+        results = take_turns(job, f"{name} + SGD", contenders)
+    _forget(job)
+    turns.table(job, title, results, work.nbytes, RAW)
+    turns.matrix(job, results, [LISTS, VIEWS])
+    job.say(f"# {memory(job)}")
+    torch = [peer.name for peer in job.peers if isinstance(peer, TorchPeer)]
+    copies, flat_sums = (
+        [f"{_copying(n)} + SGD" for n in torch],
+        [f"{_flat(n)} + SGD" for n in torch],
+    )
+    turns.ratio(job, "lists, with SGD", results, LISTS, copies, 0.33)
+    turns.ratio(job, "views, with SGD", results, VIEWS, flat_sums, 0.15)
+    job.say()
+
+
+def _begin_with_zeros(work: Workload, kv: ncclkv.KVStore) -> None:
+    """Give the store its weights and its optimizer."""
+    for gradient in work.gradients:
+        gradient.fill(0)
+    kv.init(work.names, work.gradients)
+    kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=LEARNING_RATE, momentum=MOMENTUM))
+
+
+def _torch_sgd(
+    work: Workload, peer: TorchPeer, flat: Buffer, views: list[Buffer]
+) -> list[Contender]:
+    """By torch's sum and torch's SGD: with copies into buckets and back, and on views."""
+    job = work.job
+    buckets, parts = _buckets(work, flat)
+    weights = [job.place.empty(shape) for shape in work.shapes]
+    expected = Descent(job.comm.size)
+    name = _copying(peer.name) + " + SGD"
+    copying = BucketedDescent(work, peer, views, buckets, parts, expected, name)
+    copying.sgd = TorchSGD(peer, weights, work.gradients)
+
+    pieces = cut(flat, BUCKET_BYTES)
+    own = work.views(job.place.empty(work.nbytes // 4))
+    viewing = FlatDescent(
+        work, peer, pieces, views, Descent(job.comm.size), _flat(peer.name) + " + SGD"
+    )
+    viewing.sgd = TorchSGD(peer, own, views)
+    return [copying, viewing]
+
+
+def _buckets(work: Workload, flat: Buffer) -> tuple[list[tuple[int, int]], list[Buffer]]:
+    """Ranges of keys of up to 25 MiB, and the same ranges of the flat array."""
+    buckets = work.buckets(BUCKET_BYTES)
+    counts = [sum(array.size for array in work.gradients[lo:hi]) for lo, hi in buckets]
+    return buckets, [flat[lo:hi] for lo, hi in pairwise(accumulate(counts, initial=0))]
+
+
+def _flat(peer: str) -> str:
+    return f"{peer}, flat 25 MiB buckets"
+
+
+def _copying(peer: str) -> str:
+    return f"{peer}, copies in and out"
+
+
+def _forget(job: Job) -> None:
+    """Let go of arrays that peers remember."""
+    for peer in job.peers:
+        peer.forget()

@@ -1,0 +1,46 @@
+"""A push and flush of 4 KiB, with its deadline, beside the MPI library's bare call."""
+
+from __future__ import annotations
+
+import ncclkv
+from bench.cases.over_sizes import OneSum
+from bench.contenders.store import Lists
+from bench.data import Sum
+from bench.job import Job
+from bench.options import KIB
+from bench.peers.base import Ours
+from bench.report import turns
+from bench.rounds import Contender, Marks, take_turns
+from bench.workload import Workload
+
+NBYTES = 4 * KIB
+CALLS = 100
+
+
+class OneKey(Lists):
+    """One key pushed and waited for."""
+
+    calls = CALLS
+
+    def run(self, mark: Marks) -> None:
+        self.kv.push(self.work.names[0], self.work.gradients[0])
+        self.kv.wait(self.work.names[0])
+
+    def wrong(self) -> int:
+        self.kv.pull(self.work.names, out=self.work.outs)
+        return super().wrong()
+
+
+def run(job: Job) -> None:
+    work = Workload(job, {"key": (NBYTES // 4,)})
+    kv: ncclkv.KVStore = job.store()
+    with kv:
+        kv.init(work.names, work.gradients)
+        send, receive = job.place.bucket(NBYTES // 4), job.place.bucket(NBYTES // 4)
+        peers = [Ours(job.comm), *job.peers]
+        contenders: list[Contender] = [OneSum(job, peer, send, receive, CALLS) for peer in peers]
+        contenders.append(OneKey(work, kv, Sum(job.comm.size), "store, push and wait"))
+        results = take_turns(job, "4 KiB", contenders)
+    turns.table(job, f"4 KiB, the mean of {CALLS} calls", results, NBYTES, Ours.name)
+    turns.ratio(job, "4 KiB, push and flush by the communicator", results, Ours.name, ["MPI"], 0.8)
+    job.say()

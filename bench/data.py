@@ -1,0 +1,116 @@
+"""Numbers whose sums are exact, different for every element, key, rank and step.
+
+A number is ``pattern[element] + 2**rank + step + key``, with the last three wrapped to stay small.
+Any sum over ranks, and SGD with a momentum of 1 and a learning rate of 1/2, then is a multiple of
+1/2 that float32 holds exactly.  Powers of two tell a rank that was added twice from two ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from ncclkv.comm.base import Buffer
+
+# A prime: data that are shifted by a power of two are wrong data.
+_PERIOD = 65521
+_HIGHEST = 60
+_RANKS, _STEPS, _KEYS = 8, 101, 29
+
+LEARNING_RATE = 0.5
+MOMENTUM = 1.0
+
+
+def addend(rank: int, step: int, key: int = 0) -> int:
+    """What is added to the pattern."""
+    return (1 << rank % _RANKS) + step % _STEPS + key % _KEYS
+
+
+def total(size: int, step: int, key: int = 0) -> int:
+    """The sum of what all ranks add."""
+    return sum(addend(rank, step, key) for rank in range(size))
+
+
+class Pattern:
+    """The part of the numbers that differs from element to element, in one memory."""
+
+    def __init__(self, xp: Any) -> None:
+        random = np.random.default_rng(0).integers(0, _HIGHEST, _PERIOD, endpoint=True)
+        self._tile = xp.asarray(random.astype(np.float32))
+        self._xp = xp
+
+    def fill(self, array: Buffer, offset: float, start: int = 0) -> None:
+        """Write the pattern from element `start` on, plus `offset`."""
+        for part, tile in self._parts(array, start):
+            self._xp.add(tile, np.float32(offset), out=part)
+
+    def wrong(self, array: Buffer, scale: float, offset: float, start: int = 0) -> int:
+        """How many elements are not ``scale * pattern + offset``."""
+        count = 0
+        for part, tile in self._parts(array, start):
+            expected = tile * np.float32(scale) + np.float32(offset)
+            count += int(self._xp.count_nonzero(part != expected))
+        return count
+
+    def _parts(self, array: Buffer, start: int) -> list[tuple[Buffer, Buffer]]:
+        """`array` in as few parts as can be, each with what of the pattern lies over it."""
+        flat = array.reshape(-1)
+        start %= _PERIOD
+        head = min(flat.size, _PERIOD - start)
+        rows = (flat.size - head) // _PERIOD
+        tail = head + rows * _PERIOD
+        parts = [(flat[:head], self._tile[start : start + head])]
+        if rows:
+            parts.append((flat[head:tail].reshape(rows, _PERIOD), self._tile))
+        if tail < flat.size:
+            parts.append((flat[tail:], self._tile[: flat.size - tail]))
+        return parts
+
+
+class Expected(Protocol):
+    """What must come out, as a scale and an offset of the pattern."""
+
+    def advance(self, step: int) -> None:
+        """Take the data of `step` into account."""
+
+    def of(self, key: int) -> tuple[float, float]:
+        """The scale and the offset of a key's values."""
+
+
+class Sum:
+    """The sum over ranks replaces the value."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._step = 0
+
+    def advance(self, step: int) -> None:
+        self._step = step
+
+    def of(self, key: int) -> tuple[float, float]:
+        return self._size, total(self._size, self._step, key)
+
+
+class Descent:
+    """Weights that began with 0, after steps of SGD with momentum.
+
+    With a momentum of 1 the momenta are sums of gradients and the weights sums of momenta.  The
+    part of the gradients that is the same in all steps is counted, the rest is summed.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._momentum = [0, 0]
+        self._weight = [0, 0]
+
+    def advance(self, step: int) -> None:
+        self._momentum[0] += 1
+        self._momentum[1] += total(self._size, step)
+        self._weight[0] += self._momentum[0]
+        self._weight[1] += self._momentum[1]
+
+    def of(self, key: int) -> tuple[float, float]:
+        count, sums = self._weight
+        own = count * self._size * (key % _KEYS)
+        return -LEARNING_RATE * count * self._size, -LEARNING_RATE * (sums + own)

@@ -1,0 +1,89 @@
+"""What every part of the bench is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import ncclkv
+from bench.data import Pattern
+from bench.options import Options
+from bench.place import Place
+from ncclkv.comm.base import Communicator
+
+if TYPE_CHECKING:
+    from bench.peers.base import Peer
+
+
+@dataclass
+class Job:
+    """Ranks, memory and options of a run, and what it has found so far.
+
+    Attributes
+    ----------
+    peers : list of Peer
+        Other libraries that are present on every rank.
+    record : dict
+        What the JSON will have, by part.
+    wrong : int
+        Elements that were wrong, over all ranks and parts.
+    """
+
+    comm: Communicator
+    place: Place
+    options: Options
+    peers: list[Peer] = field(default_factory=list)
+    record: dict[str, Any] = field(default_factory=dict)
+    wrong: int = 0
+
+    def __post_init__(self) -> None:
+        self.pattern = Pattern(self.place.xp)
+
+    def say(self, text: str = "") -> None:
+        """Print on rank 0."""
+        if self.comm.rank == 0:
+            print(text, flush=True)
+
+    def store(self) -> ncclkv.KVStore:
+        """A new store of all ranks."""
+        store: ncclkv.KVStore = ncclkv.create(self.place.store, comm=self.comm)
+        return store
+
+    def meet(self) -> None:
+        """Let all ranks go on at about the same time."""
+        self.place.synchronize()
+        # Whoever waits long in the first one sleeps long between two looks; nobody does so in the
+        # second.
+        self.comm.control.barrier("bench")
+        self.comm.control.barrier("bench")
+
+    def fits(self, what: str, nbytes: int) -> bool:
+        """Whether every rank has room for so many bytes; if not, say what is left out."""
+        free = min(self.comm.control.allgather(self.place.free_bytes(), "free memory"))
+        if nbytes <= 0.9 * free:
+            return True
+        self.say(
+            f"# {what} is left out: it takes {nbytes / 2**30:.1f} GiB a rank, and "
+            f"{free / 2**30:.1f} GiB are free for each"
+        )
+        return False
+
+    def progress(self, total: int, title: str) -> Callable[[], None]:
+        """A bar on rank 0, where tqdm is installed; the function returned moves it by one.
+
+        Without a title there is none.
+        """
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            return lambda: None
+        off = self.comm.rank != 0 or not title
+        bar = tqdm(total=total, desc=title, disable=off, leave=False, mininterval=0.5, ncols=80)
+
+        def move() -> None:
+            bar.update()
+            if bar.n >= total:
+                bar.close()
+
+        return move

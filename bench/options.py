@@ -1,0 +1,81 @@
+"""What to measure, from the command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.models import MODELS
+
+KIB, MIB = 1024, 1024 * 1024
+
+MOST_ROUNDS = 25
+"""More steps of SGD than that would leave the numbers that float32 holds exactly."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The same on every rank.
+
+    Attributes
+    ----------
+    gpu : bool
+        Stores in a GPU's memory, over NCCL.
+    quick : bool
+        A look rather than a measurement.
+    rounds, warmups : int
+        Turns that count, and turns before them.
+    max_bytes : int
+        The longest buffer of the tables over sizes.
+    parts, models : tuple of str
+    out : Path
+        The folder of the JSON and the plots.
+    """
+
+    gpu: bool = False
+    quick: bool = False
+    rounds: int = 7
+    warmups: int = 2
+    max_bytes: int = 128 * MIB
+    parts: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    out: Path = Path("build/bench")
+
+    @property
+    def factor(self) -> int:
+        """From one size to the next."""
+        return 32 if self.quick else 2
+
+
+def parse(argv: Sequence[str] | None, host: Sequence[str], gpu: Sequence[str]) -> Options:
+    """The options; `host` and `gpu` name the parts that each of the two has by default."""
+    every = list(dict.fromkeys([*host, *gpu]))
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="Measure the collectives and the store, with checks."
+    )
+    option = parser.add_argument
+    option("where", nargs="?", default="host", choices=["host", "gpu"], help="memory of the values")
+    option("--quick", action="store_true", help="less of everything; ratios are rough")
+    option("--only", nargs="+", choices=every, metavar="PART", help=f"of: {', '.join(every)}")
+    option("--models", nargs="+", choices=list(MODELS), help="key lists of the store's table")
+    option("--rounds", type=int, help="turns of every contender (7; quick: 3)")
+    option("--max-bytes", type=int, help="longest buffer (128 MiB; quick: 8 MiB)")
+    option("--out", type=Path, default=Options.out, help="folder of the JSON and the plots")
+    given = parser.parse_args(argv)
+    on_gpu = given.where == "gpu"
+    rounds = given.rounds if given.rounds is not None else (3 if given.quick else 7)
+    longest = given.max_bytes or (8 * MIB if given.quick else 128 * MIB)
+    if not 1 <= rounds <= MOST_ROUNDS or longest < 8:
+        parser.error(f"--rounds wants 1 to {MOST_ROUNDS}, and --max-bytes 8 or more")
+    return Options(
+        gpu=on_gpu,
+        quick=given.quick,
+        rounds=rounds,
+        warmups=0 if given.quick else 2,
+        max_bytes=longest,
+        parts=tuple(given.only or (gpu if on_gpu else host)),
+        models=tuple(given.models or (["ResNet-50"] if given.quick else MODELS)),
+        out=given.out,
+    )

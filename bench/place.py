@@ -1,0 +1,123 @@
+"""The memory that a communicator works in, as the bench uses it."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ncclkv.comm.base import Buffer, Communicator
+
+
+class Place:
+    """Host memory.
+
+    Attributes
+    ----------
+    xp : module
+        NumPy, or CuPy, whose functions make and compare arrays there.
+    store : str
+        The name of a store of all ranks in this memory, and `alone` of one of a process by itself.
+    """
+
+    xp: Any = np
+    store = "dist_sync"
+    alone = "local"
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+
+    def empty(self, shape: int | tuple[int, ...]) -> Buffer:
+        """A user's own float32 array, any numbers in it."""
+        array: Buffer = self.xp.empty(shape, np.float32)
+        return array
+
+    def bucket(self, count: int) -> Buffer:
+        """`count` float32 zeros in the memory that collectives can use best."""
+        return self._comm.allocate(count * 4).view(np.float32)
+
+    def synchronize(self) -> None:
+        """Wait until all that was asked of this memory is done."""
+        self._comm.synchronize()
+
+    def device(self) -> str:
+        """What nccl-tests' list of devices says of this rank."""
+        return f"device  0 [host] {processor()}"
+
+    def free_bytes(self) -> int:
+        """What this rank may take: its share of what is free on the node."""
+        give_back()
+        self._comm.control.barrier("memory")
+        return available() // self._comm.local_size
+
+
+class GpuPlace(Place):
+    """The memory of this rank's GPU, which is CuPy's current device.
+
+    Parameters
+    ----------
+    sharing : int
+        How many ranks are on that GPU.
+    """
+
+    store = "nccl"
+    alone = "device"
+
+    def __init__(self, comm: Communicator, sharing: int = 1) -> None:
+        import cupy
+
+        super().__init__(comm)
+        self._sharing = sharing
+        self.xp = cupy
+        self._cuda = cupy.cuda
+
+    def synchronize(self) -> None:
+        self._comm.synchronize()
+        self._cuda.Device().synchronize()
+
+    def device(self) -> str:
+        runtime, number = self._cuda.runtime, self._cuda.runtime.getDevice()
+        name = runtime.getDeviceProperties(number)["name"].decode()
+        return f"device {number:2d} [{runtime.deviceGetPCIBusId(number)}] {name}"
+
+    def free_bytes(self) -> int:
+        gc.collect()
+        self.xp.get_default_memory_pool().free_all_blocks()
+        return int(self._cuda.runtime.memGetInfo()[0]) // self._sharing
+
+
+def give_back() -> None:
+    """Return to the system what Python and malloc keep of arrays that are gone."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
+    if trim is not None:
+        trim(0)
+
+
+def processor() -> str:
+    """The name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def available() -> int:
+    """Bytes of host memory that are free, the container's limit looked at."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except OSError:
+        return free
+    return free if limit == "max" else min(free, int(limit) - used)

@@ -1,0 +1,157 @@
+"""Time one collective over sizes, and check it, in nccl-tests' way.
+
+A time is that of many calls, over their number, and the mean over ranks.  Each call takes the next
+piece of a long buffer, so that short ones do not find their data in a cache.  The check is apart
+from the timing, on data of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import time
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+
+import ncclkv
+from bench.job import Job
+from bench.options import MIB
+from bench.raw.collective import Collective, Views
+from bench.report import nccl_tests
+from bench.report.nccl_tests import Cell, Row
+from ncclkv.comm.base import Buffer
+
+ITERATIONS = 20
+"""nccl-tests' default; sizes above 12 MiB have fewer, down to 5."""
+
+
+def iterations(nbytes: int, quick: bool) -> int:
+    """How many calls a time is taken of."""
+    most = 5 if quick else ITERATIONS
+    return max(2 if quick else 5, min(most, 256 * MIB // nbytes))
+
+
+def sizes(longest: int, factor: int) -> list[int]:
+    """8 bytes, and so many times more, up to the longest."""
+    found = [8]
+    while found[-1] * factor <= longest:
+        found.append(found[-1] * factor)
+    return found
+
+
+def table(job: Job, collective: Collective) -> None:
+    """Measure, print and keep one collective."""
+    nominal = sizes(job.options.max_bytes, job.options.factor)
+    name = f"ncclkv {collective.name}"
+    devices = job.comm.control.allgather(device(job), "devices")
+    most = iterations(8, job.options.quick)
+    for text in nccl_tests.preamble(name, backend(job), nominal, job.options.factor, most, devices):
+        job.say(text)
+    # As long as the longest row and no shorter than needed, for all sizes.
+    longest = collective.total(collective.count(nominal[-1], job.comm.size), job.comm.size)
+    space = job.place.bucket(longest), job.place.bucket(longest)
+    rows = []
+    for nbytes in nominal:
+        if collective.count(nbytes, job.comm.size):
+            rows.append(_row(job, collective, nbytes, space))
+            job.say(nccl_tests.line(rows[-1]))
+    for text in nccl_tests.footer(name, rows):
+        job.say(text)
+    job.wrong += nccl_tests.wrong(rows)
+    job.record.setdefault("raw", []).append(_as_json(job, collective, rows, devices))
+
+
+def backend(job: Job) -> str:
+    """The first line: what is measured, and over what."""
+    kind = "nccl" if job.options.gpu else "mpi-host" if job.comm.size > 1 else "one process"
+    return f"ncclkv {ncclkv.__version__} backend={kind} ({job.comm.name}) numpy={np.__version__}"
+
+
+def device(job: Job) -> str:
+    """This rank's line in the list of devices."""
+    rank, host = job.comm.rank, socket.gethostname()
+    return f"#  Rank {rank:2d} Group  0 Pid {os.getpid():6d} on {host:>10} {job.place.device()}"
+
+
+def _row(job: Job, collective: Collective, nbytes: int, space: Views) -> Row:
+    """Measure one size."""
+    size = job.comm.size
+    count = collective.count(nbytes, size)
+    total = collective.total(count, size)
+    calls = iterations(nbytes, job.options.quick)
+    cells: dict[bool, Cell] = {}
+    for in_place in collective.halves:
+        views = _pieces(job, collective, space, total, in_place)
+        own = _time(job, collective, views, calls), _check(job, collective, views[0])
+        times, counts = zip(*job.comm.control.allgather(own, "times"), strict=True)
+        seconds = sum(times) / size / calls
+        cells[in_place] = nccl_tests.cell(seconds, total * 4, collective.factor(size), sum(counts))
+    return Row(
+        total * 4,
+        count,
+        collective.redop,
+        collective.root,
+        cells.get(False),
+        cells.get(True),
+        calls,
+    )
+
+
+def _pieces(
+    job: Job, collective: Collective, space: Views, total: int, in_place: bool
+) -> list[Views]:
+    """What the calls send and receive, one after the other."""
+    rank, size = job.comm.rank, job.comm.size
+    first, second = space
+    starts = range(0, first.size - total + 1, total)
+
+    def views(start: int) -> Views:
+        piece: tuple[Buffer, Buffer] = first[start : start + total], second[start : start + total]
+        return collective.views(*piece, in_place, rank, size)
+
+    return [views(start) for start in islice(starts, ITERATIONS)]
+
+
+def _time(job: Job, collective: Collective, views: list[Views], calls: int) -> float:
+    """Seconds of all calls on this rank."""
+    for each in views:
+        for buffer in each:
+            buffer.fill(0)  # sums of sums must not overflow
+    collective.launch(job.comm, *views[0]).wait()
+    job.meet()
+    gc.disable()
+    begin = time.perf_counter()
+    for send, receive in islice(cycle(views), calls):
+        collective.launch(job.comm, send, receive).wait()
+    job.place.synchronize()
+    seconds = time.perf_counter() - begin
+    gc.enable()
+    return seconds
+
+
+def _check(job: Job, collective: Collective, views: Views) -> int:
+    """How many elements of one call's result are wrong on this rank."""
+    send, receive = views
+    receive.fill(np.nan)
+    collective.fill(job, send)
+    collective.launch(job.comm, send, receive).wait()
+    job.place.synchronize()
+    return collective.wrong(job, receive)
+
+
+def _as_json(
+    job: Job, collective: Collective, rows: list[Row], devices: list[str]
+) -> dict[str, Any]:
+    """The table with nccl-tests' names."""
+    bad = nccl_tests.wrong(rows)
+    return {
+        "name": collective.name,
+        "backend": backend(job),
+        "devices": devices,
+        "results": [nccl_tests.as_json(row, collective.name) for row in rows],
+        "out_of_bounds": {"count": bad, "okay": str(bad == 0).lower()},
+        "average_bus_bandwidth": {"bandwidth": nccl_tests.average(rows), "okay": "unchecked"},
+    }

@@ -1,0 +1,105 @@
+"""What a result depends on: machine, versions, and settings in the environment."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bench.job import Job
+from bench.place import available, processor
+
+PREFIXES = (
+    "NCCL", "CUDA_VISIBLE", "OMPI_", "PRTE_", "PMIX_MCA", "MPICH_", "MPIR_CVAR", "FI_", "UCX_",
+    "GLOO_", "OMP_", "OPENBLAS_", "MKL_", "MALLOC_", "PYTHONMALLOC", "SLURM_J", "SLURM_N",
+)  # fmt: skip
+"""How the names of settings that can change a speed begin; no others are written down."""
+
+SECRETS = ("KEY", "TOKEN", "SECRET", "PASS")
+
+PACKAGES = ("ncclkv", "numpy", "mpi4py", "mpich", "torch", "cupy-cuda12x", "cupy-cuda13x",
+            "nvidia-nccl-cu12", "nvidia-nccl-cu13")  # fmt: skip
+
+
+def settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """The part of the environment that matters."""
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name.startswith(PREFIXES) and not any(secret in name for secret in SECRETS)
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that are installed."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def describe(job: Job) -> dict[str, Any]:
+    """Machine and versions; collective."""
+    hosts = job.comm.control.allgather(socket.gethostname(), "hosts")
+    devices = job.comm.control.allgather(job.place.device(), "devices")
+    return {
+        "versions": versions(),
+        "commit": _commit(),
+        "transport": job.comm.name,
+        "machine": {
+            "system": f"{platform.system()} {platform.release()}",
+            "processor": processor(),
+            "cores": cores(),
+            "available_bytes": available(),
+            "nodes": len(set(hosts)),
+            "devices": devices,
+        },
+        "environment": settings(os.environ),
+    }
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def memory(job: Job) -> str:
+    """The highest memory so far of any rank, and what ranks share, in words; collective."""
+    mine = _status("VmHWM"), _status("RssShmem")
+    peaks, shared = zip(*job.comm.control.allgather(mine, "memory"), strict=True)
+    return (
+        f"peak memory so far {max(peaks) / 2**20:.0f} MiB a rank, "
+        f"of it shared now {max(shared) / 2**20:.0f} MiB"
+    )
+
+
+def _status(name: str) -> int:
+    """A size in bytes from the kernel's account of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _commit() -> str:
+    """The commit that is measured, as far as git knows."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip()

@@ -1,0 +1,73 @@
+"""Plots by matplotlib, where it is installed: bandwidth over size, and the steps by phase."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+
+def draw(base: Path, record: dict[str, Any]) -> list[str]:
+    """Draw what the record has; return file names, or why there are none."""
+    try:
+        import matplotlib
+    except ImportError:
+        return ["no plots: matplotlib is not installed (pip install 'ncclkv[plot]')"]
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = []
+    if record.get("sizes"):
+        names.append(_bandwidth(pyplot, f"{base}-bandwidth.png", record["sizes"]))
+    steps = [each for each in record.get("turns", []) if _phased(each)]
+    if steps:
+        names.append(_steps(pyplot, f"{base}-steps.png", steps))
+    return names
+
+
+def _bandwidth(pyplot: Any, name: str, rows: list[dict[str, Any]]) -> str:
+    """Algorithm bandwidth of every contender over size, both axes logarithmic."""
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    for contender in rows[0]["median"]:
+        sizes = [row["bytes"] for row in rows]
+        speeds = [row["bytes"] / row["median"][contender] / 1e9 for row in rows]
+        axes.loglog(sizes, speeds, marker="o", label=contender)
+    axes.set(xlabel="bytes", ylabel="algorithm bandwidth, GB/s", title="allreduce, out of place")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(name, dpi=120)
+    pyplot.close(figure)
+    return name
+
+
+def _phased(turns: dict[str, Any]) -> bool:
+    """Whether a table has steps of more than one phase."""
+    return any(len(each["phases"]) > 2 for each in turns["results"])
+
+
+def _steps(pyplot: Any, name: str, tables: list[dict[str, Any]]) -> str:
+    """Bars of each table's contenders, cut at their phases."""
+    figure, grid = pyplot.subplots(
+        len(tables), 1, figsize=(9, 3.5 * len(tables)), squeeze=False, layout="constrained"
+    )
+    phases = {
+        name: None for table in tables for each in table["results"] for name in each["phases"]
+    }
+    colors = {name: f"C{number}" for number, name in enumerate(phases)}
+    for axes, table in zip(grid[:, 0], tables, strict=True):
+        shown: set[str] = set()
+        for place, each in enumerate(reversed(table["results"])):
+            left = 0.0
+            for phase, seconds in each["phases"].items():
+                width = statistics.median(seconds) * 1e3
+                label = None if phase in shown else phase
+                axes.barh(place, width, left=left, color=colors[phase], label=label)
+                shown.add(phase)
+                left += width
+        axes.set_yticks(range(len(table["results"])))
+        axes.set_yticklabels([each["name"] for each in reversed(table["results"])])
+        axes.set(xlabel="ms", title=table["title"])
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(name, dpi=120)
+    pyplot.close(figure)
+    return name

@@ -1,0 +1,156 @@
+"""Contenders that take turns, so that whatever else the machine does hits all of them alike."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from bench.job import Job
+
+
+class Marks:
+    """The times at which the phases of a step ended on this rank, in seconds."""
+
+    def __init__(self) -> None:
+        self.times: list[tuple[str, float]] = []
+
+    def __call__(self, phase: str) -> None:
+        self.times.append((phase, time.perf_counter()))
+
+
+class Contender(ABC):
+    """One way to do a piece of work.
+
+    Attributes
+    ----------
+    name : str
+        In tables.
+    calls : int
+        How often the work is done in one turn; for work that is soon done.
+    """
+
+    name: str
+    calls: int = 1
+
+    @abstractmethod
+    def prepare(self, step: int) -> None:
+        """Write the inputs of a step, and spoil the outputs; not timed."""
+
+    @abstractmethod
+    def run(self, mark: Marks) -> None:
+        """Do the work; `mark` may be told where phases end."""
+
+    @abstractmethod
+    def wrong(self) -> int:
+        """How many elements of this rank's results are wrong; not timed."""
+
+
+@dataclass
+class Result:
+    """The turns of one contender.
+
+    Attributes
+    ----------
+    seconds : list of float
+        Of each round: from the first rank's start to the last one's end, over the calls.
+    phases : dict of list of float
+        Seconds of each phase in each round, the mean over ranks: those that the contender marks
+        and the "rest", or "all" when it marks none.
+    wrong : int
+        Elements over all ranks, warm-up included.
+    """
+
+    name: str
+    seconds: list[float]
+    phases: dict[str, list[float]] = field(default_factory=dict)
+    wrong: int = 0
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def phase(self, name: str) -> float:
+        """The median of a phase."""
+        return statistics.median(self.phases[name])
+
+    def summary(self) -> dict[str, Any]:
+        """For the JSON."""
+        return {
+            "name": self.name,
+            "median": self.median,
+            "seconds": self.seconds,
+            "phases": self.phases,
+            "wrong": self.wrong,
+        }
+
+
+def take_turns(job: Job, title: str, contenders: Sequence[Contender]) -> dict[str, Result]:
+    """Run all contenders once a round, each round beginning with another one; by name.
+
+    Steps are counted through, so that no contender meets data that another has left.
+    """
+    rounds = job.options.warmups + job.options.rounds
+    move = job.progress(rounds * len(contenders), title)
+    spans: dict[str, list[Any]] = defaultdict(list)
+    wrong: dict[str, int] = defaultdict(int)
+    order = [turn + place for turn in range(rounds) for place in range(len(contenders))]
+    gc.collect()
+    gc.disable()
+    try:
+        for step, index in enumerate(order, 1):
+            contender = contenders[index % len(contenders)]
+            spans[contender.name].append(_turn(job, contender, step))
+            wrong[contender.name] += contender.wrong()
+            move()
+    finally:
+        gc.enable()
+    everyone = job.comm.control.allgather((dict(spans), dict(wrong)), "times")
+    results = {}
+    for contender in contenders:
+        name = contender.name
+        of_ranks = [ranks[name][job.options.warmups :] for ranks, _ in everyone]
+        results[name] = _result(job, contender, of_ranks)
+        results[name].wrong = sum(counts[name] for _, counts in everyone)
+        job.wrong += results[name].wrong
+    return results
+
+
+def _turn(job: Job, contender: Contender, step: int) -> list[tuple[str, float]]:
+    """One turn of one contender: the times of its start, its phases and its end."""
+    contender.prepare(step)
+    marks = Marks()
+    job.meet()
+    marks("start")
+    for _ in range(contender.calls):
+        contender.run(marks)
+    job.place.synchronize()
+    marks("rest")
+    return marks.times
+
+
+def _result(job: Job, contender: Contender, of_ranks: list[list[Any]]) -> Result:
+    """Put the ranks' times together."""
+    one_clock = job.comm.local_size == job.comm.size
+    seconds, phases = [], defaultdict(list)
+    for turns in zip(*of_ranks, strict=True):
+        if one_clock:
+            span = max(times[-1][1] for times in turns) - min(times[0][1] for times in turns)
+        else:
+            span = max(times[-1][1] - times[0][1] for times in turns)
+        seconds.append(span / contender.calls)
+        sums: dict[str, float] = defaultdict(float)
+        for times in turns:
+            for (_, before), (phase, after) in pairwise(times):
+                sums[phase] += (after - before) / len(turns) / contender.calls
+        for phase, each in sums.items():
+            phases[phase].append(each)
+    if list(phases) == ["rest"]:
+        phases["all"] = phases.pop("rest")
+    return Result(contender.name, seconds, dict(phases))

@@ -1,0 +1,72 @@
+"""Arrays of a list of keys: what users push, and what they pull into."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from bench.data import Expected, addend
+from bench.job import Job
+from bench.models import Shapes
+from ncclkv.comm.base import Buffer
+
+
+class Workload:
+    """Keys with an array of gradients and one of results for each.
+
+    Attributes
+    ----------
+    names : list of str
+    gradients, outs : list of ndarray
+        Each allocated by itself, as a user's arrays are.
+    nbytes : int
+        Of the gradients.
+    """
+
+    def __init__(self, job: Job, shapes: Shapes) -> None:
+        self.job = job
+        self.shapes = list(shapes.values())
+        self.names = list(shapes)
+        self.gradients = [job.place.empty(shape) for shape in self.shapes]
+        self.outs = [job.place.empty(shape) for shape in self.shapes]
+        self.nbytes = sum(array.nbytes for array in self.gradients)
+
+    def fill(self, step: int, arrays: Sequence[Buffer] | None = None) -> None:
+        """Write this rank's data of a step into the gradients, or into other arrays."""
+        rank = self.job.comm.rank
+        for key, array in enumerate(self.gradients if arrays is None else arrays):
+            # Elements of different keys begin at different places of the pattern.
+            self.job.pattern.fill(array, addend(rank, step, key), start=key)
+
+    def wrong(self, arrays: Sequence[Buffer], expected: Expected) -> int:
+        """How many elements of the keys' `arrays` are not what is expected."""
+        return sum(
+            self.job.pattern.wrong(array, *expected.of(key), start=key)
+            for key, array in enumerate(arrays)
+        )
+
+    def spoil(self) -> None:
+        """Write NaN into the outs, so that what was not written is not right."""
+        for out in self.outs:
+            out.fill(np.nan)
+
+    def views(self, flat: Buffer) -> list[Buffer]:
+        """A view of each key's place in a flat array, one after the other."""
+        ends = accumulate((math.prod(shape) for shape in self.shapes), initial=0)
+        spans = pairwise(ends)
+        return [
+            flat[lo:hi].reshape(shape) for (lo, hi), shape in zip(spans, self.shapes, strict=True)
+        ]
+
+    def buckets(self, nbytes: int) -> list[tuple[int, int]]:
+        """Ranges of keys of up to so many bytes; a longer key is alone."""
+        ranges, first, filled = [], 0, 0
+        for key, array in enumerate(self.gradients):
+            if filled and filled + array.nbytes > nbytes:
+                ranges.append((first, key))
+                first, filled = key, 0
+            filled += array.nbytes
+        return [*ranges, (first, len(self.gradients))]

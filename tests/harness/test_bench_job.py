@@ -1,0 +1,34 @@
+"""The bench as its users start it: a real job, with the peers that are installed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+from tests.harness.source import ROOT
+
+
+def test_job_of_two_ranks(tmp_path):
+    options = ("--quick", "--rounds", "1", "--max-bytes", "4096", "--only", "raw", "sizes", "flush")
+    done = subprocess.run(
+        ["launch/local.sh", "-n", "2", "-m", "bench", *options, "--out", str(tmp_path)],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "backend=mpi-host" in done.stdout
+    assert "# peer MPI: " in done.stdout
+    assert "# peer Gloo" in done.stdout  # its version, or that it is absent
+    assert "# all numbers were right" in done.stdout
+    (path,) = tmp_path.glob("*.json")
+    found = json.loads(path.read_text())
+    assert [table["name"] for table in found["raw"]] == [
+        "all_reduce", "broadcast", "reduce_scatter", "all_gather"
+    ]  # fmt: skip
+    assert [row["bytes"] for row in found["sizes"]] == [8, 256]
+    assert found["wrong"] == 0
+    assert {"versions", "machine", "environment", "peers", "absent"} <= found.keys()

@@ -1,0 +1,268 @@
+"""Every part of the bench on two ranks that are threads, and runs that must fail."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bench import __main__ as program
+from bench import cases, peers
+from bench.cases import allreduce_64mib, many_keys, models
+from bench.contenders import rivals
+from bench.data import Sum
+from bench.job import Job
+from bench.options import KIB, Options
+from bench.peers.base import Absent, Ours
+from bench.peers.torch_dist import TorchPeer
+from bench.place import GpuPlace, Place
+from bench.rounds import Contender, take_turns
+from bench.workload import Workload
+from ncclkv.comm import threads
+from ncclkv.comm.base import DoneWork
+from ncclkv.comm.solo import SoloCommunicator
+from ncclkv.testing import run_ranks
+from tests.harness.source import ROOT, Module, length
+
+TINY = {"a": (3, 50), "b": (70,), "empty": (0,), "c": (2, 2, 2)}
+OPTIONS = Options(rounds=2, warmups=1, max_bytes=64 * KIB, models=("tiny",), quick=True)
+PARTS = {**cases.HOST, **cases.GPU}
+
+
+class Second(Ours):
+    """Our communicator in the place of another library."""
+
+    name = "Gloo"
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setitem(models.MODELS, "tiny", lambda: TINY)
+    monkeypatch.setattr(allreduce_64mib, "NBYTES", 64 * KIB)
+    monkeypatch.setattr(many_keys, "NBYTES", 64 * KIB)
+    monkeypatch.setattr(many_keys, "MANY", 100)
+
+
+def on_threads(body, options=OPTIONS):
+    """What `body(job)` returns on each of two ranks."""
+
+    def rank():
+        comm = threads.world(None)
+        job = Job(comm, Place(comm), options)
+        found = body(job)
+        comm.close()
+        return found
+
+    return run_ranks(2, rank)
+
+
+def solo() -> Job:
+    comm = SoloCommunicator(10.0)
+    return Job(comm, Place(comm), OPTIONS)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_part_runs_and_is_right(part, capsys):
+    def body(job):
+        job.peers = [Second(job.comm)]
+        PARTS[part](job)
+        return job.wrong, bool(job.record)
+
+    assert on_threads(body) == [(0, True), (0, True)]
+    assert "#wrong" in capsys.readouterr().out or part == "cpu"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_part_runs_on_one_rank(part, capsys):
+    job = solo()
+    PARTS[part](job)
+    assert job.wrong == 0
+    assert capsys.readouterr().out
+
+
+def test_every_way_of_the_store_is_in_the_table(capsys):
+    on_threads(models.run)
+    said = capsys.readouterr().out
+    for name in (models.LISTS, models.VIEWS, models.KEYS, models.TURN, models.GROUP, models.RAW):
+        assert f"  {name} " in said
+    assert "1 launches of collectives a step" in said
+
+
+class Broken(SoloCommunicator):
+    """An allreduce and an allgather that do nothing."""
+
+    def allreduce(self, send, receive, op="sum"):
+        return DoneWork()
+
+    def allgather(self, send, receive):
+        return DoneWork()
+
+
+@pytest.mark.parametrize("part", ["raw", "sizes", "allreduce", "flush"])
+def test_a_wrong_communicator_fails_the_part(part):
+    comm = Broken(10.0)
+    job = Job(comm, Place(comm), OPTIONS)
+    PARTS[part](job)
+    assert job.wrong > 0
+
+
+@pytest.mark.parametrize("part", ["lists", "keys", "models"])
+def test_a_wrong_store_fails_the_part(part, monkeypatch):
+    """One number of the first key is off by one at every pull."""
+    from bench.contenders.store import Lists
+
+    pull = Lists.wrong
+
+    def spoiled(self):
+        self.work.outs[0].reshape(-1)[0] += 1
+        return pull(self)
+
+    monkeypatch.setattr(Lists, "wrong", spoiled)
+    job = solo()
+    PARTS[part](job)
+    assert job.wrong > 0
+
+
+class Counting(Contender):
+    """Remembers its turns."""
+
+    def __init__(self, name, log):
+        self.name = name
+        self.log = log
+
+    def prepare(self, step):
+        self.step = step
+
+    def run(self, mark):
+        self.log.append((self.name, self.step))
+        mark("half")
+
+    def wrong(self):
+        return 1
+
+
+def test_contenders_take_turns():
+    log, job = [], solo()
+    results = take_turns(job, "", [Counting(name, log) for name in "abc"])
+    assert [name for name, _ in log] == list("abcbcacab")
+    assert [step for _, step in log] == list(range(1, 10))
+    assert {len(found.seconds) for found in results.values()} == {2}
+    assert job.wrong == 9
+    first = results["a"]
+    assert list(first.phases) == ["half", "rest"]
+    whole = [sum(parts) for parts in zip(*first.phases.values(), strict=True)]
+    assert whole == pytest.approx(first.seconds)
+
+
+def test_buckets_and_cuts():
+    job = solo()
+    work = Workload(job, {str(number): (10,) for number in range(5)})
+    assert work.buckets(80) == [(0, 2), (2, 4), (4, 5)]
+    assert work.buckets(1) == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]
+    assert [piece.size for piece in rivals.cut(np.zeros(10, np.float32), 16)] == [4, 4, 2]
+
+
+def test_bucketed_rival_is_right_and_can_be_wrong():
+    def body(job):
+        work = Workload(job, TINY)
+        flat = job.place.bucket(work.nbytes // 4)
+        views, expected = work.views(flat), Sum(2)
+        ranges, pieces = models._buckets(work, flat)
+        rival = rivals.Bucketed(work, Ours(job.comm), views, ranges, pieces, expected, "rival")
+        take_turns(job, "", [rival])
+        right = job.wrong
+        rival.into[0][0, 0] += 1
+        return right, rival.wrong()
+
+    assert on_threads(body) == [(0, 1), (0, 1)]
+
+
+def test_absent_peers_are_named(monkeypatch):
+    def absent(job):
+        raise Absent("it is not installed")
+
+    here = solo()
+    reasons = peers.find(here, {"one": absent, "two": lambda job: Second(job.comm)})
+    assert reasons == {"one": "it is not installed"}
+    assert [peer.name for peer in here.peers] == ["Gloo"]
+
+
+def test_torch_as_a_peer(monkeypatch, capsys):
+    """Its sums, and its SGD, whose weights must be the store's to the last bit."""
+    pytest.importorskip("torch", reason="torch is not installed: the extra `torch` has it")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    job = solo()
+    assert peers.find(job, {"Gloo": TorchPeer}) == {}
+    try:
+        for part in ("sizes", "allreduce", "models"):
+            PARTS[part](job)
+    finally:
+        job.peers[0].close()
+    assert job.wrong == 0
+    said = capsys.readouterr().out
+    assert "  Gloo, copies in and out + SGD " in said
+    assert "  Gloo, flat 25 MiB buckets + SGD " in said
+
+
+def test_place_on_a_gpu_asks_cupy(monkeypatch):
+    """With NumPy's functions under CuPy's names: what is called, not what it does."""
+    waits = []
+    runtime = SimpleNamespace(
+        getDevice=lambda: 3,
+        getDeviceProperties=lambda number: {"name": b"some GPU"},
+        deviceGetPCIBusId=lambda number: "0000:0A:00.0",
+        memGetInfo=lambda: (600, 1000),
+    )
+    device = SimpleNamespace(synchronize=lambda: waits.append("device"))
+    cupy = SimpleNamespace(
+        empty=np.empty,
+        cuda=SimpleNamespace(runtime=runtime, Device=lambda: device),
+        get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    place = GpuPlace(SoloCommunicator(10.0), sharing=2)
+    assert place.device() == "device  3 [0000:0A:00.0] some GPU"
+    assert place.free_bytes() == 300
+    assert place.empty((2, 3)).dtype == np.float32
+    place.synchronize()
+    assert waits == ["device"]
+
+
+@pytest.fixture
+def _no_peers(monkeypatch):
+    monkeypatch.setattr(peers, "HOST", {})
+
+
+@pytest.mark.usefixtures("_no_peers")
+def test_program_says_what_was_right(tmp_path, capsys):
+    assert program.main(["--only", "raw", "--max-bytes", "64", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "# all numbers were right" in said
+    assert "backend=one process" in said
+    assert len(list(tmp_path.glob("*.json"))) == 1
+
+
+@pytest.mark.usefixtures("_no_peers")
+def test_program_fails_when_a_number_was_wrong(tmp_path, capsys):
+    comm = Broken(10.0)
+    options = replace(OPTIONS, parts=("raw",), out=tmp_path)
+    assert program.run(Job(comm, Place(comm), options)) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_without_a_gpu_the_program_says_so(monkeypatch, capsys):
+    none = SimpleNamespace(obstacle="there is no NVIDIA driver")
+    monkeypatch.setattr(program.gpus, "survey", lambda comm: [none])
+    assert program.main(["gpu"]) == 0
+    said = capsys.readouterr().out
+    assert said == "nothing was measured on a GPU: there is no NVIDIA driver\n"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "bench").rglob("*.py")), ids=lambda path: path.stem)
+def test_files_and_functions_are_short(path):
+    module = Module(path, path.stem)
+    assert len(module.text.splitlines()) <= 300
+    assert [each.name for each in module.functions() if length(each) > 40] == []
