@@ -19,9 +19,7 @@ class NcclWork(Work):
     A deadline has no meaning there; `Communicator.synchronize` has one.
     """
 
-    def __init__(
-        self, flight: Flight, event: Event, kept: tuple[object, ...], what: str
-    ) -> None:
+    def __init__(self, flight: Flight, event: Event, kept: tuple[object, ...], what: str) -> None:
         self._flight = flight
         self._event: Event | None = event
         # CuPy would give their memory to others as soon as nobody refers to it.
