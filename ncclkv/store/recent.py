@@ -6,6 +6,7 @@ made into is kept, until one of its arrays is gone or has become another.
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
 from collections.abc import Sequence
@@ -45,8 +46,9 @@ class Recent:
         if is_list(key) != is_list(given):
             return
         keys, arrays = (tuple(key), given) if is_list(key) else ((key,), [given])
-        same = len(row) == len(arrays) and all(map(_is, row, arrays))
-        if same and all(type(array) in _plain_types() for array in arrays):
+        same = len(row) == len(arrays) and all(map(operator.is_, row, arrays))
+        plain = _plain_types()
+        if same and all(type(array) in plain for array in arrays):
             self._count += len(arrays)
             if self._count > _MOST:
                 self.clear()
@@ -96,10 +98,6 @@ class _Call:
             # CuPy's flags have no such word, for its arrays can always be written.
             forms.append([getattr(array.flags, "writeable", True) for array in arrays])
         return forms
-
-
-def _is(one: Any, other: Any) -> bool:
-    return one is other
 
 
 def _plain_types() -> tuple[type, ...]:
