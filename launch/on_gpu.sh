@@ -40,6 +40,12 @@ print("NCCL", nccl.get_version())
 } >"$folder/machine.txt" 2>&1
 part versions 60 launch/local.sh -n 1 -c "$versions"
 part kernels 600 launch/local.sh -n 1 -m pytest tests/nccl/test_gpu_kernels.py
+if command -v compute-sanitizer >/dev/null; then
+    part sanitizer 600 compute-sanitizer --target-processes all --error-exitcode 9 \
+        launch/local.sh -n 1 -m pytest tests/nccl/test_gpu_kernels.py -k 'pack or unpack or sgd'
+else
+    echo 'sanitizer      not run: there is no compute-sanitizer' | tee -a "$folder/summary.txt"
+fi
 part one-rank 600 launch/local.sh -n 1 -m pytest \
     tests/ranks/test_gpu_comm.py tests/ranks/test_gpu_store.py
 for ranks in 2 3 4; do
