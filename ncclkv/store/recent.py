@@ -7,12 +7,9 @@ made into is kept, until one of its arrays is gone or has become another.
 from __future__ import annotations
 
 import operator
-import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from ncclkv.store.keys import is_list
 
@@ -39,16 +36,15 @@ class Recent:
         return (call.made, arrays) if call is not None and call.is_of(keys, arrays) else None
 
     def keep(self, verb: str, key: Any, given: Any, row: Sequence[Any], made: Any) -> None:
-        """Keep what a call was made into, if `row` is its own arrays and these can be told again.
+        """Keep what a call was made into, if the arrays used, in a `row`, are its own.
 
-        That is so of NumPy's and CuPy's own arrays.  Other libraries' may change their memory.
+        These are NumPy's or CuPy's, then.  Of another library's there is a view in the row, and it
+        may change its memory.
         """
         if is_list(key) != is_list(given):
             return
         keys, arrays = (tuple(key), given) if is_list(key) else ((key,), [given])
-        same = len(row) == len(arrays) and all(map(operator.is_, row, arrays))
-        plain = _plain_types()
-        if same and all(type(array) in plain for array in arrays):
+        if len(row) == len(arrays) and all(map(operator.is_, row, arrays)):
             self._count += len(arrays)
             if self._count > _MOST:
                 self.clear()
@@ -98,9 +94,3 @@ class _Call:
             # CuPy's flags have no such word, for its arrays can always be written.
             forms.append([getattr(array.flags, "writeable", True) for array in arrays])
         return forms
-
-
-def _plain_types() -> tuple[type, ...]:
-    """NumPy's array type, and CuPy's where it is there."""
-    cupy = sys.modules.get("cupy")
-    return (np.ndarray,) if cupy is None else (np.ndarray, cupy.ndarray)

@@ -63,7 +63,7 @@ def test_what_was_converted_or_copied_is_not_kept() -> None:
     recent, one = Recent(), f(2)
     recent.keep("push", 1, one, [one.copy()], "made")
     recent.keep("push", 2, [one, one], [one, one], "made")
-    recent.keep("push", 3, one.view(np.matrix), [one], "made")
+    recent.keep("push", 3, one[:], [one], "made")
     assert [recent.find("push", key, one) for key in (1, 2, 3)] == [None] * 3
 
 
