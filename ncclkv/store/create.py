@@ -6,8 +6,8 @@ import difflib
 import inspect
 import logging
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -114,10 +114,17 @@ threads
     if lower not in _STORES:
         raise UsageError(_unknown(name))
     ranks = _STORES[lower](lower, comm, None if timeout is None else env.timeout(timeout))
-    try:
+    with _freed_without_store(ranks):
         return KVStore(lower, ranks, update_on=update_on, root=root, bucket_bytes=bucket_bytes)
-    except (UsageError, SpecMismatch):
-        # All ranks have agreed that there will be no store: what it would talk on is freed.
+
+
+@contextmanager
+def _freed_without_store(ranks: Communicator) -> Iterator[None]:
+    """Free what a store would talk on, when there will be none."""
+    try:
+        yield
+    except (UsageError, SpecMismatch, LaunchError):
+        # All ranks have found the same.
         with suppress(KVStoreError):
             ranks.close()
         raise
@@ -166,15 +173,8 @@ def _warn_of_many(name: str) -> None:
 def _hosts(name: str, comm: Any, timeout: float | None) -> Communicator:
     """All ranks, or those of `comm`, who all have asked for this store."""
     ranks = _over(comm, timeout)
-    try:
+    with _freed_without_store(ranks):
         agree(ranks, "create", [f"name={name}"])
-    except SpecMismatch:
-        with suppress(KVStoreError):
-            ranks.close()
-        raise
-    except BaseException as error:
-        ranks.abort(f"{type(error).__name__}: {error}")
-        raise
     return ranks
 
 
@@ -197,10 +197,11 @@ def _best(name: str, comm: Any, timeout: float | None) -> Communicator:
     ranks = _hosts(name, comm, timeout)
     if isinstance(ranks, NcclCommunicator):
         return ranks
-    facts = gpus.survey(ranks)
-    problem = trouble(facts)
-    if problem is None:
-        return gpus.launch(ranks, facts)
+    with _freed_without_store(ranks):
+        facts = gpus.survey(ranks)
+        problem = trouble(facts)
+        if problem is None:
+            return gpus.launch(ranks, facts)
     if ranks.size > 1 and ranks.rank == 0:
         _say_once(
             f"ncclkv: dist over {ranks.size} ranks in host memory ({ranks.name}), not over NCCL: "
@@ -215,11 +216,9 @@ def _nccl(name: str, comm: Any, timeout: float | None) -> Communicator:
     if isinstance(ranks, NcclCommunicator):
         return ranks
     try:
-        return gpus.launch(ranks)
+        with _freed_without_store(ranks):
+            return gpus.launch(ranks)
     except LaunchError as error:
-        # All ranks have found the same trouble.
-        with suppress(KVStoreError):
-            ranks.close()
         raise LaunchError(
             f"create({name!r}): {error}. create('dist_sync') keeps values in host memory, on any "
             f"machine"

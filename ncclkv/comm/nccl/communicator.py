@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ncclkv.arrays.memory import address
 from ncclkv.comm.base import (
     Apply,
     Buffer,
@@ -24,7 +25,6 @@ from ncclkv.comm.nccl import wire
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
 from ncclkv.comm.nccl.flight import Enqueue, Flight
 from ncclkv.comm.nccl.streams import Streams
-from ncclkv.comm.nccl.wire import address
 from ncclkv.comm.nccl.work import HostWork
 from ncclkv.errors import CommAborted, KVStoreError, LaunchError, RankLost, UsageError
 from ncclkv.kernels.base import Kernels

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.arrays.memory import address
 from ncclkv.comm.base import Buffer
 from ncclkv.comm.buffers import check_op
 from ncclkv.comm.nccl.binding import DTYPES, OPS
@@ -88,12 +89,6 @@ def reduction(dtype: np.dtype[Any], op: str, what: str = "") -> Wire:
     moved = movement(dtype)
     name = _OPS_OF_BOOL[op] if dtype.kind == "b" else op
     return Wire(moved.dtype, OPS[name], moved.factor)
-
-
-def address(buffer: Any) -> int:
-    """Where a CuPy array begins."""
-    place: int = buffer.data.ptr
-    return place
 
 
 def check_device(buffer: Buffer) -> None:

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.cases.place import Place, Promises
-from tests.nccl.place import refused
+from tests.cases.place import Place
+from tests.nccl.place import GpuPlace
 from tests.nccl.standin.drive import breaks
 from tests.nccl.standin.seat import Seat
 
-STAND_IN = Promises(
-    # It sums as hosts do, so that a wrong count or address cannot hide behind a rounding.
-    rank_order=True,
-    nan_wins=True,
-    names_missing=False,
-    sent_counts=False,
-    sender_goes_on=False,
-    compares_empty=False,
-    free_order=False,
-    read_only=False,
-    refused=refused,
-)
+# It sums as hosts do, so that a wrong count or address cannot hide behind a rounding.
+STAND_IN = replace(GpuPlace.promises, rank_order=True, nan_wins=True)
 
 
 class DevicePlace(Place):
