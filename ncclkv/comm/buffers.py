@@ -75,10 +75,15 @@ def check_pair(send: Any, receive: Any, count: int, shift: int = 0) -> None:
     check_host(send, to_write=False)
     check_host(receive, to_write=True)
     check_buffers(send, receive, count)
-    apart = address(receive) - address(send)
-    if apart != shift and -receive.nbytes < apart < send.nbytes:
+    check_places(receive, send, shift)
+
+
+def check_places(part: Any, whole: Any, offset: int) -> None:
+    """Refuse a `part` that overlaps `whole` other than as its bytes from `offset` on."""
+    apart = address(part) - address(whole)
+    if apart != offset and -part.nbytes < apart < whole.nbytes:
         raise UsageError(
-            f"send and receive overlap: one begins {apart} bytes after the other, where {shift} "
+            f"send and receive overlap: one begins {apart} bytes after the other, where {offset} "
             f"bytes are allowed, or no overlap at all; pass a copy"
         )
 

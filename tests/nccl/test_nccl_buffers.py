@@ -215,12 +215,12 @@ def refusals(comm: NcclCommunicator) -> list[tuple[str, Callable[[], object]]]:
     host = np.zeros(4, np.int32)
     low, high, two = many[:3], many[1:4], many[::2]
     wrong = many[4 * (size - 1 - rank) :][:4]
-    places = f"where NCCL allows {16 * rank} bytes or no overlap"
+    places = f"where {16 * rank} bytes are allowed, or no overlap"
     return [
         ("was given a NumPy array; pass cupy.asarray", lambda: comm.allreduce(host, host)),
         ("was given a NumPy array", lambda: comm.broadcast(host)),
         ("was given a NumPy array", lambda: comm.allgather(many[:4], np.zeros(4 * size, "i4"))),
-        ("4 bytes after the other, where NCCL allows 0", lambda: comm.allreduce(low, high)),
+        ("4 bytes after the other, where 0 bytes are", lambda: comm.allreduce(low, high)),
         ("send and receive overlap", lambda: comm.reduce(high, low)),
         (places, lambda: comm.reduce_scatter(many, wrong)),
         (places, lambda: comm.allgather(wrong, many)),

@@ -20,7 +20,7 @@ from ncclkv.comm.base import (
     closed,
     left,
 )
-from ncclkv.comm.buffers import check_buffer, check_buffers, check_root
+from ncclkv.comm.buffers import check_buffer, check_buffers, check_places, check_root
 from ncclkv.comm.nccl import wire
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
 from ncclkv.comm.nccl.flight import Enqueue, Flight
@@ -130,7 +130,7 @@ class NcclCommunicator(Communicator):
         way = wire.reduction(send.dtype, op)
         check_root(root, self.size)
         _check(send, receive, send.size)
-        wire.check_places(receive, send, 0)
+        check_places(receive, send, 0)
         places = address(send), address(receive), send.size * way.factor
         binding = self._binding
 
@@ -164,7 +164,7 @@ class NcclCommunicator(Communicator):
         way = wire.reduction(send.dtype, op)
         _check(send, receive, send.size // self.size)
         _check(receive, send, receive.size * self.size)
-        wire.check_places(receive, send, self.rank * receive.nbytes)
+        check_places(receive, send, self.rank * receive.nbytes)
         places = address(send), address(receive), receive.size * way.factor
 
         def enqueue(handle: Handle, stream: int) -> None:
@@ -174,7 +174,7 @@ class NcclCommunicator(Communicator):
 
     def allgather(self, send: Buffer, receive: Buffer) -> Work:
         _check(send, receive, send.size * self.size)
-        wire.check_places(send, receive, self.rank * send.nbytes)
+        check_places(send, receive, self.rank * send.nbytes)
         way = wire.movement(send.dtype)
         places = address(send), address(receive), send.size * way.factor
 

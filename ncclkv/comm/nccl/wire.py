@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.arrays.memory import address
 from ncclkv.comm.base import Buffer
 from ncclkv.comm.buffers import check_op
 from ncclkv.comm.nccl.binding import DTYPES, OPS
@@ -97,16 +96,4 @@ def check_device(buffer: Buffer) -> None:
         raise UsageError(
             "this communicator moves arrays in a GPU's memory and was given a NumPy array; pass "
             "cupy.asarray(array), or use a communicator of hosts"
-        )
-
-
-def check_places(part: Buffer, whole: Buffer, offset: int) -> None:
-    """Refuse a `part` that overlaps `whole` other than as its bytes from `offset` on."""
-    first, start = address(part), address(whole)
-    if first == start + offset:
-        return
-    if first < start + whole.nbytes and start < first + part.nbytes:
-        raise UsageError(
-            f"send and receive overlap: one begins {first - start} bytes after the other, where "
-            f"NCCL allows {offset} bytes or no overlap at all; pass a copy"
         )
