@@ -48,9 +48,13 @@ else
 fi
 part one-rank 600 launch/local.sh -n 1 -m pytest \
     tests/ranks/test_gpu_comm.py tests/ranks/test_gpu_store.py
+# A part of their own: what goes wrong in a capture can spoil what follows in its process.
+part captures 600 launch/local.sh -n 1 -m pytest tests/ranks/test_gpu_capture.py
 for ranks in 2 3 4; do
     part "ranks-$ranks" 600 env NCCLKV_SHARE_GPU=1 launch/local.sh -n $ranks -m pytest \
         tests/ranks/test_gpu_comm.py tests/ranks/test_gpu_store.py
+    part "captures-$ranks" 600 env NCCLKV_SHARE_GPU=1 launch/local.sh -n $ranks -m pytest \
+        tests/ranks/test_gpu_capture.py
 done
 part faults 600 launch/local.sh -n 1 -m pytest tests/nccl/test_gpu_faults.py
 part bench 600 launch/local.sh -n 1 -m bench gpu

@@ -20,8 +20,12 @@ from tests.harness import leftovers
 from tests.nccl import gpu
 
 ROOT = Path(__file__).resolve().parent.parent
-ON_GPU = ("tests/ranks/test_gpu_comm.py", "tests/ranks/test_gpu_store.py")
-CONTRACT = "tests/ranks/test_comm_contract.py"
+ON_GPU = (
+    "tests/ranks/test_gpu_comm.py",
+    "tests/ranks/test_gpu_store.py",
+    "tests/ranks/test_gpu_capture.py",
+)
+CONTRACT = ("tests/ranks/test_comm_contract.py", "tests/ranks/test_capture_contract.py")
 GRACE = 10.0
 """Seconds that a run has to end after it is told to."""
 
@@ -54,7 +58,7 @@ def suite() -> list[Run]:
 
 def by_name() -> list[Run]:
     """All runs that must be asked for: those on a GPU, and a part of others by itself."""
-    contract = ("launch/local.sh", "-n", "3", "-m", "pytest", CONTRACT)
+    contract = ("launch/local.sh", "-n", "3", "-m", "pytest", *CONTRACT)
     return [*gpu_suite(), Run("nccl-ranks", contract, 240)]
 
 

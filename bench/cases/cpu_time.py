@@ -14,6 +14,7 @@ from bench.job import Job
 from bench.models import MODELS
 from bench.report import turns
 from bench.workload import Workload
+from ncclkv.errors import NotSupported
 
 STEPS = 30
 
@@ -58,7 +59,23 @@ def run(job: Job) -> None:
                 job, f"pushpull of {len(work.names)} {kind}", seconds * 1e6, bound, unit=" us"
             )
             job.wrong += wrong
+        replay(job, arrays)
     job.say()
+
+
+def replay(job: Job, way: PushpullArrays) -> None:
+    """The same of a replay of that step, where it can be captured."""
+    try:
+        with way.kv.capture() as step:
+            way.call()
+    except NotSupported as error:
+        job.say(f"  no figure of a captured pushpull: {error}")
+        return
+    seconds, wrong = measure(job, way, step.replay)
+    name = f"the last one captured, and replayed ({len(way.work.names)} keys)"
+    job.say(f"  {name:<84} {seconds * 1e6:8.3f} us")
+    job.record["replay_us"] = seconds * 1e6
+    job.wrong += wrong
 
 
 def measure(job: Job, way: Lists, call: Callable[[], None]) -> tuple[float, int]:

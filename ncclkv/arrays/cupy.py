@@ -21,6 +21,11 @@ def recognises(x: Any) -> bool:
     return isinstance(x, _cupy().ndarray) or hasattr(x, "__cuda_array_interface__")
 
 
+def is_own(x: Any) -> bool:
+    """Tell whether `x` is CuPy's own, so that no other library is asked for a view of it."""
+    return isinstance(x, _cupy().ndarray)
+
+
 def value(x: Any, what: str) -> NDArray[Any]:
     """View `x` to read from."""
     if torch.recognises(x):

@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclkv.comm.graph import Graph
+from ncclkv.errors import NotSupported
 from ncclkv.kernels.base import Kernels
 
 Buffer = NDArray[Any]
@@ -243,6 +245,22 @@ class Communicator(ABC):
         On hosts there are no streams.
         """
         return nullcontext()
+
+    def capture(self) -> AbstractContextManager[Graph]:
+        """Record what is launched in a ``with`` block as a graph, and do none of it; collective.
+
+        Only launches, waits for them and kernels may be in the block, in the order of its current
+        stream.  Before it, wait with `synchronize`.
+
+        Raises
+        ------
+        NotSupported
+            When this communicator cannot.
+        """
+        raise NotSupported(
+            f"{self.name} has no graphs: only stores in a GPU's memory, such as create('nccl'), "
+            f"can capture a step; make its calls each time instead"
+        )
 
     @abstractmethod
     def abort(self, reason: str) -> None:

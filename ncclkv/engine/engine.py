@@ -12,6 +12,7 @@ from functools import partial
 
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.batch import Pull, Push, chosen, pull_of, push_of
+from ncclkv.engine.capture import Recording
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.places import Places
 from ncclkv.engine.state import Array, BucketState
@@ -32,6 +33,10 @@ class Engine:
     placement : Placement
     rule : Rule
         What becomes of a sum: it replaces the value, or an updater folds it in.
+    kernels : Kernels
+        The arithmetic of the memory that values are in.
+    recording : Recording or None
+        What the calls are part of, when they are captured and not done.
     """
 
     def __init__(
@@ -41,7 +46,14 @@ class Engine:
         self.placement = placement
         self.rule: Rule = Assign()
         self._comm = comm
-        self._kernels = kernels
+        self.kernels = kernels
+        self.recording: Recording | None = None
+
+    def use(self, rule: Rule) -> None:
+        """Make another rule the one in force."""
+        self.rule = rule
+        for state in self.places.states:
+            state.launched = False
 
     # Keys
 
@@ -53,7 +65,7 @@ class Engine:
                 f"grad_view of key {key!r}: it was pushed and waits in its bucket, so its gradient "
                 f"is the store's; pull it, or call wait({key!r}), first"
             )
-        self._complete(slot.state)
+        self._take_up(slot.state)
         # A view of the caller's own, whose shape may be changed.
         own: Array = slot.gradient_view.view()
         return own
@@ -65,7 +77,7 @@ class Engine:
             return
         slot = self.places[key]
         self.settle([slot.state])
-        self._kernels.pack(value, slot.weight)
+        self.kernels.pack(value, slot.weight)
         self.rule.reset(slot)
 
     # Push
@@ -80,7 +92,7 @@ class Engine:
 
     def _safe(self, array: Array) -> Array:
         """The array, or a copy when it lies in a bucket."""
-        return array if self.places.bucket_around(array) is None else self._kernels.copy(array)
+        return array if self.places.bucket_around(array) is None else self.kernels.copy(array)
 
     def push(self, batch: Push, row: Sequence[Array], priority: int) -> Exception | None:
         """Stage and commit a batch of arrays; return what the updater raised."""
@@ -111,9 +123,9 @@ class Engine:
 
     def stage(self, batch: Push, row: Sequence[Array]) -> None:
         """Reduce this rank's values of each key into its place in the gradients."""
-        kernels = self._kernels
+        kernels = self.kernels
         for load in batch.loads:
-            self._complete(load.state)
+            self._take_up(load.state)
             for slot, numbers in load.several:
                 kernels.combine(chosen(row, numbers), slot.gradient, slot.entry.spec.op)
             if load.slots:
@@ -155,6 +167,9 @@ class Engine:
         """Start to reduce what was pushed into a bucket."""
         if not state.pushed:
             return
+        if self.recording is not None:
+            self.recording.check_launch(state)
+        state.launched = True
         root = self.placement.root
         for launch in plan.launches(state.layout, state.pushed):
             lo, hi = launch.span
@@ -179,6 +194,12 @@ class Engine:
         for work in state.flying:
             work.wait()
         state.flying.clear()
+
+    def _take_up(self, state: BucketState) -> None:
+        """Wait for what was launched in a bucket that a call is about to write or to read."""
+        if self.recording is not None:
+            self.recording.include(state)
+        self._complete(state)
 
     def flush(self, states: Sequence[BucketState] | None = None) -> None:
         """Launch what waits in some buckets, or in all, and complete it."""
@@ -233,7 +254,7 @@ class Engine:
 
     def copy(self, array: Array) -> Array:
         """A contiguous copy that shares no memory."""
-        return self._kernels.copy(array)
+        return self.kernels.copy(array)
 
     def reading(self, reads: Sequence[tuple[Key, Array]]) -> tuple[Pull, list[Array]]:
         """Sort what is to be read; return the arrays to be written in a row, too.
@@ -252,17 +273,17 @@ class Engine:
     def read(self, pull: Pull, row: Sequence[Array]) -> None:
         """Copy values, as of the last flush, into arrays."""
         for state in pull.states:
-            self._complete(state)
+            self._take_up(state)
         if pull.to_host:
             self._comm.synchronize()
         for take in pull.takes:
             outs = chosen(row, take.numbers)
-            take.table = self._kernels.unpack_all(take.sources, outs, take.table)
+            take.table = self.kernels.unpack_all(take.sources, outs, take.table)
 
     def current(self, key: Key) -> Array:
         """A key's value as of the last flush, of the key's shape; not to be written."""
         if key not in self.places:
             return self.places.unplaced(key)
         slot = self.places[key]
-        self._complete(slot.state)
+        self._take_up(slot.state)
         return slot.weight_view

@@ -29,6 +29,8 @@ class BucketState:
         The update rule that was in force when they were pushed.
     flying : list of Work
         Launched, and not known to be complete.
+    launched : bool
+        Whether it has been under the rule that is in force.
     behind : (int, int) or None
         Elements that the root has updated and other ranks have not been given.
     """
@@ -40,6 +42,7 @@ class BucketState:
         self.pushed: set[Key] = set()
         self.step: Any = None
         self.flying: list[Work] = []
+        self.launched = False
         self.behind: tuple[int, int] | None = None
 
     @property

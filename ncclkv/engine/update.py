@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ncclkv.engine.state import Array, BucketState, Slot
-from ncclkv.errors import annotate
+from ncclkv.errors import UsageError, annotate
+from ncclkv.kernels.base import Kernels
 from ncclkv.table.bucket import Bucket
 from ncclkv.table.registry import Key, KeySpec
 
@@ -32,6 +33,12 @@ class FusedUpdater(Protocol):
         self, step: Any, bucket: Bucket, weights: Array, gradients: Array, lo: int, hi: int
     ) -> None:
         """Update elements ``[lo, hi)`` of a bucket's weights with its reduced gradients."""
+
+    def compute_with(self, kernels: Kernels) -> None:
+        """Make other kernels those that the updates run on."""
+
+    def baked(self) -> dict[str, Any]:
+        """All numbers of the optimizer that a captured update keeps: not its learning rate."""
 
     def reset(self, bucket: Bucket, lo: int, hi: int) -> None:
         """Forget what it remembers of elements ``[lo, hi)``."""
@@ -57,6 +64,17 @@ class Rule:
     def dispose(self) -> None:
         """The rule is no longer used."""
 
+    def compute_with(self, kernels: Kernels) -> None:
+        """Make other kernels those that updates run on."""
+
+    def baked(self) -> dict[str, Any]:
+        """The numbers that a captured step keeps; `UsageError` when there can be no such step."""
+        return {}
+
+    def rate(self) -> float | None:
+        """The number that a captured step reads anew at each replay, if there is one."""
+        return None
+
 
 class Assign(Rule):
     """The sum replaces the value."""
@@ -81,6 +99,16 @@ class FusedRule(Rule):
         self.updater.apply(
             step, state.layout, state.weights, state.gradients, start + lo, start + hi
         )
+
+    def compute_with(self, kernels: Kernels) -> None:
+        self.updater.compute_with(kernels)
+
+    def baked(self) -> dict[str, Any]:
+        return self.updater.baked()
+
+    def rate(self) -> float | None:
+        rate: float = self.updater.optimizer.learning_rate
+        return rate
 
     def reset(self, slot: Slot) -> None:
         self.updater.reset(slot.state.layout, slot.entry.lo, slot.entry.hi)
@@ -131,6 +159,12 @@ class FunctionRule(Rule):
                 annotate(error, f"in the updater, at key {key!r} on rank {self._rank}")
                 return error
         return None
+
+    def baked(self) -> dict[str, Any]:
+        raise UsageError(
+            f"the updater {self.name} is a function, which a captured step would not call; set an "
+            f"optimizer instead, or make the step's calls each time"
+        )
 
     def dispose(self) -> None:
         self._dispose()

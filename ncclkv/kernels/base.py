@@ -41,6 +41,9 @@ class Kernels(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """A new array whose elements may be anything."""
 
+    def fill(self, array: Array, value: float) -> None:
+        """Make every element of `array` that number."""
+
     def copy(self, array: Array) -> Array:
         """A contiguous copy, in the same memory as `array`, that shares none of it."""
 
@@ -80,7 +83,7 @@ class Kernels(Protocol):
         gradients: Array,
         momenta: Array | None,
         *,
-        learning_rate: float,
+        learning_rate: float | Array,
         momentum: float,
         weight_decay: float,
         rescale: float,
@@ -89,5 +92,6 @@ class Kernels(Protocol):
     ) -> None:
         """One step of stochastic gradient descent on `weights` (and `momenta`) in place.
 
-        Only `segments` are updated, if they are given, and with their factors.
+        Only `segments` are updated, if they are given, and with their factors.  A learning rate
+        that is an array, of one float64 in the weights' memory, is read when the step is made.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Array, Kernels, Segments
@@ -59,6 +59,9 @@ class Optimizer(ABC):
     ----------
     wd, rescale_grad, clip_gradient
         As given; assigning to them takes effect at the next update.  Give every rank the same.
+    capturable : bool
+        Whether all that `update` does is to call kernels, with `learning_rate` as it is: then a
+        captured step can be replayed with another one.  Each class says so for itself.
     lr_mult, wd_mult : dict
         Factors by key of the learning rate and of the weight decay; 1 for keys not named.  Items
         put into them are checked by the next push.
@@ -68,6 +71,8 @@ class Optimizer(ABC):
     UsageError
         When an argument, or what is assigned to an attribute, is not such a number.
     """
+
+    capturable: ClassVar[bool] = False
 
     def __init__(
         self,

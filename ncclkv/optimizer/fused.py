@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ncclkv.arrays.dtypes import dtype_name, is_low_precision
-from ncclkv.errors import DTypeMismatch
+from ncclkv.errors import DTypeMismatch, NotSupported
 from ncclkv.kernels.base import Array, Kernels, Segments
 from ncclkv.optimizer.base import Optimizer
 
@@ -103,6 +103,29 @@ class FusedUpdater:
             [state[lo:hi] for state in self._states_of(bucket)],
             _segments(step, bucket, lo, hi),
         )
+
+    def compute_with(self, kernels: Kernels) -> None:
+        """Make other kernels those that the updates run on."""
+        self._kernels = kernels
+
+    def baked(self) -> dict[str, Any]:
+        """All numbers of the optimizer but its learning rate, which a captured update reads anew.
+
+        Raises
+        ------
+        NotSupported
+            When the optimizer's class does not say that it can be captured.
+        """
+        kind = type(self.optimizer)
+        # Its own word and not an inherited one: a subclass may do more in its `update`.
+        if not vars(kind).get("capturable", False):
+            raise NotSupported(
+                f"{kind.__name__} does not say that its update can be captured; set an SGD, or "
+                f"make the step's calls each time"
+            )
+        config = self.optimizer.config()
+        del config["learning_rate"]
+        return config
 
     def reset(self, bucket: Bucket, lo: int, hi: int) -> None:
         """Forget the state of elements ``[lo, hi)`` of a bucket."""

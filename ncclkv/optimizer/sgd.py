@@ -43,6 +43,8 @@ class SGD(Optimizer):
     SGD(learning_rate=0.1, momentum=0.9, wd=0.0, rescale_grad=1.0, clip_gradient=None)
     """
 
+    capturable = True
+
     # Arguments go by name: the first one is learning_rate in MXNet 2.0 and momentum in 1.9.
     def __init__(
         self,

@@ -14,6 +14,7 @@ from ncclkv.engine.engine import Engine
 from ncclkv.engine.group import Group
 from ncclkv.engine.placement import Placement, placement
 from ncclkv.errors import KeyTypeMismatch, UsageError
+from ncclkv.kernels.base import Kernels
 from ncclkv.store.agreement import propose
 from ncclkv.store.keys import one_key
 from ncclkv.store.plugin import KVStoreBase
@@ -35,11 +36,15 @@ class Core(KVStoreBase):
         )
         self._name = name
         self._comm = comm
-        self._kernels = comm.kernels
-        self._engine = Engine(comm, self._kernels, chosen, int(bucket_bytes))
+        self._engine = Engine(comm, comm.kernels, chosen, int(bucket_bytes))
         self._session = Session(name, comm)
         self._group: Group | None = None
         self._recent = Recent()
+
+    @property
+    def _kernels(self) -> Kernels:
+        """The arithmetic of the memory that values are in."""
+        return self._engine.kernels
 
     # Identity
 

@@ -10,17 +10,17 @@ from ncclkv.engine.group import Group
 from ncclkv.engine.state import Array
 from ncclkv.errors import UsageError
 from ncclkv.store import check
+from ncclkv.store.capture import CaptureVerbs
 from ncclkv.store.keys import key_list
 from ncclkv.store.later import LaterVerbs
+from ncclkv.store.session import BLOCKS, IN_CAPTURE, IN_GROUP
 from ncclkv.store.tables import Assignment, TableVerbs
-from ncclkv.store.transfers import Transfers, raise_late, whole_priority
+from ncclkv.store.transfers import raise_late, whole_priority
 from ncclkv.store.updaters import UpdateVerbs
 from ncclkv.table.registry import Key
 
-_IN_GROUP = "a group"
 
-
-class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
+class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
     """Values by key, the same on all ranks; made by `ncclkv.create`.
 
     All ranks make the same calls in the same order, except where a verb is marked local.  A store
@@ -69,7 +69,7 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
         [array([1.]), array([2.])]
         >>> kv.close()
         """
-        with self._session.verb("push", allowed_inside=_IN_GROUP):
+        with self._session.verb("push", allowed_inside=BLOCKS):
             priority = whole_priority("push", priority)
             if self._group is not None:
                 self._group.push(self._values("push", key, value), priority)
@@ -123,7 +123,7 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
         [[1 1]
          [1 1]]
         """
-        with self._session.verb("pull", allowed_inside=_IN_GROUP):
+        with self._session.verb("pull", allowed_inside=BLOCKS):
             whole_priority("pull", priority)
             if out is None:
                 return self._pull_new(key, local)
@@ -149,7 +149,7 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
         -----
         What an updater raises leaves pushpull after the pull.
         """
-        with self._session.verb("pushpull", allowed_inside=_IN_GROUP):
+        with self._session.verb("pushpull", allowed_inside=BLOCKS):
             priority = whole_priority("pushpull", priority)
             out = value if out is None else out
             if self._group is not None:
@@ -214,9 +214,9 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
         ...     print(weights)
         {1: array([1., 1.]), 2: array([2., 2.])}
         """
-        with self._session.verb("group"):
+        with self._session.verb("group", allowed_inside=(IN_CAPTURE,)):
             group = self._group = Group(self._engine)
-            self._session.inside = _IN_GROUP
+            outer, self._session.inside = self._session.inside, IN_GROUP
         try:
             yield
         except BaseException:
@@ -224,8 +224,8 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
             raise
         finally:
             self._group = None
-            self._session.inside = ""
-        with self._session.verb("group"):
+            self._session.inside = outer
+        with self._session.verb("group", allowed_inside=(IN_CAPTURE,)):
             reads = group.reads()
             try:
                 check.apart("group", reads)

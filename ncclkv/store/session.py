@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
 from ncclkv.comm.base import Communicator
 from ncclkv.errors import CommAborted, CommError, ContractError, KVStoreError, UsageError
+
+IN_GROUP = "a group"
+IN_CAPTURE = "a capture"
+BLOCKS = (IN_GROUP, IN_CAPTURE)
+"""What a verb may be called inside of, and `Session.inside` may be; it says more in an updater."""
 
 
 class Session:
@@ -22,12 +27,15 @@ class Session:
         What broke the store; every later call raises it again.
     inside : str
         What the store is in the middle of, in words: a group, an updater; else empty.
+    recording : bool
+        Whether what is called is captured, and not done.
     """
 
     def __init__(self, name: str, comm: Communicator) -> None:
         self.closed = False
         self.failure: ContractError | CommError | None = None
         self.inside = ""
+        self.recording = False
         self._name = name
         self._alone = comm.size == 1
         self._comm = comm
@@ -36,11 +44,11 @@ class Session:
         self._process = os.getpid()
 
     @contextmanager
-    def verb(self, name: str, *, allowed_inside: str = "") -> Iterator[None]:
+    def verb(self, name: str, *, allowed_inside: Collection[str] = ()) -> Iterator[None]:
         """Let a verb run, if it may, and note what breaks the store."""
         with self.named():
             self.check(name)
-            if self.inside and self.inside != allowed_inside:
+            if self.inside and self.inside not in allowed_inside:
                 raise UsageError(f"{name} was called inside {self.inside}; call it after its end")
             if self.failure is not None:
                 raise type(self.failure)(*self.failure.args)
@@ -53,13 +61,17 @@ class Session:
             except KVStoreError:
                 raise
             except BaseException as error:
-                # Ctrl-C, a signal handler, no memory: others may have done what this rank did not.
-                if not self._alone:
-                    self.failure = CommAborted(
-                        f"{self._where}{name} was broken off by {type(error).__name__}, so this "
-                        f"rank may be a call behind the others; close the store and make a new one"
-                    )
+                if not self.recording:
+                    self.broken_off(name, error)
                 raise
+
+    def broken_off(self, name: str, error: BaseException) -> None:
+        """Note Ctrl-C, a signal handler, no memory: others may have done what this rank did not."""
+        if not self._alone:
+            self.failure = CommAborted(
+                f"{self._where}{name} was broken off by {type(error).__name__}, so this rank may "
+                f"be a call behind the others; close the store and make a new one"
+            )
 
     @contextmanager
     def named(self) -> Iterator[None]:

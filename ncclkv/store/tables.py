@@ -13,6 +13,7 @@ from ncclkv.store import check
 from ncclkv.store.agreement import from_rank_0, propose
 from ncclkv.store.core import Core
 from ncclkv.store.keys import one_key, pairs, single
+from ncclkv.store.session import BLOCKS
 from ncclkv.table.registry import Key, KeySpec
 
 _OPS = ("sum", "avg", "max", "min")
@@ -159,7 +160,7 @@ are ints, such as 3; use one kind
             A flush that has begun is waited for.  With ``update_on="root"`` other ranks see the
             value as of their last pull, wait or barrier.
         """
-        with self._session.verb("value", allowed_inside="a group"):
+        with self._session.verb("value", allowed_inside=BLOCKS):
             name = one_key(key)
             self._engine.places[name]
             view: Array = self._engine.current(name).view()
@@ -194,7 +195,7 @@ are ints, such as 3; use one kind
         ...     kv.pull("w")
         array([2., 2., 2.])
         """
-        with self._session.verb("grad_view", allowed_inside="a group"):
+        with self._session.verb("grad_view", allowed_inside=BLOCKS):
             name = one_key(key)
             if self._group is not None and name in self._group:
                 raise UsageError(

@@ -99,7 +99,7 @@ class UpdateVerbs(Core):
         self._engine.flush()
         if rule.source is not self._engine.rule.source:
             self._engine.rule.dispose()
-        self._engine.rule = rule
+        self._engine.use(rule)
         self._recent.clear()  # another rule may refuse other keys
 
     def _function_rule(self, updater: Any) -> FunctionRule:

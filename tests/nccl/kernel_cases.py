@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.kernels.base import Kernels
+from ncclkv.kernels.base import Kernels, Segments
 from ncclkv.kernels.device import DeviceKernels, SegmentTable
 from ncclkv.kernels.device.arguments import COPY_BYTES, PARTS, PIECES, SGD_ELEMENTS
 from ncclkv.kernels.device.launch import Launch
@@ -185,6 +185,24 @@ class SgdCases:
         for array, expected in zip(device, arrays, strict=True):
             assert same_bits(stage.get(array), expected)
         assert stage.launched == [SGD["float32"]] * 3
+
+    @pytest.mark.parametrize("name", SGD)
+    @pytest.mark.parametrize("factors", [False, True], ids=["all", "segments"])
+    def test_a_learning_rate_in_memory(self, stage: Stage, name: str, factors: bool) -> None:
+        """It is read when the kernel runs, and rounded as one that is an argument."""
+        size = SGD_ELEMENTS + 37
+        rng = np.random.default_rng(6)
+        weights, gradients = (rng.standard_normal(size).astype(dtype_of(name)) for _ in range(2))
+        momenta = np.zeros(size, np.float64 if name == "float64" else np.float32)
+        device = [stage.put(array) for array in (weights, gradients, momenta)]
+        cut = Segments((0, 40, size), (1 / 3, 0.0), (1.0, 2.0)) if factors else None
+        for rate in (0.1, 1e-9, 0.0, 1 / 3):
+            numbers = STEP | {"learning_rate": rate, "segments": cut}
+            HOST.sgd(weights, gradients, momenta, **numbers)
+            place = stage.put(np.array([rate]))
+            stage.kernels.sgd(*device, **numbers | {"learning_rate": place})
+            for array, expected in zip(device, (weights, gradients, momenta), strict=True):
+                assert same_bits(stage.get(array), expected)
 
 
 class CopyCases:

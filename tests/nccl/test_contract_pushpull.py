@@ -1,4 +1,7 @@
-"""Layer 2, recording stand-in, not NCCL: the calls of a steady ``pushpull``, literally."""
+"""Layer 2, recording stand-in, not NCCL: the calls of a steady ``pushpull``, literally.
+
+As they are made each time, and as they are captured and replayed.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +56,31 @@ def steady(body: Any, name: str, size: int, update_on: str) -> None:
         assert lines == kept, f"rank {rank}"
 
 
+def captured(name: str, size: int, update_on: str) -> None:
+    """Hold a capture of a pushpull, then two replays of it, against the kept calls."""
+
+    def on_seat(seat: Seat) -> list[str]:
+        with SeatStores(seat, update_on) as create:
+            kv = store(create, seat)
+            once = with_arrays(kv, seat)
+            for _ in range(2):
+                once()
+                kv.wait()
+            # The device moves meanwhile, for the host waits once; it adds nothing to the calls.
+            with seat.log.section() as lines, kv.capture() as step:
+                once()
+            kv.wait()
+            with seat.calls() as replays:
+                step.replay()
+                step.replay()
+        return lines + replays[1:]
+
+    for rank, lines in enumerate(run_seats(size, on_seat, lazy=True)):
+        kept = (KEPT / name.format(rank=min(rank, 1))).read_text().splitlines()
+        assert kept[0] == HEADER
+        assert lines == kept, f"rank {rank}"
+
+
 def with_arrays(kv: Any, seat: Seat) -> Any:
     """A step of arrays of the user's: packed, reduced and updated, unpacked."""
     gradients = [floats(seat, *[1.0] * kv.spec(key).size) for key in KEYS]
@@ -87,3 +115,13 @@ def test_a_pushpull_of_arrays_with_a_root(size: int) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_a_push_of_views(size: int) -> None:
     steady(with_views, "push_views.txt", size, "every_rank")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_a_captured_pushpull(size: int) -> None:
+    captured("captured.txt", size, "every_rank")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_captured_pushpull_with_a_root(size: int) -> None:
+    captured("captured_root_{rank}.txt", size, "root")

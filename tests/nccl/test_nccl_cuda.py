@@ -19,6 +19,8 @@ from ncclkv.comm.nccl import launch
 from ncclkv.comm.nccl.streams import CupyEvent, CupyStreams
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import CommAborted, LaunchError, UsageError
+from ncclkv.kernels.device.launch import Launcher
+from ncclkv.kernels.device.programs import SGD
 
 Cuda = Any
 
@@ -36,6 +38,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     cuda = mock.MagicMock(spec=real)
     cuda.runtime = mock.MagicMock(spec=real.runtime)
     cuda.runtime.CUDARuntimeError = real.runtime.CUDARuntimeError
+    cuda.runtime.streamCaptureModeThreadLocal = real.runtime.streamCaptureModeThreadLocal
+    cuda.driver = SimpleNamespace(CUDADriverError=real.driver.CUDADriverError)
     cuda.Stream = mock.MagicMock(spec=real.Stream)
     cuda.Stream.return_value.ptr = 1000
     cuda.Event = mock.MagicMock(side_effect=lambda **_: SimpleNamespace(ptr=77, done=True))
@@ -44,8 +48,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return cuda
 
 
-def cuda_error() -> Exception:
-    return cupy.cuda.runtime.CUDARuntimeError(700)
+def cuda_error(code: int = 700) -> Exception:
+    return cupy.cuda.runtime.CUDARuntimeError(code)
 
 
 def test_the_stream_is_of_the_device_non_blocking_and_urgent(cuda):
@@ -114,6 +118,76 @@ def test_errors_of_cuda_are_ours(cuda):
     cuda.Stream.side_effect = cuda_error()
     with pytest.raises(CommAborted, match="a stream on device 1"):
         CupyStreams(1)
+
+
+def test_a_capture_is_of_this_thread_and_on_a_stream_of_its_own(cuda):
+    streams = CupyStreams(3)
+    cuda.Device.reset_mock()
+    stream = cuda.Stream.return_value
+    assert streams.begin_capture() == 1000
+    cuda.Device.assert_called_once_with(3)
+    assert cuda.Stream.call_args.kwargs == {"non_blocking": True}
+    stream.begin_capture.assert_called_once_with(1)  # cudaStreamCaptureModeThreadLocal
+    graph = streams.end_capture()
+    stream.end_capture.assert_called_once_with()
+    graph.launch(55)
+    made = stream.end_capture.return_value
+    cuda.runtime.graphLaunch.assert_called_once_with(made.graphExec, 55)
+    streams.begin_capture()
+    assert cuda.Stream.call_count == 2, "one stream serves every capture"
+
+
+def test_a_capture_that_is_dropped_is_ended(cuda):
+    streams = CupyStreams(0)
+    streams.begin_capture()
+    stream = cuda.Stream.return_value
+    stream.end_capture.side_effect = cuda_error(904)
+    streams.drop_capture()
+    stream.end_capture.assert_called_once_with()
+
+
+@pytest.mark.parametrize("code", [900, 901, 904, 905, 906, 907, 908])
+def test_what_cuda_refuses_in_a_capture_does_not_cost_the_device(cuda, code):
+    streams, error = CupyStreams(0), cuda_error(code)
+    words = f"CUDA refuses this in a capture: {error}; make the same step once before it"
+    stream = cuda.Stream.return_value
+    stream.end_capture.side_effect = cuda.runtime.eventRecord.side_effect = error
+    streams.begin_capture()
+    with pytest.raises(UsageError) as caught:
+        streams.end_capture()
+    assert str(caught.value).startswith(f"the end of a capture: {words}")
+    with pytest.raises(UsageError, match="the record of an event: CUDA refuses this in a capture"):
+        streams.record(1000)
+    assert streams.broke_capture(error).startswith(words)
+
+
+def test_other_errors_are_not_a_capture_s(cuda):
+    streams = CupyStreams(0)
+    for error in (cuda_error(), cuda_error(909), ValueError(900), KeyboardInterrupt()):
+        assert streams.broke_capture(error) == ""
+    cuda.Stream.return_value.begin_capture.side_effect = cuda_error()
+    with pytest.raises(CommAborted, match="CUDA reports at the begin of a capture"):
+        streams.begin_capture()
+    cuda.Stream.return_value.begin_capture.side_effect = None
+    streams.begin_capture()
+    graph = streams.end_capture()
+    cuda.runtime.graphLaunch.side_effect = cuda_error()
+    with pytest.raises(CommAborted, match="CUDA reports at the launch of a graph"):
+        graph.launch(1)
+
+
+def test_a_kernel_is_not_loaded_in_a_capture(cuda):
+    stream = cuda.get_current_stream.return_value
+    stream.is_capturing.return_value = True
+    launcher = Launcher()
+    words = "kernel sgd of float32 is launched for the first time, .* make the same step once befor"
+    with pytest.raises(UsageError, match=words):
+        launcher.load(SGD["float32"])
+    cuda.Module.assert_not_called()
+    # What has been loaded before is launched in a capture as well.
+    cuda.runtime.getDevice.return_value = 0
+    known = launcher._functions[0, SGD["float32"]] = mock.MagicMock()
+    assert launcher.load(SGD["float32"]) is known
 
 
 def test_an_event_that_fails_is_ours():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.errors import DTypeMismatch, UsageError
+from ncclkv.errors import DTypeMismatch, NotSupported, UsageError
 from ncclkv.kernels.base import Segments
 from ncclkv.kernels.host import HostKernels
 from ncclkv.optimizer import SGD
@@ -198,3 +198,28 @@ def test_items_put_into_factors_later_leave_a_step_as_it_was() -> None:
     step = updater.step()
     optimizer.lr_mult["a"] = 3.0
     assert step.lr_mult == {"a": 2.0}
+
+
+def test_a_captured_update_keeps_all_numbers_but_the_learning_rate() -> None:
+    optimizer = SGD(learning_rate=0.5, momentum=0.9, wd=0.25)
+    updater = FusedUpdater(optimizer, HostKernels())
+    baked = updater.baked()
+    assert baked.keys() == optimizer.config().keys() - {"learning_rate"}
+    optimizer.learning_rate = 0.1
+    assert updater.baked() == baked
+    optimizer.wd = 0.5
+    assert updater.baked()["wd"] == 0.5
+
+
+def test_each_class_says_for_itself_that_it_can_be_captured() -> None:
+    class Silent(SGD):
+        pass
+
+    class Willing(SGD):
+        capturable = True
+
+    assert FusedUpdater(Willing(), HostKernels()).baked()["name"] == "sgd"
+    with pytest.raises(NotSupported) as caught:
+        FusedUpdater(Silent(), HostKernels()).baked()
+    assert "Silent does not say that its update can be captured" in str(caught.value)
+    assert "set an SGD" in str(caught.value)

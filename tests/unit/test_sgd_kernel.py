@@ -113,6 +113,16 @@ def test_a_change_of_learning_rate_leaves_the_momentum_as_it_is() -> None:
     assert (m[0], w[0]) == (-0.5, -1.5)
 
 
+def test_a_learning_rate_may_be_in_memory() -> None:
+    rate = np.zeros(1)
+    for number in (0.1, 1 / 3):
+        KERNELS.fill(rate, number)
+        (w, v), g = np.ones((2, 5), np.float32), np.arange(5, dtype=np.float32)
+        KERNELS.sgd(w, g, None, **PLAIN | {"learning_rate": rate})
+        KERNELS.sgd(v, g, None, **PLAIN | {"learning_rate": number})
+        assert w.tobytes() == v.tobytes()
+
+
 def test_small_steps_on_float16_round_away() -> None:
     # 1 - 1e-4 is 1 in float16; it takes weights kept in float32 to add such steps up.
     w = np.ones(1, np.float16)

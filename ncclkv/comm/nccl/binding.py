@@ -51,6 +51,9 @@ class Binding(Protocol):
     name: str
     """For messages, such as ``cupy.cuda.nccl``."""
 
+    uncaptured: str
+    """Why its collectives cannot be part of a graph; empty when they can."""
+
     def version(self) -> int:
         """The library's code, such as 23203 for 2.32.3."""
 

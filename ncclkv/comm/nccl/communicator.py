@@ -21,12 +21,20 @@ from ncclkv.comm.base import (
     left,
 )
 from ncclkv.comm.buffers import check_buffer, check_buffers, check_places, check_root
+from ncclkv.comm.graph import Graph
 from ncclkv.comm.nccl import wire
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
 from ncclkv.comm.nccl.flight import Enqueue, Flight
 from ncclkv.comm.nccl.streams import Streams
 from ncclkv.comm.nccl.work import HostWork
-from ncclkv.errors import CommAborted, KVStoreError, LaunchError, RankLost, UsageError
+from ncclkv.errors import (
+    CommAborted,
+    KVStoreError,
+    LaunchError,
+    NotSupported,
+    RankLost,
+    UsageError,
+)
 from ncclkv.kernels.base import Kernels
 
 Result = TypeVar("Result")
@@ -118,6 +126,13 @@ class NcclCommunicator(Communicator):
     def queue(self) -> AbstractContextManager[None]:
         return self._flight.queue()
 
+    def capture(self) -> AbstractContextManager[Graph]:
+        if self._binding.uncaptured:
+            raise NotSupported(
+                f"{self._binding.name} cannot be captured: {self._binding.uncaptured}"
+            )
+        return self._flight.capture()
+
     def allreduce(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
         return self.reduce_apply(send, receive, op, None)
 
@@ -194,7 +209,7 @@ class NcclCommunicator(Communicator):
         self._flight.check()
         if buffers[0].size == 0:
             return DoneWork()
-        return self._flight.launch(what, enqueue, buffers, apply)
+        return self._flight.launch(what, enqueue, apply, *buffers)
 
     def barrier(self) -> Work:
         with self._flight.guard:

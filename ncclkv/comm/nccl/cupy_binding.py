@@ -36,6 +36,7 @@ class CupyBinding:
     """
 
     name = "cupy.cuda.nccl"
+    uncaptured = ""
 
     def __init__(self, device: int | None = None, timeout: float = 300.0) -> None:
         self._nccl, self._cuda = _import()

@@ -11,15 +11,23 @@ import atexit
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
 
-from ncclkv.comm.base import Buffer, Communicator
+from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
+from ncclkv.comm.nccl.graph import Graphs, NcclGraph
 from ncclkv.comm.nccl.streams import Event, Streams
 from ncclkv.comm.nccl.watch import Watch
 from ncclkv.comm.nccl.work import NcclWork
-from ncclkv.errors import CommAborted, CommTimeout, KVStoreError, RankLost
+from ncclkv.errors import (
+    CommAborted,
+    CommError,
+    CommTimeout,
+    KVStoreError,
+    RankLost,
+    UsageError,
+)
 
 Enqueue = Callable[[Handle, int], None]
 """Puts a collective of an NCCL communicator on a stream."""
@@ -53,6 +61,7 @@ class Flight:
         self._who = f"rank {peers.rank} of {peers.size}"
         self.failure: KVStoreError | None = None
         self.guard = Guard(self)
+        self.graphs = Graphs(streams)
         _open.add(self)
 
     def check(self) -> None:
@@ -64,6 +73,7 @@ class Flight:
         """Stop what is in flight, and raise `error` in all later calls."""
         self.failure = self.failure or error
         handle, self._handle = self._handle, None
+        self.graphs.free()
         if handle is not None:
             _open.discard(self)
             with suppress(KVStoreError):  # what has gone wrong already says more
@@ -74,6 +84,7 @@ class Flight:
         handle, self._handle = self._handle, None
         self.failure = farewell
         _open.discard(self)
+        self.graphs.free()
         self._binding.destroy(handle)
 
     def hold_current(self, event: Event) -> None:
@@ -84,6 +95,9 @@ class Flight:
         """Let the current stream wait for the one that was current before, if that was another."""
         self._streams.check_device()
         current = self._streams.current()
+        if self.graphs.recording is not None:
+            self.graphs.check_stream(current)
+            return
         if self._last not in (None, current):
             self._streams.wait(current, self._streams.record(self._last))
         self._last = current
@@ -94,6 +108,9 @@ class Flight:
         CuPy gives the memory of an array to others in the order of the stream it was made on, and
         knows nothing of other streams that still use it.
         """
+        if self.graphs.recording is not None:
+            self.graphs.recording.keep(*objects)
+            return
         with self.guard:
             self._drop_complete()
             self._kept.append((self._streams.record(self._streams.current()), objects))
@@ -109,25 +126,25 @@ class Flight:
         finally:
             self.hold_current(streams.record(stream))
 
+    def capture(self) -> AbstractContextManager[NcclGraph]:
+        """Record what is launched in a block."""
+        self.check()
+        return self.graphs.record(NcclGraph(self))
+
     def launch(
         self,
         what: str,
         enqueue: Enqueue,
-        buffers: tuple[Buffer, ...],
-        apply: Callable[[], None] | None = None,
+        apply: Callable[[], None] | None,
+        *kept: object,
     ) -> NcclWork:
         """Put a collective, and what follows it, on the communication stream."""
-        streams, stream = self._streams, self._streams.communication
+        if self.graphs.recording is not None:
+            return self._record(self.graphs.recording, what, enqueue, apply, *kept)
         try:
             self._drop_complete()
-            # After what the caller has put on its stream: the gradients are written there.
-            streams.wait(stream, streams.record(streams.current()))
-            self._enqueue(what, enqueue, stream)
-            if apply is not None:
-                with streams.on(stream):
-                    apply()
             # What `apply` writes is under way as well.
-            work = NcclWork(self, streams.record(stream), (*buffers, apply), what)
+            work = NcclWork(self, self._put(what, enqueue, apply), (*kept, apply), what)
         except KVStoreError as error:
             self.fail(error)
             raise
@@ -141,6 +158,35 @@ class Flight:
             raise
         self._works.append(work)
         return work
+
+    def _record(
+        self,
+        graph: NcclGraph,
+        what: str,
+        enqueue: Enqueue,
+        apply: Callable[[], None] | None,
+        *kept: object,
+    ) -> NcclWork:
+        """The same, into a graph: nothing is in flight, so a wrong call spoils that alone."""
+        try:
+            work = NcclWork(self, self._put(what, enqueue, apply), (), what)
+        except CommError as error:
+            self.fail(error)
+            raise
+        graph.keep(*kept, apply)
+        graph.add(work)
+        return work
+
+    def _put(self, what: str, enqueue: Enqueue, apply: Callable[[], None] | None) -> Event:
+        """Put it there; the event is after all of it."""
+        streams, stream = self._streams, self._streams.communication
+        # After what the caller has put on its stream: the gradients are written there.
+        streams.wait(stream, streams.record(streams.current()))
+        self._enqueue(what, enqueue, stream)
+        if apply is not None:
+            with streams.on(stream):
+                apply()
+        return streams.record(stream)
 
     def _enqueue(self, what: str, enqueue: Enqueue, stream: int) -> None:
         """Call the binding; say who called it for what when it refuses."""
@@ -158,6 +204,7 @@ class Flight:
 
     def synchronize(self, timeout: float | None) -> None:
         """Block until all that is in flight is complete, and all work of the current stream."""
+        self.graphs.refuse("synchronize")
         limit = self._peers.timeout if timeout is None else timeout
         with self.guard:
             streams = self._streams
@@ -220,7 +267,9 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if isinstance(error, KVStoreError):
+        # In a capture nothing is in flight: a wrong call spoils the graph alone.
+        spoils = self._flight.graphs.recording is not None and isinstance(error, UsageError)
+        if isinstance(error, KVStoreError) and not spoils:
             self._flight.fail(error)
 
 

@@ -49,6 +49,11 @@ class Nccl4pyBinding:
     """
 
     name = "nccl4py"
+    uncaptured = (
+        "its communicators put a collective on the stream from a thread of NCCL's own, which a "
+        "capture of the caller's thread need not take in; set NCCLKV_NCCL_BINDING=cupy on every "
+        "rank"
+    )
 
     def __init__(self, device: int | None = None, timeout: float = 300.0) -> None:
         self._nccl, self._cuda = _import()

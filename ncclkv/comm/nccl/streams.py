@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol, cast
 
-from ncclkv.errors import CommAborted, UsageError
+from ncclkv.errors import CommAborted, KVStoreError, UsageError
 
 # Lower numbers go first; CUDA takes the highest priority that the device has for any beyond it.
 _HIGHEST = -100
+
+# cudaErrorStreamCaptureUnsupported to cudaErrorStreamCaptureWrongThread.
+_OF_CAPTURES = range(900, 909)
 
 
 class Event(Protocol):
@@ -18,6 +21,13 @@ class Event(Protocol):
 
     def done(self) -> bool:
         """Whether all that was queued before it is complete; does not block."""
+
+
+class StreamGraph(Protocol):
+    """Work that was recorded; freed when nobody refers to it, also while it runs."""
+
+    def launch(self, stream: int) -> None:
+        """Put all of it on `stream`, where it begins and ends as one piece of work."""
 
 
 class Streams(Protocol):
@@ -44,6 +54,22 @@ class Streams(Protocol):
     def allocate(self, nbytes: int) -> Any:
         """Zeroed uint8 cupy.ndarray, 256-byte aligned; zeroed before the current stream goes on."""
 
+    def begin_capture(self) -> int:
+        """Begin to record what this thread puts on the stream returned, instead of doing it.
+
+        Streams that wait for events of that one are recorded too, and it must wait for them.
+        Meanwhile this thread may not look at events, wait, or allocate.
+        """
+
+    def end_capture(self) -> StreamGraph:
+        """What was recorded; `UsageError` when something spoilt it, and the capture is over too."""
+
+    def drop_capture(self) -> None:
+        """End a capture, whatever has become of it, and keep nothing of it."""
+
+    def broke_capture(self, error: BaseException) -> str:
+        """What to say of an error by which CUDA refused something in a capture; else empty."""
+
     def another(self) -> Streams:
         """The same device, with a communication stream for another communicator."""
 
@@ -64,6 +90,20 @@ class CupyEvent:
             return bool(self._event.done)
         except self._error as error:
             raise _failed("the query of an event", error) from error
+
+
+class CupyGraph:
+    """A graph of CuPy's."""
+
+    def __init__(self, graph: Any, runtime: Any) -> None:
+        self._graph = graph
+        self._runtime = runtime
+
+    def launch(self, stream: int) -> None:
+        try:
+            self._runtime.graphLaunch(self._graph.graphExec, stream)
+        except self._runtime.CUDARuntimeError as error:
+            raise _failed("the launch of a graph", error) from error
 
 
 class _Foreign:
@@ -101,6 +141,7 @@ class CupyStreams:
         except self._error as error:
             raise _failed(f"a stream on device {device}", error) from error
         self.communication: int = self._stream.ptr
+        self._captured: Any = None
         # The newest two: their owner may drop one, on which there still is work to wait for.
         self._seen: deque[Any] = deque(maxlen=2)
 
@@ -145,16 +186,58 @@ class CupyStreams:
         with self._cuda.Device(self._device):
             return self._zeros(nbytes, "uint8")
 
+    def begin_capture(self) -> int:
+        runtime = self._cuda.runtime
+        try:
+            if self._captured is None:
+                with self._cuda.Device(self._device):
+                    # The default stream, which waits for all others but these, stays free.
+                    self._captured = self._cuda.Stream(non_blocking=True)
+            self._captured.begin_capture(runtime.streamCaptureModeThreadLocal)
+        except self._error as error:
+            raise _failed("the begin of a capture", error) from error
+        return int(self._captured.ptr)
+
+    def end_capture(self) -> CupyGraph:
+        try:
+            return CupyGraph(self._captured.end_capture(), self._cuda.runtime)
+        except self._error as error:
+            raise _failed("the end of a capture", error) from error
+
+    def drop_capture(self) -> None:
+        # Where a stream has not been joined, or something spoilt it, CUDA says so, and ends it.
+        with suppress(self._error):
+            self._captured.end_capture()
+
+    def broke_capture(self, error: BaseException) -> str:
+        kinds = (self._error, self._cuda.driver.CUDADriverError)
+        return _said_of_capture(error) if isinstance(error, kinds) else ""
+
     def another(self) -> CupyStreams:
         return CupyStreams(self._device)
 
     def close(self) -> None:
-        self._stream = None
+        self._stream = self._captured = None
 
 
-def _failed(what: str, error: Exception) -> CommAborted:
-    """CUDA's errors stay: whatever this process asks of the device from now on fails as well."""
+def _failed(what: str, error: Exception) -> KVStoreError:
+    """CUDA's errors stay: whatever this process asks of the device from now on fails as well.
+
+    Those of a capture are over with it.
+    """
+    if said := _said_of_capture(error):
+        return UsageError(f"{what}: {said}")
     return CommAborted(
         f"CUDA reports at {what}: {error}; the device is lost to this process, so start the job "
         f"again (with CUDA_LAUNCH_BLOCKING=1 the failing kernel is the one named)"
+    )
+
+
+def _said_of_capture(error: Any) -> str:
+    """What to say of an error that is one of a capture's; else empty."""
+    if getattr(error, "status", None) not in _OF_CAPTURES:
+        return ""
+    return (
+        f"CUDA refuses this in a capture: {error}; make the same step once before it, and in it "
+        f"allocate nothing, wait for nothing, and put nothing on another stream"
     )

@@ -67,6 +67,7 @@ STEPS = np.dtype(
         ("weight_decay", np.float64),
         ("rescale", np.float64),
         ("clip", np.float64),
+        ("learning_rate_at", ADDRESS),
         ("first", np.uint32, (PIECES + 1,)),
         ("count", np.uint32),
     ],

@@ -12,7 +12,7 @@ from ncclkv.kernels.base import Segments
 from ncclkv.kernels.device import arguments
 from ncclkv.kernels.device.copies import CopyTable, DeviceArray
 from ncclkv.kernels.device.launch import THREADS, Launch, Launcher
-from ncclkv.kernels.device.memory import assign, copy, empty, zeros
+from ncclkv.kernels.device.memory import assign, copy, empty, fill, zeros
 from ncclkv.kernels.device.peers import Transfer, apart, copy_across, transfer
 from ncclkv.kernels.device.programs import COMBINE, COPY, SGD
 from ncclkv.kernels.device.segments import SegmentTable
@@ -50,6 +50,7 @@ class DeviceKernels:
     out = staticmethod(as_gpu_out)
     zeros = staticmethod(zeros)
     empty = staticmethod(empty)
+    fill = staticmethod(fill)
     copy = staticmethod(copy)
 
     def pack(self, value: DeviceArray, slot: DeviceArray) -> None:
@@ -186,7 +187,7 @@ class DeviceKernels:
         gradients: DeviceArray,
         momenta: DeviceArray | None,
         *,
-        learning_rate: float,
+        learning_rate: float | DeviceArray,
         momentum: float,
         weight_decay: float,
         rescale: float,
@@ -222,7 +223,7 @@ class DeviceKernels:
         momenta: DeviceArray | None,
         segments: SegmentTable,
         *,
-        learning_rate: float,
+        learning_rate: float | DeviceArray,
         momentum: float,
         weight_decay: float,
         rescale: float,
@@ -237,23 +238,31 @@ class DeviceKernels:
         segments : SegmentTable
             Ranges of the arrays.  It serves any number of steps, one at a time.
         learning_rate, weight_decay : float
-            Multiplied in float64 with each segment's factors, then rounded.
+            Multiplied in float64 with each segment's factors, then rounded.  A learning rate that
+            is an array of one float64 is read by the kernel.
         momentum, rescale, clip
             As for ``kernels.host.update.sgd``.
         """
         program = SGD[dtype_name(weights.dtype)]
+        place = _place(learning_rate)
         for blocks, argument in segments.launches:
             argument["weights"] = weights.data.ptr
             argument["gradients"] = gradients.data.ptr
             argument["momenta"] = 0 if momenta is None else momenta.data.ptr
-            # A captured launch keeps these numbers for good.  Replays with other ones need them in
-            # the device's memory: then this field becomes the address of a float64 there.
-            argument["learning_rate"] = learning_rate
+            # A captured launch keeps its argument for good: what is to change lies in memory.
+            argument["learning_rate"] = 0.0 if place else learning_rate
+            argument["learning_rate_at"] = place
             argument["momentum"] = momentum
             argument["weight_decay"] = weight_decay
             argument["rescale"] = rescale
             argument["clip"] = -1.0 if clip is None else clip
             self._launch(program, blocks, argument)
+
+
+def _place(number: float | DeviceArray) -> int:
+    """The address of a number that is an array; 0 of any other."""
+    array: DeviceArray = number
+    return 0 if np.isscalar(number) else int(array.data.ptr)
 
 
 def _working_copy(out: DeviceArray) -> DeviceArray:

@@ -7,6 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ncclkv.errors import UsageError
 from ncclkv.kernels.device.compiler import build
 from ncclkv.kernels.device.programs import Program
 
@@ -21,7 +22,7 @@ class Launcher:
     """Launches programs on CuPy's current device and stream, and waits for nothing.
 
     A program is compiled and loaded when it is launched on a device for the first time, which takes
-    tens of milliseconds and must not happen while a stream is being captured: `load` does it ahead.
+    tens of milliseconds and cannot happen while the stream is being captured: it is refused then.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,11 @@ class Launcher:
         key = (cupy.cuda.runtime.getDevice(), program)
         function = self._functions.get(key)
         if function is None:
+            if cupy.cuda.get_current_stream().is_capturing():
+                raise UsageError(
+                    f"kernel {program} is launched for the first time, which loads it, and that "
+                    f"cannot be done in a capture; make the same step once before it"
+                )
             capability = cupy.cuda.Device().compute_capability
             module = cupy.cuda.Module()
             module.load(build(program, f"sm_{capability}"))

@@ -24,6 +24,11 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
     return cupy.empty(shape, dtype)
 
 
+def fill(array: DeviceArray, value: float) -> None:
+    """Make every element of `array` that number, which is an argument of a kernel."""
+    array.fill(value)
+
+
 def copy(array: DeviceArray) -> DeviceArray:
     """A contiguous copy that shares no memory, in host memory or on the device of `array`."""
     import cupy

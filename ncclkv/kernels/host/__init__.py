@@ -8,7 +8,7 @@ Nothing here keeps a buffer between calls, so threads may share one object.
 from __future__ import annotations
 
 from ncclkv.arrays import as_out, as_value
-from ncclkv.kernels.host.memory import copy, empty, zeros
+from ncclkv.kernels.host.memory import copy, empty, fill, zeros
 from ncclkv.kernels.host.pack import pack, pack_all, unpack, unpack_all
 from ncclkv.kernels.host.pieces import PIECE_BYTES
 from ncclkv.kernels.host.reduce import combine, reduce
@@ -33,6 +33,7 @@ class HostKernels:
     out = staticmethod(as_out)
     zeros = staticmethod(zeros)
     empty = staticmethod(empty)
+    fill = staticmethod(fill)
     copy = staticmethod(copy)
     pack = staticmethod(pack)
     unpack = staticmethod(unpack)

@@ -19,6 +19,11 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return np.empty(shape, dtype)
 
 
+def fill(array: Array, value: float) -> None:
+    """Make every element of `array` that number."""
+    array.fill(value)
+
+
 def copy(array: Array) -> Array:
     """A contiguous copy that shares no memory."""
     return np.array(array, order="C", copy=True, subok=False)

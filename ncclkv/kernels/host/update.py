@@ -27,7 +27,7 @@ def sgd(
     gradients: Array,
     momenta: Array | None,
     *,
-    learning_rate: float,
+    learning_rate: float | Array,
     momentum: float,
     weight_decay: float,
     rescale: float,
@@ -52,18 +52,19 @@ def sgd(
     momenta : ndarray, shape (n,), optional
         float32 for 16-bit weights, else of the weights' dtype.  Without it `momentum` is unused.
     learning_rate, momentum, weight_decay, rescale : float
-        The numbers of the formula.
+        The numbers of the formula; the learning rate may be an array of one float64.
     clip : float, optional
         Bound on the absolute value of each rescaled gradient.
     segments : Segments, optional
         The ranges to update, with factors of `learning_rate` and `weight_decay`.
     """
     working = working_dtype(weights.dtype)
+    rate = float(np.asarray(learning_rate).item())
     length = piece_length(working)
     scratch = np.empty((3, min(length, weights.size) or 1), working)
     offsets, lr_mult, wd_mult = segments or ((0, weights.size), (1.0,), (1.0,))
     for (lo, hi), of_rate, of_decay in zip(pairwise(offsets), lr_mult, wd_mult, strict=True):
-        step = _Step(learning_rate * of_rate, momentum, weight_decay * of_decay, rescale, clip)
+        step = _Step(rate * of_rate, momentum, weight_decay * of_decay, rescale, clip)
         momenta_here = None if momenta is None else momenta[lo:hi]
         _sgd_range(weights[lo:hi], gradients[lo:hi], momenta_here, scratch, step)
 

@@ -28,6 +28,7 @@ class RecordingBinding:
     """
 
     name = HEADER
+    uncaptured = ""
 
     def __init__(self, device: Device, faults: Faults) -> None:
         self._device = device
@@ -79,6 +80,7 @@ class RecordingBinding:
     def destroy(self, comm: Handle) -> None:
         comm.check("destroy")
         self._device.log.add(f"destroy {comm.name}")
+        comm.check_graphs("destroy")
         if comm.completed < comm.launched:
             raise ContractBroken(f"destroy of {comm.name} on rank {comm.rank}, which is not idle")
         comm.ended = "destroyed"
@@ -94,6 +96,7 @@ class RecordingBinding:
                 f"abort of {comm.name} on rank {comm.rank}, which was {comm.ended}"
             )
         self._device.log.add(f"abort {comm.name}")
+        comm.check_graphs("abort")
         comm.ended = "aborted"
         comm.host.abort("aborted")
         self._device.advance(needed=True)
@@ -171,5 +174,10 @@ class RecordingBinding:
         if self._faults.dies_in == comm.launched:
             raise Died(f"rank {comm.rank} dies in call {comm.launched}: {placed.call}")
         comm.streams.add(placed.call.stream)
-        collective = Collective(comm, placed)
-        self._device.enqueue(placed.call.stream, collective, placed.spans)
+        self._device.put(
+            placed.call.stream,
+            f"{placed.call.kind} of {comm.name}",
+            lambda: Collective(comm, placed),
+            placed.spans,
+            comm,
+        )

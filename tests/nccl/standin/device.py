@@ -15,7 +15,9 @@ from typing import Any, Protocol
 
 from ncclkv.comm.work import Flight
 from ncclkv.errors import CommAborted, CommTimeout
+from tests.nccl.standin.capture import Capture, Node, RecordedGraph
 from tests.nccl.standin.contract import ContractBroken
+from tests.nccl.standin.handle import Handle
 from tests.nccl.standin.log import CallLog
 from tests.nccl.standin.memory import Allocation, Memory
 from tests.nccl.standin.order import HOST, Order, Span
@@ -61,6 +63,8 @@ class Device:
     frozen : bool
         Whether nothing is completed, so that what is called does not depend on how far the device
         has come.
+    capture : Capture or None
+        What is being recorded.
     """
 
     def __init__(self, rank: int, lazy: bool, limit: float) -> None:
@@ -73,6 +77,8 @@ class Device:
         self.current = DEFAULT_STREAM
         self.broken: BaseException | None = None
         self.frozen = False
+        self.capture: Capture | None = None
+        self._graphs = 0
         self._queues: dict[int, deque[Step]] = {DEFAULT_STREAM: deque()}
         self._names = {DEFAULT_STREAM: "the default stream"}
         self._moving = False
@@ -107,11 +113,59 @@ class Device:
         """Go on after a break that a test has made on purpose."""
         self._flight.end(CommAborted("the stand-in was broken"))
         self._flight, self._held, self.broken = self._new_flight(), False, None
+        self.drop_capture()
 
     def check(self) -> None:
         """Raise again what has gone wrong since the last call."""
         if self.broken is not None:
             raise ContractBroken(f"rank {self.rank}: {self.broken}") from self.broken
+
+    def put(
+        self,
+        stream: int,
+        what: str,
+        make: Callable[[], Step],
+        spans: Sequence[Span],
+        handle: Handle | None = None,
+    ) -> None:
+        """Enqueue what `make` makes; or record it, on a stream that is captured."""
+        self.check()
+        if self.capture is not None and self.capture.takes(stream):
+            self.capture.add(stream, Node(what, make, spans, handle))
+        else:
+            self.enqueue(stream, make(), spans)
+
+    def begin_capture(self, stream: int) -> None:
+        """Record what is put on a stream from now on."""
+        self.check()
+        if stream == DEFAULT_STREAM:
+            raise ContractBroken("the default stream, 0, cannot be captured")
+        self.refuse("the begin of a capture")
+        self.log.add(f"begin to capture {self.name(stream)}")
+        self.capture = Capture(self, stream)
+
+    def end_capture(self) -> RecordedGraph:
+        """What was recorded; the capture is over, even if it is none."""
+        capture, self.capture = self.capture, None
+        if capture is None:
+            raise ContractBroken("the end of a capture that never began")
+        self.check()
+        nodes = capture.end()
+        self._graphs += 1
+        graph = RecordedGraph(self, f"graph {self._graphs}", nodes)
+        self.log.add(f"end the capture: {graph.name} of {len(nodes)} nodes")
+        return graph
+
+    def drop_capture(self) -> None:
+        """End a capture and keep nothing of it."""
+        capture, self.capture = self.capture, None
+        if capture is not None:
+            capture.drop()
+
+    def refuse(self, what: str) -> None:
+        """Refuse what this thread may not do while it captures."""
+        if self.capture is not None:
+            raise ContractBroken(f"{what} inside a capture, which that spoils")
 
     def enqueue(self, stream: int, step: Step, spans: Sequence[Span] = ()) -> None:
         """Put work at the end of a stream, which touches `spans`."""
@@ -162,6 +216,7 @@ class Device:
     def drain(self, stream: int) -> None:
         """Block the host until a stream is empty."""
         self.check()
+        self.refuse(f"a wait of the host for {self.name(stream)}")
         clock = self.order.clock(stream)
         done = _Until(self, lambda: not self._queues[stream])
         if not done.done():

@@ -20,6 +20,8 @@ class Handle:
     launched, started, completed : int
         Collectives whose group has ended, those that have told the other ranks so, and those that
         have written their outputs.
+    graphs : set of str
+        Those that have its collectives, and have not been freed.
     hung : int or None
         From which collective on this rank never comes.
     """
@@ -32,6 +34,7 @@ class Handle:
     completed: int = 0
     ended: str = ""
     streams: set[int] = field(default_factory=set)
+    graphs: set[str] = field(default_factory=set)
     thread: int = field(default_factory=threading.get_ident)
 
     @property
@@ -56,6 +59,14 @@ class Handle:
             raise ContractBroken(
                 f"{what} of {self.name} on rank {self.rank} by a thread other than the one that "
                 f"created it; one thread issues all its calls"
+            )
+
+    def check_graphs(self, what: str) -> None:
+        """Refuse what waits until no graph has a collective of it."""
+        if self.graphs:
+            raise ContractBroken(
+                f"{what} of {self.name} on rank {self.rank} while there is {sorted(self.graphs)[0]}"
+                f" with its collectives, for whose end NCCL waits; free the graph first"
             )
 
     def may_start(self, number: int) -> bool:

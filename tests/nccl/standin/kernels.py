@@ -33,6 +33,9 @@ class StandInKernels:
         self._streams.poison(array)
         return array.reshape(shape)
 
+    def fill(self, array: Any, value: float) -> None:
+        self._streams.work(f"fill {value} into", (), [array], lambda view: view.fill(value))
+
     def copy(self, array: Any) -> Any:
         if isinstance(array, np.ndarray):
             return _HOST.copy(array)
@@ -65,13 +68,32 @@ class StandInKernels:
             "reduce", parts, [out], lambda *views: _HOST.reduce(views[:-1], views[-1], op)
         )
 
-    def sgd(self, weights: Any, gradients: Any, momenta: Any | None, **numbers: Any) -> None:
+    def sgd(
+        self,
+        weights: Any,
+        gradients: Any,
+        momenta: Any | None,
+        *,
+        learning_rate: Any,
+        **numbers: Any,
+    ) -> None:
         changed = [weights] if momenta is None else [weights, momenta]
+        if not isinstance(learning_rate, (int, float)):
+            self._sgd_at(learning_rate, gradients, changed, numbers)
+            return
 
         def run(gradients: Any, weights: Any, momenta: Any = None) -> None:
-            _HOST.sgd(weights, gradients, momenta, **numbers)
+            _HOST.sgd(weights, gradients, momenta, learning_rate=learning_rate, **numbers)
 
         self._streams.work("sgd", [gradients], changed, run)
+
+    def _sgd_at(self, rate: Any, gradients: Any, changed: list[Any], numbers: Any) -> None:
+        """The same, with the learning rate that is in memory when it runs."""
+
+        def run(rate: Any, gradients: Any, weights: Any, momenta: Any = None) -> None:
+            _HOST.sgd(weights, gradients, momenta, learning_rate=rate, **numbers)
+
+        self._streams.work("sgd", [rate, gradients], changed, run)
 
     def _copy_all(
         self,
@@ -83,8 +105,10 @@ class StandInKernels:
     ) -> Any:
         """Copy each source to its target, as one kernel does."""
 
+        count = len(sources)  # and not the arrays, which what is recorded does not keep
+
         def run(*views: Any) -> None:
-            for source, target in zip(views[: len(sources)], views[len(sources) :], strict=True):
+            for source, target in zip(views[:count], views[count:], strict=True):
                 one(source, target)
 
         self._streams.work(name, sources, targets, run)

@@ -112,6 +112,14 @@ class Memory:
             f"{what} touches {nbytes} bytes at {address:#x}, where nothing is allocated"
         )
 
+    def check_live(self, allocation: Allocation, what: str) -> None:
+        """Refuse what would touch memory that nobody refers to any more."""
+        if self._live.get(allocation.start) is not allocation:
+            raise ContractBroken(
+                f"{what} touches {allocation.name}, which was freed; refer to all that a graph "
+                f"touches for as long as it may be launched"
+            )
+
     def view(self, array: Any) -> tuple[Allocation, int, int, NDArray[Any]]:
         """A device array as NumPy sees it, with the bytes that it spans."""
         lo = hi = array.data.ptr

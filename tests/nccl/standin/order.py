@@ -79,12 +79,17 @@ class Order:
             self._check(span, own, what)
         for span in spans:
             new = Access(span, stream, own[stream], what)
-            history = span.allocation.accesses
+            history = self._history(span.allocation)
             history[:] = [old for old in history if not _replaces(new, old)] + [new]
+
+    def _history(self, allocation: Allocation) -> list[Access]:
+        """What has been done with an allocation."""
+        accesses: list[Access] = allocation.accesses
+        return accesses
 
     def _check(self, span: Span, clock: Clock, what: str) -> None:
         """Refuse an access that is not ordered after those that it conflicts with."""
-        for old in span.allocation.accesses:
+        for old in self._history(span.allocation):
             if span.conflicts(old.span) and clock.get(old.stream, 0) < old.tick:
                 raise ContractBroken(
                     f"{what} {span}, and nothing orders it after {old.what}, which {old.span}; "

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.nccl.standin.capture import CapturedEvent, RecordedGraph
+from tests.nccl.standin.contract import ContractBroken
 from tests.nccl.standin.device import Device, Function
 from tests.nccl.standin.memory import POISON
 from tests.nccl.standin.order import HOST, Clock, Span
@@ -31,6 +33,7 @@ class RecordingEvent:
     def done(self) -> bool:
         """Whether it was reached; in lazy mode, never at the first look."""
         self._device.check()
+        self._device.refuse(f"a look at {self.what}")
         self._looks += 1
         self._device.advance(needed=not self._device.lazy or self._looks > 1)
         if self._device.lazy and self._looks == 1:
@@ -63,6 +66,7 @@ class RecordingStreams:
     def __init__(self, device: Device, name: str = "the communication stream") -> None:
         self.device = device
         self.communication = device.stream(name)
+        self._captured: int | None = None
         self._closed = False
 
     def current(self) -> int:
@@ -80,8 +84,12 @@ class RecordingStreams:
         finally:
             self.device.current = before
 
-    def record(self, stream: int) -> RecordingEvent:
+    def record(self, stream: int) -> RecordingEvent | CapturedEvent:
         device = self.device
+        if device.capture is not None and device.capture.takes(stream):
+            captured = device.capture.record(stream, device.log.event())
+            device.log.add(f"record {captured.what} on {device.name(stream)}")
+            return captured
         # Events follow what the host has waited for, as all that it queues does.
         device.order.access(stream, (), "record")
         event = RecordingEvent(device, device.log.event(), device.order.clock(stream))
@@ -89,21 +97,46 @@ class RecordingStreams:
         device.enqueue(stream, event)
         return event
 
-    def wait(self, stream: int, event: RecordingEvent) -> None:
+    def wait(self, stream: int, event: RecordingEvent | CapturedEvent) -> None:
         device = self.device
         device.log.add(f"let {device.name(stream)} wait for {event.what}")
+        inside = device.capture is not None and device.capture.takes(stream)
+        if inside or isinstance(event, CapturedEvent):
+            if device.capture is None:
+                raise ContractBroken(
+                    f"{device.name(stream)} cannot wait for {event.what}: its capture is over"
+                )
+            device.capture.wait(stream, event)
+            return
         device.enqueue(stream, _Hold(event))
         device.order.join(stream, event.clock)
 
     def allocate(self, nbytes: int) -> Any:
         device = self.device
         device.check()
+        device.refuse(f"an allocation of {nbytes} bytes")
         array = device.memory.allocate(nbytes, device.current, self)
         device.log.add(f"allocate {nbytes} bytes")
         allocation = device.memory.find(array.data.ptr, nbytes, "allocate")[0]
         zeroing = Function("zeroing", lambda: None)
         device.enqueue(device.current, zeroing, [Span(allocation, 0, nbytes, True)])
         return array
+
+    def begin_capture(self) -> int:
+        if self._captured is None:
+            self._captured = self.device.stream("the captured stream")
+        self.device.begin_capture(self._captured)
+        return self._captured
+
+    def end_capture(self) -> RecordedGraph:
+        return self.device.end_capture()
+
+    def drop_capture(self) -> None:
+        self.device.drop_capture()
+
+    def broke_capture(self, error: BaseException) -> str:
+        """What is refused in a capture ends a test."""
+        return ""
 
     def another(self) -> RecordingStreams:
         return RecordingStreams(self.device, "another communication stream")
@@ -141,7 +174,7 @@ class RecordingStreams:
             names[to_write].append(f"{allocation.name}+{lo}")
         sides = " -> ".join(", ".join(side) or "the host's" for side in names.values())
         device.log.add(f"{what} {sides} on {device.name(device.current)}")
-        device.enqueue(device.current, Function(what, lambda: run(*views)), spans)
+        device.put(device.current, what, lambda: Function(what, lambda: run(*views)), spans)
 
     def put(self, values: NDArray[Any]) -> Any:
         """A new device array with `values`, contiguous."""

@@ -16,6 +16,7 @@ struct Steps {
     double weight_decay;
     double rescale;
     double clip;  // negative: there is none
+    const double* learning_rate_at;  // or null: where the learning rate is, if it is not above
     unsigned first[MOST + 1];
     unsigned count;
 };
@@ -28,13 +29,17 @@ struct alignas(16) Lanes {
     T lane[LANES];
 };
 
+__device__ inline double rate_of(const Steps& steps) {
+    return steps.learning_rate_at ? *steps.learning_rate_at : steps.learning_rate;
+}
+
 // The numbers of a segment.  NumPy too rounds a number to the dtype of the array it meets.
 struct Numbers {
     WORKING learning_rate, momentum, weight_decay, rescale, clip;
     bool decays, clips;
 
     __device__ Numbers(const Steps& steps, unsigned segment)
-        : learning_rate(static_cast<WORKING>(steps.learning_rate * steps.lr_mult[segment])),
+        : learning_rate(static_cast<WORKING>(rate_of(steps) * steps.lr_mult[segment])),
           momentum(static_cast<WORKING>(steps.momentum)),
           weight_decay(static_cast<WORKING>(steps.weight_decay * steps.wd_mult[segment])),
           rescale(static_cast<WORKING>(steps.rescale)),

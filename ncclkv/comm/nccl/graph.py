@@ -1,0 +1,135 @@
+"""Graphs of a communicator: what is recorded, and what must be freed before it is.
+
+NCCL destroys, or aborts, a communicator only when every graph with its collectives is gone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ncclkv.comm.base import Work
+from ncclkv.comm.graph import Graph
+from ncclkv.comm.nccl.streams import StreamGraph, Streams
+from ncclkv.errors import UsageError
+
+if TYPE_CHECKING:
+    from ncclkv.comm.nccl.flight import Flight
+    from ncclkv.comm.nccl.work import NcclWork
+
+
+class NcclGraph(Graph):
+    """The launches of one block."""
+
+    def __init__(self, flight: Flight) -> None:
+        self._flight = flight
+        self._graph: StreamGraph | None = None
+        self._kept: list[object] = []
+        self._works: list[NcclWork] = []
+        self.calls: list[str] = []
+
+    def keep(self, *objects: object) -> None:
+        self._kept += objects
+
+    def add(self, work: NcclWork) -> None:
+        """Include a collective, whose event means nothing when the capture is over."""
+        self._works.append(work)
+
+    def end(self, graph: StreamGraph | None) -> None:
+        """The capture is over."""
+        self._graph = graph
+        self.calls = [str(work) for work in self._works]
+        for work in self._works:
+            work.release()
+        self._works.clear()
+
+    def launch(self) -> Work:
+        self._flight.check()
+        self._flight.graphs.refuse("the launch of a graph")
+        if self._graph is None:
+            raise UsageError("this graph was not captured to its end, or was freed; capture again")
+        # In flight it is referred to, and with it all that it keeps.
+        what = f"a captured step (collectives: {len(self.calls)})"
+        return self._flight.launch(what, lambda _, stream: self._run(stream), None, self)
+
+    def _run(self, stream: int) -> None:
+        if self._graph is not None:
+            self._graph.launch(stream)
+
+    def free(self) -> None:
+        """Let go of the graph; what it keeps stays until nothing in flight reads it."""
+        self._graph = None
+
+
+class Graphs:
+    """The graphs of one flight.
+
+    Attributes
+    ----------
+    recording : NcclGraph or None
+        The one that is being captured.
+    stream : int
+        The one that is current meanwhile.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._live: weakref.WeakSet[NcclGraph] = weakref.WeakSet()
+        self.recording: NcclGraph | None = None
+        self.stream = 0
+
+    @contextmanager
+    def record(self, graph: NcclGraph) -> Iterator[NcclGraph]:
+        """Capture a block, on a stream that is made current."""
+        self.refuse("capture")
+        self.stream = self._streams.begin_capture()
+        self.recording = graph
+        try:
+            with self._streams.on(self.stream):
+                yield graph
+        except BaseException as error:
+            self._discard()
+            if said := self._streams.broke_capture(error):
+                raise UsageError(f"capture: {said}") from error
+            raise
+        self._end(graph)
+
+    def _end(self, graph: NcclGraph) -> None:
+        """End the capture, unless a failure has."""
+        if self.recording is not graph:
+            return
+        made = None
+        try:
+            made = self._streams.end_capture()
+            self._live.add(graph)
+        finally:
+            self.recording = None
+            graph.end(made)
+
+    def _discard(self) -> None:
+        """End the capture and forget it."""
+        graph, self.recording = self.recording, None
+        if graph is not None:
+            self._streams.drop_capture()
+            graph.end(None)
+
+    def refuse(self, what: str) -> None:
+        """Refuse what cannot be part of a graph."""
+        if self.recording is not None:
+            raise UsageError(f"{what} was called inside a capture; call it after its end")
+
+    def check_stream(self, current: int) -> None:
+        """Refuse another current stream than the capture's own, whose work is not recorded."""
+        if current != self.stream:
+            raise UsageError(
+                "another stream than the capture's own was made the current one inside it, and "
+                "what is put there is not captured; leave the current stream as it is"
+            )
+
+    def free(self) -> None:
+        """Free all, for the communicator will be."""
+        self._discard()
+        for graph in list(self._live):
+            graph.free()

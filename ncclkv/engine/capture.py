@@ -1,0 +1,220 @@
+"""A step of pushes and pulls that is recorded once and done again as often as it is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ncclkv.arrays import cupy
+from ncclkv.comm.graph import Graph
+from ncclkv.engine.state import Array, BucketState
+from ncclkv.engine.update import Rule
+from ncclkv.errors import UsageError
+from ncclkv.kernels.base import Kernels
+
+if TYPE_CHECKING:
+    from ncclkv.engine.engine import Engine
+
+
+@contextmanager
+def recorded(engine: Engine, recording: Recording) -> Iterator[None]:
+    """Take what an engine does in a block for part of a captured step, and for not done."""
+    kernels = engine.kernels
+    engine.kernels, engine.recording = recording.kernels, recording
+    engine.rule.compute_with(recording.kernels)
+    try:
+        yield
+    finally:
+        engine.kernels, engine.recording = kernels, None
+        engine.rule.compute_with(kernels)
+        for state in engine.places.states:
+            state.pushed.clear()
+            state.flying.clear()
+            state.behind = None
+
+
+class Recording:
+    """What a captured step needs beside its graph.
+
+    Parameters
+    ----------
+    kernels : Kernels
+        Of the store.
+    rule : Rule
+        In force, and to be in force at each replay.
+
+    Attributes
+    ----------
+    kernels : RecordingKernels
+        To be used while the step is captured.
+    graph : Graph or None
+        There when it has been.
+    """
+
+    def __init__(self, kernels: Kernels, rule: Rule) -> None:
+        self._rule = rule
+        self._baked = rule.baked()
+        self._fill = kernels.fill
+        self._rate = kernels.zeros(1, np.dtype(np.float64))
+        self._written: float | None = None
+        self._kept: list[object] = [self._rate]
+        self.kernels = RecordingKernels(kernels, self._rate, self._kept)
+        self.graph: Graph | None = None
+        self._step = rule.step()
+        self._states: dict[int, BucketState] = {}
+        self.write_rate()
+
+    @property
+    def states(self) -> list[BucketState]:
+        """The buckets of the step, in order."""
+        return [self._states[index] for index in sorted(self._states)]
+
+    def include(self, state: BucketState) -> None:
+        """Note a bucket that the step writes or reads."""
+        self._states[state.layout.index] = state
+
+    def check_launch(self, state: BucketState) -> None:
+        """Refuse to launch a bucket for the first time, or with other numbers than the rest."""
+        if not state.launched:
+            raise UsageError(
+                f"capture: what is pushed of bucket {state.layout.index} (key "
+                f"{state.layout.entries[0].key!r} and others) has not been through the store yet; "
+                f"make the same step once before it is captured, so that all it needs is there"
+            )
+        if state.step is not self._step:
+            raise UsageError(
+                "capture: the optimizer was changed between two pushes of the step, which a replay "
+                "cannot repeat; change it before the capture, or between replays"
+            )
+
+    def end(self, graph: Graph) -> None:
+        """The step is captured; what it needs lives as long as its graph."""
+        graph.keep(self._kept, self.states)
+        self.graph = graph
+
+    def check(self, rule: Rule) -> None:
+        """Refuse to go on when the graph has other numbers than are to be used."""
+        if rule is not self._rule:
+            raise UsageError(
+                f"the store's updater is {rule.name} and was {self._rule.name}, another, when this "
+                f"step was captured; capture it again"
+            )
+        baked = rule.baked()
+        if baked != self._baked:
+            changed = [name for name in baked if baked[name] != self._baked.get(name)]
+            said = [f"{name} is {baked[name]} and was {self._baked.get(name)}" for name in changed]
+            raise UsageError(
+                f"the optimizer has changed since this step was captured: {'; '.join(said)}; of "
+                f"its numbers a replay reads the learning rate alone, so capture the step again"
+            )
+
+    def write_rate(self) -> None:
+        """Put the learning rate where the graph reads it, in the order of the current stream."""
+        rate = self._rule.rate()
+        if rate is not None and rate != self._written:
+            self._fill(self._rate, rate)
+            self._written = rate
+
+
+class RecordingKernels:
+    """`Kernels` while a step is captured: on arrays that stay, and with nothing made anew.
+
+    Parameters
+    ----------
+    kernels : Kernels
+    rate : Array
+        One float64, which takes the place of every learning rate.
+    kept : list
+        Gets all that the kernels read and write.
+    """
+
+    def __init__(self, kernels: Kernels, rate: Array, kept: list[object]) -> None:
+        self._kernels = kernels
+        device: Any = rate.device
+        self._device = device.id
+        self._rate = rate
+        self._kept = kept
+        self.fill = kernels.fill
+        self.pack = kernels.pack
+        self.unpack = kernels.unpack
+        self.pack_all = kernels.pack_all
+        self.unpack_all = kernels.unpack_all
+        self.reduce = kernels.reduce
+
+    def value(self, x: Any, what: str) -> Array:
+        """View a CuPy array of this device to be read at every replay."""
+        return self._keep(self._kernels.value(self._lasting(x, what), what))
+
+    def out(self, x: Any, what: str) -> Array:
+        """View a CuPy array of this device to be written at every replay."""
+        return self._keep(self._kernels.out(self._lasting(x, what), what))
+
+    def _lasting(self, x: Any, what: str) -> Any:
+        """The array, if its library need not be asked, and the host not be waited for."""
+        if isinstance(x, np.ndarray):
+            raise UsageError(
+                f"{what}: a NumPy array cannot be part of a capture, for it is in host memory; "
+                f"make cupy.asarray(array) before the capture, and use that in it"
+            )
+        if not cupy.is_own(x):
+            raise UsageError(
+                f"{what}: an object of type {type(x).__name__} cannot be part of a capture, which "
+                f"takes CuPy's arrays alone; make a view of it before the capture, such as "
+                f"cupy.from_dlpack(array), and use that in it"
+            )
+        if x.device.id != self._device:
+            raise UsageError(
+                f"{what}: an array on device {x.device.id} cannot be part of a capture on device "
+                f"{self._device}; copy it to that device outside of the capture"
+            )
+        return x
+
+    def _keep(self, array: Array) -> Array:
+        self._kept.append(array)
+        return array
+
+    def zeros(self, count: int, dtype: np.dtype[Any]) -> Array:
+        """Refuse: a state that is made now would be made again at each replay."""
+        raise UsageError(
+            "capture: the optimizer has no state for what is pushed; make the same step once "
+            "before it is captured"
+        )
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Refuse: nothing is made in a capture."""
+        raise UsageError(
+            "pull inside a capture needs out: an array made before it, which each replay writes"
+        )
+
+    def copy(self, array: Array) -> Array:
+        """Refuse: nothing is made in a capture."""
+        raise UsageError(
+            f"capture: the array of shape {array.shape} would have to be copied aside, and nothing "
+            f"is made anew in a capture; push a key once in a group and as one array, or as a list "
+            f"outside of a group, and no part of another key's grad_view or value"
+        )
+
+    def combine(self, values: Sequence[Array], slot: Array, op: str) -> None:
+        """Reduce values, none of which needs a copy."""
+        places = [value.strides for value in values if not value.flags.c_contiguous]
+        if places:
+            raise UsageError(
+                f"capture: one of several arrays of a key is not in C order (strides {places[0]}) "
+                f"and would have to be copied aside; pass it in C order"
+            )
+        self._kernels.combine(values, slot, op)
+
+    def sgd(
+        self,
+        weights: Array,
+        gradients: Array,
+        momenta: Array | None,
+        *,
+        learning_rate: float | Array,
+        **numbers: Any,
+    ) -> None:
+        """One step, with the learning rate that is there when it is replayed."""
+        self._kernels.sgd(weights, gradients, momenta, learning_rate=self._rate, **numbers)

@@ -1,0 +1,26 @@
+"""Layer 2, recording stand-in, not NCCL: captured steps against the same steps made each time."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
+
+from tests.cases.captures import CAPTURES
+from tests.cases.place import at
+from tests.nccl.standin import Seat, run_seats
+from tests.nccl.standin.place import DevicePlace
+from tests.nccl.standin.stores import SeatStores
+
+pytestmark = pytest.mark.limit(30)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("update_on", ["every_rank", "root"])
+@pytest.mark.parametrize("name", CAPTURES)
+def test_case(name: str, update_on: str, size: int) -> None:
+    def body(seat: Seat) -> None:
+        with at(DevicePlace(seat)), SeatStores(seat, update_on) as create:
+            CAPTURES[name](create)
+
+    run_seats(size, body, lazy=True)
