@@ -2,6 +2,7 @@
 
 ========================  ====================================================================
 ``NCCLKV_TIMEOUT``        seconds that a store waits for its ranks (300); an argument wins over it
+``NCCLKV_RANKS_PER_NODE``  at most so many ranks share memory; the others are taken for other nodes
 ``NCCLKV_ABORT``          ``0``: an uncaught exception on one rank does not end the job
 ``NCCLKV_SHARE_GPU``      ``1``: ranks may share a GPU, which NCCL is told to put up with
 ``NCCLKV_NCCL_BINDING``   ``cupy`` or ``nccl4py``: what calls NCCL; nccl4py where it is installed
@@ -13,7 +14,7 @@ launcher's variables      how many ranks were started and which one this is
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -93,6 +94,14 @@ def _timeout_here() -> float:
             f"for the default of {DEFAULT_TIMEOUT:g}"
         )
     return seconds
+
+
+def split_node(ranks: Sequence[int], rank: int) -> list[int]:
+    """Those of a machine's ranks that are taken for one node with `rank`."""
+    ranks = list(ranks)
+    most = _number("NCCLKV_RANKS_PER_NODE") or len(ranks)
+    first = ranks.index(rank) // most * most
+    return ranks[first : first + most]
 
 
 def abort_on_exception() -> bool:

@@ -134,9 +134,20 @@ class Communicator(ABC):
     def allocate(self, nbytes: int) -> Buffer:
         """Zeroed uint8 memory, aligned to `ALIGNMENT` bytes, that collectives can use best."""
 
+    def common(self, nbytes: int) -> Buffer | None:
+        """Zeroed uint8 memory that all ranks of this node have in common; None where none have.
+
+        The ranks of a node get the same by the same calls in the same order.  It may be written by
+        a collective that all have launched, or with the same bytes by all.
+        """
+        return None
+
     @abstractmethod
     def allreduce(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
-        """Reduce over all ranks into `receive` on each; both may be the same array."""
+        """Reduce over all ranks into `receive` on each; both may be the same array.
+
+        A `receive` in memory that ranks have in `common` is written once for all of them.
+        """
 
     @abstractmethod
     def reduce(self, send: Buffer, receive: Buffer, op: str = "sum", root: int = 0) -> Work:
@@ -156,7 +167,14 @@ class Communicator(ABC):
 
     @abstractmethod
     def reduce_apply(
-        self, send: Buffer, receive: Buffer, op: str, apply: Apply | None, root: int | None = None
+        self,
+        send: Buffer,
+        receive: Buffer,
+        op: str,
+        apply: Apply | None,
+        root: int | None = None,
+        *,
+        divided: bool = False,
     ) -> Work:
         """Reduce, and call `apply` on the ranges this rank updates as they become ready.
 
@@ -171,6 +189,10 @@ class Communicator(ABC):
             ranges that together are ``[0, n)`` once each, in any order.
         root : int, optional
             The one rank that receives and updates; by default all do.
+        divided : bool
+            Where ranks have memory in `common`, those of a node do all this together: each calls
+            `apply` on ranges of its own, and only they hold the sum in its `receive`, unless that
+            is memory in common itself.
         """
 
     @abstractmethod
@@ -269,16 +291,3 @@ class Communicator(ABC):
     @abstractmethod
     def close(self) -> None:
         """Wait for all ranks, then free the communicator; a second call does nothing."""
-
-
-def left(rank: int, size: int, reason: str) -> str:
-    """What a communicator says after `abort`."""
-    return (
-        f"rank {rank} of {size}: this rank has left the communicator, and said: {reason}; make a "
-        f"new one"
-    )
-
-
-def closed(rank: int, size: int) -> str:
-    """What a communicator says after `close`."""
-    return f"rank {rank} of {size}: the communicator is closed; make a new one"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.comm import schedule
-from ncclkv.comm.base import Apply, Buffer, Communicator, Control, Work, closed, left
+from ncclkv.comm.base import Apply, Buffer, Communicator, Control, Work
 from ncclkv.comm.buffers import (
     allocate,
     check_buffer,
@@ -22,7 +22,12 @@ from ncclkv.comm.buffers import (
     check_pair,
     check_root,
 )
-from ncclkv.comm.schedule import Lane
+from ncclkv.comm.ended import closed, left
+from ncclkv.comm.node.between import Between
+from ncclkv.comm.node.broadcast import Broadcast
+from ncclkv.comm.node.form import form
+from ncclkv.comm.node.reduce import Reduction, Request
+from ncclkv.comm.schedule import SHORT_BYTES, Lane
 from ncclkv.comm.transport import Transport
 from ncclkv.comm.work import Flight, Steps, StepWork
 from ncclkv.errors import CommAborted, RankLost, UsageError
@@ -57,7 +62,7 @@ class _Lanes:
         self._spare: list[_Scratch] = []
         self._kernels = HostKernels()
 
-    def launch(self, steps: Callable[[Lane], Steps], what: str, label: str = "") -> StepWork:
+    def launch(self, steps: Callable[[Lane], Steps], what: object, label: str = "") -> StepWork:
         """Start the collective that `steps` makes of a lane."""
         if len(self._holders) == _TAGS:
             self._holders.popleft().wait()
@@ -98,9 +103,10 @@ class ExchangeControl(Control):
 class ExchangeCommunicator(Communicator):
     """Collectives in host memory over a `Transport`."""
 
-    def __init__(self, transport: Transport, timeout: float) -> None:
+    def __init__(self, transport: Transport, timeout: float, *, share: bool = False) -> None:
         self.rank, self.size = transport.rank, transport.size
-        self.local_rank, self.local_size = transport.local_rank, transport.local_size
+        self.local_rank = transport.node.index(transport.rank)
+        self.local_size = len(transport.node)
         self.name = transport.name
         self.timeout = timeout
         self.kernels = HostKernels()
@@ -108,10 +114,15 @@ class ExchangeCommunicator(Communicator):
         self._flight = Flight(transport, timeout)
         self._lanes = _Lanes(transport, self._flight, offset=0)
         self.control: ExchangeControl = ExchangeControl(transport, self._flight)
+        self._node = form(transport, self.control) if share else None
         self._closed = False
 
     def allocate(self, nbytes: int) -> Buffer:
-        return allocate(nbytes)
+        memory = None if self._node is None else self._node.allocate(nbytes)
+        return allocate(nbytes) if memory is None else memory
+
+    def common(self, nbytes: int) -> Buffer | None:
+        return None if self._node is None else self._node.common(nbytes)
 
     def check(self, op: str, dtype: np.dtype[Any], what: str = "") -> None:
         check_op(op, dtype, what)
@@ -123,25 +134,47 @@ class ExchangeCommunicator(Communicator):
         return self.reduce_apply(send, receive, op, None, root)
 
     def reduce_apply(
-        self, send: Buffer, receive: Buffer, op: str, apply: Apply | None, root: int | None = None
+        self,
+        send: Buffer,
+        receive: Buffer,
+        op: str,
+        apply: Apply | None,
+        root: int | None = None,
+        *,
+        divided: bool = False,
     ) -> Work:
         check_root(root, self.size)
         check_pair(send, receive, np.size(send))
         check_op(op, send.dtype)
-        target = "all ranks" if root is None else f"rank {root}"
+        node = self._node
+        if node is None:
+            return self._by_messages(Request(send, receive, op, apply, root, divided=False))
+        divided = divided or (root is None and node.is_common(receive))
+        request = Request(send, receive, op, apply, root, divided)
+        if len(node.nodes) == 1:
+            return self._flight.launch(Reduction(node, self.kernels, request).steps(), request)
+        if send.nbytes <= SHORT_BYTES and not divided:
+            return self._by_messages(request)
         return self._lanes.launch(
-            lambda lane: schedule.reduce(lane, send, receive, op, apply, root),
-            f"a reduction of {send.nbytes} bytes to {target}",
+            lambda lane: Reduction(node, self.kernels, request, Between(node, lane, root)).steps(),
+            request,
+        )
+
+    def _by_messages(self, request: Request) -> Work:
+        """Launch a reduction that goes from rank to rank."""
+        send, receive, op, apply, root, _ = request
+        return self._lanes.launch(
+            lambda lane: schedule.reduce(lane, send, receive, op, apply, root), request
         )
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
         check_root(root, self.size)
         check_host(buffer, to_write=self.rank != root)
         check_buffer(buffer)
-        return self._lanes.launch(
-            lambda lane: schedule.broadcast(lane, buffer, root),
-            f"a broadcast of {buffer.nbytes} bytes from rank {root}",
-        )
+        node, what = self._node, f"a broadcast of {buffer.nbytes} bytes from rank {root}"
+        if node is not None and len(node.nodes) == 1:
+            return self._flight.launch(Broadcast(node, buffer, root).steps(), what)
+        return self._lanes.launch(lambda lane: schedule.broadcast(lane, buffer, root), what)
 
     def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
         shift = self.rank * np.asarray(receive).nbytes
@@ -175,13 +208,13 @@ class ExchangeCommunicator(Communicator):
         if color is None:
             transport.close()
             return None
-        return ExchangeCommunicator(transport, self.timeout)
+        return ExchangeCommunicator(transport, self.timeout, share=True)
 
     def duplicate(self, timeout: float | None = None) -> Communicator:
         limit = self.timeout if timeout is None else timeout
         self.control.barrier("duplicate", limit)
         transport = self._transport.split(0, self.rank)
-        return ExchangeCommunicator(transport, limit)
+        return ExchangeCommunicator(transport, limit, share=True)
 
     def departed(self) -> dict[int, str]:
         return dict(self._transport.departed())
@@ -204,3 +237,5 @@ class ExchangeCommunicator(Communicator):
             self._closed = True
             self._flight.end(UsageError(closed(self.rank, self.size)))
             self._transport.close()
+            if self._node is not None:
+                self._node.close()

@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from ncclkv.comm.base import Apply, Buffer
-from ncclkv.comm.transport import Pending, Transport
+from ncclkv.comm.transport import Messages, Pending
 from ncclkv.comm.work import Steps
 from ncclkv.kernels.base import Kernels
 
@@ -31,7 +31,7 @@ PIECE_BYTES = 1024 * 1024
 class Lane:
     """Where one collective's messages go: a transport, and a tag that is its alone."""
 
-    transport: Transport
+    transport: Messages
     tag: int
     kernels: Kernels
     scratch: Callable[[int], Buffer]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.base import Apply, Buffer, Communicator, Control, DoneWork, Work, closed, left
+from ncclkv.comm.base import Apply, Buffer, Communicator, Control, DoneWork, Work
 from ncclkv.comm.buffers import (
     allocate,
     check_buffer,
@@ -16,6 +16,7 @@ from ncclkv.comm.buffers import (
     check_pair,
     check_root,
 )
+from ncclkv.comm.ended import closed, left
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.kernels.host import HostKernels
 
@@ -64,7 +65,14 @@ class SoloCommunicator(Communicator):
         return self.reduce_apply(send, receive, op, None, root)
 
     def reduce_apply(
-        self, send: Buffer, receive: Buffer, op: str, apply: Apply | None, root: int | None = None
+        self,
+        send: Buffer,
+        receive: Buffer,
+        op: str,
+        apply: Apply | None,
+        root: int | None = None,
+        *,
+        divided: bool = False,
     ) -> Work:
         self._check()
         check_root(root, self.size)

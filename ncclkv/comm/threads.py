@@ -132,8 +132,8 @@ class ThreadTransport(Transport):
     name = "threads"
 
     def __init__(self, group: Group, rank: int) -> None:
-        self.rank = self.local_rank = rank
-        self.size = self.local_size = group.size
+        self.rank, self.size = rank, group.size
+        self.node = env.split_node(range(group.size), rank)
         self._group = group
         self._splits = 0
         self._seen = -1
@@ -154,6 +154,13 @@ class ThreadTransport(Transport):
             if self._seen == self._group.version:
                 self._group.changed.wait(_PAUSE_SECONDS)
             self._seen = self._group.version
+
+    def tell(self) -> None:
+        with self._group.changed:
+            self._group.announce()
+
+    def fence(self) -> None:
+        return None  # of a thread that hands over the interpreter, others see all writes
 
     def departed(self) -> dict[int, str]:
         return self._group.departed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 from ncclkv.comm.base import Buffer
@@ -18,8 +19,8 @@ class Pending(Protocol):
         """Whether the message has left, or has arrived, and its buffer is free again."""
 
 
-class Transport(ABC):
-    """A group of ranks that can send each other bytes.
+class Messages(ABC):
+    """Ranks that can send each other bytes.
 
     Messages between the same two ranks with the same tag arrive in the order of sending; at most
     one such message at a time is being received.
@@ -27,9 +28,6 @@ class Transport(ABC):
 
     rank: int
     size: int
-    local_rank: int
-    local_size: int
-    name: str
 
     @abstractmethod
     def send(self, data: Buffer, peer: int, tag: int) -> Pending:
@@ -39,9 +37,31 @@ class Transport(ABC):
     def receive(self, into: Buffer, peer: int, tag: int) -> Pending:
         """Start receiving a message of exactly the length of `into`."""
 
+
+class Transport(Messages):
+    """One rank's end of a group that sends messages.
+
+    Attributes
+    ----------
+    node : sequence of int
+        The ranks that are on this rank's node, in order.
+    name : str
+    """
+
+    node: Sequence[int]
+    name: str
+
     @abstractmethod
     def pause(self, attempt: int) -> None:
         """Let others run, between two looks at what is pending; `attempt` counts from 1."""
+
+    @abstractmethod
+    def tell(self) -> None:
+        """Let ranks of this node that pause look again: memory that they share has changed."""
+
+    @abstractmethod
+    def fence(self) -> None:
+        """Keep the order of what is written to, and read from, memory that ranks share."""
 
     @abstractmethod
     def departed(self) -> dict[int, str]:

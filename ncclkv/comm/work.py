@@ -42,7 +42,7 @@ class Flight:
         """Raise `failure` in all later calls."""
         self.failure = self.failure or failure
 
-    def launch(self, steps: Steps, what: str) -> StepWork:
+    def launch(self, steps: Steps, what: object) -> StepWork:
         """Start a collective; it makes its first step here."""
         self.check()
         work = StepWork(self, steps, what)
@@ -135,7 +135,7 @@ class Flight:
 class StepWork(Work):
     """A collective that advances by steps whenever somebody looks."""
 
-    def __init__(self, flight: Flight, steps: Steps, what: str) -> None:
+    def __init__(self, flight: Flight, steps: Steps, what: object) -> None:
         self._flight = flight
         self._steps = steps
         self._what = what
@@ -143,7 +143,7 @@ class StepWork(Work):
         self._finished = False
 
     def __str__(self) -> str:
-        return f"{self._what} ({self.label})" if self.label else self._what
+        return f"{self._what} ({self.label})" if self.label else str(self._what)
 
     def advance(self) -> bool:
         """Make every step whose messages are done; tell whether none is left."""

@@ -42,18 +42,14 @@ class Engine:
     def __init__(
         self, comm: Communicator, kernels: Kernels, placement: Placement, bucket_bytes: int
     ) -> None:
-        self.places = Places(comm, kernels, bucket_bytes)
+        self.places = Places(
+            comm, kernels, bucket_bytes, self._adopt, common=placement.root is None
+        )
         self.placement = placement
         self.rule: Rule = Assign()
         self._comm = comm
         self.kernels = kernels
         self.recording: Recording | None = None
-
-    def use(self, rule: Rule) -> None:
-        """Make another rule the one in force."""
-        self.rule = rule
-        for state in self.places.states:
-            state.launched = False
 
     # Keys
 
@@ -79,6 +75,26 @@ class Engine:
         self.settle([slot.state])
         self.kernels.pack(value, slot.weight)
         self.rule.reset(slot)
+
+    def change(self, rule: Rule) -> None:
+        """Apply what was pushed under the old rule, then follow another; all ranks together.
+
+        They must have sealed the same keys.
+        """
+        self.flush()
+        if rule.source is not self.rule.source:
+            self.rule.dispose()
+        self.rule = rule
+        if isinstance(rule, FunctionRule):
+            self.places.part()
+        for state in self.places.states:
+            state.launched = False
+            self._adopt(state)
+
+    def _adopt(self, state: BucketState) -> None:
+        """Let the rule get what it needs for a bucket."""
+        if self.placement.updates:
+            self.rule.adopt(state)
 
     # Push
 
@@ -180,7 +196,9 @@ class Engine:
                     receive = state.weights[lo:hi]
                 elif isinstance(self.rule, FusedRule):
                     apply = partial(self.rule.apply, state, state.step, lo)
-            work = self._comm.reduce_apply(gradients, receive, state.layout.op, apply, root)
+            work = self._comm.reduce_apply(
+                gradients, receive, state.layout.op, apply, root, divided=state.common
+            )
             work.label = launch.label
             state.flying.append(work)
             if root is not None:
@@ -222,25 +240,6 @@ class Engine:
                 state.behind = None
         for state in states:
             self._complete(state)
-
-    def check_outs(self, reads: Sequence[tuple[Key, Array]], *, flushed: bool) -> None:
-        """Refuse to write over values, and gradients that are pushed and not flushed by reads."""
-        done = self.places.buckets(key for key, _ in reads) if flushed else []
-        for key, out in reads:
-            around = self.places.bucket_around(out)
-            if around is None:
-                continue
-            state, in_weights = around
-            if in_weights:
-                raise UsageError(
-                    f"pull of key {key!r}: out is a view of a value in the store; pass an array of "
-                    f"your own"
-                )
-            if (state.pushed or state.flying) and state not in done:
-                raise UsageError(
-                    f"pull of key {key!r}: out lies in a grad_view, in whose bucket pushes are "
-                    f"under way; pull its key, or call wait(), first"
-                )
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Forget that `keys` were pushed."""

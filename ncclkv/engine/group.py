@@ -70,7 +70,7 @@ class Group:
         batch, row = self._engine.batch(self._kept)
         self._engine.stage(batch, row)
         self._engine.keep(row)
-        self._engine.check_outs(self._reads, flushed=True)
+        self._engine.places.check_outs(self._reads, flushed=True)
         buckets: dict[int, int] = {}
         for key, priority in self._priorities.items():
             index = self._engine.places[key].state.layout.index

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.state import Array, BucketMemory, BucketState, Slot
+from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.table import plan
 from ncclkv.table.bucket import place
@@ -20,14 +21,31 @@ class Places:
     registry : Registry
     states : list of BucketState
         All buckets, in order.
+    common : bool
+        Whether new buckets have weights that the ranks of a node have in common, where they can.
+
+    Parameters
+    ----------
+    adopt : callable
+        Called with each new bucket.
     """
 
-    def __init__(self, comm: Communicator, kernels: Kernels, bucket_bytes: int) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        kernels: Kernels,
+        bucket_bytes: int,
+        adopt: Callable[[BucketState], object],
+        *,
+        common: bool,
+    ) -> None:
         self.registry = Registry()
         self.states: list[BucketState] = []
         self._comm = comm
         self._kernels = kernels
         self._bucket_bytes = bucket_bytes
+        self._adopt = adopt
+        self.common = common
         self._unplaced: dict[Key, Array] = {}
         self._slots: dict[Key, Slot] = {}
         self._memory = BucketMemory()
@@ -48,7 +66,7 @@ class Places:
             return
         specs = [spec for spec in self.registry if spec.key in self._unplaced]
         states = [
-            BucketState(bucket, self._comm)
+            BucketState(bucket, self._comm, common=self.common)
             for bucket in place(specs, self._bucket_bytes, len(self.states))
         ]
         for state in states:
@@ -59,6 +77,18 @@ class Places:
         self._unplaced.clear()
         self.states += states
         self._memory.add(states)
+        for state in states:
+            self._adopt(state)
+
+    def part(self) -> None:
+        """Give this rank weights of its own, in all buckets, for good."""
+        self.common = False
+        for state in self.states:
+            state.part()
+        for slot in self._slots.values():
+            slot.find_weight()
+        self._memory = BucketMemory()
+        self._memory.add(self.states)
 
     def __contains__(self, key: Key) -> bool:
         """Whether a key has its place."""
@@ -87,6 +117,25 @@ class Places:
     def bucket_around(self, array: Array) -> tuple[BucketState, bool] | None:
         """The bucket whose memory an array lies in, and whether that is its weights."""
         return self._memory.around(array)
+
+    def check_outs(self, reads: Sequence[tuple[Key, Array]], *, flushed: bool) -> None:
+        """Refuse to write over values, and gradients that are pushed and not flushed by reads."""
+        done = self.buckets(key for key, _ in reads) if flushed else []
+        for key, out in reads:
+            around = self.bucket_around(out)
+            if around is None:
+                continue
+            state, in_weights = around
+            if in_weights:
+                raise UsageError(
+                    f"pull of key {key!r}: out is a view of a value in the store; pass an array of "
+                    f"your own"
+                )
+            if (state.pushed or state.flying) and state not in done:
+                raise UsageError(
+                    f"pull of key {key!r}: out lies in a grad_view, in whose bucket pushes are "
+                    f"under way; pull its key, or call wait(), first"
+                )
 
     def explain(self, owner: str) -> str:
         """The layout as a table."""

@@ -6,6 +6,7 @@ import bisect
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ncclkv.arrays.memory import address, protected
@@ -23,6 +24,8 @@ class BucketState:
     ----------
     layout : Bucket
     gradients, weights : ndarray, shape (layout.count,)
+    common : bool
+        Whether the ranks of a node have the weights in common, and update them together.
     pushed : set of keys
         Pushed since the last launch: their gradients wait in the bucket.
     step : Any
@@ -35,15 +38,48 @@ class BucketState:
         Elements that the root has updated and other ranks have not been given.
     """
 
-    def __init__(self, layout: Bucket, comm: Communicator) -> None:
+    def __init__(self, layout: Bucket, comm: Communicator, *, common: bool = False) -> None:
         self.layout = layout
+        self._comm = comm
         self.gradients: Buffer = comm.allocate(layout.nbytes).view(layout.dtype)
-        self.weights: Buffer = comm.allocate(layout.nbytes).view(layout.dtype)
+        weights = comm.common(layout.nbytes) if common else None
+        self.common = weights is not None
+        self.weights: Buffer = self._own() if weights is None else weights.view(layout.dtype)
+        self._remembered: dict[tuple[int, np.dtype[Any]], Buffer] = {}
         self.pushed: set[Key] = set()
         self.step: Any = None
         self.flying: list[Work] = []
         self.launched = False
         self.behind: tuple[int, int] | None = None
+
+    def _own(self) -> Buffer:
+        """Memory of this rank's own for weights."""
+        return self._comm.allocate(self.layout.nbytes).view(self.layout.dtype)
+
+    def part(self) -> None:
+        """Give this rank weights of its own, as code of the user's needs that writes to them."""
+        if self.common:
+            own = self._own()
+            own[...] = self.weights
+            self.weights, self.common = own, False
+            self._remembered.clear()
+
+    def remembered(self, number: int, dtype: np.dtype[Any]) -> Buffer:
+        """The `number`-th array, of zeros, of what an optimizer remembers of each weight.
+
+        Ranks that update together have it in common; they ask for it together.
+        """
+        which = number, dtype
+        known = self._remembered.get(which)
+        if known is not None:
+            known[...] = 0
+            return known
+        nbytes = self.layout.count * dtype.itemsize
+        memory = self._comm.common(nbytes) if self.common else None
+        if memory is None:
+            return self._comm.kernels.zeros(self.layout.count, dtype)
+        self._remembered[which] = memory.view(dtype)
+        return self._remembered[which]
 
     @property
     def full(self) -> bool:
@@ -68,13 +104,16 @@ class Slot:
     """
 
     def __init__(self, state: BucketState, entry: Entry) -> None:
-        shape = entry.spec.shape
         self.state = state
         self.entry = entry
         self.gradient = state.gradients[entry.lo : entry.hi]
-        self.weight = state.weights[entry.lo : entry.hi]
-        self.gradient_view = self.gradient.reshape(shape)
-        self.weight_view: Array = protected(self.weight).reshape(shape)
+        self.gradient_view = self.gradient.reshape(entry.spec.shape)
+        self.find_weight()
+
+    def find_weight(self) -> None:
+        """Look where the bucket's weights are, now."""
+        self.weight = self.state.weights[self.entry.lo : self.entry.hi]
+        self.weight_view: Array = protected(self.weight).reshape(self.entry.spec.shape)
 
     def holds(self, value: Array) -> bool:
         """Whether `value` is this key's own gradient, whole."""

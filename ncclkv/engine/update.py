@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from ncclkv.engine.state import Array, BucketState, Slot
 from ncclkv.errors import UsageError, annotate
 from ncclkv.kernels.base import Kernels
 from ncclkv.table.bucket import Bucket
 from ncclkv.table.registry import Key, KeySpec
 
+Dtype = np.dtype[Any]
 UpdaterFunction = Callable[[Key, Array, Array], object]
 
 
@@ -25,6 +28,9 @@ class FusedUpdater(Protocol):
 
     def check(self, spec: KeySpec) -> None:
         """Refuse keys that it cannot update."""
+
+    def adopt(self, bucket: Bucket, zeros: Callable[[int, Dtype], Array]) -> None:
+        """Get what it will remember of a bucket: the arrays of these numbers and dtypes."""
 
     def step(self) -> Any:
         """The update as its hyperparameters are now: an object that later changes do not touch."""
@@ -53,6 +59,9 @@ class Rule:
 
     def check(self, spec: KeySpec) -> None:
         """Refuse keys that the rule cannot update."""
+
+    def adopt(self, state: BucketState) -> None:
+        """Get what is needed for a bucket."""
 
     def step(self) -> Any:
         """What was in force when a key was pushed; keys of different steps fly apart."""
@@ -90,6 +99,9 @@ class FusedRule(Rule):
 
     def check(self, spec: KeySpec) -> None:
         self.updater.check(spec)
+
+    def adopt(self, state: BucketState) -> None:
+        self.updater.adopt(state.layout, state.remembered)
 
     def step(self) -> Any:
         return self.updater.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,6 +57,20 @@ class FusedUpdater:
                 "without an optimizer, or give set_updater a function"
             )
 
+    def adopt(self, bucket: Bucket, zeros: Callable[[int, np.dtype[Any]], Array]) -> None:
+        """Get the state of a bucket's weights.
+
+        Parameters
+        ----------
+        bucket : Bucket
+        zeros : callable
+            ``zeros(number, dtype)`` is the array of that number, shape (bucket.count,).
+        """
+        dtype = np.dtype(np.float32) if is_low_precision(bucket.dtype) else bucket.dtype
+        self._states[bucket.index] = [
+            zeros(number, dtype) for number in range(self.optimizer.state_count)
+        ]
+
     def step(self) -> Optimizer:
         """The optimizer with its numbers as they are now; the same object until one changes.
 
@@ -100,7 +115,7 @@ class FusedUpdater:
             self._kernels,
             weights[lo:hi],
             gradients[lo:hi],
-            [state[lo:hi] for state in self._states_of(bucket)],
+            [state[lo:hi] for state in self._states[bucket.index]],
             _segments(step, bucket, lo, hi),
         )
 
@@ -131,15 +146,6 @@ class FusedUpdater:
         """Forget the state of elements ``[lo, hi)`` of a bucket."""
         for state in self._states.get(bucket.index, ()):
             state[lo:hi] = 0
-
-    def _states_of(self, bucket: Bucket) -> list[Array]:
-        """The state arrays of a bucket, made at its first update."""
-        if bucket.index not in self._states:
-            dtype = np.dtype(np.float32) if is_low_precision(bucket.dtype) else bucket.dtype
-            self._states[bucket.index] = [
-                self._kernels.zeros(bucket.count, dtype) for _ in range(self.optimizer.state_count)
-            ]
-        return self._states[bucket.index]
 
 
 def _segments(optimizer: Optimizer, bucket: Bucket, lo: int, hi: int) -> Segments | None:

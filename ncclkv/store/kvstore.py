@@ -186,7 +186,7 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
                 made = self._any_keys("broadcast", key, value)
                 trial = self._engine.places.registry.with_keys(made.specs)
                 reads.extend(self._outs("broadcast", key, out, trial))
-                self._engine.check_outs(reads, flushed=True)
+                self._engine.places.check_outs(reads, flushed=True)
                 return made
 
             self._assign("broadcast", make)

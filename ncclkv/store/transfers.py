@@ -44,7 +44,7 @@ class Transfers(Core):
         if known is not None:
             return known
         reads = self._outs(verb, key, out)
-        self._engine.check_outs(reads, flushed=flushed)
+        self._engine.places.check_outs(reads, flushed=flushed)
         pull, row = self._engine.reading(reads)
         places = self._engine.places
         if places.sealed and all(places.bucket_around(out) is None for out in row):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ncclkv.engine.state import Array
@@ -49,10 +49,13 @@ class UpdateVerbs(Core):
         array([2., 2.])
         """
         with self._session.verb("set_updater"):
-            rule, _ = propose(
-                self._comm, "set_updater", lambda: (self._function_rule(updater), ["an updater"])
+            rule, notes = propose(
+                self._comm,
+                "set_updater",
+                lambda: (self._function_rule(updater), ["an updater"]),
+                note=self._engine.places.sealed,
             )
-            self._install(rule)
+            self._install(rule, notes)
 
     _set_updater = set_updater
 
@@ -85,22 +88,23 @@ class UpdateVerbs(Core):
         """
         with self._session.verb("set_optimizer"):
             again = self._engine.rule.source is optimizer
-            propose(
+            _, notes = propose(
                 self._comm,
                 "set_optimizer",
                 lambda: (None, [*_config(optimizer), f"its state is kept: {again}"]),
+                note=self._engine.places.sealed,
             )
             if not again:
                 updater = FusedUpdater(optimizer, self._kernels)
-                self._install(FusedRule(updater, type(optimizer).__name__))
+                self._install(FusedRule(updater, type(optimizer).__name__), notes)
 
-    def _install(self, rule: Rule) -> None:
-        """Apply what was pushed under the old rule, then change it."""
-        self._engine.flush()
-        if rule.source is not self._engine.rule.source:
-            self._engine.rule.dispose()
-        self._engine.use(rule)
-        self._recent.clear()  # another rule may refuse other keys
+    def _install(self, rule: Rule, sealed: Sequence[bool]) -> None:
+        """Change the rule; if one of the ranks has sealed the layout, all have."""
+        if any(sealed):
+            self._engine.places.seal()
+        self._engine.change(rule)
+        # Another rule may refuse other keys, and have values elsewhere.
+        self._recent.clear()
 
     def _function_rule(self, updater: Any) -> FunctionRule:
         """The rule of a function or an object with ``update``."""

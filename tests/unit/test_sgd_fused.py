@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,18 @@ def _bucket(dtype: Any = "float32", index: int = 0) -> Bucket:
     return bucket
 
 
+def _at_work(optimizer: SGD, *buckets: Bucket, kernels: HostKernels | None = None) -> FusedUpdater:
+    """An updater that has what it needs for some buckets."""
+    updater = FusedUpdater(optimizer, kernels or HostKernels())
+    for bucket in buckets:
+        updater.adopt(bucket, partial(_zeros, bucket.count))
+    return updater
+
+
+def _zeros(count: int, number: int, dtype: np.dtype[Any]) -> np.ndarray:
+    return np.zeros(count, dtype)
+
+
 def _arrays(bucket: Bucket) -> tuple[np.ndarray, np.ndarray]:
     """Weights of 0 and gradients of 1, padding included: what is skipped shows."""
     return np.zeros(bucket.count, bucket.dtype), np.ones(bucket.count, bucket.dtype)
@@ -47,7 +60,7 @@ def _arrays(bucket: Bucket) -> tuple[np.ndarray, np.ndarray]:
 def test_one_kernel_call_updates_a_range_of_many_keys() -> None:
     bucket, kernels = _bucket(), CountingKernels()
     weights, gradients = _arrays(bucket)
-    updater = FusedUpdater(SGD(learning_rate=0.5), kernels)
+    updater = _at_work(SGD(learning_rate=0.5), bucket, kernels=kernels)
     updater.apply(updater.step(), bucket, weights, gradients, 0, bucket.count)
     updater.apply(updater.step(), bucket, weights, gradients, 3, 90)
     assert kernels.lengths == [[bucket.count], [87]]
@@ -60,7 +73,7 @@ def test_factors_of_other_keys_do_not_cut_the_range() -> None:
     bucket, kernels = _bucket(), CountingKernels()
     optimizer = SGD()
     optimizer.set_lr_mult({"elsewhere": 2.0})
-    updater = FusedUpdater(optimizer, kernels)
+    updater = _at_work(optimizer, bucket, kernels=kernels)
     updater.apply(updater.step(), bucket, *_arrays(bucket), 0, bucket.count)
     assert kernels.lengths == [[bucket.count]]
 
@@ -73,7 +86,7 @@ def test_factors_cut_the_range_at_keys() -> None:
     optimizer.set_wd_mult({"c": 0.0})
     weights, gradients = _arrays(bucket)
     weights[:] = 4
-    updater = FusedUpdater(optimizer, kernels)
+    updater = _at_work(optimizer, bucket, kernels=kernels)
     updater.apply(updater.step(), bucket, weights, gradients, a.lo + 2, c.lo + 1)
     assert kernels.lengths == [[b.lo - a.lo - 2, c.lo - b.lo, 1]], "one call, padding included"
     assert weights[a.lo : a.hi].tolist() == [4, 4] + [4 - 0.5 * 5] * 8
@@ -82,10 +95,8 @@ def test_factors_cut_the_range_at_keys() -> None:
 
 
 def test_ranges_of_a_bucket_share_its_state() -> None:
-    whole, parts = (
-        FusedUpdater(SGD(learning_rate=0.5, momentum=0.5), HostKernels()) for _ in range(2)
-    )
     bucket = _bucket()
+    whole, parts = (_at_work(SGD(learning_rate=0.5, momentum=0.5), bucket) for _ in range(2))
     (expected, gradients), (weights, _) = _arrays(bucket), _arrays(bucket)
     for step in range(3):
         whole.apply(whole.step(), bucket, expected, gradients, 0, bucket.count)
@@ -97,8 +108,9 @@ def test_ranges_of_a_bucket_share_its_state() -> None:
 
 
 def test_buckets_have_states_of_their_own() -> None:
-    updater = FusedUpdater(SGD(learning_rate=0.5, momentum=0.5), HostKernels())
-    for bucket in (_bucket(index=0), _bucket(index=1)):
+    buckets = [_bucket(index=0), _bucket(index=1)]
+    updater = _at_work(SGD(learning_rate=0.5, momentum=0.5), *buckets)
+    for bucket in buckets:
         weights, gradients = _arrays(bucket)
         updater.apply(updater.step(), bucket, weights, gradients, 0, bucket.count)
         assert (weights == -0.5).all()
@@ -108,7 +120,7 @@ def test_a_step_keeps_the_numbers_of_its_time() -> None:
     bucket = _bucket()
     optimizer = SGD(learning_rate=0.5)
     optimizer.set_lr_mult({"a": 2.0})
-    updater = FusedUpdater(optimizer, HostKernels())
+    updater = _at_work(optimizer, bucket)
     before = updater.step()
     optimizer.learning_rate = 0.25
     optimizer.lr_mult["a"] = 4.0
@@ -135,7 +147,7 @@ def test_reset_forgets_the_state_of_a_range_alone() -> None:
     bucket = _bucket()
     b = bucket.entries[1]
     weights, gradients = _arrays(bucket)
-    updater = FusedUpdater(SGD(learning_rate=0.5, momentum=0.5), HostKernels())
+    updater = _at_work(SGD(learning_rate=0.5, momentum=0.5), bucket)
     updater.reset(bucket, b.lo, b.hi)
     updater.apply(updater.step(), bucket, weights, gradients, 0, bucket.count)
     updater.reset(bucket, b.lo, b.hi)
@@ -152,7 +164,7 @@ def test_16_bit_weights_have_float32_states(dtype: Any) -> None:
         dtype = pytest.importorskip("ml_dtypes", reason="bfloat16 needs it").bfloat16
     bucket = _bucket(dtype)
     weights, gradients = _arrays(bucket)
-    updater = FusedUpdater(SGD(learning_rate=0.1, momentum=0.9), HostKernels())
+    updater = _at_work(SGD(learning_rate=0.1, momentum=0.9), bucket)
     wide, momenta = np.zeros((2, bucket.count), np.float32)
     for _ in range(3):
         updater.apply(updater.step(), bucket, weights, gradients, 0, bucket.count)

@@ -85,7 +85,7 @@ def over(comm: MPI.Intracomm, timeout: float) -> Communicator:
     except _mpi().Exception as error:
         where = f"rank {comm.Get_rank()} of {comm.Get_size()}"
         raise no_communicator(where, error) from error
-    return ExchangeCommunicator(transport, timeout)
+    return ExchangeCommunicator(transport, timeout, share=True)
 
 
 def _copy(comm: MPI.Intracomm, timeout: float) -> MPI.Intracomm:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ncclkv import env
 from ncclkv.comm.base import Buffer
 from ncclkv.comm.transport import Pending, Transport
 from ncclkv.errors import CommAborted, OrderMismatch
@@ -110,9 +111,9 @@ class MpiTransport(Transport):
         self._finalized = MPI.Is_finalized
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
-        self.local_rank, self.local_size = node.Get_rank(), node.Get_size()
-        node.Free()
+        machine = comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
+        self.node = env.split_node(machine.allgather(self.rank), self.rank)
+        machine.Free()
         self.name = _library()
         self._where = f"rank {self.rank}"
         self._departed: dict[int, str] = {}
@@ -141,6 +142,12 @@ class MpiTransport(Transport):
             os.sched_yield()
         else:
             time.sleep(min(_FIRST_SLEEP * 2 ** min((attempt - _YIELDS) // 8, 10), _LONGEST_SLEEP))
+
+    def tell(self) -> None:
+        return None  # processes look by themselves
+
+    def fence(self) -> None:
+        return None
 
     def departed(self) -> dict[int, str]:
         from mpi4py import MPI

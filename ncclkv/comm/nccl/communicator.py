@@ -17,10 +17,9 @@ from ncclkv.comm.base import (
     Control,
     DoneWork,
     Work,
-    closed,
-    left,
 )
 from ncclkv.comm.buffers import check_buffer, check_buffers, check_places, check_root
+from ncclkv.comm.ended import closed, left
 from ncclkv.comm.graph import Graph
 from ncclkv.comm.nccl import wire
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
@@ -140,7 +139,14 @@ class NcclCommunicator(Communicator):
         return self.reduce_apply(send, receive, op, None, root)
 
     def reduce_apply(
-        self, send: Buffer, receive: Buffer, op: str, apply: Apply | None, root: int | None = None
+        self,
+        send: Buffer,
+        receive: Buffer,
+        op: str,
+        apply: Apply | None,
+        root: int | None = None,
+        *,
+        divided: bool = False,
     ) -> Work:
         way = wire.reduction(send.dtype, op)
         check_root(root, self.size)

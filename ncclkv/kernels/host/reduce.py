@@ -38,15 +38,31 @@ def reduce(parts: Sequence[Array], out: Array, op: str) -> None:
     """Reduce the ranks' flat `parts`, in their order, into `out`, which may be one of them."""
     scratch, length = _scratch(out)
     with np.errstate(all="ignore"):
+        if out.size <= length:
+            _reduce_piece(parts, scratch, out, op)
+            return
         for piece in ranges(out.size, length):
             buffers = scratch[:, : piece.stop - piece.start]
-            pieces = [part[piece] for part in parts]
-            if op == "avg":
-                total = buffers[0]
-                _fold(pieces, buffers, total, np.add)
-                _divide(total, len(parts), out[piece])
-            else:
-                _fold(pieces, buffers, out[piece], _STEP[op])
+            _reduce_piece([part[piece] for part in parts], buffers, out[piece], op)
+
+
+def _reduce_piece(parts: Sequence[Array], buffers: Array, out: Array, op: str) -> None:
+    """Reduce parts that `buffers` are as long as."""
+    if op == "avg":
+        total = buffers[0]
+        _fold(parts, buffers, total, np.add)
+        _divide(total, len(parts), out)
+    else:
+        _fold(parts, buffers, out, _STEP[op])
+
+
+def finish(total: Array, count: int, out: Array, op: str) -> None:
+    """Make of a `total` of `count` parts, in the dtype of its arithmetic, what `reduce` gives."""
+    with np.errstate(all="ignore"):
+        if op == "avg":
+            _divide(total, count, out)
+        else:
+            np.copyto(out, total, casting="same_kind")
 
 
 def _scratch(out: Array) -> tuple[Array, int]:

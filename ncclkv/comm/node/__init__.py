@@ -1,0 +1,1 @@
+"""Memory that the ranks of one node have in common, and collectives through it."""

@@ -1,0 +1,63 @@
+"""How the ranks of each node come to share memory: all of them, in one way, or none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from ncclkv.comm.base import Control
+from ncclkv.comm.node.node import Node
+from ncclkv.comm.node.space import FileSpace, Space, Ticket
+from ncclkv.comm.transport import Transport
+
+_log = logging.getLogger("ncclkv")
+
+
+def form(transport: Transport, control: Control) -> Node | None:
+    """The node of this rank, or None where ranks cannot share memory or have nobody to share with.
+
+    Collective over all ranks.
+    """
+    own, ticket, problem = _create()
+    offers = control.allgather((tuple(transport.node), ticket, problem), "memory of nodes")
+    nodes = list(dict.fromkeys(node for node, _, _ in offers))
+    if len(nodes) == len(offers):
+        return None
+    spaces, problem = _open(transport, own, [ticket for _, ticket, _ in offers], problem)
+    problems = [each for each in control.allgather(problem, "memory of nodes") if each]
+    if problems:
+        _say(transport, f"exchange messages, for they cannot share memory: {problems[0]}")
+        return None
+    _say(transport, "share memory: anonymous files")
+    return Node(transport.node, transport.rank, nodes, spaces, transport.tell, transport.fence)
+
+
+def _create() -> tuple[FileSpace | None, Ticket | None, str]:
+    """This rank's own memory, or why there is none."""
+    try:
+        space, ticket = FileSpace.create()
+    except (OSError, AttributeError) as error:  # AttributeError: not Linux
+        return None, None, str(error)
+    return space, ticket, ""
+
+
+def _open(
+    transport: Transport, own: FileSpace | None, tickets: Sequence[Ticket | None], problem: str
+) -> tuple[list[Space], str]:
+    """The memory of all ranks of this node, or why it cannot be had."""
+    spaces: list[Space] = []
+    for rank in transport.node:
+        ticket = tickets[rank]
+        if ticket is None or own is None:
+            return [], problem or f"rank {rank} has none"
+        try:
+            spaces.append(own if rank == transport.rank else FileSpace.open(ticket))
+        except OSError as error:
+            return [], f"rank {transport.rank} cannot open that of rank {rank}: {error}"
+    return spaces, problem
+
+
+def _say(transport: Transport, what: str) -> None:
+    """One line of the log, from one rank."""
+    if transport.rank == 0:
+        _log.info("ncclkv: the ranks of a node %s", what)

@@ -1,0 +1,106 @@
+"""Memory that one rank gives to its node, mapped by those who need it.
+
+It is an anonymous file: no name is left behind by a process that is killed, no file system limits
+its size, and a page takes memory only once somebody has written to it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import weakref
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from ncclkv.comm.base import Buffer
+
+MIB = 1024 * 1024
+
+_CAPACITY = 1 << 44
+"""Bytes that a file may grow to; those that nobody writes to are nowhere."""
+
+_TOKEN_BYTES = 16
+
+
+class Space(ABC):
+    """The memory that one rank gives.
+
+    Attributes
+    ----------
+    capacity : int
+        Bytes.
+    extent_bytes : int
+        How much is best mapped at once.
+    """
+
+    capacity: int
+    extent_bytes: int
+
+    @abstractmethod
+    def map(self, start: int, nbytes: int) -> Buffer:
+        """Bytes ``[start, start + nbytes)``, zero where nobody has written; whole pages."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Map no more; what is mapped stays."""
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What another process needs to open a rank's file, and to know that it is the right one."""
+
+    process: int
+    descriptor: int
+    token: bytes
+
+
+class FileSpace(Space):
+    """A file in memory, by its descriptor, which it takes over."""
+
+    capacity = _CAPACITY
+    extent_bytes = 64 * MIB
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._close = weakref.finalize(self, os.close, descriptor)
+
+    @classmethod
+    def create(cls) -> tuple[FileSpace, Ticket]:
+        """A new file of this process, and how its peers find it.
+
+        Raises
+        ------
+        OSError
+            Where the system refuses.
+        """
+        space = cls(os.memfd_create("ncclkv", os.MFD_CLOEXEC))
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        os.ftruncate(space._descriptor, _CAPACITY)
+        os.pwrite(space._descriptor, token, _CAPACITY - _TOKEN_BYTES)
+        return space, Ticket(os.getpid(), space._descriptor, token)
+
+    @classmethod
+    def open(cls, ticket: Ticket) -> FileSpace:
+        """The file of a peer.
+
+        Raises
+        ------
+        OSError
+            When it cannot be reached, as from within another container.
+        """
+        path = f"/proc/{ticket.process}/fd/{ticket.descriptor}"
+        space = cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        found = os.pread(space._descriptor, _TOKEN_BYTES, _CAPACITY - _TOKEN_BYTES)
+        if found != ticket.token:
+            space.close()
+            raise FileNotFoundError(f"{path} is not the memory of that rank")
+        return space
+
+    def map(self, start: int, nbytes: int) -> Buffer:
+        return np.frombuffer(mmap.mmap(self._descriptor, nbytes, offset=start), np.uint8)
+
+    def close(self) -> None:
+        self._close()
