@@ -101,9 +101,27 @@ class ExchangeControl(Control):
 
 
 class ExchangeCommunicator(Communicator):
-    """Collectives in host memory over a `Transport`."""
+    """Collectives in host memory over a `Transport`.
 
-    def __init__(self, transport: Transport, timeout: float, *, share: bool = False) -> None:
+    Parameters
+    ----------
+    transport : Transport
+    timeout : float
+        Seconds that a wait may take.
+    share : bool
+        Whether the ranks of a node share memory, where they can.
+    among : Control, optional
+        Of the same ranks, who agree on that through it; by default their own.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        timeout: float,
+        *,
+        share: bool = False,
+        among: Control | None = None,
+    ) -> None:
         self.rank, self.size = transport.rank, transport.size
         self.local_rank = transport.node.index(transport.rank)
         self.local_size = len(transport.node)
@@ -114,7 +132,8 @@ class ExchangeCommunicator(Communicator):
         self._flight = Flight(transport, timeout)
         self._lanes = _Lanes(transport, self._flight, offset=0)
         self.control: ExchangeControl = ExchangeControl(transport, self._flight)
-        self._node = form(transport, self.control) if share else None
+        self._node = form(transport, among or self.control) if share else None
+        self._flight.relayed = self._node is not None and len(self._node.nodes) > 1
         self._closed = False
 
     def allocate(self, nbytes: int) -> Buffer:
@@ -214,7 +233,7 @@ class ExchangeCommunicator(Communicator):
         limit = self.timeout if timeout is None else timeout
         self.control.barrier("duplicate", limit)
         transport = self._transport.split(0, self.rank)
-        return ExchangeCommunicator(transport, limit, share=True)
+        return ExchangeCommunicator(transport, limit, share=True, among=self.control)
 
     def departed(self) -> dict[int, str]:
         return dict(self._transport.departed())

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 
 from ncclkv.comm.base import Work
 from ncclkv.comm.transport import Pending, Transport
-from ncclkv.errors import CommAborted, CommTimeout, KVStoreError, RankLost
+from ncclkv.errors import CommAborted, CommTimeout, KVStoreError, OrderMismatch, RankLost
 
-Steps = Iterator[Sequence[Pending]]
-"""A collective as a generator: it goes on when all messages that it yielded are done."""
+Steps = Generator[Sequence[Pending], None, None]
+"""A collective as a generator: it goes on when all messages that it yielded are done.
+
+What goes wrong with one of them is thrown in there.
+"""
 
 # Looks at the messages before the clock and the departed ranks are looked at: a message that is
 # about to arrive is not made to pay for either.
 _FREE_LOOKS = 20
+
+# A rank that waits for one that has left may be waited for itself, and cannot say so: so long is
+# waited for it when another rank is known to have left.
+_RELAY_SECONDS = 0.3
 
 
 # The flights of all threads that have collectives under way.  They are kept here because their
@@ -29,6 +36,13 @@ class Flight:
 
     Waiting for one advances all of this thread, those of other communicators too: a peer may wait
     for another one than we do, and its messages must be answered all the same.
+
+    Attributes
+    ----------
+    failure : KVStoreError or None
+        What is raised by every later call.
+    relayed : bool
+        Whether a rank that is waited for may itself wait for others, of other nodes.
     """
 
     def __init__(self, transport: Transport, timeout: float) -> None:
@@ -37,6 +51,7 @@ class Flight:
         self._thread = 0
         self._active: list[StepWork] = []
         self.failure: KVStoreError | None = None
+        self.relayed = False
 
     def end(self, failure: KVStoreError) -> None:
         """Raise `failure` in all later calls."""
@@ -112,12 +127,12 @@ class Flight:
         """Raise when a rank that `work` needs has left, or the deadline has passed."""
         missing = work.missing()
         departed = self._transport.departed()
-        if not missing.isdisjoint(departed):
+        relayed = self.relayed and waited > _RELAY_SECONDS
+        if departed and (relayed or not missing.isdisjoint(departed)):
             self.progress()  # what it sent before it left still counts
-            lost = sorted(
-                work.missing() & departed.keys(), key=lambda rank: (_follows(departed[rank]), rank)
-            )
-            for rank in lost:
+            missing = work.missing()
+            lost = departed.keys() if relayed and missing else missing & departed.keys()
+            for rank in sorted(lost, key=lambda rank: (_follows(departed[rank]), rank)):
                 self.failure = RankLost(
                     f"rank {self._transport.rank} of {self._transport.size}: "
                     f"rank {rank} left while {work} waited for it; it said: {departed[rank]}"
@@ -148,13 +163,15 @@ class StepWork(Work):
     def advance(self) -> bool:
         """Make every step whose messages are done; tell whether none is left."""
         while not self._finished:
-            self._pending = [message for message in self._pending if not message.done()]
-            if self._pending:
-                return False
             try:
+                self._pending = [message for message in self._pending if not message.done()]
+                if self._pending:
+                    return False
                 self._pending = list(next(self._steps))
             except StopIteration:
                 self._finished = True
+            except OrderMismatch as error:
+                self._steps.throw(error)
         return True
 
     def missing(self) -> set[int]:

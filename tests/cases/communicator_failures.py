@@ -124,9 +124,8 @@ def a_rank_that_does_not_come_is_named_in_time(comm: Communicator) -> None:
     for what, call in [*CALLS.items(), ("a barrier (close)", lambda c: c.close())]:
         with broken(comm, DEADLINE) as own:
             if comm.rank != last(comm):
-                named = what not in MOVES or here().promises.names_missing
-                missing = f"rank {last(comm)};" if named else "the other ranks ("
-                missing = f"(timeout {DEADLINE:g} s) for {missing}"
+                named = here().promises.missing if what in MOVES else "rank {last};"
+                missing = f"(timeout {DEADLINE:g} s) for {named.format(last=last(comm))}"
                 with raises_within(CommTimeout, DEADLINE + SLACK, who, what, missing, ORDER):
                     call(own)
 

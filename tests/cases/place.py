@@ -32,8 +32,8 @@ class Promises:
         all that is asked is that they are as near as roundings allow.
     nan_wins : bool
         The maximum of a number and NaN is NaN.
-    names_missing : bool
-        A wait for a collective names the ranks that did not come.
+    missing : str
+        Whom a wait for a collective of buffers names when the `{last}` rank has not come.
     sent_counts : bool
         What a rank sent before it left arrives.
     sender_goes_on : bool
@@ -50,7 +50,7 @@ class Promises:
 
     rank_order: bool = True
     nan_wins: bool = True
-    names_missing: bool = True
+    missing: str = "rank {last};"
     sent_counts: bool = True
     sender_goes_on: bool = True
     compares_empty: bool = True
@@ -89,6 +89,15 @@ class Place:
     def mismatch(self, *words: str) -> AbstractContextManager[Any]:
         """Expect what becomes of calls that differ between ranks; `words` are a host's."""
         return _mismatch(words)
+
+
+class SeveralNodes(Place):
+    """Host memory of ranks on several nodes: each node's are summed first, in rank order.
+
+    A rank waits for ranks of its node, and for one of each other node, who may wait in their turn.
+    """
+
+    promises = Promises(rank_order=False, missing="rank")
 
 
 @contextmanager

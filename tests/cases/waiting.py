@@ -44,7 +44,7 @@ def a_rank_that_does_not_push(create: Stores) -> None:
         assert isinstance(caught.value, TimeoutError)
         # Off the root, what does not come is the root's broadcast.
         missing = kv.num_workers - 1 if create.updates_here(kv) else 0
-        named = f"rank {missing}" if here().promises.names_missing else "the other ranks"
+        named = here().promises.missing.format(last=missing).strip("; (")
         says(caught.value, "'weight'", f"rank {kv.rank} of", named, f"{SECONDS:.1f} s")
     good.barrier()
     kv.close()

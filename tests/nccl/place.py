@@ -28,7 +28,7 @@ class GpuPlace(Place):
     promises = Promises(
         rank_order=False,
         nan_wins=False,
-        names_missing=False,
+        missing="the other ranks (",
         sent_counts=False,
         sender_goes_on=False,
         compares_empty=False,

@@ -15,6 +15,9 @@ from ncclkv.comm.transport import Messages, Pending
 from ncclkv.kernels.host.pieces import working_dtype
 from ncclkv.kernels.host.reduce import finish
 
+_REFUSAL = np.zeros(1, np.uint8)
+"""Shorter than what is sent of any sum that is worth slices."""
+
 
 class Between:
     """The way of one collective between nodes.
@@ -34,6 +37,11 @@ class Between:
         homes = [number for number, each in enumerate(node.nodes) if root in each]
         self._root = homes[0] if homes else None
         self._size = lane.size
+
+    def refuse(self) -> None:
+        """Let the other nodes find, by the length of a message, that ranks made different calls."""
+        for peer in self._lane.peers:
+            self._lane.send(_REFUSAL, peer)
 
     def reduce(self, parts: Sequence[Buffer], op: str) -> Generator[Sequence[Pending], None, Total]:
         """Reduce this node's parts of a slice, in rank order, and all nodes' sums, in theirs."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from ncclkv.comm.base import Buffer
 from ncclkv.comm.transport import Pending
+from ncclkv.errors import OrderMismatch
 
 RING = 1024
 """Collectives of a node that may be under way at once."""
@@ -27,20 +28,30 @@ _PHASES = 1 << 24
 DONE = _PHASES - 1
 """The last phase of every collective: this rank needs nothing of the others any more."""
 
+FAILED = -1
+"""What stands for a collective that has come to nothing."""
+
 
 class Reached(Pending):
     """A rank that has to come to some point."""
 
-    __slots__ = ("_flags", "_slot", "_value", "peer")
+    __slots__ = ("_flags", "_rank", "_slot", "_value", "peer")
 
-    def __init__(self, peer: int, flags: memoryview, slot: int, value: int) -> None:
+    def __init__(self, rank: int, peer: int, flags: memoryview, slot: int, value: int) -> None:
         self.peer = peer
+        self._rank = rank
         self._flags = flags
         self._slot = slot
         self._value = value
 
     def done(self) -> bool:
-        return bool(self._flags[self._slot] >= self._value)
+        reached: int = self._flags[self._slot]
+        if reached == FAILED:
+            raise OrderMismatch(
+                f"rank {self._rank}: rank {self.peer} found that ranks of different nodes made "
+                f"different calls"
+            )
+        return reached >= self._value
 
 
 class Flags:
@@ -96,14 +107,18 @@ class Flags:
     def behind(self, slot: int, value: int) -> list[Pending]:
         """The other ranks that are not as far."""
         return [
-            Reached(rank, numbers, slot, value)
+            Reached(self._rank, rank, numbers, slot, value)
             for rank, numbers in self._others
             if numbers[slot] < value
         ]
 
     def unfinished(self, slot: int, value: int) -> list[Pending]:
         """All ranks that are not as far."""
-        own = [Reached(self._rank, self._own, slot, value)] if self._own[slot] < value else []
+        own = (
+            [Reached(self._rank, self._rank, self._own, slot, value)]
+            if self._own[slot] < value
+            else []
+        )
         return own + self.behind(slot, value)
 
     def note(self, slot: int, items: Sequence[int]) -> None:
@@ -152,6 +167,10 @@ class Turn:
     def reach(self, phase: int) -> None:
         """Say that this rank has come to a phase."""
         self._flags.write(self._slot, self._base + phase)
+
+    def fail(self) -> None:
+        """Say that ranks have made different calls."""
+        self._flags.write(self._slot, FAILED)
 
     def behind(self, phase: int) -> list[Pending]:
         """The other ranks that have not come to a phase."""

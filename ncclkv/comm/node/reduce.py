@@ -19,6 +19,7 @@ from ncclkv.comm.node.flags import DONE
 from ncclkv.comm.node.node import HALF_BYTES, INLINE_BYTES, Node
 from ncclkv.comm.schedule import slices
 from ncclkv.comm.work import Steps
+from ncclkv.errors import OrderMismatch
 from ncclkv.kernels.base import Kernels
 
 BLOCK_BYTES = 256 * 1024
@@ -80,7 +81,16 @@ class Reduction:
         if short and not self._divided and self._between is None:
             return self._inline()
         self._node.open(self._turn)
-        return self._sliced()
+        return self._sliced() if self._between is None else self._told(self._between)
+
+    def _told(self, between: Between) -> Steps:
+        """Do it, and tell of other calls all those who cannot see them."""
+        try:
+            yield from self._sliced()
+        except OrderMismatch:
+            self._turn.fail()
+            between.refuse()
+            raise
 
     def _inline(self) -> Steps:
         """Copy the array to where all can read it; sum all copies."""
