@@ -23,6 +23,9 @@ from ncclkv.table.registry import Key, KeySpec
 
 Self = TypeVar("Self", bound="Core")
 
+IN_GROUP = "a group"
+"""What a store is inside of in a ``with kv.group()`` block."""
+
 
 class Core(KVStoreBase):
     """A store without its verbs: identity, life, and what can be asked locally."""
@@ -38,6 +41,9 @@ class Core(KVStoreBase):
         self._kernels = comm.kernels
         self._engine = Engine(comm, self._kernels, chosen, int(bucket_bytes))
         self._session = Session(name, comm)
+        # Made once, because these may be called once for every key.
+        self._pushing = self._session.verb("push", allowed_inside=IN_GROUP)
+        self._pulling = self._session.verb("pull", allowed_inside=IN_GROUP)
         self._group: Group | None = None
         self._recent = Recent()
 

@@ -8,16 +8,13 @@ from typing import Any
 
 from ncclkv.engine.group import Group
 from ncclkv.engine.state import Array
-from ncclkv.errors import UsageError
-from ncclkv.store import check
+from ncclkv.store.core import IN_GROUP
 from ncclkv.store.keys import key_list
 from ncclkv.store.later import LaterVerbs
 from ncclkv.store.tables import Assignment, TableVerbs
 from ncclkv.store.transfers import Transfers, raise_late, whole_priority
 from ncclkv.store.updaters import UpdateVerbs
 from ncclkv.table.registry import Key
-
-_IN_GROUP = "a group"
 
 
 class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
@@ -69,12 +66,14 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
         [array([1.]), array([2.])]
         >>> kv.close()
         """
-        with self._session.verb("push", allowed_inside=_IN_GROUP):
-            priority = whole_priority("push", priority)
+        with self._pushing:
+            if type(priority) is not int:
+                priority = whole_priority("push", priority)
+            push, row = self._to_push("push", key, value)
             if self._group is not None:
-                self._group.push(self._values("push", key, value), priority)
+                self._group.push(push, row, priority)
                 return
-            error = self._engine.push(*self._to_push("push", key, value), priority)
+            error = self._engine.push(push, row, priority)
         raise_late(error)
 
     def pull(
@@ -123,14 +122,16 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
         [[1 1]
          [1 1]]
         """
-        with self._session.verb("pull", allowed_inside=_IN_GROUP):
-            whole_priority("pull", priority)
+        with self._pulling:
+            if type(priority) is not int:
+                whole_priority("pull", priority)
             if out is None:
                 return self._pull_new(key, local)
             if local:
                 self._engine.read(*self._to_pull("pull", key, out, flushed=False))
             elif self._group is not None:
-                self._group.pull(self._outs("pull", key, out))
+                pull, row = self._to_pull_later("pull", key, out)
+                self._group.pull(pull.keys, row)
             else:
                 self._pull(*self._to_pull("pull", key, out, flushed=True))
             return None
@@ -149,20 +150,19 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
         -----
         What an updater raises leaves pushpull after the pull.
         """
-        with self._session.verb("pushpull", allowed_inside=_IN_GROUP):
+        with self._session.verb("pushpull", allowed_inside=IN_GROUP):
             priority = whole_priority("pushpull", priority)
             out = value if out is None else out
-            if self._group is not None:
-                values = self._values("pushpull", key, value)
-                reads = self._outs("pushpull", key, out)
-                self._group.push(values, priority)
-                self._group.pull(reads)
-                return
             # The push first, for it gives keys their places; it changes nothing yet.
             push = self._to_push("pushpull", key, value)
-            pull = self._to_pull("pushpull", key, out, flushed=True)
+            if self._group is not None:
+                pull, row = self._to_pull_later("pushpull", key, out)
+                self._group.push(*push, priority)
+                self._group.pull(pull.keys, row)
+                return
+            pull, row = self._to_pull("pushpull", key, out, flushed=True)
             error = self._engine.push(*push, priority)
-            self._pull(*pull)
+            self._pull(pull, row)
         raise_late(error)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
@@ -216,7 +216,7 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
         """
         with self._session.verb("group"):
             group = self._group = Group(self._engine)
-            self._session.inside = _IN_GROUP
+            self._session.inside = IN_GROUP
         try:
             yield
         except BaseException:
@@ -226,14 +226,7 @@ class KVStore(Transfers, TableVerbs, UpdateVerbs, LaterVerbs):
             self._group = None
             self._session.inside = ""
         with self._session.verb("group"):
-            reads = group.reads()
-            try:
-                check.apart("group", reads)
-                error = group.commit()
-            except UsageError:
-                group.cancel()
-                raise
-            self._pull(*self._engine.reading(reads))
+            error = self._flush_group(group)
         raise_late(error)
 
     def wait(self, key: Any = None) -> None:
