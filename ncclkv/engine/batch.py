@@ -12,7 +12,30 @@ from typing import Any
 
 from ncclkv.arrays.memory import identity, is_on_host
 from ncclkv.engine.state import Array, BucketState, Slot
+from ncclkv.kernels.base import Kernels
 from ncclkv.table.registry import Key
+
+Numbers = Sequence[int]
+"""Places of arrays in a list; a range when they follow one another."""
+
+
+@dataclass(eq=False)
+class Targets:
+    """Where the arrays of a load go: flat places in a bucket, in the order of the load's numbers.
+
+    Attributes
+    ----------
+    single : list of ndarray
+        Of keys with one array each.
+    several : list of ndarray
+        Of keys with several.
+    table : Any
+        What the kernels keep from call to call.
+    """
+
+    single: list[Array] = field(default_factory=list)
+    several: list[Array] = field(default_factory=list)
+    table: Any = None
 
 
 @dataclass(eq=False)
@@ -23,66 +46,115 @@ class Load:
     ----------
     state : BucketState
     keys : set of keys
-    slots, numbers : list
-        Keys with one array each, and its number.
-    several : list of (Slot, list of int)
-        Keys with several, which are combined.
+    numbers : list of int
+        The arrays of keys with one each.
+    several : list of (list of int, str)
+        The arrays of each key that has several, and its op.
+    gradients, weights : Targets
+        Where all these may go.
     held : list of Slot
         Keys whose array is their own gradient, where it lies already.
-    table : Any
-        What the kernels keep from call to call.
     """
 
     state: BucketState
     keys: set[Key] = field(default_factory=set)
-    slots: list[Slot] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    several: list[tuple[Slot, list[int]]] = field(default_factory=list)
+    numbers: Numbers = range(0)
+    several: list[tuple[Numbers, str]] = field(default_factory=list)
+    gradients: Targets = field(default_factory=Targets)
+    weights: Targets = field(default_factory=Targets)
     held: list[Slot] = field(default_factory=list)
-    table: Any = None
 
-    def add(self, slot: Slot, numbers: list[int], *, held: bool) -> None:
-        """Include a key."""
+    def add(self, slot: Slot, numbers: Numbers, *, held: bool) -> bool:
+        """Include a key; tell whether it has one array, whose number `numbers` is to include."""
         self.keys.add(slot.entry.key)
         if held:
             self.held.append(slot)
-        elif len(numbers) > 1:
-            self.several.append((slot, numbers))
-        else:
-            self.slots.append(slot)
-            self.numbers += numbers
+            return False
+        single = len(numbers) == 1
+        if not single:
+            self.several.append((numbers, slot.entry.spec.op))
+        for targets, place in ((self.gradients, slot.gradient), (self.weights, slot.weight)):
+            (targets.single if single else targets.several).append(place)
+        return single
+
+    def copy(self, row: Sequence[Array], targets: Targets, kernels: Kernels) -> None:
+        """Reduce this rank's arrays of each key into its place."""
+        if self.several:
+            for (numbers, op), place in zip(self.several, targets.several, strict=True):
+                kernels.combine(chosen(row, numbers), place, op)
+        if self.numbers:
+            values = chosen(row, self.numbers)
+            targets.table = kernels.pack_all(values, targets.single, targets.table)
 
 
 @dataclass(eq=False)
 class Push:
-    """A push: its keys in the order given, and its loads in the order of buckets."""
+    """A push.
 
-    keys: list[Key]
+    Attributes
+    ----------
+    numbers : dict by key
+        Its keys in the order given, and the numbers of their arrays.
+    loads : list of Load
+        In the order of buckets.
+    several : bool
+        Whether a key has several arrays.
+    whole : bool
+        Whether it brings all that belongs into its buckets, from elsewhere.
+    """
+
+    numbers: dict[Key, Numbers]
     loads: list[Load]
+
+    def __post_init__(self) -> None:
+        self.several = any(load.several for load in self.loads)
+        self.whole = not any(
+            load.held or len(load.keys) < len(load.state.layout.entries) for load in self.loads
+        )
 
 
 @dataclass(eq=False)
 class Take:
-    """What a pull takes out of one bucket, or of the values that have no place yet (no `state`)."""
+    """What a pull takes out of one bucket, or of the values that have no place yet."""
 
-    state: BucketState | None
-    sources: list[Array] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
+    sources: list[Array]
+    numbers: Numbers
     table: Any = None
 
 
 @dataclass(eq=False)
 class Pull:
-    """A pull: the buckets it flushes, what it takes of each, and whether into host memory."""
+    """A pull.
 
+    Attributes
+    ----------
+    keys : list of keys
+        Of each array.
+    states : list of BucketState
+        What it flushes.
+    takes : list of Take
+    to_host : bool
+        Whether an array is in host memory.
+    """
+
+    keys: list[Key]
     states: list[BucketState]
     takes: list[Take]
     to_host: bool
 
 
-def chosen(arrays: Sequence[Array], numbers: list[int]) -> Sequence[Array]:
+def chosen(arrays: Sequence[Array], numbers: Numbers) -> Sequence[Array]:
     """The arrays of these numbers."""
+    if isinstance(numbers, range):
+        whole = len(numbers) == len(arrays)
+        return arrays if whole else arrays[numbers.start : numbers.stop]
     return [arrays[number] for number in numbers]
+
+
+def _in_a_row(numbers: list[int]) -> Numbers:
+    """Numbers that follow one another as a range: `chosen` then need not look at each."""
+    block = range(numbers[0], numbers[0] + len(numbers)) if numbers else range(0)
+    return block if numbers == list(block) else numbers
 
 
 def push_of(
@@ -92,14 +164,21 @@ def push_of(
 ) -> tuple[Push, list[Array]]:
     """Sort a push of several arrays a key; return them in a row, too, made `safe`."""
     loads: dict[int, Load] = {}
+    singles: dict[int, list[int]] = {}
+    of_key: dict[Key, Numbers] = {}
     row: list[Array] = []
     for key, arrays in values.items():
         slot = place(key)
+        index = slot.state.layout.index
+        load = loads.setdefault(index, Load(slot.state))
+        numbers = of_key[key] = range(len(row), len(row) + len(arrays))
         held = len(arrays) == 1 and slot.holds(arrays[0])
-        load = loads.setdefault(slot.state.layout.index, Load(slot.state))
-        load.add(slot, list(range(len(row), len(row) + len(arrays))), held=held)
+        if load.add(slot, numbers, held=held):
+            singles.setdefault(index, []).append(len(row))
         row += arrays if held else map(safe, arrays)
-    return Push(list(values), [loads[index] for index in sorted(loads)]), row
+    for index, found in singles.items():
+        loads[index].numbers = _in_a_row(found)
+    return Push(of_key, [loads[index] for index in sorted(loads)]), row
 
 
 def pull_of(
@@ -112,13 +191,15 @@ def pull_of(
     """
     last = {identity(out): number for number, (_, out) in enumerate(reads)}
     sources = [source(key) for key, _ in reads]
-    takes: dict[int, Take] = {}
-    for number in last.values():
-        state, value = sources[number]
-        take = takes.setdefault(-1 if state is None else state.layout.index, Take(state))
-        take.sources.append(value)
-        take.numbers.append(number)
     states = {state.layout.index: state for state, _ in sources if state is not None}
+    taken: dict[int, list[int]] = {}
+    for number in last.values():
+        state, _ = sources[number]
+        taken.setdefault(-1 if state is None else state.layout.index, []).append(number)
+    takes = [
+        Take([sources[number][1] for number in numbers], _in_a_row(numbers))
+        for numbers in taken.values()
+    ]
     row = [out for _, out in reads]
-    to_host = any(map(is_on_host, row))
-    return Pull([states[index] for index in sorted(states)], list(takes.values()), to_host), row
+    flushed = [states[index] for index in sorted(states)]
+    return Pull([key for key, _ in reads], flushed, takes, any(map(is_on_host, row))), row

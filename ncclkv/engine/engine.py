@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
-from ncclkv.comm.base import Communicator
+from ncclkv.comm.base import Communicator, DoneWork
 from ncclkv.engine.batch import Pull, Push, chosen, pull_of, push_of
 from ncclkv.engine.capture import Recording
 from ncclkv.engine.placement import Placement
@@ -112,11 +112,15 @@ class Engine:
 
     def push(self, batch: Push, row: Sequence[Array], priority: int) -> Exception | None:
         """Stage and commit a batch of arrays; return what the updater raised."""
+        alone = self._comm.size == 1 and self.recording is None
+        if alone and batch.whole and isinstance(self.rule, Assign):
+            self._assign(batch, row)
+            return None
         self.admit(batch)
         self._make_room(batch)
         self.stage(batch, row)
         priorities = {load.state.layout.index: priority for load in batch.loads}
-        return self.commit(priorities, batch.keys)
+        return self.commit(priorities, batch.numbers)
 
     def admit(self, batch: Push) -> None:
         """Refuse gradients that are the store's."""
@@ -139,15 +143,21 @@ class Engine:
 
     def stage(self, batch: Push, row: Sequence[Array]) -> None:
         """Reduce this rank's values of each key into its place in the gradients."""
-        kernels = self.kernels
         for load in batch.loads:
             self._take_up(load.state)
-            for slot, numbers in load.several:
-                kernels.combine(chosen(row, numbers), slot.gradient, slot.entry.spec.op)
-            if load.slots:
-                gradients = [slot.gradient for slot in load.slots]
-                load.table = kernels.pack_all(chosen(row, load.numbers), gradients, load.table)
+            load.copy(row, load.gradients, self.kernels)
             load.state.pushed |= load.keys
+
+    def _assign(self, batch: Push, row: Sequence[Array]) -> None:
+        """Reduce the values of whole buckets into the weights: of one rank, that is their sum."""
+        for load in batch.loads:
+            if load.state.pushed:
+                self._launch(load.state)
+            if load.state.flying:
+                self._complete(load.state)
+            load.copy(row, load.weights, self.kernels)
+            load.state.flying.append(DoneWork())
+            load.state.launched = True
 
     def commit(self, priorities: Mapping[int, int], keys: Collection[Key]) -> Exception | None:
         """Launch the buckets that the staged keys filled; with a function as updater, run it.
@@ -223,9 +233,11 @@ class Engine:
         """Launch what waits in some buckets, or in all, and complete it."""
         states = self.places.states if states is None else states
         for state in states:
-            self._launch(state)
+            if state.pushed:
+                self._launch(state)
         for state in states:
-            self._complete(state)
+            if state.flying:
+                self._complete(state)
 
     def settle(self, states: Sequence[BucketState] | None = None) -> None:
         """Flush, and give every rank what the root alone has updated, so that all may read."""
@@ -239,7 +251,8 @@ class Engine:
                 state.flying.append(work)
                 state.behind = None
         for state in states:
-            self._complete(state)
+            if state.flying:
+                self._complete(state)
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Forget that `keys` were pushed."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from ncclkv.engine.batch import Push, chosen
 from ncclkv.engine.engine import Engine
 from ncclkv.engine.state import Array
 from ncclkv.table.registry import Key
@@ -14,40 +15,45 @@ class Group:
 
     A key's single value goes straight into its bucket.  Several values of a key, of one push or of
     many, are kept and combined at the end, so that 16-bit floats are rounded once, as in a list.
+
+    Attributes
+    ----------
+    keys, outs : list
+        What is to be read at the end, and into which arrays, in the order of the calls.
     """
 
     def __init__(self, engine: Engine) -> None:
         engine.flush()
+        self.keys: list[Key] = []
+        self.outs: list[Array] = []
         self._engine = engine
         self._priorities: dict[Key, int] = {}
         self._kept: dict[Key, list[Array]] = {}
-        self._reads: list[tuple[Key, Array]] = []
 
-    def push(self, values: Mapping[Key, Sequence[Array]], priority: int) -> None:
+    def push(self, batch: Push, row: Sequence[Array], priority: int) -> None:
         """Take values; the caller may change its arrays afterwards."""
-        direct = {
-            key: arrays
-            for key, arrays in values.items()
-            if key not in self._priorities and len(arrays) == 1
-        }
-        batch, row = self._engine.batch(direct)
+        kept: dict[Key, Sequence[Array]] = {}
+        again = self._priorities.keys() & batch.numbers.keys()
+        if again or batch.several:
+            values = {key: chosen(row, numbers) for key, numbers in batch.numbers.items()}
+            kept = {key: of for key, of in values.items() if key in again or len(of) > 1}
+            direct = {key: of for key, of in values.items() if key not in kept}
+            batch, row = self._engine.batch(direct)
         self._engine.admit(batch)
         copy = self._engine.copy
-        again = self._priorities.keys() & values.keys()
         # Noted first, so that `cancel` knows of whatever has been staged when Ctrl-C comes.
-        for key in values:
+        for key in (*batch.numbers, *kept):
             self._priorities[key] = max(priority, self._priorities.get(key, priority))
-        for key, arrays in values.items():
-            if key in direct:
-                continue
+        for key, arrays in kept.items():
             if key in again and key not in self._kept:
                 self._kept[key] = [copy(self._engine.places[key].gradient_view)]
             self._kept.setdefault(key, []).extend(copy(array) for array in arrays)
         self._engine.stage(batch, row)
 
-    def pull(self, reads: Sequence[tuple[Key, Array]]) -> None:
+    def pull(self, keys: Sequence[Key], outs: Sequence[Array]) -> None:
         """Note arrays to be written at the end."""
-        self._reads += reads
+        self.keys += keys
+        self.outs += outs
 
     def __contains__(self, key: Key) -> bool:
         """Whether a key was pushed in the block."""
@@ -55,22 +61,24 @@ class Group:
 
     def reads(self) -> list[tuple[Key, Array]]:
         """The arrays to be written at the end, in the order of one pull of them all."""
-        order = self._engine.places.registry.update_order({key for key, _ in self._reads})
+        order = self._engine.places.registry.update_order(set(self.keys))
         places = {key: place for place, key in enumerate(order)}
-        return sorted(self._reads, key=lambda read: places[read[0]])
+        reads = zip(self.keys, self.outs, strict=True)
+        return sorted(reads, key=lambda read: places[read[0]])
 
-    def commit(self) -> Exception | None:
+    def commit(self, unchecked: Sequence[tuple[Key, Array]]) -> Exception | None:
         """Push what the block has pushed, as one list; return what the updater raised.
 
         Raises
         ------
         UsageError
-            When an array to be written lies in a gradient that the block leaves in its bucket.
+            When one of the arrays `unchecked` lies in a gradient that the block leaves in its
+            bucket.
         """
         batch, row = self._engine.batch(self._kept)
         self._engine.stage(batch, row)
         self._engine.keep(row)
-        self._engine.places.check_outs(self._reads, flushed=True)
+        self._engine.places.check_outs(unchecked, flushed=True)
         buckets: dict[int, int] = {}
         for key, priority in self._priorities.items():
             index = self._engine.places[key].state.layout.index

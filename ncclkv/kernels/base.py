@@ -56,8 +56,8 @@ class Kernels(Protocol):
     def pack_all(self, values: Sequence[Array], slots: Sequence[Array], table: Any = None) -> Any:
         """Pack each value into its slot.
 
-        `table` is what an earlier call for the same slots returned; this one returns it, or a new
-        one.
+        `table` is what an earlier call for the same slots returned, and for values of the same
+        shapes and dtypes; this one returns it, or a new one.
         """
 
     def unpack_all(self, slots: Sequence[Array], outs: Sequence[Array], table: Any = None) -> Any:

@@ -19,7 +19,7 @@ from ncclkv.store.agreement import propose
 from ncclkv.store.keys import one_key
 from ncclkv.store.plugin import KVStoreBase
 from ncclkv.store.recent import Recent
-from ncclkv.store.session import Session
+from ncclkv.store.session import BLOCKS, Session
 from ncclkv.table.registry import Key, KeySpec
 
 Self = TypeVar("Self", bound="Core")
@@ -38,6 +38,9 @@ class Core(KVStoreBase):
         self._comm = comm
         self._engine = Engine(comm, comm.kernels, chosen, int(bucket_bytes))
         self._session = Session(name, comm)
+        # Made once, because these may be called once for every key.
+        self._pushing = self._session.verb("push", allowed_inside=BLOCKS)
+        self._pulling = self._session.verb("pull", allowed_inside=BLOCKS)
         self._group: Group | None = None
         self._recent = Recent()
 

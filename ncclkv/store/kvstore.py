@@ -8,8 +8,6 @@ from typing import Any
 
 from ncclkv.engine.group import Group
 from ncclkv.engine.state import Array
-from ncclkv.errors import UsageError
-from ncclkv.store import check
 from ncclkv.store.capture import CaptureVerbs
 from ncclkv.store.keys import key_list
 from ncclkv.store.later import LaterVerbs
@@ -69,12 +67,14 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
         [array([1.]), array([2.])]
         >>> kv.close()
         """
-        with self._session.verb("push", allowed_inside=BLOCKS):
-            priority = whole_priority("push", priority)
+        with self._pushing:
+            if type(priority) is not int:
+                priority = whole_priority("push", priority)
+            push, row = self._to_push("push", key, value)
             if self._group is not None:
-                self._group.push(self._values("push", key, value), priority)
+                self._group.push(push, row, priority)
                 return
-            error = self._engine.push(*self._to_push("push", key, value), priority)
+            error = self._engine.push(push, row, priority)
         raise_late(error)
 
     def pull(
@@ -123,14 +123,16 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
         [[1 1]
          [1 1]]
         """
-        with self._session.verb("pull", allowed_inside=BLOCKS):
-            whole_priority("pull", priority)
+        with self._pulling:
+            if type(priority) is not int:
+                whole_priority("pull", priority)
             if out is None:
                 return self._pull_new(key, local)
             if local:
                 self._engine.read(*self._to_pull("pull", key, out, flushed=False))
             elif self._group is not None:
-                self._group.pull(self._outs("pull", key, out))
+                pull, row = self._to_pull_later("pull", key, out)
+                self._group.pull(pull.keys, row)
             else:
                 self._pull(*self._to_pull("pull", key, out, flushed=True))
             return None
@@ -152,17 +154,16 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
         with self._session.verb("pushpull", allowed_inside=BLOCKS):
             priority = whole_priority("pushpull", priority)
             out = value if out is None else out
-            if self._group is not None:
-                values = self._values("pushpull", key, value)
-                reads = self._outs("pushpull", key, out)
-                self._group.push(values, priority)
-                self._group.pull(reads)
-                return
             # The push first, for it gives keys their places; it changes nothing yet.
             push = self._to_push("pushpull", key, value)
-            pull = self._to_pull("pushpull", key, out, flushed=True)
+            if self._group is not None:
+                pull, row = self._to_pull_later("pushpull", key, out)
+                self._group.push(*push, priority)
+                self._group.pull(pull.keys, row)
+                return
+            pull, row = self._to_pull("pushpull", key, out, flushed=True)
             error = self._engine.push(*push, priority)
-            self._pull(*pull)
+            self._pull(pull, row)
         raise_late(error)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
@@ -226,14 +227,7 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
             self._group = None
             self._session.inside = outer
         with self._session.verb("group", allowed_inside=(IN_CAPTURE,)):
-            reads = group.reads()
-            try:
-                check.apart("group", reads)
-                error = group.commit()
-            except UsageError:
-                group.cancel()
-                raise
-            self._pull(*self._engine.reading(reads))
+            error = self._flush_group(group)
         raise_late(error)
 
     def wait(self, key: Any = None) -> None:

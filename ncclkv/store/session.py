@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from os import getpid
+from threading import current_thread, get_ident
 from typing import NoReturn
 
 from ncclkv.comm.base import Communicator
@@ -22,6 +22,7 @@ class Session:
 
     Attributes
     ----------
+    comm : Communicator
     closed : bool
     failure : ContractError or CommError or None
         What broke the store; every later call raises it again.
@@ -38,32 +39,29 @@ class Session:
         self.recording = False
         self._name = name
         self._alone = comm.size == 1
-        self._comm = comm
+        self.comm = comm
         self._where = f"rank {comm.rank} of {comm.size}: "
-        self._thread = threading.get_ident()
-        self._process = os.getpid()
+        self._thread = get_ident()
+        self._process = getpid()
 
-    @contextmanager
-    def verb(self, name: str, *, allowed_inside: Collection[str] = ()) -> Iterator[None]:
-        """Let a verb run, if it may, and note what breaks the store."""
-        with self.named():
-            self.check(name)
-            if self.inside and self.inside not in allowed_inside:
-                raise UsageError(f"{name} was called inside {self.inside}; call it after its end")
-            if self.failure is not None:
-                raise type(self.failure)(*self.failure.args)
-            self._comm.follow()
-            try:
-                yield
-            except (ContractError, CommError) as error:
-                self.failure = error
-                raise
-            except KVStoreError:
-                raise
-            except BaseException as error:
-                if not self.recording:
-                    self.broken_off(name, error)
-                raise
+    def verb(self, name: str, *, allowed_inside: Collection[str] = ()) -> Verb:
+        """What a verb runs in, a ``with`` block, if it may; it notes what breaks the store."""
+        return Verb(self, name, allowed_inside)
+
+    def note(self, name: str, error: BaseException) -> None:
+        """Look at what a verb raised: it may break the store."""
+        if isinstance(error, (ContractError, CommError)):
+            self.failure = error
+        elif isinstance(error, UsageError):
+            self.put_rank(error)
+        elif not isinstance(error, KVStoreError) and not self.recording:
+            self.broken_off(name, error)
+
+    def put_rank(self, error: UsageError) -> None:
+        """Put this rank before the text of a `UsageError`; other errors name it themselves."""
+        text = str(error)
+        if not text.startswith(self._where):  # as one does that passed an updater on its way
+            error.args = (self._where + text,)
 
     def broken_off(self, name: str, error: BaseException) -> None:
         """Note Ctrl-C, a signal handler, no memory: others may have done what this rank did not."""
@@ -75,27 +73,26 @@ class Session:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Put this rank before the text of a `UsageError`; other errors name it themselves."""
+        """Name this rank in a `UsageError`."""
         try:
             yield
         except UsageError as error:
-            text = str(error)
-            if not text.startswith(self._where):  # as one does that passed an updater on its way
-                error.args = (self._where + text,)
+            self.put_rank(error)
             raise
 
     def check(self, name: str) -> None:
         """Refuse a call on a closed store, and one from another thread or process."""
         if self.closed:
             raise UsageError(f"{name}: the store {self._name!r} is closed; create a new one")
-        if os.getpid() != self._process:
+        process = getpid()
+        if process != self._process:
             raise UsageError(
                 f"{name}: the store {self._name!r} was created in process {self._process}, and "
-                f"this is its fork {os.getpid()}; create stores after forking"
+                f"this is its fork {process}; create stores after forking"
             )
-        if threading.get_ident() != self._thread:
+        if get_ident() != self._thread:
             raise UsageError(
-                f"{name} was called from thread {threading.current_thread().name!r}, which did not "
+                f"{name} was called from thread {current_thread().name!r}, which did not "
                 f"create the store {self._name!r}; a store belongs to one thread: create another"
             )
 
@@ -105,3 +102,36 @@ class Session:
             f"{self._where}the store {self._name!r} cannot be pickled or copied: its connections "
             f"to other ranks belong to this process; create a store in each process instead"
         )
+
+
+class Verb:
+    """What a verb runs in; it serves for every call of the verb.
+
+    A class, since entering and leaving a generator takes several times as long.
+    """
+
+    __slots__ = ("_allowed_inside", "_name", "_session")
+
+    def __init__(self, session: Session, name: str, allowed_inside: Collection[str]) -> None:
+        self._session = session
+        self._name = name
+        self._allowed_inside = allowed_inside
+
+    def __enter__(self) -> None:
+        session, name = self._session, self._name
+        try:
+            session.check(name)
+            if session.inside and session.inside not in self._allowed_inside:
+                raise UsageError(
+                    f"{name} was called inside {session.inside}; call it after its end"
+                )
+            if session.failure is not None:
+                raise type(session.failure)(*session.failure.args)
+            session.comm.follow()
+        except UsageError as error:
+            session.put_rank(error)
+            raise
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._session.note(self._name, error)

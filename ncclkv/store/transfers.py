@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.engine.batch import Pull, Push
+from ncclkv.engine.group import Group
 from ncclkv.engine.state import Array
 from ncclkv.errors import UsageError
 from ncclkv.store import check
@@ -45,10 +46,23 @@ class Transfers(Core):
             return known
         reads = self._outs(verb, key, out)
         self._engine.places.check_outs(reads, flushed=flushed)
+        return self._planned("pull", key, out, reads)
+
+    def _to_pull_later(self, verb: str, key: Any, out: Any) -> tuple[Pull, Sequence[Array]]:
+        """The same at the end of a group, which has yet to look where the arrays lie."""
+        known = self._recent.find("pull", key, out)
+        if known is not None:
+            return known
+        return self._planned("pull", key, out, self._outs(verb, key, out))
+
+    def _planned(
+        self, verb: str, key: Any, out: Any, reads: list[tuple[Key, Array]]
+    ) -> tuple[Pull, Sequence[Array]]:
+        """A pull, which is kept if its arrays lie in no bucket."""
         pull, row = self._engine.reading(reads)
         places = self._engine.places
         if places.sealed and all(places.bucket_around(out) is None for out in row):
-            self._recent.keep("pull", key, out, row, pull)
+            self._recent.keep(verb, key, out, row, pull)
         return pull, row
 
     def _outs(
@@ -62,6 +76,19 @@ class Transfers(Core):
         """Flush what concerns some keys, and copy them out."""
         self._engine.settle(pull.states)
         self._engine.read(pull, row)
+
+    def _flush_group(self, group: Group) -> Exception | None:
+        """Do what a group has noted: one push, then one pull; return what the updater raised."""
+        known = self._recent.find("group", group.keys, group.outs)
+        try:
+            reads = [] if known is not None else group.reads()
+            check.apart("group", reads)
+            error = group.commit(reads)
+        except UsageError:
+            group.cancel()
+            raise
+        self._pull(*(known or self._planned("group", group.keys, group.outs, reads)))
+        return error
 
     def _pull_new(self, key: Any, local: bool) -> Any:
         """Pull into new arrays."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -68,21 +68,23 @@ class Bucket:
         """Bytes of its gradients, and again of its weights."""
         return self.count * self.dtype.itemsize
 
-    def runs(self, keys: Collection[Key]) -> list[Range]:
+    @cached_property
+    def numbers(self) -> dict[Key, int]:
+        """Which entry is each key's."""
+        return {entry.key: number for number, entry in enumerate(self.entries)}
+
+    def runs(self, keys: Iterable[Key]) -> list[Range]:
         """The longest ranges that hold `keys` and no other key."""
         runs: list[Range] = []
-        start: int | None = None
-        end = 0
-        for entry in self.entries:
-            if entry.key in keys:
+        before = None
+        for number in sorted(map(self.numbers.__getitem__, keys)):
+            entry = self.entries[number]
+            if before is not None and number == before + 1:
                 # Padding between two neighbours is reduced with them: it is zero on all ranks.
-                start = entry.lo if start is None else start
-                end = entry.hi
-            elif start is not None:
-                runs.append((start, end))
-                start = None
-        if start is not None:
-            runs.append((start, end))
+                runs[-1] = (runs[-1][0], entry.hi)
+            else:
+                runs.append((entry.lo, entry.hi))
+            before = number
         return [(lo, hi) for lo, hi in runs if lo < hi]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from ncclkv.table.bucket import Bucket, Range
@@ -19,13 +19,12 @@ class Launch:
     label: str
 
 
-def launches(bucket: Bucket, keys: Iterable[Key]) -> list[Launch]:
+def launches(bucket: Bucket, keys: Set[Key]) -> list[Launch]:
     """The collectives that reduce `keys` of a bucket and touch no other key."""
-    pushed = set(keys)
-    if len(pushed) == len(bucket.entries):
+    if len(keys) == len(bucket.entries):
         spans = [(0, bucket.count)] if bucket.count else []
     else:
-        spans = bucket.runs(pushed)
+        spans = bucket.runs(keys)
     return [Launch(bucket, span, label(bucket, span)) for span in spans]
 
 

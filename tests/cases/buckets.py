@@ -33,6 +33,43 @@ def the_same_numbers_for_every_bucket_size(create: Stores) -> None:
 
 
 @case()
+def whole_lists_between_parts_of_them(create: Stores) -> None:
+    kv = create()
+    kv.init(["a", "b"], [full(2), full(4)])
+    values = [full(0), full(0)]
+    for step in range(1, 4):
+        values[0][:], values[1][:] = step * (kv.rank + 1), 10 * step * (kv.rank + 1)
+        kv.push("a", full(99))
+        kv.push(["a", "b"], values)
+        values[0][:] = values[1][:] = -1
+        if create.updates_here(kv):
+            same(kv.pull("a", local=True), step * total(kv))
+        same(pulled(kv, "b"), 10 * step * total(kv))
+        same(pulled(kv, "a"), step * total(kv))
+        kv.push("b", full(1))
+        same(kv.pull("b", local=True), 10 * step * total(kv))
+        same(kv.value("b"), 10 * step * total(kv))
+        same(pulled(kv, "b"), kv.num_workers)
+
+
+@case()
+def whole_lists_of_every_kind_of_values(create: Stores) -> None:
+    for op in ("sum", "avg", "max", "min"):
+        kv = create()
+        kv.init(["a", "b", "c"], [full(7), full(7, (4, 2)), full(7, (5,))], op=op)
+        for factor in (1, 2, 3):
+            own = factor * (kv.rank + 1)
+            row = np.full((2, 4), own, np.float32).T
+            kv.push(["c", "a", "b"], [full(own, (5,)), [full(own), full(own)], row])
+            most = factor * kv.num_workers
+            whole = {"sum": factor * total(kv), "avg": factor * total(kv) / kv.num_workers}
+            want = {**whole, "max": most, "min": factor}[op]
+            same(pulled(kv, "a"), 2 * want if op in whole else want)
+            same(pulled(kv, "b", full(0, (4, 2))), want)
+            same(pulled(kv, "c", full(0, (5,))), want)
+
+
+@case()
 def updaters_for_every_bucket_size(create: Stores) -> None:
     def add(key: Any, grad: NDArray[Any], stored: NDArray[Any]) -> None:
         stored += grad

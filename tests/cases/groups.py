@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from numpy.typing import NDArray
 
@@ -54,6 +55,7 @@ def a_key_pushed_twice_is_summed(create: Stores) -> None:
 @case()
 def one_updater_call_a_key_in_order(create: Stores) -> None:
     kv = probed(create)
+    kv.init(4, full(0))
     calls: list[tuple[Any, float]] = []
 
     def add(key: Any, grad: NDArray[Any], stored: NDArray[Any]) -> None:
@@ -65,11 +67,27 @@ def one_updater_call_a_key_in_order(create: Stores) -> None:
         kv.push(5, full(1))
         kv.push(3, full(10))
         kv.push(5, full(100))
+        kv.push(4, [full(3), full(4)])
         assert calls == []
     n = kv.num_workers
-    assert calls == ([(3, 10 * n), (5, 101 * n)] if create.updates_here(kv) else [])
+    assert calls == ([(3, 10 * n), (4, 7 * n), (5, 101 * n)] if create.updates_here(kv) else [])
     same(pulled(kv, 3), 2 + 10 * n)
     same(pulled(kv, 5), 4 + 101 * n)
+
+
+@case()
+def values_of_several_pushes_are_rounded_once(create: Stores) -> None:
+    kv = create()
+    kv.init("h", full(0, dtype=np.float16))
+    one, most = full(1, dtype=np.float16), full(2048, dtype=np.float16)
+    if kv.rank > 0:
+        one[:] = most[:] = 0
+    # Between 2048 and 4096 float16 has the even numbers.
+    for values in ([most, one], [one]), ([one], [most, one]), ([most], [one], [one]):
+        with kv.group():
+            for value in values:
+                kv.push("h", value)
+        same(pulled(kv, "h", one), 2050)
 
 
 @case()
@@ -141,6 +159,45 @@ def groups_one_after_another(create: Stores) -> None:
             kv.push(3, full(i + kv.rank + 1))
             kv.pull(3, out=out)
         same(out, i * kv.num_workers + total(kv))
+
+
+@case()
+def groups_that_come_again_with_the_same_arrays(create: Stores) -> None:
+    kv = create()
+    keys = ["a", "b", "c"]
+    kv.init(keys, [full(0, (n,)) for n in (2, 3, 64)])
+    values = [full(0, (n,)) for n in (2, 3, 64)]
+    outs = [full(0, (n,)) for n in (2, 3, 64)]
+    for step in range(4):
+        for place, value in enumerate(values):
+            value[:] = (10 * step + place) * (kv.rank + 1)
+        for out in outs:
+            out[:] = -1
+        # Backwards in odd steps: the same arrays, in a call of another order.
+        turn = list(zip(keys, values, outs, strict=True))[:: -1 if step % 2 else 1]
+        with kv.group():
+            for key, value, out in turn:
+                kv.push(key, value)
+                kv.pull(key, out=out)
+                same(out, -1)
+            if step > 1:
+                kv.push("b", values[1])
+        for place, out in enumerate(outs):
+            twice = 2 if step > 1 and place == 1 else 1
+            same(out, twice * (10 * step + place) * total(kv))
+
+
+@case()
+def a_whole_list_in_a_group_that_fails_changes_nothing(create: Stores) -> None:
+    kv = probed(create)
+    values = [full(kv.rank + 1), full(10 * (kv.rank + 1))]
+    kv.push([3, 5], values)
+    for value in values:
+        value[:] = 77
+    with pytest.raises(ZeroDivisionError), kv.group():  # noqa: PT012
+        kv.push([3, 5], values)
+        raise ZeroDivisionError
+    intact(kv, total(kv), 10 * total(kv))
 
 
 @case()

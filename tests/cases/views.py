@@ -99,6 +99,18 @@ def grad_view_beside_an_ordinary_push(create: Stores) -> None:
 
 
 @case()
+def grad_view_beside_an_ordinary_push_without_an_updater(create: Stores) -> None:
+    kv = probed(create)
+    grad, value = kv.grad_view(5), full(0)
+    for step in range(1, 4):
+        grad[...] = 10 * step * (kv.rank + 1)
+        value[:] = step * (kv.rank + 1)
+        kv.push([3, 5], [value, grad])
+        same(pulled(kv, 3), step * total(kv))
+        same(pulled(kv, 5), 10 * step * total(kv))
+
+
+@case()
 def grad_view_that_was_not_pushed_has_no_effect(create: Stores) -> None:
     kv = probed(create)
     kv.grad_view(5)[...] = 99

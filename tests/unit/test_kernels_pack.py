@@ -55,6 +55,32 @@ def test_unpack_casts_as_astype_does(dtype: str, expected: list[float]) -> None:
     assert out.tolist() == expected == slot.astype(dtype).tolist()
 
 
+def test_many_are_packed_and_unpacked_as_one_is() -> None:
+    values = [value for name, value in VALUES.items() if name != "other byte order"]
+    slots = [np.full(value.size, -1.0) for value in values]
+    outs = [np.full(value.shape, -1.0) for value in values]
+    packing = unpacking = None
+    for step in range(3):
+        for slot, out in zip(slots, outs, strict=True):
+            slot[...] = out[...] = -1
+        packing = KERNELS.pack_all([value + step for value in values], slots, packing)
+        unpacking = KERNELS.unpack_all(slots, outs, unpacking)
+        for value, slot, out in zip(values, slots, outs, strict=True):
+            assert slot.tolist() == (value + step).ravel().tolist()
+            assert np.array_equal(out, value + step)
+
+
+def test_many_are_cast_as_astype_does_without_a_warning() -> None:
+    slots = [np.array([1.5, -1.5]), np.array([np.nan, 1e300])]
+    outs = [np.zeros((2, 1), np.int32), np.zeros(2, np.int32)]
+    with np.errstate(all="ignore"):
+        expected = [slot.astype(np.int32).tolist() for slot in slots]
+    table = None
+    for _ in range(2):
+        table = KERNELS.unpack_all(slots, outs, table)
+        assert [out.ravel().tolist() for out in outs] == expected
+
+
 def test_unpack_to_and_from_bfloat16() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes")
     slot = np.array([1.5, -2.0, 2.0**100], ml_dtypes.bfloat16)

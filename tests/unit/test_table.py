@@ -227,7 +227,7 @@ def test_launches_by_example(
     pushed: list[str], spans: list[tuple[int, int]], labels: list[str]
 ) -> None:
     (bucket,) = place(specs_of(3, 64, 64, 3), 1 << 20, first=4)
-    found = launches(bucket, pushed)
+    found = launches(bucket, set(pushed))
     assert [launch.span for launch in found] == spans
     assert [launch.label for launch in found] == labels
 

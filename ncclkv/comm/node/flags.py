@@ -114,12 +114,8 @@ class Flags:
 
     def unfinished(self, slot: int, value: int) -> list[Pending]:
         """All ranks that are not as far."""
-        own = (
-            [Reached(self._rank, self._rank, self._own, slot, value)]
-            if self._own[slot] < value
-            else []
-        )
-        return own + self.behind(slot, value)
+        here = Reached(self._rank, self._rank, self._own, slot, value)
+        return [*([] if here.done() else [here]), *self.behind(slot, value)]
 
     def note(self, slot: int, items: Sequence[int]) -> None:
         """Write this rank's note."""

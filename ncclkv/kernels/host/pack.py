@@ -25,19 +25,36 @@ def pack_all(
 ) -> Sequence[Array]:
     """Pack each value into its slot; the table is the slots, each of its value's shape."""
     if table is None:
-        table = [slot.reshape(value.shape) for slot, value in zip(slots, values, strict=True)]
+        table = _shaped(slots, values)
     for view, value in zip(table, values, strict=True):
         view[...] = value
     return table
 
 
 def unpack_all(
-    slots: Sequence[Array], outs: Sequence[Array], table: Sequence[Array] | None = None
-) -> Sequence[Array]:
-    """Unpack each slot into its out; the table is the slots, each of its out's shape."""
+    slots: Sequence[Array], outs: Sequence[Array], table: tuple[Sequence[Array], bool] | None = None
+) -> tuple[Sequence[Array], bool]:
+    """Unpack each slot into its out.
+
+    The table is the slots, each of its out's shape, and whether any is cast.
+    """
     if table is None:
-        table = [slot.reshape(out.shape) for slot, out in zip(slots, outs, strict=True)]
-    with np.errstate(all="ignore"):
-        for view, out in zip(table, outs, strict=True):
+        casts = any(slot.dtype != out.dtype for slot, out in zip(slots, outs, strict=True))
+        table = _shaped(slots, outs), casts
+    views, casts = table
+    if casts:
+        for slot, out in zip(slots, outs, strict=True):
+            unpack(slot, out)
+    else:
+        for view, out in zip(views, outs, strict=True):
             out[...] = view
     return table
+
+
+def _shaped(slots: Sequence[Array], arrays: Sequence[Array]) -> Sequence[Array]:
+    """The slots as views of the arrays' shapes; those that are flat anyway as they are.
+
+    A view fewer is a place of memory fewer to look at, of which small arrays are mostly made.
+    """
+    pairs = zip(slots, arrays, strict=True)
+    return [slot if array.ndim == 1 else slot.reshape(array.shape) for slot, array in pairs]
