@@ -25,6 +25,12 @@ ON_GPU = (
     "tests/ranks/test_gpu_store.py",
     "tests/ranks/test_gpu_capture.py",
 )
+ON_NODES = (
+    "tests/ranks/test_comm_conformance.py",
+    "tests/ranks/test_store_cases.py",
+    "tests/ranks/test_programs.py",
+    "tests/ranks/test_store_comm.py",
+)
 CONTRACT = ("tests/ranks/test_comm_contract.py", "tests/ranks/test_capture_contract.py")
 GRACE = 10.0
 """Seconds that a run has to end after it is told to."""
@@ -53,6 +59,10 @@ def suite() -> list[Run]:
     for size in (1, 2, 3, 4):
         job = ("launch/local.sh", "-n", str(size), "-m", "pytest", "tests/ranks")
         runs.append(Run(f"ranks-{size}", job, 240))
+    split = ("env", "NCCLKV_RANKS_PER_NODE=2")
+    for size in (3, 4):
+        job = ("launch/local.sh", "-n", str(size), "-m", "pytest", *ON_NODES)
+        runs.append(Run(f"nodes-{size}", (*split, *job), 240))
     return runs
 
 

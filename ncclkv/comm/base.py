@@ -10,7 +10,8 @@ collective begins after all that is on the caller's current stream when it is la
 the caller puts on its current stream after the wait finds it complete.
 
 Every rank gets the same bits.  Hosts sum in rank order, in float32 for the 16-bit floats, so that
-they are the same in every run; NCCL sums in an order of its own.
+they are the same in every run; on several nodes long sums are those of the nodes, summed in order.
+NCCL sums in an order of its own.
 """
 
 from __future__ import annotations

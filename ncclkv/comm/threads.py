@@ -23,7 +23,7 @@ _Address = tuple[int, int, int]
 
 
 @dataclass
-class _Letter:
+class _Letter(Pending):
     """A message that its sender still owns."""
 
     data: Buffer
@@ -92,7 +92,7 @@ class Group:
 
 
 @dataclass
-class _Awaited:
+class _Awaited(Pending):
     """A message that its receiver looks for in its mailbox."""
 
     group: Group
@@ -158,9 +158,6 @@ class ThreadTransport(Transport):
     def tell(self) -> None:
         with self._group.changed:
             self._group.announce()
-
-    def fence(self) -> None:
-        return None  # of a thread that hands over the interpreter, others see all writes
 
     def departed(self) -> dict[int, str]:
         return self._group.departed()

@@ -18,6 +18,10 @@ class Pending(Protocol):
     def done(self) -> bool:
         """Whether the message has left, or has arrived, and its buffer is free again."""
 
+    def glance(self) -> bool:
+        """Whether it is worth while to ask `done`: of some kinds that is cheap to tell."""
+        return True
+
 
 class Messages(ABC):
     """Ranks that can send each other bytes.
@@ -58,10 +62,6 @@ class Transport(Messages):
     @abstractmethod
     def tell(self) -> None:
         """Let ranks of this node that pause look again: memory that they share has changed."""
-
-    @abstractmethod
-    def fence(self) -> None:
-        """Keep the order of what is written to, and read from, memory that ranks share."""
 
     @abstractmethod
     def departed(self) -> dict[int, str]:

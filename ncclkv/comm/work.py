@@ -112,6 +112,9 @@ class Flight:
                     other.progress()
             attempt += 1
             self._transport.pause(attempt)
+            while attempt < _FREE_LOOKS and work.stuck():
+                attempt += 1
+                self._transport.pause(attempt)
             if attempt > _FREE_LOOKS:
                 self._check(work, limit, time.monotonic() - start)
 
@@ -173,6 +176,10 @@ class StepWork(Work):
             except OrderMismatch as error:
                 self._steps.throw(error)
         return True
+
+    def stuck(self) -> bool:
+        """Whether a glance shows that no step can be made."""
+        return bool(self._pending) and not self._pending[-1].glance()
 
     def missing(self) -> set[int]:
         """The ranks whose messages have not come or gone."""

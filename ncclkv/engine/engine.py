@@ -151,10 +151,8 @@ class Engine:
     def _assign(self, batch: Push, row: Sequence[Array]) -> None:
         """Reduce the values of whole buckets into the weights: of one rank, that is their sum."""
         for load in batch.loads:
-            if load.state.pushed:
-                self._launch(load.state)
-            if load.state.flying:
-                self._complete(load.state)
+            self._launch(load.state)
+            self._complete(load.state)
             load.copy(row, load.weights, self.kernels)
             load.state.flying.append(DoneWork())
             load.state.launched = True

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from ncclkv.comm.base import Buffer
 from ncclkv.comm.transport import Pending, Transport
-from ncclkv.comm.work import Flight, StepWork
+from ncclkv.comm.work import Flight, Steps, StepWork
 from ncclkv.errors import CommTimeout, RankLost
 
 
-class Message:
+class Message(Pending):
     """A message that is done once it has been looked at so often."""
 
     def __init__(self, peer: int, looks: float = float("inf")) -> None:
@@ -29,7 +29,7 @@ class Message:
 class Still(Transport):
     """A transport of four ranks in which nothing moves by itself."""
 
-    rank, size, local_rank, local_size, name = 0, 4, 0, 4, "still"
+    rank, size, node, name = 0, 4, range(4), "still"
 
     def __init__(self) -> None:
         self.gone: dict[int, str] = {}
@@ -38,6 +38,9 @@ class Still(Transport):
     def pause(self, attempt: int) -> None:
         self.pauses.append(attempt)
         time.sleep(1e-4)
+
+    def tell(self) -> None:
+        raise NotImplementedError
 
     def departed(self) -> dict[int, str]:
         return self.gone
@@ -58,9 +61,7 @@ class Still(Transport):
         raise NotImplementedError
 
 
-def steps(
-    *messages: Sequence[Message], log: list[int] | None = None
-) -> Iterator[Sequence[Pending]]:
+def steps(*messages: Sequence[Message], log: list[int] | None = None) -> Steps:
     """A collective of as many steps; notes in `log` which ones it has made."""
     for number, needed in enumerate(messages):
         if log is not None:
@@ -166,3 +167,25 @@ def test_a_failure_is_raised_again_at_once(again: str) -> None:
         launched(flight, [Message(3)]) if again == "launch" else before.wait(timeout=5.0)
     assert str(second.value) == str(first.value)
     assert time.monotonic() - begin < 1
+
+
+def test_whom_a_rank_waits_for_may_wait_for_one_that_has_left() -> None:
+    transport = Still()
+    flight = Flight(transport, 5.0)
+    flight.relayed = True
+    transport.gone = {2: "ValueError: no"}
+    begin = time.monotonic()
+    with pytest.raises(RankLost, match=r"rank 2 left while a sum waited.*ValueError: no"):
+        launched(flight, [Message(1)]).wait()
+    assert time.monotonic() - begin < 2
+
+
+def test_a_glance_saves_looks_at_what_is_not_there() -> None:
+    class Late(Message):
+        def glance(self) -> bool:
+            return len(transport.pauses) >= 10
+
+    transport = Still()
+    message = Late(1, looks=2)
+    launched(Flight(transport, 5.0), [message]).wait()
+    assert len(transport.pauses) == 10

@@ -32,7 +32,7 @@ _open: set[MpiTransport] = set()
 _process = os.getpid()
 
 
-class _Message:
+class _Message(Pending):
     """A message on its way, by MPI's request for it."""
 
     def __init__(self, peer: int, where: str) -> None:
@@ -145,9 +145,6 @@ class MpiTransport(Transport):
 
     def tell(self) -> None:
         return None  # processes look by themselves
-
-    def fence(self) -> None:
-        return None
 
     def departed(self) -> dict[int, str]:
         from mpi4py import MPI

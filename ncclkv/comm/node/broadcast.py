@@ -67,7 +67,6 @@ class Broadcast:
         node, turn, nbytes = self._node, self._turn, self._bytes.size
         root = node.ranks.index(self._root)
         yield turn.waiting_for(self._root, ENTERED)
-        node.flags.fence()
         text = turn.notes()[root]
         note.check(self._call, node.rank, self._root, text)
         place = note.places(text)[0]
@@ -78,7 +77,6 @@ class Broadcast:
         else:
             for number, start in enumerate(range(0, nbytes, HALF_BYTES)):
                 yield turn.waiting_for(self._root, ENTERED + number)
-                node.flags.fence()
                 chunk = self._bytes[start : start + HALF_BYTES]
                 chunk[:] = node.half(root, number, chunk.size)
                 turn.reach(ENTERED + number + 1)

@@ -1,8 +1,8 @@
 """How far every rank of a node is with each collective: numbers that only their owner writes.
 
 A rank first writes what others will read, then its number; whoever sees the number sees what was
-written before.  That is so on x86, whose processors keep the order of their stores.  Elsewhere
-`fence` must be given, which orders what is before it and what is behind.
+written before.  That is so on x86, whose processors keep the order of their stores and loads;
+elsewhere it would need fences, which Python does not have.
 """
 
 from __future__ import annotations
@@ -53,6 +53,10 @@ class Reached(Pending):
             )
         return reached >= self._value
 
+    def glance(self) -> bool:
+        reached: int = self._flags[self._slot]
+        return reached >= self._value or reached == FAILED
+
 
 class Flags:
     """The flags of all ranks of a node.
@@ -67,8 +71,6 @@ class Flags:
         Which of them is this one.
     tell : callable
         Called after a flag was written, for those who sleep.
-    fence : callable
-        Called before a flag is written and after flags were waited for.
     """
 
     def __init__(
@@ -77,7 +79,6 @@ class Flags:
         ranks: Sequence[int],
         index: int,
         tell: Callable[[], None],
-        fence: Callable[[], None],
     ) -> None:
         self.index = index
         self._numbers = [page[: RING * 8].view(np.int64).data for page in pages]
@@ -90,7 +91,6 @@ class Flags:
             if numbers is not self._own
         ]
         self._tell = tell
-        self.fence = fence
         self._count = 0
 
     def turn(self) -> Turn:
@@ -100,7 +100,6 @@ class Flags:
 
     def write(self, slot: int, value: int) -> None:
         """Say how far this rank is."""
-        self.fence()
         self._own[slot] = value
         self._tell()
 

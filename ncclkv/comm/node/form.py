@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import platform
 from collections.abc import Sequence
 
 from ncclkv.comm.base import Control
 from ncclkv.comm.node.node import Node
 from ncclkv.comm.node.space import FileSpace, Space, Ticket
 from ncclkv.comm.transport import Transport
+
+_ORDERED = ("x86_64", "AMD64")
+"""Processors that let others see stores in the order in which they were made."""
 
 _log = logging.getLogger("ncclkv")
 
@@ -29,11 +33,13 @@ def form(transport: Transport, control: Control) -> Node | None:
         _say(transport, f"exchange messages, for they cannot share memory: {problems[0]}")
         return None
     _say(transport, "share memory: anonymous files")
-    return Node(transport.node, transport.rank, nodes, spaces, transport.tell, transport.fence)
+    return Node(transport.node, transport.rank, nodes, spaces, transport.tell)
 
 
 def _create() -> tuple[FileSpace | None, Ticket | None, str]:
     """This rank's own memory, or why there is none."""
+    if platform.machine() not in _ORDERED:
+        return None, None, f"{platform.machine()} does not keep the order of stores"
     try:
         space, ticket = FileSpace.create()
     except (OSError, AttributeError) as error:  # AttributeError: not Linux

@@ -43,7 +43,7 @@ class Node:
         The ranks of all nodes.
     spaces : sequence of Space
         Of each rank of the node; taken over.
-    tell, fence
+    tell
         As for `Flags`.
     """
 
@@ -54,7 +54,6 @@ class Node:
         nodes: Sequence[Sequence[int]],
         spaces: Sequence[Space],
         tell: Callable[[], None],
-        fence: Callable[[], None],
     ) -> None:
         self.ranks = list(ranks)
         self.rank = rank
@@ -64,7 +63,7 @@ class Node:
         self._spaces = spaces
         self._control = [space.map(0, CONTROL_BYTES) for space in spaces]
         pages = [page[: flags.NBYTES] for page in self._control]
-        self.flags = Flags(pages, ranks, self.index, tell, fence)
+        self.flags = Flags(pages, ranks, self.index, tell)
         self._own, self._common = self._arenas()
         self._maps: dict[tuple[int, int, int], Buffer] = {}
         self._inline: list[Turn | None] = [None] * _INLINE_SLOTS

@@ -102,7 +102,6 @@ class Reduction:
         turn.reach(ENTERED)
         if self._here:
             yield turn.behind(ENTERED)
-            node.flags.fence()
             note.check_all(self._call, node, turn.notes())
             copies = [node.inline(index, slot, nbytes) for index in range(len(node.ranks))]
             parts = [copy.view(self._send.dtype) for copy in copies]
@@ -143,7 +142,6 @@ class Reduction:
         if receives is not None:
             # Others write into this rank's array, or read it, until they are done.
             yield turn.behind(DONE)
-            node.flags.fence()
         if self._apply is not None and not self._divided:
             self._apply(0, count)
 
@@ -151,7 +149,6 @@ class Reduction:
         """Come to a phase, and wait for the others."""
         self._turn.reach(phase)
         yield self._turn.behind(phase)
-        self._node.flags.fence()
 
     def _views(self, notes: Sequence[bytes]) -> tuple[list[Buffer] | None, list[Buffer] | None]:
         """All ranks' arrays to read, and those to write the sum into; None where they cannot be."""

@@ -1,0 +1,70 @@
+"""The two meetings of a collective in shared memory are both needed, and these checks can tell."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ncclkv import testing
+from ncclkv.comm import threads
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.node.flags import DONE, Turn
+from ncclkv.comm.node.reduce import ENTERED
+
+RANKS = 4
+STEPS = 25
+COUNT = 60_000
+
+Place = Callable[[Communicator], np.ndarray]
+
+
+def common(comm: Communicator) -> np.ndarray:
+    """One result that all ranks read."""
+    memory = comm.common(4 * COUNT)
+    assert memory is not None, "the ranks share no memory here"
+    return memory.view(np.float32)
+
+
+def own(comm: Communicator) -> np.ndarray:
+    """A result in memory that neighbours write to."""
+    return comm.allocate(4 * COUNT).view(np.float32)
+
+
+def plain(comm: Communicator) -> np.ndarray:
+    """A result that only its rank can reach."""
+    return np.zeros(COUNT, np.float32)
+
+
+def sums(place: Place) -> None:
+    """Sum numbers that change every step, by ranks that come when they like."""
+    comm = threads.world()
+    rng = random.Random(comm.rank)
+    send, receive = own(comm), place(comm)
+    ones = comm.size * (comm.size + 1) / 2
+    for step in range(1, STEPS):
+        send[:] = step * (comm.rank + 1)
+        time.sleep(rng.choice([0, 0, 0.002]))
+        comm.allreduce(send, receive).wait()
+        wrong = np.flatnonzero(receive != step * ones)
+        assert not wrong.size, f"rank {comm.rank}, step {step}: wrong from {wrong[0]} on"
+    comm.close()
+
+
+@pytest.mark.parametrize("place", [common, own, plain])
+def test_sums_are_right_without_any_barrier_around_them(place: Place) -> None:
+    testing.run_ranks(RANKS, sums, place, timeout=20.0)
+
+
+@pytest.mark.parametrize("place", [common, own])
+@pytest.mark.parametrize("phase", [ENTERED, DONE])
+def test_without_one_of_its_meetings_a_sum_goes_wrong(
+    monkeypatch: pytest.MonkeyPatch, place: Place, phase: int
+) -> None:
+    behind = Turn.behind
+    monkeypatch.setattr(Turn, "behind", lambda turn, n: [] if n == phase else behind(turn, n))
+    with pytest.raises(Exception, match=r"wrong from|different calls"):
+        testing.run_ranks(RANKS, sums, place, timeout=20.0)

@@ -1,0 +1,125 @@
+"""Memory that a rank gives to its node: what is handed out, given back, and found by neighbours."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ncclkv.arrays.memory import address
+from ncclkv.comm.base import ALIGNMENT
+from ncclkv.comm.node.arena import Arena
+from ncclkv.comm.node.space import MIB, FileSpace, Ticket
+
+MOST = 1 << 40
+
+
+@pytest.fixture
+def space() -> Iterator[FileSpace]:
+    made, _ = FileSpace.create()
+    yield made
+    made.close()
+
+
+def taken(arena: Arena, nbytes: int) -> np.ndarray:
+    array = arena.take(nbytes)
+    assert array is not None
+    return array
+
+
+def test_arrays_are_aligned_zero_and_apart(space: FileSpace) -> None:
+    arena = Arena(space, 0, MOST)
+    arrays = [taken(arena, nbytes) for nbytes in (1, 255, 256, 257, 100 * MIB, 7)]
+    for number, array in enumerate(arrays, start=1):
+        assert address(array) % ALIGNMENT == 0
+        assert not array[:1000].any()
+        array[:1000] = number
+    for number, array in enumerate(arrays, start=1):
+        assert (array[:1000] == number).all()
+
+
+def test_bytes_come_back_with_the_last_view_and_are_zeroed(space: FileSpace) -> None:
+    arena = Arena(space, 0, MOST)
+    array = taken(arena, 1000)
+    where, view = address(array), array.view(np.float32)[10:20]
+    array[:] = 1
+    del array
+    assert address(taken(arena, 1000)) != where
+    assert (view.view(np.uint8) == 1).all()
+    del view
+    again = taken(arena, 1000)
+    assert address(again) == where
+    assert not again.any()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_taken_and_given_back_nothing_overlaps(space: FileSpace, seed: int) -> None:
+    rng, arena = random.Random(seed), Arena(space, 0, MOST)
+    live: list[tuple[np.ndarray, int]] = []
+    for step in range(200):
+        if live and rng.random() < 0.5:
+            live.pop(rng.randrange(len(live)))
+            continue
+        array = taken(arena, rng.choice([1, 100, 256, 257, 4096, 10_240]))
+        assert not array.any()
+        array[:] = step % 255 + 1
+        live.append((array, step % 255 + 1))
+        assert all((other == number).all() for other, number in live)
+
+
+def test_memory_in_common_is_the_same_for_all_who_take_alike(space: FileSpace) -> None:
+    first, second = (Arena(space, 0, MOST, reuse=False) for _ in range(2))
+    early = taken(first, 5000)
+    early[:] = 7
+    # One that takes later must not spoil what the others have written there.
+    late = taken(second, 5000)
+    assert (late == 7).all()
+    del early
+    place, other = first.place(taken(first, 300)), second.place(taken(second, 300))
+    assert place == other
+
+
+def test_a_place_leads_a_neighbour_to_the_same_bytes() -> None:
+    space, ticket = FileSpace.create()
+    arena = Arena(space, 1 * MIB, MOST)
+    array = taken(arena, 5000)[1000:3000]
+    place = arena.place(array)
+    assert place is not None
+    extent = FileSpace.open(ticket).map(place.start, place.length)
+    extent[place.offset : place.offset + array.nbytes] = 9
+    assert (array == 9).all()
+
+
+def test_other_memory_has_no_place(space: FileSpace) -> None:
+    arena = Arena(space, 0, MOST)
+    assert arena.place(np.zeros(10)) is None
+    array = taken(arena, 1000)
+    assert arena.place(np.zeros(10)) is None
+    assert arena.place(array) is not None
+
+
+def test_a_space_that_is_used_up_says_so(space: FileSpace) -> None:
+    arena = Arena(space, 0, 1 * MIB)
+    whole = arena.take(1 * MIB)
+    assert whole is not None
+    assert arena.take(1) is None
+    del whole
+    assert arena.take(1) is not None
+
+
+def test_the_file_of_somebody_else_is_not_taken_for_a_rank_s() -> None:
+    space, ticket = FileSpace.create()
+    with pytest.raises(FileNotFoundError, match="is not the memory of that rank"):
+        FileSpace.open(Ticket(ticket.process, ticket.descriptor, b"x" * 16))
+    space.close()
+    with pytest.raises(OSError, match="No such file"):
+        FileSpace.open(ticket)
+
+
+def test_what_nobody_wrote_takes_no_memory(space: FileSpace) -> None:
+    array = space.map(0, 1 << 36)
+    array[0] = 1
+    assert os.fstat(space._descriptor).st_blocks * 512 < MIB
