@@ -41,6 +41,11 @@ class Place:
         """`count` float32 zeros in the memory that collectives can use best."""
         return self._comm.allocate(count * 4).view(np.float32)
 
+    def common(self, count: int) -> Buffer | None:
+        """`count` float32 zeros that all ranks of a node have in common; None where none have."""
+        memory = self._comm.common(count * 4)
+        return None if memory is None else memory.view(np.float32)
+
     def synchronize(self) -> None:
         """Wait until all that was asked of this memory is done."""
         self._comm.synchronize()
