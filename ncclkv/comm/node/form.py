@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
+import sys
 from collections.abc import Sequence
 
 from ncclkv.comm.base import Control
@@ -14,6 +16,11 @@ from ncclkv.comm.transport import Transport
 _ORDERED = ("x86_64", "AMD64")
 """Processors that let others see stores in the order in which they were made."""
 
+_DESCRIPTORS = 6
+_SPARE_DESCRIPTORS = 64
+"""What a rank of the node takes of them: its file, and parts of it that are mapped; and the user's.
+"""
+
 _log = logging.getLogger("ncclkv")
 
 
@@ -22,7 +29,7 @@ def form(transport: Transport, control: Control) -> Node | None:
 
     Collective over all ranks.
     """
-    own, ticket, problem = _create()
+    own, ticket, problem = _create(len(transport.node))
     offers = control.allgather((tuple(transport.node), ticket, problem), "memory of nodes")
     nodes = list(dict.fromkeys(node for node, _, _ in offers))
     if len(nodes) == len(offers):
@@ -36,15 +43,27 @@ def form(transport: Transport, control: Control) -> Node | None:
     return Node(transport.node, transport.rank, nodes, spaces, transport.tell)
 
 
-def _create() -> tuple[FileSpace | None, Ticket | None, str]:
-    """This rank's own memory, or why there is none."""
+def _create(ranks: int) -> tuple[FileSpace | None, Ticket | None, str]:
+    """This rank's own memory, to be shared by so many, or why there is none."""
     if platform.machine() not in _ORDERED:
         return None, None, f"{platform.machine()} does not keep the order of stores"
     try:
+        free = _free_descriptors()
+        if free < _DESCRIPTORS * ranks + _SPARE_DESCRIPTORS:
+            return None, None, f"{free} file descriptors are left; raise the limit by ulimit -n"
         space, ticket = FileSpace.create()
-    except (OSError, AttributeError) as error:  # AttributeError: not Linux
+    except (OSError, AttributeError, ImportError) as error:  # the last two: not Linux
         return None, None, str(error)
     return space, ticket, ""
+
+
+def _free_descriptors() -> int:
+    """How many files this process may still open."""
+    import resource  # which not every system has
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    used = len(os.listdir("/proc/self/fd"))
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit - used
 
 
 def _open(

@@ -83,7 +83,10 @@ class Node:
 
     def allocate(self, nbytes: int) -> Buffer | None:
         """Zeroed bytes of this rank's own that its neighbours can read; None without room."""
-        return self._own.take(nbytes)
+        try:
+            return self._own.take(nbytes)
+        except OSError:  # of a limit on address space or on files
+            return None
 
     def common(self, nbytes: int) -> Buffer | None:
         """Zeroed bytes that all ranks of the node get, in the same order of calls."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +25,9 @@ _CAPACITY = 1 << 44
 """Bytes that a file may grow to; those that nobody writes to are nowhere."""
 
 _TOKEN_BYTES = 16
+
+# Older Pythons keep a descriptor for each map.
+_MAP: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 class Space(ABC):
@@ -100,7 +105,7 @@ class FileSpace(Space):
         return space
 
     def map(self, start: int, nbytes: int) -> Buffer:
-        return np.frombuffer(mmap.mmap(self._descriptor, nbytes, offset=start), np.uint8)
+        return np.frombuffer(mmap.mmap(self._descriptor, nbytes, offset=start, **_MAP), np.uint8)
 
     def close(self) -> None:
         self._close()
