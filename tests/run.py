@@ -49,7 +49,7 @@ def suite() -> list[Run]:
     """All runs, in order."""
     pytest = (sys.executable, "-m", "pytest")
     runs = [
-        Run("unit", (*pytest, "tests/unit"), 360),
+        Run("unit", (*pytest, "tests/unit"), 600),
         Run("doctests", (*pytest, "--doctest-modules", "ncclkv"), 60),
         Run("harness", (*pytest, "tests/harness"), 180),
         Run("jobs", (*pytest, "tests/jobs"), 300),
