@@ -12,8 +12,7 @@ import pytest
 from ncclkv import testing
 from ncclkv.comm import threads
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.node.flags import DONE, Turn
-from ncclkv.comm.node.reduce import ENTERED
+from ncclkv.comm.node.flags import DONE, ENTERED, Turn
 
 RANKS = 4
 STEPS = 25

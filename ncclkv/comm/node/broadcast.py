@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from ncclkv.comm.base import Buffer
 from ncclkv.comm.node import note
-from ncclkv.comm.node.flags import DONE
+from ncclkv.comm.node.flags import DONE, ENTERED
 from ncclkv.comm.node.node import HALF_BYTES, INLINE_BYTES, Node
 from ncclkv.comm.work import Steps
-
-ENTERED = 1
 
 
 class Broadcast:

@@ -25,6 +25,10 @@ NOTE = struct.Struct("8q")
 NBYTES = RING * (8 + NOTE.size)
 
 _PHASES = 1 << 24
+
+ENTERED = 1
+"""The first phase of every collective: this rank's part can be read."""
+
 DONE = _PHASES - 1
 """The last phase of every collective: this rank needs nothing of the others any more."""
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ncclkv.comm.base import Apply, Buffer
 from ncclkv.comm.node import note
 from ncclkv.comm.node.between import Between
-from ncclkv.comm.node.flags import DONE
+from ncclkv.comm.node.flags import DONE, ENTERED
 from ncclkv.comm.node.node import HALF_BYTES, INLINE_BYTES, Node
 from ncclkv.comm.schedule import slices
 from ncclkv.comm.work import Steps
@@ -24,8 +24,6 @@ from ncclkv.kernels.base import Kernels
 
 BLOCK_BYTES = 256 * 1024
 """A slice is summed, sent on and updated in blocks that stay in the cache."""
-
-ENTERED = 1
 
 
 class Request(NamedTuple):
