@@ -144,11 +144,13 @@ class MpiTransport(Transport):
             time.sleep(min(_FIRST_SLEEP * 2 ** min((attempt - _YIELDS) // 8, 10), _LONGEST_SLEEP))
 
     def tell(self) -> None:
-        return None  # processes look by themselves
+        # Processes look by themselves; but none may go on without MPI, by which it tells its end.
+        self._check()
 
     def departed(self) -> dict[int, str]:
         from mpi4py import MPI
 
+        self._check()
         status = MPI.Status()
         while self._comm.Iprobe(MPI.ANY_SOURCE, _FAREWELL_TAG, status):
             text = np.zeros(_FAREWELL_BYTES, np.uint8)

@@ -91,17 +91,19 @@ def _sgd_piece(
     change, decay, weights = buffers
     if stored.dtype == weights.dtype:
         weights = stored
-        np.multiply(gradient, step.rescale, out=change)
     else:
         np.copyto(weights, stored)
         np.copyto(change, gradient)
-        np.multiply(change, step.rescale, out=change)
+        gradient = change
+    # What would multiply by 1, or add 0, is left out: it would change no bit of a number.
+    if step.rescale != 1:
+        gradient = np.multiply(gradient, step.rescale, out=change)
     if step.clip is not None:
-        np.clip(change, -step.clip, step.clip, out=change)
+        gradient = np.clip(gradient, -step.clip, step.clip, out=change)
     if step.weight_decay:
         np.multiply(weights, step.weight_decay, out=decay)
-        np.add(change, decay, out=change)
-    np.multiply(change, step.learning_rate, out=change)
+        gradient = np.add(gradient, decay, out=change)
+    np.multiply(gradient, step.learning_rate, out=change)
     if momenta is None:
         np.subtract(weights, change, out=weights)
     else:
