@@ -7,6 +7,7 @@ flies.  Nothing here depends on time or on the order of arrival.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -42,9 +43,9 @@ class Engine:
     def __init__(
         self, comm: Communicator, kernels: Kernels, placement: Placement, bucket_bytes: int
     ) -> None:
-        self.places = Places(
-            comm, kernels, bucket_bytes, self._adopt, common=placement.root is None
-        )
+        # Weak, or a store that is dropped would keep its memory until the garbage is collected.
+        adopt = weakref.WeakMethod(self._adopt)
+        self.places = Places(comm, kernels, bucket_bytes, adopt, common=placement.root is None)
         self.placement = placement
         self.rule: Rule = Assign()
         self._comm = comm

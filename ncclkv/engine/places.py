@@ -26,8 +26,8 @@ class Places:
 
     Parameters
     ----------
-    adopt : callable
-        Called with each new bucket.
+    adopt : weakref.WeakMethod
+        Of what is called with each new bucket.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Places:
         comm: Communicator,
         kernels: Kernels,
         bucket_bytes: int,
-        adopt: Callable[[BucketState], object],
+        adopt: Callable[[], Callable[[BucketState], object] | None],
         *,
         common: bool,
     ) -> None:
@@ -77,8 +77,10 @@ class Places:
         self._unplaced.clear()
         self.states += states
         self._memory.add(states)
-        for state in states:
-            self._adopt(state)
+        adopt = self._adopt()
+        if adopt is not None:
+            for state in states:
+                adopt(state)
 
     def part(self) -> None:
         """Give this rank weights of its own, in all buckets, for good."""

@@ -1,0 +1,46 @@
+"""A store that is closed and dropped gives its memory back at once."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import ncclkv
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Without the collector of garbage, which comes late where objects are few and large."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def used(name: str) -> list[bool]:
+    """Use a store, close and drop it; tell what of it is still there."""
+    kv = ncclkv.create(name)
+    kv.init("w", np.zeros(10_000, np.float32))
+    kv.set_optimizer(ncclkv.optimizer.SGD(momentum=0.5))
+    kv.pushpull("w", np.ones(10_000, np.float32))
+    state = kv._engine.places["w"].state
+    parts = [kv, kv._engine, state, state.gradients, state.weights]
+    references = [weakref.ref(part) for part in parts]
+    kv.close()
+    del kv, state, parts
+    return [reference() is not None for reference in references]
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_of_one_process() -> None:
+    assert not any(used("local"))
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_of_ranks_that_share_memory() -> None:
+    for rank, left in enumerate(ncclkv.testing.run_ranks(3, used, "threads")):
+        assert not any(left), f"rank {rank}"
