@@ -177,10 +177,10 @@ class RecordingKernels:
         return array
 
     def zeros(self, count: int, dtype: np.dtype[Any]) -> Array:
-        """Refuse: a state that is made now would be made again at each replay."""
+        """Refuse: only the update of an optimizer of the user's own asks for it here."""
         raise UsageError(
-            "capture: the optimizer has no state for what is pushed; make the same step once "
-            "before it is captured"
+            f"capture: an update asks for a new array of {count} zeros, and nothing is made anew "
+            f"in a capture; let the optimizer have it as one of its states, by state_count"
         )
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -60,8 +60,9 @@ class Optimizer(ABC):
     wd, rescale_grad, clip_gradient
         As given; assigning to them takes effect at the next update.  Give every rank the same.
     capturable : bool
-        Whether all that `update` does is to call kernels, with `learning_rate` as it is: then a
-        captured step can be replayed with another one.  Each class says so for itself.
+        Whether all that `update` does is to call kernels, with `learning_rate` as it is and without
+        a new array: then a captured step can be replayed with another one.  Each class says so for
+        itself.
     lr_mult, wd_mult : dict
         Factors by key of the learning rate and of the weight decay; 1 for keys not named.  Items
         put into them are checked by the next push.

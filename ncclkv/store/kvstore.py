@@ -128,13 +128,13 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
                 whole_priority("pull", priority)
             if out is None:
                 return self._pull_new(key, local)
+            pull, row = self._to_pull("pull", key, out, local=local)
             if local:
-                self._engine.read(*self._to_pull("pull", key, out, flushed=False))
+                self._engine.read(pull, row)
             elif self._group is not None:
-                pull, row = self._to_pull_later("pull", key, out)
                 self._group.pull(pull.keys, row)
             else:
-                self._pull(*self._to_pull("pull", key, out, flushed=True))
+                self._pull(pull, row)
             return None
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -156,12 +156,11 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
             out = value if out is None else out
             # The push first, for it gives keys their places; it changes nothing yet.
             push = self._to_push("pushpull", key, value)
+            pull, row = self._to_pull("pushpull", key, out)
             if self._group is not None:
-                pull, row = self._to_pull_later("pushpull", key, out)
                 self._group.push(*push, priority)
                 self._group.pull(pull.keys, row)
                 return
-            pull, row = self._to_pull("pushpull", key, out, flushed=True)
             error = self._engine.push(*push, priority)
             self._pull(pull, row)
         raise_late(error)

@@ -38,22 +38,16 @@ class Transfers(Core):
         return values
 
     def _to_pull(
-        self, verb: str, key: Any, out: Any, *, flushed: bool
+        self, verb: str, key: Any, out: Any, *, local: bool = False
     ) -> tuple[Pull, Sequence[Array]]:
         """A pull into arrays that have been checked, and these in a row."""
         known = self._recent.find("pull", key, out)
         if known is not None:
             return known
         reads = self._outs(verb, key, out)
-        self._engine.places.check_outs(reads, flushed=flushed)
+        if local or self._group is None:  # a group looks at its end where they lie
+            self._engine.places.check_outs(reads, flushed=not local)
         return self._planned("pull", key, out, reads)
-
-    def _to_pull_later(self, verb: str, key: Any, out: Any) -> tuple[Pull, Sequence[Array]]:
-        """The same at the end of a group, which has yet to look where the arrays lie."""
-        known = self._recent.find("pull", key, out)
-        if known is not None:
-            return known
-        return self._planned("pull", key, out, self._outs(verb, key, out))
 
     def _planned(
         self, verb: str, key: Any, out: Any, reads: list[tuple[Key, Array]]

@@ -15,7 +15,7 @@ import cupy
 
 from ncclkv.comm.nccl.nccl4py_binding import Nccl4pyBinding
 from ncclkv.errors import NotSupported, UsageError
-from tests.cases.captures_misuse import MISUSES, Ready
+from tests.cases.captures_all import MISUSES, Ready
 from tests.cases.expect import refused
 from tests.cases.place import at
 from tests.nccl.standin import Seat, run_seats

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
-from tests.cases.captures import CAPTURES
+from tests.cases.captures_all import CAPTURES
 from tests.cases.place import at
 from tests.nccl.standin import Seat, run_seats
 from tests.nccl.standin.place import DevicePlace

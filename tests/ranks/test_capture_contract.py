@@ -10,8 +10,7 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import launch
-from tests.cases.captures import CAPTURES
-from tests.cases.captures_misuse import MISUSES
+from tests.cases.captures_all import CAPTURES, MISUSES
 from tests.cases.place import at
 from tests.nccl.standin import Seat
 from tests.nccl.standin.place import DevicePlace

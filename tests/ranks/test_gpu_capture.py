@@ -10,8 +10,7 @@ import pytest
 
 from ncclkv.comm.nccl import nccl4py_binding
 from ncclkv.errors import NotSupported, UsageError
-from tests.cases.captures import CAPTURES
-from tests.cases.captures_misuse import MISUSES, Ready
+from tests.cases.captures_all import CAPTURES, MISUSES, Ready
 from tests.cases.expect import same, total
 from tests.cases.place import at
 from tests.cases.stores import Stores

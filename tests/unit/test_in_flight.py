@@ -57,6 +57,27 @@ def test_a_pull_does_not_write_over_a_pushed_gradient(local: bool) -> None:
         assert np.array_equal(kv.pull("b"), [5, 5])
 
 
+def test_only_a_pull_that_flushes_a_gradient_writes_over_it(kv: ncclkv.KVStore) -> None:
+    gradient = kv.grad_view("b")
+    kv.push("b", np.full(2, 5.0))
+    with pytest.raises(UsageError, match="out lies in a grad_view"):
+        kv.pull("b", out=gradient, local=True)
+    kv.pull("b", out=gradient)
+    assert np.array_equal(gradient, [5, 5])
+
+
+def test_a_group_looks_at_its_end_which_gradients_it_flushes(kv: ncclkv.KVStore) -> None:
+    gradient, out = kv.grad_view("b"), np.zeros(2)
+    kv.init("c", np.ones(2))  # in another bucket, for the layout of the others is sealed
+    with kv.group():
+        kv.push("b", np.full(2, 5.0))
+        with pytest.raises(UsageError, match="out lies in a grad_view"):
+            kv.pull("c", out=gradient, local=True)
+        kv.pull("c", out=gradient)
+        kv.pull("b", out=out)
+    assert [*gradient, *out] == [1, 1, 5, 5]
+
+
 def test_a_refused_pushpull_pushes_nothing(kv: ncclkv.KVStore) -> None:
     gradient = kv.grad_view("b")
     kv.init("c", np.zeros(2))  # in another bucket, for the layout of the others is sealed

@@ -1,0 +1,28 @@
+"""Stores of the stand-in that nobody closes but the test, and what has become of their graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.cases.captures_all import Ready
+from tests.nccl.standin import Seat
+from tests.nccl.standin.stores import SeatStores
+
+
+def graphs_of(seat: Seat) -> set[str]:
+    """The graphs that hold any communicator."""
+    return set().union(*(handle.graphs for handle in seat.binding._handles))
+
+
+def opened(seat: Seat, update_on: str = "every_rank", **options: Any) -> Ready:
+    """A store that nobody closes but the test."""
+
+    def create(**more: Any) -> Any:
+        return SeatStores(seat, update_on).open(update_on=update_on, **options, **more)
+
+    return Ready(create)  # type: ignore[arg-type]
+
+
+def ends(seat: Seat) -> list[str]:
+    """How communicators ended, and after which graphs were captured."""
+    return [line.split()[0] for line in seat.log.lines if line.startswith(("destroy", "abort"))]

@@ -1,0 +1,60 @@
+"""Layer 2, recording stand-in, not NCCL: replays are in the order of CuPy's current stream."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
+
+from tests.cases.captures_all import Ready
+from tests.cases.expect import same, total
+from tests.cases.place import at
+from tests.nccl.captures import opened
+from tests.nccl.standin import Seat, run_seats
+from tests.nccl.standin.place import DevicePlace
+from tests.nccl.standin.stores import SeatStores
+
+pytestmark = pytest.mark.limit(30)
+PLACEMENTS = pytest.mark.parametrize("update_on", ["every_rank", "root"])
+
+
+@PLACEMENTS
+def test_replays_follow_the_current_stream(update_on: str) -> None:
+    def body(seat: Seat) -> None:
+        other = seat.device.stream("another stream")
+        with at(DevicePlace(seat)), SeatStores(seat, update_on) as create:
+            ready = Ready(create)
+            kv, streams = ready.kv, seat.streams
+            step = ready.step()
+            streams.wait(other, streams.record(streams.current()))
+            with streams.on(other):
+                streams.write(ready.gradients[0], kv.rank + 5)
+                step.replay()
+                same(ready.outs[0], total(kv) + 4 * kv.num_workers)
+                streams.write(ready.gradients[0], kv.rank + 6)
+            # Back on the first stream, behind what the other one was given.
+            step.replay()
+            same(ready.outs[0], total(kv) + 5 * kv.num_workers)
+            with streams.on(other):
+                kv.pushpull(ready.keys, ready.gradients, ready.outs)
+                same(ready.outs[0], total(kv) + 5 * kv.num_workers)
+
+    run_seats(3, body, lazy=True)
+
+
+def test_what_the_user_reads_without_order_is_caught() -> None:
+    def body(seat: Seat) -> None:
+        other = seat.device.stream("another stream")
+        with at(DevicePlace(seat)):
+            ready = opened(seat)
+            step = ready.step()
+            step.replay()
+            with (
+                pytest.raises(AssertionError, match="nothing orders it after unpack_all"),
+                seat.streams.on(other),
+            ):
+                seat.streams.get(ready.outs[0])
+            seat.spoilt = True
+            seat.device.mend()
+
+    run_seats(2, body, lazy=True)
