@@ -26,7 +26,9 @@ from ncclkv.comm.ended import closed, left
 from ncclkv.comm.node.between import Between
 from ncclkv.comm.node.broadcast import Broadcast
 from ncclkv.comm.node.form import form
+from ncclkv.comm.node.node import INLINE_BYTES, Node
 from ncclkv.comm.node.reduce import Reduction, Request
+from ncclkv.comm.node.short import Pair, Short, ShortReduction
 from ncclkv.comm.schedule import SHORT_BYTES, Lane
 from ncclkv.comm.transport import Transport
 from ncclkv.comm.work import Flight, Steps, StepWork
@@ -66,7 +68,7 @@ class _Lanes:
         """Start the collective that `steps` makes of a lane."""
         if len(self._holders) == _TAGS:
             self._holders.popleft().wait()
-        work = self._flight.launch(self._run(steps, next(self._tags)), what)
+        work = self._flight.launch(StepWork(self._run(steps, next(self._tags)), what))
         self._holders.append(work)
         work.label = label
         return work
@@ -134,6 +136,8 @@ class ExchangeCommunicator(Communicator):
         self.control: ExchangeControl = ExchangeControl(transport, self._flight)
         self._node = form(transport, among or self.control) if share else None
         self._flight.relayed = self._node is not None and len(self._node.nodes) > 1
+        self._shorts: dict[tuple[int, np.dtype[Any], str, int | None], Short] = {}
+        self._pairs: dict[tuple[int, int], Pair] = {}
         self._closed = False
 
     def allocate(self, nbytes: int) -> Buffer:
@@ -162,6 +166,9 @@ class ExchangeCommunicator(Communicator):
         *,
         divided: bool = False,
     ) -> Work:
+        pair = self._pairs.get((id(send), id(receive)))
+        if pair is not None and not divided and pair.is_asked(send, receive, op, root):
+            return self._flight.launch(ShortReduction(pair.short, send, receive, apply))
         check_root(root, self.size)
         check_pair(send, receive, np.size(send))
         check_op(op, send.dtype)
@@ -171,13 +178,27 @@ class ExchangeCommunicator(Communicator):
         divided = divided or (root is None and node.is_common(receive))
         request = Request(send, receive, op, apply, root, divided)
         if len(node.nodes) == 1:
-            return self._flight.launch(Reduction(node, self.kernels, request).steps(), request)
+            if send.nbytes <= INLINE_BYTES and not divided:
+                short = self._short(node, request)
+                self._pairs[id(send), id(receive)] = Pair(short, send, receive, op, root)
+                return self._flight.launch(ShortReduction(short, send, receive, apply))
+            return self._flight.launch(
+                StepWork(Reduction(node, self.kernels, request).steps(), request)
+            )
         if send.nbytes <= SHORT_BYTES and not divided:
             return self._by_messages(request)
         return self._lanes.launch(
             lambda lane: Reduction(node, self.kernels, request, Between(node, lane, root)).steps(),
             request,
         )
+
+    def _short(self, node: Node, request: Request) -> Short:
+        """What is prepared for reductions such as this one."""
+        kind = request.send.size, request.send.dtype, request.op, request.root
+        short = self._shorts.get(kind)
+        if short is None:
+            short = self._shorts[kind] = Short(node, *kind)
+        return short
 
     def _by_messages(self, request: Request) -> Work:
         """Launch a reduction that goes from rank to rank."""
@@ -192,7 +213,7 @@ class ExchangeCommunicator(Communicator):
         check_buffer(buffer)
         node, what = self._node, f"a broadcast of {buffer.nbytes} bytes from rank {root}"
         if node is not None and len(node.nodes) == 1:
-            return self._flight.launch(Broadcast(node, buffer, root).steps(), what)
+            return self._flight.launch(StepWork(Broadcast(node, buffer, root).steps(), what))
         return self._lanes.launch(lambda lane: schedule.broadcast(lane, buffer, root), what)
 
     def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:

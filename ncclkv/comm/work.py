@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 from ncclkv.comm.base import Work
 from ncclkv.comm.transport import Pending, Transport
 from ncclkv.errors import CommAborted, CommTimeout, KVStoreError, OrderMismatch, RankLost
+
+Made = TypeVar("Made", bound="Flying")
 
 Steps = Generator[Sequence[Pending], None, None]
 """A collective as a generator: it goes on when all messages that it yielded are done.
@@ -17,9 +21,12 @@ Steps = Generator[Sequence[Pending], None, None]
 What goes wrong with one of them is thrown in there.
 """
 
-# Looks at the messages before the clock and the departed ranks are looked at: a message that is
-# about to arrive is not made to pay for either.
+# Looks before the clock and the departed ranks are looked at: what is about to arrive is not made
+# to pay for either.
 _FREE_LOOKS = 20
+
+# Glances between two looks at all there is, when nothing else is under way.
+_GLANCES = 20
 
 # A rank that waits for one that has left may be waited for itself, and cannot say so: so long is
 # waited for it when another rank is known to have left.
@@ -49,7 +56,7 @@ class Flight:
         self._transport = transport
         self._timeout = timeout
         self._thread = 0
-        self._active: list[StepWork] = []
+        self._active: list[Flying] = []
         self.failure: KVStoreError | None = None
         self.relayed = False
 
@@ -57,16 +64,15 @@ class Flight:
         """Raise `failure` in all later calls."""
         self.failure = self.failure or failure
 
-    def launch(self, steps: Steps, what: object) -> StepWork:
+    def launch(self, work: Made) -> Made:
         """Start a collective; it makes its first step here."""
         self.check()
-        work = StepWork(self, steps, what)
+        work.flight = self
         self._thread = threading.get_ident()
         # Kept before its first step: messages of a step that fails may still be written to.
         self._active.append(work)
         _busy.add(self)
-        if not self._unfinished([work]):
-            self._keep([other for other in self._active if other is not work])
+        self._advance(work)
         return work
 
     def check(self) -> None:
@@ -77,18 +83,14 @@ class Flight:
     def progress(self) -> None:
         """Advance every collective in flight as far as its messages allow."""
         self.check()
-        self._keep(self._unfinished(self._active))
+        for work in self._active.copy():
+            if not work.finished:
+                self._advance(work)
 
-    def _keep(self, active: list[StepWork]) -> None:
-        """Go on with the collectives that are not complete."""
-        self._active = active
-        if not active:
-            _busy.discard(self)
-
-    def _unfinished(self, works: Sequence[StepWork]) -> list[StepWork]:
-        """Advance collectives; return those that are not complete."""
+    def _advance(self, work: Flying) -> None:
+        """Advance a collective; forget it when it is complete."""
         try:
-            return [work for work in works if not work.advance()]
+            work.finished = work.advance()
         except KVStoreError as error:
             self.failure = error
             raise
@@ -99,22 +101,31 @@ class Flight:
                 f"off by {type(error).__name__}: {error}"
             )
             raise
+        if work.finished:
+            self._active.remove(work)
+            if not self._active:
+                _busy.discard(self)
 
-    def wait(self, work: StepWork, timeout: float | None) -> None:
+    def wait(self, work: Flying, timeout: float | None) -> None:
         """Look, and let others run, until `work` is complete; mind the deadline and losses."""
         limit = self._timeout if timeout is None else timeout
         start, attempt = time.monotonic(), 0
-        self.check()
-        while not work.done():
-            for other in self._others():
+        while True:
+            others = self._others()
+            glances = 1 if others or len(self._active) > 1 else _GLANCES
+            while glances and work.stuck():
+                glances -= 1
+                attempt += 1
+                self._transport.pause(attempt)
+            self.progress()
+            if work.finished:
+                return
+            for other in others:
                 # What fails there is raised by the next call there.
                 with suppress(Exception):
                     other.progress()
             attempt += 1
             self._transport.pause(attempt)
-            while attempt < _FREE_LOOKS and work.stuck():
-                attempt += 1
-                self._transport.pause(attempt)
             if attempt > _FREE_LOOKS:
                 self._check(work, limit, time.monotonic() - start)
 
@@ -126,7 +137,7 @@ class Flight:
             if flight is not self and flight._thread == self._thread and flight.failure is None
         ]
 
-    def _check(self, work: StepWork, limit: float, waited: float) -> None:
+    def _check(self, work: Flying, limit: float, waited: float) -> None:
         """Raise when a rank that `work` needs has left, or the deadline has passed."""
         missing = work.missing()
         departed = self._transport.departed()
@@ -150,49 +161,73 @@ class Flight:
             raise self.failure
 
 
-class StepWork(Work):
-    """A collective that advances by steps whenever somebody looks."""
+class Flying(Work):
+    """A collective that advances whenever somebody looks.
 
-    def __init__(self, flight: Flight, steps: Steps, what: object) -> None:
-        self._flight = flight
-        self._steps = steps
+    Attributes
+    ----------
+    flight : Flight
+        What it is launched in.
+    finished : bool
+        Whether it is complete on this rank.
+    """
+
+    flight: Flight
+    finished = False
+
+    def __init__(self, what: object) -> None:
         self._what = what
-        self._pending: list[Pending] = []
-        self._finished = False
 
     def __str__(self) -> str:
         return f"{self._what} ({self.label})" if self.label else str(self._what)
 
+    @abstractmethod
     def advance(self) -> bool:
-        """Make every step whose messages are done; tell whether none is left."""
-        while not self._finished:
+        """Go on as far as can be without waiting; tell whether nothing is left to do."""
+
+    @abstractmethod
+    def stuck(self) -> bool:
+        """Whether a glance shows that it cannot go on."""
+
+    @abstractmethod
+    def missing(self) -> set[int]:
+        """The ranks that it waits for."""
+
+    def done(self) -> bool:
+        if not self.finished:
+            self.flight.progress()
+        return self.finished
+
+    def wait(self, timeout: float | None = None) -> None:
+        if not self.finished:
+            self.flight.wait(self, timeout)
+
+
+class StepWork(Flying):
+    """A collective that is a generator of its steps."""
+
+    def __init__(self, steps: Steps, what: object) -> None:
+        super().__init__(what)
+        self._steps = steps
+        self._pending: list[Pending] = []
+
+    def advance(self) -> bool:
+        while True:
             try:
                 self._pending = [message for message in self._pending if not message.done()]
                 if self._pending:
                     return False
                 self._pending = list(next(self._steps))
             except StopIteration:
-                self._finished = True
+                return True
             except OrderMismatch as error:
                 self._steps.throw(error)
-        return True
 
     def stuck(self) -> bool:
-        """Whether a glance shows that no step can be made."""
         return bool(self._pending) and not self._pending[-1].glance()
 
     def missing(self) -> set[int]:
-        """The ranks whose messages have not come or gone."""
         return {message.peer for message in self._pending}
-
-    def done(self) -> bool:
-        if not self._finished:
-            self._flight.progress()
-        return self._finished
-
-    def wait(self, timeout: float | None = None) -> None:
-        if not self._finished:
-            self._flight.wait(self, timeout)
 
 
 def _follows(reason: str) -> bool:

@@ -31,9 +31,9 @@ class Broadcast:
         """Take this rank's part."""
         node, turn = self._node, self._turn
         short = self._bytes.size <= INLINE_BYTES
-        slot, readers = node.take_inline(turn) if short else (-1, [])
+        slot, before = node.take_inline(turn) if short else (-1, None)
         place = None if short else node.place(self._bytes)
-        yield [*turn.free(), *readers]
+        yield [*turn.free(), *(before.unfinished() if before is not None else ())]
         turn.note(note.write(self._call, place, None))
         if node.rank != self._root:
             yield from self._receive(slot)

@@ -7,7 +7,6 @@ elsewhere it would need fences, which Python does not have.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -19,10 +18,10 @@ from ncclkv.errors import OrderMismatch
 RING = 1024
 """Collectives of a node that may be under way at once."""
 
-NOTE = struct.Struct("8q")
-"""What a rank tells the others of its part in a collective."""
+NOTE_WORDS = 8
+"""Numbers in which a rank tells the others of its part in a collective."""
 
-NBYTES = RING * (8 + NOTE.size)
+NBYTES = RING * 8 * (1 + NOTE_WORDS)
 
 _PHASES = 1 << 24
 
@@ -63,7 +62,7 @@ class Reached(Pending):
 
 
 class Flags:
-    """The flags of all ranks of a node.
+    """The memory of the flags of all ranks of a node.
 
     Parameters
     ----------
@@ -75,6 +74,19 @@ class Flags:
         Which of them is this one.
     tell : callable
         Called after a flag was written, for those who sleep.
+
+    Attributes
+    ----------
+    rank : int
+    numbers, words : list of memoryview
+        Every rank's flags, and the words of their notes.
+    own, own_words : memoryview
+        This rank's.
+    others : list of memoryview
+        The other ranks' flags.
+    peers : list of int
+        Their ranks.
+    tell : callable
     """
 
     def __init__(
@@ -84,50 +96,19 @@ class Flags:
         index: int,
         tell: Callable[[], None],
     ) -> None:
-        self.index = index
-        self._numbers = [page[: RING * 8].view(np.int64).data for page in pages]
-        self._notes = [page[RING * 8 : NBYTES].data for page in pages]
-        self._rank = ranks[index]
-        self._own = self._numbers[index]
-        self._others = [
-            (rank, numbers)
-            for rank, numbers in zip(ranks, self._numbers, strict=True)
-            if numbers is not self._own
-        ]
-        self._tell = tell
+        self.rank = ranks[index]
+        self.numbers = [page[: RING * 8].view(np.int64).data for page in pages]
+        self.words = [page[RING * 8 : NBYTES].view(np.int64).data for page in pages]
+        self.own, self.own_words = self.numbers[index], self.words[index]
+        self.others = [each for each in self.numbers if each is not self.own]
+        self.peers = [rank for rank in ranks if rank != self.rank]
+        self.tell = tell
         self._count = 0
 
     def turn(self) -> Turn:
         """The next collective; all ranks take their turns in one order."""
         self._count += 1
         return Turn(self, self._count)
-
-    def write(self, slot: int, value: int) -> None:
-        """Say how far this rank is."""
-        self._own[slot] = value
-        self._tell()
-
-    def behind(self, slot: int, value: int) -> list[Pending]:
-        """The other ranks that are not as far."""
-        return [
-            Reached(self._rank, rank, numbers, slot, value)
-            for rank, numbers in self._others
-            if numbers[slot] < value
-        ]
-
-    def unfinished(self, slot: int, value: int) -> list[Pending]:
-        """All ranks that are not as far."""
-        here = Reached(self._rank, self._rank, self._own, slot, value)
-        return [*([] if here.done() else [here]), *self.behind(slot, value)]
-
-    def note(self, slot: int, items: Sequence[int]) -> None:
-        """Write this rank's note."""
-        NOTE.pack_into(self._notes[self.index], slot * NOTE.size, *items)
-
-    def notes(self, slot: int) -> list[bytes]:
-        """Every rank's note."""
-        lo = slot * NOTE.size
-        return [bytes(notes[lo : lo + NOTE.size]) for notes in self._notes]
 
 
 class Turn:
@@ -149,36 +130,85 @@ class Turn:
         self._base = number * _PHASES
         self._slot = number % RING
 
-    def free(self) -> list[Pending]:
-        """The ranks that are not done with the collective that had this turn's place before."""
-        if self.number <= RING:
-            return []
-        return self._flags.behind(self._slot, self._base - RING * _PHASES + DONE)
+    # This rank
 
-    def note(self, items: Sequence[int]) -> None:
+    def note(self, words: Sequence[int]) -> None:
         """Tell the others something, before the first phase."""
-        self._flags.note(self._slot, items)
-
-    def notes(self) -> list[bytes]:
-        """What all ranks, which have come to the first phase, have told."""
-        return self._flags.notes(self._slot)
+        own = self._flags.own_words
+        for place, word in enumerate(words, self._slot * NOTE_WORDS):
+            own[place] = word
 
     def reach(self, phase: int) -> None:
         """Say that this rank has come to a phase."""
-        self._flags.write(self._slot, self._base + phase)
+        self._flags.own[self._slot] = self._base + phase
+        self._flags.tell()
 
     def fail(self) -> None:
         """Say that ranks have made different calls."""
-        self._flags.write(self._slot, FAILED)
+        self._flags.own[self._slot] = FAILED
+        self._flags.tell()
+
+    # The others
+
+    def notes(self) -> list[list[int]]:
+        """What all ranks, which have come to the first phase, have told."""
+        lo = self._slot * NOTE_WORDS
+        return [words[lo : lo + NOTE_WORDS].tolist() for words in self._flags.words]
+
+    def alike(self, first: int, second: int) -> bool:
+        """Whether the notes of all ranks begin with these words."""
+        lo = self._slot * NOTE_WORDS
+        for words in self._flags.words:
+            if words[lo] != first or words[lo + 1] != second:
+                return False
+        return True
+
+    def met(self, phase: int) -> bool:
+        """Whether all other ranks have come to a phase."""
+        return self._met(self._base + phase)
 
     def behind(self, phase: int) -> list[Pending]:
         """The other ranks that have not come to a phase."""
-        return self._flags.behind(self._slot, self._base + phase)
-
-    def unfinished(self) -> list[Pending]:
-        """The ranks that are not done, this one included."""
-        return self._flags.unfinished(self._slot, self._base + DONE)
+        return self._behind(self._base + phase)
 
     def waiting_for(self, rank: int, phase: int) -> list[Pending]:
         """That rank, unless it has come to a phase."""
         return [each for each in self.behind(phase) if each.peer == rank]
+
+    def is_over(self) -> bool:
+        """Whether all ranks are done, this one included."""
+        value = self._base + DONE
+        return self._flags.own[self._slot] >= value and self._met(value)
+
+    def unfinished(self) -> list[Pending]:
+        """The ranks that are not done, this one included."""
+        flags, value = self._flags, self._base + DONE
+        here = Reached(flags.rank, flags.rank, flags.own, self._slot, value)
+        return [*([] if here.done() else [here]), *self._behind(value)]
+
+    # The collective that had this one's place before
+
+    def is_free(self) -> bool:
+        """Whether all other ranks are done with it."""
+        return self.number <= RING or self._met(self._base - RING * _PHASES + DONE)
+
+    def free(self) -> list[Pending]:
+        """The ranks that are not."""
+        return [] if self.number <= RING else self._behind(self._base - RING * _PHASES + DONE)
+
+    def _met(self, value: int) -> bool:
+        """Whether all other ranks have written as much."""
+        slot = self._slot
+        for numbers in self._flags.others:  # noqa: SIM110  # a loop takes half as long as all()
+            if numbers[slot] < value:
+                return False
+        return True
+
+    def _behind(self, value: int) -> list[Pending]:
+        """The other ranks that have not."""
+        flags, slot = self._flags, self._slot
+        return [
+            Reached(flags.rank, rank, numbers, slot, value)
+            for rank, numbers in zip(flags.peers, flags.others, strict=True)
+            if numbers[slot] < value
+        ]

@@ -18,13 +18,15 @@ PAGE = 64 * 1024
 INLINE_BYTES = 16 * 1024
 """Up to here a sum is made by every rank itself, out of copies."""
 
+INLINE_SLOTS = 16
+"""How many of those may be under way at once."""
+
 HALF_BYTES = 4 * MIB
 """What a rank copies at a time of arrays that its neighbours cannot read where they are."""
 
-_INLINE_SLOTS = 16
 _HALVES = 2
 _INLINE_FROM = -(-flags.NBYTES // PAGE) * PAGE
-_HALVES_FROM = _INLINE_FROM + _INLINE_SLOTS * INLINE_BYTES
+_HALVES_FROM = _INLINE_FROM + INLINE_SLOTS * INLINE_BYTES
 
 CONTROL_BYTES = _HALVES_FROM + _HALVES * HALF_BYTES
 """The beginning of every rank's space: its flags and what it copies."""
@@ -66,7 +68,7 @@ class Node:
         self.flags = Flags(pages, ranks, self.index, tell)
         self._own, self._common = self._arenas()
         self._maps: dict[tuple[int, int, int], Buffer] = {}
-        self._inline: list[Turn | None] = [None] * _INLINE_SLOTS
+        self._inline: list[Turn | None] = [None] * INLINE_SLOTS
         self._inline_count = 0
         self._staged: Turn | None = None
         self._open: list[int] = []
@@ -133,12 +135,12 @@ class Node:
 
     # Copies
 
-    def take_inline(self, turn: Turn) -> tuple[int, list[Pending]]:
-        """The next place for a short copy, and those who may still read what was there."""
-        slot = self._inline_count % _INLINE_SLOTS
+    def take_inline(self, turn: Turn) -> tuple[int, Turn | None]:
+        """The next place for a short copy, and whose it was: some may still read what was there."""
+        slot = self._inline_count % INLINE_SLOTS
         self._inline_count += 1
         before, self._inline[slot] = self._inline[slot], turn
-        return slot, [] if before is None else before.unfinished()
+        return slot, before
 
     def inline(self, index: int, slot: int, nbytes: int) -> Buffer:
         """A rank's short copy."""

@@ -11,12 +11,11 @@ import numpy as np
 from ncclkv.arrays.dtypes import SUPPORTED, dtype_name
 from ncclkv.comm.base import OPS, Buffer
 from ncclkv.comm.node.arena import Place
-from ncclkv.comm.node.flags import NOTE
 from ncclkv.comm.node.node import Node
 from ncclkv.errors import OrderMismatch
 
 _NOWHERE = Place(-1, -1, -1)
-_CALL_BYTES = 16
+_CALL_WORDS = 2
 """What `Call.pack` takes of a note."""
 
 
@@ -62,10 +61,12 @@ def _unpack(nbytes: int, small: int) -> Call:
     )
 
 
-def reduction(send: Buffer, op: str, root: int | None, *, divided: bool) -> Call:
+def reduction(
+    nbytes: int, dtype: np.dtype[Any], op: str, root: int | None, *, divided: bool
+) -> Call:
     """What all ranks say of a reduction."""
     whole = -1 if root is None else root
-    return Call(send.nbytes, _number(send.dtype), OPS.index(op), whole, divided)
+    return Call(nbytes, _number(dtype), OPS.index(op), whole, divided)
 
 
 def broadcast(buffer: Buffer, root: int) -> Call:
@@ -84,14 +85,13 @@ def write(call: Call, send: Place | None, receive: Place | None) -> tuple[int, .
     return (*call.pack(), *(send or _NOWHERE), *(receive or _NOWHERE))
 
 
-def places(note: bytes) -> tuple[Place | None, Place | None]:
+def places(note: Sequence[int]) -> tuple[Place | None, Place | None]:
     """Where the writer's arrays are."""
-    items = NOTE.unpack(note)
-    send, receive = Place(*items[2:5]), Place(*items[5:8])
+    send, receive = Place(*note[2:5]), Place(*note[5:8])
     return (None if send == _NOWHERE else send, None if receive == _NOWHERE else receive)
 
 
-def check(call: Call, rank: int, other: int, note: bytes) -> None:
+def check(call: Call, rank: int, other: int, note: Sequence[int]) -> None:
     """Refuse another call than this rank's.
 
     Raises
@@ -99,7 +99,7 @@ def check(call: Call, rank: int, other: int, note: bytes) -> None:
     OrderMismatch
         Naming both ranks and both calls.
     """
-    theirs = _unpack(*NOTE.unpack(note)[:2])
+    theirs = _unpack(*note[:_CALL_WORDS])
     if theirs == call:
         return
     if theirs._replace(nbytes=call.nbytes) == call:
@@ -109,9 +109,9 @@ def check(call: Call, rank: int, other: int, note: bytes) -> None:
     raise OrderMismatch(f"rank {rank}: rank {other} {what}; the two ranks made different calls")
 
 
-def check_all(call: Call, node: Node, notes: Sequence[bytes]) -> None:
+def check_all(call: Call, node: Node, notes: Sequence[Sequence[int]]) -> None:
     """Refuse notes of other calls than this rank's; as `check`."""
-    own = notes[node.index][:_CALL_BYTES]
+    own = notes[node.index][:_CALL_WORDS]
     for other, text in zip(node.ranks, notes, strict=True):
-        if text[:_CALL_BYTES] != own:
+        if text[:_CALL_WORDS] != own:
             check(call, node.rank, other, text)

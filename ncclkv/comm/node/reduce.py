@@ -16,7 +16,7 @@ from ncclkv.comm.base import Apply, Buffer
 from ncclkv.comm.node import note
 from ncclkv.comm.node.between import Between
 from ncclkv.comm.node.flags import DONE, ENTERED
-from ncclkv.comm.node.node import HALF_BYTES, INLINE_BYTES, Node
+from ncclkv.comm.node.node import HALF_BYTES, Node
 from ncclkv.comm.schedule import slices
 from ncclkv.comm.work import Steps
 from ncclkv.errors import OrderMismatch
@@ -70,14 +70,17 @@ class Reduction:
         self._op, self._root, self._divided = request.op, request.root, request.divided
         self._here = request.root in (None, node.rank)
         self._apply = request.apply if self._here else None
-        self._call = note.reduction(request.send, request.op, request.root, divided=request.divided)
+        self._call = note.reduction(
+            request.send.nbytes,
+            request.send.dtype,
+            request.op,
+            request.root,
+            divided=request.divided,
+        )
         self._turn = node.flags.turn()
 
     def steps(self) -> Steps:
         """Take this rank's part."""
-        short = self._send.nbytes <= INLINE_BYTES
-        if short and not self._divided and self._between is None:
-            return self._inline()
         self._node.open(self._turn)
         return self._sliced() if self._between is None else self._told(self._between)
 
@@ -89,24 +92,6 @@ class Reduction:
             self._turn.fail()
             between.refuse()
             raise
-
-    def _inline(self) -> Steps:
-        """Copy the array to where all can read it; sum all copies."""
-        node, turn, nbytes = self._node, self._turn, self._send.nbytes
-        slot, readers = node.take_inline(turn)
-        yield [*turn.free(), *readers]
-        node.inline(node.index, slot, nbytes)[:] = self._send.view("u1")
-        turn.note(note.write(self._call, None, None))
-        turn.reach(ENTERED)
-        if self._here:
-            yield turn.behind(ENTERED)
-            note.check_all(self._call, node, turn.notes())
-            copies = [node.inline(index, slot, nbytes) for index in range(len(node.ranks))]
-            parts = [copy.view(self._send.dtype) for copy in copies]
-            self._kernels.reduce(parts, self._receive, self._op)
-        turn.reach(DONE)
-        if self._apply is not None:
-            self._apply(0, self._send.size)
 
     def _sliced(self) -> Steps:
         """Sum slices of the arrays where they are, or of chunks that are copied."""
@@ -148,7 +133,9 @@ class Reduction:
         self._turn.reach(phase)
         yield self._turn.behind(phase)
 
-    def _views(self, notes: Sequence[bytes]) -> tuple[list[Buffer] | None, list[Buffer] | None]:
+    def _views(
+        self, notes: Sequence[Sequence[int]]
+    ) -> tuple[list[Buffer] | None, list[Buffer] | None]:
         """All ranks' arrays to read, and those to write the sum into; None where they cannot be."""
         node, send, receive = self._node, self._send, self._receive
         note.check_all(self._call, node, notes)

@@ -7,11 +7,13 @@ minimum: NumPy's own rules.  16-bit floats are combined in float32 and rounded o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ncclkv.kernels.base import Array
 from ncclkv.kernels.host.pieces import blocks, piece_length, ranges, working_dtype
+from ncclkv.kernels.host.quiet import Quiet
 
 _STEP: dict[str, np.ufunc] = {
     "sum": np.add,
@@ -36,14 +38,39 @@ def combine(values: Sequence[Array], slot: Array, op: str) -> None:
 
 def reduce(parts: Sequence[Array], out: Array, op: str) -> None:
     """Reduce the ranks' flat `parts`, in their order, into `out`, which may be one of them."""
-    scratch, length = _scratch(out)
-    with np.errstate(all="ignore"):
-        if out.size <= length:
-            _reduce_piece(parts, scratch, out, op)
+    Reducer(out.dtype, out.size, op)(parts, out)
+
+
+class Reducer:
+    """Reductions of flat arrays, with memory to work in that is kept from one to the next.
+
+    Parameters
+    ----------
+    dtype : dtype
+    count : int
+        Elements of the longest.
+    op : str
+    """
+
+    def __init__(self, dtype: np.dtype[Any], count: int, op: str) -> None:
+        working = working_dtype(dtype)
+        self._length = piece_length(working)
+        self._scratch = np.empty((2, min(self._length, count)), working)
+        self._op = op
+        self._quiet = Quiet()
+
+    def __call__(self, parts: Sequence[Array], out: Array) -> None:
+        """Reduce `parts`, in their order, into `out`, which may be one of them."""
+        self._quiet.run(self._reduce, parts, out)
+
+    def _reduce(self, parts: Sequence[Array], out: Array) -> None:
+        count = out.size
+        if count == self._scratch.shape[1]:
+            _reduce_piece(parts, self._scratch, out, self._op)
             return
-        for piece in ranges(out.size, length):
-            buffers = scratch[:, : piece.stop - piece.start]
-            _reduce_piece([part[piece] for part in parts], buffers, out[piece], op)
+        for piece in ranges(count, self._length):
+            buffers = self._scratch[:, : piece.stop - piece.start]
+            _reduce_piece([part[piece] for part in parts], buffers, out[piece], self._op)
 
 
 def _reduce_piece(parts: Sequence[Array], buffers: Array, out: Array, op: str) -> None:
@@ -80,10 +107,12 @@ def _fold(parts: Sequence[Array], buffers: Array, out: Array, step: np.ufunc) ->
     if parts[0].dtype != buffers.dtype:
         _fold_widened(parts, buffers, out, step)
         return
-    partial = parts[0]
-    for part in parts[1:-1]:
-        partial = step(partial, part, out=buffers[0, ...])
-    step(partial, parts[-1], out=out)
+    first, *between, last = parts
+    if between:
+        total = buffers[0, ...]
+        for part in between:
+            first = step(first, part, out=total)
+    step(first, last, out=out)
 
 
 def _fold_widened(parts: Sequence[Array], buffers: Array, out: Array, step: np.ufunc) -> None:

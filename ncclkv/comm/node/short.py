@@ -1,0 +1,152 @@
+"""Short reductions of one node: every rank copies its array to where all can read it, and sums all.
+
+They are over in less time than Python takes for much else, so all that can be is prepared: once for
+each kind of reduction, and not for each that is made.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ncclkv.comm.base import Apply, Buffer
+from ncclkv.comm.node import note
+from ncclkv.comm.node.flags import DONE, ENTERED
+from ncclkv.comm.node.node import INLINE_SLOTS, Node
+from ncclkv.comm.work import Flying
+from ncclkv.kernels.host.reduce import Reducer
+
+
+class Short:
+    """One kind of short reductions: of so many elements, by one op, to one root or to all.
+
+    Parameters
+    ----------
+    node : Node
+    count : int
+        Elements; at most `INLINE_BYTES`.
+    dtype : dtype
+    op : str
+    root : int, optional
+    """
+
+    def __init__(
+        self, node: Node, count: int, dtype: np.dtype[Any], op: str, root: int | None
+    ) -> None:
+        self.node = node
+        self.here = root in (None, node.rank)
+        self.count = count
+        self.call = note.reduction(count * dtype.itemsize, dtype, op, root, divided=False)
+        self.words = self.call.pack()
+        self.what = f"a reduction of {self.call.nbytes} bytes to {_whom(root)}"
+        self.reduce = Reducer(dtype, count, op)
+        self._dtype = dtype
+        self._copies: list[Sequence[Buffer] | None] = [None] * INLINE_SLOTS
+
+    def copies(self, slot: int) -> Sequence[Buffer]:
+        """Every rank's copy, in one of the places for them."""
+        known = self._copies[slot]
+        if known is None:
+            nbytes = self.count * self._dtype.itemsize
+            everyone = range(len(self.node.ranks))
+            known = [self.node.inline(rank, slot, nbytes).view(self._dtype) for rank in everyone]
+            self._copies[slot] = known
+        return known
+
+
+class Pair:
+    """Two arrays that were found fit for a reduction, which may come again and again.
+
+    They are not kept alive.
+
+    Parameters
+    ----------
+    short : Short
+        Their reduction.
+    send, receive : ndarray
+    op : str
+    root : int, optional
+    """
+
+    def __init__(
+        self, short: Short, send: Buffer, receive: Buffer, op: str, root: int | None
+    ) -> None:
+        self.short = short
+        self._send, self._receive = weakref.ref(send), weakref.ref(receive)
+        self._shape, self._dtype = send.shape, send.dtype
+        self._op, self._root = op, root
+
+    def is_asked(self, send: Buffer, receive: Buffer, op: str, root: int | None) -> bool:
+        """Whether a call asks for the same; when in doubt not."""
+        return (
+            self._send() is send
+            and self._receive() is receive
+            and self._op is op
+            and self._root is root
+            # What can be changed of an array that stays the same object.
+            and send.dtype is self._dtype
+            and receive.dtype is self._dtype
+            and send.shape == self._shape
+            and receive.shape == self._shape
+            and receive.flags.writeable
+        )
+
+
+class ShortReduction(Flying):
+    """A short reduction under way.
+
+    Parameters
+    ----------
+    short : Short
+    send, receive : ndarray, shape (short.count,)
+    apply : callable or None
+    """
+
+    def __init__(self, short: Short, send: Buffer, receive: Buffer, apply: Apply | None) -> None:
+        super().__init__(short.what)
+        self._short = short
+        self._send, self._receive = send, receive
+        self._apply = apply
+        self._turn = short.node.flags.turn()
+        self._slot, self._before = short.node.take_inline(self._turn)
+        self._entered = False
+
+    def advance(self) -> bool:
+        short, turn = self._short, self._turn
+        copies = short.copies(self._slot)
+        if not self._entered:
+            if not turn.is_free() or not (self._before is None or self._before.is_over()):
+                return False
+            copies[short.node.index][...] = self._send
+            turn.note(short.words)
+            turn.reach(ENTERED)
+            self._entered = True
+        if short.here:
+            if not turn.met(ENTERED):
+                return False
+            if not turn.alike(*short.words):
+                note.check_all(short.call, short.node, turn.notes())
+            short.reduce(copies, self._receive)
+        turn.reach(DONE)
+        if short.here and self._apply is not None:
+            self._apply(0, short.count)
+        return True
+
+    def stuck(self) -> bool:
+        return self._entered and not self._turn.met(ENTERED)
+
+    def missing(self) -> set[int]:
+        turn, before = self._turn, self._before
+        if self._entered:
+            late = turn.behind(ENTERED)
+        else:
+            late = [*turn.free(), *(before.unfinished() if before is not None else ())]
+        return {each.peer for each in late}
+
+
+def _whom(root: int | None) -> str:
+    """Who gets the sum."""
+    return "all ranks" if root is None else f"rank {root}"
