@@ -45,9 +45,12 @@ class Work(ABC):
     ----------
     label : str
         What the collective is for, in the caller's words; error messages show it.
+    blocks : bool
+        Whether it is the host that `wait` blocks, and not a stream.
     """
 
     label: str = ""
+    blocks: bool = True
 
     @abstractmethod
     def done(self) -> bool:

@@ -13,7 +13,7 @@ from ncclkv.comm.base import Work
 from ncclkv.comm.transport import Pending, Transport
 from ncclkv.errors import CommAborted, CommTimeout, KVStoreError, OrderMismatch, RankLost
 
-Made = TypeVar("Made", bound="Flying")
+Made = TypeVar("Made", bound="HostWork")
 
 Steps = Generator[Sequence[Pending], None, None]
 """A collective as a generator: it goes on when all messages that it yielded are done.
@@ -56,7 +56,7 @@ class Flight:
         self._transport = transport
         self._timeout = timeout
         self._thread = 0
-        self._active: list[Flying] = []
+        self._active: list[HostWork] = []
         self.failure: KVStoreError | None = None
         self.relayed = False
 
@@ -87,7 +87,7 @@ class Flight:
             if not work.finished:
                 self._advance(work)
 
-    def _advance(self, work: Flying) -> None:
+    def _advance(self, work: HostWork) -> None:
         """Advance a collective; forget it when it is complete."""
         try:
             work.finished = work.advance()
@@ -106,7 +106,7 @@ class Flight:
             if not self._active:
                 _busy.discard(self)
 
-    def wait(self, work: Flying, timeout: float | None) -> None:
+    def wait(self, work: HostWork, timeout: float | None) -> None:
         """Look, and let others run, until `work` is complete; mind the deadline and losses."""
         limit = self._timeout if timeout is None else timeout
         start, attempt = time.monotonic(), 0
@@ -137,7 +137,7 @@ class Flight:
             if flight is not self and flight._thread == self._thread and flight.failure is None
         ]
 
-    def _check(self, work: Flying, limit: float, waited: float) -> None:
+    def _check(self, work: HostWork, limit: float, waited: float) -> None:
         """Raise when a rank that `work` needs has left, or the deadline has passed."""
         missing = work.missing()
         departed = self._transport.departed()
@@ -161,8 +161,8 @@ class Flight:
             raise self.failure
 
 
-class Flying(Work):
-    """A collective that advances whenever somebody looks.
+class HostWork(Work):
+    """A collective of hosts, which advances whenever somebody looks.
 
     Attributes
     ----------
@@ -203,7 +203,7 @@ class Flying(Work):
             self.flight.wait(self, timeout)
 
 
-class StepWork(Flying):
+class StepWork(HostWork):
     """A collective that is a generator of its steps."""
 
     def __init__(self, steps: Steps, what: object) -> None:
@@ -219,6 +219,8 @@ class StepWork(Flying):
                     return False
                 self._pending = list(next(self._steps))
             except StopIteration:
+                # Whoever keeps the work, such as those who hand out tags, need not keep its arrays.
+                self._what = "a complete collective"
                 return True
             except OrderMismatch as error:
                 self._steps.throw(error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from time import perf_counter
 
 from ncclkv.comm.base import Communicator, DoneWork
 from ncclkv.engine.batch import Pull, Push, chosen, pull_of, push_of
@@ -21,6 +22,7 @@ from ncclkv.engine.update import Assign, FunctionRule, FusedRule, Rule
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.table import plan
+from ncclkv.table.cost import Sizing
 from ncclkv.table.registry import Key
 
 
@@ -41,11 +43,11 @@ class Engine:
     """
 
     def __init__(
-        self, comm: Communicator, kernels: Kernels, placement: Placement, bucket_bytes: int
+        self, comm: Communicator, kernels: Kernels, placement: Placement, sizing: Sizing
     ) -> None:
         # Weak, or a store that is dropped would keep its memory until the garbage is collected.
         adopt = weakref.WeakMethod(self._adopt)
-        self.places = Places(comm, kernels, bucket_bytes, adopt, common=placement.root is None)
+        self.places = Places(comm, kernels, sizing, adopt, common=placement.root is None)
         self.placement = placement
         self.rule: Rule = Assign()
         self._comm = comm
@@ -153,9 +155,9 @@ class Engine:
         """Reduce the values of whole buckets into the weights: of one rank, that is their sum."""
         for load in batch.loads:
             self._launch(load.state)
-            self._complete(load.state)
+            load.state.flying.complete()
             load.copy(row, load.weights, self.kernels)
-            load.state.flying.append(DoneWork())
+            load.state.flying.add(DoneWork())
             load.state.launched = True
 
     def commit(self, priorities: Mapping[int, int], keys: Collection[Key]) -> Exception | None:
@@ -195,6 +197,7 @@ class Engine:
         if self.recording is not None:
             self.recording.check_launch(state)
         state.launched = True
+        since = perf_counter() if state.full else None
         root = self.placement.root
         for launch in plan.launches(state.layout, state.pushed):
             lo, hi = launch.span
@@ -209,24 +212,18 @@ class Engine:
                 gradients, receive, state.layout.op, apply, root, divided=state.common
             )
             work.label = launch.label
-            state.flying.append(work)
+            state.flying.add(work, since)
             if root is not None:
                 state.fall_behind(lo, hi)
         state.pushed.clear()
 
     # Flush and read
 
-    def _complete(self, state: BucketState) -> None:
-        """Wait for what was launched in a bucket."""
-        for work in state.flying:
-            work.wait()
-        state.flying.clear()
-
     def _take_up(self, state: BucketState) -> None:
         """Wait for what was launched in a bucket that a call is about to write or to read."""
         if self.recording is not None:
             self.recording.include(state)
-        self._complete(state)
+        state.flying.complete()
 
     def flush(self, states: Sequence[BucketState] | None = None) -> None:
         """Launch what waits in some buckets, or in all, and complete it."""
@@ -236,7 +233,7 @@ class Engine:
                 self._launch(state)
         for state in states:
             if state.flying:
-                self._complete(state)
+                state.flying.complete()
 
     def settle(self, states: Sequence[BucketState] | None = None) -> None:
         """Flush, and give every rank what the root alone has updated, so that all may read."""
@@ -247,11 +244,11 @@ class Engine:
                 lo, hi = state.behind
                 work = self._comm.broadcast(state.weights[lo:hi], self.placement.root)
                 work.label = plan.label(state.layout, state.behind)
-                state.flying.append(work)
+                state.flying.add(work)
                 state.behind = None
         for state in states:
             if state.flying:
-                self._complete(state)
+                state.flying.complete()
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Forget that `keys` were pushed."""

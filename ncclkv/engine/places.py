@@ -10,6 +10,7 @@ from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.table import plan
 from ncclkv.table.bucket import place
+from ncclkv.table.cost import Sizing
 from ncclkv.table.registry import Key, KeySpec, Registry
 
 
@@ -21,6 +22,8 @@ class Places:
     registry : Registry
     states : list of BucketState
         All buckets, in order.
+    sizing : Sizing
+        How large they are.
     common : bool
         Whether new buckets have weights that the ranks of a node have in common, where they can.
 
@@ -34,7 +37,7 @@ class Places:
         self,
         comm: Communicator,
         kernels: Kernels,
-        bucket_bytes: int,
+        sizing: Sizing,
         adopt: Callable[[], Callable[[BucketState], object] | None],
         *,
         common: bool,
@@ -43,7 +46,7 @@ class Places:
         self.states: list[BucketState] = []
         self._comm = comm
         self._kernels = kernels
-        self._bucket_bytes = bucket_bytes
+        self.sizing = sizing
         self._adopt = adopt
         self.common = common
         self._unplaced: dict[Key, Array] = {}
@@ -67,7 +70,7 @@ class Places:
         specs = [spec for spec in self.registry if spec.key in self._unplaced]
         states = [
             BucketState(bucket, self._comm, common=self.common)
-            for bucket in place(specs, self._bucket_bytes, len(self.states))
+            for bucket in place(specs, self.sizing.bucket_bytes, len(self.states))
         ]
         for state in states:
             for entry in state.layout.entries:
@@ -140,5 +143,7 @@ class Places:
                 )
 
     def explain(self, owner: str) -> str:
-        """The layout as a table."""
-        return plan.explain([state.layout for state in self.states], self._unplaced, owner)
+        """The layout as a table, with what its collectives should take and what they took."""
+        layouts = [state.layout for state in self.states]
+        times = [state.flying.seconds for state in self.states]
+        return plan.explain(layouts, self._unplaced, owner, self.sizing, times)

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclkv.arrays.memory import address, protected
-from ncclkv.comm.base import Buffer, Communicator, Work
+from ncclkv.comm.base import Buffer, Communicator
+from ncclkv.engine.flying import Flying
 from ncclkv.table.bucket import Bucket, Entry
 from ncclkv.table.registry import Key
 
@@ -30,8 +31,8 @@ class BucketState:
         Pushed since the last launch: their gradients wait in the bucket.
     step : Any
         The update rule that was in force when they were pushed.
-    flying : list of Work
-        Launched, and not known to be complete.
+    flying : Flying
+        What is launched in it.
     launched : bool
         Whether it has been under the rule that is in force.
     behind : (int, int) or None
@@ -48,7 +49,7 @@ class BucketState:
         self._remembered: dict[tuple[int, np.dtype[Any]], Buffer] = {}
         self.pushed: set[Key] = set()
         self.step: Any = None
-        self.flying: list[Work] = []
+        self.flying = Flying()
         self.launched = False
         self.behind: tuple[int, int] | None = None
 

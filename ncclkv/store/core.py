@@ -12,6 +12,7 @@ import numpy as np
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.engine import Engine
 from ncclkv.engine.group import Group
+from ncclkv.engine.measure import sizing
 from ncclkv.engine.placement import Placement, placement
 from ncclkv.errors import KeyTypeMismatch, UsageError
 from ncclkv.kernels.base import Kernels
@@ -20,6 +21,7 @@ from ncclkv.store.keys import one_key
 from ncclkv.store.plugin import KVStoreBase
 from ncclkv.store.recent import Recent
 from ncclkv.store.session import BLOCKS, Session
+from ncclkv.table.cost import AUTO
 from ncclkv.table.registry import Key, KeySpec
 
 Self = TypeVar("Self", bound="Core")
@@ -29,14 +31,15 @@ class Core(KVStoreBase):
     """A store without its verbs: identity, life, and what can be asked locally."""
 
     def __init__(
-        self, name: str, comm: Communicator, *, update_on: str, root: int, bucket_bytes: int
+        self, name: str, comm: Communicator, *, update_on: str, root: int, bucket_bytes: int | str
     ) -> None:
         chosen, _ = propose(
             comm, "create", lambda: _options(name, comm, update_on, root, bucket_bytes)
         )
         self._name = name
         self._comm = comm
-        self._engine = Engine(comm, comm.kernels, chosen, int(bucket_bytes))
+        buckets = sizing(comm, chosen.root, bucket_bytes)
+        self._engine = Engine(comm, comm.kernels, chosen, buckets)
         self._session = Session(name, comm)
         # Made once, because these may be called once for every key.
         self._pushing = self._session.verb("push", allowed_inside=BLOCKS)
@@ -92,6 +95,7 @@ class Core(KVStoreBase):
         return (
             f"<ncclkv store {self._name!r}: rank {self.rank} of {self.num_workers} {state}, "
             f"{len(engine.places.registry)} keys in {len(engine.places.states)} buckets, "
+            f"bucket_bytes {engine.places.sizing.bucket_bytes}, "
             f"update on {engine.placement.owner}, updater {engine.rule.name}>"
         )
 
@@ -119,9 +123,19 @@ class Core(KVStoreBase):
             return self._engine.places.registry[one_key(key)]
 
     def explain_plan(self) -> str:
-        """The buckets as a table: dtype, op, bytes, keys, who updates them, what they hold.
+        """The buckets as a table, in the order of launching unless priorities change it.
 
-        Buckets are launched in this order, unless priorities say otherwise.
+        Its columns are dtype, op, bytes (padding included), keys, who updates them, two times of
+        the bucket's reduction in milliseconds, and the first and last key.  ``predicted`` is what
+        was measured for ``bucket_bytes="auto"``, by the model of latency and bandwidth that the
+        last lines show; an optimizer's update is not in it.  ``measured`` is the median of the last
+        nine times that the whole bucket was reduced, from launch to the wait that found it done.
+        On hosts a collective goes on while the store is called, so what this rank did elsewhere
+        meanwhile is in it, and so is the optimizer's update.  ``-`` stands for what is not known:
+        no prediction without ``"auto"`` or with one rank; nothing measured before a first time,
+        where the ranks copy without a collective, and on a GPU, where no host waits.
+
+        Local: no other rank is asked, and each shows times of its own.
         """
         return self._engine.places.explain(self._engine.placement.owner)
 
@@ -180,9 +194,11 @@ def _options(
     """The placement that was asked for, and what ranks must have alike."""
     chosen = placement(update_on, root, comm)
     whole = isinstance(bucket_bytes, (int, np.integer)) and not isinstance(bucket_bytes, bool)
-    if not (whole and bucket_bytes >= 0):
+    auto = isinstance(bucket_bytes, str) and bucket_bytes == AUTO
+    if not (auto or (whole and bucket_bytes >= 0)):
         raise UsageError(
-            f"bucket_bytes={bucket_bytes!r} is not a number of bytes; give an int of 0 or more"
+            f"bucket_bytes={bucket_bytes!r} is not a number of bytes; give an int of 0 or more, or "
+            f"{AUTO!r} to have it measured"
         )
     return chosen, [
         f"name={name}",

@@ -23,8 +23,7 @@ from ncclkv.errors import KVStoreError, LaunchError, NotSupported, SpecMismatch,
 from ncclkv.store.agreement import agree
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.plugin import BUILT_IN, KVStoreBase
-
-DEFAULT_BUCKET_BYTES = 25 * 1024 * 1024
+from ncclkv.table.cost import DEFAULT_BUCKET_BYTES
 
 _log = logging.getLogger("ncclkv")
 
@@ -35,7 +34,7 @@ def create(
     comm: Any = None,
     update_on: str = "every_rank",
     root: int = 0,
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
     timeout: float | None = None,
 ) -> Any:
     """Create a store; collective over its ranks.
@@ -67,8 +66,11 @@ def create(
         broadcast by the next pull.
     root : int
         That rank.
-    bucket_bytes : int
-        Keys share collectives up to so many bytes; 0: each key has its own.
+    bucket_bytes : int or "auto"
+        Keys share collectives up to so many bytes; 0: each key has its own.  ``"auto"``: the ranks
+        measure for about a second what collectives take, and choose a power of two from 1 to 64 MiB
+        at which little of it is latency; one rank keeps the default, 25 MiB.  ``explain_plan()``
+        and ``repr`` show what was chosen.
     timeout : float, optional
         Seconds that a wait for other ranks may take.  By default those of `comm`, when that is a
         Communicator, and of ``run_ranks`` for ``threads``; else ``NCCLKV_TIMEOUT``, or 300.

@@ -1,4 +1,4 @@
 """The table that all ranks agree on: keys, where they lie, and what a flush will reduce.
 
-Pure: no arrays, no ranks, no time.
+Pure: no arrays, no ranks, no clock.
 """

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from ncclkv.table.bucket import Bucket, Range
+from ncclkv.table.cost import Sizing
 from ncclkv.table.registry import Key
 
 
@@ -45,17 +46,35 @@ def label(bucket: Bucket, span: Range) -> str:
     return f"keys {names[0]} to {names[1]} of bucket {bucket.index}"
 
 
-def explain(buckets: Iterable[Bucket], waiting: Iterable[Key], owner: str) -> str:
-    """The layout as a table, a line a bucket, in the order of launching."""
-    lines = ["bucket  dtype       op      bytes  keys  owner       holds"]
-    for bucket in buckets:
+def explain(
+    buckets: Sequence[Bucket],
+    waiting: Iterable[Key],
+    owner: str,
+    sizing: Sizing,
+    measured: Sequence[float | None],
+) -> str:
+    """The layout as a table, a line a bucket, in the order of launching.
+
+    `measured` has the seconds that each bucket took, where they are known.
+    """
+    lines = [
+        "bucket  dtype       op         bytes  keys  owner          predicted      measured  holds"
+    ]
+    for bucket, seconds in zip(buckets, measured, strict=True):
         keys = [repr(entry.key) for entry in bucket.entries]
         holds = keys[0] if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
+        predicted = None if sizing.cost is None else sizing.cost.seconds(bucket.nbytes)
         lines.append(
-            f"{bucket.index:6}  {bucket.dtype!s:10}  {bucket.op:3}  {bucket.nbytes:8}  "
-            f"{len(keys):4}  {owner:10}  {holds}"
+            f"{bucket.index:6}  {bucket.dtype!s:10}  {bucket.op:3}  {bucket.nbytes:11}  "
+            f"{len(keys):4}  {owner:10}  {_ms(predicted):>12}  {_ms(seconds):>12}  {holds}"
         )
+    lines.append(str(sizing))
     unplaced = [repr(key) for key in waiting]
     if unplaced:
         lines.append(f"not placed until the first push, grad_view or value: {', '.join(unplaced)}")
     return "\n".join(lines)
+
+
+def _ms(seconds: float | None) -> str:
+    """Seconds in milliseconds, or a dash where they are not known."""
+    return "-" if seconds is None else f"{seconds * 1e3:.3f} ms"

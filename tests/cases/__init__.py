@@ -30,6 +30,7 @@ MODULES = (
     "mxnet_nightly",
     "mxnet_unit",
     "optimizers",
+    "plans",
     "pulling",
     "several_stores",
     "updaters",

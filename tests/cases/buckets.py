@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ncclkv.errors import UsageError
-from tests.cases.expect import full, pulled, same, total
+from tests.cases.expect import full, pulled, same, says, total
 from tests.cases.registry import case
 from tests.cases.stores import Stores
 
@@ -127,7 +127,7 @@ def keys_in_the_reverse_of_their_order(create: Stores) -> None:
 
 @case()
 def sizes_that_cannot_be(create: Stores) -> None:
-    for wrong in (-1, 1.5, "25 MiB", None):
+    for wrong in (-1, 1.5, "25 MiB", "AUTO", "", None, True):
         with pytest.raises(UsageError, match="bucket_bytes") as caught:
             create(bucket_bytes=wrong)
-        assert repr(wrong) in str(caught.value)
+        says(caught.value, repr(wrong), "an int of 0 or more", "'auto'")

@@ -44,6 +44,8 @@ class Promises:
         Ranks may launch on two communicators in different orders.
     read_only : bool
         What a store lets its users see and not write is read-only.
+    timed : bool
+        The host waits for reductions, so that a store knows how long they took.
     refused : callable
         ``refused(dtype, op)``: words of the refusal of an op that hosts can do, or "".
     """
@@ -56,6 +58,7 @@ class Promises:
     compares_empty: bool = True
     free_order: bool = True
     read_only: bool = True
+    timed: bool = True
     refused: Callable[[np.dtype[Any], str], str] = lambda dtype, op: ""
 
 

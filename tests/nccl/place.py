@@ -34,6 +34,7 @@ class GpuPlace(Place):
         compares_empty=False,
         free_order=False,
         read_only=False,
+        timed=False,
         refused=refused,
     )
 

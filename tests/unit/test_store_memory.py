@@ -44,3 +44,25 @@ def test_of_one_process() -> None:
 def test_of_ranks_that_share_memory() -> None:
     for rank, left in enumerate(ncclkv.testing.run_ranks(3, used, "threads")):
         assert not any(left), f"rank {rank}"
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
+def test_a_work_that_is_kept_keeps_no_arrays(
+    ranks_per_node: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", str(ranks_per_node))
+
+    def body() -> bool:
+        with ncclkv.create("threads") as kv:
+            comm = kv._comm
+            array = np.ones(10_000, np.float32)
+            reference = weakref.ref(array)
+            work = comm.allreduce(array, array)
+            work.wait()
+            assert str(work) == "a complete collective"
+            assert array[-1] == 2
+            del array
+            return reference() is not None
+
+    assert ncclkv.testing.run_ranks(2, body) == [False, False]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclkv.table.bucket import ALIGNMENT, Bucket, place
+from ncclkv.table.cost import CostModel, Sizing
 from ncclkv.table.plan import explain, launch_order, launches
 from ncclkv.table.registry import Key, KeySpec
 
@@ -242,20 +243,39 @@ def test_launches_go_by_priority_and_then_in_order(priorities: dict[int, int]) -
 
 def test_the_plan_in_words() -> None:
     specs = [*specs_of(3, 64), KeySpec("m", 2, (), np.dtype("f8"), "max")]
-    lines = explain(place(specs, 1 << 20), ["late"], "rank 0").splitlines()
-    assert lines[0].split() == ["bucket", "dtype", "op", "bytes", "keys", "owner", "holds"]
-    assert lines[1].split() == [
-        "0",
-        "float32",
-        "sum",
-        "512",
-        "2",
-        "rank",
-        "0",
-        "'k0'",
-        "to",
-        "'k1'",
-    ]
-    assert lines[2].split() == ["1", "float64", "max", "256", "1", "rank", "0", "'m'"]
-    assert lines[3] == "not placed until the first push, grad_view or value: 'late'"
-    assert len(lines) == 4
+    buckets, sizing = place(specs, 1 << 20), Sizing(1 << 20)
+    lines = explain(buckets, ["late"], "rank 0", sizing, [0.0123456, None]).splitlines()
+    columns = "bucket dtype op bytes keys owner predicted measured holds"
+    assert lines[0].split() == columns.split()
+    row = "0 float32 sum 512 2 rank 0 - 12.346 ms 'k0' to 'k1'"
+    assert lines[1].split() == row.split()
+    row = "1 float64 max 256 1 rank 0 - - 'm'"
+    assert lines[2].split() == row.split()
+    assert lines[3].startswith("bucket_bytes=1048576; nothing is predicted")
+    assert "bucket_bytes='auto'" in lines[3]
+    assert lines[4] == "not placed until the first push, grad_view or value: 'late'"
+    assert len(lines) == 5
+
+
+def test_the_columns_of_the_plan_stand_under_their_names() -> None:
+    sizing = Sizing(0, CostModel(1.0, 1e8))
+    head, *rows = explain(
+        place(specs_of(3, 2**30), 0), [], "every rank", sizing, [99.0, 1e-6]
+    ).splitlines()[:3]
+    for row in rows:
+        assert row.index("'k") == head.index("holds")
+        for name in ("bytes", "keys", "predicted", "measured"):
+            end = head.index(name) + len(name)
+            assert row[end - 1] != " "
+            assert row[end] == " "
+
+
+def test_the_plan_predicts_by_the_cost_model() -> None:
+    sizing = Sizing(1 << 20, CostModel(latency_s=0.002, bytes_per_s=256e3))
+    lines = explain(place(specs_of(3), 1 << 20), [], "every rank", sizing, [None]).splitlines()
+    row = "0 float32 sum 256 1 every rank 3.000 ms - 'k0'"
+    assert lines[1].split() == row.split()
+    assert lines[2] == (
+        "bucket_bytes=1048576 and predictions are by measurement: a collective takes 2.000 ms and "
+        "4096.000 ms a MiB"
+    )

@@ -19,6 +19,8 @@ class NcclWork(Work):
     A deadline has no meaning there; `Communicator.synchronize` has one.
     """
 
+    blocks = False
+
     def __init__(self, flight: Flight, event: Event, kept: tuple[object, ...], what: str) -> None:
         self._flight = flight
         self._event: Event | None = event

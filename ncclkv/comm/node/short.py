@@ -16,7 +16,7 @@ from ncclkv.comm.base import Apply, Buffer
 from ncclkv.comm.node import note
 from ncclkv.comm.node.flags import DONE, ENTERED
 from ncclkv.comm.node.node import INLINE_SLOTS, Node
-from ncclkv.comm.work import Flying
+from ncclkv.comm.work import HostWork
 from ncclkv.kernels.host.reduce import Reducer
 
 
@@ -95,7 +95,7 @@ class Pair:
         )
 
 
-class ShortReduction(Flying):
+class ShortReduction(HostWork):
     """A short reduction under way.
 
     Parameters

@@ -6,8 +6,8 @@ from typing import Any
 
 from ncclkv import env
 from ncclkv.comm.nccl.communicator import NcclCommunicator
-from ncclkv.store.create import DEFAULT_BUCKET_BYTES
 from ncclkv.store.kvstore import KVStore
+from ncclkv.table.cost import DEFAULT_BUCKET_BYTES
 from tests.cases.stores import Stores
 from tests.nccl.standin.seat import Seat
 
@@ -24,7 +24,7 @@ class SeatStores(Stores):
         *,
         update_on: str,
         root: int = 0,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
         timeout: float | None = None,
     ) -> Any:
         seat = self._seat

@@ -1,0 +1,111 @@
+"""What a collective takes by its size, and how large buckets are to be.
+
+The model is the one known as alpha-beta, of R. W. Hockney, "The communication challenge for MPP",
+Parallel Computing 20 (1994): n bytes take ``alpha + n / beta``, a latency and a transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+
+MIB = 1024 * 1024
+
+AUTO = "auto"
+"""The `bucket_bytes` that stands for a measurement."""
+
+DEFAULT_BUCKET_BYTES = 25 * MIB
+
+START_UP_SHARE = 0.05
+"""A bucket is long enough when its latency is this part of its transfer, or less."""
+
+_LEAST, _MOST = MIB, 64 * MIB
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The seconds that a collective of so many bytes takes.
+
+    Attributes
+    ----------
+    latency_s : float
+        Seconds that any takes, 0 or more: alpha.
+    bytes_per_s : float
+        Bytes that are reduced in a second more: beta.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+
+    def seconds(self, nbytes: int) -> float:
+        """The seconds that `nbytes` take."""
+        return self.latency_s + nbytes / self.bytes_per_s
+
+    def bucket_bytes(self) -> int:
+        """The shortest good bucket: a power of two of bytes, from 1 to 64 MiB.
+
+        Its latency is at most `START_UP_SHARE` of its transfer, unless that takes more than 64 MiB.
+        """
+        wanted = self.latency_s * self.bytes_per_s / START_UP_SHARE
+        size = _LEAST
+        while size < min(wanted, _MOST):
+            size *= 2
+        return size
+
+
+def fit(points: Sequence[tuple[int, float]]) -> CostModel | None:
+    """The model nearest to what was measured, by least squares of the *relative* errors.
+
+    Errors in seconds would count at the largest size alone, and say nothing of the latency.
+
+    Parameters
+    ----------
+    points : sequence of (int, float)
+        Bytes and seconds, both above 0.
+
+    Returns
+    -------
+    CostModel or None
+        None when the seconds do not grow with the bytes, so that there is nothing to choose by.
+    """
+    # The sums of the normal equations of  a * (1 / t) + b * (n / t) = 1,  with b for 1 / beta.
+    aa = fsum(1 / t**2 for _, t in points)
+    ab = fsum(n / t**2 for n, t in points)
+    bb = fsum((n / t) ** 2 for n, t in points)
+    a, b = fsum(1 / t for _, t in points), fsum(n / t for n, t in points)
+    determinant = aa * bb - ab * ab
+    if determinant <= 0 or aa * b <= ab * a:
+        return None
+    latency = (a * bb - b * ab) / determinant
+    if latency <= 0:
+        return CostModel(0.0, bb / b)
+    return CostModel(latency, determinant / (aa * b - ab * a))
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """How large buckets are.
+
+    Attributes
+    ----------
+    bucket_bytes : int
+        Keys share a bucket up to so many bytes.
+    cost : CostModel or None
+        What that was chosen by, if it was.
+    """
+
+    bucket_bytes: int
+    cost: CostModel | None = None
+
+    def __str__(self) -> str:
+        if self.cost is None:
+            return (
+                f"bucket_bytes={self.bucket_bytes}; nothing is predicted: with "
+                f"bucket_bytes={AUTO!r}, two ranks or more measure what a collective takes"
+            )
+        a_mib = self.cost.seconds(MIB) - self.cost.latency_s
+        return (
+            f"bucket_bytes={self.bucket_bytes} and predictions are by measurement: a collective "
+            f"takes {self.cost.latency_s * 1e3:.3f} ms and {a_mib * 1e3:.3f} ms a MiB"
+        )

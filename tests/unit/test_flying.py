@@ -1,0 +1,90 @@
+"""What is launched in a bucket, and how long it took."""
+
+from __future__ import annotations
+
+import pytest
+
+from ncclkv.comm.base import DoneWork
+from ncclkv.engine import flying
+from ncclkv.engine.flying import Flying
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(flying, "perf_counter", made)
+    return made
+
+
+class Streamed(DoneWork):
+    """A work whose wait does not block the host."""
+
+    blocks = False
+
+
+class Failing(DoneWork):
+    """A work whose wait fails."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        raise TimeoutError
+
+
+def took(bucket: Flying, clock: Clock, seconds: float) -> None:
+    """Launch, and be done after so many seconds."""
+    bucket.add(DoneWork(), clock.now)
+    clock.now += seconds
+    bucket.complete()
+
+
+def test_the_median_of_the_last_times(clock: Clock) -> None:
+    bucket = Flying()
+    assert bucket.seconds is None
+    for _ in range(9):
+        took(bucket, clock, 64.0)
+    for seconds in (1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0, 6.0, 5.0):
+        took(bucket, clock, seconds)
+    assert bucket.seconds == 5.0
+    for _ in range(5):
+        took(bucket, clock, 0.5)
+    assert bucket.seconds == 0.5
+
+
+def test_what_is_launched_is_there_until_it_is_complete(clock: Clock) -> None:
+    bucket = Flying()
+    bucket.complete()
+    assert not bucket
+    bucket.add(DoneWork())
+    assert bucket
+    bucket.complete()
+    assert not bucket
+    assert bucket.seconds is None
+
+
+def test_waits_that_do_not_block_the_host_tell_no_time(clock: Clock) -> None:
+    bucket = Flying()
+    bucket.add(Streamed(), clock.now)
+    clock.now += 1
+    bucket.complete()
+    assert bucket.seconds is None
+
+
+def test_what_is_forgotten_or_fails_tells_no_time(clock: Clock) -> None:
+    bucket = Flying()
+    bucket.add(DoneWork(), clock.now)
+    bucket.clear()
+    assert not bucket
+    bucket.add(Failing(), clock.now)
+    with pytest.raises(TimeoutError):
+        bucket.complete()
+    assert bucket
+    assert bucket.seconds is None
