@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -26,12 +27,14 @@ from ncclkv.comm.ended import closed, left
 from ncclkv.comm.node.between import Between
 from ncclkv.comm.node.broadcast import Broadcast
 from ncclkv.comm.node.form import form
+from ncclkv.comm.node.known import Known, Make
 from ncclkv.comm.node.node import INLINE_BYTES, Node
-from ncclkv.comm.node.reduce import Reduction, Request
-from ncclkv.comm.node.short import Pair, Short, ShortReduction
+from ncclkv.comm.node.plan import Plan, Request
+from ncclkv.comm.node.reduce import Reduction
+from ncclkv.comm.node.short import Short, ShortReduction
 from ncclkv.comm.schedule import SHORT_BYTES, Lane
 from ncclkv.comm.transport import Transport
-from ncclkv.comm.work import Flight, Steps, StepWork
+from ncclkv.comm.work import Flight, HostWork, Steps, StepWork
 from ncclkv.errors import CommAborted, RankLost, UsageError
 from ncclkv.kernels.host import HostKernels
 
@@ -137,7 +140,7 @@ class ExchangeCommunicator(Communicator):
         self._node = form(transport, among or self.control) if share else None
         self._flight.relayed = self._node is not None and len(self._node.nodes) > 1
         self._shorts: dict[tuple[int, np.dtype[Any], str, int | None], Short] = {}
-        self._pairs: dict[tuple[int, int], Pair] = {}
+        self._known = Known()
         self._closed = False
 
     def allocate(self, nbytes: int) -> Buffer:
@@ -166,39 +169,46 @@ class ExchangeCommunicator(Communicator):
         *,
         divided: bool = False,
     ) -> Work:
-        pair = self._pairs.get((id(send), id(receive)))
-        if pair is not None and not divided and pair.is_asked(send, receive, op, root):
-            return self._flight.launch(ShortReduction(pair.short, send, receive, apply))
+        make = self._known.find(send, receive, op, root, divided=divided)
+        if make is not None:
+            return self._flight.launch(make(send, receive, apply))
         check_root(root, self.size)
         check_pair(send, receive, np.size(send))
         check_op(op, send.dtype)
         node = self._node
         if node is None:
             return self._by_messages(Request(send, receive, op, apply, root, divided=False))
-        divided = divided or (root is None and node.is_common(receive))
-        request = Request(send, receive, op, apply, root, divided)
+        together = divided or (root is None and node.is_common(receive))
+        request = Request(send, receive, op, apply, root, together)
         if len(node.nodes) == 1:
-            if send.nbytes <= INLINE_BYTES and not divided:
-                short = self._short(node, request)
-                self._pairs[id(send), id(receive)] = Pair(short, send, receive, op, root)
-                return self._flight.launch(ShortReduction(short, send, receive, apply))
-            return self._flight.launch(
-                StepWork(Reduction(node, self.kernels, request).steps(), request)
-            )
-        if send.nbytes <= SHORT_BYTES and not divided:
+            make = self._prepare(node, request)
+            self._known.add(send, receive, op, root, make, divided=divided)
+            return self._flight.launch(make(send, receive, apply))
+        if send.nbytes <= SHORT_BYTES and not together:
             return self._by_messages(request)
-        return self._lanes.launch(
-            lambda lane: Reduction(node, self.kernels, request, Between(node, lane, root)).steps(),
-            request,
-        )
+        return self._lanes.launch(lambda lane: self._between(node, request, lane), request)
 
-    def _short(self, node: Node, request: Request) -> Short:
-        """What is prepared for reductions such as this one."""
-        kind = request.send.size, request.send.dtype, request.op, request.root
-        short = self._shorts.get(kind)
-        if short is None:
-            short = self._shorts[kind] = Short(node, *kind)
-        return short
+    def _prepare(self, node: Node, request: Request) -> Make:
+        """What makes reductions such as this one, on one node."""
+        send = request.send
+        if send.nbytes <= INLINE_BYTES and not request.divided:
+            kind = send.size, send.dtype, request.op, request.root
+            if kind not in self._shorts:
+                self._shorts[kind] = Short(node, *kind)
+            return partial(ShortReduction, self._shorts[kind])
+        plan, kernels = Plan(node, request), self.kernels
+
+        def make(send: Buffer, receive: Buffer, apply: Apply | None) -> HostWork:
+            reduction = Reduction(node, kernels, plan, send, receive, apply)
+            return StepWork(reduction.steps(), plan.call)
+
+        return make
+
+    def _between(self, node: Node, request: Request, lane: Lane) -> Steps:
+        """A reduction that goes over several nodes."""
+        between, plan = Between(node, lane, request.root), Plan(node, request)
+        send, receive, apply = request.send, request.receive, request.apply
+        return Reduction(node, self.kernels, plan, send, receive, apply, between).steps()
 
     def _by_messages(self, request: Request) -> Work:
         """Launch a reduction that goes from rank to rank."""

@@ -199,19 +199,18 @@ class Engine:
         state.launched = True
         since = perf_counter() if state.full else None
         root = self.placement.root
-        for launch in plan.launches(state.layout, state.pushed):
-            lo, hi = launch.span
-            gradients = state.gradients[lo:hi]
+        for span in plan.spans(state.layout, state.pushed):
+            lo, hi, gradients, weights, label = state.stretch(span)
             receive, apply = gradients, None
             if self.placement.updates:
                 if isinstance(self.rule, Assign):
-                    receive = state.weights[lo:hi]
+                    receive = weights
                 elif isinstance(self.rule, FusedRule):
                     apply = partial(self.rule.apply, state, state.step, lo)
             work = self._comm.reduce_apply(
                 gradients, receive, state.layout.op, apply, root, divided=state.common
             )
-            work.label = launch.label
+            work.label = label
             state.flying.add(work, since)
             if root is not None:
                 state.fall_behind(lo, hi)
@@ -241,9 +240,9 @@ class Engine:
         self.flush(states)
         for state in states:
             if state.behind is not None and self.placement.root is not None:
-                lo, hi = state.behind
-                work = self._comm.broadcast(state.weights[lo:hi], self.placement.root)
-                work.label = plan.label(state.layout, state.behind)
+                behind = state.stretch(state.behind)
+                work = self._comm.broadcast(behind.weights, self.placement.root)
+                work.label = behind.label
                 state.flying.add(work)
                 state.behind = None
         for state in states:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 from ncclkv.arrays.memory import address, protected
 from ncclkv.comm.base import Buffer, Communicator
 from ncclkv.engine.flying import Flying
-from ncclkv.table.bucket import Bucket, Entry
+from ncclkv.table import plan
+from ncclkv.table.bucket import Bucket, Entry, Range
 from ncclkv.table.registry import Key
 
 Array = NDArray[Any]
+
+_MOST_STRETCHES = 4096
 
 
 class BucketState:
@@ -47,6 +50,7 @@ class BucketState:
         self.common = weights is not None
         self.weights: Buffer = self._own() if weights is None else weights.view(layout.dtype)
         self._remembered: dict[tuple[int, np.dtype[Any]], Buffer] = {}
+        self._stretches: dict[Range, Stretch] = {}
         self.pushed: set[Key] = set()
         self.step: Any = None
         self.flying = Flying()
@@ -64,6 +68,7 @@ class BucketState:
             own[...] = self.weights
             self.weights, self.common = own, False
             self._remembered.clear()
+            self._stretches.clear()
 
     def remembered(self, number: int, dtype: np.dtype[Any]) -> Buffer:
         """The `number`-th array, of zeros, of what an optimizer remembers of each weight.
@@ -82,6 +87,18 @@ class BucketState:
         self._remembered[which] = memory.view(dtype)
         return self._remembered[which]
 
+    def stretch(self, span: Range) -> Stretch:
+        """A range of elements; the same object again for the same range."""
+        known = self._stretches.get(span)
+        if known is None:
+            if len(self._stretches) == _MOST_STRETCHES:
+                self._stretches.clear()
+            lo, hi = span
+            label = plan.label(self.layout, span)
+            known = Stretch(lo, hi, self.gradients[lo:hi], self.weights[lo:hi], label)
+            self._stretches[span] = known
+        return known
+
     @property
     def full(self) -> bool:
         """Whether every key of the bucket has been pushed."""
@@ -92,6 +109,16 @@ class BucketState:
         if self.behind is not None:
             lo, hi = min(lo, self.behind[0]), max(hi, self.behind[1])
         self.behind = (lo, hi)
+
+
+class Stretch(NamedTuple):
+    """Elements ``[lo, hi)`` of a bucket, and what messages call them."""
+
+    lo: int
+    hi: int
+    gradients: Buffer
+    weights: Buffer
+    label: str
 
 
 class Slot:

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 
 from ncclkv.table.bucket import Bucket, Range
 from ncclkv.table.cost import Sizing
 from ncclkv.table.registry import Key
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One collective: a range of a bucket, and the keys it is for."""
-
-    bucket: Bucket
-    span: Range
-    label: str
-
-
-def launches(bucket: Bucket, keys: Set[Key]) -> list[Launch]:
-    """The collectives that reduce `keys` of a bucket and touch no other key."""
+def spans(bucket: Bucket, keys: Set[Key]) -> list[Range]:
+    """The ranges of elements that hold `keys` of a bucket and no other key: a collective each."""
     if len(keys) == len(bucket.entries):
-        spans = [(0, bucket.count)] if bucket.count else []
-    else:
-        spans = bucket.runs(keys)
-    return [Launch(bucket, span, label(bucket, span)) for span in spans]
+        return [(0, bucket.count)] if bucket.count else []
+    return bucket.runs(keys)
 
 
 def launch_order(priorities: Mapping[int, int]) -> list[int]:

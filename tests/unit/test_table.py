@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ncclkv.table.bucket import ALIGNMENT, Bucket, place
 from ncclkv.table.cost import CostModel, Sizing
-from ncclkv.table.plan import explain, launch_order, launches
+from ncclkv.table.plan import explain, label, launch_order, spans
 from ncclkv.table.registry import Key, KeySpec
 
 DTYPES = [np.dtype(d) for d in ("?", "i1", "u2", "f2", ml_dtypes.bfloat16, "f4", "f8", "c8", "c16")]
@@ -182,15 +182,12 @@ def test_launches_reduce_the_pushed_keys_and_a_full_bucket_at_once(
     for bucket in place(*layout):
         known = [entry.key for entry in bucket.entries]
         pushed = data.draw(st.sets(st.sampled_from(known)))
-        found = launches(bucket, pushed)
-        spans = [launch.span for launch in found]
+        found = spans(bucket, pushed)
         if len(pushed) == len(known):
-            assert spans == ([(0, bucket.count)] if bucket.count else [])
+            assert found == ([(0, bucket.count)] if bucket.count else [])
         else:
-            assert spans == bucket.runs(pushed)
-        for launch in found:
-            assert launch.bucket is bucket
-            assert launch.label.startswith("key")
+            assert found == bucket.runs(pushed)
+        assert all(label(bucket, span).startswith("key") for span in found)
 
 
 def specs_of(*sizes: int) -> list[KeySpec]:
@@ -215,7 +212,7 @@ def test_layouts_by_example(
 
 
 @pytest.mark.parametrize(
-    ("pushed", "spans", "labels"),
+    ("pushed", "expected", "labels"),
     [
         (["k0"], [(0, 3)], ["key 'k0'"]),
         (["k0", "k1"], [(0, 128)], ["keys 'k0' to 'k1' of bucket 4"]),
@@ -225,12 +222,12 @@ def test_layouts_by_example(
     ],
 )
 def test_launches_by_example(
-    pushed: list[str], spans: list[tuple[int, int]], labels: list[str]
+    pushed: list[str], expected: list[tuple[int, int]], labels: list[str]
 ) -> None:
     (bucket,) = place(specs_of(3, 64, 64, 3), 1 << 20, first=4)
-    found = launches(bucket, set(pushed))
-    assert [launch.span for launch in found] == spans
-    assert [launch.label for launch in found] == labels
+    found = spans(bucket, set(pushed))
+    assert found == expected
+    assert [label(bucket, span) for span in found] == labels
 
 
 @given(st.dictionaries(st.integers(0, 50), st.integers(-3, 3)))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from ncclkv.comm.base import Buffer
 from ncclkv.comm.node import flags
@@ -11,6 +14,7 @@ from ncclkv.comm.node.flags import Flags, Turn
 from ncclkv.comm.node.space import MIB, Space
 from ncclkv.comm.transport import Pending
 from ncclkv.errors import RankLost
+from ncclkv.kernels.host.reduce import Reducer
 
 PAGE = 64 * 1024
 """A multiple of the pages of all machines."""
@@ -23,6 +27,9 @@ INLINE_SLOTS = 16
 
 HALF_BYTES = 4 * MIB
 """What a rank copies at a time of arrays that its neighbours cannot read where they are."""
+
+BLOCK_BYTES = 256 * 1024
+"""A slice is summed, sent on and updated in blocks that stay in the cache."""
 
 _HALVES = 2
 _INLINE_FROM = -(-flags.NBYTES // PAGE) * PAGE
@@ -72,6 +79,7 @@ class Node:
         self._inline_count = 0
         self._staged: Turn | None = None
         self._open: list[int] = []
+        self._reducers: dict[tuple[np.dtype[Any], str], Reducer] = {}
 
     def _arenas(self) -> tuple[Arena, Arena]:
         """What this rank allocates from, and what all allocate from alike: the first one's end."""
@@ -123,15 +131,14 @@ class Node:
             self._maps[where] = extent
         return extent[place.offset : place.offset + nbytes]
 
-    def views(self, found: Sequence[tuple[int, Place | None]], like: Buffer) -> list[Buffer] | None:
-        """Neighbours' arrays of the size and dtype of `like`; None when one has no place."""
-        if any(place is None for _, place in found):
-            return None
-        return [
-            self.view(index, place, like.nbytes).view(like.dtype)
-            for index, place in found
-            if place is not None
-        ]
+    # Arithmetic
+
+    def reducer(self, dtype: np.dtype[Any], op: str) -> Reducer:
+        """What reduces parts of up to `BLOCK_BYTES`; one for all, for it has memory of its own."""
+        known = self._reducers.get((dtype, op))
+        if known is None:
+            known = self._reducers[dtype, op] = Reducer(dtype, BLOCK_BYTES // dtype.itemsize, op)
+        return known
 
     # Copies
 

@@ -6,7 +6,6 @@ each kind of reduction, and not for each that is made.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ from ncclkv.comm.node import note
 from ncclkv.comm.node.flags import DONE, ENTERED
 from ncclkv.comm.node.node import INLINE_SLOTS, Node
 from ncclkv.comm.work import HostWork
-from ncclkv.kernels.host.reduce import Reducer
 
 
 class Short:
@@ -42,7 +40,7 @@ class Short:
         self.call = note.reduction(count * dtype.itemsize, dtype, op, root, divided=False)
         self.words = self.call.pack()
         self.what = f"a reduction of {self.call.nbytes} bytes to {_whom(root)}"
-        self.reduce = Reducer(dtype, count, op)
+        self.reduce = node.reducer(dtype, op)
         self._dtype = dtype
         self._copies: list[Sequence[Buffer] | None] = [None] * INLINE_SLOTS
 
@@ -55,44 +53,6 @@ class Short:
             known = [self.node.inline(rank, slot, nbytes).view(self._dtype) for rank in everyone]
             self._copies[slot] = known
         return known
-
-
-class Pair:
-    """Two arrays that were found fit for a reduction, which may come again and again.
-
-    They are not kept alive.
-
-    Parameters
-    ----------
-    short : Short
-        Their reduction.
-    send, receive : ndarray
-    op : str
-    root : int, optional
-    """
-
-    def __init__(
-        self, short: Short, send: Buffer, receive: Buffer, op: str, root: int | None
-    ) -> None:
-        self.short = short
-        self._send, self._receive = weakref.ref(send), weakref.ref(receive)
-        self._shape, self._dtype = send.shape, send.dtype
-        self._op, self._root = op, root
-
-    def is_asked(self, send: Buffer, receive: Buffer, op: str, root: int | None) -> bool:
-        """Whether a call asks for the same; when in doubt not."""
-        return (
-            self._send() is send
-            and self._receive() is receive
-            and self._op is op
-            and self._root is root
-            # What can be changed of an array that stays the same object.
-            and send.dtype is self._dtype
-            and receive.dtype is self._dtype
-            and send.shape == self._shape
-            and receive.shape == self._shape
-            and receive.flags.writeable
-        )
 
 
 class ShortReduction(HostWork):

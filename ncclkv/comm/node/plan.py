@@ -1,0 +1,155 @@
+"""What a rank does in a reduction of arrays that all ranks of its node can reach.
+
+Programs reduce the same arrays again and again.  Where they lie, and how this rank's slice of them
+is cut into blocks, is found the first time and kept as long as all ranks say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ncclkv.comm.base import Apply, Buffer
+from ncclkv.comm.node import note
+from ncclkv.comm.node.arena import Place
+from ncclkv.comm.node.node import BLOCK_BYTES, Node
+from ncclkv.comm.schedule import slices
+
+
+class Request(NamedTuple):
+    """What is asked for: the arguments of `Communicator.reduce_apply`.
+
+    Attributes
+    ----------
+    divided : bool
+        Whether the ranks of a node update together: `apply` is called on each element by one of
+        them, and `receive` is memory that all have in common, or gets this rank's slices alone.
+    """
+
+    send: Buffer
+    receive: Buffer
+    op: str
+    apply: Apply | None
+    root: int | None
+    divided: bool
+
+    def __str__(self) -> str:
+        target = "all ranks" if self.root is None else f"rank {self.root}"
+        return f"a reduction of {self.send.nbytes} bytes to {target}"
+
+
+class _Block(NamedTuple):
+    """Elements ``[lo, hi)``: every rank's part, and where else than in `receive` the sum goes."""
+
+    lo: int
+    hi: int
+    parts: Sequence[Buffer]
+    others: Sequence[Buffer]
+
+
+class Plan:
+    """A reduction of two arrays of this rank's; it refers to neither.
+
+    Parameters
+    ----------
+    node : Node
+    request : Request
+
+    Attributes
+    ----------
+    op : str
+    divided : bool
+    here : bool
+        Whether this rank gets the sum.
+    call : Call
+    words : sequence of int
+        This rank's note.
+    sends : dict of ndarray or None
+        Every rank's array, by its place on the node, when `look` found that all can be reached.
+    receives : dict of ndarray or None
+        Other ranks' arrays for the sum, when it found that these can be.
+    """
+
+    def __init__(self, node: Node, request: Request) -> None:
+        send = request.send
+        self._node = node
+        self._count, self._dtype = send.size, send.dtype
+        self.op, self._root, self.divided = request.op, request.root, request.divided
+        self._reduce = node.reducer(send.dtype, request.op)
+        self.here = request.root in (None, node.rank)
+        self.call = note.reduction(
+            send.nbytes, send.dtype, request.op, request.root, divided=request.divided
+        )
+        receive = node.place(request.receive) if self.here and not request.divided else None
+        self.words = note.write(self.call, node.place(send), receive)
+        self.sends: dict[int, Buffer] | None = None
+        self.receives: dict[int, Buffer] | None = None
+        self._notes: list[list[int]] = []
+        self._blocks: list[_Block] = []
+
+    def look(self, notes: list[list[int]]) -> None:
+        """Find the arrays that all ranks have told of.
+
+        Raises
+        ------
+        OrderMismatch
+            When one has told of another call.
+        """
+        if notes == self._notes:
+            return
+        node = self._node
+        note.check_all(self.call, node, notes)
+        places = [note.places(words) for words in notes]
+        self.sends = self._views({index: send for index, (send, _) in enumerate(places)})
+        targets = {index: receive for index, (_, receive) in enumerate(places) if self._gets(index)}
+        self.receives = self._views(targets)
+        if self.receives is not None:
+            # Into this rank's own array it writes without a view.
+            self.receives.pop(node.index, None)
+        self._blocks = self._cut()
+        self._notes = notes
+
+    def _gets(self, index: int) -> bool:
+        """Whether a rank of the node has an array that others write the sum into."""
+        return not self.divided and self._root in (None, self._node.ranks[index])
+
+    def _views(self, places: dict[int, Place | None]) -> dict[int, Buffer] | None:
+        """The arrays of some ranks; None when one of them cannot be reached."""
+        nbytes, dtype = self._count * self._dtype.itemsize, self._dtype
+        views = {}
+        for index, place in places.items():
+            if place is None:
+                return None
+            views[index] = self._node.view(index, place, nbytes).view(dtype)
+        return views
+
+    def _cut(self) -> list[_Block]:
+        """The blocks of this rank's slice; none when arrays cannot be reached."""
+        node = self._node
+        if self.sends is None or self.receives is None or node.index >= node.owners:
+            return []
+        first, last = slices(self._count, node.owners)[node.index]
+        step = BLOCK_BYTES // self._dtype.itemsize
+        blocks = []
+        for lo in range(first, last, step):
+            hi = min(lo + step, last)
+            parts = [send[lo:hi] for send in self.sends.values()]
+            others = [receive[lo:hi] for receive in self.receives.values()]
+            blocks.append(_Block(lo, hi, parts, others))
+        return blocks
+
+    @property
+    def in_place(self) -> bool:
+        """Whether all arrays can be read and written where they are."""
+        return self.sends is not None and self.receives is not None
+
+    def sum(self, receive: Buffer, apply: Apply | None) -> None:
+        """Sum this rank's slice, block by block, to where it is wanted; update each block."""
+        for lo, hi, parts, others in self._blocks:
+            block = receive[lo:hi] if self.here else others[0]
+            self._reduce(parts, block)
+            if self.here:
+                for other in others:
+                    other[...] = block
+            if apply is not None:
+                apply(lo, hi)
