@@ -3,6 +3,8 @@
 ========================  ====================================================================
 ``NCCLKV_TIMEOUT``        seconds that a store waits for its ranks (300); an argument wins over it
 ``NCCLKV_RANKS_PER_NODE``  at most so many ranks share memory; the others are taken for other nodes
+``NCCLKV_NODE_MEMORY``    how ranks of a node share memory: ``files``, ``window``, ``halves`` or
+                          ``messages``; by default the first of these that works
 ``NCCLKV_ABORT``          ``0``: an uncaught exception on one rank does not end the job
 ``NCCLKV_SHARE_GPU``      ``1``: ranks may share a GPU, which NCCL is told to put up with
 ``NCCLKV_NCCL_BINDING``   ``cupy`` or ``nccl4py``: what calls NCCL; nccl4py where it is installed
@@ -24,6 +26,9 @@ DEFAULT_TIMEOUT = 300.0
 
 # A century: more is not a time to wait for, and would not fit the clock.
 _LONGEST = 3e9
+
+NODE_MEMORY = ("files", "window", "halves", "messages")
+"""What ``NCCLKV_NODE_MEMORY`` may be, the best first."""
 
 NCCL_BINDINGS = ("cupy", "nccl4py")
 """What ``NCCLKV_NCCL_BINDING`` may be."""
@@ -102,6 +107,17 @@ def split_node(ranks: Sequence[int], rank: int) -> list[int]:
     most = _number("NCCLKV_RANKS_PER_NODE") or len(ranks)
     first = ranks.index(rank) // most * most
     return ranks[first : first + most]
+
+
+def node_memory() -> str:
+    """The first way to share memory that the ranks of a node are to try."""
+    name = os.environ.get("NCCLKV_NODE_MEMORY", "") or NODE_MEMORY[0]
+    if name not in NODE_MEMORY:
+        raise LaunchError(
+            f"NCCLKV_NODE_MEMORY={name!r} is no way to share memory; set one of "
+            f"{', '.join(NODE_MEMORY)}, or unset it for the first that works"
+        )
+    return name
 
 
 def abort_on_exception() -> bool:

@@ -6,7 +6,7 @@
       UsageError     the call is wrong here; nothing was sent, the store is as before
         KeyNotInitialized(KeyError)  KeyAlreadyInitialized  KeyTypeMismatch(TypeError)
         ShapeMismatch(ValueError)  DTypeMismatch(TypeError)
-        NotSupported(NotImplementedError)
+        NotSupported(NotImplementedError)  OutOfMemory(MemoryError)
       ContractError  ranks disagree; the store is broken on every rank
         OrderMismatch  SpecMismatch  Divergence
       CommError      the transport is in an unknown state; the store is broken
@@ -55,6 +55,10 @@ class DTypeMismatch(UsageError, TypeError):
 
 class NotSupported(UsageError, NotImplementedError):
     """A combination that this store does not offer."""
+
+
+class OutOfMemory(UsageError, MemoryError):
+    """New keys would take more memory than the ranks' machines or containers have left."""
 
 
 class ContractError(KVStoreError):

@@ -31,6 +31,12 @@ ON_NODES = (
     "tests/ranks/test_programs.py",
     "tests/ranks/test_store_comm.py",
 )
+ON_WAYS = (
+    "tests/ranks/test_node_memory.py",
+    "tests/ranks/test_comm_conformance.py",
+    "tests/ranks/test_store_cases.py",
+    "tests/ranks/test_programs.py",
+)
 CONTRACT = ("tests/ranks/test_comm_contract.py", "tests/ranks/test_capture_contract.py")
 GRACE = 10.0
 """Seconds that a run has to end after it is told to."""
@@ -63,6 +69,11 @@ def suite() -> list[Run]:
     for size in (3, 4):
         job = ("launch/local.sh", "-n", str(size), "-m", "pytest", *ON_NODES)
         runs.append(Run(f"nodes-{size}", (*split, *job), 240))
+    for way in ("window", "halves"):
+        job = ("launch/local.sh", "-n", "4", "-m", "pytest", *ON_WAYS)
+        # One placement of the store's cases, which are those of ranks-4.
+        few = ("-k", "not test_ranks or every_rank")
+        runs.append(Run(f"{way}-4", ("env", f"NCCLKV_NODE_MEMORY={way}", *job, *few), 240))
     return runs
 
 

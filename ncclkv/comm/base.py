@@ -142,7 +142,8 @@ class Communicator(ABC):
         """Zeroed uint8 memory that all ranks of this node have in common; None where none have.
 
         The ranks of a node get the same by the same calls in the same order.  It may be written by
-        a collective that all have launched, or with the same bytes by all.
+        a collective that all have launched, or with the same bytes by all.  Where there is some, so
+        there is of no bytes.
         """
         return None
 

@@ -35,7 +35,7 @@ from ncclkv.comm.node.short import Short, ShortReduction
 from ncclkv.comm.schedule import SHORT_BYTES, Lane
 from ncclkv.comm.transport import Transport
 from ncclkv.comm.work import Flight, HostWork, Steps, StepWork
-from ncclkv.errors import CommAborted, RankLost, UsageError
+from ncclkv.errors import CommAborted, LaunchError, RankLost, UsageError
 from ncclkv.kernels.host import HostKernels
 
 # Tags go round, for MPI may allow none above 32767: the collective that had a tag before is waited
@@ -137,11 +137,19 @@ class ExchangeCommunicator(Communicator):
         self._flight = Flight(transport, timeout)
         self._lanes = _Lanes(transport, self._flight, offset=0)
         self.control: ExchangeControl = ExchangeControl(transport, self._flight)
-        self._node = form(transport, among or self.control) if share else None
+        self._node = self._form(among or self.control) if share else None
         self._flight.relayed = self._node is not None and len(self._node.nodes) > 1
         self._shorts: dict[tuple[int, np.dtype[Any], str, int | None], Short] = {}
         self._known = Known()
         self._closed = False
+
+    def _form(self, control: Control) -> Node | None:
+        """The memory that this rank's node shares, if it does."""
+        try:
+            return form(self._transport, control)
+        except LaunchError:  # on all ranks alike
+            self._transport.close()
+            raise
 
     def allocate(self, nbytes: int) -> Buffer:
         memory = None if self._node is None else self._node.allocate(nbytes)

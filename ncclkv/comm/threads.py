@@ -11,7 +11,9 @@ import numpy as np
 
 from ncclkv import env
 from ncclkv.comm.base import Buffer, Communicator
+from ncclkv.comm.buffers import allocate
 from ncclkv.comm.exchange import ExchangeCommunicator
+from ncclkv.comm.room import room
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.comm.transport import Pending, Transport
 from ncclkv.errors import OrderMismatch
@@ -43,6 +45,14 @@ class _Split:
     served: int = 0
 
 
+@dataclass
+class _Window:
+    """A window that is being made: each rank's memory, and how many ranks have all of it."""
+
+    parts: dict[int, Buffer] = field(default_factory=dict)
+    served: int = 0
+
+
 class Group:
     """Mailboxes and farewells of one group of threads, and the groups split off it."""
 
@@ -54,6 +64,7 @@ class Group:
         self._departed: dict[int, str] = {}
         self.version = 0
         self._splits: dict[int, _Split] = {}
+        self._windows: dict[int, _Window] = {}
 
     def announce(self) -> None:
         """Wake the ranks that wait; the caller holds `changed`."""
@@ -89,6 +100,19 @@ class Group:
             if split.served == self.size:
                 del self._splits[number]
             return group, ranks
+
+    def window(self, number: int, rank: int, part: Buffer) -> dict[int, Buffer]:
+        """What each rank gives to the `number`-th window."""
+        with self.changed:
+            window = self._windows.setdefault(number, _Window())
+            window.parts[rank] = part
+            self.changed.notify_all()
+            # As in a split: all ranks have just met.
+            self.changed.wait_for(lambda: len(window.parts) == self.size)
+            window.served += 1
+            if window.served == self.size:
+                del self._windows[number]
+            return window.parts
 
 
 @dataclass
@@ -136,6 +160,7 @@ class ThreadTransport(Transport):
         self.node = env.split_node(range(group.size), rank)
         self._group = group
         self._splits = 0
+        self._windows = 0
         self._seen = -1
 
     def send(self, data: Buffer, peer: int, tag: int) -> Pending:
@@ -158,6 +183,17 @@ class ThreadTransport(Transport):
     def tell(self) -> None:
         with self._group.changed:
             self._group.announce()
+
+    def windows_left(self) -> int:
+        left = room()
+        if left is None:
+            raise OSError("nothing here says how much memory is free")
+        return left.nbytes
+
+    def window(self, nbytes: int) -> list[Buffer]:
+        self._windows += 1
+        parts = self._group.window(self._windows, self.rank, allocate(nbytes))
+        return [parts[rank] for rank in self.node]
 
     def departed(self) -> dict[int, str]:
         return self._group.departed()

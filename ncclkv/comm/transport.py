@@ -63,6 +63,37 @@ class Transport(Messages):
     def tell(self) -> None:
         """Let ranks of this node that pause look again: memory that they share has changed."""
 
+    def windows_left(self) -> int:
+        """Bytes that windows of this node can still take, all its ranks' together; local.
+
+        Raises
+        ------
+        OSError
+            Where there are no windows.
+        """
+        raise OSError(f"{self.name} has no windows")
+
+    def window(self, nbytes: int) -> list[Buffer]:
+        """New memory that the ranks of this node have in common; collective over all ranks.
+
+        Parameters
+        ----------
+        nbytes : int
+            Of each rank, alike on a node; a multiple of a page.
+
+        Returns
+        -------
+        list of ndarray, shape (nbytes,)
+            The memory of each rank of the node, zero at first, aligned to `ALIGNMENT`.  It stays as
+            long as it is used.
+
+        Raises
+        ------
+        OSError
+            Where it cannot be had.
+        """
+        raise OSError(f"{self.name} has no windows")
+
     @abstractmethod
     def departed(self) -> dict[int, str]:
         """Ranks that said that they left, with the reason they gave."""

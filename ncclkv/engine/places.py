@@ -26,6 +26,8 @@ class Places:
         How large they are.
     common : bool
         Whether new buckets have weights that the ranks of a node have in common, where they can.
+    waiting : int
+        Bytes of the values of keys that have no place.
 
     Parameters
     ----------
@@ -49,6 +51,7 @@ class Places:
         self.sizing = sizing
         self._adopt = adopt
         self.common = common
+        self.waiting = 0
         self._unplaced: dict[Key, Array] = {}
         self._slots: dict[Key, Slot] = {}
         self._memory = BucketMemory()
@@ -57,6 +60,7 @@ class Places:
         """Take new keys with their first values, which are kept."""
         self.registry.add(specs)
         self._unplaced.update((spec.key, value) for spec, value in zip(specs, values, strict=True))
+        self.waiting += sum(spec.nbytes for spec in specs)
 
     @property
     def sealed(self) -> bool:
@@ -78,6 +82,7 @@ class Places:
                 self._kernels.pack(self._unplaced[entry.key], slot.weight)
         self._comm.keep(*self._unplaced.values())
         self._unplaced.clear()
+        self.waiting = 0
         self.states += states
         self._memory.add(states)
         adopt = self._adopt()

@@ -17,6 +17,7 @@ from ncclkv.engine.placement import Placement, placement
 from ncclkv.errors import KeyTypeMismatch, UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.store.agreement import propose
+from ncclkv.store.headroom import Headroom
 from ncclkv.store.keys import one_key
 from ncclkv.store.plugin import KVStoreBase
 from ncclkv.store.recent import Recent
@@ -40,6 +41,7 @@ class Core(KVStoreBase):
         self._comm = comm
         buckets = sizing(comm, chosen.root, bucket_bytes)
         self._engine = Engine(comm, comm.kernels, chosen, buckets)
+        self._headroom = Headroom(comm, self._engine.places)
         self._session = Session(name, comm)
         # Made once, because these may be called once for every key.
         self._pushing = self._session.verb("push", allowed_inside=BLOCKS)

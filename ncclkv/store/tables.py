@@ -61,6 +61,8 @@ class TableVerbs(Core):
             When a key has a value: see `reset`.
         SpecMismatch
             On every rank, when they disagree on names, shapes, dtypes or op.
+        OutOfMemory
+            On every rank, when a node has not the host memory for the keys' buckets.
 
         Examples
         --------
@@ -120,6 +122,7 @@ are ints, such as 3; use one kind
             return made, [str(spec) for spec in made.specs] + [repr(name) for name in made.known]
 
         mine, notes = propose(self._comm, verb, proposal, note=self._engine.places.sealed)
+        self._headroom.check(verb, mine.specs)
         if any(notes) and not all(notes):
             # A rank sealed the layout locally: the places of later keys depend on it.
             self._engine.places.seal()

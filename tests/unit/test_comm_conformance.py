@@ -39,6 +39,13 @@ def test_threads(name: str, size: int) -> None:
     over_threads(size, name)
 
 
+@pytest.mark.parametrize("way", ["window", "halves", "messages"])
+@pytest.mark.parametrize("name", ORDINARY)
+def test_other_ways_to_share_memory(monkeypatch: pytest.MonkeyPatch, name: str, way: str) -> None:
+    monkeypatch.setenv("NCCLKV_NODE_MEMORY", way)
+    over_threads(3, name)
+
+
 @pytest.mark.parametrize("size", FAILURE_SIZES)
 @pytest.mark.parametrize("name", sorted(FAILURES))
 def test_failures_of_threads(name: str, size: int) -> None:

@@ -1,4 +1,4 @@
-"""The two meetings of a collective in shared memory are both needed, and these checks can tell."""
+"""The meetings of a collective in shared memory are all needed, and these checks can tell."""
 
 from __future__ import annotations
 
@@ -53,17 +53,48 @@ def sums(place: Place) -> None:
     comm.close()
 
 
+WITH_COMMON = pytest.mark.parametrize("way", ["files", "window"])
+COPIED, SUMMED = ENTERED + 1, ENTERED + 2
+"""The further phases of a sum that goes through halves."""
+
+
+@WITH_COMMON
 @pytest.mark.parametrize("place", [common, own, plain])
-def test_sums_are_right_without_any_barrier_around_them(place: Place) -> None:
+def test_sums_are_right_without_any_barrier_around_them(
+    monkeypatch: pytest.MonkeyPatch, place: Place, way: str
+) -> None:
+    monkeypatch.setenv("NCCLKV_NODE_MEMORY", way)
     testing.run_ranks(RANKS, sums, place, timeout=20.0)
 
 
+@pytest.mark.parametrize("place", [own, plain])
+def test_sums_through_halves_are_right_too(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+    monkeypatch.setenv("NCCLKV_NODE_MEMORY", "halves")
+    testing.run_ranks(RANKS, sums, place, timeout=20.0)
+
+
+@WITH_COMMON
 @pytest.mark.parametrize("place", [common, own])
 @pytest.mark.parametrize("phase", [ENTERED, DONE])
 def test_without_one_of_its_meetings_a_sum_goes_wrong(
+    monkeypatch: pytest.MonkeyPatch, place: Place, phase: int, way: str
+) -> None:
+    monkeypatch.setenv("NCCLKV_NODE_MEMORY", way)
+    goes_wrong_without(phase, monkeypatch, place)
+
+
+@pytest.mark.parametrize("place", [own, plain])
+@pytest.mark.parametrize("phase", [COPIED, SUMMED])
+def test_without_one_of_its_meetings_a_sum_through_halves_goes_wrong(
     monkeypatch: pytest.MonkeyPatch, place: Place, phase: int
 ) -> None:
+    monkeypatch.setenv("NCCLKV_NODE_MEMORY", "halves")
+    goes_wrong_without(phase, monkeypatch, place)
+
+
+def goes_wrong_without(phase: int, patch: pytest.MonkeyPatch, place: Place) -> None:
+    """Let nobody wait for a phase: the sums must show it."""
     behind = Turn.behind
-    monkeypatch.setattr(Turn, "behind", lambda turn, n: [] if n == phase else behind(turn, n))
+    patch.setattr(Turn, "behind", lambda turn, n: [] if n == phase else behind(turn, n))
     with pytest.raises(Exception, match=r"wrong from|different calls"):
         testing.run_ranks(RANKS, sums, place, timeout=20.0)

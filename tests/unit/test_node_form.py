@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import resource
 
 import numpy as np
 import pytest
 
+import ncclkv
 from ncclkv import env, testing
 from ncclkv.comm import threads
-from ncclkv.comm.node import form
-from ncclkv.errors import KVStoreError
+from ncclkv.comm.node import form, ways
+from ncclkv.comm.node.node import CONTROL_BYTES
+from ncclkv.comm.node.space import MIB, FileSpace, Ticket
+from ncclkv.errors import KVStoreError, LaunchError
 
 SHARING = "the ranks of a node share memory: anonymous files"
-ALONE = "the ranks of a node exchange messages, for they cannot share memory: "
+WINDOW = "the ranks of a node share memory: a window"
+HALVES = "the ranks of a node copy through shared memory: a window with halves of 4 MiB"
+ALONE = "the ranks of a node exchange messages"
+BY_NAME = {"files": SHARING, "window": WINDOW, "halves": HALVES, "messages": ALONE}
 
 
 def sums() -> bool:
@@ -40,58 +47,194 @@ def test_ranks_share_memory_and_say_so(caplog: pytest.LogCaptureFixture) -> None
 
 
 @pytest.mark.parametrize("error", [OSError(38, "no such call"), AttributeError("no memfd_create")])
-def test_where_there_are_no_such_files_ranks_exchange_messages(
+def test_where_there_are_no_such_files_ranks_share_a_window(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     def refuse(*args: object) -> None:
         raise error
 
     monkeypatch.setattr(os, "memfd_create", refuse)
+    monkeypatch.setattr(threads.ThreadTransport, "windows_left", lambda _: 3 * 200 * 2 * MIB)
     with caplog.at_level(logging.INFO, "ncclkv"):
-        assert testing.run_ranks(3, sums) == [False] * 3
-    assert said(caplog) == {f"{ALONE}{error}"}
+        assert testing.run_ranks(3, sums) == [True] * 3
+    assert said(caplog) == {f"{WINDOW} of 200 MiB a rank (files: {error})"}
 
 
 def test_a_file_that_cannot_be_reached_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(ticket: form.Ticket) -> None:
+    def refuse(ticket: Ticket) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(form.FileSpace, "open", refuse)
+    monkeypatch.setattr(FileSpace, "open", refuse)
+    with caplog.at_level(logging.INFO, "ncclkv"):
+        assert testing.run_ranks(2, sums) == [True] * 2
+    (line,) = said(caplog)
+    assert line.startswith(WINDOW)
+    assert "(files: rank 0 cannot open that of rank 1: [Errno 13] Permission denied)" in line
+
+
+def test_few_descriptors_are_a_reason_to_share_no_files(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ways, "_free_descriptors", lambda: 70)
+    with caplog.at_level(logging.INFO, "ncclkv"):
+        assert testing.run_ranks(2, sums) == [True] * 2
+    (line,) = said(caplog)
+    assert "(files: 70 file descriptors are left; raise the limit by ulimit -n)" in line
+
+
+def test_without_the_order_of_stores_ranks_exchange_messages(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(form, "_ORDERED", ())
     with caplog.at_level(logging.INFO, "ncclkv"):
         assert testing.run_ranks(2, sums) == [False] * 2
-    (line,) = said(caplog)
-    assert line.startswith(ALONE)
-    assert "cannot open that of rank" in line
+    assert said(caplog) == {f"{ALONE} ({platform.machine()} does not keep the order of stores)"}
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "why"),
+    ("free", "ends"),
     [
-        ("_free_descriptors", lambda: 70, "70 file descriptors are left; raise the limit by ulim"),
-        ("_ORDERED", (), "does not keep the order of stores"),
+        (80 * MIB, f"{WINDOW} of 80 MiB a rank (files: none)"),
+        (70 * MIB, f"{HALVES} (files: none; window: half of the memory that is free for windows is "
+                   f"70.0 MiB a rank, and 72.4 are needed)"),
+        (8 * MIB, f"{ALONE} (files: none; window: half of the memory that is free for windows is "
+                  f"8.0 MiB a rank, and 72.4 are needed; halves: half of the memory that is free "
+                  f"for windows is 8.0 MiB a rank, and 8.4 are needed)"),
+        (-MIB, f"{ALONE} (files: none; window: half of the memory that is free for windows is "
+               f"0.0 MiB a rank, and 72.4 are needed; halves: half of the memory that is free "
+               f"for windows is 0.0 MiB a rank, and 8.4 are needed)"),
     ],
-)
-def test_reasons_not_to_share(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    name: str,
-    value: object,
-    why: str,
+)  # fmt: skip
+def test_what_is_free_decides_on_windows(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, free: int, ends: str
 ) -> None:
-    monkeypatch.setattr(form, name, value)
+    def refuse(*args: object) -> None:
+        raise OSError("none")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    # The rank that finds the least decides for its node; half of it is left alone.
+    left = {0: 1 << 40, 1: 2 * 3 * free, 2: 1 << 40}
+    monkeypatch.setattr(
+        threads.ThreadTransport, "windows_left", lambda transport: left[transport.rank]
+    )
     with caplog.at_level(logging.INFO, "ncclkv"):
-        assert testing.run_ranks(2, sums) == [False] * 2
+        assert testing.run_ranks(3, sums) == [ends.startswith(WINDOW)] * 3
+    assert said(caplog) == {ends}
+
+
+@pytest.mark.parametrize(("way", "words"), BY_NAME.items())
+def test_the_first_way_to_try_can_be_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str, words: str
+) -> None:
+    monkeypatch.setenv("NCCLKV_NODE_MEMORY", way)
+    with caplog.at_level(logging.INFO, "ncclkv"):
+        testing.run_ranks(2, sums)
     (line,) = said(caplog)
-    assert why in line
+    assert line.startswith(words)
+    assert (f"(NCCLKV_NODE_MEMORY={way})" in line) == (way != "files")
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_where_one_rank_has_no_window_none_has(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rank: int
+) -> None:
+    make = threads.ThreadTransport.window
+
+    def window(transport: threads.ThreadTransport, nbytes: int) -> list[np.ndarray]:
+        made = make(transport, nbytes)
+        if transport.rank == rank:
+            raise OSError("not here")
+        return made
+
+    monkeypatch.setenv("NCCLKV_NODE_MEMORY", "window")
+    monkeypatch.setattr(threads.ThreadTransport, "window", window)
+    with caplog.at_level(logging.INFO, "ncclkv"):
+        assert testing.run_ranks(3, sums) == [False] * 3
+    why = "NCCLKV_NODE_MEMORY=window; window: not here; halves: not here"
+    assert said(caplog) == {f"{ALONE} ({why})"}
+
+
+def test_ranks_that_are_told_different_ways_take_the_last(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wishes = iter(["files", "halves", "window"])
+    monkeypatch.setattr(env, "node_memory", lambda: next(wishes))
+    with caplog.at_level(logging.INFO, "ncclkv"):
+        assert testing.run_ranks(3, sums) == [False] * 3
+    assert said(caplog) == {f"{HALVES} (NCCLKV_NODE_MEMORY=halves)"}
+
+
+def test_a_way_that_nobody_knows_is_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCLKV_NODE_MEMORY", "Files")
+    with pytest.raises(LaunchError, match="NCCLKV_NODE_MEMORY='Files'") as caught:
+        env.node_memory()
+    wrong = str(caught.value)
+    assert "set one of files, window, halves, messages, or unset it" in wrong
+    monkeypatch.delenv("NCCLKV_NODE_MEMORY")
+    right = iter([True, True, False])
+
+    def node_memory() -> str:
+        if next(right):
+            return "files"
+        raise LaunchError(wrong)
+
+    def body() -> str:
+        with pytest.raises(LaunchError) as caught:
+            ncclkv.create("threads")
+        return str(caught.value)
+
+    monkeypatch.setattr(env, "node_memory", node_memory)
+    texts = set(testing.run_ranks(3, body))
+    assert texts in [{f"rank {rank} of 3: {wrong}"} for rank in range(3)]
+
+
+@pytest.mark.parametrize("way", ["window", "halves"])
+def test_several_nodes_have_a_window_each(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", "2")
+    monkeypatch.setenv("NCCLKV_NODE_MEMORY", way)
+    with caplog.at_level(logging.INFO, "ncclkv"):
+        assert testing.run_ranks(5, sums) == [way == "window"] * 5
+    (line,) = said(caplog)
+    assert line.startswith(BY_NAME[way])
+
+
+def test_what_finds_no_room_in_a_window_is_copied_through_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    part = CONTROL_BYTES + 3 * MIB
+    monkeypatch.setenv("NCCLKV_NODE_MEMORY", "window")
+    monkeypatch.setattr(ways, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(threads.ThreadTransport, "windows_left", lambda _: 3 * 2 * part)
+
+    def body() -> list[bool]:
+        comm = threads.world()
+        sends = [comm.allocate(MIB).view(np.float32) for _ in range(4)]
+        commons = [comm.common(MIB) for _ in range(4)]
+        for number, send in enumerate(sends):
+            send[:] = number + comm.rank
+            for receive in (np.zeros_like(send), *sends[number + 1 :]):
+                comm.allreduce(send, receive).wait()
+                assert (receive == 3 * number + 3).all()
+        inside = [comm._node.place(send) is not None for send in sends]
+        comm.close()
+        return [*inside, *(common is not None for common in commons)]
+
+    found = testing.run_ranks(3, body)
+    # The first rank's part is halved between arrays of its own and those in common.
+    commons = [True, False, False, False]
+    assert found[0] == [True, False, False, False, *commons]
+    assert found[1] == found[2] == [True, True, False, False, *commons]
 
 
 def test_descriptors_are_counted() -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    free = form._free_descriptors()
+    free = ways._free_descriptors()
     with open(os.devnull) as _:
-        assert form._free_descriptors() == free - (limit != resource.RLIM_INFINITY)
+        assert ways._free_descriptors() == free - (limit != resource.RLIM_INFINITY)
 
 
 def test_ranks_of_one_machine_can_be_taken_for_several_nodes(

@@ -12,7 +12,7 @@ import pytest
 from ncclkv.arrays.memory import address
 from ncclkv.comm.base import ALIGNMENT
 from ncclkv.comm.node.arena import Arena
-from ncclkv.comm.node.space import MIB, FileSpace, Ticket
+from ncclkv.comm.node.space import MIB, FileSpace, Ticket, WindowSpace
 
 MOST = 1 << 40
 
@@ -117,6 +117,31 @@ def test_the_file_of_somebody_else_is_not_taken_for_a_rank_s() -> None:
     space.close()
     with pytest.raises(OSError, match="No such file"):
         FileSpace.open(ticket)
+
+
+def test_a_part_of_a_window_is_one_extent() -> None:
+    memory = np.zeros(1 * MIB, np.uint8)
+    space = WindowSpace(memory)
+    arena = Arena(space, 4096, space.capacity)
+    assert arena.size == 1 * MIB - 4096
+    first, second = taken(arena, 600_000), taken(arena, 400_000)
+    place = arena.place(second)
+    assert place is not None
+    assert (place.start, place.length) == (4096, arena.size)
+    second[:] = 3
+    extent = WindowSpace(memory).map(place.start, place.length)
+    assert (extent[place.offset : place.offset + 400_000] == 3).all()
+    assert not first.any()
+    assert arena.take(100_000) is None
+    space.close()
+    assert space.map(0, 10).size == 0
+
+
+@pytest.mark.parametrize("stop", [4096, 1000])
+def test_an_arena_of_nothing_has_no_room(stop: int) -> None:
+    arena = Arena(WindowSpace(np.zeros(4096, np.uint8)), 4096, stop)
+    assert arena.size == 0
+    assert arena.take(1) is None
 
 
 def test_what_nobody_wrote_takes_no_memory(space: FileSpace) -> None:

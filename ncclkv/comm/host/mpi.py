@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from ncclkv import env
 from ncclkv.comm.base import Buffer
+from ncclkv.comm.host import window
 from ncclkv.comm.transport import Pending, Transport
 from ncclkv.errors import CommAborted, OrderMismatch
 
@@ -146,6 +147,21 @@ class MpiTransport(Transport):
     def tell(self) -> None:
         # Processes look by themselves; but none may go on without MPI, by which it tells its end.
         self._check()
+
+    def windows_left(self) -> int:
+        return window.left()
+
+    def window(self, nbytes: int) -> list[Buffer]:
+        from mpi4py import MPI
+
+        try:
+            node = cast("MPI.Intracomm", self._comm.Split(self.node[0], self.rank))
+        except MPI.Exception as error:
+            raise OSError(str(no_communicator(self._where, error))) from error
+        try:
+            return window.window(node, nbytes)
+        finally:
+            node.Free()
 
     def departed(self) -> dict[int, str]:
         from mpi4py import MPI

@@ -26,6 +26,11 @@ class Place(NamedTuple):
 class Arena:
     """Hands out the bytes ``[start, stop)`` of a space.
 
+    Attributes
+    ----------
+    size : int
+        How many bytes that is, at most.
+
     Parameters
     ----------
     space : Space
@@ -40,6 +45,7 @@ class Arena:
     def __init__(self, space: Space, start: int, stop: int, *, reuse: bool = True) -> None:
         self._space = space
         self._reuse = reuse
+        self.size = max(stop - start, 0)
         self._next, self._stop = start, stop
         self._free: list[tuple[int, int, Buffer]] = []
         # Filled by the garbage collector, which may come at any time.

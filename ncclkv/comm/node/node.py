@@ -99,8 +99,11 @@ class Node:
             return None
 
     def common(self, nbytes: int) -> Buffer | None:
-        """Zeroed bytes that all ranks of the node get, in the same order of calls."""
-        return self._common.take(nbytes)
+        """Zeroed bytes that all ranks of the node get, in the same order of calls.
+
+        None without room; where there is none at all, not even of no bytes.
+        """
+        return self._common.take(nbytes) if self._common.size else None
 
     def is_common(self, array: Buffer) -> bool:
         """Whether an array lies in memory that all ranks have."""

@@ -1,7 +1,7 @@
 """Memory that one rank gives to its node, mapped by those who need it.
 
-It is an anonymous file: no name is left behind by a process that is killed, no file system limits
-its size, and a page takes memory only once somebody has written to it.
+The best is an anonymous file: no name is left behind by a process that is killed, no file system
+limits its size, and a page takes memory only once somebody has written to it.
 """
 
 from __future__ import annotations
@@ -109,3 +109,17 @@ class FileSpace(Space):
 
     def close(self) -> None:
         self._close()
+
+
+class WindowSpace(Space):
+    """A rank's part of a window, which is mapped already."""
+
+    def __init__(self, memory: Buffer) -> None:
+        self.capacity = self.extent_bytes = memory.size
+        self._memory = memory
+
+    def map(self, start: int, nbytes: int) -> Buffer:
+        return self._memory[start : start + nbytes]
+
+    def close(self) -> None:
+        self._memory = self._memory[:0]

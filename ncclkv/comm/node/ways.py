@@ -1,0 +1,148 @@
+"""Ways for the ranks of a node to share memory, and what each of them needs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from ncclkv.comm.node.node import CONTROL_BYTES, HALF_BYTES, PAGE
+from ncclkv.comm.node.space import MIB, FileSpace, Space, WindowSpace
+from ncclkv.comm.transport import Transport
+
+_DESCRIPTORS = 6
+_SPARE_DESCRIPTORS = 64
+"""What a rank of the node takes of them: its file, and parts of it that are mapped; and the user's.
+"""
+
+_LEAST_BYTES = 64 * MIB
+"""What a rank's part of a window must have for arrays."""
+
+
+class Way(ABC):
+    """One way to share memory.
+
+    Each rank makes an offer; when all have one, they join.  It is all of them that share, or none.
+
+    Attributes
+    ----------
+    name : str
+        As in ``NCCLKV_NODE_MEMORY``.
+    does : str
+        What the ranks of a node do, for the log; known once they have joined.
+    """
+
+    name: str
+    does: str
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._ranks = list(transport.node)
+
+    @abstractmethod
+    def offer(self) -> Any:
+        """What the other ranks are told of this one's memory; local.
+
+        Raises
+        ------
+        OSError
+            When it has none to share.
+        """
+
+    @abstractmethod
+    def join(self, offers: Sequence[Any]) -> list[Space]:
+        """The memory of the ranks of this node, out of all ranks' offers; collective.
+
+        Raises
+        ------
+        OSError
+            When it cannot be had.
+        """
+
+
+class Files(Way):
+    """Each rank has a file without a name, which its neighbours open through ``/proc``."""
+
+    name = "files"
+    does = "share memory: anonymous files"
+
+    def offer(self) -> Any:
+        try:
+            free = _free_descriptors()
+            if free < _DESCRIPTORS * len(self._ranks) + _SPARE_DESCRIPTORS:
+                raise OSError(f"{free} file descriptors are left; raise the limit by ulimit -n")
+            self._own, ticket = FileSpace.create()
+        except (AttributeError, ImportError) as error:  # this is not Linux
+            raise OSError(str(error)) from error
+        return ticket
+
+    def join(self, offers: Sequence[Any]) -> list[Space]:
+        spaces: list[Space] = []
+        here = self._transport.rank
+        for rank in self._ranks:
+            try:
+                spaces.append(self._own if rank == here else FileSpace.open(offers[rank]))
+            except OSError as error:
+                raise OSError(f"rank {here} cannot open that of rank {rank}: {error}") from error
+        return spaces
+
+
+def _free_descriptors() -> int:
+    """How many files this process may still open."""
+    import resource  # which not every system has
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    used = len(os.listdir("/proc/self/fd"))
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit - used
+
+
+class Window(Way):
+    """The node has a window of half the memory that is free for windows.
+
+    It cannot grow: what finds no room in it is a rank's own, and is copied through it.
+    """
+
+    name = "window"
+
+    def offer(self) -> Any:
+        # Half, since others take memory too, and nobody tells when there is none for a page.
+        part = self._transport.windows_left() // 2 // len(self._ranks) // PAGE * PAGE
+        if part < self._least():
+            raise OSError(
+                f"half of the memory that is free for windows is {max(part, 0) / MIB:.1f} MiB a "
+                f"rank, and {self._least() / MIB:.1f} are needed"
+            )
+        return part
+
+    def _least(self) -> int:
+        """Bytes that a rank's part must have."""
+        return CONTROL_BYTES + _LEAST_BYTES
+
+    def join(self, offers: Sequence[Any]) -> list[Space]:
+        nbytes = min(offers[rank] for rank in self._ranks)
+        self.does = f"share memory: a window of {nbytes // MIB} MiB a rank"
+        return [WindowSpace(part) for part in self._transport.window(nbytes)]
+
+
+class Halves(Window):
+    """The node has a window that only copies go through."""
+
+    name = "halves"
+
+    def offer(self) -> Any:
+        super().offer()
+        return CONTROL_BYTES
+
+    def _least(self) -> int:
+        return CONTROL_BYTES
+
+    def join(self, offers: Sequence[Any]) -> list[Space]:
+        spaces = super().join(offers)
+        self.does = f"copy through shared memory: a window with halves of {HALF_BYTES // MIB} MiB"
+        return spaces
+
+
+WAYS: tuple[type[Way], ...] = (Files, Window, Halves)
+"""The best first."""

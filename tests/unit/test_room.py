@@ -1,0 +1,115 @@
+"""What the machine and its control groups leave to a process, by files as Linux writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ncclkv.comm.room import Room, room
+
+MEMINFO = "MemTotal:       24000000 kB\nMemFree:         1000 kB\nMemAvailable:    2000000 kB\n"
+MACHINE = Room(2000000 * 1024, "MemAvailable of /proc/meminfo")
+GIB = 1 << 30
+UNLIMITED_V1 = "9223372036854771712"
+
+V2 = "/sys/fs/cgroup"
+V1 = "/sys/fs/cgroup/memory"
+
+
+def group_2(path: str, limit: str, used: int, inactive: int = 0) -> dict[str, str]:
+    """The files of a group of version 2."""
+    return {
+        f"{path}/memory.max": f"{limit}\n",
+        f"{path}/memory.current": f"{used}\n",
+        f"{path}/memory.stat": f"anon 5\ninactive_anon 77\ninactive_file {inactive}\n",
+    }
+
+
+def group_1(path: str, limit: str, used: int, inactive: int = 0) -> dict[str, str]:
+    """The files of a group of version 1."""
+    return {
+        f"{path}/memory.limit_in_bytes": f"{limit}\n",
+        f"{path}/memory.usage_in_bytes": f"{used}\n",
+        f"{path}/memory.stat": f"cache 5\ninactive_file 1\ntotal_inactive_file {inactive}\n",
+    }
+
+
+def seen(tmp_path: Path, groups: str, files: Mapping[str, str]) -> Room | None:
+    """What is left where the system has these files."""
+    for name, text in {"/proc/self/cgroup": groups, **files}.items():
+        path = tmp_path / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return room(tmp_path)
+
+
+def limit(path: str, nbytes: int, total: int) -> Room:
+    return Room(nbytes, f"{path}, a limit of {total:,} bytes")
+
+
+def test_nothing_is_known_where_nothing_is_said(tmp_path: Path) -> None:
+    assert room(tmp_path) is None
+
+
+def test_a_machine_without_groups(tmp_path: Path) -> None:
+    assert seen(tmp_path, "", {"/proc/meminfo": MEMINFO}) == MACHINE
+
+
+def test_a_machine_that_sets_no_limit(tmp_path: Path) -> None:
+    files = {"/proc/meminfo": MEMINFO, **group_2(f"{V2}/a", "max", 5)}
+    assert seen(tmp_path, "0::/a\n", files) == MACHINE
+
+
+def test_a_limit_of_version_1_that_is_none(tmp_path: Path) -> None:
+    files = {"/proc/meminfo": MEMINFO, **group_1(V1, UNLIMITED_V1, 5)}
+    assert seen(tmp_path, "4:cpu,memory:/\n", files) == MACHINE
+
+
+@pytest.mark.parametrize("mount", [V2, f"{V2}/unified"])
+def test_a_container_of_version_2(tmp_path: Path, mount: str) -> None:
+    files = {"/proc/meminfo": MEMINFO, **group_2(mount, str(GIB), 700, 200)}
+    assert seen(tmp_path, "0::/\n", files) == limit(f"{mount}/memory.max", GIB - 500, GIB)
+
+
+def test_the_tightest_group_up_the_hierarchy_counts(tmp_path: Path) -> None:
+    files = {
+        **group_2(f"{V2}/job", str(GIB), 900),
+        **group_2(f"{V2}/job/step", "max", 800),
+        **group_2(f"{V2}/job/step/task", str(2 * GIB), 5),
+        **group_2(f"{V2}/other", "1", 0),
+    }
+    found = seen(tmp_path, "0::/job/step/task\n", files)
+    assert found == limit(f"{V2}/job/memory.max", GIB - 900, GIB)
+
+
+def test_a_container_of_version_1(tmp_path: Path) -> None:
+    files = {"/proc/meminfo": MEMINFO, **group_1(f"{V1}/a/b", str(GIB), 500, 100)}
+    found = seen(tmp_path, "9:name=systemd:/x\n4:cpu,memory:/a/b\n0::/\n", files)
+    assert found == limit(f"{V1}/a/b/memory.limit_in_bytes", GIB - 400, GIB)
+
+
+def test_a_container_whose_group_lies_at_the_mount_itself(tmp_path: Path) -> None:
+    found = seen(tmp_path, "4:memory:/docker/0123\n", group_1(V1, str(GIB), 500))
+    assert found == limit(f"{V1}/memory.limit_in_bytes", GIB - 500, GIB)
+
+
+def test_a_group_of_other_things_sets_no_limit(tmp_path: Path) -> None:
+    assert seen(tmp_path, "4:cpu:/\n", group_1(V1, str(GIB), 500)) is None
+
+
+def test_files_never_count_for_more_than_is_used(tmp_path: Path) -> None:
+    found = seen(tmp_path, "0::/\n", group_2(V2, "1000", 300, 400))
+    assert found == limit(f"{V2}/memory.max", 1000, 1000)
+
+
+def test_a_group_past_its_limit_leaves_nothing(tmp_path: Path) -> None:
+    found = seen(tmp_path, "0::/\n", group_2(V2, "1000", 1300))
+    assert found == limit(f"{V2}/memory.max", 0, 1000)
+
+
+def test_this_machine_says_something() -> None:
+    found = room()
+    assert found is not None
+    assert found.nbytes > 0
