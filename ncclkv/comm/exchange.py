@@ -1,12 +1,14 @@
-"""The communicator of hosts: schedules of messages over any transport."""
+"""The communicator of hosts: collectives in the memory of a node, and messages over any transport.
+
+Of several nodes, long reductions and broadcasts go through memory on each; the rest is messages
+between all ranks.
+"""
 
 from __future__ import annotations
 
 import pickle
-from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -24,13 +26,18 @@ from ncclkv.comm.buffers import (
     check_root,
 )
 from ncclkv.comm.ended import closed, left
+from ncclkv.comm.lanes import Lanes
+from ncclkv.comm.node import note
+from ncclkv.comm.node.barrier import barrier
 from ncclkv.comm.node.between import Between
 from ncclkv.comm.node.broadcast import Broadcast
 from ncclkv.comm.node.form import form
+from ncclkv.comm.node.gather import allgather
 from ncclkv.comm.node.known import Known, Make
 from ncclkv.comm.node.node import INLINE_BYTES, Node
 from ncclkv.comm.node.plan import Plan, Request
 from ncclkv.comm.node.reduce import Reduction
+from ncclkv.comm.node.scatter import reduce_scatter
 from ncclkv.comm.node.short import Short, ShortReduction
 from ncclkv.comm.schedule import SHORT_BYTES, Lane
 from ncclkv.comm.transport import Transport
@@ -38,57 +45,13 @@ from ncclkv.comm.work import Flight, HostWork, Steps, StepWork
 from ncclkv.errors import CommAborted, LaunchError, RankLost, UsageError
 from ncclkv.kernels.host import HostKernels
 
-# Tags go round, for MPI may allow none above 32767: the collective that had a tag before is waited
-# for, so that no two in flight share one.
-_TAGS = 8192
-_FIRST_TAG = 16
-
-
-class _Scratch:
-    """Memory that one collective at a time receives its parts into; grows and stays."""
-
-    def __init__(self) -> None:
-        self._space = np.empty(0, np.uint8)
-
-    def __call__(self, nbytes: int) -> Buffer:
-        if self._space.size < nbytes:
-            self._space = allocate(nbytes)
-        return self._space[:nbytes]
-
-
-class _Lanes:
-    """Hands every collective a lane of its own."""
-
-    def __init__(self, transport: Transport, flight: Flight, offset: int) -> None:
-        self._transport = transport
-        self._flight = flight
-        self._tags = (_FIRST_TAG + offset + 2 * (number % _TAGS) for number in count())
-        self._holders: deque[StepWork] = deque()
-        self._spare: list[_Scratch] = []
-        self._kernels = HostKernels()
-
-    def launch(self, steps: Callable[[Lane], Steps], what: object, label: str = "") -> StepWork:
-        """Start the collective that `steps` makes of a lane."""
-        if len(self._holders) == _TAGS:
-            self._holders.popleft().wait()
-        work = self._flight.launch(StepWork(self._run(steps, next(self._tags)), what))
-        self._holders.append(work)
-        work.label = label
-        return work
-
-    def _run(self, steps: Callable[[Lane], Steps], tag: int) -> Steps:
-        """The collective's steps, with scratch memory that is handed on at their end."""
-        scratch = self._spare.pop() if self._spare else _Scratch()
-        yield from steps(Lane(self._transport, tag, self._kernels, scratch))
-        self._spare.append(scratch)
-
 
 class ExchangeControl(Control):
     """Host objects, pickled, over the transport of a communicator, in tags of their own."""
 
     def __init__(self, transport: Transport, flight: Flight) -> None:
         self._rank = transport.rank
-        self._lanes = _Lanes(transport, flight, offset=1)
+        self._lanes = Lanes(transport, flight, offset=1)
 
     def allgather(self, item: Any, label: str = "") -> list[Any]:
         own = np.frombuffer(pickle.dumps(item), np.uint8)
@@ -102,7 +65,7 @@ class ExchangeControl(Control):
         return self.allgather(item if self._rank == root else None, label)[root]
 
     def barrier(self, label: str = "", timeout: float | None = None) -> None:
-        self._lanes.launch(schedule.barrier, "a barrier", label).wait(timeout)
+        self._lanes.launch(schedule.barrier, note.BARRIER, label).wait(timeout)
 
 
 class ExchangeCommunicator(Communicator):
@@ -135,7 +98,7 @@ class ExchangeCommunicator(Communicator):
         self.kernels = HostKernels()
         self._transport = transport
         self._flight = Flight(transport, timeout)
-        self._lanes = _Lanes(transport, self._flight, offset=0)
+        self._lanes = Lanes(transport, self._flight, offset=0)
         self.control: ExchangeControl = ExchangeControl(transport, self._flight)
         self._node = self._form(among or self.control) if share else None
         self._flight.relayed = self._node is not None and len(self._node.nodes) > 1
@@ -229,31 +192,45 @@ class ExchangeCommunicator(Communicator):
         check_root(root, self.size)
         check_host(buffer, to_write=self.rank != root)
         check_buffer(buffer)
-        node, what = self._node, f"a broadcast of {buffer.nbytes} bytes from rank {root}"
+        node, call = self._node, note.broadcast(buffer, root)
         if node is not None and len(node.nodes) == 1:
-            return self._flight.launch(StepWork(Broadcast(node, buffer, root).steps(), what))
-        return self._lanes.launch(lambda lane: schedule.broadcast(lane, buffer, root), what)
+            return self._flight.launch(StepWork(Broadcast(node, call, buffer).steps(), call))
+        if node is None or buffer.nbytes <= SHORT_BYTES:
+            return self._lanes.launch(lambda lane: schedule.broadcast(lane, buffer, root), call)
+        return self._lanes.launch(lambda lane: Broadcast(node, call, buffer, lane).steps(), call)
 
     def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
         shift = self.rank * np.asarray(receive).nbytes
         check_pair(send, receive, np.size(send) // self.size, shift)
         check_buffers(receive, send, receive.size * self.size)
         check_op(op, send.dtype)
-        return self._lanes.launch(
+        call = note.reduce_scatter(send, op)
+        return self._start(
+            call,
+            lambda node: reduce_scatter(node, call, self.kernels, send, receive),
             lambda lane: schedule.reduce_scatter(lane, send, receive, op),
-            f"a reduce_scatter of {send.nbytes} bytes",
         )
 
     def allgather(self, send: Buffer, receive: Buffer) -> Work:
         shift = -self.rank * np.asarray(send).nbytes
         check_pair(send, receive, np.size(send) * self.size, shift)
-        return self._lanes.launch(
+        call = note.allgather(send)
+        return self._start(
+            call,
+            lambda node: allgather(node, call, send, receive),
             lambda lane: schedule.allgather(lane, send, receive),
-            f"an allgather of {receive.nbytes} bytes",
         )
 
     def barrier(self) -> Work:
-        return self._lanes.launch(schedule.barrier, "a barrier")
+        return self._start(note.BARRIER, barrier, schedule.barrier)
+
+    def _start(
+        self, call: note.Call, shared: Callable[[Node], Steps], sent: Callable[[Lane], Steps]
+    ) -> Work:
+        """Launch a collective: in memory where all ranks share it, or else as messages."""
+        if self._node is None or len(self._node.nodes) > 1:
+            return self._lanes.launch(sent, call)
+        return self._flight.launch(StepWork(shared(self._node), call))
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         check_color(color, key)

@@ -137,14 +137,22 @@ class Flight:
             if flight is not self and flight._thread == self._thread and flight.failure is None
         ]
 
+    def _missing(self, work: HostWork) -> set[int]:
+        """The ranks that `work` waits for; if it waits for an earlier one, those of the first."""
+        missing, here = work.missing(), self._transport.rank
+        if here not in missing:
+            return missing
+        each = (other.missing() for other in self._active)
+        return next((ranks for ranks in each if here not in ranks), missing)
+
     def _check(self, work: HostWork, limit: float, waited: float) -> None:
         """Raise when a rank that `work` needs has left, or the deadline has passed."""
-        missing = work.missing()
+        missing = self._missing(work)
         departed = self._transport.departed()
         relayed = self.relayed and waited > _RELAY_SECONDS
         if departed and (relayed or not missing.isdisjoint(departed)):
             self.progress()  # what it sent before it left still counts
-            missing = work.missing()
+            missing = self._missing(work)
             lost = departed.keys() if relayed and missing else missing & departed.keys()
             for rank in sorted(lost, key=lambda rank: (_follows(departed[rank]), rank)):
                 self.failure = RankLost(

@@ -1,7 +1,7 @@
 """What every communicator must do with buffers, whatever carries its messages.
 
 A case is a function of an open `Communicator`, called by all its ranks at the same time; `here`
-says where buffers lie.  More cases are in `communicator_flow` and `communicator_failures`.
+says where buffers lie.  More cases are in the files beside this one.
 """
 
 from __future__ import annotations

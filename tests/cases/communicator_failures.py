@@ -140,6 +140,26 @@ def several_that_do_not_come_are_all_named(comm: Communicator) -> None:
 
 
 @case
+def who_waits_for_a_later_call_names_who_is_missing_in_the_first(comm: Communicator) -> None:
+    def third(own: Communicator) -> None:
+        works = [own.allgather(ones(100_000), ones(100_000 * own.size)) for _ in range(3)]
+        finish(own, works[-1])
+
+    with broken(comm, DEADLINE) as own:
+        if comm.rank != last(comm):
+            missing = f"for {here().promises.missing.format(last=last(comm))}"
+            with raises_within(CommTimeout, DEADLINE + SLACK, "an allgather", missing):
+                third(own)
+    with broken(comm, LONG) as own:
+        if comm.rank == last(comm):
+            time.sleep(0.03)
+            own.abort("enough")
+        else:
+            with raises_within(RankLost, SLACK, f"rank {last(comm)} left while an allgather"):
+                third(own)
+
+
+@case
 def a_wait_may_have_a_deadline_of_its_own(comm: Communicator) -> None:
     with broken(comm, LONG) as own:
         if comm.rank != last(comm):

@@ -202,7 +202,9 @@ class NcclCommunicator(Communicator):
         def enqueue(handle: Handle, stream: int) -> None:
             self._binding.all_gather(handle, *places, way.dtype, stream)
 
-        return self._launch(f"an allgather of {receive.nbytes} bytes", enqueue, (send, receive))
+        return self._launch(
+            f"an allgather of {send.nbytes} bytes from each rank", enqueue, (send, receive)
+        )
 
     def _launch(
         self,

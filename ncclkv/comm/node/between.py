@@ -1,9 +1,9 @@
-"""From node to node: each rank's slice, by messages to the ranks of the same place elsewhere."""
+"""From node to node: messages between one rank of each, or between those of the same place."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,40 +15,58 @@ from ncclkv.comm.transport import Messages, Pending
 from ncclkv.kernels.host.pieces import working_dtype
 from ncclkv.kernels.host.reduce import finish
 
-_REFUSAL = np.zeros(1, np.uint8)
-"""Shorter than what is sent of any sum that is worth slices."""
+_REFUSAL = np.empty(0, np.uint8)
 
 
-class Between:
-    """The way of one collective between nodes.
+class Group:
+    """Ranks of several nodes, this one included, and their part of one collective.
+
+    Parameters
+    ----------
+    lane : Lane
+        Of all ranks; its messages are this collective's alone.
+    ranks : sequence of int
+
+    Attributes
+    ----------
+    lane : Lane
+        Of these ranks.
+    """
+
+    def __init__(self, lane: Lane, ranks: Sequence[int]) -> None:
+        self._messages = _Among(lane.transport, ranks)
+        self.lane = replace(lane, transport=self._messages)
+
+    def refuse(self) -> None:
+        """Let the others find, by the length of a message, that ranks made different calls."""
+        for peer in self.lane.peers:
+            self._messages.refuse(peer, self.lane.tag)
+
+
+class Between(Group):
+    """The way of one reduction between nodes.
 
     Parameters
     ----------
     node : Node
     lane : Lane
-        Of all ranks; its messages are this collective's alone.
+        As for `Group`.
     root : int or None
         The one rank whose node gets sums; by default all do.
     """
 
     def __init__(self, node: Node, lane: Lane, root: int | None) -> None:
-        ranks = [each[node.index] for each in node.nodes if node.index < len(each)]
-        self._lane = replace(lane, transport=_Among(lane.transport, ranks))
+        super().__init__(lane, [each[node.index] for each in node.nodes if node.index < len(each)])
         homes = [number for number, each in enumerate(node.nodes) if root in each]
         self._root = homes[0] if homes else None
         self._size = lane.size
-
-    def refuse(self) -> None:
-        """Let the other nodes find, by the length of a message, that ranks made different calls."""
-        for peer in self._lane.peers:
-            self._lane.send(_REFUSAL, peer)
 
     def reduce(self, parts: Sequence[Buffer], op: str) -> Generator[Sequence[Pending], None, Total]:
         """Reduce this node's parts of a slice, in rank order, and all nodes' sums, in theirs."""
         plain = "sum" if op == "avg" else op
         total = np.empty(parts[0].size, working_dtype(parts[0].dtype))
-        self._lane.kernels.reduce(parts, total, plain)
-        yield from schedule.reduce(self._lane, total, total, plain, None, self._root)
+        self.lane.kernels.reduce(parts, total, plain)
+        yield from schedule.reduce(self.lane, total, total, plain, None, self._root)
         return Total(total, op, self._size)
 
 
@@ -66,7 +84,10 @@ class Total:
 
 
 class _Among(Messages):
-    """Some of a transport's ranks, numbered anew; those named in errors keep their numbers."""
+    """Some of a transport's ranks, numbered anew; those named in errors keep their numbers.
+
+    What is empty is not sent: a refusal is, and so is like nothing that a rank expects.
+    """
 
     def __init__(self, transport: Messages, ranks: Sequence[int]) -> None:
         self.rank, self.size = ranks.index(transport.rank), len(ranks)
@@ -74,7 +95,25 @@ class _Among(Messages):
         self._ranks = ranks
 
     def send(self, data: Buffer, peer: int, tag: int) -> Pending:
+        if not data.size:
+            return _Nothing(self._ranks[peer])
         return self._transport.send(data, self._ranks[peer], tag)
 
     def receive(self, into: Buffer, peer: int, tag: int) -> Pending:
+        if not into.size:
+            return _Nothing(self._ranks[peer])
         return self._transport.receive(into, self._ranks[peer], tag)
+
+    def refuse(self, peer: int, tag: int) -> None:
+        """Send what no rank expects."""
+        self._transport.send(_REFUSAL, self._ranks[peer], tag)
+
+
+@dataclass
+class _Nothing(Pending):
+    """An empty message, which need not be sent."""
+
+    peer: int
+
+    def done(self) -> bool:
+        return True

@@ -1,12 +1,23 @@
-"""A broadcast on one node: each copies the root's array where it is, or copies of it."""
+"""A broadcast through memory: each copies the array of one rank of its node, or copies of it.
+
+On the root's node that is the root, elsewhere the first rank, who gets the array by messages.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator, Sequence
+
+from ncclkv.comm import schedule
 from ncclkv.comm.base import Buffer
 from ncclkv.comm.node import note
+from ncclkv.comm.node.arena import Place
+from ncclkv.comm.node.between import Group
 from ncclkv.comm.node.flags import DONE, ENTERED
 from ncclkv.comm.node.node import HALF_BYTES, INLINE_BYTES, Node
+from ncclkv.comm.schedule import Lane
+from ncclkv.comm.transport import Pending
 from ncclkv.comm.work import Steps
+from ncclkv.errors import OrderMismatch
 
 
 class Broadcast:
@@ -15,66 +26,114 @@ class Broadcast:
     Parameters
     ----------
     node : Node
+    call : Call
     buffer : ndarray
         The root's is copied into every other rank's.
-    root : int
+    lane : Lane, optional
+        Of all ranks, if there are other nodes.
     """
 
-    def __init__(self, node: Node, buffer: Buffer, root: int) -> None:
+    def __init__(
+        self, node: Node, call: note.Call, buffer: Buffer, lane: Lane | None = None
+    ) -> None:
         self._node = node
         self._bytes = buffer.view("u1")
-        self._root = root
-        self._call = note.broadcast(buffer, root)
+        self._call = call
+        self._sources = [call.root if call.root in each else each[0] for each in node.nodes]
+        self._source = next(rank for rank in self._sources if rank in node.ranks)
+        self._group = None
+        if lane is not None and node.rank == self._source:
+            self._group = Group(lane, self._sources)
         self._turn = node.flags.turn()
 
     def steps(self) -> Steps:
         """Take this rank's part."""
-        node, turn = self._node, self._turn
-        short = self._bytes.size <= INLINE_BYTES
-        slot, before = node.take_inline(turn) if short else (-1, None)
-        place = None if short else node.place(self._bytes)
+        if len(self._node.nodes) > 1:
+            return self._told()
+        if self._bytes.size <= INLINE_BYTES:
+            return self._inline()
+        return self._long()
+
+    def _told(self) -> Steps:
+        """Do it, and tell of other calls those who cannot see them."""
+        try:
+            yield from self._long()
+        except OrderMismatch:
+            self._turn.fail()
+            if self._group is not None:
+                self._group.refuse()
+            raise
+
+    def _inline(self) -> Steps:
+        """Give or take a short copy."""
+        node, turn, nbytes = self._node, self._turn, self._bytes.size
+        slot, before = node.take_inline(turn)
         yield [*turn.free(), *(before.unfinished() if before is not None else ())]
-        turn.note(note.write(self._call, place, None))
-        if node.rank != self._root:
-            yield from self._receive(slot)
-        elif short:
-            node.inline(node.index, slot, self._bytes.size)[:] = self._bytes
-        elif place is not None:
-            turn.reach(ENTERED)
-            yield turn.behind(DONE)
+        turn.note(note.write(self._call, None, None))
+        if node.rank == self._source:
+            node.inline(node.index, slot, nbytes)[:] = self._bytes
         else:
-            yield from self._send_copies()
+            yield from self._enter()
+            self._bytes[:] = node.inline(node.ranks.index(self._source), slot, nbytes)
         turn.reach(DONE)
 
-    def _send_copies(self) -> Steps:
-        """Copy chunk after chunk to where all can read it."""
+    def _long(self) -> Steps:
+        """Give or take chunk after chunk."""
         node, turn = self._node, self._turn
-        node.open(turn)
-        yield node.undecided(turn)
-        yield node.take_halves(turn)
-        node.decide(turn)
+        place = node.place(self._bytes)
+        copies = node.rank == self._source and place is None
+        if copies:
+            node.open(turn)
+        yield turn.free()
+        turn.note(note.write(self._call, place, None))
+        if node.rank != self._source:
+            yield from self._receive()
+        elif copies:
+            yield node.undecided(turn)
+            yield node.take_halves(turn)
+            node.decide(turn)
+            yield from self._give(copies=True)
+        else:
+            yield from self._give(copies=False)
+            yield turn.behind(DONE)
+        turn.reach(DONE)
+
+    def _chunks(self) -> Iterator[tuple[int, Buffer]]:
+        """The array in chunks, and their numbers."""
         for number, start in enumerate(range(0, self._bytes.size, HALF_BYTES)):
-            if number > 1:
-                yield turn.behind(ENTERED + number - 1)
-            chunk = self._bytes[start : start + HALF_BYTES]
-            node.half(node.index, number, chunk.size)[:] = chunk
+            yield number, self._bytes[start : start + HALF_BYTES]
+
+    def _give(self, *, copies: bool) -> Steps:
+        """Let the others of this node read each chunk as soon as it is here."""
+        node, turn = self._node, self._turn
+        for number, chunk in self._chunks():
+            if self._group is not None:
+                first = self._sources.index(self._call.root)
+                yield from schedule.broadcast(self._group.lane, chunk, first)
+            if copies:
+                if number > 1:
+                    yield turn.behind(ENTERED + number - 1)
+                node.half(node.index, number, chunk.size)[:] = chunk
             turn.reach(ENTERED + number)
 
-    def _receive(self, slot: int) -> Steps:
-        """Copy what the root has made readable."""
+    def _receive(self) -> Steps:
+        """Copy what the source has made readable."""
         node, turn, nbytes = self._node, self._turn, self._bytes.size
-        root = node.ranks.index(self._root)
-        yield turn.waiting_for(self._root, ENTERED)
-        text = turn.notes()[root]
-        note.check(self._call, node.rank, self._root, text)
-        place = note.places(text)[0]
-        if slot >= 0:
-            self._bytes[:] = node.inline(root, slot, nbytes)
-        elif place is not None:
-            self._bytes[:] = node.view(root, place, nbytes)
-        else:
-            for number, start in enumerate(range(0, nbytes, HALF_BYTES)):
-                yield turn.waiting_for(self._root, ENTERED + number)
-                chunk = self._bytes[start : start + HALF_BYTES]
-                chunk[:] = node.half(root, number, chunk.size)
+        place = yield from self._enter()
+        source = node.ranks.index(self._source)
+        whole = None if place is None else node.view(source, place, nbytes)
+        for number, chunk in self._chunks():
+            yield turn.waiting_for(self._source, ENTERED + number)
+            if whole is None:
+                chunk[:] = node.half(source, number, chunk.size)
                 turn.reach(ENTERED + number + 1)
+            else:
+                start = number * HALF_BYTES
+                chunk[:] = whole[start : start + chunk.size]
+
+    def _enter(self) -> Generator[Sequence[Pending], None, Place | None]:
+        """Wait for the source, hold its call against this rank's; where its array is."""
+        yield self._turn.waiting_for(self._source, ENTERED)
+        text = self._turn.notes()[self._node.ranks.index(self._source)]
+        note.check(self._call, self._node.rank, self._source, text)
+        return note.places(text)[0]

@@ -51,8 +51,7 @@ class Reached(Pending):
         reached: int = self._flags[self._slot]
         if reached == FAILED:
             raise OrderMismatch(
-                f"rank {self._rank}: rank {self.peer} found that ranks of different nodes made "
-                f"different calls"
+                f"rank {self._rank}: rank {self.peer} found that ranks made different calls"
             )
         return reached >= self._value
 

@@ -1,4 +1,4 @@
-"""What the ranks of a node tell each other of their part in a collective."""
+"""What the ranks of a node tell each other of their part in a collective, and its words."""
 
 from __future__ import annotations
 
@@ -14,6 +14,18 @@ from ncclkv.comm.node.arena import Place
 from ncclkv.comm.node.node import Node
 from ncclkv.errors import OrderMismatch
 
+_WORDS = {
+    "reduction": "a reduction of {nbytes} bytes to {root}",
+    "broadcast": "a broadcast of {nbytes} bytes from {root}",
+    "reduce_scatter": "a reduce_scatter of {nbytes} bytes",
+    "allgather": "an allgather of {nbytes} bytes from each rank",
+    "barrier": "a barrier",
+}
+VERBS = tuple(_WORDS)
+"""What a collective may be."""
+
+_OPS = ("", *OPS)
+
 _NOWHERE = Place(-1, -1, -1)
 _CALL_WORDS = 2
 """What `Call.pack` takes of a note."""
@@ -24,41 +36,49 @@ class Call(NamedTuple):
 
     Attributes
     ----------
+    verb : str
+        One of `VERBS`.
     nbytes : int
+        What each rank passes to send.
     dtype : int
         An index of `SUPPORTED`.
-    op : int
-        An index of `OPS`; -1 for a broadcast.
+    op : str
+        One of `OPS`; "" where nothing is summed.
     root : int
         -1 for all ranks.
     divided : bool
         Whether the ranks of a node update together.
     """
 
-    nbytes: int
-    dtype: int
-    op: int
-    root: int
-    divided: bool
+    verb: str
+    nbytes: int = 0
+    dtype: int = 0
+    op: str = ""
+    root: int = -1
+    divided: bool = False
 
     def pack(self) -> tuple[int, int]:
         """As two numbers."""
-        small = self.dtype | (self.op + 1) << 8 | self.divided << 16 | (self.root + 1) << 24
-        return self.nbytes, small
+        names = _OPS.index(self.op) << 8 | VERBS.index(self.verb) << 12
+        return self.nbytes, self.dtype | names | self.divided << 16 | (self.root + 1) << 24
 
     def __str__(self) -> str:
-        name = SUPPORTED[self.dtype]
-        if self.op < 0:
-            return f"a broadcast of {self.nbytes} bytes of {name} from rank {self.root}"
-        target = "all ranks" if self.root < 0 else f"rank {self.root}"
-        return f"a reduction of {self.nbytes} bytes of {name} by {OPS[self.op]} to {target}"
+        return _WORDS[self.verb].format(
+            nbytes=self.nbytes, root="all ranks" if self.root < 0 else f"rank {self.root}"
+        )
+
+    def exactly(self) -> str:
+        """All that ranks compare, in words."""
+        if self == BARRIER:
+            return str(self)
+        names = [SUPPORTED[self.dtype], self.op, "updated together" if self.divided else ""]
+        return f"{self} ({', '.join(name for name in names if name)})"
 
 
 def _unpack(nbytes: int, small: int) -> Call:
     """What `Call.pack` made numbers of."""
-    return Call(
-        nbytes, small & 0xFF, (small >> 8 & 0xFF) - 1, (small >> 24) - 1, bool(small >> 16 & 1)
-    )
+    verb, op = VERBS[small >> 12 & 0xF], _OPS[small >> 8 & 0xF]
+    return Call(verb, nbytes, small & 0xFF, op, (small >> 24) - 1, bool(small >> 16 & 1))
 
 
 def reduction(
@@ -66,12 +86,26 @@ def reduction(
 ) -> Call:
     """What all ranks say of a reduction."""
     whole = -1 if root is None else root
-    return Call(nbytes, _number(dtype), OPS.index(op), whole, divided)
+    return Call("reduction", nbytes, _number(dtype), op, whole, divided)
 
 
 def broadcast(buffer: Buffer, root: int) -> Call:
     """What all ranks say of a broadcast."""
-    return Call(buffer.nbytes, _number(buffer.dtype), -1, root, False)
+    return Call("broadcast", buffer.nbytes, _number(buffer.dtype), root=root)
+
+
+def reduce_scatter(send: Buffer, op: str) -> Call:
+    """What all ranks say of a reduction of which each keeps a part."""
+    return Call("reduce_scatter", send.nbytes, _number(send.dtype), op)
+
+
+def allgather(send: Buffer) -> Call:
+    """What all ranks say when each gives the others its array."""
+    return Call("allgather", send.nbytes, _number(send.dtype))
+
+
+BARRIER = Call("barrier")
+"""What all ranks say of a barrier."""
 
 
 @cache
@@ -105,7 +139,7 @@ def check(call: Call, rank: int, other: int, note: Sequence[int]) -> None:
     if theirs._replace(nbytes=call.nbytes) == call:
         what = f"sent {theirs.nbytes} bytes where {call.nbytes} were expected"
     else:
-        what = f"called {theirs} where this rank called {call}"
+        what = f"called {theirs.exactly()} where this rank called {call.exactly()}"
     raise OrderMismatch(f"rank {rank}: rank {other} {what}; the two ranks made different calls")
 
 

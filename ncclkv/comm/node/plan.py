@@ -34,8 +34,8 @@ class Request(NamedTuple):
     divided: bool
 
     def __str__(self) -> str:
-        target = "all ranks" if self.root is None else f"rank {self.root}"
-        return f"a reduction of {self.send.nbytes} bytes to {target}"
+        send, op, root = self.send, self.op, self.root
+        return str(note.reduction(send.nbytes, send.dtype, op, root, divided=self.divided))
 
 
 class _Block(NamedTuple):

@@ -39,7 +39,6 @@ class Short:
         self.count = count
         self.call = note.reduction(count * dtype.itemsize, dtype, op, root, divided=False)
         self.words = self.call.pack()
-        self.what = f"a reduction of {self.call.nbytes} bytes to {_whom(root)}"
         self.reduce = node.reducer(dtype, op)
         self._dtype = dtype
         self._copies: list[Sequence[Buffer] | None] = [None] * INLINE_SLOTS
@@ -66,7 +65,7 @@ class ShortReduction(HostWork):
     """
 
     def __init__(self, short: Short, send: Buffer, receive: Buffer, apply: Apply | None) -> None:
-        super().__init__(short.what)
+        super().__init__(short.call)
         self._short = short
         self._send, self._receive = send, receive
         self._apply = apply
@@ -105,8 +104,3 @@ class ShortReduction(HostWork):
         else:
             late = [*turn.free(), *(before.unfinished() if before is not None else ())]
         return {each.peer for each in late}
-
-
-def _whom(root: int | None) -> str:
-    """Who gets the sum."""
-    return "all ranks" if root is None else f"rank {root}"

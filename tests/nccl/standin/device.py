@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ncclkv.comm.transport import Pending
-from ncclkv.comm.work import Flight, Steps
+from ncclkv.comm.work import Flight, Steps, StepWork
 from ncclkv.errors import CommAborted, CommTimeout
 from tests.nccl.standin.capture import Capture, Node, RecordedGraph
 from tests.nccl.standin.contract import ContractBroken
@@ -181,7 +181,7 @@ class Device:
         """Let every wait of this thread move the device, until all its streams are empty."""
         if not self._held:
             self._held = True
-            self._flight.launch(_once(_Rest(self)), "work on a device")
+            self._flight.launch(StepWork(_once(_Rest(self)), "work on a device"))
 
     def released(self) -> bool:
         """Whether there is nothing left to move; noted for `_hold`."""
@@ -222,7 +222,7 @@ class Device:
         done = _Until(self, lambda: not self._queues[stream])
         if not done.done():
             try:
-                self._flight.launch(_once(done), self.name(stream)).wait(self.limit)
+                self._flight.launch(StepWork(_once(done), self.name(stream))).wait(self.limit)
             except CommTimeout:
                 self.broken = ContractBroken(
                     f"waited {self.limit:g} s for {self.name(stream)}, which still has to do: "

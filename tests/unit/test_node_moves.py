@@ -1,0 +1,196 @@
+"""All meetings of what is moved in shared memory are needed, and these checks can tell."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from ncclkv import testing
+from ncclkv.comm import threads
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.node import note, shown
+from ncclkv.comm.node.flags import DONE, ENTERED, Turn
+from ncclkv.comm.node.node import Node
+
+RANKS = 4
+STEPS = 25
+COUNT = 60_000
+
+WRONG = "wrong from|different calls"
+
+Place = Callable[[Communicator], np.ndarray]
+
+
+def own(comm: Communicator) -> np.ndarray:
+    """Memory that neighbours can read."""
+    return comm.allocate(4 * COUNT).view(np.float32)
+
+
+def plain(comm: Communicator) -> np.ndarray:
+    """Memory that only its rank can reach."""
+    return np.zeros(COUNT, np.float32)
+
+
+def jitter(comm: Communicator) -> Iterator[int]:
+    """Steps of a rank that comes when it likes."""
+    rng = random.Random(comm.rank)
+    for step in range(1, STEPS):
+        yield step
+        time.sleep(rng.choice([0, 0, 0.002]))
+
+
+def check(comm: Communicator, step: int, got: np.ndarray, wanted: object) -> None:
+    """Fail when a number is not what the step gives."""
+    wrong = np.flatnonzero(got != wanted)
+    assert not wrong.size, f"rank {comm.rank}, step {step}: wrong from {wrong[0]} on"
+
+
+def scatters(place: Place) -> None:
+    """Sum parts of numbers that change every step."""
+    comm = threads.world()
+    send = place(comm)
+    receive = np.zeros(COUNT // comm.size, np.float32)
+    ones = comm.size * (comm.size + 1) / 2
+    for step in jitter(comm):
+        send[:] = step * (comm.rank + 1)
+        comm.reduce_scatter(send, receive).wait()
+        check(comm, step, receive, step * ones)
+    comm.close()
+
+
+def gathers(place: Place) -> None:
+    """Gather numbers that change every step."""
+    comm = threads.world()
+    send, receive = place(comm), np.zeros(comm.size * COUNT, np.float32)
+    ranks = np.repeat(np.arange(1, comm.size + 1), COUNT)
+    for step in jitter(comm):
+        send[:] = step * (comm.rank + 1)
+        comm.allgather(send, receive).wait()
+        check(comm, step, receive, step * ranks)
+    comm.close()
+
+
+def broadcasts(place: Place) -> None:
+    """Broadcast numbers that change every step, from each rank in turn."""
+    comm = threads.world()
+    buffer = place(comm)
+    for step in jitter(comm):
+        root = step % comm.size
+        buffer[:] = step if comm.rank == root else -step
+        comm.broadcast(buffer, root).wait()
+        check(comm, step, buffer, step)
+    comm.close()
+
+
+def pairs(place: Place) -> None:
+    """Two at a time, which a rank does not look after between their launch and their wait."""
+    comm = threads.world()
+    rng = random.Random(comm.rank)
+    sends = [place(comm), place(comm)]
+    receives = [np.zeros(comm.size * COUNT, np.float32) for _ in sends]
+    ranks = np.repeat(np.arange(1, comm.size + 1), COUNT)
+    for step in jitter(comm):
+        for number, send in enumerate(sends, start=1):
+            send[:] = number * step * (comm.rank + 1)
+        works = [comm.allgather(*each) for each in zip(sends, receives, strict=True)]
+        time.sleep(rng.choice([0, 0.002]))
+        for work in works:
+            work.wait()
+        for number, receive in enumerate(receives, start=1):
+            check(comm, step, receive, number * step * ranks)
+    comm.close()
+
+
+def leave_out(monkeypatch: pytest.MonkeyPatch, phase: int) -> None:
+    """Have no rank wait for others to come to a phase."""
+    behind = Turn.behind
+    monkeypatch.setattr(Turn, "behind", lambda turn, n: [] if n == phase else behind(turn, n))
+
+
+def linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ranks come late to what they may read."""
+    for name in ("check", "check_all"):
+        held = getattr(note, name)
+
+        def late(*args: object, held: Callable[..., None] = held) -> None:
+            held(*args)
+            time.sleep(random.choice([0, 0.003]))
+
+        monkeypatch.setattr(note, name, late)
+
+
+@pytest.mark.parametrize("nodes", ["", "2"], ids=["one node", "two nodes"])
+@pytest.mark.parametrize("place", [own, plain])
+@pytest.mark.parametrize("body", [scatters, gathers, broadcasts, pairs])
+def test_what_is_moved_is_right_without_any_barrier_around_it(
+    monkeypatch: pytest.MonkeyPatch, body: Callable[[Place], None], place: Place, nodes: str
+) -> None:
+    monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", nodes)
+    monkeypatch.setattr(shown, "HALF_BYTES", COUNT)  # of a few chunks
+    linger(monkeypatch)
+    testing.run_ranks(RANKS, body, place, timeout=20.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "place", "phase", "nodes"),
+    [
+        (scatters, own, ENTERED, ""),
+        (scatters, own, DONE, ""),
+        (scatters, plain, ENTERED, ""),
+        (scatters, plain, ENTERED + 1, ""),
+        (gathers, own, ENTERED, ""),
+        (gathers, own, DONE, ""),
+        (gathers, plain, ENTERED, ""),
+        (gathers, plain, ENTERED + 1, ""),
+        (broadcasts, own, ENTERED, ""),
+        (broadcasts, own, DONE, ""),
+        (broadcasts, plain, ENTERED, ""),
+        (broadcasts, own, ENTERED, "2"),
+        (broadcasts, own, DONE, "2"),
+        (broadcasts, plain, ENTERED, "2"),
+    ],
+)
+def test_without_one_of_its_meetings_what_is_moved_goes_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+    body: Callable[[Place], None],
+    place: Place,
+    phase: int,
+    nodes: str,
+) -> None:
+    monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", nodes)
+    monkeypatch.setattr(shown, "HALF_BYTES", COUNT)  # of a few chunks
+    linger(monkeypatch)
+    leave_out(monkeypatch, phase)
+    with pytest.raises(Exception, match=WRONG):
+        testing.run_ranks(RANKS, body, place, timeout=20.0)
+
+
+def test_copies_that_do_not_wait_for_the_readers_of_those_before_go_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Node, "take_halves", lambda node, turn: [])
+    linger(monkeypatch)
+    with pytest.raises(Exception, match=WRONG):
+        testing.run_ranks(RANKS, pairs, plain, timeout=20.0)
+
+
+def test_a_barrier_without_its_meeting_lets_a_rank_go_too_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def body() -> None:
+        comm = threads.world()
+        time.sleep(0.02 * (comm.size - comm.rank))
+        came = time.monotonic()
+        comm.barrier().wait()
+        times = comm.control.allgather((came, time.monotonic()))
+        assert min(left for _, left in times) >= max(came for came, _ in times), "wrong from start"
+        comm.close()
+
+    testing.run_ranks(RANKS, body, timeout=20.0)
+    leave_out(monkeypatch, ENTERED)
+    with pytest.raises(Exception, match=WRONG):
+        testing.run_ranks(RANKS, body, timeout=20.0)
