@@ -31,10 +31,11 @@ from ncclkv.comm.node import note
 from ncclkv.comm.node.barrier import barrier
 from ncclkv.comm.node.between import Between
 from ncclkv.comm.node.broadcast import Broadcast
+from ncclkv.comm.node.copies import INLINE_BYTES
 from ncclkv.comm.node.form import form
 from ncclkv.comm.node.gather import allgather
 from ncclkv.comm.node.known import Known, Make
-from ncclkv.comm.node.node import INLINE_BYTES, Node
+from ncclkv.comm.node.node import Node
 from ncclkv.comm.node.plan import Plan, Request
 from ncclkv.comm.node.reduce import Reduction
 from ncclkv.comm.node.scatter import reduce_scatter
@@ -44,6 +45,8 @@ from ncclkv.comm.transport import Transport
 from ncclkv.comm.work import Flight, HostWork, Steps, StepWork
 from ncclkv.errors import CommAborted, LaunchError, RankLost, UsageError
 from ncclkv.kernels.host import HostKernels
+
+_MOST_SHORTS = 1024
 
 
 class ExchangeControl(Control):
@@ -157,13 +160,15 @@ class ExchangeCommunicator(Communicator):
             return self._flight.launch(make(send, receive, apply))
         if send.nbytes <= SHORT_BYTES and not together:
             return self._by_messages(request)
-        return self._lanes.launch(lambda lane: self._between(node, request, lane), request)
+        return self._lanes.launch(lambda lane: self._between(node, request, lane), request.call)
 
     def _prepare(self, node: Node, request: Request) -> Make:
         """What makes reductions such as this one, on one node."""
         send = request.send
         if send.nbytes <= INLINE_BYTES and not request.divided:
             kind = send.size, send.dtype, request.op, request.root
+            if len(self._shorts) >= _MOST_SHORTS:
+                self._shorts.clear()
             if kind not in self._shorts:
                 self._shorts[kind] = Short(node, *kind)
             return partial(ShortReduction, self._shorts[kind])
@@ -185,7 +190,7 @@ class ExchangeCommunicator(Communicator):
         """Launch a reduction that goes from rank to rank."""
         send, receive, op, apply, root, _ = request
         return self._lanes.launch(
-            lambda lane: schedule.reduce(lane, send, receive, op, apply, root), request
+            lambda lane: schedule.reduce(lane, send, receive, op, apply, root), request.call
         )
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:

@@ -227,8 +227,6 @@ class StepWork(HostWork):
                     return False
                 self._pending = list(next(self._steps))
             except StopIteration:
-                # Whoever keeps the work, such as those who hand out tags, need not keep its arrays.
-                self._what = "a complete collective"
                 return True
             except OrderMismatch as error:
                 self._steps.throw(error)

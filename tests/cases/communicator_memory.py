@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.comm.base import Communicator, Work
-from ncclkv.comm.node.node import HALF_BYTES, INLINE_BYTES
+from ncclkv.comm.node.copies import HALF_BYTES, INLINE_BYTES
 from tests.cases.communicator import (
     COMPLEX,
     FLOATS,

@@ -12,11 +12,12 @@ import pytest
 from ncclkv import testing
 from ncclkv.comm import threads
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.node.copies import INLINE_BYTES
 from ncclkv.comm.node.flags import DONE, ENTERED, Turn
 
 RANKS = 4
 STEPS = 25
-COUNT = 60_000
+COUNT = INLINE_BYTES // 4 + 1000
 
 Place = Callable[[Communicator], np.ndarray]
 

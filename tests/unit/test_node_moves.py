@@ -13,12 +13,12 @@ from ncclkv import testing
 from ncclkv.comm import threads
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.node import note, shown
+from ncclkv.comm.node.copies import INLINE_BYTES, Halves
 from ncclkv.comm.node.flags import DONE, ENTERED, Turn
-from ncclkv.comm.node.node import Node
 
 RANKS = 4
 STEPS = 25
-COUNT = 60_000
+COUNT = INLINE_BYTES // 4 + 1000
 
 WRONG = "wrong from|different calls"
 
@@ -172,7 +172,7 @@ def test_without_one_of_its_meetings_what_is_moved_goes_wrong(
 def test_copies_that_do_not_wait_for_the_readers_of_those_before_go_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Node, "take_halves", lambda node, turn: [])
+    monkeypatch.setattr(Halves, "take", lambda halves, turn: [])
     linger(monkeypatch)
     with pytest.raises(Exception, match=WRONG):
         testing.run_ranks(RANKS, pairs, plain, timeout=20.0)

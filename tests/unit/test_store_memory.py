@@ -60,7 +60,7 @@ def test_a_work_that_is_kept_keeps_no_arrays(
             reference = weakref.ref(array)
             work = comm.allreduce(array, array)
             work.wait()
-            assert str(work) == "a complete collective"
+            assert str(work) == "a reduction of 40000 bytes to all ranks"
             assert array[-1] == 2
             del array
             return reference() is not None

@@ -12,8 +12,9 @@ from ncclkv.comm.base import Buffer
 from ncclkv.comm.node import note
 from ncclkv.comm.node.arena import Place
 from ncclkv.comm.node.between import Group
+from ncclkv.comm.node.copies import HALF_BYTES, INLINE_BYTES
 from ncclkv.comm.node.flags import DONE, ENTERED
-from ncclkv.comm.node.node import HALF_BYTES, INLINE_BYTES, Node
+from ncclkv.comm.node.node import Node
 from ncclkv.comm.schedule import Lane
 from ncclkv.comm.transport import Pending
 from ncclkv.comm.work import Steps
@@ -67,14 +68,15 @@ class Broadcast:
     def _inline(self) -> Steps:
         """Give or take a short copy."""
         node, turn, nbytes = self._node, self._turn, self._bytes.size
-        slot, before = node.take_inline(turn)
+        ring = node.ring(nbytes)
+        slot, before = ring.take(turn)
         yield [*turn.free(), *(before.unfinished() if before is not None else ())]
         turn.note(note.write(self._call, None, None))
         if node.rank == self._source:
-            node.inline(node.index, slot, nbytes)[:] = self._bytes
+            ring.copies(slot, nbytes)[node.index][:] = self._bytes
         else:
             yield from self._enter()
-            self._bytes[:] = node.inline(node.ranks.index(self._source), slot, nbytes)
+            self._bytes[:] = ring.copies(slot, nbytes)[node.ranks.index(self._source)]
         turn.reach(DONE)
 
     def _long(self) -> Steps:
@@ -83,15 +85,15 @@ class Broadcast:
         place = node.place(self._bytes)
         copies = node.rank == self._source and place is None
         if copies:
-            node.open(turn)
+            node.halves.open(turn)
         yield turn.free()
         turn.note(note.write(self._call, place, None))
         if node.rank != self._source:
             yield from self._receive()
         elif copies:
-            yield node.undecided(turn)
-            yield node.take_halves(turn)
-            node.decide(turn)
+            yield node.halves.undecided(turn)
+            yield node.halves.take(turn)
+            node.halves.decide(turn)
             yield from self._give(copies=True)
         else:
             yield from self._give(copies=False)
@@ -113,7 +115,7 @@ class Broadcast:
             if copies:
                 if number > 1:
                     yield turn.behind(ENTERED + number - 1)
-                node.half(node.index, number, chunk.size)[:] = chunk
+                node.halves.copy(node.index, number, chunk.size)[:] = chunk
             turn.reach(ENTERED + number)
 
     def _receive(self) -> Steps:
@@ -125,7 +127,7 @@ class Broadcast:
         for number, chunk in self._chunks():
             yield turn.waiting_for(self._source, ENTERED + number)
             if whole is None:
-                chunk[:] = node.half(source, number, chunk.size)
+                chunk[:] = node.halves.copy(source, number, chunk.size)
                 turn.reach(ENTERED + number + 1)
             else:
                 start = number * HALF_BYTES

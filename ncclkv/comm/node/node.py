@@ -8,34 +8,23 @@ from typing import Any
 import numpy as np
 
 from ncclkv.comm.base import Buffer
-from ncclkv.comm.node import flags
+from ncclkv.comm.node import copies, flags
 from ncclkv.comm.node.arena import Arena, Place
-from ncclkv.comm.node.flags import Flags, Turn
-from ncclkv.comm.node.space import MIB, Space
-from ncclkv.comm.transport import Pending
+from ncclkv.comm.node.copies import RINGS, Halves, Ring
+from ncclkv.comm.node.flags import Flags
+from ncclkv.comm.node.space import Space
 from ncclkv.errors import RankLost
 from ncclkv.kernels.host.reduce import Reducer
 
 PAGE = 64 * 1024
 """A multiple of the pages of all machines."""
 
-INLINE_BYTES = 16 * 1024
-"""Up to here a sum is made by every rank itself, out of copies."""
-
-INLINE_SLOTS = 16
-"""How many of those may be under way at once."""
-
-HALF_BYTES = 4 * MIB
-"""What a rank copies at a time of arrays that its neighbours cannot read where they are."""
-
 BLOCK_BYTES = 256 * 1024
 """A slice is summed, sent on and updated in blocks that stay in the cache."""
 
-_HALVES = 2
-_INLINE_FROM = -(-flags.NBYTES // PAGE) * PAGE
-_HALVES_FROM = _INLINE_FROM + INLINE_SLOTS * INLINE_BYTES
+_COPIES_FROM = -(-flags.NBYTES // PAGE) * PAGE
 
-CONTROL_BYTES = _HALVES_FROM + _HALVES * HALF_BYTES
+CONTROL_BYTES = _COPIES_FROM + copies.NBYTES
 """The beginning of every rank's space: its flags and what it copies."""
 
 
@@ -75,10 +64,7 @@ class Node:
         self.flags = Flags(pages, ranks, self.index, tell)
         self._own, self._common = self._arenas()
         self._maps: dict[tuple[int, int, int], Buffer] = {}
-        self._inline: list[Turn | None] = [None] * INLINE_SLOTS
-        self._inline_count = 0
-        self._staged: Turn | None = None
-        self._open: list[int] = []
+        self._rings, self.halves = self._copies()
         self._reducers: dict[tuple[np.dtype[Any], str], Reducer] = {}
 
     def _arenas(self) -> tuple[Arena, Arena]:
@@ -145,60 +131,20 @@ class Node:
 
     # Copies
 
-    def take_inline(self, turn: Turn) -> tuple[int, Turn | None]:
-        """The next place for a short copy, and whose it was: some may still read what was there."""
-        slot = self._inline_count % INLINE_SLOTS
-        self._inline_count += 1
-        before, self._inline[slot] = self._inline[slot], turn
-        return slot, before
+    def ring(self, nbytes: int) -> Ring:
+        """The places for copies of so many bytes, `INLINE_BYTES` at most."""
+        return next(ring for ring in self._rings if nbytes <= ring.nbytes)
 
-    def inline(self, index: int, slot: int, nbytes: int) -> Buffer:
-        """A rank's short copy."""
-        lo = _INLINE_FROM + slot * INLINE_BYTES
-        return self._control[index][lo : lo + nbytes]
-
-    def open(self, turn: Turn) -> None:
-        """Note a collective that may need this rank's halves."""
-        self._open.append(turn.number)
-
-    def decide(self, turn: Turn) -> None:
-        """Note that a collective has them, or needs none."""
-        self._open.remove(turn.number)
-
-    def undecided(self, turn: Turn) -> list[Pending]:
-        """What keeps a collective from taking the halves: an earlier one that may need them.
-
-        All ranks so take them in one order, and none waits for another in a circle.
-        """
-        return [] if self.first(turn) else [_First(self, turn)]
-
-    def first(self, turn: Turn) -> bool:
-        """Whether no earlier collective may need the halves."""
-        return self._open[0] == turn.number
-
-    def take_halves(self, turn: Turn) -> list[Pending]:
-        """Those who may still read what is in this rank's halves."""
-        before, self._staged = self._staged, turn
-        return [] if before is None else before.unfinished()
-
-    def half(self, index: int, number: int, nbytes: int) -> Buffer:
-        """What a rank has copied of the chunk of that number."""
-        lo = _HALVES_FROM + number % _HALVES * HALF_BYTES
-        return self._control[index][lo : lo + nbytes]
+    def _copies(self) -> tuple[list[Ring], Halves]:
+        """The places for copies, at the end of each rank's control memory."""
+        rings, lo = [], _COPIES_FROM
+        for nbytes, count in RINGS:
+            pages = [page[lo : lo + nbytes * count] for page in self._control]
+            rings.append(Ring(pages, nbytes))
+            lo += nbytes * count
+        return rings, Halves([page[lo:] for page in self._control], self.rank)
 
     def close(self) -> None:
         """Open no more of the neighbours' memory; what is mapped stays as long as it is used."""
         for space in self._spaces:
             space.close()
-
-
-class _First(Pending):
-    """The moment when a collective is the first that may need this rank's halves."""
-
-    def __init__(self, node: Node, turn: Turn) -> None:
-        self.peer = node.rank
-        self._node = node
-        self._turn = turn
-
-    def done(self) -> bool:
-        return self._node.first(self._turn)

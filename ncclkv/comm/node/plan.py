@@ -33,9 +33,11 @@ class Request(NamedTuple):
     root: int | None
     divided: bool
 
-    def __str__(self) -> str:
+    @property
+    def call(self) -> note.Call:
+        """What all ranks have alike."""
         send, op, root = self.send, self.op, self.root
-        return str(note.reduction(send.nbytes, send.dtype, op, root, divided=self.divided))
+        return note.reduction(send.nbytes, send.dtype, op, root, divided=self.divided)
 
 
 class _Block(NamedTuple):
@@ -77,9 +79,7 @@ class Plan:
         self.op, self._root, self.divided = request.op, request.root, request.divided
         self._reduce = node.reducer(send.dtype, request.op)
         self.here = request.root in (None, node.rank)
-        self.call = note.reduction(
-            send.nbytes, send.dtype, request.op, request.root, divided=request.divided
-        )
+        self.call = request.call
         receive = node.place(request.receive) if self.here and not request.divided else None
         self.words = note.write(self.call, node.place(send), receive)
         self.sends: dict[int, Buffer] | None = None

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from ncclkv.comm.base import Apply, Buffer
 from ncclkv.comm.node.between import Between
+from ncclkv.comm.node.copies import HALF_BYTES
 from ncclkv.comm.node.flags import DONE, ENTERED
-from ncclkv.comm.node.node import BLOCK_BYTES, HALF_BYTES, Node
+from ncclkv.comm.node.node import BLOCK_BYTES, Node
 from ncclkv.comm.node.plan import Plan
 from ncclkv.comm.schedule import slices
 from ncclkv.comm.work import Steps
@@ -57,7 +58,7 @@ class Reduction:
 
     def steps(self) -> Steps:
         """Take this rank's part."""
-        self._node.open(self._turn)
+        self._node.halves.open(self._turn)
         return self._sliced() if self._between is None else self._told(self._between)
 
     def _told(self, between: Between) -> Steps:
@@ -78,7 +79,7 @@ class Reduction:
         yield from self._meet(ENTERED)
         plan.look(turn.notes())
         if plan.in_place and self._between is None:
-            self._node.decide(turn)
+            self._node.halves.decide(turn)
             plan.sum(self._receive, self._apply if self._plan.divided else None)
         else:
             yield from self._in_chunks()
@@ -92,10 +93,10 @@ class Reduction:
     def _in_chunks(self) -> Steps:
         """Sum chunk after chunk, through copies of what cannot be reached or for other nodes."""
         node, turn, plan, count = self._node, self._turn, self._plan, self._send.size
-        yield node.undecided(turn)
+        yield node.halves.undecided(turn)
         if not plan.in_place:
-            yield node.take_halves(turn)
-        node.decide(turn)
+            yield node.halves.take(turn)
+        node.halves.decide(turn)
         phase = ENTERED
         step = HALF_BYTES // self._send.itemsize
         for number, start in enumerate(range(0, count, step)):
@@ -119,7 +120,7 @@ class Reduction:
     def _half(self, index: int, chunk: _Chunk) -> Buffer:
         """A rank's copy of a chunk."""
         nbytes = (chunk.stop - chunk.start) * self._send.itemsize
-        return self._node.half(index, chunk.number, nbytes).view(self._send.dtype)
+        return self._node.halves.copy(index, chunk.number, nbytes).view(self._send.dtype)
 
     def _sum(self, chunk: _Chunk) -> Steps:
         """Sum this rank's slice of a chunk; with no place to write it to, into its own copy."""

@@ -14,7 +14,7 @@ import numpy as np
 from ncclkv.comm.base import Apply, Buffer
 from ncclkv.comm.node import note
 from ncclkv.comm.node.flags import DONE, ENTERED
-from ncclkv.comm.node.node import INLINE_SLOTS, Node
+from ncclkv.comm.node.node import Node
 from ncclkv.comm.work import HostWork
 
 
@@ -40,17 +40,16 @@ class Short:
         self.call = note.reduction(count * dtype.itemsize, dtype, op, root, divided=False)
         self.words = self.call.pack()
         self.reduce = node.reducer(dtype, op)
+        self.ring = node.ring(self.call.nbytes)
         self._dtype = dtype
-        self._copies: list[Sequence[Buffer] | None] = [None] * INLINE_SLOTS
+        self._copies: list[Sequence[Buffer] | None] = [None] * len(self.ring)
 
     def copies(self, slot: int) -> Sequence[Buffer]:
         """Every rank's copy, in one of the places for them."""
         known = self._copies[slot]
         if known is None:
-            nbytes = self.count * self._dtype.itemsize
-            everyone = range(len(self.node.ranks))
-            known = [self.node.inline(rank, slot, nbytes).view(self._dtype) for rank in everyone]
-            self._copies[slot] = known
+            copies = self.ring.copies(slot, self.call.nbytes)
+            known = self._copies[slot] = [copy.view(self._dtype) for copy in copies]
         return known
 
 
@@ -70,7 +69,7 @@ class ShortReduction(HostWork):
         self._send, self._receive = send, receive
         self._apply = apply
         self._turn = short.node.flags.turn()
-        self._slot, self._before = short.node.take_inline(self._turn)
+        self._slot, self._before = short.ring.take(self._turn)
         self._entered = False
 
     def advance(self) -> bool:
@@ -92,6 +91,8 @@ class ShortReduction(HostWork):
         turn.reach(DONE)
         if short.here and self._apply is not None:
             self._apply(0, short.count)
+        # Whoever keeps the work need not keep its arrays.
+        del self._send, self._receive, self._apply
         return True
 
     def stuck(self) -> bool:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from ncclkv.comm.base import Buffer
 from ncclkv.comm.node import note
 from ncclkv.comm.node.arena import Place
+from ncclkv.comm.node.copies import HALF_BYTES, INLINE_BYTES
 from ncclkv.comm.node.flags import DONE, ENTERED, Turn
-from ncclkv.comm.node.node import HALF_BYTES, INLINE_BYTES, Node
+from ncclkv.comm.node.node import Node
 from ncclkv.comm.work import Steps
 
 Take = Callable[[int, int, list[Buffer]], None]
@@ -53,15 +54,16 @@ class Shown:
         """Take this rank's part."""
         if self._own.nbytes <= INLINE_BYTES:
             return self._inline()
-        self._node.open(self._turn)
+        self._node.halves.open(self._turn)
         return self._long()
 
     def _inline(self) -> Steps:
         """Show short copies of everything."""
         node, turn, own = self._node, self._turn, self._own
-        slot, before = node.take_inline(turn)
+        ring = node.ring(own.nbytes)
+        slot, before = ring.take(turn)
         yield [*turn.free(), *(before.unfinished() if before is not None else ())]
-        copies = [node.inline(index, slot, own.nbytes) for index in range(len(node.ranks))]
+        copies = ring.copies(slot, own.nbytes)
         parts = [copy.view(own.dtype).reshape(own.shape) for copy in copies]
         parts[node.index][...] = own
         yield from enter(node, turn, self._call, None)
@@ -75,10 +77,10 @@ class Shown:
         yield turn.free()
         place = node.place(self._own.reshape(-1))
         if place is None:
-            yield node.undecided(turn)
-            yield node.take_halves(turn)
+            yield node.halves.undecided(turn)
+            yield node.halves.take(turn)
             self._copy(0, 0, min(step, columns))
-        node.decide(turn)
+        node.halves.decide(turn)
         yield from enter(node, turn, self._call, place)
         places = [note.places(text)[0] for text in turn.notes()]
         wholes = [self._whole(index, where) for index, where in enumerate(places)]
@@ -118,7 +120,7 @@ class Shown:
     def _half(self, index: int, number: int, columns: int) -> Buffer:
         """A rank's copy of a chunk."""
         rows, dtype = self._own.shape[0], self._own.dtype
-        copy = self._node.half(index, number, rows * columns * dtype.itemsize)
+        copy = self._node.halves.copy(index, number, rows * columns * dtype.itemsize)
         return copy.view(dtype).reshape(rows, columns)
 
     def _parts(

@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from ncclkv.comm.node.node import CONTROL_BYTES, HALF_BYTES, PAGE
+from ncclkv.comm.node.copies import HALF_BYTES
+from ncclkv.comm.node.node import CONTROL_BYTES, PAGE
 from ncclkv.comm.node.space import MIB, FileSpace, Space, WindowSpace
 from ncclkv.comm.transport import Transport
 
