@@ -25,8 +25,10 @@ What goes wrong with one of them is thrown in there.
 # to pay for either.
 _FREE_LOOKS = 20
 
-# Glances between two looks at all there is, when nothing else is under way.
+# Glances between two looks at all there is, when nothing else is under way and the wait is young: a
+# long one does not hurry, and is to be told in time of deadlines and losses.
 _GLANCES = 20
+_YOUNG = 60
 
 # A rank that waits for one that has left may be waited for itself, and cannot say so: so long is
 # waited for it when another rank is known to have left.
@@ -112,7 +114,8 @@ class Flight:
         start, attempt = time.monotonic(), 0
         while True:
             others = self._others()
-            glances = 1 if others or len(self._active) > 1 else _GLANCES
+            hurry = attempt < _YOUNG and not others and len(self._active) == 1
+            glances = _GLANCES if hurry else 1
             while glances and work.stuck():
                 glances -= 1
                 attempt += 1
