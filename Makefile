@@ -6,6 +6,7 @@ GPUS   ?= 1
 
 export PYTHON VENV
 READY = $(VENV)/.ready
+KERNELS = $(wildcard ncclkv/kernels/host/c/*)
 TOOLS = $(VENV)/bin
 
 .DEFAULT_GOAL := help
@@ -37,11 +38,12 @@ lint: $(READY)-lint  ## check style and types
 
 clean:  ## remove .venv and all that the other targets made
 	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -f ncclkv/kernels/host/_compiled.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What is in the environment: .ready-train says the extra `train` of setup.cfg, and so on;
 # .ready-mpi says some MPI, and .ready-mpiwheel one of the environment's own.
-$(READY)-%: setup.cfg pyproject.toml launch/setup.sh
+$(READY)-%: setup.cfg setup.py pyproject.toml launch/setup.sh $(KERNELS)
 	launch/setup.sh $*
 
 # Shown by `make help` too:

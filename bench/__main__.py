@@ -81,7 +81,7 @@ def _introduce(job: Job, absent: dict[str, str]) -> None:
     job.say(
         f"# ncclkv {job.record['versions']['ncclkv']} ({job.record['commit']}): {job.comm.size} "
         f"ranks on {here['nodes']} node(s), {here['cores']} cores of {here['processor']}; "
-        f"{job.comm.name}"
+        f"{job.comm.name}; host kernels in {job.record['host_kernels']}"
     )
     for peer in job.peers:
         job.say(f"# peer {peer.name}: {peer.version}")

@@ -5,6 +5,7 @@
 ``NCCLKV_RANKS_PER_NODE``  at most so many ranks share memory; the others are taken for other nodes
 ``NCCLKV_NODE_MEMORY``    how ranks of a node share memory: ``files``, ``window``, ``halves`` or
                           ``messages``; by default the first of these that works
+``NCCLKV_COMPILED``       ``0``: host arrays are summed, updated and copied by NumPy alone
 ``NCCLKV_ABORT``          ``0``: an uncaught exception on one rank does not end the job
 ``NCCLKV_SHARE_GPU``      ``1``: ranks may share a GPU, which NCCL is told to put up with
 ``NCCLKV_NCCL_BINDING``   ``cupy`` or ``nccl4py``: what calls NCCL; nccl4py where it is installed
@@ -118,6 +119,11 @@ def node_memory() -> str:
             f"{', '.join(NODE_MEMORY)}, or unset it for the first that works"
         )
     return name
+
+
+def compiled() -> bool:
+    """Whether the kernels in C may be used, where they were built."""
+    return os.environ.get("NCCLKV_COMPILED", "1") != "0"
 
 
 def abort_on_exception() -> bool:

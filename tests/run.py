@@ -74,6 +74,9 @@ def suite() -> list[Run]:
         # One placement of the store's cases, which are those of ranks-4.
         few = ("-k", "not test_ranks or every_rank")
         runs.append(Run(f"{way}-4", ("env", f"NCCLKV_NODE_MEMORY={way}", *job, *few), 240))
+    # The others use the kernels in C, where those are built.
+    job = ("launch/local.sh", "-n", "4", "-m", "pytest", *ON_NODES)
+    runs.append(Run("plain-4", ("env", "NCCLKV_COMPILED=0", *job), 240))
     return runs
 
 

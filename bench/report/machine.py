@@ -13,6 +13,7 @@ from typing import Any
 
 from bench.job import Job
 from bench.place import available, processor
+from ncclkv.kernels.host import compiled
 
 PREFIXES = (
     "NCCL", "CUDA_VISIBLE", "OMPI_", "PRTE_", "PMIX_MCA", "MPICH_", "MPIR_CVAR", "FI_", "UCX_",
@@ -54,6 +55,7 @@ def describe(job: Job) -> dict[str, Any]:
         "versions": versions(),
         "commit": _commit(),
         "transport": job.comm.name,
+        "host_kernels": compiled.kinds(),
         "machine": {
             "system": f"{platform.system()} {platform.release()}",
             "processor": processor(),

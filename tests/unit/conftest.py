@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from ncclkv.kernels.host import compiled
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_mpi():
@@ -14,3 +16,22 @@ def _no_mpi():
     yield
     started = not before and "mpi4py.MPI" in sys.modules
     assert not started, "a test in tests/unit has started MPI"
+
+
+@pytest.fixture
+def in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels in C, which copy whatever its length past the caches."""
+    if not compiled.BUILT:
+        pytest.skip("the kernels in C are not built: there was no compiler, or no Python.h")
+    monkeypatch.setattr(compiled, "active", True)
+    monkeypatch.setattr(compiled, "STREAM_BYTES", 0)
+    monkeypatch.setattr(compiled, "STREAM_PART_BYTES", 0)
+
+
+@pytest.fixture(params=["NumPy", "C"])
+def in_numpy_and_c(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test once with NumPy alone, and once with the kernels in C."""
+    if request.param == "C":
+        request.getfixturevalue("in_c")
+    else:
+        monkeypatch.setattr(compiled, "active", False)

@@ -8,6 +8,8 @@ import pytest
 from ncclkv.kernels.base import Kernels
 from ncclkv.kernels.host import HostKernels
 
+pytestmark = pytest.mark.usefixtures("in_numpy_and_c")
+
 KERNELS: Kernels = HostKernels()
 BASE = np.arange(24.0).reshape(2, 3, 4)
 VALUES = {

@@ -13,6 +13,8 @@ import pytest
 from ncclkv.kernels.base import Kernels
 from ncclkv.kernels.host import PIECE_BYTES, HostKernels
 
+pytestmark = pytest.mark.usefixtures("in_numpy_and_c")
+
 KERNELS: Kernels = HostKernels()
 REAL = ["int8", "int64", "uint16", "float16", "bfloat16", "float32", "float64"]
 # One element, and either side of the edge of a piece of every dtype.

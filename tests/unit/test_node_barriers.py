@@ -12,6 +12,7 @@ import pytest
 from ncclkv import testing
 from ncclkv.comm import threads
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.node import plan
 from ncclkv.comm.node.copies import INLINE_BYTES
 from ncclkv.comm.node.flags import DONE, ENTERED, Turn
 
@@ -65,6 +66,13 @@ def test_sums_are_right_without_any_barrier_around_them(
     monkeypatch: pytest.MonkeyPatch, place: Place, way: str
 ) -> None:
     monkeypatch.setenv("NCCLKV_NODE_MEMORY", way)
+    testing.run_ranks(RANKS, sums, place, timeout=20.0)
+
+
+@pytest.mark.usefixtures("in_c")
+@pytest.mark.parametrize("place", [common, own])
+def test_sums_past_the_caches_are_right_too(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+    monkeypatch.setattr(plan, "STREAM_SUM_BYTES", 0)
     testing.run_ranks(RANKS, sums, place, timeout=20.0)
 
 

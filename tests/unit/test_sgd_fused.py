@@ -16,6 +16,8 @@ from ncclkv.optimizer.fused import FusedUpdater
 from ncclkv.table.bucket import Bucket, place
 from ncclkv.table.registry import KeySpec
 
+pytestmark = pytest.mark.usefixtures("in_numpy_and_c")
+
 
 class CountingKernels(HostKernels):
     """Host kernels that record the length of each update, or of its segments."""

@@ -11,6 +11,8 @@ import pytest
 from ncclkv.kernels.base import Kernels
 from ncclkv.kernels.host import PIECE_BYTES, HostKernels
 
+pytestmark = pytest.mark.usefixtures("in_numpy_and_c")
+
 KERNELS: Kernels = HostKernels()
 SIZES = [0, 1, PIECE_BYTES // 8 - 1, PIECE_BYTES // 4, 2 * PIECE_BYTES // 4 + 3]
 PLAIN: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The kernels in NumPy, for host memory.
+"""The kernels for host memory: in NumPy, and in C what is slow there.
 
 Reductions and updates go through pieces of about `PIECE_BYTES`, so that what one NumPy call wrote
 is still in the cache when the next reads it, and nothing as large as a message is allocated.
@@ -8,6 +8,7 @@ Nothing here keeps a buffer between calls, so threads may share one object.
 from __future__ import annotations
 
 from ncclkv.arrays import as_out, as_value
+from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.memory import copy, empty, fill, zeros
 from ncclkv.kernels.host.pack import pack, pack_all, unpack, unpack_all
 from ncclkv.kernels.host.pieces import PIECE_BYTES
@@ -28,6 +29,9 @@ class HostKernels:
     >>> total
     array([3., 3., 3.], dtype=float32)
     """
+
+    def __repr__(self) -> str:
+        return f"HostKernels({compiled.kinds()})"
 
     value = staticmethod(as_value)
     out = staticmethod(as_out)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ncclkv.kernels.base import Array
+from ncclkv.kernels.host import compiled
 
 
 def pack(value: Array, slot: Array) -> None:
@@ -20,41 +22,73 @@ def unpack(slot: Array, out: Array) -> None:
         np.copyto(out, slot.reshape(out.shape), casting="unsafe")
 
 
-def pack_all(
-    values: Sequence[Array], slots: Sequence[Array], table: Sequence[Array] | None = None
-) -> Sequence[Array]:
-    """Pack each value into its slot; the table is the slots, each of its value's shape."""
-    if table is None:
-        table = _shaped(slots, values)
-    for view, value in zip(table, values, strict=True):
-        view[...] = value
+class Table(NamedTuple):
+    """What is known of slots and the arrays that are copied to them or from them.
+
+    Attributes
+    ----------
+    views : sequence of ndarray
+        The slots, each of its array's shape.
+    casts : bool
+        Whether any is cast.
+    long : sequence of bool
+        Which are copied past the caches; none of any where all together are short.
+    """
+
+    views: Sequence[Array]
+    casts: bool
+    long: Sequence[bool]
+
+
+def pack_all(values: Sequence[Array], slots: Sequence[Array], table: Table | None = None) -> Table:
+    """Pack each value into its slot."""
+    table = table or _table(slots, values)
+    if table.long:
+        _stream_all(table.views, values, table.long)
+    else:
+        for view, value in zip(table.views, values, strict=True):
+            view[...] = value
     return table
 
 
-def unpack_all(
-    slots: Sequence[Array], outs: Sequence[Array], table: tuple[Sequence[Array], bool] | None = None
-) -> tuple[Sequence[Array], bool]:
-    """Unpack each slot into its out.
-
-    The table is the slots, each of its out's shape, and whether any is cast.
-    """
-    if table is None:
-        casts = any(slot.dtype != out.dtype for slot, out in zip(slots, outs, strict=True))
-        table = _shaped(slots, outs), casts
-    views, casts = table
-    if casts:
+def unpack_all(slots: Sequence[Array], outs: Sequence[Array], table: Table | None = None) -> Table:
+    """Unpack each slot into its out."""
+    table = table or _table(slots, outs)
+    if table.casts:
         for slot, out in zip(slots, outs, strict=True):
             unpack(slot, out)
+    elif table.long:
+        _stream_all(outs, table.views, table.long)
     else:
-        for view, out in zip(views, outs, strict=True):
+        for view, out in zip(table.views, outs, strict=True):
             out[...] = view
     return table
 
 
-def _shaped(slots: Sequence[Array], arrays: Sequence[Array]) -> Sequence[Array]:
-    """The slots as views of the arrays' shapes; those that are flat anyway as they are.
+def _stream_all(targets: Sequence[Array], sources: Sequence[Array], long: Sequence[bool]) -> None:
+    """Copy each source to its target, those that are long past the caches."""
+    for target, source, far in zip(targets, sources, long, strict=True):
+        if not (far and compiled.copy(target, source, True)):
+            target[...] = source
 
-    A view fewer is a place of memory fewer to look at, of which small arrays are mostly made.
+
+def _table(slots: Sequence[Array], arrays: Sequence[Array]) -> Table:
+    """What is to be known.
+
+    Slots are viewed in the arrays' shapes, but those that are flat anyway are left as they are: a
+    view fewer is a place of memory fewer to look at, of which small arrays are mostly made.
     """
-    pairs = zip(slots, arrays, strict=True)
-    return [slot if array.ndim == 1 else slot.reshape(array.shape) for slot, array in pairs]
+    pairs = list(zip(slots, arrays, strict=True))
+    views = [slot if array.ndim == 1 else slot.reshape(array.shape) for slot, array in pairs]
+    casts = any(slot.dtype != array.dtype for slot, array in pairs)
+    return Table(views, casts, _long(pairs) if compiled.active else ())
+
+
+def _long(pairs: Sequence[tuple[Array, Array]]) -> Sequence[bool]:
+    """Which arrays are copied past the caches."""
+    if sum(slot.nbytes for slot, _ in pairs) < compiled.STREAM_BYTES:
+        return ()
+    return [
+        slot.nbytes >= compiled.STREAM_PART_BYTES and slot.dtype == array.dtype
+        for slot, array in pairs
+    ]

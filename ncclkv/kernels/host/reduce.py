@@ -2,6 +2,8 @@
 
 Integers wrap, a sum of bools is their logical or (a product their and), NaN wins every maximum and
 minimum: NumPy's own rules.  16-bit floats are combined in float32 and rounded once.
+
+Sums and averages of float32 and float64 are made by the kernels in C, where those are active.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.kernels.base import Array
+from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.pieces import blocks, piece_length, ranges, working_dtype
 from ncclkv.kernels.host.quiet import Quiet
 
@@ -26,6 +29,8 @@ _STEP: dict[str, np.ufunc] = {
 
 def combine(values: Sequence[Array], slot: Array, op: str) -> None:
     """Reduce one rank's `values` of a key (any strides, one shape) into the flat `slot`."""
+    if compiled.sums(slot.dtype, op) and compiled.total(values, slot, False, False):
+        return
     shape = values[0].shape
     target = slot.reshape(shape)
     scratch, length = _scratch(slot)
@@ -57,10 +62,24 @@ class Reducer:
         self._length = piece_length(working)
         self._scratch = np.empty((2, min(self._length, count)), working)
         self._op = op
+        self._dtype = dtype
+        self._compiled = compiled.sums(dtype, op)
         self._quiet = Quiet()
 
-    def __call__(self, parts: Sequence[Array], out: Array) -> None:
-        """Reduce `parts`, in their order, into `out`, which may be one of them."""
+    def __call__(self, parts: Sequence[Array], out: Array, stream: bool = False) -> None:
+        """Reduce `parts`, in their order, into `out`, which may be one of them.
+
+        Parameters
+        ----------
+        parts : sequence of ndarray
+        out : ndarray
+        stream : bool
+            Nobody reads `out` before much else has gone through the caches.
+        """
+        # Parts may be narrower: 16-bit floats whose sum is wanted in float32.
+        in_c = self._compiled and parts[0].dtype == self._dtype
+        if in_c and compiled.total(parts, out, self._op == "avg", stream):
+            return
         self._quiet.run(self._reduce, parts, out)
 
     def _reduce(self, parts: Sequence[Array], out: Array) -> None:

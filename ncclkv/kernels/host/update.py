@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from ncclkv.kernels.base import Array, Segments
+from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.pieces import piece_length, ranges, working_dtype
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
     """The numbers of one step."""
 
     learning_rate: float
@@ -58,23 +58,25 @@ def sgd(
     segments : Segments, optional
         The ranges to update, with factors of `learning_rate` and `weight_decay`.
     """
-    working = working_dtype(weights.dtype)
     rate = float(np.asarray(learning_rate).item())
-    length = piece_length(working)
-    scratch = np.empty((3, min(length, weights.size) or 1), working)
     offsets, lr_mult, wd_mult = segments or ((0, weights.size), (1.0,), (1.0,))
     for (lo, hi), of_rate, of_decay in zip(pairwise(offsets), lr_mult, wd_mult, strict=True):
         step = _Step(rate * of_rate, momentum, weight_decay * of_decay, rescale, clip)
         momenta_here = None if momenta is None else momenta[lo:hi]
-        _sgd_range(weights[lo:hi], gradients[lo:hi], momenta_here, scratch, step)
+        _sgd_range(weights[lo:hi], gradients[lo:hi], momenta_here, step)
 
 
-def _sgd_range(
-    weights: Array, gradients: Array, momenta: Array | None, scratch: Array, step: _Step
-) -> None:
-    """Update a range, piece by piece."""
+def _sgd_range(weights: Array, gradients: Array, momenta: Array | None, step: _Step) -> None:
+    """Update a range: in C where that is active and can, else piece by piece."""
+    # Asked here, for the buffer protocol has no word for bfloat16.
+    in_c = compiled.active and weights.dtype in compiled.REAL
+    if in_c and compiled.sgd(weights, gradients, momenta, *step):
+        return
+    working = working_dtype(weights.dtype)
+    length = piece_length(working)
+    scratch = np.empty((3, min(length, weights.size)), working)
     with np.errstate(all="ignore"):
-        for piece in ranges(weights.size, scratch.shape[1]):
+        for piece in ranges(weights.size, length):
             _sgd_piece(
                 weights[piece],
                 gradients[piece],

@@ -1,0 +1,292 @@
+/* Sums, steps of gradient descent and copies, with the bits that the kernels in NumPy give.
+
+   NumPy goes through an array once an operation, and fills each line of it that it writes from
+   memory first.  Here a tile of the result is made in the first-level cache, and a long result is
+   written past the caches.
+
+   A call is checked as far as memory goes.  Arrays that are no flat float32 or float64 are not an
+   error: the call returns False, has done nothing, and leaves them to NumPy. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <string.h>
+
+#include "moves.h"
+
+#if !defined(__GNUC__)
+#error "arrays at any address need an attribute of GCC's and Clang's"
+#endif
+
+/* Several versions of a loop, of which the processor's own is taken when the module is loaded. */
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
+#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define CLONES
+#endif
+
+/* Short, so that the places that are read at a time lie close together: of 512 bytes to 16 KiB this
+   was the quickest. */
+#define TILE_BYTES 1024
+/* From here on other threads of Python may go on in the meantime. */
+#define LONG_BYTES (64 * 1024)
+
+/* The numbers of a step, as Python has them. */
+struct step {
+    double rate, momentum, decay, rescale, clip;
+    int clips;
+};
+
+typedef float float_any __attribute__((aligned(1), may_alias));
+typedef double double_any __attribute__((aligned(1), may_alias));
+
+#define REAL float
+#define ANY float_any
+#define NAME(x) x##_float
+#include "elements.h"
+
+#define REAL double
+#define ANY double_any
+#define NAME(x) x##_double
+#include "elements.h"
+
+/* Let other threads run during work on so many bytes, if it takes long enough. */
+static PyThreadState *let_go(Py_ssize_t bytes)
+{
+    return bytes >= LONG_BYTES ? PyEval_SaveThread() : NULL;
+}
+
+static void come_back(PyThreadState *state)
+{
+    if (state != NULL)
+        PyEval_RestoreThread(state);
+}
+
+/* What of an array is asked for; the format only where it matters: some dtypes have none. */
+enum { READ = PyBUF_STRIDES, WRITE = PyBUF_STRIDES | PyBUF_WRITABLE };
+
+/* 'f' or 'd' for flat numbers of the machine's byte order, else 0. */
+static char real_of(const Py_buffer *view)
+{
+    const char *format = view->format == NULL ? "B" : view->format;
+
+    /* "=": of standard size, which NumPy writes of arrays at odd addresses. */
+    if (*format == '=' || *format == '@')
+        format++;
+    if ((*format != 'f' && *format != 'd') || format[1] != '\0')
+        return 0;
+    if (view->itemsize != (*format == 'f' ? (Py_ssize_t)sizeof(float) : (Py_ssize_t)sizeof(double)))
+        return 0;
+    return PyBuffer_IsContiguous(view, 'C') ? *format : 0;
+}
+
+static void release(Py_buffer *views, Py_ssize_t number)
+{
+    while (number > 0)
+        PyBuffer_Release(&views[--number]);
+}
+
+static int check_count(const char *name, Py_ssize_t given, Py_ssize_t wanted)
+{
+    if (given == wanted)
+        return 0;
+    PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, and was given %zd", name, wanted, given);
+    return -1;
+}
+
+static int check_length(const Py_buffer *view, const Py_buffer *wanted, const char *what)
+{
+    if (view->len == wanted->len)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "%s of %zd bytes, where %zd are expected", what, view->len,
+                 wanted->len);
+    return -1;
+}
+
+/* Sum views[1 ...] into views[0].  1: done; 0: left to NumPy; -1: an error. */
+static int total_of(const Py_buffer *views, Py_ssize_t number, int average, int stream)
+{
+    char real = real_of(&views[0]);
+    size_t count;
+    PyThreadState *state;
+
+    if (real == 0)
+        return 0;
+    for (Py_ssize_t i = 1; i <= number; i++)
+        if (real_of(&views[i]) != real)
+            return 0;
+    for (Py_ssize_t i = 1; i <= number; i++)
+        if (check_length(&views[i], &views[0], "a part") < 0)
+            return -1;
+
+    count = (size_t)(views[0].len / views[0].itemsize);
+    state = let_go(views[0].len);
+    if (real == 'f')
+        total_float(views + 1, (size_t)number, views[0].buf, count, average, stream);
+    else
+        total_double(views + 1, (size_t)number, views[0].buf, count, average, stream);
+    settle(stream);
+    come_back(state);
+    return 1;
+}
+
+static PyObject *total(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    PyObject *parts = NULL;
+    Py_buffer *views = NULL;
+    Py_ssize_t number, held = 0;
+    int average, stream, done = -1;
+
+    (void)module;
+    if (check_count("total", given, 4) < 0)
+        return NULL;
+    average = PyObject_IsTrue(args[2]);
+    stream = PyObject_IsTrue(args[3]);
+    if (average < 0 || stream < 0)
+        return NULL;
+    /* A tuple of our own, or the caller's: nobody changes it while other threads run. */
+    parts = PySequence_Tuple(args[0]);
+    if (parts == NULL)
+        return NULL;
+    number = PyTuple_GET_SIZE(parts);
+    if (number == 0) {
+        PyErr_SetString(PyExc_ValueError, "there are no parts to sum");
+        goto end;
+    }
+    views = PyMem_New(Py_buffer, (size_t)number + 1);
+    if (views == NULL) {
+        PyErr_NoMemory();
+        goto end;
+    }
+    if (PyObject_GetBuffer(args[1], &views[0], WRITE | PyBUF_FORMAT) < 0)
+        goto end;
+    for (held = 1; held <= number; held++)
+        if (PyObject_GetBuffer(PyTuple_GET_ITEM(parts, held - 1), &views[held],
+                               READ | PyBUF_FORMAT) < 0)
+            goto end;
+    done = total_of(views, number, average, stream);
+end:
+    release(views, held);
+    PyMem_Free(views);
+    Py_DECREF(parts);
+    return done < 0 ? NULL : PyBool_FromLong(done);
+}
+
+/* Update views[0] by views[1] and perhaps momenta in views[2]; returns as `total_of`. */
+static int step_of(const Py_buffer *views, Py_ssize_t number, const struct step *step)
+{
+    char real = real_of(&views[0]);
+    size_t count;
+    void *momenta = number > 2 ? views[2].buf : NULL;
+    PyThreadState *state;
+
+    if (real == 0)
+        return 0;
+    for (Py_ssize_t i = 1; i < number; i++)
+        if (real_of(&views[i]) != real)
+            return 0;
+    if (check_length(&views[1], &views[0], "gradients") < 0)
+        return -1;
+    if (number > 2 && check_length(&views[2], &views[0], "momenta") < 0)
+        return -1;
+
+    count = (size_t)(views[0].len / views[0].itemsize);
+    state = let_go(views[0].len);
+    if (real == 'f')
+        step_float(views[0].buf, views[1].buf, momenta, count, step);
+    else
+        step_double(views[0].buf, views[1].buf, momenta, count, step);
+    come_back(state);
+    return 1;
+}
+
+static int read_number(PyObject *object, double *number)
+{
+    *number = PyFloat_AsDouble(object);
+    return *number == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+static int read_step(PyObject *const *numbers, struct step *step)
+{
+    step->clips = numbers[4] != Py_None;
+    step->clip = 0;
+    if (read_number(numbers[0], &step->rate) < 0 || read_number(numbers[1], &step->momentum) < 0 ||
+        read_number(numbers[2], &step->decay) < 0 || read_number(numbers[3], &step->rescale) < 0)
+        return -1;
+    return step->clips ? read_number(numbers[4], &step->clip) : 0;
+}
+
+static PyObject *sgd(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    const int flags[] = {WRITE | PyBUF_FORMAT, READ | PyBUF_FORMAT, WRITE | PyBUF_FORMAT};
+    Py_buffer views[3];
+    Py_ssize_t number, held = 0;
+    struct step step;
+    int done = -1;
+
+    (void)module;
+    if (check_count("sgd", given, 8) < 0 || read_step(args + 3, &step) < 0)
+        return NULL;
+    number = args[2] == Py_None ? 2 : 3;
+    for (; held < number; held++)
+        if (PyObject_GetBuffer(args[held], &views[held], flags[held]) < 0)
+            goto end;
+    done = step_of(views, number, &step);
+end:
+    release(views, held);
+    return done < 0 ? NULL : PyBool_FromLong(done);
+}
+
+/* Copy views[1] to views[0]; returns as `total_of`. */
+static int copy_of(const Py_buffer *views, int stream)
+{
+    PyThreadState *state;
+
+    if (!PyBuffer_IsContiguous(&views[0], 'C') || !PyBuffer_IsContiguous(&views[1], 'C'))
+        return 0;
+    if (check_length(&views[1], &views[0], "a source") < 0)
+        return -1;
+    state = let_go(views[0].len);
+    if (stream)
+        stream_bytes(views[0].buf, views[1].buf, (size_t)views[0].len);
+    else
+        memmove(views[0].buf, views[1].buf, (size_t)views[0].len);
+    settle(stream);
+    come_back(state);
+    return 1;
+}
+
+static PyObject *copy(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    const int flags[] = {WRITE, READ};
+    Py_buffer views[2];
+    Py_ssize_t held = 0;
+    int stream, done = -1;
+
+    (void)module;
+    if (check_count("copy", given, 3) < 0 || (stream = PyObject_IsTrue(args[2])) < 0)
+        return NULL;
+    for (; held < 2; held++)
+        if (PyObject_GetBuffer(args[held], &views[held], flags[held]) < 0)
+            goto end;
+    done = copy_of(views, stream);
+end:
+    release(views, held);
+    return done < 0 ? NULL : PyBool_FromLong(done);
+}
+
+#define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
+
+static PyMethodDef functions[] = {FUNCTION(total), FUNCTION(sgd), FUNCTION(copy), {0}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_compiled",
+    .m_doc = "Kernels in C; ncclkv/kernels/host/_compiled.pyi says what they do.",
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC PyInit__compiled(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,232 @@
+"""The kernels in C beside those in NumPy: the same bits, whatever the arrays and the numbers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ncclkv.kernels.host import HostKernels, compiled
+from ncclkv.kernels.host.reduce import Reducer
+
+pytestmark = pytest.mark.usefixtures("in_c")
+
+KERNELS = HostKernels()
+REAL = ["float32", "float64"]
+# About a tile of 1 KiB, and where other threads are let in, of either dtype.
+SIZES = [0, 1, 2, 3, 127, 128, 129, 255, 256, 257, 1000, 8191, 16387]
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 5e-324, 3.4e38, 1.7e308, 1.0, -1.0, 1 / 3]
+NUMBERS = st.sampled_from([0.0, 1.0, -1.0, 0.1, 0.9, 1 / 3, 1e-30, 1e30, 1e300])
+
+
+@contextmanager
+def _numpy_alone() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "active", False)
+        yield
+
+
+def _numbers(seed: int, dtype: str, size: int, offset: int = 0) -> np.ndarray:
+    """Numbers of all magnitudes and special ones, `offset` bytes behind an aligned address."""
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice(SPECIAL, size)
+    drawn = rng.standard_normal(size) * 10.0 ** rng.integers(-12, 12, size)
+    memory = np.zeros(size * np.dtype(dtype).itemsize + offset, np.uint8)
+    array = memory[offset:].view(dtype)
+    with np.errstate(over="ignore"):
+        array[...] = np.where(rng.random(size) < 0.3, chosen, drawn)
+    return array
+
+
+def _bits(array: np.ndarray) -> bytes:
+    """The bytes; all NaNs are one, for which of two is kept is not promised."""
+    return np.where(np.isnan(array), np.nan, array).astype(array.dtype).tobytes()
+
+
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(REAL),
+    st.sampled_from(SIZES),
+    st.integers(1, 9),
+    st.sampled_from(["sum", "avg"]),
+    st.booleans(),
+    st.integers(0, 15),
+    st.integers(0, 8),
+)
+@example(0, "float32", 1000, 4, "sum", True, 1, 0)
+def test_sums_have_numpys_bits(
+    seed: int,
+    dtype: str,
+    size: int,
+    count: int,
+    op: str,
+    stream: bool,
+    offset: int,
+    into: int,
+) -> None:
+    parts = [_numbers(seed + n, dtype, size, offset * (n % 2)) for n in range(count)]
+    expected = np.zeros(size, dtype)
+    with _numpy_alone():
+        KERNELS.reduce(parts, expected, op)
+    others = [part.copy() for part in parts]
+    # Into one of the parts, or, where there is none of that number, into another array.
+    out = parts[into] if into < count else _numbers(seed, dtype, size, offset)
+    Reducer(np.dtype(dtype), size, op)(parts, out, stream)
+    assert _bits(out) == _bits(expected)
+    for number, (part, other) in enumerate(zip(parts, others, strict=True)):
+        assert number == into or part.tobytes() == other.tobytes()
+
+
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(REAL),
+    st.sampled_from(SIZES),
+    st.booleans(),
+    NUMBERS,
+    NUMBERS,
+    NUMBERS,
+    NUMBERS,
+    st.sampled_from([None, 0.0, 1.0, 0.1, 1e30]),
+    st.integers(0, 15),
+)
+@example(1, "float32", 1000, True, 0.1, 0.9, 1e-4, 1 / 3, 1.0, 0)
+def test_steps_have_numpys_bits(
+    seed: int,
+    dtype: str,
+    size: int,
+    has_momenta: bool,
+    rate: float,
+    momentum: float,
+    decay: float,
+    rescale: float,
+    clip: float | None,
+    offset: int,
+) -> None:
+    weights, gradients, momenta = (_numbers(seed + n, dtype, size, offset) for n in range(3))
+    step = {"learning_rate": rate, "momentum": momentum, "weight_decay": decay}
+    step |= {"rescale": rescale, "clip": clip}
+    found = [weights.copy(), momenta.copy()]
+    with _numpy_alone():
+        expected = [weights.copy(), momenta.copy()]
+        KERNELS.sgd(expected[0], gradients, expected[1] if has_momenta else None, **step)
+    before = gradients.tobytes()
+    KERNELS.sgd(weights, gradients, momenta if has_momenta else None, **step)
+    assert _bits(weights) == _bits(expected[0])
+    assert _bits(momenta) == _bits(expected[1] if has_momenta else found[1])
+    assert gradients.tobytes() == before, "gradients were written"
+
+
+@given(st.integers(0, 300), st.integers(0, 70), st.integers(0, 70), st.booleans())
+def test_copies_at_any_addresses(size: int, to: int, start: int, stream: bool) -> None:
+    memory = np.full(size + to + 1, 255, np.uint8)
+    source = np.arange(size + start, dtype=np.uint8)[start:]
+    assert compiled.copy(memory[to : to + size], source, stream)
+    assert memory[to : to + size].tobytes() == source.tobytes()
+    assert (memory[:to] == 255).all()
+    assert memory[-1] == 255
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_long_copies_and_sums(stream: bool) -> None:
+    parts = [np.arange(1 << 20, dtype=np.float32) % (n + 7) for n in range(3)]
+    out, other = np.zeros((2, 1 << 20), np.float32)
+    assert compiled.total(parts, out, False, stream)
+    assert compiled.copy(other, out, stream)
+    assert np.array_equal(other, sum(parts))
+
+
+def _strided(dtype: str = "float32") -> np.ndarray:
+    return np.ones(12, dtype)[::2]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [_strided(), np.ones(6), np.ones(6, ">f4"), np.ones(6, np.int32), np.ones(6, np.float16)],
+    ids=["strided", "float64", "other byte order", "int32", "float16"],
+)
+def test_other_arrays_are_left_to_numpy_untouched(other: np.ndarray) -> None:
+    array, out = np.ones(6, np.float32), np.full(6, 7, np.float32)
+    assert not compiled.total([array, other], out, False, False)
+    assert not compiled.sgd(out, other, None, 0.1, 0.0, 0.0, 1.0, None)
+    assert not compiled.sgd(out, array, other, 0.1, 0.9, 0.0, 1.0, None)
+    assert out.tolist() == [7] * 6
+    before = other.copy()
+    assert not compiled.total([array], other, False, False) or other.dtype == np.float64
+    assert np.array_equal(other, before)
+
+
+def test_a_strided_copy_is_left_to_numpy() -> None:
+    array, target = np.arange(6, dtype=np.float32), _strided()
+    assert not compiled.copy(target, array, True)
+    assert not compiled.copy(array, target, False)
+    assert target.tolist() == [1] * 6
+
+
+SIX, FIVE = np.ones(6, np.float32), np.ones(5, np.float32)
+LOCKED = np.ones(6, np.float32)
+LOCKED.flags.writeable = False
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "error", "words"),
+    [
+        ("total", ([SIX, FIVE], SIX, False, False), ValueError, "a part of 20 bytes, where 24"),
+        ("total", ([FIVE], SIX, False, False), ValueError, "a part of 20 bytes"),
+        ("total", ([], SIX, False, False), ValueError, "there are no parts"),
+        ("total", ([SIX], LOCKED, False, False), ValueError, "read-only"),
+        ("total", (SIX, SIX, False, False), ValueError, "a part of 4 bytes, where 24"),
+        ("total", ([SIX, "six"], SIX, False, False), TypeError, "bytes-like"),
+        ("total", (6, SIX, False, False), TypeError, "not iterable"),
+        ("total", ([SIX], SIX, False), TypeError, "total takes 4 arguments, and was given 3"),
+        ("sgd", (SIX, FIVE, None, 1, 0, 0, 1, None), ValueError, "gradients of 20 bytes"),
+        ("sgd", (SIX, SIX, FIVE, 1, 0, 0, 1, None), ValueError, "momenta of 20 bytes"),
+        ("sgd", (LOCKED, SIX, None, 1, 0, 0, 1, None), ValueError, "read-only"),
+        ("sgd", (SIX, SIX, LOCKED, 1, 0, 0, 1, None), ValueError, "read-only"),
+        ("sgd", (SIX, SIX, None, "1", 0, 0, 1, None), TypeError, "real number"),
+        ("sgd", (SIX, SIX, None, 1, 0, 0, 1, "1"), TypeError, "real number"),
+        ("sgd", (SIX, SIX), TypeError, "sgd takes 8 arguments, and was given 2"),
+        ("copy", (SIX, FIVE, False), ValueError, "a source of 20 bytes, where 24"),
+        ("copy", (LOCKED, SIX, True), ValueError, "read-only"),
+        ("copy", (SIX, None, True), TypeError, "bytes-like"),
+        ("copy", (SIX, SIX), TypeError, "copy takes 3 arguments, and was given 2"),
+    ],
+)
+def test_wrong_calls_raise(
+    function: str, arguments: tuple[Any, ...], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        getattr(compiled, function)(*arguments)
+    assert (SIX == 1).all()
+
+
+@pytest.mark.parametrize("setting", ["", "1", "0"])
+def test_a_variable_turns_them_off(setting: str) -> None:
+    program = "from ncclkv.kernels.host import HostKernels; print(HostKernels())"
+    environment = {**os.environ, "NCCLKV_COMPILED": setting}
+    said = subprocess.check_output([sys.executable, "-c", program], text=True, env=environment)
+    assert said == ("HostKernels(NumPy)\n" if setting == "0" else "HostKernels(C and NumPy)\n")
+
+
+def test_without_them_all_goes_on() -> None:
+    # An import of a module that sys.modules has as None fails, as where it was not built.
+    program = (
+        "import sys; sys.modules['ncclkv.kernels.host._compiled'] = None\n"
+        "import numpy as np, ncclkv\n"
+        "from ncclkv.kernels.host import HostKernels\n"
+        "with ncclkv.create('local') as kv:\n"
+        "    kv.init('w', np.zeros(3, np.float32))\n"
+        "    kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=0.5, momentum=0.5))\n"
+        "    kv.push('w', [np.ones(3, np.float32), np.ones(3, np.float32)])\n"
+        "    print(HostKernels(), kv.pull('w'))"
+    )
+    environment = {**os.environ, "NCCLKV_COMPILED": "1"}
+    said = subprocess.check_output([sys.executable, "-c", program], text=True, env=environment)
+    assert said == "HostKernels(NumPy) [-1. -1. -1.]\n"
