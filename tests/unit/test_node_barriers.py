@@ -72,7 +72,7 @@ def test_sums_are_right_without_any_barrier_around_them(
 @pytest.mark.usefixtures("in_c")
 @pytest.mark.parametrize("place", [common, own])
 def test_sums_past_the_caches_are_right_too(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
-    monkeypatch.setattr(plan, "STREAM_SUM_BYTES", 0)
+    monkeypatch.setattr(plan, "STREAM_BYTES", 0)
     testing.run_ranks(RANKS, sums, place, timeout=20.0)
 
 

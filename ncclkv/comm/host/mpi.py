@@ -142,7 +142,7 @@ class MpiTransport(Transport):
         if attempt <= _YIELDS:
             os.sched_yield()
         else:
-            time.sleep(min(_FIRST_SLEEP * 2 ** min((attempt - _YIELDS) // 8, 10), _LONGEST_SLEEP))
+            time.sleep(min(_FIRST_SLEEP * 2 ** min((attempt - _YIELDS) // 64, 10), _LONGEST_SLEEP))
 
     def tell(self) -> None:
         # Processes look by themselves; but none may go on without MPI, by which it tells its end.

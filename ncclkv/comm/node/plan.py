@@ -14,7 +14,7 @@ from ncclkv.comm.node import note
 from ncclkv.comm.node.arena import Place
 from ncclkv.comm.node.node import BLOCK_BYTES, Node
 from ncclkv.comm.schedule import slices
-from ncclkv.kernels.host.compiled import STREAM_SUM_BYTES
+from ncclkv.kernels.host.compiled import STREAM_BYTES
 
 
 class Request(NamedTuple):
@@ -148,7 +148,7 @@ class Plan:
         """Sum this rank's slice, block by block, to where it is wanted; update each block."""
         nbytes = self._count * self._dtype.itemsize
         # A block that is read at once, to be copied or to update by, is not sent past the caches.
-        stream = nbytes >= STREAM_SUM_BYTES and not self.receives and apply is None
+        stream = nbytes >= STREAM_BYTES and not self.receives and apply is None
         for lo, hi, parts, others in self._blocks:
             block = receive[lo:hi] if self.here else others[0]
             self._reduce(parts, block, stream)

@@ -21,6 +21,7 @@ from ncclkv.comm.schedule import slices
 from ncclkv.comm.work import Steps
 from ncclkv.errors import OrderMismatch
 from ncclkv.kernels.base import Kernels
+from ncclkv.kernels.host.memory import move
 
 
 class Reduction:
@@ -173,8 +174,8 @@ class Reduction:
         if not self._plan.here:
             return
         for index, (lo, hi) in enumerate(chunk.slices(self._node.owners)):
-            summed = self._half(index, chunk)
-            self._receive[lo:hi] = summed[lo - chunk.start : hi - chunk.start]
+            summed = self._half(index, chunk)[lo - chunk.start : hi - chunk.start]
+            move(self._receive[lo:hi], summed, self._receive.nbytes)
 
 
 @dataclass(frozen=True)

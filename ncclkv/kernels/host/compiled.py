@@ -24,7 +24,6 @@ __all__ = [
     "REAL",
     "STREAM_BYTES",
     "STREAM_PART_BYTES",
-    "STREAM_SUM_BYTES",
     "active",
     "copy",
     "kinds",
@@ -34,15 +33,13 @@ __all__ = [
 ]
 
 STREAM_BYTES = 4 * 1024 * 1024
-"""Copies of as much in one call are written past the caches.
+"""What is copied or summed into an array, or to parts of one, that is as long as this, is written
+past the caches.
 
 Measured on 4 ranks that copy in, sum, copy out and read: with half of it that costs a fifth, with 4
 to 8 MiB next to nothing is won or lost, from 16 MiB on a tenth is won.  The least that does not
-lose, since a call may be one of many, a key each.
+lose.
 """
-
-STREAM_SUM_BYTES = 16 * 1024 * 1024
-"""So are sums of arrays as long as this."""
 
 STREAM_PART_BYTES = 16 * 1024
 """Arrays shorter than this are copied as others are, however many there are of them."""

@@ -86,9 +86,15 @@ def _table(slots: Sequence[Array], arrays: Sequence[Array]) -> Table:
 
 def _long(pairs: Sequence[tuple[Array, Array]]) -> Sequence[bool]:
     """Which arrays are copied past the caches."""
-    if sum(slot.nbytes for slot, _ in pairs) < compiled.STREAM_BYTES:
+    if max(_around(slot) for slot, _ in pairs) < compiled.STREAM_BYTES:
         return ()
     return [
         slot.nbytes >= compiled.STREAM_PART_BYTES and slot.dtype == array.dtype
         for slot, array in pairs
     ]
+
+
+def _around(slot: Array) -> int:
+    """Bytes of the array that a slot is cut out of."""
+    whole: Array = slot if slot.base is None else slot.base
+    return int(whole.nbytes)
