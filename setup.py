@@ -1,5 +1,7 @@
 """The kernels in C, which are optional: all else is in ``setup.cfg``."""
 
+from glob import glob
+
 from setuptools import Extension, setup
 
 KERNELS = "ncclkv/kernels/host"
@@ -9,7 +11,7 @@ setup(
         Extension(
             "ncclkv.kernels.host._compiled",
             sources=[f"{KERNELS}/c/compiled.c"],
-            depends=[f"{KERNELS}/c/elements.h", f"{KERNELS}/c/moves.h"],
+            depends=glob(f"{KERNELS}/c/*.h"),
             # No two operations become one with a single rounding: the bits are to be NumPy's.
             extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-Wall", "-Wextra"],
             # Without a compiler or Python's headers the installation goes on, and NumPy does it.

@@ -50,10 +50,13 @@ class Transport(Messages):
     node : sequence of int
         The ranks that are on this rank's node, in order.
     name : str
+    moment : int
+        How many pauses are so short that a launch may make them.
     """
 
     node: Sequence[int]
     name: str
+    moment = 0
 
     @abstractmethod
     def pause(self, attempt: int) -> None:

@@ -52,11 +52,14 @@ class Flight:
         What is raised by every later call.
     relayed : bool
         Whether a rank that is waited for may itself wait for others, of other nodes.
+    moment : int
+        The transport's.
     """
 
     def __init__(self, transport: Transport, timeout: float) -> None:
         self._transport = transport
         self._timeout = timeout
+        self.moment = transport.moment
         self._thread = 0
         self._active: list[HostWork] = []
         self.failure: KVStoreError | None = None
@@ -70,6 +73,8 @@ class Flight:
         """Start a collective; it makes its first step here."""
         self.check()
         work.flight = self
+        if work.brief and not self._active and self._is_done_soon(work):
+            return work
         self._thread = threading.get_ident()
         # Kept before its first step: messages of a step that fails may still be written to.
         self._active.append(work)
@@ -89,8 +94,27 @@ class Flight:
             if not work.finished:
                 self._advance(work)
 
+    def _is_done_soon(self, work: HostWork) -> bool:
+        """Give a collective a moment: one that is over then needs no more to be thought of."""
+        self._step(work)
+        for attempt in range(self.moment):
+            if work.finished:
+                break
+            self._transport.pause(attempt)
+            if not work.stuck():
+                self._step(work)
+        return work.finished
+
     def _advance(self, work: HostWork) -> None:
         """Advance a collective; forget it when it is complete."""
+        self._step(work)
+        if work.finished:
+            self._active.remove(work)
+            if not self._active:
+                _busy.discard(self)
+
+    def _step(self, work: HostWork) -> None:
+        """Let a collective go on; what goes wrong breaks the flight."""
         try:
             work.finished = work.advance()
         except KVStoreError as error:
@@ -103,10 +127,6 @@ class Flight:
                 f"off by {type(error).__name__}: {error}"
             )
             raise
-        if work.finished:
-            self._active.remove(work)
-            if not self._active:
-                _busy.discard(self)
 
     def wait(self, work: HostWork, timeout: float | None) -> None:
         """Look, and let others run, until `work` is complete; mind the deadline and losses."""
@@ -181,10 +201,13 @@ class HostWork(Work):
         What it is launched in.
     finished : bool
         Whether it is complete on this rank.
+    brief : bool
+        Whether it is over in a moment, once all ranks have come to it, and waits for no message.
     """
 
     flight: Flight
     finished = False
+    brief = False
 
     def __init__(self, what: object) -> None:
         self._what = what

@@ -104,6 +104,8 @@ class MpiTransport(Transport):
         Taken over: nothing else may send on it.
     """
 
+    moment = _YIELDS // 2
+
     def __init__(self, comm: MPI.Comm) -> None:
         from mpi4py import MPI
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ncclkv.arrays.memory import address
 from ncclkv.comm.base import Buffer
 from ncclkv.comm.transport import Pending
 from ncclkv.errors import OrderMismatch
@@ -86,6 +87,8 @@ class Flags:
     peers : list of int
         Their ranks.
     tell : callable
+    addresses : list of (int, int)
+        Of every rank's flags and notes.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Flags:
         self.others = [each for each in self.numbers if each is not self.own]
         self.peers = [rank for rank in ranks if rank != self.rank]
         self.tell = tell
+        self.addresses = [(address(page), address(page) + RING * 8) for page in pages]
         self._count = 0
 
     def turn(self) -> Turn:
@@ -184,6 +188,23 @@ class Turn:
         flags, value = self._flags, self._base + DONE
         here = Reached(flags.rank, flags.rank, flags.own, self._slot, value)
         return [*([] if here.done() else [here]), *self._behind(value)]
+
+    def meeting(self, before: Turn | None) -> tuple[int, int, int, int, int, int, int]:
+        """The numbers of a first meeting, for `short_sum`.
+
+        Returns
+        -------
+        place, note, entered, done : int
+            Where the flags and the notes of this turn are, and the two that are written.
+        free : int
+            What the flags there have when the place is free.
+        before, over : int
+            A place, and what the flags there have when the turn `before` is over.
+        """
+        place, base = self._slot, self._base
+        free = base - RING * _PHASES + DONE if self.number > RING else 0
+        earlier = (place, 0) if before is None else (before._slot, before._base + DONE)
+        return place, place * NOTE_WORDS, base + ENTERED, base + DONE, free, *earlier
 
     # The collective that had this one's place before
 

@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.arrays.memory import address
 from ncclkv.comm.base import Apply, Buffer
 from ncclkv.comm.node import note
 from ncclkv.comm.node.flags import DONE, ENTERED
 from ncclkv.comm.node.node import Node
 from ncclkv.comm.work import HostWork
+from ncclkv.kernels.host import compiled
+from ncclkv.kernels.host.compiled import COMPLETE, MOST_RANKS
 
 
 class Short:
@@ -29,6 +32,13 @@ class Short:
     dtype : dtype
     op : str
     root : int, optional
+
+    Attributes
+    ----------
+    copies : list of list of ndarray, shape (count,)
+        For each place of the ring, every rank's copy.
+    tables : list of bytes or None
+        The same for `short_sum`; None where that does not make such sums.
     """
 
     def __init__(
@@ -41,16 +51,19 @@ class Short:
         self.words = self.call.pack()
         self.reduce = node.reducer(dtype, op)
         self.ring = node.ring(self.call.nbytes)
-        self._dtype = dtype
-        self._copies: list[Sequence[Buffer] | None] = [None] * len(self.ring)
+        self.copies = [
+            [copy.view(dtype) for copy in self.ring.copies(slot, self.call.nbytes)]
+            for slot in range(len(self.ring))
+        ]
+        in_c = root is None and compiled.sums(dtype, op) and len(node.ranks) <= MOST_RANKS
+        self.tables = [self._table(copies) for copies in self.copies] if in_c else None
+        self.average = op == "avg"
 
-    def copies(self, slot: int) -> Sequence[Buffer]:
-        """Every rank's copy, in one of the places for them."""
-        known = self._copies[slot]
-        if known is None:
-            copies = self.ring.copies(slot, self.call.nbytes)
-            known = self._copies[slot] = [copy.view(self._dtype) for copy in copies]
-        return known
+    def _table(self, copies: Sequence[Buffer]) -> bytes:
+        """The addresses of what every rank shares for a sum, for `short_sum`."""
+        addresses = self.node.flags.addresses
+        rows = [(*rank, address(copy)) for rank, copy in zip(addresses, copies, strict=True)]
+        return np.array(rows, np.uintp).tobytes()
 
 
 class ShortReduction(HostWork):
@@ -63,6 +76,8 @@ class ShortReduction(HostWork):
     apply : callable or None
     """
 
+    brief = True
+
     def __init__(self, short: Short, send: Buffer, receive: Buffer, apply: Apply | None) -> None:
         super().__init__(short.call)
         self._short = short
@@ -74,7 +89,9 @@ class ShortReduction(HostWork):
 
     def advance(self) -> bool:
         short, turn = self._short, self._turn
-        copies = short.copies(self._slot)
+        if not self._entered and short.tables is not None and self._apply is None:
+            return self._in_c(short.tables[self._slot])
+        copies = short.copies[self._slot]
         if not self._entered:
             if not turn.is_free() or not (self._before is None or self._before.is_over()):
                 return False
@@ -94,6 +111,24 @@ class ShortReduction(HostWork):
         # Whoever keeps the work need not keep its arrays.
         del self._send, self._receive, self._apply
         return True
+
+    def _in_c(self, table: bytes) -> bool:
+        """Do all of it in one call, if the others come within a moment."""
+        short, flags = self._short, self._short.node.flags
+        outcome = compiled.short_sum(
+            table,
+            short.node.index,
+            *self._turn.meeting(self._before),
+            *short.words,
+            self.flight.moment,
+            self._send,
+            self._receive,
+            short.average,
+        )
+        if outcome:
+            self._entered = True
+            flags.tell()
+        return outcome == COMPLETE
 
     def stuck(self) -> bool:
         return self._entered and not self._turn.met(ENTERED)

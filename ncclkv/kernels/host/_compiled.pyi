@@ -1,6 +1,7 @@
 """The kernels in C, of ``c/compiled.c``.
 
-Each returns whether it has done its work: it leaves arrays to NumPy, and has done nothing, when
+Each but `short_sum` returns whether it has done its work: it leaves arrays to NumPy, and has done
+nothing, when
 they are not C-contiguous, or, where it computes, not all float32 or all float64 in the machine's
 byte order.  Arrays may lie at any address.
 
@@ -41,3 +42,50 @@ def sgd(
 
 def copy(target: Array, source: Array, stream: bool, /) -> bool:
     """Copy the bytes of `source` to `target`, past the caches if `stream`; of any one dtype."""
+
+COMPLETE: int
+MOST_RANKS: int
+
+def short_sum(
+    table: bytes,
+    own: int,
+    place: int,
+    note: int,
+    entered: int,
+    done: int,
+    free: int,
+    before: int,
+    over: int,
+    first: int,
+    second: int,
+    looks: int,
+    send: Array,
+    receive: Array,
+    average: bool,
+    /,
+) -> int:
+    """Take part in a short sum of the ranks of a node, as far as the others do so in a moment.
+
+    Parameters
+    ----------
+    table : bytes
+        For each rank, `MOST_RANKS` at most, the addresses of its flags, its notes and its copy.
+        They are believed: the memory must be there, and a copy as long as `send`.
+    own : int
+        Which of them this rank is.
+    place, note, entered, done, free, before, over : int
+        As of ``Turn.meeting``.
+    first, second : int
+        This rank's note.
+    looks : int
+        How often to see whether the others have come, letting them run in between.
+    send, receive : ndarray, shape (n,)
+        Both float32 or both float64.
+    average : bool
+
+    Returns
+    -------
+    int
+        0: nothing has been done, for there is no room for the copy yet; 1: this rank has entered,
+        and others have not, or mean another call; COMPLETE: `receive` has the sum.
+    """

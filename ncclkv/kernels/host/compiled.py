@@ -13,14 +13,17 @@ import numpy as np
 from ncclkv import env
 
 try:
-    from ncclkv.kernels.host._compiled import copy, sgd, total
+    from ncclkv.kernels.host._compiled import COMPLETE, MOST_RANKS, copy, sgd, short_sum, total
 
     BUILT = True
 except ImportError:
     BUILT = False
+    COMPLETE, MOST_RANKS = 2, 0
 
 __all__ = [
     "BUILT",
+    "COMPLETE",
+    "MOST_RANKS",
     "REAL",
     "STREAM_BYTES",
     "STREAM_PART_BYTES",
@@ -28,6 +31,7 @@ __all__ = [
     "copy",
     "kinds",
     "sgd",
+    "short_sum",
     "sums",
     "total",
 ]

@@ -50,6 +50,13 @@ typedef double double_any __attribute__((aligned(1), may_alias));
 #define NAME(x) x##_double
 #include "elements.h"
 
+#include "short.h"
+
+/* Ranks whose parts a short sum has room for. */
+#define MOST_RANKS 64
+/* Numbers of a meeting. */
+enum { MEETING = 10 };
+
 /* Let other threads run during work on so many bytes, if it takes long enough. */
 static PyThreadState *let_go(Py_ssize_t bytes)
 {
@@ -275,15 +282,105 @@ end:
     return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
+/* Whether an argument is a number of 64 bits, which is then in *number. */
+static int read_whole(PyObject *object, long long *number)
+{
+    *number = PyLong_AsLongLong(object);
+    return *number == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+static int read_meeting(PyObject *const *numbers, struct meeting *m)
+{
+    long long *const all[] = {&m->place, &m->note, &m->entered, &m->done,   &m->free,
+                              &m->before, &m->over, &m->first,   &m->second, &m->looks};
+
+    for (size_t i = 0; i < MEETING; i++)
+        if (read_whole(numbers[i], all[i]) < 0)
+            return -1;
+    return 0;
+}
+
+/* Sum the copies of all ranks into `receive`, and tell. */
+static void add_up(const struct shared *ranks, size_t number, size_t own, const struct meeting *m,
+                   const Py_buffer *receive, int average)
+{
+    Py_buffer parts[MOST_RANKS];
+    size_t count = (size_t)(receive->len / receive->itemsize);
+
+    for (size_t i = 0; i < number; i++)
+        parts[i].buf = ranks[i].copy;
+    if (real_of(receive) == 'f')
+        total_float(parts, number, receive->buf, count, average, 0);
+    else
+        total_double(parts, number, receive->buf, count, average, 0);
+    tell(&ranks[own], m->place, m->done);
+}
+
+/* Whether the arguments of a short sum fit each other; else an error says what does not. */
+static int check_sum(const Py_buffer *views, size_t number, long long own)
+{
+    if (number > MOST_RANKS || own < 0 || (size_t)own >= number) {
+        PyErr_Format(PyExc_ValueError, "rank %lld of %zu, where %d are the most", own, number,
+                     MOST_RANKS);
+        return -1;
+    }
+    if (real_of(&views[0]) == 0 || real_of(&views[0]) != real_of(&views[1])) {
+        PyErr_SetString(PyExc_TypeError, "arrays that are not both flat float32 or flat float64");
+        return -1;
+    }
+    return check_length(&views[1], &views[0], "an array for the sum");
+}
+
+static PyObject *short_sum(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    const int flags[] = {READ | PyBUF_FORMAT, WRITE | PyBUF_FORMAT};
+    PyObject *const *arrays = args + 2 + MEETING;
+    Py_buffer views[2], table;
+    Py_ssize_t held = 0;
+    struct meeting m;
+    long long own;
+    int average, outcome = -1;
+
+    (void)module;
+    if (check_count("short_sum", given, 5 + MEETING) < 0 || read_whole(args[1], &own) < 0 ||
+        read_meeting(args + 2, &m) < 0 || (average = PyObject_IsTrue(arrays[2])) < 0 ||
+        PyObject_GetBuffer(args[0], &table, PyBUF_SIMPLE) < 0)
+        return NULL;
+    for (; held < 2; held++)
+        if (PyObject_GetBuffer(arrays[held], &views[held], flags[held]) < 0)
+            goto end;
+    size_t number = (size_t)table.len / sizeof(struct shared);
+    if (check_sum(views, number, own) < 0)
+        goto end;
+    outcome = come(table.buf, number, (size_t)own, &m, &views[0]);
+    if (outcome == COMPLETE)
+        add_up(table.buf, number, (size_t)own, &m, &views[1], average);
+end:
+    release(views, held);
+    PyBuffer_Release(&table);
+    return outcome < 0 ? NULL : PyLong_FromLong(outcome);
+}
+
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
-static PyMethodDef functions[] = {FUNCTION(total), FUNCTION(sgd), FUNCTION(copy), {0}};
+static PyMethodDef functions[] = {FUNCTION(total), FUNCTION(sgd), FUNCTION(copy),
+                                  FUNCTION(short_sum), {0}};
+
+static int add_numbers(PyObject *module)
+{
+    if (PyModule_AddIntConstant(module, "COMPLETE", COMPLETE) < 0)
+        return -1;
+    return PyModule_AddIntConstant(module, "MOST_RANKS", MOST_RANKS);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, add_numbers}, {0}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_compiled",
     .m_doc = "Kernels in C; ncclkv/kernels/host/_compiled.pyi says what they do.",
     .m_methods = functions,
+    .m_slots = slots,
 };
 
 PyMODINIT_FUNC PyInit__compiled(void)
