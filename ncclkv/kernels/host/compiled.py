@@ -45,7 +45,7 @@ to 8 MiB next to nothing is won or lost, from 16 MiB on a tenth is won.  The lea
 lose.
 """
 
-STREAM_PART_BYTES = 16 * 1024
+STREAM_PART_BYTES = 4 * 1024
 """Arrays shorter than this are copied as others are, however many there are of them."""
 
 active = BUILT and env.compiled()
