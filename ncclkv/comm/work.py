@@ -156,7 +156,8 @@ class Flight:
         """The other flights of this thread that can be advanced."""
         return [
             flight
-            for flight in tuple(_busy)
+            # A copy is made at once, where a tuple may let the garbage be collected in between.
+            for flight in _busy.copy()
             if flight is not self and flight._thread == self._thread and flight.failure is None
         ]
 

@@ -88,9 +88,20 @@ class ShortReduction(HostWork):
         self._entered = False
 
     def advance(self) -> bool:
+        tables = self._short.tables
+        if tables is not None and not self._entered and self._apply is None:
+            over = self._in_c(tables[self._slot])
+        else:
+            over = self._in_steps()
+        if not over:
+            return False
+        # Whoever keeps the work need not keep its arrays.
+        del self._send, self._receive, self._apply
+        return True
+
+    def _in_steps(self) -> bool:
+        """Do what can be done."""
         short, turn = self._short, self._turn
-        if not self._entered and short.tables is not None and self._apply is None:
-            return self._in_c(short.tables[self._slot])
         copies = short.copies[self._slot]
         if not self._entered:
             if not turn.is_free() or not (self._before is None or self._before.is_over()):
@@ -108,8 +119,6 @@ class ShortReduction(HostWork):
         turn.reach(DONE)
         if short.here and self._apply is not None:
             self._apply(0, short.count)
-        # Whoever keeps the work need not keep its arrays.
-        del self._send, self._receive, self._apply
         return True
 
     def _in_c(self, table: bytes) -> bool:
