@@ -288,6 +288,7 @@ class _NoWire:
     """What a `Flight` asks of a transport, for a device without peers."""
 
     size = 0
+    moment = 0
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
