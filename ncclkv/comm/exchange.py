@@ -172,10 +172,10 @@ class ExchangeCommunicator(Communicator):
             if kind not in self._shorts:
                 self._shorts[kind] = Short(node, *kind)
             return partial(ShortReduction, self._shorts[kind])
-        plan, kernels = Plan(node, request), self.kernels
+        plan = Plan(node, request)
 
         def make(send: Buffer, receive: Buffer, apply: Apply | None) -> HostWork:
-            reduction = Reduction(node, kernels, plan, send, receive, apply)
+            reduction = Reduction(node, plan, send, receive, apply)
             return StepWork(reduction.steps(), plan.call)
 
         return make
@@ -184,7 +184,7 @@ class ExchangeCommunicator(Communicator):
         """A reduction that goes over several nodes."""
         between, plan = Between(node, lane, request.root), Plan(node, request)
         send, receive, apply = request.send, request.receive, request.apply
-        return Reduction(node, self.kernels, plan, send, receive, apply, between).steps()
+        return Reduction(node, plan, send, receive, apply, between).steps()
 
     def _by_messages(self, request: Request) -> Work:
         """Launch a reduction that goes from rank to rank."""

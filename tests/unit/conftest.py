@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,6 +18,15 @@ def _no_mpi():
     yield
     started = not before and "mpi4py.MPI" in sys.modules
     assert not started, "a test in tests/unit has started MPI"
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Without the collector of garbage, which comes late where objects are few and large."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -99,15 +97,6 @@ def test_ranks_that_ask_for_different_sizes_disagree() -> None:
             ncclkv.create("threads", bucket_bytes=nbytes)
 
     run_ranks(2, body)
-
-
-@pytest.fixture
-def uncollected() -> Iterator[None]:
-    """Without the collector of garbage, which comes late where objects are few and large."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.usefixtures("uncollected")

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 import ncclkv
 from ncclkv.comm.base import Communicator, Work
-
-
-@pytest.fixture
-def uncollected() -> Iterator[None]:
-    """Without the collector of garbage, which comes late where objects are few and large."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def used(name: str) -> list[bool]:

@@ -62,6 +62,8 @@ class Plan:
     ----------
     op : str
     divided : bool
+    reduce : Reducer
+        What sums parts of a block.
     here : bool
         Whether this rank gets the sum.
     call : Call
@@ -78,7 +80,7 @@ class Plan:
         self._node = node
         self._count, self._dtype = send.size, send.dtype
         self.op, self._root, self.divided = request.op, request.root, request.divided
-        self._reduce = node.reducer(send.dtype, request.op)
+        self.reduce = node.reducer(send.dtype, request.op)
         self.here = request.root in (None, node.rank)
         self.call = request.call
         receive = node.place(request.receive) if self.here and not request.divided else None
@@ -151,7 +153,7 @@ class Plan:
         stream = nbytes >= STREAM_BYTES and not self.receives and apply is None
         for lo, hi, parts, others in self._blocks:
             block = receive[lo:hi] if self.here else others[0]
-            self._reduce(parts, block, stream)
+            self.reduce(parts, block, stream)
             if self.here:
                 for other in others:
                     other[...] = block

@@ -20,7 +20,6 @@ from ncclkv.comm.node.plan import Plan
 from ncclkv.comm.schedule import slices
 from ncclkv.comm.work import Steps
 from ncclkv.errors import OrderMismatch
-from ncclkv.kernels.base import Kernels
 from ncclkv.kernels.host.memory import move
 
 
@@ -30,7 +29,6 @@ class Reduction:
     Parameters
     ----------
     node : Node
-    kernels : Kernels
     plan : Plan
         For these two arrays.
     send, receive : ndarray
@@ -42,7 +40,6 @@ class Reduction:
     def __init__(
         self,
         node: Node,
-        kernels: Kernels,
         plan: Plan,
         send: Buffer,
         receive: Buffer,
@@ -50,7 +47,6 @@ class Reduction:
         between: Between | None = None,
     ) -> None:
         self._node = node
-        self._kernels = kernels
         self._plan = plan
         self._between = between
         self._send, self._receive = send, receive
@@ -149,7 +145,7 @@ class Reduction:
             self._in_blocks(targets, apply, lambda block, a, b: total.finish(block, a, b))
 
     def _reduce(self, parts: Sequence[Buffer], block: Buffer, lo: int, hi: int) -> None:
-        self._kernels.reduce([part[lo:hi] for part in parts], block, self._plan.op)
+        self._plan.reduce([part[lo:hi] for part in parts], block)
 
     def _in_blocks(
         self,
