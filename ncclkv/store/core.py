@@ -5,24 +5,21 @@ from __future__ import annotations
 import builtins
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
-
-import numpy as np
+from typing import NoReturn, TypeVar
 
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.engine import Engine
 from ncclkv.engine.group import Group
 from ncclkv.engine.measure import sizing
-from ncclkv.engine.placement import Placement, placement
 from ncclkv.errors import KeyTypeMismatch, UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.store.agreement import propose
 from ncclkv.store.headroom import Headroom
 from ncclkv.store.keys import one_key
+from ncclkv.store.options import Options
 from ncclkv.store.plugin import KVStoreBase
 from ncclkv.store.recent import Recent
 from ncclkv.store.session import BLOCKS, Session
-from ncclkv.table.cost import AUTO
 from ncclkv.table.registry import Key, KeySpec
 
 Self = TypeVar("Self", bound="Core")
@@ -31,15 +28,13 @@ Self = TypeVar("Self", bound="Core")
 class Core(KVStoreBase):
     """A store without its verbs: identity, life, and what can be asked locally."""
 
-    def __init__(
-        self, name: str, comm: Communicator, *, update_on: str, root: int, bucket_bytes: int | str
-    ) -> None:
+    def __init__(self, name: str, comm: Communicator, options: Options) -> None:
         chosen, _ = propose(
-            comm, "create", lambda: _options(name, comm, update_on, root, bucket_bytes)
+            comm, "create", lambda: (options.placement(comm), [f"name={name}", *options.items()])
         )
         self._name = name
         self._comm = comm
-        buckets = sizing(comm, chosen.root, bucket_bytes)
+        buckets = sizing(comm, chosen.root, options.bucket_bytes)
         self._engine = Engine(comm, comm.kernels, chosen, buckets)
         self._headroom = Headroom(comm, self._engine.places)
         self._session = Session(name, comm)
@@ -188,23 +183,3 @@ class Core(KVStoreBase):
 
     def __reduce__(self) -> NoReturn:
         self._session.refuse_pickling()
-
-
-def _options(
-    name: str, comm: Communicator, update_on: str, root: int, bucket_bytes: Any
-) -> tuple[Placement, list[str]]:
-    """The placement that was asked for, and what ranks must have alike."""
-    chosen = placement(update_on, root, comm)
-    whole = isinstance(bucket_bytes, (int, np.integer)) and not isinstance(bucket_bytes, bool)
-    auto = isinstance(bucket_bytes, str) and bucket_bytes == AUTO
-    if not (auto or (whole and bucket_bytes >= 0)):
-        raise UsageError(
-            f"bucket_bytes={bucket_bytes!r} is not a number of bytes; give an int of 0 or more, or "
-            f"{AUTO!r} to have it measured"
-        )
-    return chosen, [
-        f"name={name}",
-        f"update_on={update_on}",
-        f"root={chosen.root}",
-        f"bucket_bytes={bucket_bytes}",
-    ]

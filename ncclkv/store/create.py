@@ -1,31 +1,17 @@
-"""From a name to a store: one table."""
+"""From a name and options to a store."""
 
 from __future__ import annotations
 
 import difflib
-import inspect
-import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
 from typing import Any
 
 from ncclkv import env
-from ncclkv.comm import threads
-from ncclkv.comm.base import Communicator
-from ncclkv.comm.host import launch
-from ncclkv.comm.nccl import launch as gpus
-from ncclkv.comm.nccl.communicator import NcclCommunicator
-from ncclkv.comm.nccl.facts import trouble
-from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.errors import KVStoreError, LaunchError, NotSupported, SpecMismatch, UsageError
-from ncclkv.store.agreement import agree
+from ncclkv.errors import UsageError
 from ncclkv.store.kvstore import KVStore
-from ncclkv.store.plugin import BUILT_IN, KVStoreBase
+from ncclkv.store.options import Options
+from ncclkv.store.plugin import KVStoreBase
+from ncclkv.store.ranks import RANKS, freed_without_store
 from ncclkv.table.cost import DEFAULT_BUCKET_BYTES
-
-_log = logging.getLogger("ncclkv")
 
 
 def create(
@@ -36,6 +22,11 @@ def create(
     root: int = 0,
     bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
     timeout: float | None = None,
+    missing: str = "error",
+    nonfinite: str = "ignore",
+    verify_every: int = 0,
+    repair: bool = False,
+    reproducible: bool = False,
 ) -> Any:
     """Create a store; collective over its ranks.
 
@@ -74,6 +65,19 @@ def create(
     timeout : float, optional
         Seconds that a wait for other ranks may take.  By default those of `comm`, when that is a
         Communicator, and of ``run_ranks`` for ``threads``; else ``NCCLKV_TIMEOUT``, or 300.
+    missing : {"error", "zeros"}
+        What becomes of a key that some ranks pushed and others did not: `OrderMismatch`, or the
+        others count as having pushed zeros.
+    nonfinite : {"ignore", "raise", "skip_step"}
+        What becomes of a push that holds NaN or infinity on some rank: nothing; `NonFinite` on
+        every rank; or no rank applies any push of that flush.
+    verify_every : int
+        After so many flushes the values of all ranks are compared, which must be equal; 0: never.
+    repair : bool
+        Where they are not, give all ranks the root's, with a line in the log, instead of raising
+        `Divergence`.
+    reproducible : bool
+        Sums over ranks are made in rank order, whatever the machines, the sizes and the library.
 
     Returns
     -------
@@ -103,42 +107,29 @@ threads
     if not isinstance(name, str):
         raise UsageError(f"a store's name is a str, not {name!r}")
     lower = name.lower()
+    options = Options(
+        update_on=update_on,
+        root=root,
+        bucket_bytes=bucket_bytes,
+        missing=missing,
+        nonfinite=nonfinite,
+        verify_every=verify_every,
+        repair=repair,
+        reproducible=reproducible,
+    )
     if lower in KVStoreBase.kv_registry:
-        _refuse_options(
-            lower,
-            comm=comm,
-            update_on=update_on,
-            root=root,
-            bucket_bytes=bucket_bytes,
-            timeout=timeout,
-        )
+        _refuse_options(lower, options, comm=comm, timeout=timeout)
         return KVStoreBase.kv_registry[lower]()
-    if lower not in _STORES:
+    if lower not in RANKS:
         raise UsageError(_unknown(name))
-    ranks = _STORES[lower](lower, comm, None if timeout is None else env.timeout(timeout))
-    with _freed_without_store(ranks):
-        return KVStore(lower, ranks, update_on=update_on, root=root, bucket_bytes=bucket_bytes)
+    ranks = RANKS[lower](lower, comm, None if timeout is None else env.timeout(timeout))
+    with freed_without_store(ranks):
+        return KVStore(lower, ranks, options)
 
 
-@contextmanager
-def _freed_without_store(ranks: Communicator) -> Iterator[None]:
-    """Free what a store would talk on, when there will be none."""
-    try:
-        yield
-    except (UsageError, SpecMismatch, LaunchError):
-        # All ranks have found the same.
-        with suppress(KVStoreError):
-            ranks.close()
-        raise
-    except BaseException as error:
-        ranks.abort(f"{type(error).__name__}: {error}")
-        raise
-
-
-def _refuse_options(name: str, **options: Any) -> None:
+def _refuse_options(name: str, options: Options, **others: Any) -> None:
     """Refuse options of a registered class, which is called without arguments as in MXNet."""
-    known = inspect.signature(create).parameters
-    given = [option for option, value in options.items() if value != known[option].default]
+    given = options.given() + [option for option, value in others.items() if value is not None]
     if given:
         raise UsageError(
             f"create({name!r}) makes an object of a registered class, which takes no options, but "
@@ -148,140 +139,7 @@ def _refuse_options(name: str, **options: Any) -> None:
 
 def _unknown(name: str) -> str:
     """What to say of a name that is not known."""
-    names = sorted({*_STORES, *KVStoreBase.kv_registry})
+    names = sorted({*RANKS, *KVStoreBase.kv_registry})
     close = difflib.get_close_matches(name.lower(), names, 1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"unknown store {name!r}; {hint}The names are {', '.join(names)}"
-
-
-def _alone(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """The process by itself, whatever was started beside it."""
-    _refuse_comm(name, comm)
-    _warn_of_many(name)
-    return SoloCommunicator(env.timeout(timeout))
-
-
-def _warn_of_many(name: str) -> None:
-    """Say that a store of one process was asked for in each of several."""
-    started = env.launched_size() or 1
-    if started > 1 and env.launched_rank() == 0:
-        warnings.warn(
-            f"create({name!r}) in each of {started} ranks makes {started} independent stores that "
-            f"never exchange anything; create('dist') makes one of all ranks",
-            stacklevel=4,
-        )
-
-
-def _hosts(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """All ranks, or those of `comm`, who all have asked for this store."""
-    ranks = _over(comm, timeout)
-    with _freed_without_store(ranks):
-        agree(ranks, "create", [f"name={name}"])
-    return ranks
-
-
-def _over(comm: Any, timeout: float | None) -> Communicator:
-    """All ranks, or those of `comm`."""
-    if comm is None:
-        return launch.world(timeout)
-    if isinstance(comm, Communicator):
-        return comm.duplicate(timeout)
-    if not hasattr(comm, "Idup"):
-        raise UsageError(
-            f"comm={comm!r} is not a communicator; give an mpi4py one, such as "
-            f"MPI.COMM_WORLD.Split(color), or an ncclkv Communicator"
-        )
-    return launch.over(comm, env.timeout(timeout))
-
-
-def _best(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """All ranks, on the best that there is; one line says which that was."""
-    ranks = _hosts(name, comm, timeout)
-    if isinstance(ranks, NcclCommunicator):
-        return ranks
-    with _freed_without_store(ranks):
-        facts = gpus.survey(ranks)
-        problem = trouble(facts)
-        if problem is None:
-            return gpus.launch(ranks, facts)
-    if ranks.size > 1 and ranks.rank == 0:
-        _say_once(
-            f"ncclkv: dist over {ranks.size} ranks in host memory ({ranks.name}), not over NCCL: "
-            f"{problem}"
-        )
-    return ranks
-
-
-def _nccl(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """All ranks, or those of `comm`, in the memory of their GPUs."""
-    ranks = _hosts(name, comm, timeout)
-    if isinstance(ranks, NcclCommunicator):
-        return ranks
-    try:
-        with _freed_without_store(ranks):
-            return gpus.launch(ranks)
-    except LaunchError as error:
-        raise LaunchError(
-            f"create({name!r}): {error}. create('dist_sync') keeps values in host memory, on any "
-            f"machine"
-        ) from error
-
-
-def _device(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """The process by itself, in the memory of its GPU if it has one."""
-    process = _alone(name, comm, timeout)
-    facts = gpus.survey(process)
-    problem = trouble(facts)
-    if problem is None:
-        return gpus.launch(process, facts)
-    if facts[0].devices:
-        _say_once(f"ncclkv: {name} in host memory, not in a GPU's: {problem}")
-    return process
-
-
-@cache
-def _say_once(line: str) -> None:
-    """Log a line, the first time in a process."""
-    _log.warning(line)
-
-
-def _threads(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """The ranks that are threads of `testing.run_ranks`."""
-    _refuse_comm(name, comm)
-    if not threads.is_rank():
-        _warn_of_many(name)
-    return threads.world(timeout)
-
-
-def _asynchronous(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """Say why not."""
-    raise NotSupported(
-        f"create({name!r}): pushes that are applied rank by rank need a server, and collectives "
-        f"are synchronous; create('dist_sync') sums over all ranks"
-    )
-
-
-def _refuse_comm(name: str, comm: Any) -> None:
-    """Refuse a communicator where none is used."""
-    if comm is not None:
-        raise UsageError(f"create({name!r}) takes no comm; create('dist_sync', comm=...) does")
-
-
-_STORES: dict[str, Callable[[str, Any, float | None], Communicator]] = {
-    **dict.fromkeys(
-        (
-            "local",
-            "local_update_cpu",
-            "local_allreduce_cpu",
-        ),
-        _alone,
-    ),
-    **dict.fromkeys(("device", "local_allreduce_device"), _device),
-    "dist_sync": _hosts,
-    "dist": _best,
-    "threads": _threads,
-    **dict.fromkeys(("nccl", "dist_device_sync", "dist_sync_device"), _nccl),
-    **dict.fromkeys(("dist_async", "dist_async_device", "dist_device_async"), _asynchronous),
-}
-
-BUILT_IN.update(_STORES)

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import ncclkv
-from ncclkv.store.create import _STORES
+from ncclkv.store.ranks import RANKS
 from tests.cases.readme import README, check_first_program
 
 
@@ -16,7 +16,7 @@ def test_the_first_program_runs_on_one_rank() -> None:
 
 def test_every_store_name_is_there() -> None:
     text = README.read_text()
-    assert [name for name in _STORES if f"`{name}`" not in text and "async" not in name] == []
+    assert [name for name in RANKS if f"`{name}`" not in text and "async" not in name] == []
 
 
 def test_every_verb_it_names_exists() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from ncclkv import env
 from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.store.kvstore import KVStore
+from ncclkv.store.options import Options
 from ncclkv.table.cost import DEFAULT_BUCKET_BYTES
 from tests.cases.stores import Stores
 from tests.nccl.standin.seat import Seat
@@ -26,6 +27,7 @@ class SeatStores(Stores):
         root: int = 0,
         bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
         timeout: float | None = None,
+        **options: Any,
     ) -> Any:
         seat = self._seat
         limit = None if timeout is None else env.timeout(timeout)
@@ -33,7 +35,5 @@ class SeatStores(Stores):
         return KVStore(
             self.name,
             NcclCommunicator(peers, seat.binding, streams, seat.kernels),
-            update_on=update_on,
-            root=root,
-            bucket_bytes=bucket_bytes,
+            Options(update_on=update_on, root=root, bucket_bytes=bucket_bytes, **options),
         )

@@ -1,0 +1,76 @@
+"""What a store is asked to be, apart from its ranks: the options of `create`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from ncclkv.comm.base import Communicator
+from ncclkv.engine.placement import Placement, placement
+from ncclkv.errors import UsageError
+from ncclkv.table.cost import AUTO, DEFAULT_BUCKET_BYTES
+
+MISSING = ("error", "zeros")
+NONFINITE = ("ignore", "raise", "skip_step")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a store, as `create` describes them."""
+
+    update_on: str = "every_rank"
+    root: int = 0
+    bucket_bytes: Any = DEFAULT_BUCKET_BYTES
+    missing: str = "error"
+    nonfinite: str = "ignore"
+    verify_every: int = 0
+    repair: bool = False
+    reproducible: bool = False
+
+    def placement(self, comm: Communicator) -> Placement:
+        """Who updates, once all options are known to be right.
+
+        Raises
+        ------
+        UsageError
+            When one is not.
+        """
+        chosen = placement(self.update_on, self.root, comm)
+        if not (self.bucket_bytes == AUTO or _is_count(self.bucket_bytes)):
+            raise UsageError(
+                f"bucket_bytes={self.bucket_bytes!r} is not a number of bytes; give an int of 0 or "
+                f"more, or {AUTO!r} to have it measured"
+            )
+        _one_of("missing", self.missing, MISSING)
+        _one_of("nonfinite", self.nonfinite, NONFINITE)
+        if not _is_count(self.verify_every):
+            raise UsageError(
+                f"verify_every={self.verify_every!r} is not a number of steps; give an int of 0 or "
+                f"more, 0 for never"
+            )
+        for name in ("repair", "reproducible"):
+            if not isinstance(getattr(self, name), (bool, np.bool_)):
+                raise UsageError(f"{name}={getattr(self, name)!r} is not a bool")
+        return chosen
+
+    def items(self) -> list[str]:
+        """What ranks must have alike."""
+        return [f"{name}={value}" for name, value in asdict(self).items()]
+
+    def given(self) -> list[str]:
+        """The names of those that are not as by default."""
+        return [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+
+
+def _is_count(value: Any) -> bool:
+    """Whether a value is a whole number of 0 or more."""
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return whole and value >= 0
+
+
+def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    """Refuse a word that is not known."""
+    if not (isinstance(value, str) and value in known):
+        raise UsageError(f"unknown {name}={value!r}; choose {' or '.join(known)}")
