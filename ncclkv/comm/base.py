@@ -19,14 +19,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclkv.comm.control import Control, Mark
 from ncclkv.comm.graph import Graph
 from ncclkv.errors import NotSupported
 from ncclkv.kernels.base import Kernels
+
+if TYPE_CHECKING:
+    from ncclkv.comm.calls import Calls
 
 Buffer = NDArray[Any]
 Apply = Callable[[int, int], None]
@@ -87,22 +91,6 @@ class DoneWork(Work):
         return None
 
 
-class Control(ABC):
-    """Small host objects between the ranks; collective, blocking, with the same deadline."""
-
-    @abstractmethod
-    def allgather(self, item: Any, label: str = "") -> list[Any]:
-        """Every rank's `item`, in rank order."""
-
-    @abstractmethod
-    def broadcast(self, item: Any, root: int = 0, label: str = "") -> Any:
-        """The root's `item`; what other ranks pass is ignored."""
-
-    @abstractmethod
-    def barrier(self, label: str = "") -> None:
-        """Wait until every rank has come here."""
-
-
 class Communicator(ABC):
     """Ranks that reduce and move buffers together.
 
@@ -123,6 +111,9 @@ class Communicator(ABC):
         The arithmetic of the memory that buffers are in.
     name : str
         The transport in a word or two, for messages and ``repr``.
+    mark : Mark
+    calls : Calls or None
+        What ranks have been called for, at several ranks.
     """
 
     rank: int
@@ -133,6 +124,8 @@ class Communicator(ABC):
     control: Control
     kernels: Kernels
     name: str
+    mark: Mark
+    calls: Calls | None = None
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Buffer:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from ncclkv.comm import schedule
-from ncclkv.comm.base import Apply, Buffer, Communicator, Control, Work
+from ncclkv.comm.base import Apply, Buffer, Communicator, Work
+from ncclkv.comm.board import Board
 from ncclkv.comm.buffers import (
     allocate,
     check_buffer,
@@ -25,6 +26,7 @@ from ncclkv.comm.buffers import (
     check_pair,
     check_root,
 )
+from ncclkv.comm.control import Control
 from ncclkv.comm.ended import closed, left
 from ncclkv.comm.lanes import Lanes
 from ncclkv.comm.node import note
@@ -101,10 +103,14 @@ class ExchangeCommunicator(Communicator):
         self.kernels = HostKernels()
         self._transport = transport
         self._flight = Flight(transport, timeout)
+        self.calls, self.mark = self._flight.calls, self._flight.mark
         self._lanes = Lanes(transport, self._flight, offset=0)
         self.control: ExchangeControl = ExchangeControl(transport, self._flight)
         self._node = self._form(among or self.control) if share else None
-        self._flight.relayed = self._node is not None and len(self._node.nodes) > 1
+        if self._node is not None:
+            self._flight.relayed = len(self._node.nodes) > 1
+            self._node.flags.mark = self.mark
+            self.calls.board = Board(transport.rank, self._node.boards)
         self._shorts: dict[tuple[int, np.dtype[Any], str, int | None], Short] = {}
         self._known = Known()
         self._closed = False

@@ -57,13 +57,14 @@ class Lanes:
         """Start the collective that `steps` makes of a lane."""
         if len(self._holders) == _TAGS:
             self._holders.popleft().wait()
-        work = self._flight.launch(StepWork(self._run(steps, next(self._tags)), what))
+        run = self._run(steps, next(self._tags), self._flight.mark.value)
+        work = self._flight.launch(StepWork(run, what))
         self._holders.append(work)
         work.label = label
         return work
 
-    def _run(self, steps: Callable[[Lane], Steps], tag: int) -> Steps:
+    def _run(self, steps: Callable[[Lane], Steps], tag: int, mark: int) -> Steps:
         """The collective's steps, with scratch memory that is handed on at their end."""
         scratch = self._spare.pop() if self._spare else _Scratch()
-        yield from steps(Lane(self._transport, tag, self._kernels, scratch))
+        yield from steps(Lane(self._transport, tag, self._kernels, scratch, mark))
         self._spare.append(scratch)

@@ -10,11 +10,12 @@ all to all and each sums everything, in the same order, to the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
+from ncclkv.comm import marked
 from ncclkv.comm.base import Apply, Buffer
 from ncclkv.comm.transport import Messages, Pending
 from ncclkv.comm.work import Steps
@@ -29,12 +30,28 @@ PIECE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class Lane:
-    """Where one collective's messages go: a transport, and a tag that is its alone."""
+    """Where one collective's messages go: a transport, and a tag that is its alone.
+
+    The first message to each peer begins with the mark of this rank's calls, and the first from
+    each is looked at for it before anything is done with what follows.
+
+    Attributes
+    ----------
+    transport : Messages
+    tag : int
+    kernels : Kernels
+    scratch : callable
+        ``scratch(nbytes)``: memory until its next call.
+    mark : int
+        The value of `Flight.mark`.
+    """
 
     transport: Messages
     tag: int
     kernels: Kernels
     scratch: Callable[[int], Buffer]
+    mark: int = 0
+    _greeted: set[tuple[str, int]] = field(default_factory=set)
 
     @property
     def rank(self) -> int:
@@ -49,11 +66,27 @@ class Lane:
         """The other ranks, nearest successor first, so that not all begin with rank 0."""
         return [(self.rank + step) % self.size for step in range(1, self.size)]
 
+    def among(self, messages: Messages) -> Lane:
+        """The lane of some of its ranks, numbered anew."""
+        return Lane(messages, self.tag, self.kernels, self.scratch, self.mark)
+
     def send(self, data: Buffer, peer: int) -> Pending:
-        return self.transport.send(data.view(np.uint8), peer, self.tag)
+        data = data.view(np.uint8)
+        if not self._is_first("send", peer):
+            return self.transport.send(data, peer, self.tag)
+        return marked.send(self.transport, data, peer, self.tag, self.mark)
 
     def receive(self, into: Buffer, peer: int) -> Pending:
-        return self.transport.receive(into.view(np.uint8), peer, self.tag)
+        into = into.view(np.uint8)
+        if not self._is_first("receive", peer):
+            return self.transport.receive(into, peer, self.tag)
+        return marked.receive(self.transport, into, peer, self.tag, self.mark)
+
+    def _is_first(self, way: str, peer: int) -> bool:
+        """Whether a message is the first to a peer, or from one."""
+        first = (way, peer) not in self._greeted
+        self._greeted.add((way, peer))
+        return first
 
     def gather_parts(self, own: Buffer, outgoing: Callable[[int], Buffer] | None = None) -> _Parts:
         """Start to receive as much as `own` from every peer, and to send each its `outgoing`."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.base import Apply, Buffer, Communicator, Control, DoneWork, Work
+from ncclkv.comm.base import Apply, Buffer, Communicator, DoneWork, Work
 from ncclkv.comm.buffers import (
     allocate,
     check_buffer,
@@ -16,6 +16,7 @@ from ncclkv.comm.buffers import (
     check_pair,
     check_root,
 )
+from ncclkv.comm.control import Control, Mark
 from ncclkv.comm.ended import closed, left
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.kernels.host import HostKernels
@@ -44,6 +45,7 @@ class SoloCommunicator(Communicator):
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self.control = SoloControl()
+        self.mark = Mark()
         self.kernels = HostKernels()
         self._failure: KVStoreError | None = None
 

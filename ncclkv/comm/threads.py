@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,6 +62,7 @@ class Group:
         self.changed = threading.Condition()
         self.boxes: dict[_Address, deque[_Letter]] = {}
         self._departed: dict[int, str] = {}
+        self.heard: list[list[tuple[int, bytes]]] = [[] for _ in range(size)]
         self.version = 0
         self._splits: dict[int, _Split] = {}
         self._windows: dict[int, _Window] = {}
@@ -162,6 +163,7 @@ class ThreadTransport(Transport):
         self._splits = 0
         self._windows = 0
         self._seen = -1
+        self.heard = group.heard[rank]
 
     def send(self, data: Buffer, peer: int, tag: int) -> Pending:
         letter = _Letter(data, peer)
@@ -197,6 +199,12 @@ class ThreadTransport(Transport):
 
     def departed(self) -> dict[int, str]:
         return self._group.departed()
+
+    def inform(self, data: bytes, peers: Iterable[int]) -> None:
+        with self._group.changed:
+            for peer in peers:
+                self._group.heard[peer].append((self.rank, data))
+            self._group.announce()
 
     def leave(self, reason: str) -> None:
         self._group.depart(self.rank, reason)

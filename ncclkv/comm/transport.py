@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ncclkv.comm.base import Buffer
@@ -52,11 +52,14 @@ class Transport(Messages):
     name : str
     moment : int
         How many pauses are so short that a launch may make them.
+    heard : list of (int, bytes)
+        What peers have told, with their ranks, as far as `departed` has heard it.
     """
 
     node: Sequence[int]
     name: str
     moment = 0
+    heard: list[tuple[int, bytes]]
 
     @abstractmethod
     def pause(self, attempt: int) -> None:
@@ -99,7 +102,11 @@ class Transport(Messages):
 
     @abstractmethod
     def departed(self) -> dict[int, str]:
-        """Ranks that said that they left, with the reason they gave."""
+        """Ranks that said that they left, with the reason they gave; fills `heard`, too."""
+
+    @abstractmethod
+    def inform(self, data: bytes, peers: Iterable[int]) -> None:
+        """Tell peers something, which they hear when they next look; returns at once."""
 
     @abstractmethod
     def leave(self, reason: str) -> None:

@@ -10,8 +10,11 @@ from contextlib import suppress
 from typing import TypeVar
 
 from ncclkv.comm.base import Work
+from ncclkv.comm.calls import Calls
+from ncclkv.comm.control import Mark
+from ncclkv.comm.lookout import Lookout
 from ncclkv.comm.transport import Pending, Transport
-from ncclkv.errors import CommAborted, CommTimeout, KVStoreError, OrderMismatch, RankLost
+from ncclkv.errors import CommAborted, KVStoreError, OrderMismatch
 
 Made = TypeVar("Made", bound="HostWork")
 
@@ -29,10 +32,6 @@ _FREE_LOOKS = 20
 # long one does not hurry, and is to be told in time of deadlines and losses.
 _GLANCES = 20
 _YOUNG = 60
-
-# A rank that waits for one that has left may be waited for itself, and cannot say so: so long is
-# waited for it when another rank is known to have left.
-_RELAY_SECONDS = 0.3
 
 
 # The flights of all threads that have collectives under way.  They are kept here because their
@@ -54,10 +53,17 @@ class Flight:
         Whether a rank that is waited for may itself wait for others, of other nodes.
     moment : int
         The transport's.
+    mark : Mark
+        Each collective is launched with it, and comes to nothing where it differs.
+    calls : Calls
+        What is known of the calls that it stands for.
     """
 
     def __init__(self, transport: Transport, timeout: float) -> None:
         self._transport = transport
+        self.calls = Calls(transport)
+        self._lookout = Lookout(transport, self.calls)
+        self.mark = Mark()
         self._timeout = timeout
         self.moment = transport.moment
         self._thread = 0
@@ -117,6 +123,9 @@ class Flight:
         """Let a collective go on; what goes wrong breaks the flight."""
         try:
             work.finished = work.advance()
+        except OrderMismatch as error:
+            self.failure = self.calls.explained(error)
+            raise self.failure from error
         except KVStoreError as error:
             self.failure = error
             raise
@@ -150,7 +159,16 @@ class Flight:
             attempt += 1
             self._transport.pause(attempt)
             if attempt > _FREE_LOOKS:
-                self._check(work, limit, time.monotonic() - start)
+                self._look_around(work, limit, time.monotonic() - start)
+
+    def _look_around(self, work: HostWork, limit: float, waited: float) -> None:
+        """Raise when a wait is in vain, or has lasted too long."""
+        failure = self._lookout.trouble(self, work, waited)
+        if failure is None and waited > limit:
+            failure = self._lookout.late(work, self.missing(work), waited, limit)
+        if failure is not None:
+            self.failure = failure
+            raise failure
 
     def _others(self) -> list[Flight]:
         """The other flights of this thread that can be advanced."""
@@ -161,36 +179,13 @@ class Flight:
             if flight is not self and flight._thread == self._thread and flight.failure is None
         ]
 
-    def _missing(self, work: HostWork) -> set[int]:
+    def missing(self, work: HostWork) -> set[int]:
         """The ranks that `work` waits for; if it waits for an earlier one, those of the first."""
         missing, here = work.missing(), self._transport.rank
         if here not in missing:
             return missing
         each = (other.missing() for other in self._active)
         return next((ranks for ranks in each if here not in ranks), missing)
-
-    def _check(self, work: HostWork, limit: float, waited: float) -> None:
-        """Raise when a rank that `work` needs has left, or the deadline has passed."""
-        missing = self._missing(work)
-        departed = self._transport.departed()
-        relayed = self.relayed and waited > _RELAY_SECONDS
-        if departed and (relayed or not missing.isdisjoint(departed)):
-            self.progress()  # what it sent before it left still counts
-            missing = self._missing(work)
-            lost = departed.keys() if relayed and missing else missing & departed.keys()
-            for rank in sorted(lost, key=lambda rank: (_follows(departed[rank]), rank)):
-                self.failure = RankLost(
-                    f"rank {self._transport.rank} of {self._transport.size}: "
-                    f"rank {rank} left while {work} waited for it; it said: {departed[rank]}"
-                )
-                raise self.failure
-        if waited > limit:
-            self.failure = CommTimeout(
-                f"rank {self._transport.rank} of {self._transport.size}: {work} waited "
-                f"{waited:.1f} s (timeout {limit:g} s) for {_ranks(missing)}; all ranks must make "
-                f"the same calls in the same order: look at what {_ranks(missing)} did instead"
-            )
-            raise self.failure
 
 
 class HostWork(Work):
@@ -204,11 +199,14 @@ class HostWork(Work):
         Whether it is complete on this rank.
     brief : bool
         Whether it is over in a moment, once all ranks have come to it, and waits for no message.
+    asked : int
+        How often others' calls have been looked at for it.
     """
 
     flight: Flight
     finished = False
     brief = False
+    asked = 0
 
     def __init__(self, what: object) -> None:
         self._what = what
@@ -263,14 +261,3 @@ class StepWork(HostWork):
 
     def missing(self) -> set[int]:
         return {message.peer for message in self._pending}
-
-
-def _follows(reason: str) -> bool:
-    """Whether a rank left because another had."""
-    return reason.startswith(RankLost.__name__)
-
-
-def _ranks(ranks: set[int]) -> str:
-    """``rank 2`` or ``ranks 1, 3``."""
-    names = ", ".join(str(rank) for rank in sorted(ranks))
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

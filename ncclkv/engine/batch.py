@@ -101,10 +101,13 @@ class Push:
         Whether a key has several arrays.
     whole : bool
         Whether it brings all that belongs into its buckets, from elsewhere.
+    number : int or None
+        The number of its keys, once somebody has made it.
     """
 
     numbers: dict[Key, Numbers]
     loads: list[Load]
+    number: int | None = None
 
     def __post_init__(self) -> None:
         self.several = any(load.several for load in self.loads)
@@ -135,12 +138,15 @@ class Pull:
     takes : list of Take
     to_host : bool
         Whether an array is in host memory.
+    number : int or None
+        As `Push.number`.
     """
 
     keys: list[Key]
     states: list[BucketState]
     takes: list[Take]
     to_host: bool
+    number: int | None = None
 
 
 def chosen(arrays: Sequence[Array], numbers: Numbers) -> Sequence[Array]:

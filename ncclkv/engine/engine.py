@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 from ncclkv.comm.base import Communicator, DoneWork
 from ncclkv.engine.batch import Pull, Push, chosen, pull_of, push_of
@@ -113,17 +114,21 @@ class Engine:
         """The array, or a copy when it lies in a bucket."""
         return array if self.places.bucket_around(array) is None else self.kernels.copy(array)
 
-    def push(self, batch: Push, row: Sequence[Array], priority: int) -> Exception | None:
-        """Stage and commit a batch of arrays; return what the updater raised."""
+    def ready(self, batch: Push) -> Any:
+        """Refuse what cannot be pushed now; the step that `push` is to make of it."""
+        self.admit(batch)
+        return self.rule.step()
+
+    def push(self, batch: Push, row: Sequence[Array], priority: int, step: Any) -> Exception | None:
+        """Stage and commit a batch that is ready; return what the updater raised."""
         alone = self._comm.size == 1 and self.recording is None
         if alone and batch.whole and isinstance(self.rule, Assign):
             self._assign(batch, row)
             return None
-        self.admit(batch)
-        self._make_room(batch)
+        self._make_room(batch, step)
         self.stage(batch, row)
         priorities = {load.state.layout.index: priority for load in batch.loads}
-        return self.commit(priorities, batch.numbers)
+        return self.commit(priorities, batch.numbers, step)
 
     def admit(self, batch: Push) -> None:
         """Refuse gradients that are the store's."""
@@ -136,9 +141,8 @@ class Engine:
                         f"filling it again"
                     )
 
-    def _make_room(self, batch: Push) -> None:
+    def _make_room(self, batch: Push, step: Any) -> None:
         """Launch what waits in the buckets of a batch and cannot fly with it."""
-        step = self.rule.step()
         for load in batch.loads:
             state = load.state
             if not state.pushed.isdisjoint(load.keys) or (state.pushed and state.step != step):
@@ -160,7 +164,9 @@ class Engine:
             load.state.flying.add(DoneWork())
             load.state.launched = True
 
-    def commit(self, priorities: Mapping[int, int], keys: Collection[Key]) -> Exception | None:
+    def commit(
+        self, priorities: Mapping[int, int], keys: Collection[Key], step: Any
+    ) -> Exception | None:
         """Launch the buckets that the staged keys filled; with a function as updater, run it.
 
         Parameters
@@ -168,14 +174,14 @@ class Engine:
         priorities : mapping of int to int
             Of the buckets, by their numbers.
         keys : collection of keys
-            What was staged.
+        step : Any
+            Of `ready`.
 
         Returns
         -------
         Exception or None
             What the updater raised.
         """
-        step = self.rule.step()
         at_once = isinstance(self.rule, FunctionRule)
         for index in plan.launch_order(priorities):
             state = self.places.states[index]
@@ -256,12 +262,8 @@ class Engine:
                 self.places[key].state.pushed.discard(key)
 
     def keep(self, arrays: Sequence[Array]) -> None:
-        """Let arrays live until what reads them now has come to its end."""
+        """Let arrays live until what reads them now is over."""
         self._comm.keep(*arrays)
-
-    def copy(self, array: Array) -> Array:
-        """A contiguous copy that shares no memory."""
-        return self.kernels.copy(array)
 
     def reading(self, reads: Sequence[tuple[Key, Array]]) -> tuple[Pull, list[Array]]:
         """Sort what is to be read; return the arrays to be written in a row, too.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from ncclkv.engine.batch import Push, chosen
 from ncclkv.engine.engine import Engine
@@ -29,6 +30,7 @@ class Group:
         self._engine = engine
         self._priorities: dict[Key, int] = {}
         self._kept: dict[Key, list[Array]] = {}
+        self._step: Any = None
 
     def push(self, batch: Push, row: Sequence[Array], priority: int) -> None:
         """Take values; the caller may change its arrays afterwards."""
@@ -40,7 +42,7 @@ class Group:
             direct = {key: of for key, of in values.items() if key not in kept}
             batch, row = self._engine.batch(direct)
         self._engine.admit(batch)
-        copy = self._engine.copy
+        copy = self._engine.kernels.copy
         # Noted first, so that `cancel` knows of whatever has been staged when Ctrl-C comes.
         for key in (*batch.numbers, *kept):
             self._priorities[key] = max(priority, self._priorities.get(key, priority))
@@ -66,8 +68,13 @@ class Group:
         reads = zip(self.keys, self.outs, strict=True)
         return sorted(reads, key=lambda read: places[read[0]])
 
-    def commit(self, unchecked: Sequence[tuple[Key, Array]]) -> Exception | None:
-        """Push what the block has pushed, as one list; return what the updater raised.
+    @property
+    def pushed(self) -> Collection[Key]:
+        """The keys that were pushed."""
+        return self._priorities
+
+    def prepare(self, unchecked: Sequence[tuple[Key, Array]]) -> None:
+        """Put all that the block has pushed into its buckets.
 
         Raises
         ------
@@ -79,11 +86,15 @@ class Group:
         self._engine.stage(batch, row)
         self._engine.keep(row)
         self._engine.places.check_outs(unchecked, flushed=True)
+        self._step = self._engine.rule.step()
+
+    def commit(self) -> Exception | None:
+        """Push what the block has pushed, as one list; return what the updater raised."""
         buckets: dict[int, int] = {}
         for key, priority in self._priorities.items():
             index = self._engine.places[key].state.layout.index
             buckets[index] = max(priority, buckets.get(index, priority))
-        return self._engine.commit(buckets, self._priorities)
+        return self._engine.commit(buckets, self._priorities, self._step)
 
     def cancel(self) -> None:
         """Forget the block: its pushes never happened."""

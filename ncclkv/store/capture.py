@@ -9,6 +9,7 @@ from ncclkv.engine.capture import Recording, recorded
 from ncclkv.engine.engine import Engine
 from ncclkv.errors import UsageError
 from ncclkv.store.agreement import agree, propose
+from ncclkv.store.operations import Operations
 from ncclkv.store.recent import Recent
 from ncclkv.store.session import IN_CAPTURE, Session
 from ncclkv.store.transfers import Transfers
@@ -20,8 +21,9 @@ class CapturedStep:
     It keeps all arrays that they name until it is closed or dropped.
     """
 
-    def __init__(self, session: Session, engine: Engine) -> None:
+    def __init__(self, session: Session, engine: Engine, operations: Operations) -> None:
         self._session = session
+        self._operations = operations
         self._engine = engine
         self._recording: Recording | None = None
 
@@ -52,6 +54,7 @@ class CapturedStep:
                     "exception while it was captured; capture it again"
                 )
             recording.check(self._engine.rule)
+            self._operations.note("replay")
             self._engine.settle(recording.states)
             recording.write_rate()
             recording.graph.launch().wait()
@@ -114,10 +117,11 @@ class CaptureVerbs(Transfers):
         """
         with self._session.verb("capture"):
             captured = self._comm.capture()
+            self._operations.note("capture")
             recording, _ = propose(self._comm, "capture", lambda: (self._recording(), []))
             self._engine.settle()
             self._comm.synchronize()
-        step, problem = CapturedStep(self._session, self._engine), None
+        step, problem = CapturedStep(self._session, self._engine, self._operations), None
         try:
             with captured as graph, self._recorded(recording):
                 yield step

@@ -16,6 +16,7 @@ from ncclkv.kernels.base import Kernels
 from ncclkv.store.agreement import propose
 from ncclkv.store.headroom import Headroom
 from ncclkv.store.keys import one_key
+from ncclkv.store.operations import Operations
 from ncclkv.store.options import Options
 from ncclkv.store.plugin import KVStoreBase
 from ncclkv.store.recent import Recent
@@ -41,6 +42,7 @@ class Core(KVStoreBase):
         # Made once, because these may be called once for every key.
         self._pushing = self._session.verb("push", allowed_inside=BLOCKS)
         self._pulling = self._session.verb("pull", allowed_inside=BLOCKS)
+        self._operations = Operations(self._session, self._engine.places.registry)
         self._group: Group | None = None
         self._recent = Recent()
 
@@ -154,6 +156,7 @@ class Core(KVStoreBase):
             self._leave(f"{type(failure).__name__}: {failure}")
             return
         with self._session.verb("close"):
+            self._operations.note("close")
             self._engine.flush()
             self._comm.close()
         self._session.closed = True

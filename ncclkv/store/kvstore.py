@@ -74,7 +74,9 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
             if self._group is not None:
                 self._group.push(push, row, priority)
                 return
-            error = self._engine.push(push, row, priority)
+            step = self._engine.ready(push)
+            self._operations.push("push", push, None, priority)
+            error = self._engine.push(push, row, priority, step)
         raise_late(error)
 
     def pull(
@@ -134,6 +136,7 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
             elif self._group is not None:
                 self._group.pull(pull.keys, row)
             else:
+                self._operations.pull(pull)
                 self._pull(pull, row)
             return None
 
@@ -161,7 +164,9 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
                 self._group.push(*push, priority)
                 self._group.pull(pull.keys, row)
                 return
-            error = self._engine.push(*push, priority)
+            step = self._engine.ready(push[0])
+            self._operations.push("pushpull", push[0], pull, priority)
+            error = self._engine.push(*push, priority, step)
             self._pull(pull, row)
         raise_late(error)
 
@@ -215,6 +220,7 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
         {1: array([1., 1.]), 2: array([2., 2.])}
         """
         with self._session.verb("group", allowed_inside=(IN_CAPTURE,)):
+            self._operations.note("group")
             group = self._group = Group(self._engine)
             outer, self._session.inside = self._session.inside, IN_GROUP
         try:
@@ -240,12 +246,14 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
             keys = None if key is None else key_list(key)
             for name in keys or ():
                 self._engine.places.registry[name]
+            self._operations.note("wait", read=keys or ())
             self._engine.settle(None if keys is None else self._engine.places.buckets(keys))
             self._comm.synchronize()
 
     def barrier(self) -> None:
         """Flush what was pushed, and wait until every rank has come here; collective."""
         with self._session.verb("barrier"):
+            self._operations.note("barrier")
             self._engine.settle()
             self._comm.synchronize()
             self._comm.control.barrier("kv.barrier")

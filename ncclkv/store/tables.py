@@ -121,6 +121,7 @@ are ints, such as 3; use one kind
             made = make()
             return made, [str(spec) for spec in made.specs] + [repr(name) for name in made.known]
 
+        self._operations.note(verb)
         mine, notes = propose(self._comm, verb, proposal, note=self._engine.places.sealed)
         self._headroom.check(verb, mine.specs)
         if any(notes) and not all(notes):

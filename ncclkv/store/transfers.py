@@ -77,10 +77,12 @@ class Transfers(Core):
         try:
             reads = [] if known is not None else group.reads()
             check.apart("group", reads)
-            error = group.commit(reads)
+            group.prepare(reads)
         except UsageError:
             group.cancel()
             raise
+        self._operations.note("end of a group", group.pushed, group.keys)
+        error = group.commit()
         self._pull(*(known or self._planned("group", group.keys, group.outs, reads)))
         return error
 
@@ -97,6 +99,7 @@ class Transfers(Core):
         if local:
             self._engine.read(pull, row)
         else:
+            self._operations.pull(pull)
             self._pull(pull, row)
         return arrays if is_list(key) else arrays[0]
 

@@ -49,6 +49,7 @@ class UpdateVerbs(Core):
         array([2., 2.])
         """
         with self._session.verb("set_updater"):
+            self._operations.note("set_updater")
             rule, notes = propose(
                 self._comm,
                 "set_updater",
@@ -87,6 +88,7 @@ class UpdateVerbs(Core):
         array([0.5, 0.5])
         """
         with self._session.verb("set_optimizer"):
+            self._operations.note("set_optimizer")
             again = self._engine.rule.source is optimizer
             _, notes = propose(
                 self._comm,

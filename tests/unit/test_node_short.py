@@ -117,7 +117,7 @@ def test_a_place_of_flags_that_is_not_free_is_waited_for(seats: tuple[Seat, Seat
 
 
 WRONG: dict[str, tuple[Callable[[list[Any]], object], type[Exception], str]] = {
-    "an argument less": (lambda args: args.pop(), TypeError, "takes 15 arguments"),
+    "an argument less": (lambda args: args.pop(), TypeError, "takes 16 arguments"),
     "a rank too far": (lambda args: args.__setitem__(1, 2), ValueError, "rank 2 of 2"),
     "a rank below 0": (lambda args: args.__setitem__(1, -1), ValueError, "rank -1"),
     "too many ranks": (
@@ -125,14 +125,14 @@ WRONG: dict[str, tuple[Callable[[list[Any]], object], type[Exception], str]] = {
     ),
     "a word": (lambda args: args.__setitem__(3, "x"), TypeError, "integer"),
     "another dtype": (
-        lambda args: args.__setitem__(12, args[12].astype("f8")), TypeError, "not both flat",
+        lambda args: args.__setitem__(13, args[13].astype("f8")), TypeError, "not both flat",
     ),
-    "another length": (lambda args: args.__setitem__(13, args[13][1:]), ValueError, "expected"),
+    "another length": (lambda args: args.__setitem__(14, args[14][1:]), ValueError, "expected"),
     "strides": (
-        lambda args: args.__setitem__(12, np.zeros(2 * COUNT, F32)[::2]), TypeError, "flat",
+        lambda args: args.__setitem__(13, np.zeros(2 * COUNT, F32)[::2]), TypeError, "flat",
     ),
     "one that is read-only": (
-        lambda args: args[13].setflags(write=False), ValueError, "not writable|read-only",
+        lambda args: args[14].setflags(write=False), ValueError, "not writable|read-only",
     ),
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -35,6 +35,8 @@ class Still(Transport):
     def __init__(self) -> None:
         self.gone: dict[int, str] = {}
         self.pauses: list[int] = []
+        self.heard = []
+        self.told: list[int] = []
 
     def pause(self, attempt: int) -> None:
         self.pauses.append(attempt)
@@ -51,6 +53,9 @@ class Still(Transport):
 
     def receive(self, into: Buffer, peer: int, tag: int) -> Pending:
         raise NotImplementedError
+
+    def inform(self, data: bytes, peers: Iterable[int]) -> None:
+        self.told.extend(peers)
 
     def leave(self, reason: str) -> None:
         raise NotImplementedError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -24,7 +25,10 @@ _YIELDS = 50
 _FIRST_SLEEP = 20e-6
 _LONGEST_SLEEP = 1e-3
 
-_FAREWELL_TAG = 1
+_NOTICE_TAG = 1
+_FAREWELL, _NEWS = b"f", b"n"
+"""What a notice begins with."""
+
 _FAREWELL_BYTES = 512
 _FAREWELL_SECONDS = 1.0
 
@@ -120,6 +124,8 @@ class MpiTransport(Transport):
         self.name = _library()
         self._where = f"rank {self.rank}"
         self._departed: dict[int, str] = {}
+        self.heard = []
+        self._informing: list[Pending] = []
         self._closed = False
         _open.add(self)
 
@@ -170,23 +176,34 @@ class MpiTransport(Transport):
 
         self._check()
         status = MPI.Status()
-        while self._comm.Iprobe(MPI.ANY_SOURCE, _FAREWELL_TAG, status):
-            text = np.zeros(_FAREWELL_BYTES, np.uint8)
+        while self._comm.Iprobe(MPI.ANY_SOURCE, _NOTICE_TAG, status):
             peer = status.Get_source()
-            self._comm.Recv([text, self._bytes], peer, _FAREWELL_TAG)
-            self._departed[peer] = text.tobytes().rstrip(b"\0").decode(errors="replace")
+            text = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            self._comm.Recv([text, self._bytes], peer, _NOTICE_TAG)
+            kind, said = text[:1].tobytes(), text[1:].tobytes()
+            if kind == _NEWS:
+                self.heard.append((peer, said))
+            else:
+                self._departed[peer] = said.decode(errors="replace")
         return self._departed
+
+    def inform(self, data: bytes, peers: Iterable[int]) -> None:
+        self._informing = [message for message in self._informing if not message.done()]
+        self._informing += self._tell(_NEWS + data, peers)
+
+    def _tell(self, data: bytes, peers: Iterable[int]) -> list[Pending]:
+        """Start to send a notice to each peer."""
+        text = np.frombuffer(data, np.uint8)
+        return [self.send(text, peer, _NOTICE_TAG) for peer in peers]
 
     def leave(self, reason: str) -> None:
         if self._closed or self._finalized():
             return
-        text = np.zeros(_FAREWELL_BYTES, np.uint8)
         short = reason.encode(errors="backslashreplace")[:_FAREWELL_BYTES]
-        text[: len(short)] = np.frombuffer(short, np.uint8)
         self._closed = True
         _open.discard(self)
         peers = [peer for peer in range(self.size) if peer != self.rank]
-        messages = [self.send(text, peer, _FAREWELL_TAG) for peer in peers]
+        messages = [*self._informing, *self._tell(_FAREWELL + short, peers)]
         # Short messages leave at once; a peer that is gone may never take its own.
         limit = time.monotonic() + _FAREWELL_SECONDS
         while not all(message.done() for message in messages) and time.monotonic() < limit:

@@ -10,15 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ncclkv.arrays.memory import address
-from ncclkv.comm.base import (
-    Apply,
-    Buffer,
-    Communicator,
-    Control,
-    DoneWork,
-    Work,
-)
+from ncclkv.comm.base import Apply, Buffer, Communicator, DoneWork, Work
 from ncclkv.comm.buffers import check_buffer, check_buffers, check_places, check_root
+from ncclkv.comm.control import Control
 from ncclkv.comm.ended import closed, left
 from ncclkv.comm.graph import Graph
 from ncclkv.comm.nccl import wire
@@ -97,6 +91,7 @@ class NcclCommunicator(Communicator):
         self.rank, self.size = peers.rank, peers.size
         self.local_rank, self.local_size = peers.local_rank, peers.local_size
         self.timeout = peers.timeout
+        self.mark, self.calls = peers.mark, peers.calls
         self.name = f"{binding.name} ({version_text(binding.version())})"
         if shared:
             self.name += ", several ranks on one GPU"

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
 
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.nccl.accord import Accord
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
 from ncclkv.comm.nccl.graph import Graphs, NcclGraph
 from ncclkv.comm.nccl.streams import Event, Streams
@@ -57,6 +58,7 @@ class Flight:
         self._handle: Handle | None = handle
         self._works: deque[NcclWork] = deque()
         self._kept: deque[tuple[Event, tuple[object, ...]]] = deque()
+        self._accord = Accord(peers)
         self._last: int | None = None
         self._who = f"rank {peers.rank} of {peers.size}"
         self.failure: KVStoreError | None = None
@@ -143,6 +145,7 @@ class Flight:
             return self._record(self.graphs.recording, what, enqueue, apply, *kept)
         try:
             self._drop_complete()
+            self._accord.post(what)
             # What `apply` writes is under way as well.
             work = NcclWork(self, self._put(what, enqueue, apply), (*kept, apply), what)
         except KVStoreError as error:
@@ -214,6 +217,7 @@ class Flight:
             while not (collectives.done() and others.done()):
                 if watch.pause():
                     self._look(watch, in_flight=not collectives.done())
+            self._accord.settle(limit)
             while self._works:
                 self._works.popleft().release()
             self._drop_complete()
@@ -225,6 +229,9 @@ class Flight:
         if problem is not None:
             raise CommAborted(f"{self._who}: {what}: {self._named()} reports: {problem}")
         departed = self._peers.departed() if in_flight else {}
+        mismatch = self._accord.look(watch.waited) if in_flight else None
+        if mismatch is not None:
+            raise mismatch
         if departed and watch.lost_long_ago():
             rank, reason = min(departed.items())
             raise RankLost(

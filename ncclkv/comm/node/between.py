@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class Group:
 
     def __init__(self, lane: Lane, ranks: Sequence[int]) -> None:
         self._messages = _Among(lane.transport, ranks)
-        self.lane = replace(lane, transport=self._messages)
+        self.lane = lane.among(self._messages)
 
     def refuse(self) -> None:
         """Let the others find, by the length of a message, that ranks made different calls."""

@@ -137,5 +137,5 @@ class Broadcast:
         """Wait for the source, hold its call against this rank's; where its array is."""
         yield self._turn.waiting_for(self._source, ENTERED)
         text = self._turn.notes()[self._node.ranks.index(self._source)]
-        note.check(self._call, self._node.rank, self._source, text)
+        note.check(self._call, self._turn.mark, self._node.rank, self._source, text)
         return note.places(text)[0]

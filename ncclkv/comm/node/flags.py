@@ -13,14 +13,15 @@ import numpy as np
 
 from ncclkv.arrays.memory import address
 from ncclkv.comm.base import Buffer
+from ncclkv.comm.control import Mark
 from ncclkv.comm.transport import Pending
 from ncclkv.errors import OrderMismatch
 
 RING = 1024
 """Collectives of a node that may be under way at once."""
 
-NOTE_WORDS = 8
-"""Numbers in which a rank tells the others of its part in a collective."""
+NOTE_WORDS = 9
+"""Numbers in which a rank tells the others of its part in a collective, its mark first."""
 
 NBYTES = RING * 8 * (1 + NOTE_WORDS)
 
@@ -89,6 +90,8 @@ class Flags:
     tell : callable
     addresses : list of (int, int)
         Of every rank's flags and notes.
+    mark : Mark
+        As `Flight.mark`; of the turns that are taken next.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class Flags:
         self.peers = [rank for rank in ranks if rank != self.rank]
         self.tell = tell
         self.addresses = [(address(page), address(page) + RING * 8) for page in pages]
+        self.mark = Mark()
         self._count = 0
 
     def turn(self) -> Turn:
@@ -123,22 +127,26 @@ class Turn:
     ----------
     number : int
         Which collective of the node it is, from 1.
+    mark : int
+        What begins its note.
     """
 
-    __slots__ = ("_base", "_flags", "_slot", "number")
+    __slots__ = ("_base", "_flags", "_slot", "mark", "number")
 
     def __init__(self, flags: Flags, number: int) -> None:
         self._flags = flags
         self.number = number
+        self.mark = flags.mark.value
         self._base = number * _PHASES
         self._slot = number % RING
 
     # This rank
 
     def note(self, words: Sequence[int]) -> None:
-        """Tell the others something, before the first phase."""
-        own = self._flags.own_words
-        for place, word in enumerate(words, self._slot * NOTE_WORDS):
+        """Tell the others the mark and something more, before the first phase."""
+        own, lo = self._flags.own_words, self._slot * NOTE_WORDS
+        own[lo] = self.mark
+        for place, word in enumerate(words, lo + 1):
             own[place] = word
 
     def reach(self, phase: int) -> None:
@@ -159,10 +167,10 @@ class Turn:
         return [words[lo : lo + NOTE_WORDS].tolist() for words in self._flags.words]
 
     def alike(self, first: int, second: int) -> bool:
-        """Whether the notes of all ranks begin with these words."""
-        lo = self._slot * NOTE_WORDS
+        """Whether the notes of all ranks begin with this one's mark and these words."""
+        lo, mark = self._slot * NOTE_WORDS, self.mark
         for words in self._flags.words:
-            if words[lo] != first or words[lo + 1] != second:
+            if words[lo] != mark or words[lo + 1] != first or words[lo + 2] != second:
                 return False
         return True
 
@@ -189,7 +197,7 @@ class Turn:
         here = Reached(flags.rank, flags.rank, flags.own, self._slot, value)
         return [*([] if here.done() else [here]), *self._behind(value)]
 
-    def meeting(self, before: Turn | None) -> tuple[int, int, int, int, int, int, int]:
+    def meeting(self, before: Turn | None) -> tuple[int, int, int, int, int, int, int, int]:
         """The numbers of a first meeting, for `short_sum`.
 
         Returns
@@ -200,11 +208,14 @@ class Turn:
             What the flags there have when the place is free.
         before, over : int
             A place, and what the flags there have when the turn `before` is over.
+        mark : int
+            What begins the note.
         """
         place, base = self._slot, self._base
         free = base - RING * _PHASES + DONE if self.number > RING else 0
         earlier = (place, 0) if before is None else (before._slot, before._base + DONE)
-        return place, place * NOTE_WORDS, base + ENTERED, base + DONE, free, *earlier
+        meeting = place, place * NOTE_WORDS, base + ENTERED, base + DONE, free
+        return *meeting, *earlier, self.mark
 
     # The collective that had this one's place before
 

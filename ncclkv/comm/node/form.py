@@ -7,7 +7,7 @@ import platform
 from collections.abc import Sequence
 
 from ncclkv import env
-from ncclkv.comm.base import Control
+from ncclkv.comm.control import Control
 from ncclkv.comm.node.node import Node
 from ncclkv.comm.node.space import Space
 from ncclkv.comm.node.ways import WAYS, Way

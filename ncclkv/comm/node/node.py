@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.comm import board
 from ncclkv.comm.base import Buffer
 from ncclkv.comm.node import copies, flags
 from ncclkv.comm.node.arena import Arena, Place
@@ -22,10 +23,10 @@ PAGE = 64 * 1024
 BLOCK_BYTES = 256 * 1024
 """A slice is summed, sent on and updated in blocks that stay in the cache."""
 
-_COPIES_FROM = -(-flags.NBYTES // PAGE) * PAGE
+_COPIES_FROM = -(-(flags.NBYTES + board.NBYTES) // PAGE) * PAGE
 
 CONTROL_BYTES = _COPIES_FROM + copies.NBYTES
-"""The beginning of every rank's space: its flags and what it copies."""
+"""The beginning of every rank's space: its flags, its calls and what it copies."""
 
 
 class Node:
@@ -43,6 +44,11 @@ class Node:
         Of each rank of the node; taken over.
     tell
         As for `Flags`.
+
+    Attributes
+    ----------
+    boards : dict of ndarray by rank
+        The pages of `comm.board`.
     """
 
     def __init__(
@@ -62,6 +68,8 @@ class Node:
         self._control = [space.map(0, CONTROL_BYTES) for space in spaces]
         pages = [page[: flags.NBYTES] for page in self._control]
         self.flags = Flags(pages, ranks, self.index, tell)
+        boards = [page[flags.NBYTES : flags.NBYTES + board.NBYTES] for page in self._control]
+        self.boards = dict(zip(ranks, boards, strict=True))
         self._own, self._common = self._arenas()
         self._maps: dict[tuple[int, int, int], Buffer] = {}
         self._rings, self.halves = self._copies()

@@ -27,8 +27,8 @@ VERBS = tuple(_WORDS)
 _OPS = ("", *OPS)
 
 _NOWHERE = Place(-1, -1, -1)
-_CALL_WORDS = 2
-"""What `Call.pack` takes of a note."""
+_HEAD = 3
+"""Words of a note before the places: the mark, and what `Call.pack` gives."""
 
 
 class Call(NamedTuple):
@@ -115,28 +115,30 @@ def _number(dtype: np.dtype[Any]) -> int:
 
 
 def write(call: Call, send: Place | None, receive: Place | None) -> tuple[int, ...]:
-    """A note: the call, and where neighbours find this rank's arrays."""
+    """A note but for its mark: the call, and where neighbours find this rank's arrays."""
     return (*call.pack(), *(send or _NOWHERE), *(receive or _NOWHERE))
 
 
 def places(note: Sequence[int]) -> tuple[Place | None, Place | None]:
     """Where the writer's arrays are."""
-    send, receive = Place(*note[2:5]), Place(*note[5:8])
+    send, receive = Place(*note[_HEAD : _HEAD + 3]), Place(*note[_HEAD + 3 : _HEAD + 6])
     return (None if send == _NOWHERE else send, None if receive == _NOWHERE else receive)
 
 
-def check(call: Call, rank: int, other: int, note: Sequence[int]) -> None:
-    """Refuse another call than this rank's.
+def check(call: Call, mark: int, rank: int, other: int, note: Sequence[int]) -> None:
+    """Refuse another call than this rank's, and one with another mark.
 
     Raises
     ------
     OrderMismatch
         Naming both ranks and both calls.
     """
-    theirs = _unpack(*note[:_CALL_WORDS])
-    if theirs == call:
+    theirs = _unpack(*note[1:_HEAD])
+    if theirs == call and note[0] == mark:
         return
-    if theirs._replace(nbytes=call.nbytes) == call:
+    if theirs == call:
+        what = f"called {call} after other calls than this rank"
+    elif theirs._replace(nbytes=call.nbytes) == call:
         what = f"sent {theirs.nbytes} bytes where {call.nbytes} were expected"
     else:
         what = f"called {theirs.exactly()} where this rank called {call.exactly()}"
@@ -145,7 +147,7 @@ def check(call: Call, rank: int, other: int, note: Sequence[int]) -> None:
 
 def check_all(call: Call, node: Node, notes: Sequence[Sequence[int]]) -> None:
     """Refuse notes of other calls than this rank's; as `check`."""
-    own = notes[node.index][:_CALL_WORDS]
+    own = notes[node.index][:_HEAD]
     for other, text in zip(node.ranks, notes, strict=True):
-        if text[:_CALL_WORDS] != own:
-            check(call, node.rank, other, text)
+        if text[:_HEAD] != own:
+            check(call, own[0], node.rank, other, text)

@@ -98,19 +98,21 @@ class Plan:
         OrderMismatch
             When one has told of another call.
         """
-        if notes == self._notes:
+        # The marks go on from call to call, and places stay.
+        places = [words[1:] for words in notes]
+        if places == self._notes and len({words[0] for words in notes}) == 1:
             return
         node = self._node
         note.check_all(self.call, node, notes)
-        places = [note.places(words) for words in notes]
-        self.sends = self._views({index: send for index, (send, _) in enumerate(places)})
-        targets = {index: receive for index, (_, receive) in enumerate(places) if self._gets(index)}
+        both = [note.places(words) for words in notes]
+        self.sends = self._views({index: send for index, (send, _) in enumerate(both)})
+        targets = {index: receive for index, (_, receive) in enumerate(both) if self._gets(index)}
         self.receives = self._views(targets)
         if self.receives is not None:
             # Into this rank's own array it writes without a view.
             self.receives.pop(node.index, None)
         self._blocks = self._cut()
-        self._notes = notes
+        self._notes = places
 
     def _gets(self, index: int) -> bool:
         """Whether a rank of the node has an array that others write the sum into."""

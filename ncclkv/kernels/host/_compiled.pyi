@@ -56,6 +56,7 @@ def short_sum(
     free: int,
     before: int,
     over: int,
+    mark: int,
     first: int,
     second: int,
     looks: int,
@@ -73,7 +74,7 @@ def short_sum(
         They are believed: the memory must be there, and a copy as long as `send`.
     own : int
         Which of them this rank is.
-    place, note, entered, done, free, before, over : int
+    place, note, entered, done, free, before, over, mark : int
         As of ``Turn.meeting``.
     first, second : int
         This rank's note.

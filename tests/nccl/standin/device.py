@@ -8,10 +8,9 @@ waits.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from ncclkv.comm.transport import Pending
 from ncclkv.comm.work import Flight, Steps, StepWork
@@ -21,6 +20,7 @@ from tests.nccl.standin.contract import ContractBroken
 from tests.nccl.standin.handle import Handle
 from tests.nccl.standin.log import CallLog
 from tests.nccl.standin.memory import Allocation, Memory
+from tests.nccl.standin.nowire import NoWire
 from tests.nccl.standin.order import HOST, Order, Span
 
 DEFAULT_STREAM = 0
@@ -108,7 +108,7 @@ class Device:
 
     def _new_flight(self) -> Flight:
         """What makes every wait of this thread move the device."""
-        return Flight(_NoWire(self.rank), self.limit)  # type: ignore[arg-type]
+        return Flight(NoWire(self.rank), self.limit)  # type: ignore[arg-type]
 
     def mend(self) -> None:
         """Go on after a break that a test has made on purpose."""
@@ -282,19 +282,3 @@ class _Rest(Pending):
         self._looks += 1
         self._device.advance(needed=self._looks > 1 or not self._device.lazy)
         return self._device.released()
-
-
-class _NoWire:
-    """What a `Flight` asks of a transport, for a device without peers."""
-
-    size = 0
-    moment = 0
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-
-    def pause(self, attempt: int) -> None:
-        time.sleep(0 if attempt < 20 else 2e-4)
-
-    def departed(self) -> dict[int, Any]:
-        return {}

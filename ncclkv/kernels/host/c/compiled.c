@@ -55,7 +55,7 @@ typedef double double_any __attribute__((aligned(1), may_alias));
 /* Ranks whose parts a short sum has room for. */
 #define MOST_RANKS 64
 /* Numbers of a meeting. */
-enum { MEETING = 10 };
+enum { MEETING = 11 };
 
 /* Let other threads run during work on so many bytes, if it takes long enough. */
 static PyThreadState *let_go(Py_ssize_t bytes)
@@ -291,8 +291,8 @@ static int read_whole(PyObject *object, long long *number)
 
 static int read_meeting(PyObject *const *numbers, struct meeting *m)
 {
-    long long *const all[] = {&m->place, &m->note, &m->entered, &m->done,   &m->free,
-                              &m->before, &m->over, &m->first,   &m->second, &m->looks};
+    long long *const all[] = {&m->place,  &m->note, &m->entered, &m->done,  &m->free,  &m->before,
+                              &m->over, &m->mark, &m->first, &m->second, &m->looks};
 
     for (size_t i = 0; i < MEETING; i++)
         if (read_whole(numbers[i], all[i]) < 0)

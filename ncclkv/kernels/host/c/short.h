@@ -13,7 +13,7 @@ struct shared {
 
 /* The numbers of a meeting, as comm/node/flags.py has them. */
 struct meeting {
-    long long place, note, entered, done, free, before, over, first, second, looks;
+    long long place, note, entered, done, free, before, over, mark, first, second, looks;
 };
 
 enum outcome { NOT_BEGUN, BEGUN, COMPLETE };
@@ -37,7 +37,7 @@ static int are_alike(const struct shared *ranks, size_t number, const struct mee
 {
     for (size_t i = 0; i < number; i++) {
         const int64_t *note = ranks[i].notes + m->note;
-        if (note[0] != m->first || note[1] != m->second)
+        if (note[0] != m->mark || note[1] != m->first || note[2] != m->second)
             return 0;
     }
     return 1;
@@ -53,8 +53,9 @@ static enum outcome come(const struct shared *ranks, size_t number, size_t own,
         !have_met(ranks, number, number, m->before, m->over))
         return NOT_BEGUN;
     memcpy(ranks[own].copy, send->buf, (size_t)send->len);
-    note[0] = m->first;
-    note[1] = m->second;
+    note[0] = m->mark;
+    note[1] = m->first;
+    note[2] = m->second;
     tell(&ranks[own], m->place, m->entered);
     for (long long look = 0; !have_met(ranks, number, own, m->place, m->entered); look++) {
         if (look == m->looks)

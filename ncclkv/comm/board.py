@@ -1,0 +1,159 @@
+"""What every rank has called last, where those that share its memory can read it.
+
+A rank notes each call of a store before it does anything for it: the page of a rank that is stopped
+or dead tells all the same what that rank was about to do.  Where ranks share no memory, each has
+its own page alone, and tells others of it in reports.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ncclkv.comm.base import Buffer
+
+CALLS = 1024
+"""The calls of a rank that its page holds."""
+
+_TEXTS = 1024
+_TEXT_BYTES = 160
+_HEAD = struct.Struct("<qq64s")
+"""How many calls there were, the process, and its host."""
+
+_CALL = struct.Struct("<qqqqq")
+"""A call's number, from 1; what it is, its keys and its text; and when, in nanoseconds."""
+
+_CALLS_FROM = _HEAD.size
+_TEXTS_FROM = _CALLS_FROM + CALLS * _CALL.size
+NBYTES = _TEXTS_FROM + _TEXTS * _TEXT_BYTES
+
+REPORTED = 256
+"""The calls of a rank that others are told of."""
+
+
+class Call(NamedTuple):
+    """A call of a store.
+
+    Attributes
+    ----------
+    number : int
+        Among those of its rank, from 1.
+    what, keys : int
+        What ranks must have alike: the verb with its priority, and the keys, as
+        `ncclkv.table.contract` makes numbers of them.
+    text : str
+        The same in words, and where it was called.
+    age : float
+        Seconds since then.
+    """
+
+    number: int
+    what: int
+    keys: int
+    text: str
+    age: float
+
+
+class Report(NamedTuple):
+    """What a rank tells of itself: who it is, and its last calls, the latest last."""
+
+    who: str
+    calls: list[Call]
+
+
+class Board:
+    """The pages of the ranks that can be read here.
+
+    Parameters
+    ----------
+    rank : int
+        This one.
+    pages : mapping of int to ndarray, shape (NBYTES,)
+        By rank, this one's included; zero at first.
+
+    Attributes
+    ----------
+    count : int
+        How many calls this rank has noted.
+    """
+
+    def __init__(self, rank: int, pages: Mapping[int, Buffer]) -> None:
+        self.count = 0
+        self._rank = rank
+        self._pages = {each: page.data for each, page in pages.items()}
+        self._own = self._pages[rank]
+        self._texts = 0
+        host = socket.gethostname().encode(errors="replace")[:64]
+        _HEAD.pack_into(self._own, 0, 0, os.getpid(), host)
+        self._counter = self._own[:8].cast("q")
+
+    # This rank
+
+    def text(self, text: str) -> int:
+        """Write down the words of calls to come; the number to note them by."""
+        number = self._texts % _TEXTS
+        self._texts += 1
+        words = text.encode(errors="replace")[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
+        lo = _TEXTS_FROM + number * _TEXT_BYTES
+        self._own[lo : lo + _TEXT_BYTES] = words
+        return number
+
+    @property
+    def texts(self) -> int:
+        """How many texts stay before the first is written over."""
+        return _TEXTS
+
+    def note(self, what: int, keys: int, text: int) -> None:
+        """Note a call."""
+        self.count = number = self.count + 1
+        lo = _CALLS_FROM + number % CALLS * _CALL.size
+        _CALL.pack_into(self._own, lo, number, what, keys, text, time.monotonic_ns())
+        self._counter[0] = number
+
+    # Any rank
+
+    def __contains__(self, rank: int) -> bool:
+        """Whether a rank's page can be read here."""
+        return rank in self._pages
+
+    def read(self, rank: int, most: int = CALLS) -> Report:
+        """A rank's last calls."""
+        page = self._pages[rank]
+        count, process, host = _HEAD.unpack_from(page)
+        who = f"rank {rank} on {_words(host)} (pid {process})"
+        return Report(who, list(self._calls(page, max(1, count - min(most, CALLS - 1) + 1), count)))
+
+    def _calls(self, page: memoryview, first: int, last: int) -> Iterator[Call]:
+        """The calls of these numbers."""
+        now = time.monotonic_ns()
+        for number in range(first, last + 1):
+            lo = _CALLS_FROM + number % CALLS * _CALL.size
+            found, what, keys, text, when = _CALL.unpack_from(page, lo)
+            if found == number:  # its rank may be writing over it
+                lo = _TEXTS_FROM + text * _TEXT_BYTES
+                words = _words(bytes(page[lo : lo + _TEXT_BYTES]))
+                yield Call(number, what, keys, words, (now - when) / 1e9)
+
+
+def difference(mine: Sequence[Call], theirs: Sequence[Call]) -> tuple[Call, Call] | None:
+    """The first calls of the same number that are not alike, as far as both are known."""
+    known = {call.number: call for call in theirs}
+    for call in mine:
+        other = known.get(call.number)
+        if other is not None and (other.what, other.keys) != (call.what, call.keys):
+            return call, other
+    return None
+
+
+def last(report: Report) -> str:
+    """A rank's last call, of which there must be one, in words."""
+    call = report.calls[-1]
+    return f"{report.who} last called {call.text}, {call.age:.1f} s ago"
+
+
+def _words(text: bytes) -> str:
+    return text.rstrip(b"\0").decode(errors="replace")

@@ -1,0 +1,37 @@
+"""Small host objects between ranks, and what they must agree on before they move others."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+
+class Mark:
+    """What all ranks must have alike at each launch: a number of all that they were called for.
+
+    Attributes
+    ----------
+    value : int
+        Of 64 bits, signed.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+class Control(ABC):
+    """Small host objects between the ranks; collective, blocking, with the same deadline."""
+
+    @abstractmethod
+    def allgather(self, item: Any, label: str = "") -> list[Any]:
+        """Every rank's `item`, in rank order."""
+
+    @abstractmethod
+    def broadcast(self, item: Any, root: int = 0, label: str = "") -> Any:
+        """The root's `item`; what other ranks pass is ignored."""
+
+    @abstractmethod
+    def barrier(self, label: str = "") -> None:
+        """Wait until every rank has come here."""
