@@ -45,9 +45,9 @@ class Job:
         if self.comm.rank == 0:
             print(text, flush=True)
 
-    def store(self) -> ncclkv.KVStore:
+    def store(self, **options: Any) -> ncclkv.KVStore:
         """A new store of all ranks."""
-        store: ncclkv.KVStore = ncclkv.create(self.place.store, comm=self.comm)
+        store: ncclkv.KVStore = ncclkv.create(self.place.store, comm=self.comm, **options)
         return store
 
     def meet(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from bench.cases import (
     allreduce_64mib,
+    comparing,
     cpu_time,
     kernels,
     lists_alone,
@@ -24,6 +25,7 @@ HOST: dict[str, Callable[[Job], None]] = {
     "lists": lists_alone.run,
     "keys": many_keys.run,
     "flush": short_flush.run,
+    "comparing": comparing.run,
     "models": models.run,
 }
 
@@ -34,5 +36,6 @@ GPU: dict[str, Callable[[Job], None]] = {
     "cpu": cpu_time.run,
     "lists": lists_alone.run,
     "keys": many_keys.run,
+    "comparing": comparing.run,
     "models": models.run,
 }

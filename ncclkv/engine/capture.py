@@ -143,6 +143,7 @@ class RecordingKernels:
         self.pack_all = kernels.pack_all
         self.unpack_all = kernels.unpack_all
         self.reduce = kernels.reduce
+        self.checksums = kernels.checksums
 
     def value(self, x: Any, what: str) -> Array:
         """View a CuPy array of this device to be read at every replay."""

@@ -49,6 +49,9 @@ class FusedUpdater(Protocol):
     def reset(self, bucket: Bucket, lo: int, hi: int) -> None:
         """Forget what it remembers of elements ``[lo, hi)``."""
 
+    def states(self, bucket: Bucket, lo: int, hi: int) -> list[Array]:
+        """What it remembers of elements ``[lo, hi)``: views, to be read or written."""
+
 
 class Rule:
     """What the engine asks of any rule."""
@@ -69,6 +72,10 @@ class Rule:
 
     def reset(self, slot: Slot) -> None:
         """Forget what is remembered of a key."""
+
+    def states(self, slot: Slot) -> list[Array]:
+        """What is remembered of a key: flat views, to be read or written."""
+        return []
 
     def dispose(self) -> None:
         """The rule is no longer used."""
@@ -124,6 +131,9 @@ class FusedRule(Rule):
 
     def reset(self, slot: Slot) -> None:
         self.updater.reset(slot.state.layout, slot.entry.lo, slot.entry.hi)
+
+    def states(self, slot: Slot) -> list[Array]:
+        return self.updater.states(slot.state.layout, slot.entry.lo, slot.entry.hi)
 
 
 class FunctionRule(Rule):

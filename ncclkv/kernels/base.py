@@ -95,3 +95,10 @@ class Kernels(Protocol):
         Only `segments` are updated, if they are given, and with their factors.  A learning rate
         that is an array, of one float64 in the weights' memory, is read when the step is made.
         """
+
+    def checksums(self, arrays: Sequence[Array]) -> Array:
+        """A sum of the bits of each array (any shape, strides and memory), with their order.
+
+        The sums, shape (len(arrays),) and uint64, are in the kernels' memory and the same on every
+        device: those of `ncclkv.kernels.host.checksum`.
+        """

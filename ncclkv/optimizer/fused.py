@@ -147,6 +147,10 @@ class FusedUpdater:
         for state in self._states.get(bucket.index, ()):
             state[lo:hi] = 0
 
+    def states(self, bucket: Bucket, lo: int, hi: int) -> list[Array]:
+        """The state of elements ``[lo, hi)`` of a bucket, as views; none where others update."""
+        return [state[lo:hi] for state in self._states.get(bucket.index, ())]
+
 
 def _segments(optimizer: Optimizer, bucket: Bucket, lo: int, hi: int) -> Segments | None:
     """Cut ``[lo, hi)`` at keys, if one of them has a factor; counted from `lo`.

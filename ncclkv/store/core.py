@@ -11,6 +11,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.engine.engine import Engine
 from ncclkv.engine.group import Group
 from ncclkv.engine.measure import sizing
+from ncclkv.engine.verify import Verify
 from ncclkv.errors import KeyTypeMismatch, UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.store.agreement import propose
@@ -45,6 +46,15 @@ class Core(KVStoreBase):
         self._operations = Operations(self._session, self._engine.places.registry)
         self._group: Group | None = None
         self._recent = Recent()
+        self._verify: Verify | None = None
+        if options.verify_every and comm.size > 1:
+            self._verify = Verify(
+                self._engine,
+                comm,
+                int(options.verify_every),
+                int(options.root),
+                repair=bool(options.repair),
+            )
 
     @property
     def _kernels(self) -> Kernels:
@@ -72,6 +82,11 @@ class Core(KVStoreBase):
     def local_rank(self) -> int:
         """The number of this rank among those of its node, from 0."""
         return self._comm.local_rank
+
+    @property
+    def repaired(self) -> int:
+        """How many values ``repair=True`` has given anew so far, the same on all ranks."""
+        return 0 if self._verify is None else self._verify.repaired
 
     @staticmethod
     def is_capable(capability: str) -> bool:

@@ -56,7 +56,7 @@ def create(
         Where updaters run: on every rank with the same sum, or on one rank whose values are
         broadcast by the next pull.
     root : int
-        That rank.
+        That rank; also the one whose values `repair` gives to all.
     bucket_bytes : int or "auto"
         Keys share collectives up to so many bytes; 0: each key has its own.  ``"auto"``: the ranks
         measure for about a second what collectives take, and choose a power of two from 1 to 64 MiB
@@ -72,10 +72,18 @@ def create(
         What becomes of a push that holds NaN or infinity on some rank: nothing; `NonFinite` on
         every rank; or no rank applies any push of that flush.
     verify_every : int
-        After so many flushes the values of all ranks are compared, which must be equal; 0: never.
+        After every so many calls that flush and read (pull, pushpull, broadcast, a group with
+        pulls, wait, barrier) the ranks compare what they hold of the keys that the call names, or
+        of all, and what they have pulled of them; 0: never.  Bits are compared, by checksums; what
+        was pulled only where each rank has pulled it in the key's own dtype.  A difference is a
+        `Divergence` on every rank, which names keys and the ranks that are not of the majority.
+        Pulled arrays are the program's own, and not looked at again.  Where all ranks have one copy
+        of a value, as on one node without a function as updater, there is nothing to compare it
+        with.  On a GPU the host waits at each comparison.
     repair : bool
-        Where they are not, give all ranks the root's, with a line in the log, instead of raising
-        `Divergence`.
+        Where values differ, give all ranks the root's, and what an optimizer remembers of them,
+        with a line in the log, instead of raising `Divergence`.  What a function as updater
+        remembers is its own, and stays.
     reproducible : bool
         Sums over ranks are made in rank order, whatever the machines, the sizes and the library.
 

@@ -167,7 +167,7 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
             step = self._engine.ready(push[0])
             self._operations.push("pushpull", push[0], pull, priority)
             error = self._engine.push(*push, priority, step)
-            self._pull(pull, row)
+            self._pull(pull, row, error)
         raise_late(error)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
@@ -249,6 +249,8 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
             self._operations.note("wait", read=keys or ())
             self._engine.settle(None if keys is None else self._engine.places.buckets(keys))
             self._comm.synchronize()
+            if self._verify is not None:
+                self._verify.settled(keys)
 
     def barrier(self) -> None:
         """Flush what was pushed, and wait until every rank has come here; collective."""
@@ -256,6 +258,8 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
             self._operations.note("barrier")
             self._engine.settle()
             self._comm.synchronize()
+            if self._verify is not None:
+                self._verify.settled()
             self._comm.control.barrier("kv.barrier")
 
     _barrier = barrier

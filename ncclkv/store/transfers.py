@@ -66,10 +66,12 @@ class Transfers(Core):
         known = self._engine.places.registry if registry is None else registry
         return check.outs(verb, pairs(verb, key, out), known, self._kernels)
 
-    def _pull(self, pull: Pull, row: Sequence[Array]) -> None:
-        """Flush what concerns some keys, and copy them out."""
+    def _pull(self, pull: Pull, row: Sequence[Array], cause: Exception | None = None) -> None:
+        """Flush what concerns some keys, and copy them out; `cause` is what an updater raised."""
         self._engine.settle(pull.states)
         self._engine.read(pull, row)
+        if self._verify is not None and not self._session.recording:
+            self._verify.pulled(pull, row, cause)
 
     def _flush_group(self, group: Group) -> Exception | None:
         """Do what a group has noted: one push, then one pull; return what the updater raised."""
@@ -83,7 +85,8 @@ class Transfers(Core):
             raise
         self._operations.note("end of a group", group.pushed, group.keys)
         error = group.commit()
-        self._pull(*(known or self._planned("group", group.keys, group.outs, reads)))
+        pull, row = known or self._planned("group", group.keys, group.outs, reads)
+        self._pull(pull, row, error)
         return error
 
     def _pull_new(self, key: Any, local: bool) -> Any:

@@ -16,6 +16,8 @@ MODULES = (
     "combining",
     "contract",
     "defects",
+    "divergence",
+    "divergence_repair",
     "dtypes",
     "foreign",
     "groups",

@@ -11,9 +11,9 @@ import pytest
 
 from ncclkv.kernels.base import Kernels, Segments
 from ncclkv.kernels.device import DeviceKernels, SegmentTable
-from ncclkv.kernels.device.arguments import COPY_BYTES, PARTS, PIECES, SGD_ELEMENTS
+from ncclkv.kernels.device.arguments import COPY_BYTES, PARTS, PIECES, SGD_ELEMENTS, SUMMED_BYTES
 from ncclkv.kernels.device.launch import Launch
-from ncclkv.kernels.device.programs import COMBINE, COPY, SGD, Program
+from ncclkv.kernels.device.programs import CHECKSUM, COMBINE, COPY, SGD, Program
 from ncclkv.kernels.host import HostKernels
 
 HOST: Kernels = HostKernels()
@@ -235,3 +235,18 @@ class CopyCases:
         for out, value in zip(outs, values, strict=True):
             assert np.array_equal(stage.get(out), value)
         assert stage.launched == [COPY] * 2
+
+
+class ChecksumCases:
+    """`checksums`, which are the same numbers wherever they are made."""
+
+    @pytest.mark.parametrize("offset", [0, 1, 4], ids=lambda n: f"off by {n} bytes")
+    def test_sums_are_the_hosts(self, stage: Stage, offset: int) -> None:
+        rng = np.random.default_rng(8)
+        sizes = [0, 1, 7, 8, 9, SUMMED_BYTES - 1, SUMMED_BYTES, 2 * SUMMED_BYTES + 5]
+        sizes += rng.integers(0, 100, 2 * PIECES).tolist()
+        values = [np.frombuffer(rng.bytes(offset + size), np.uint8) for size in sizes]
+        expected = HOST.checksums([value[offset:] for value in values])
+        sums = stage.kernels.checksums([stage.put(value)[offset:] for value in values])
+        assert stage.get(sums).tolist() == np.asarray(expected).tolist()
+        assert stage.launched == [CHECKSUM] * 3

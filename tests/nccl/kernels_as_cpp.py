@@ -19,7 +19,7 @@ from ncclkv.kernels.device.programs import Program, headers
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
-_ARGUMENT = {"copy": "Copies", "combine": "Parts", "sgd": "Steps"}
+_ARGUMENT = {"copy": "Copies", "combine": "Parts", "sgd": "Steps", "checksum": "Sums"}
 
 # The 16-bit floats of CUDA's headers, which need CUDA's compiler; and what that compiler knows.
 _BEFORE = """
@@ -31,6 +31,8 @@ _BEFORE = """
 struct uint4 { unsigned x, y, z, w; };
 struct Index { unsigned x; };
 static Index blockIdx, threadIdx, blockDim, gridDim;
+template <class T>
+static void atomicAdd(T* where, T more) { *where += more; }
 typedef _Float16 __half;
 struct __nv_bfloat16 {
     std::uint16_t bits;

@@ -12,7 +12,9 @@ from ncclkv.kernels.device.launch import Launcher
 from ncclkv.kernels.device.programs import COPY, SGD
 from tests.nccl.gpu import need_gpu
 from tests.nccl.kernel_cases import (
+    HOST,
     STEP,
+    ChecksumCases,
     CombineCases,
     CopyCases,
     SgdCases,
@@ -94,6 +96,15 @@ class TestSgd(SgdCases):
         np.testing.assert_allclose(stage.get(device[2]), m, rtol=0, atol=bound)
         np.testing.assert_allclose(stage.get(device[0]), w + m, rtol=0, atol=bound)
         assert stage.launched == [SGD[name]]
+
+
+class TestChecksums(ChecksumCases):
+    @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+    def test_values_in_any_strides_and_in_host_memory(self, stage: Stage, shape: Any) -> None:
+        x = any_bits(np.random.default_rng(7), 4 * 6 * 8, "float32").reshape(4, 6, 8)
+        arrays = [shape(stage.put(x)), np.array(shape(x)), shape(x)]
+        sums = stage.get(stage.kernels.checksums(arrays))
+        assert sums.tolist() == [HOST.checksums([shape(x)])[0]] * 3
 
 
 class TestCopy(CopyCases):

@@ -17,7 +17,14 @@ from ncclkv.kernels.device.arguments import COMBINATION, COPY_BYTES, SGD_ELEMENT
 from ncclkv.kernels.device.copies import plan_copies
 from ncclkv.kernels.device.launch import THREADS
 from ncclkv.kernels.device.programs import COMBINE, COPY, SGD
-from tests.nccl.kernel_cases import STEP, CombineCases, CopyCases, SgdCases, Stage
+from tests.nccl.kernel_cases import (
+    STEP,
+    ChecksumCases,
+    CombineCases,
+    CopyCases,
+    SgdCases,
+    Stage,
+)
 from tests.nccl.kernels_as_cpp import COMPILER, CppLauncher
 
 cupy = pytest.importorskip("cupy", reason="layer 3 needs CuPy: pip install 'ncclkv[cuda12]'")
@@ -50,6 +57,7 @@ def stage(launcher: CppLauncher, monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage = HostStage(launcher)
     # What a kernel needs for itself is allocated by CuPy, from a device.
     monkeypatch.setattr(cupy, "empty", lambda size, dtype: stage.poisoned(size, np.dtype(dtype)))
+    monkeypatch.setattr(cupy, "zeros", lambda size, dtype: stage.put(np.zeros(size, dtype)))
     return stage
 
 
@@ -62,6 +70,10 @@ class TestSgd(SgdCases):
 
 
 class TestCopy(CopyCases):
+    pass
+
+
+class TestChecksums(ChecksumCases):
     pass
 
 

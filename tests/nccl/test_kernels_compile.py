@@ -10,7 +10,16 @@ import pytest
 
 from ncclkv.errors import LaunchError
 from ncclkv.kernels.device.compiler import build, include_options
-from ncclkv.kernels.device.programs import COMBINE, COPY, FOLDER, PROGRAMS, SGD, Program, headers
+from ncclkv.kernels.device.programs import (
+    CHECKSUM,
+    COMBINE,
+    COPY,
+    FOLDER,
+    PROGRAMS,
+    SGD,
+    Program,
+    headers,
+)
 
 ARCHITECTURES = ["sm_80", "sm_90"]
 EM_CUDA = 190
@@ -69,7 +78,7 @@ def test_every_source_has_a_program_and_each_program_a_name_of_its_own() -> None
     sources = {path.stem for path in FOLDER.glob("*.cu")}
     assert {program.name for program in PROGRAMS} == sources
     assert len({str(program) for program in PROGRAMS}) == len(PROGRAMS)
-    assert set(PROGRAMS) == {COPY, *COMBINE.values(), *SGD.values()}
+    assert set(PROGRAMS) == {COPY, *COMBINE.values(), *SGD.values(), CHECKSUM}
 
 
 def test_an_argument_fits_what_every_driver_takes() -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclkv.kernels.host.checksum import BLOCK_BYTES
+
 PIECES = 128
 """Copies, or segments, of one launch at most."""
 
@@ -24,6 +26,9 @@ COPY_BYTES = 32 * 1024
 
 SGD_ELEMENTS = 8192
 """What one block updates at most; a multiple of the elements in 16 bytes of every dtype."""
+
+SUMMED_BYTES = BLOCK_BYTES
+"""What one block sums: the host's blocks, since a word's place in one is part of the sum."""
 
 ADDRESS = np.uint64
 
@@ -74,6 +79,18 @@ STEPS = np.dtype(
     align=True,
 )
 """The argument of ``sgd``."""
+
+SUMS = np.dtype(
+    [
+        ("source", ADDRESS, (PIECES,)),
+        ("nbytes", np.uint64, (PIECES,)),
+        ("out", ADDRESS),
+        ("first", np.uint32, (PIECES + 1,)),
+        ("count", np.uint32),
+    ],
+    align=True,
+)
+"""The argument of ``checksum``."""
 
 
 def new(dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -10,6 +10,7 @@ from ncclkv.arrays import as_gpu_out, as_gpu_value
 from ncclkv.arrays.dtypes import dtype_name, is_low_precision
 from ncclkv.kernels.base import Segments
 from ncclkv.kernels.device import arguments
+from ncclkv.kernels.device.checksums import checksums
 from ncclkv.kernels.device.copies import CopyTable, DeviceArray
 from ncclkv.kernels.device.launch import THREADS, Launch, Launcher
 from ncclkv.kernels.device.memory import assign, copy, empty, fill, zeros
@@ -257,6 +258,10 @@ class DeviceKernels:
             argument["rescale"] = rescale
             argument["clip"] = -1.0 if clip is None else clip
             self._launch(program, blocks, argument)
+
+    def checksums(self, arrays: Sequence[DeviceArray]) -> DeviceArray:
+        """A sum of the bits of each array, uint64, in the order of the current stream."""
+        return checksums(arrays, self._launch, self._staging.upload, self._transfer)
 
 
 def _place(number: float | DeviceArray) -> int:

@@ -19,7 +19,10 @@ from ncclkv.kernels.device.arguments import (
     PIECES,
     SGD_ELEMENTS,
     STEPS,
+    SUMMED_BYTES,
+    SUMS,
 )
+from ncclkv.kernels.host import checksum
 
 FOLDER = Path(__file__).parent / "cuda"
 """Of the sources."""
@@ -131,5 +134,20 @@ SGD = {
 }
 """Stochastic gradient descent, by the weights' dtype."""
 
-PROGRAMS = (COPY, *COMBINE.values(), *SGD.values())
+CHECKSUM = Program(
+    "checksum",
+    "",
+    SUMS,
+    {
+        "MOST": str(PIECES),
+        "PER_BLOCK": str(SUMMED_BYTES),
+        "PLACE": f"{checksum.STEP}ull",
+        "FIRST": f"{checksum.FIRST}ull",
+        "SECOND": f"{checksum.SECOND}ull",
+        "FACTOR": f"{checksum.FACTOR}ull",
+    },
+)
+"""Sums of the bits of many arrays."""
+
+PROGRAMS = (COPY, *COMBINE.values(), *SGD.values(), CHECKSUM)
 """All of them."""

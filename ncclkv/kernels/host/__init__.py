@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ncclkv.arrays import as_out, as_value
 from ncclkv.kernels.host import compiled
+from ncclkv.kernels.host.checksum import checksums
 from ncclkv.kernels.host.memory import copy, empty, fill, zeros
 from ncclkv.kernels.host.pack import pack, pack_all, unpack, unpack_all
 from ncclkv.kernels.host.pieces import PIECE_BYTES
@@ -46,3 +47,4 @@ class HostKernels:
     combine = staticmethod(combine)
     reduce = staticmethod(reduce)
     sgd = staticmethod(sgd)
+    checksums = staticmethod(checksums)

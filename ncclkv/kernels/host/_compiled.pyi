@@ -1,9 +1,8 @@
 """The kernels in C, of ``c/compiled.c``.
 
-Each but `short_sum` returns whether it has done its work: it leaves arrays to NumPy, and has done
-nothing, when
-they are not C-contiguous, or, where it computes, not all float32 or all float64 in the machine's
-byte order.  Arrays may lie at any address.
+Each but `checksum` and `short_sum` returns whether it has done its work: it leaves arrays to NumPy,
+and has done nothing, when they are not C-contiguous, or, where it computes, not all float32 or all
+float64 in the machine's byte order.  Arrays may lie at any address.
 
 All raise TypeError for a wrong number of arguments or an argument of a wrong kind, and ValueError
 for arrays of different lengths and for one to be written that is read-only.
@@ -42,6 +41,12 @@ def sgd(
 
 def copy(target: Array, source: Array, stream: bool, /) -> bool:
     """Copy the bytes of `source` to `target`, past the caches if `stream`; of any one dtype."""
+
+def checksum(array: Array, block: int, /) -> int:
+    """The sum of ``ncclkv.kernels.host.checksum``, of blocks of so many bytes, a multiple of 8.
+
+    Of any dtype; an array that is not C-contiguous is a ValueError.
+    """
 
 COMPLETE: int
 MOST_RANKS: int

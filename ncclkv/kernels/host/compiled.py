@@ -13,7 +13,15 @@ import numpy as np
 from ncclkv import env
 
 try:
-    from ncclkv.kernels.host._compiled import COMPLETE, MOST_RANKS, copy, sgd, short_sum, total
+    from ncclkv.kernels.host._compiled import (
+        COMPLETE,
+        MOST_RANKS,
+        checksum,
+        copy,
+        sgd,
+        short_sum,
+        total,
+    )
 
     BUILT = True
 except ImportError:
@@ -28,6 +36,7 @@ __all__ = [
     "STREAM_BYTES",
     "STREAM_PART_BYTES",
     "active",
+    "checksum",
     "copy",
     "kinds",
     "sgd",

@@ -52,6 +52,8 @@ typedef double double_any __attribute__((aligned(1), may_alias));
 
 #include "short.h"
 
+#include "checksum.h"
+
 /* Ranks whose parts a short sum has room for. */
 #define MOST_RANKS 64
 /* Numbers of a meeting. */
@@ -289,6 +291,27 @@ static int read_whole(PyObject *object, long long *number)
     return *number == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
+static PyObject *checksum(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    PyThreadState *state;
+    Py_buffer view;
+    long long block;
+    uint64_t sum;
+
+    (void)module;
+    if (check_count("checksum", given, 2) < 0 || read_whole(args[1], &block) < 0)
+        return NULL;
+    if (block < 8 || block % 8 != 0)
+        return PyErr_Format(PyExc_ValueError, "blocks of %lld bytes", block);
+    if (PyObject_GetBuffer(args[0], &view, PyBUF_C_CONTIGUOUS) < 0)
+        return NULL;
+    state = let_go(view.len);
+    sum = sum_bytes(view.buf, (size_t)view.len, (size_t)block);
+    come_back(state);
+    PyBuffer_Release(&view);
+    return PyLong_FromUnsignedLongLong(sum);
+}
+
 static int read_meeting(PyObject *const *numbers, struct meeting *m)
 {
     long long *const all[] = {&m->place,  &m->note, &m->entered, &m->done,  &m->free,  &m->before,
@@ -364,7 +387,7 @@ end:
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
 static PyMethodDef functions[] = {FUNCTION(total), FUNCTION(sgd), FUNCTION(copy),
-                                  FUNCTION(short_sum), {0}};
+                                  FUNCTION(short_sum), FUNCTION(checksum), {0}};
 
 static int add_numbers(PyObject *module)
 {

@@ -1,0 +1,37 @@
+"""A step of a store that compares its ranks' values, at every flush or every hundredth."""
+
+from __future__ import annotations
+
+from bench.contenders.store import Lists
+from bench.data import Sum
+from bench.job import Job
+from bench.models import Shapes
+from bench.options import MIB
+from bench.report import turns
+from bench.rounds import Contender, take_turns
+from bench.workload import Workload
+
+NBYTES = 64 * MIB
+KEYS = 200
+OFF = "never"
+CALLS = {OFF: 10, "every flush": 10, "every 100 flushes": 100}
+"""Steps of a turn; a whole period at least."""
+
+
+def run(job: Job) -> None:
+    if not job.fits(f"{NBYTES} B as {KEYS} keys in {len(CALLS)} stores", 8 * NBYTES):
+        return
+    shapes: Shapes = {f"key{number}": (NBYTES // 4 // KEYS,) for number in range(KEYS)}
+    work = Workload(job, shapes)
+    stores = [job.store(), job.store(verify_every=1), job.store(verify_every=100)]
+    contenders: list[Contender] = []
+    for kv, (name, calls) in zip(stores, CALLS.items(), strict=True):
+        kv.init(work.names, work.gradients)
+        contenders.append(Lists(work, kv, Sum(job.comm.size), name))
+        contenders[-1].calls = calls
+    results = take_turns(job, "comparing values", contenders)
+    for kv in stores:
+        kv.close()
+    title = f"{NBYTES / MIB:g} MiB as {KEYS} keys, values compared"
+    turns.table(job, title, results, NBYTES, OFF)
+    job.say()

@@ -1,0 +1,46 @@
+// A sum of the bits of each of many arrays: kernels/host/checksum.py, word for word.
+
+#include "blocks.cuh"
+
+struct Sums {
+    const unsigned char* source[MOST];
+    u64 nbytes[MOST];
+    u64* out;  // zeros, one for each source
+    unsigned first[MOST + 1];
+    unsigned count;
+};
+static_assert(sizeof(Sums) == ARGUMENT_BYTES, "not the layout that the launch fills");
+
+__device__ inline u64 mixed(u64 x) {
+    x ^= x >> 32;
+    x *= FIRST;
+    x ^= x >> 29;
+    return x * SECOND;
+}
+
+// Up to eight bytes at any address, the lowest first.
+__device__ inline u64 joined(const unsigned char* bytes, u64 count) {
+    u64 word = 0;
+    for (u64 i = 0; i < count && i < sizeof(u64); ++i) {
+        word |= u64(bytes[i]) << (8 * i);
+    }
+    return word;
+}
+
+extern "C" __global__ void checksum(const __grid_constant__ Sums sums) {
+    const unsigned i = piece_of(sums.first, sums.count, blockIdx.x);
+    const u64 block = blockIdx.x - sums.first[i];
+    const u64 left = sums.nbytes[i] - block * PER_BLOCK;
+    const u64 nbytes = left < PER_BLOCK ? left : PER_BLOCK;
+    const unsigned char* bytes = sums.source[i] + block * PER_BLOCK;
+    const bool aligned = reinterpret_cast<u64>(bytes) % sizeof(u64) == 0;
+    u64 total = 0;
+    for (u64 j = threadIdx.x; j * sizeof(u64) < nbytes; j += blockDim.x) {
+        const u64 rest = nbytes - j * sizeof(u64);
+        const u64 word = aligned && rest >= sizeof(u64)
+                             ? reinterpret_cast<const u64*>(bytes)[j]
+                             : joined(bytes + j * sizeof(u64), rest);
+        total += mixed(word + (j + 1) * PLACE);
+    }
+    atomicAdd(sums.out + i, total * ((2 * block + 1) * FACTOR));
+}

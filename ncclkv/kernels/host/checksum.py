@@ -1,0 +1,79 @@
+"""Sums of what arrays hold, by which ranks tell whether they hold the same.
+
+Bytes in C order make words of 64 bits, as the machine orders them, the last filled with zeros.
+All arithmetic is modulo 2^64.  Word j of a block is ``mixed(word + (j + 1) * STEP)``, where ::
+
+    mixed(x):  x ^= x >> 32;  x *= FIRST;  x ^= x >> 29;  return x * SECOND
+
+(the finaliser of SplitMix64, short of its last line: Steele, Lea and Flood 2014), and what words of
+block b make together counts ``(2 b + 1) * FACTOR`` times.  So any bit counts, and where it is:
+other arrays have the same sum by chance alone, one in some 2^60.  The kernel in C has these numbers
+too; that on a device takes them from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclkv.kernels.base import Array
+from ncclkv.kernels.host import compiled
+
+BLOCK_BYTES = 64 * 1024
+"""A block, and what it takes to work on it, stay in a second-level cache."""
+
+STEP = 0x9E3779B97F4A7C15
+FIRST = 0xBF58476D1CE4E5B9
+SECOND = 0x94D049BB133111EB
+FACTOR = 0xD6E8FEB86659FD93
+
+_WORD_BYTES = 8
+_MODULUS = 2**64
+_PLACES = np.arange(1, BLOCK_BYTES // _WORD_BYTES + 1, dtype=np.uint64) * np.uint64(STEP)
+
+Words = NDArray[np.uint64]
+
+
+def checksums(arrays: Sequence[Array]) -> Words:
+    """The sum of each array's bytes in C order, whatever its strides."""
+    scratch = np.empty((2, _PLACES.size), np.uint64)
+    return np.array([checksum(array, scratch) for array in arrays], np.uint64)
+
+
+def checksum(array: Array, scratch: Words) -> int:
+    """The sum of one array; `scratch` is two rows as long as a block."""
+    if compiled.active and array.flags.c_contiguous:
+        return compiled.checksum(array, BLOCK_BYTES)
+    flat: Any = array.reshape(-1) if array.flags.c_contiguous else array.flat
+    step = BLOCK_BYTES // array.itemsize
+    total = 0
+    for number, lo in enumerate(range(0, array.size, step)):
+        block = _block(_words(flat[lo : lo + step]), scratch)
+        total += block * (2 * number + 1) * FACTOR
+    return total % _MODULUS
+
+
+def _words(piece: Array) -> Words:
+    """The bytes of a contiguous array as words."""
+    tail = piece.nbytes % _WORD_BYTES
+    if not tail:
+        return piece.view(np.uint64)
+    words = np.zeros(piece.nbytes // _WORD_BYTES + 1, np.uint64)
+    words.view(np.uint8)[: piece.nbytes] = piece.view(np.uint8)
+    return words
+
+
+def _block(words: Words, scratch: Words) -> int:
+    """The sum of a block's mixed words."""
+    x, high = scratch[:, : words.size]
+    np.add(words, _PLACES[: words.size], out=x)
+    np.right_shift(x, 32, out=high)
+    np.bitwise_xor(x, high, out=x)
+    np.multiply(x, FIRST, out=x)
+    np.right_shift(x, 29, out=high)
+    np.bitwise_xor(x, high, out=x)
+    np.multiply(x, SECOND, out=x)
+    return int(np.add.reduce(x))

@@ -1,0 +1,52 @@
+"""A rank whose copy of a value is spoilt: found in every placement, said by name, or mended."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.jobs.conftest import Job
+
+SECONDS = 5.0
+"""From the moment of spoiling to the end of the job."""
+
+PLACEMENTS = [
+    ("root", "none", "0"),
+    ("root", "sgd", "0"),
+    ("every_rank", "function", "0"),
+    ("every_rank", "none", "2"),
+    ("every_rank", "sgd", "2"),
+]
+"""The updater's place, the updater, and ranks of a node: more than one node where they share."""
+
+
+@pytest.mark.parametrize(("update_on", "updater", "nodes"), PLACEMENTS)
+def test_the_job_ends_and_names_key_and_ranks(
+    job: Job, update_on: str, updater: str, nodes: str
+) -> None:
+    several = {"NCCLKV_RANKS_PER_NODE": nodes} if nodes != "0" else {}
+    ended = job("diverges.py", update_on, updater, "raise", **several)
+    assert ended.code != 0, ended.err
+    assert ended.seconds < SECONDS, ended.err
+    who = "rank 2 has other bits than ranks 0, 1, 3"
+    if several:
+        who = "ranks 2, 3 have other bits than ranks 0, 1"
+    # Rank 2's own copy is spoilt at the twelfth pull, and every fifth is one to compare after.
+    said = f"of 4: after 15 flushes values differ: of key 'b' {who} (held and pulled); "
+    assert said in ended.words[0], ended.err
+    assert "key 'w'" not in ended.err
+
+
+@pytest.mark.parametrize(("update_on", "updater", "nodes"), PLACEMENTS)
+def test_the_job_goes_on_with_the_roots_values(
+    job: Job, update_on: str, updater: str, nodes: str
+) -> None:
+    several = {"NCCLKV_RANKS_PER_NODE": nodes} if nodes != "0" else {}
+    ended = job("diverges.py", update_on, updater, "repair", **several)
+    assert ended.code == 0, ended.err
+    total = 4 if updater == "none" else -20 * 4
+    expected = [f"rank {rank}: {total}, 0, 1" for rank in range(4)]
+    assert sorted(ended.out.splitlines()) == expected
+    lines = [line for line in ended.err.splitlines() if "values differ" in line]
+    assert len(lines) == 1, ended.err
+    assert "all ranks now have rank 0's" in lines[0]
+    assert lines[0].endswith("but for what the updater step remembers") == (updater == "function")

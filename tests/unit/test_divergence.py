@@ -1,0 +1,208 @@
+"""Comparisons of ranks' values: who is in the wrong, in which words, and what it costs when off."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ncclkv
+from ncclkv.engine import votes
+from ncclkv.engine.votes import Difference, Vote, differences, in_words
+from ncclkv.errors import Divergence
+from ncclkv.testing import run_ranks
+from tests.cases import CASES, Case
+from tests.cases.stores import Stores
+
+HERE = [case for case in CASES if case.name.startswith("divergence")]
+
+
+def vote(held: list[int], pulled: list[int] | None = None, counts: bool = True) -> Vote:
+    """A rank's sums of as many keys."""
+    made = votes.blank([f"key{number}" for number in range(len(held))])
+    made.sums[votes.HELD] = held
+    made.counts[votes.HELD] = counts
+    if pulled is not None:
+        made.sums[votes.LEAST] = made.sums[votes.GREATEST] = pulled
+        made.counts[votes.PULLED] = True
+    return made
+
+
+def odd(sums: list[int], root: int = 0) -> tuple[int, ...]:
+    """The ranks in the wrong of ranks that hold these."""
+    found = differences([vote([each]) for each in sums], ["w"], root)
+    assert len(found) <= 1
+    return found[0].held if found else ()
+
+
+@pytest.mark.parametrize(
+    ("sums", "root", "wrong"),
+    [
+        ([5, 5, 5, 5], 0, ()),
+        ([5, 5, 6, 5], 0, (2,)),
+        ([6, 5, 5, 5], 0, (0,)),  # the root is no exception
+        ([5, 6], 0, (1,)),  # two camps: the root's is right
+        ([5, 6], 1, (0,)),
+        ([5, 6, 6, 5], 1, (0, 3)),
+        ([5, 6, 7], 2, (0, 1)),
+        ([5, 6, 6, 7, 7], 0, (0, 3, 4)),  # none of two is the root's: the first's
+        ([2**64 - 1, 2**64 - 1, 2**63], 0, (2,)),
+    ],
+)
+def test_who_is_in_the_wrong(sums: list[int], root: int, wrong: tuple[int, ...]) -> None:
+    assert odd(sums, root) == wrong
+
+
+def test_what_counts_on_some_ranks_only_is_left_out() -> None:
+    keys = ["key0"]
+    assert differences([vote([5]), vote([6], counts=False)], keys, 0) == []
+    assert differences([vote([5], [7]), vote([5])], keys, 0) == []
+    assert differences([vote([5], [7]), vote([5], [8])], keys, 0) == [Difference("key0", (), (1,))]
+
+
+def test_a_rank_whose_arrays_differ_among_themselves() -> None:
+    said = [vote([5], [5]) for _ in range(3)]
+    said[1].sums[votes.GREATEST] = 9
+    assert differences(said, ["w"], 0) == [Difference("w", (), (1,))]
+
+
+@pytest.mark.parametrize(
+    ("found", "size", "text"),
+    [
+        (
+            [Difference("w", (2,), (2,))],
+            4,
+            "of key 'w' rank 2 has other bits than ranks 0, 1, 3 (held and pulled)",
+        ),
+        ([Difference(3, (0,), ())], 2, "of key 3 rank 0 has other bits than rank 1 (held)"),
+        (
+            [Difference("w", (), tuple(range(6)))],
+            64,
+            "of key 'w' ranks 0, 1, 2, 3 and 2 more ranks have other bits than ranks 6, 7, 8, 9 "
+            "and 54 more ranks (pulled)",
+        ),
+        (
+            [Difference("w", (1,), (2,))],
+            3,
+            "of key 'w' rank 1 has other bits than ranks 0, 2 (held), and rank 2 has other bits "
+            "than ranks 0, 1 (pulled)",
+        ),
+        (
+            [Difference(key, (1,), ()) for key in range(6)],
+            2,
+            "; ".join(f"of key {key} rank 1 has other bits than rank 0 (held)" for key in range(4))
+            + " and 2 more keys",
+        ),
+    ],
+)
+def test_words(found: list[Difference], size: int, text: str) -> None:
+    assert in_words(found, size) == text
+
+
+@pytest.mark.parametrize("update_on", ["every_rank", "root"])
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
+@pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
+def test_ranks_on_several_nodes(
+    case: Case, ranks_per_node: int, update_on: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where ranks of a node have values in common, each node has a copy."""
+    monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", str(ranks_per_node))
+
+    def body() -> None:
+        with Stores("threads", update_on) as create:
+            case.body(create)
+
+    run_ranks(4, body)
+
+
+def diverging(**options: Any) -> Any:
+    """A store whose updater does other on rank 1, once."""
+    kv = ncclkv.create("threads", **options)
+    kv.init("w", np.zeros(3))
+    wrong = [1.0]
+
+    def step(key: Any, value: Any, stored: Any) -> None:
+        stored += value + (wrong.pop() if wrong and kv.rank == 1 else 0)
+
+    kv.set_updater(step)
+    kv.push("w", np.ones(3))
+    return kv
+
+
+def test_the_whole_message() -> None:
+    def body() -> None:
+        kv = diverging(verify_every=1)
+        with pytest.raises(Divergence) as caught:
+            kv.pull("w")
+        assert str(caught.value) == (
+            f"rank {kv.rank} of 3: after 1 flush values differ: of key 'w' rank 1 has other "
+            f"bits than ranks 0, 2 (held and pulled); look for a rank that writes to its values, "
+            f"or whose updater does other than the others', or let create(..., repair=True) give "
+            f"all ranks rank 0's"
+        )
+        kv.close()
+
+    run_ranks(3, body)
+
+
+def test_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def body() -> None:
+        with diverging(verify_every=1, repair=True) as kv:
+            assert kv.pull("w").tolist() == [3, 3, 3]
+            assert kv.repaired == 1
+
+    with caplog.at_level(logging.WARNING, "ncclkv"):
+        run_ranks(3, body)
+    assert [record.message for record in caplog.records] == [
+        "rank 0 of 3: after 1 flush values differ: of key 'w' rank 1 has other bits than ranks "
+        "0, 2 (held and pulled); all ranks now have rank 0's, but for what the updater step "
+        "remembers"
+    ]
+
+
+def counted(kv: Any) -> list[int]:
+    """The number of arrays of each call of the store's for checksums, from now on."""
+    calls: list[int] = []
+    kernels = kv._engine.kernels
+    kernels.checksums = _counting(kernels.checksums, calls)
+    return calls
+
+
+def _counting(function: Callable[..., Any], calls: list[int]) -> Callable[..., Any]:
+    def call(arrays: Any) -> Any:
+        calls.append(len(arrays))
+        return function(arrays)
+
+    return call
+
+
+def read(kv: Any, times: int) -> None:
+    for _ in range(times):
+        kv.pull("w")
+
+
+def test_nothing_is_summed_unless_it_is_time() -> None:
+    def body() -> None:
+        for every, expected in ((0, []), (4, [1, 1]), (1, [1] * 10)):
+            with ncclkv.create("threads", verify_every=every) as kv:
+                kv.init("w", np.ones(3))
+                kv.push("w", np.ones(3))
+                calls = counted(kv)
+                read(kv, 10)
+                # The pulled array alone: the weights are the ranks' in common.
+                assert calls == expected
+
+    run_ranks(2, body)
+
+
+def test_one_rank_has_nothing_to_compare() -> None:
+    with ncclkv.create("local", verify_every=1, repair=True) as kv:
+        kv.init("w", np.ones(3))
+        calls = counted(kv)
+        read(kv, 3)
+        kv.barrier()
+        assert calls == []
+        assert kv.repaired == 0
