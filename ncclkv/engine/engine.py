@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
-from time import perf_counter
 from typing import Any
 
 from ncclkv.comm.base import Communicator, DoneWork
-from ncclkv.engine.batch import Pull, Push, chosen, pull_of, push_of
-from ncclkv.engine.capture import Recording
+from ncclkv.engine.batch import Push, push_of
+from ncclkv.engine.launch import Launcher
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.places import Places
+from ncclkv.engine.presence import Agreed, Presence
+from ncclkv.engine.reads import Reads
 from ncclkv.engine.state import Array, BucketState
-from ncclkv.engine.update import Assign, FunctionRule, FusedRule, Rule
+from ncclkv.engine.update import Assign, FunctionRule, Rule
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.table import plan
@@ -27,33 +27,39 @@ from ncclkv.table.cost import Sizing
 from ncclkv.table.registry import Key
 
 
-class Engine:
+class Engine(Reads):
     """The values of one store on one rank.
 
     Attributes
     ----------
-    places : Places
-        The keys and where their values are.
     placement : Placement
     rule : Rule
         What becomes of a sum: it replaces the value, or an updater folds it in.
-    kernels : Kernels
-        The arithmetic of the memory that values are in.
-    recording : Recording or None
-        What the calls are part of, when they are captured and not done.
+    presence : Presence
+        What ranks tell each other before a flush.
+    raised : Exception or None
+        What an updater has raised, until it is taken: what all ranks do comes first.
     """
 
     def __init__(
-        self, comm: Communicator, kernels: Kernels, placement: Placement, sizing: Sizing
+        self,
+        comm: Communicator,
+        kernels: Kernels,
+        placement: Placement,
+        sizing: Sizing,
+        *,
+        zeros: bool = False,
+        nonfinite: str = "ignore",
     ) -> None:
         # Weak, or a store that is dropped would keep its memory until the garbage is collected.
         adopt = weakref.WeakMethod(self._adopt)
-        self.places = Places(comm, kernels, sizing, adopt, common=placement.root is None)
+        places = Places(comm, kernels, sizing, adopt, common=placement.root is None)
+        super().__init__(comm, kernels, places)
         self.placement = placement
         self.rule: Rule = Assign()
-        self._comm = comm
-        self.kernels = kernels
-        self.recording: Recording | None = None
+        self.presence = Presence(comm, self.places, kernels, zeros, nonfinite)
+        self.raised: Exception | None = None
+        self._launcher = Launcher(comm, placement, kernels)
 
     # Keys
 
@@ -119,20 +125,26 @@ class Engine:
         self.admit(batch)
         return self.rule.step()
 
-    def push(self, batch: Push, row: Sequence[Array], priority: int, step: Any) -> Exception | None:
-        """Stage and commit a batch that is ready; return what the updater raised."""
-        alone = self._comm.size == 1 and self.recording is None
+    def push(self, batch: Push, row: Sequence[Array], priority: int, step: Any) -> None:
+        """Stage and commit a batch that is ready."""
+        alone = self._comm.size == 1 and self.recording is None and not self.presence.asked
         if alone and batch.whole and isinstance(self.rule, Assign):
             self._assign(batch, row)
-            return None
+            return
         self._make_room(batch, step)
         self.stage(batch, row)
         priorities = {load.state.layout.index: priority for load in batch.loads}
-        return self.commit(priorities, batch.numbers, step)
+        self.commit(priorities, batch.numbers, step)
 
     def admit(self, batch: Push) -> None:
         """Refuse gradients that are the store's."""
         for load in batch.loads:
+            again = load.keys & load.state.pushed if self.presence.zeros else ()
+            for key in again:
+                raise UsageError(
+                    f"push of key {key!r}: it was pushed and not flushed, and with missing='zeros' "
+                    f"other ranks need not know of it; pull a key, or wait, between two pushes"
+                )
             for slot in load.held:
                 if slot.entry.key in load.state.pushed or load.state.flying:
                     raise UsageError(
@@ -146,6 +158,9 @@ class Engine:
         for load in batch.loads:
             state = load.state
             if not state.pushed.isdisjoint(load.keys) or (state.pushed and state.step != step):
+                if self.presence.asked:
+                    self.flush()
+                    return
                 self._launch(state)
 
     def stage(self, batch: Push, row: Sequence[Array]) -> None:
@@ -164,9 +179,7 @@ class Engine:
             load.state.flying.add(DoneWork())
             load.state.launched = True
 
-    def commit(
-        self, priorities: Mapping[int, int], keys: Collection[Key], step: Any
-    ) -> Exception | None:
+    def commit(self, priorities: Mapping[int, int], keys: Collection[Key], step: Any) -> None:
         """Launch the buckets that the staged keys filled; with a function as updater, run it.
 
         Parameters
@@ -176,123 +189,99 @@ class Engine:
         keys : collection of keys
         step : Any
             Of `ready`.
-
-        Returns
-        -------
-        Exception or None
-            What the updater raised.
         """
-        at_once = isinstance(self.rule, FunctionRule)
-        for index in plan.launch_order(priorities):
-            state = self.places.states[index]
+        function = isinstance(self.rule, FunctionRule)
+        states = [self.places.states[index] for index in plan.launch_order(priorities)]
+        for state in states:
             state.step = step
-            if at_once or state.full:
+            if not self.presence.asked and (function or state.full):
                 self._launch(state)
-        if isinstance(self.rule, FunctionRule):
-            self.flush([self.places.states[index] for index in sorted(priorities)])
-            if self.placement.updates:
-                slots = [self.places[key] for key in self.places.registry.update_order(keys)]
-                with self._comm.queue():
-                    return self.rule.run(slots)
-        return None
+        if function and not self.presence.lenient:
+            self.flush(states)
+            if not self.presence.asked:
+                self._update(keys)
+
+    def _update(self, keys: Collection[Key]) -> None:
+        """Let the updater fold the sums of keys into their values."""
+        if self.placement.updates and isinstance(self.rule, FunctionRule):
+            slots = [self.places[key] for key in self.places.registry.update_order(keys)]
+            with self._comm.queue():
+                self.raised = self.rule.run(slots) or self.raised
+
+    def take_raised(self) -> Exception | None:
+        """What an updater has raised since the last call of this."""
+        raised, self.raised = self.raised, None
+        return raised
 
     def _launch(self, state: BucketState) -> None:
         """Start to reduce what was pushed into a bucket."""
-        if not state.pushed:
-            return
-        if self.recording is not None:
-            self.recording.check_launch(state)
-        state.launched = True
-        since = perf_counter() if state.full else None
-        root = self.placement.root
-        for span in plan.spans(state.layout, state.pushed):
-            lo, hi, gradients, weights, label = state.stretch(span)
-            receive, apply = gradients, None
-            if self.placement.updates:
-                if isinstance(self.rule, Assign):
-                    receive = weights
-                elif isinstance(self.rule, FusedRule):
-                    apply = partial(self.rule.apply, state, state.step, lo)
-            work = self._comm.reduce_apply(
-                gradients, receive, state.layout.op, apply, root, divided=state.common
-            )
-            work.label = label
-            state.flying.add(work, since)
-            if root is not None:
-                state.fall_behind(lo, hi)
-        state.pushed.clear()
+        if state.pushed:
+            if self.recording is not None:
+                self.recording.check_launch(state)
+            self._launcher.launch(state, self.rule)
 
-    # Flush and read
-
-    def _take_up(self, state: BucketState) -> None:
-        """Wait for what was launched in a bucket that a call is about to write or to read."""
-        if self.recording is not None:
-            self.recording.include(state)
-        state.flying.complete()
+    # Flush
 
     def flush(self, states: Sequence[BucketState] | None = None) -> None:
-        """Launch what waits in some buckets, or in all, and complete it."""
+        """Launch what waits in some buckets, or in all, and complete it.
+
+        Where flushes begin with an exchange, all is flushed.
+        """
+        if self.presence.asked:
+            self._flush_agreed(())
+            return
         states = self.places.states if states is None else states
         for state in states:
             if state.pushed:
                 self._launch(state)
+        self._complete(states)
+
+    def _complete(self, states: Sequence[BucketState]) -> None:
+        """Wait for what is launched in some buckets."""
         for state in states:
             if state.flying:
                 state.flying.complete()
 
+    def _flush_agreed(self, wanted: Sequence[BucketState], *, joined: bool = False) -> Agreed:
+        """Flush what ranks agree on."""
+        agreed = self.presence.agree([state.layout.index for state in wanted], joined=joined)
+        self._launcher.active = agreed.active
+        step = self.rule.step() if agreed.keys else None
+        states = self.places.buckets(agreed.keys)
+        for state in states:
+            state.step = step
+            self._launch(state)
+        self._complete(self.places.states)
+        if isinstance(self.rule, FunctionRule):
+            self._update(agreed.keys)
+        return agreed
+
+    def answer(self) -> None:
+        """Take part in the others' flushes without pushing, until no rank pushes any more."""
+        if any(state.pushed for state in self.places.states):
+            self.settle()
+        while (agreed := self._flush_agreed((), joined=True)).active:
+            self._publish([self.places.states[number] for number in agreed.buckets])
+
     def settle(self, states: Sequence[BucketState] | None = None) -> None:
         """Flush, and give every rank what the root alone has updated, so that all may read."""
         states = self.places.states if states is None else states
-        self.flush(states)
-        for state in states:
-            if state.behind is not None and self.placement.root is not None:
-                behind = state.stretch(state.behind)
-                work = self._comm.broadcast(behind.weights, self.placement.root)
-                work.label = behind.label
-                state.flying.add(work)
-                state.behind = None
-        for state in states:
-            if state.flying:
-                state.flying.complete()
+        if self.presence.asked:
+            numbers = self._flush_agreed(states).buckets
+            states = [self.places.states[number] for number in numbers]
+        else:
+            self.flush(states)
+        self._publish(states)
+
+    def _publish(self, states: Sequence[BucketState]) -> None:
+        """Give every rank what the root alone has updated in some buckets."""
+        if self.placement.root is not None:
+            for state in states:
+                self._launcher.publish(state, self.placement.root)
+        self._complete(states)
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Forget that `keys` were pushed."""
         for key in keys:
             if key in self.places:
                 self.places[key].state.pushed.discard(key)
-
-    def keep(self, arrays: Sequence[Array]) -> None:
-        """Let arrays live until what reads them now is over."""
-        self._comm.keep(*arrays)
-
-    def reading(self, reads: Sequence[tuple[Key, Array]]) -> tuple[Pull, list[Array]]:
-        """Sort what is to be read; return the arrays to be written in a row, too.
-
-        One that stands for several keys gets the last one's value.
-        """
-        return pull_of(reads, self._source)
-
-    def _source(self, key: Key) -> tuple[BucketState | None, Array]:
-        """The bucket of a key and its flat value there; without a bucket, where it has no place."""
-        if key not in self.places:
-            return None, self.places.unplaced(key).reshape(-1)
-        slot = self.places[key]
-        return slot.state, slot.weight
-
-    def read(self, pull: Pull, row: Sequence[Array]) -> None:
-        """Copy values, as of the last flush, into arrays."""
-        for state in pull.states:
-            self._take_up(state)
-        if pull.to_host:
-            self._comm.synchronize()
-        for take in pull.takes:
-            outs = chosen(row, take.numbers)
-            take.table = self.kernels.unpack_all(take.sources, outs, take.table)
-
-    def current(self, key: Key) -> Array:
-        """A key's value as of the last flush, of the key's shape; not to be written."""
-        if key not in self.places:
-            return self.places.unplaced(key)
-        slot = self.places[key]
-        self._take_up(slot.state)
-        return slot.weight_view

@@ -88,13 +88,13 @@ class Group:
         self._engine.places.check_outs(unchecked, flushed=True)
         self._step = self._engine.rule.step()
 
-    def commit(self) -> Exception | None:
-        """Push what the block has pushed, as one list; return what the updater raised."""
+    def commit(self) -> None:
+        """Push what the block has pushed, as one list."""
         buckets: dict[int, int] = {}
         for key, priority in self._priorities.items():
             index = self._engine.places[key].state.layout.index
             buckets[index] = max(priority, buckets.get(index, priority))
-        return self._engine.commit(buckets, self._priorities, self._step)
+        self._engine.commit(buckets, self._priorities, self._step)
 
     def cancel(self) -> None:
         """Forget the block: its pushes never happened."""

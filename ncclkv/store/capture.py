@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from ncclkv.engine.capture import Recording, recorded
 from ncclkv.engine.engine import Engine
-from ncclkv.errors import UsageError
+from ncclkv.errors import NotSupported, UsageError
 from ncclkv.store.agreement import agree, propose
 from ncclkv.store.operations import Operations
 from ncclkv.store.recent import Recent
@@ -117,6 +117,11 @@ class CaptureVerbs(Transfers):
         """
         with self._session.verb("capture"):
             captured = self._comm.capture()
+            if self._engine.presence.asked:
+                raise NotSupported(
+                    "capture: with missing='zeros' or nonfinite= each flush begins with an "
+                    "exchange between the hosts, which no graph holds; make the calls each time"
+                )
             self._operations.note("capture")
             recording, _ = propose(self._comm, "capture", lambda: (self._recording(), []))
             self._engine.settle()

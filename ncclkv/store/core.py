@@ -37,13 +37,22 @@ class Core(KVStoreBase):
         self._name = name
         self._comm = comm
         buckets = sizing(comm, chosen.root, options.bucket_bytes)
-        self._engine = Engine(comm, comm.kernels, chosen, buckets)
+        self._engine = Engine(
+            comm,
+            comm.kernels,
+            chosen,
+            buckets,
+            zeros=options.missing == "zeros",
+            nonfinite=options.nonfinite,
+        )
         self._headroom = Headroom(comm, self._engine.places)
         self._session = Session(name, comm)
         # Made once, because these may be called once for every key.
         self._pushing = self._session.verb("push", allowed_inside=BLOCKS)
         self._pulling = self._session.verb("pull", allowed_inside=BLOCKS)
-        self._operations = Operations(self._session, self._engine.places.registry)
+        self._operations = Operations(
+            self._session, self._engine.presence, self._engine.places.registry
+        )
         self._group: Group | None = None
         self._recent = Recent()
         self._verify: Verify | None = None
@@ -87,6 +96,11 @@ class Core(KVStoreBase):
     def repaired(self) -> int:
         """How many values ``repair=True`` has given anew so far, the same on all ranks."""
         return 0 if self._verify is None else self._verify.repaired
+
+    @property
+    def skipped(self) -> int:
+        """How many flushes came to nothing because of NaN or infinity, on all ranks alike."""
+        return self._engine.presence.skipped
 
     @staticmethod
     def is_capable(capability: str) -> bool:

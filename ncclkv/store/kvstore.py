@@ -11,14 +11,15 @@ from ncclkv.engine.state import Array
 from ncclkv.store.capture import CaptureVerbs
 from ncclkv.store.keys import key_list
 from ncclkv.store.later import LaterVerbs
-from ncclkv.store.session import BLOCKS, IN_CAPTURE, IN_GROUP
+from ncclkv.store.session import BLOCKS, IN_CAPTURE, IN_GROUP, IN_UNEVEN
 from ncclkv.store.tables import Assignment, TableVerbs
-from ncclkv.store.transfers import raise_late, whole_priority
+from ncclkv.store.transfers import whole_priority
+from ncclkv.store.uneven import UnevenVerbs
 from ncclkv.store.updaters import UpdateVerbs
 from ncclkv.table.registry import Key
 
 
-class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
+class KVStore(CaptureVerbs, UnevenVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
     """Values by key, the same on all ranks; made by `ncclkv.create`.
 
     All ranks make the same calls in the same order, except where a verb is marked local.  A store
@@ -76,8 +77,8 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
                 return
             step = self._engine.ready(push)
             self._operations.push("push", push, None, priority)
-            error = self._engine.push(push, row, priority, step)
-        raise_late(error)
+            self._engine.push(push, row, priority, step)
+        self._raise_late()
 
     def pull(
         self,
@@ -138,7 +139,8 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
             else:
                 self._operations.pull(pull)
                 self._pull(pull, row)
-            return None
+        self._raise_late()
+        return None
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Push all keys, then pull all keys; collective.
@@ -166,9 +168,9 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
                 return
             step = self._engine.ready(push[0])
             self._operations.push("pushpull", push[0], pull, priority)
-            error = self._engine.push(*push, priority, step)
-            self._pull(pull, row, error)
-        raise_late(error)
+            self._engine.push(*push, priority, step)
+            self._pull(pull, row)
+        self._raise_late()
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Give rank 0's value to all ranks: `init`, or `reset` of a known key, then pull.
@@ -219,7 +221,7 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
         ...     print(weights)
         {1: array([1., 1.]), 2: array([2., 2.])}
         """
-        with self._session.verb("group", allowed_inside=(IN_CAPTURE,)):
+        with self._session.verb("group", allowed_inside=(IN_CAPTURE, IN_UNEVEN)):
             self._operations.note("group")
             group = self._group = Group(self._engine)
             outer, self._session.inside = self._session.inside, IN_GROUP
@@ -231,9 +233,9 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
         finally:
             self._group = None
             self._session.inside = outer
-        with self._session.verb("group", allowed_inside=(IN_CAPTURE,)):
-            error = self._flush_group(group)
-        raise_late(error)
+        with self._session.verb("group", allowed_inside=(IN_CAPTURE, IN_UNEVEN)):
+            self._flush_group(group)
+        self._raise_late()
 
     def wait(self, key: Any = None) -> None:
         """Flush what was pushed, of some keys or of all, and wait until it is done; collective.
@@ -242,15 +244,16 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
         ----------
         key : int or str, or list of them, optional
         """
-        with self._session.verb("wait"):
+        with self._session.verb("wait", allowed_inside=(IN_UNEVEN,)):
             keys = None if key is None else key_list(key)
             for name in keys or ():
                 self._engine.places.registry[name]
             self._operations.note("wait", read=keys or ())
             self._engine.settle(None if keys is None else self._engine.places.buckets(keys))
             self._comm.synchronize()
-            if self._verify is not None:
+            if self._verify is not None and not self._engine.presence.uneven:
                 self._verify.settled(keys)
+        self._raise_late()
 
     def barrier(self) -> None:
         """Flush what was pushed, and wait until every rank has come here; collective."""
@@ -261,5 +264,6 @@ class KVStore(CaptureVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
             if self._verify is not None:
                 self._verify.settled()
             self._comm.control.barrier("kv.barrier")
+        self._raise_late()
 
     _barrier = barrier

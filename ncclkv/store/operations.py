@@ -16,6 +16,7 @@ from types import CodeType
 from typing import Any
 
 from ncclkv.engine.batch import Pull, Push
+from ncclkv.engine.presence import Presence
 from ncclkv.store.session import Session
 from ncclkv.table import contract
 from ncclkv.table.registry import Key, Registry
@@ -33,12 +34,16 @@ class Operations:
     ----------
     session : Session
         Of the store; what is captured is not done, and not noted.
+    presence : Presence
+        Of the store; ranks that may push different keys do not note pushes, and where they may
+        make different calls, none.
     registry : Registry
     """
 
-    def __init__(self, session: Session, registry: Registry) -> None:
+    def __init__(self, session: Session, presence: Presence, registry: Registry) -> None:
         comm = session.comm
         self._session = session
+        self._presence = presence
         self._mark = comm.mark
         self._registry = registry
         self._board = None if comm.calls is None else comm.calls.board
@@ -51,7 +56,11 @@ class Operations:
 
     def push(self, verb: str, push: Push, pull: Pull | None, priority: int) -> None:
         """Note a push, and the pull that follows it in the same call."""
-        if self._board is None or self._session.recording:
+        if self._idle():
+            return
+        if self._presence.zeros:
+            if pull is not None:
+                self.pull(pull)
             return
         if push.number is None:
             push.number = self.number(push.numbers, ())
@@ -62,13 +71,18 @@ class Operations:
 
     def pull(self, pull: Pull) -> None:
         """Note a pull."""
-        if self._board is not None and not self._session.recording:
+        if not self._idle():
             self._note("pull", self._of_pull(pull), (), pull.keys)
 
     def note(self, verb: str, pushed: Collection[Key] = (), read: Collection[Key] = ()) -> None:
         """Note another call."""
-        if self._board is not None and not self._session.recording:
+        if not self._idle():
+            pushed = () if self._presence.zeros else pushed
             self._note(verb, self.number(pushed, read), pushed, read)
+
+    def _idle(self) -> bool:
+        """Whether nothing is to be noted."""
+        return self._board is None or self._session.recording or self._presence.uneven
 
     def _of_pull(self, pull: Pull) -> int:
         if pull.number is None:

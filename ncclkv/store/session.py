@@ -13,7 +13,8 @@ from ncclkv.errors import CommAborted, CommError, ContractError, KVStoreError, U
 
 IN_GROUP = "a group"
 IN_CAPTURE = "a capture"
-BLOCKS = (IN_GROUP, IN_CAPTURE)
+IN_UNEVEN = "an uneven block"
+BLOCKS = (IN_GROUP, IN_CAPTURE, IN_UNEVEN)
 """What a verb may be called inside of, and `Session.inside` may be; it says more in an updater."""
 
 
@@ -65,7 +66,7 @@ class Session:
 
     def broken_off(self, name: str, error: BaseException) -> None:
         """Note Ctrl-C, a signal handler, no memory: others may have done what this rank did not."""
-        if not self._alone:
+        if not self._alone and self.failure is None:
             self.failure = CommAborted(
                 f"{self._where}{name} was broken off by {type(error).__name__}, so this rank may "
                 f"be a call behind the others; close the store and make a new one"

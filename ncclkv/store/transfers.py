@@ -66,15 +66,16 @@ class Transfers(Core):
         known = self._engine.places.registry if registry is None else registry
         return check.outs(verb, pairs(verb, key, out), known, self._kernels)
 
-    def _pull(self, pull: Pull, row: Sequence[Array], cause: Exception | None = None) -> None:
-        """Flush what concerns some keys, and copy them out; `cause` is what an updater raised."""
+    def _pull(self, pull: Pull, row: Sequence[Array]) -> None:
+        """Flush what concerns some keys, and copy them out."""
         self._engine.settle(pull.states)
         self._engine.read(pull, row)
-        if self._verify is not None and not self._session.recording:
-            self._verify.pulled(pull, row, cause)
+        quiet = self._session.recording or self._engine.presence.uneven
+        if self._verify is not None and not quiet:
+            self._verify.pulled(pull, row, self._engine.raised)
 
-    def _flush_group(self, group: Group) -> Exception | None:
-        """Do what a group has noted: one push, then one pull; return what the updater raised."""
+    def _flush_group(self, group: Group) -> None:
+        """Do what a group has noted: one push, then one pull."""
         known = self._recent.find("group", group.keys, group.outs)
         try:
             reads = [] if known is not None else group.reads()
@@ -84,10 +85,15 @@ class Transfers(Core):
             group.cancel()
             raise
         self._operations.note("end of a group", group.pushed, group.keys)
-        error = group.commit()
+        group.commit()
         pull, row = known or self._planned("group", group.keys, group.outs, reads)
-        self._pull(pull, row, error)
-        return error
+        self._pull(pull, row)
+
+    def _raise_late(self) -> None:
+        """Raise what an updater raised, after the verb's end: it says nothing of this store."""
+        error = self._engine.take_raised()
+        if error is not None:
+            raise error
 
     def _pull_new(self, key: Any, local: bool) -> Any:
         """Pull into new arrays."""
@@ -112,9 +118,3 @@ def whole_priority(verb: str, priority: Any) -> int:
     if isinstance(priority, bool) or not isinstance(priority, (int, np.integer)):
         raise UsageError(f"{verb}: priority={priority!r} is not an int; higher ones go first")
     return int(priority)
-
-
-def raise_late(error: Exception | None) -> None:
-    """Raise what an updater raised, after the verb's end: it says nothing of this store's state."""
-    if error is not None:
-        raise error

@@ -1,0 +1,215 @@
+"""What ranks tell each other before a flush, where they need not all push the same, or not always.
+
+Each says which keys it has pushed, and which of these hold NaN or infinity.  From all that has been
+said every rank finds the same: what is reduced, what of it is filled up here, or that nothing is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ncclkv.comm.base import Communicator
+from ncclkv.engine.places import Places
+from ncclkv.engine.state import Array, BucketState
+from ncclkv.errors import NonFinite, OrderMismatch
+from ncclkv.kernels.base import Kernels
+from ncclkv.table.registry import Key
+
+_log = logging.getLogger("ncclkv")
+
+_SHOWN = 8
+
+
+class Said(NamedTuple):
+    """What one rank says.
+
+    Attributes
+    ----------
+    pushed : frozenset of int
+        Places of keys in the registry.
+    unsound : frozenset of int
+        Those of them that hold NaN or infinity here.
+    buckets : tuple of int
+        Numbers of the buckets that are to be readable after the flush.
+    joined : bool
+        Whether this rank only answers.
+    """
+
+    pushed: frozenset[int]
+    unsound: frozenset[int]
+    buckets: tuple[int, ...]
+    joined: bool
+
+
+class Agreed(NamedTuple):
+    """What follows for every rank.
+
+    Attributes
+    ----------
+    keys : list of keys
+        What is reduced, in the order of the registry.
+    buckets : list of int
+        Numbers of the buckets that are to be readable after the flush.
+    active : int
+        How many ranks do not only answer.
+    """
+
+    keys: list[Key]
+    buckets: list[int]
+    active: int
+
+
+class Presence:
+    """Says what this rank has pushed, and hears it of the others.
+
+    Parameters
+    ----------
+    comm : Communicator
+    places : Places
+    kernels : Kernels
+    zeros : bool
+        Whether ranks may push different keys.
+    nonfinite : {"ignore", "raise", "skip_step"}
+
+    Attributes
+    ----------
+    zeros : bool
+    uneven : bool
+        Whether ranks may have joined those that only answer.
+    skipped : int
+        Flushes that came to nothing because of NaN or infinity.
+    """
+
+    def __init__(
+        self, comm: Communicator, places: Places, kernels: Kernels, zeros: bool, nonfinite: str
+    ) -> None:
+        self.zeros = zeros
+        self.uneven = False
+        self.skipped = 0
+        self._comm = comm
+        self._places = places
+        self._kernels = kernels
+        self._nonfinite = nonfinite
+
+    @property
+    def asked(self) -> bool:
+        """Whether flushes begin with an exchange."""
+        return self.zeros or self.uneven or self._nonfinite != "ignore"
+
+    @property
+    def lenient(self) -> bool:
+        """Whether ranks may push different keys, or at different times."""
+        return self.zeros or self.uneven
+
+    def agree(self, buckets: Iterable[int], *, joined: bool = False) -> Agreed:
+        """What all ranks will do; collective.
+
+        What others have pushed and this rank has not is in its buckets when this returns.
+
+        Raises
+        ------
+        OrderMismatch
+            When ranks have pushed different keys and may not.
+        NonFinite
+            On every rank, when it is to be raised; nothing that was pushed is applied.
+        """
+        self._places.seal()
+        said = self._comm.control.allgather(self._said(buckets, joined), "what was pushed")
+        said = [Said(*each) for each in said]
+        active = [rank for rank, each in enumerate(said) if not each.joined]
+        wanted = sorted({number for each in said for number in each.buckets})
+        keys = self._keys(said, active)
+        if any(each.unsound for each in said):
+            self._drop(said)
+            keys = []
+        self._fill_up(keys)
+        return Agreed(keys, wanted, len(active))
+
+    def _said(self, buckets: Iterable[int], joined: bool) -> tuple[object, ...]:
+        """What this rank says."""
+        registry, pushed, unsound = self._places.registry, [], []
+        for state in self._places.states:
+            pushed += [registry[key].index for key in state.pushed]
+            if state.pushed and self._nonfinite != "ignore":
+                unsound += [registry[key].index for key in self._unsound(state)]
+        return tuple(Said(frozenset(pushed), frozenset(unsound), tuple(buckets), joined))
+
+    def _unsound(self, state: BucketState) -> Iterator[Key]:
+        """The keys whose gradients hold NaN or infinity."""
+        for entry in state.layout.entries:
+            key = entry.key
+            if key in state.pushed and not _is_finite(self._places[key].gradient):
+                yield key
+
+    def _keys(self, said: Sequence[Said], active: Sequence[int]) -> list[Key]:
+        """The keys that some rank has pushed."""
+        pushed = frozenset().union(*(each.pushed for each in said))
+        specs = [spec for spec in self._places.registry if spec.index in pushed]
+        if self.zeros:
+            return [spec.key for spec in specs]
+        for spec in specs:
+            having = [rank for rank in active if spec.index in said[rank].pushed]
+            lacking = [rank for rank in active if spec.index not in said[rank].pushed]
+            if having and lacking:
+                raise OrderMismatch(
+                    f"rank {self._comm.rank} of {self._comm.size}: key {spec.key!r} was pushed by "
+                    f"{_ranks(having)} and not by {_ranks(lacking)}; push it on all ranks, or "
+                    f"create the store with missing='zeros'"
+                )
+        return [spec.key for spec in specs]
+
+    def _drop(self, said: Sequence[Said]) -> None:
+        """Let what was pushed come to nothing."""
+        for state in self._places.states:
+            state.pushed.clear()
+        self.skipped += 1
+        specs = [*self._places.registry]
+        unsound = sorted(frozenset().union(*(each.unsound for each in said)))
+        found = []
+        for index in unsound[:_SHOWN]:
+            ranks = [rank for rank, each in enumerate(said) if index in each.unsound]
+            found.append(f"key {specs[index].key!r} on {_ranks(ranks)}")
+        if len(unsound) > _SHOWN:
+            found.append(f"{len(unsound) - _SHOWN} more keys")
+        text = f"NaN or infinity was pushed: {', '.join(found)}; no rank applies what was pushed"
+        if self._nonfinite == "raise":
+            raise NonFinite(f"rank {self._comm.rank} of {self._comm.size}: {text}")
+        if self._comm.rank == 0:
+            _log.warning("ncclkv: %s, and %d such steps were skipped so far", text, self.skipped)
+
+    def _fill_up(self, keys: Iterable[Key]) -> None:
+        """Push what takes no part in a sum for each key that this rank has not pushed."""
+        for key in keys:
+            slot = self._places[key]
+            if key not in slot.state.pushed:
+                slot.state.flying.complete()
+                self._kernels.fill(slot.gradient, _nothing(slot.state))
+                slot.state.pushed.add(key)
+
+
+def _nothing(state: BucketState) -> float:
+    """What changes no sum, or no maximum or minimum."""
+    op, dtype = state.layout.op, state.layout.dtype
+    if op not in ("max", "min"):
+        return 0
+    if dtype.kind == "b":
+        return op == "min"
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return int(limits.min if op == "max" else limits.max)
+    return float("-inf") if op == "max" else float("inf")
+
+
+def _is_finite(array: Array) -> bool:
+    """Whether an array in host memory has no NaN and no infinity."""
+    return array.dtype.kind in "biu" or bool(np.isfinite(array).all())
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """``rank 2`` or ``ranks 1, 3``."""
+    names = ", ".join(map(str, ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
