@@ -9,9 +9,8 @@ On a GPU nothing blocks the host: launch and wait are places in the order of a s
 collective begins after all that is on the caller's current stream when it is launched, and whatever
 the caller puts on its current stream after the wait finds it complete.
 
-Every rank gets the same bits.  Hosts sum in rank order, in float32 for the 16-bit floats, so that
-they are the same in every run; on several nodes long sums are those of the nodes, summed in order.
-NCCL sums in an order of its own.
+Every rank gets the same bits.  Hosts sum in rank order, 16-bit floats in float32, but long arrays
+node by node, where there are several; NCCL sums in an order of its own.
 """
 
 from __future__ import annotations
@@ -114,6 +113,8 @@ class Communicator(ABC):
     mark : Mark
     calls : Calls or None
         What ranks have been called for, at several ranks.
+    reproducible : bool
+        Whether all sums are made in rank order; ranks set it alike, while nothing is in flight.
     """
 
     rank: int
@@ -126,6 +127,7 @@ class Communicator(ABC):
     name: str
     mark: Mark
     calls: Calls | None = None
+    reproducible: bool = False
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Buffer:
@@ -208,7 +210,7 @@ class Communicator(ABC):
     def duplicate(self, timeout: float | None = None) -> Communicator:
         """A communicator of the same ranks whose traffic never meets this one's.
 
-        It has a `timeout` in seconds of its own, or else this one's.
+        It has a `timeout` in seconds of its own, or else this one's, and is `reproducible` as this.
         """
 
     def departed(self) -> dict[int, str]:

@@ -36,6 +36,7 @@ from ncclkv.comm.node.broadcast import Broadcast
 from ncclkv.comm.node.copies import INLINE_BYTES
 from ncclkv.comm.node.form import form
 from ncclkv.comm.node.gather import allgather
+from ncclkv.comm.node.in_order import InOrder
 from ncclkv.comm.node.known import Known, Make
 from ncclkv.comm.node.node import Node
 from ncclkv.comm.node.plan import Plan, Request
@@ -188,7 +189,8 @@ class ExchangeCommunicator(Communicator):
 
     def _between(self, node: Node, request: Request, lane: Lane) -> Steps:
         """A reduction that goes over several nodes."""
-        between, plan = Between(node, lane, request.root), Plan(node, request)
+        way = InOrder if self.reproducible else Between
+        between, plan = way(node, lane, request.root), Plan(node, request)
         send, receive, apply = request.send, request.receive, request.apply
         return Reduction(node, plan, send, receive, apply, between).steps()
 
@@ -254,13 +256,17 @@ class ExchangeCommunicator(Communicator):
         if color is None:
             transport.close()
             return None
-        return ExchangeCommunicator(transport, self.timeout, share=True)
+        part = ExchangeCommunicator(transport, self.timeout, share=True)
+        part.reproducible = self.reproducible
+        return part
 
     def duplicate(self, timeout: float | None = None) -> Communicator:
         limit = self.timeout if timeout is None else timeout
         self.control.barrier("duplicate", limit)
         transport = self._transport.split(0, self.rank)
-        return ExchangeCommunicator(transport, limit, share=True, among=self.control)
+        twin = ExchangeCommunicator(transport, limit, share=True, among=self.control)
+        twin.reproducible = self.reproducible
+        return twin
 
     def departed(self) -> dict[int, str]:
         return dict(self._transport.departed())

@@ -208,6 +208,14 @@ class RecordingKernels:
             )
         self._kernels.combine(values, slot, op)
 
+    def find_nonfinite(self, array: Array, flag: Array) -> None:
+        """Look at what is there at each replay."""
+        self._kernels.find_nonfinite(array, self._keep(flag))
+
+    def assign(self, total: Array, weights: Array, skip: Array) -> None:
+        """Replace what is there at each replay, or not, as `skip` is then."""
+        self._kernels.assign(total, weights, self._keep(skip))
+
     def sgd(
         self,
         weights: Array,
@@ -215,7 +223,12 @@ class RecordingKernels:
         momenta: Array | None,
         *,
         learning_rate: float | Array,
+        skip: Array | None = None,
         **numbers: Any,
     ) -> None:
-        """One step, with the learning rate that is there when it is replayed."""
-        self._kernels.sgd(weights, gradients, momenta, learning_rate=self._rate, **numbers)
+        """One step, with the learning rate that is there when it is replayed, and the `skip`."""
+        if skip is not None:
+            self._keep(skip)
+        self._kernels.sgd(
+            weights, gradients, momenta, learning_rate=self._rate, skip=skip, **numbers
+        )

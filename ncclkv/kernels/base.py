@@ -77,6 +77,19 @@ class Kernels(Protocol):
         (integers toward zero).
         """
 
+    def find_nonfinite(self, array: Array, flag: Array) -> None:
+        """Set ``flag[0]``, an int32, to 1 if a number of `array` is NaN or infinite.
+
+        Else leave it as it is: a flag gathers what is found in several arrays, and is cleared by
+        `fill`.  Integers and bools are finite.
+        """
+
+    def assign(self, total: Array, weights: Array, skip: Array) -> None:
+        """Copy `total` into `weights`, of the same size and dtype, unless ``skip[0]`` is not 0.
+
+        `skip` is an array of one int32 in the memory of both, read when the copy is made.
+        """
+
     def sgd(
         self,
         weights: Array,
@@ -89,11 +102,13 @@ class Kernels(Protocol):
         rescale: float,
         clip: float | None,
         segments: Segments | None = None,
+        skip: Array | None = None,
     ) -> None:
         """One step of stochastic gradient descent on `weights` (and `momenta`) in place.
 
         Only `segments` are updated, if they are given, and with their factors.  A learning rate
-        that is an array, of one float64 in the weights' memory, is read when the step is made.
+        that is an array, of one float64 in the weights' memory, is read when the step is made; and
+        so is `skip`, as in `assign`: unless it is 0, nothing is changed.
         """
 
     def checksums(self, arrays: Sequence[Array]) -> Array:

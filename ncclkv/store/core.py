@@ -36,6 +36,8 @@ class Core(KVStoreBase):
         )
         self._name = name
         self._comm = comm
+        if options.reproducible:
+            comm.reproducible = True
         buckets = sizing(comm, chosen.root, options.bucket_bytes)
         self._engine = Engine(
             comm,

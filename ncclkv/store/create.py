@@ -85,7 +85,9 @@ def create(
         with a line in the log, instead of raising `Divergence`.  What a function as updater
         remembers is its own, and stays.
     reproducible : bool
-        Sums over ranks are made in rank order, whatever the machines, the sizes and the library.
+        Sums over ranks are made in rank order, whatever the machines, the sizes and the library:
+        the bits of NumPy's sum of rank 0's array, rank 1's, and so on, in float32 for 16-bit floats
+        and rounded once.  On one node they are so without it.
 
     Returns
     -------

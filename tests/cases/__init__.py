@@ -34,6 +34,7 @@ MODULES = (
     "optimizers",
     "plans",
     "pulling",
+    "reproducible",
     "several_stores",
     "updaters",
     "views",

@@ -19,7 +19,13 @@ from ncclkv.kernels.device.programs import Program, headers
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
-_ARGUMENT = {"copy": "Copies", "combine": "Parts", "sgd": "Steps", "checksum": "Sums"}
+_ARGUMENT = {
+    "copy": "Copies",
+    "combine": "Parts",
+    "sgd": "Steps",
+    "checksum": "Sums",
+    "nonfinite": "Search",
+}
 
 # The 16-bit floats of CUDA's headers, which need CUDA's compiler; and what that compiler knows.
 _BEFORE = """

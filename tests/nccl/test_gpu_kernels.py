@@ -10,6 +10,7 @@ import pytest
 from ncclkv.kernels.device import DeviceKernels
 from ncclkv.kernels.device.launch import Launcher
 from ncclkv.kernels.device.programs import COPY, SGD
+from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.gpu import need_gpu
 from tests.nccl.kernel_cases import (
     HOST,
@@ -105,6 +106,14 @@ class TestChecksums(ChecksumCases):
         arrays = [shape(stage.put(x)), np.array(shape(x)), shape(x)]
         sums = stage.get(stage.kernels.checksums(arrays))
         assert sums.tolist() == [HOST.checksums([shape(x)])[0]] * 3
+
+
+class TestNonfinite(NonfiniteCases):
+    pass
+
+
+class TestSkip(SkipCases):
+    pass
 
 
 class TestCopy(CopyCases):

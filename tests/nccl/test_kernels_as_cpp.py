@@ -17,6 +17,7 @@ from ncclkv.kernels.device.arguments import COMBINATION, COPY_BYTES, SGD_ELEMENT
 from ncclkv.kernels.device.copies import plan_copies
 from ncclkv.kernels.device.launch import THREADS
 from ncclkv.kernels.device.programs import COMBINE, COPY, SGD
+from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.kernel_cases import (
     STEP,
     ChecksumCases,
@@ -66,6 +67,14 @@ class TestCombine(CombineCases):
 
 
 class TestSgd(SgdCases):
+    pass
+
+
+class TestNonfinite(NonfiniteCases):
+    pass
+
+
+class TestSkip(SkipCases):
     pass
 
 

@@ -15,6 +15,7 @@ from ncclkv.kernels.device.programs import (
     COMBINE,
     COPY,
     FOLDER,
+    NONFINITE,
     PROGRAMS,
     SGD,
     Program,
@@ -78,7 +79,8 @@ def test_every_source_has_a_program_and_each_program_a_name_of_its_own() -> None
     sources = {path.stem for path in FOLDER.glob("*.cu")}
     assert {program.name for program in PROGRAMS} == sources
     assert len({str(program) for program in PROGRAMS}) == len(PROGRAMS)
-    assert set(PROGRAMS) == {COPY, *COMBINE.values(), *SGD.values(), CHECKSUM}
+    programs = {COPY, *COMBINE.values(), *SGD.values(), *NONFINITE.values(), CHECKSUM}
+    assert set(PROGRAMS) == programs
 
 
 def test_an_argument_fits_what_every_driver_takes() -> None:

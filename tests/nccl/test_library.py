@@ -35,8 +35,10 @@ SYMBOLS = [
     "ncclGetVersion",
     "ncclGroupEnd",
     "ncclGroupStart",
+    "ncclRecv",
     "ncclReduce",
     "ncclReduceScatter",
+    "ncclSend",
 ]
 
 CALLS = [
@@ -45,6 +47,8 @@ CALLS = [
     ("broadcast", "broadcast", "ncclBroadcast", 6),
     ("reduce_scatter", "reduceScatter", "ncclReduceScatter", 6),
     ("all_gather", "allGather", "ncclAllGather", 5),
+    ("send", "send", "ncclSend", 5),
+    ("receive", "recv", "ncclRecv", 5),
 ]
 """The binding's name of a call, CuPy's, NCCL's, and how many numbers it takes."""
 

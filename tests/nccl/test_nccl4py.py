@@ -35,6 +35,8 @@ CALLS = [
     ("broadcast", "ncclBroadcast", 6),
     ("reduce_scatter", "ncclReduceScatter", 6),
     ("all_gather", "ncclAllGather", 5),
+    ("send", "ncclSend", 5),
+    ("receive", "ncclRecv", 5),
 ]
 """The binding's name of a call, NCCL's, and how many numbers it takes."""
 
@@ -59,7 +61,7 @@ class Scripted:
         self.looks = 0
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith(("comm_", "group_", "all_", "reduce", "broadcast")):
+        if not name.startswith(("comm_", "group_", "all_", "reduce", "broadcast", "send", "recv")):
             return getattr(nccl, name)
 
         def call(*arguments: Any) -> str:
@@ -137,7 +139,8 @@ def test_without_a_gpu_the_device_is_named_first():
 def test_calls_pass_their_numbers_on_in_order(scripted, name, _, count):
     made, script = scripted
     getattr(made, name)("the communicator", *range(count))
-    assert script.calls == [(name, *range(count - 1), "the communicator", count - 1)]
+    theirs = "recv" if name == "receive" else name
+    assert script.calls == [(theirs, *range(count - 1), "the communicator", count - 1)]
 
 
 @pytest.mark.parametrize("scripted", [(IN_PROGRESS, IN_PROGRESS, 0)], indirect=True)

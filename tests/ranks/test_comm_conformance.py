@@ -8,7 +8,8 @@ import pytest
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import launch
-from tests.cases.communicator_all import CASES, FAILURES
+from tests.cases.communicator_all import CASES, FAILURES, IN_ORDER
+from tests.cases.place import in_rank_order
 
 
 @pytest.fixture(scope="module")
@@ -23,3 +24,12 @@ def world() -> Iterator[Communicator]:
 def test_mpi(name: str, world: Communicator) -> None:
     if world.size > 1 or name not in FAILURES:
         CASES[name](world)
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_mpi_in_rank_order(name: str, world: Communicator) -> None:
+    own = world.duplicate()
+    own.reproducible = True
+    with in_rank_order():
+        CASES[name](own)
+    own.close()

@@ -9,8 +9,8 @@ import pytest
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import launch as hosts
 from ncclkv.comm.nccl import launch as gpus
-from tests.cases.communicator_all import CASES, FAILURES
-from tests.cases.place import at
+from tests.cases.communicator_all import CASES, FAILURES, IN_ORDER
+from tests.cases.place import at, in_rank_order
 from tests.nccl.gpu import need_gpu
 from tests.nccl.place import GpuPlace
 
@@ -31,3 +31,12 @@ def test_case(name: str, world: Communicator) -> None:
     if world.size > 1 or name not in FAILURES:
         with at(GpuPlace()):
             CASES[name](world)
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_case_in_rank_order(name: str, world: Communicator) -> None:
+    own = world.duplicate()
+    own.reproducible = True
+    with at(GpuPlace()), in_rank_order():
+        CASES[name](own)
+    own.close()

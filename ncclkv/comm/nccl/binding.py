@@ -117,3 +117,11 @@ class Binding(Protocol):
         self, comm: Handle, send: int, receive: int, count: int, dtype: int, stream: int
     ) -> None:
         """Gather parts of `count` elements in rank order; `send` may be this rank's place."""
+
+    def send(self, comm: Handle, send: int, count: int, dtype: int, peer: int, stream: int) -> None:
+        """Send to a rank, which must receive as much; in a group, or it may wait for ever."""
+
+    def receive(
+        self, comm: Handle, receive: int, count: int, dtype: int, peer: int, stream: int
+    ) -> None:
+        """Receive from a rank; in a group with what goes the other way."""

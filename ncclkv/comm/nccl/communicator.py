@@ -12,12 +12,13 @@ import numpy as np
 from ncclkv.arrays.memory import address
 from ncclkv.comm.base import Apply, Buffer, Communicator, DoneWork, Work
 from ncclkv.comm.buffers import check_buffer, check_buffers, check_places, check_root
-from ncclkv.comm.control import Control
 from ncclkv.comm.ended import closed, left
 from ncclkv.comm.graph import Graph
 from ncclkv.comm.nccl import wire
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
+from ncclkv.comm.nccl.control import NcclControl
 from ncclkv.comm.nccl.flight import Enqueue, Flight
+from ncclkv.comm.nccl.in_order import InOrder
 from ncclkv.comm.nccl.streams import Streams
 from ncclkv.comm.nccl.work import HostWork
 from ncclkv.errors import (
@@ -33,26 +34,6 @@ from ncclkv.kernels.base import Kernels
 Result = TypeVar("Result")
 
 
-class NcclControl(Control):
-    """Host objects between the hosts; their failure is one of the whole communicator."""
-
-    def __init__(self, flight: Flight, control: Control) -> None:
-        self._flight = flight
-        self._control = control
-
-    def allgather(self, item: Any, label: str = "") -> list[Any]:
-        with self._flight.guard:
-            return self._control.allgather(item, label)
-
-    def broadcast(self, item: Any, root: int = 0, label: str = "") -> Any:
-        with self._flight.guard:
-            return self._control.broadcast(item, root, label)
-
-    def barrier(self, label: str = "") -> None:
-        with self._flight.guard:
-            self._control.barrier(label)
-
-
 class NcclCommunicator(Communicator):
     """Collectives of CuPy arrays, one GPU a rank; collective to create.
 
@@ -64,7 +45,8 @@ class NcclCommunicator(Communicator):
     The arithmetic is NCCL's.  Sums are made in an order that depends on the length, and 16-bit
     floats are rounded at each step; all ranks get the same bits.  An average of floats is a sum of
     values that are multiplied by ``1 / size`` first; of integers, a sum divided toward zero.  Where
-    some ranks' elements are NaN, ``max`` and ``min`` may give another rank's number.
+    some ranks' elements are NaN, ``max`` and ``min`` may give another rank's number.  Where
+    `reproducible`, NCCL moves arrays alone, and the arithmetic is the same as on hosts.
 
     Parameters
     ----------
@@ -101,6 +83,7 @@ class NcclCommunicator(Communicator):
         self._binding = binding
         self._streams = streams
         self._flight = Flight(peers, binding, streams, _create(peers, binding))
+        self._in_order = InOrder(peers.rank, peers.size, binding, streams, kernels, self._flight)
         self.control = NcclControl(self._flight, peers.control)
         self._closed = False
 
@@ -161,6 +144,9 @@ class NcclCommunicator(Communicator):
             update = partial(apply, 0, send.size)
         target = "all ranks" if root is None else f"rank {root}"
         what = f"a reduction of {send.nbytes} bytes to {target}"
+        if self._orders:
+            ordered, room = self._in_order.reduce(send, receive, op, root)
+            return self._launch(what, ordered, (send, receive, room), update)
         return self._launch(what, enqueue, (send, receive), update)
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
@@ -186,7 +172,16 @@ class NcclCommunicator(Communicator):
         def enqueue(handle: Handle, stream: int) -> None:
             self._binding.reduce_scatter(handle, *places, way.dtype, way.op, stream)
 
-        return self._launch(f"a reduce_scatter of {send.nbytes} bytes", enqueue, (send, receive))
+        what = f"a reduce_scatter of {send.nbytes} bytes"
+        if self._orders:
+            ordered, room = self._in_order.reduce_scatter(send, receive, op)
+            return self._launch(what, ordered, (send, receive, room))
+        return self._launch(what, enqueue, (send, receive))
+
+    @property
+    def _orders(self) -> bool:
+        """Whether there is an order to keep."""
+        return self.reproducible and self.size > 1
 
     def allgather(self, send: Buffer, receive: Buffer) -> Work:
         _check(send, receive, send.size * self.size)
@@ -231,7 +226,9 @@ class NcclCommunicator(Communicator):
     def _child(self, peers: Communicator) -> NcclCommunicator:
         """A communicator of other ranks over the same device."""
         streams = self._streams.another()
-        return NcclCommunicator(peers, self._binding, streams, self.kernels, shared=self._shared)
+        made = NcclCommunicator(peers, self._binding, streams, self.kernels, shared=self._shared)
+        made.reproducible = self.reproducible
+        return made
 
     def departed(self) -> dict[int, str]:
         return self._peers.departed()

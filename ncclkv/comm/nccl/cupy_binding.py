@@ -116,6 +116,14 @@ class CupyBinding:
     ) -> None:
         self._call("ncclAllGather", comm.allGather, send, receive, count, dtype, stream)
 
+    def send(self, comm: Handle, send: int, count: int, dtype: int, peer: int, stream: int) -> None:
+        self._call("ncclSend", comm.send, send, count, dtype, peer, stream)
+
+    def receive(
+        self, comm: Handle, receive: int, count: int, dtype: int, peer: int, stream: int
+    ) -> None:
+        self._call("ncclRecv", comm.recv, receive, count, dtype, peer, stream)
+
     def _call(self, operation: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call NCCL; its error gets the version, the call and one thing to do."""
         try:

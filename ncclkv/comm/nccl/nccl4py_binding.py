@@ -164,6 +164,14 @@ class Nccl4pyBinding:
         function = self._nccl.all_gather
         self._enqueue("ncclAllGather", function, comm, stream, send, receive, count, dtype)
 
+    def send(self, comm: Handle, send: int, count: int, dtype: int, peer: int, stream: int) -> None:
+        self._enqueue("ncclSend", self._nccl.send, comm, stream, send, count, dtype, peer)
+
+    def receive(
+        self, comm: Handle, receive: int, count: int, dtype: int, peer: int, stream: int
+    ) -> None:
+        self._enqueue("ncclRecv", self._nccl.recv, comm, stream, receive, count, dtype, peer)
+
     def _enqueue(
         self,
         operation: str,

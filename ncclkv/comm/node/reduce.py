@@ -15,6 +15,7 @@ from ncclkv.comm.base import Apply, Buffer
 from ncclkv.comm.node.between import Between
 from ncclkv.comm.node.copies import HALF_BYTES
 from ncclkv.comm.node.flags import DONE, ENTERED
+from ncclkv.comm.node.in_order import InOrder
 from ncclkv.comm.node.node import BLOCK_BYTES, Node
 from ncclkv.comm.node.plan import Plan
 from ncclkv.comm.schedule import slices
@@ -33,7 +34,7 @@ class Reduction:
         For these two arrays.
     send, receive : ndarray
     apply : callable or None
-    between : Between, optional
+    between : Between or InOrder, optional
         The way to the other nodes, if there are any.
     """
 
@@ -44,7 +45,7 @@ class Reduction:
         send: Buffer,
         receive: Buffer,
         apply: Apply | None,
-        between: Between | None = None,
+        between: Between | InOrder | None = None,
     ) -> None:
         self._node = node
         self._plan = plan
@@ -58,7 +59,7 @@ class Reduction:
         self._node.halves.open(self._turn)
         return self._sliced() if self._between is None else self._told(self._between)
 
-    def _told(self, between: Between) -> Steps:
+    def _told(self, between: Between | InOrder) -> Steps:
         """Do it, and tell of other calls all those who cannot see them."""
         try:
             yield from self._sliced()

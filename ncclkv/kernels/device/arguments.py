@@ -37,6 +37,7 @@ COPIES = np.dtype(
         ("source", ADDRESS, (PIECES,)),
         ("destination", ADDRESS, (PIECES,)),
         ("nbytes", np.uint64, (PIECES,)),
+        ("skip", ADDRESS),
         ("first", np.uint32, (PIECES + 1,)),
         ("count", np.uint32),
     ],
@@ -73,6 +74,7 @@ STEPS = np.dtype(
         ("rescale", np.float64),
         ("clip", np.float64),
         ("learning_rate_at", ADDRESS),
+        ("skip", ADDRESS),
         ("first", np.uint32, (PIECES + 1,)),
         ("count", np.uint32),
     ],
@@ -91,6 +93,15 @@ SUMS = np.dtype(
     align=True,
 )
 """The argument of ``checksum``."""
+SEARCH = np.dtype(
+    [
+        ("words", ADDRESS),
+        ("flag", ADDRESS),
+        ("size", np.uint64),
+    ],
+    align=True,
+)
+"""The argument of ``nonfinite``."""
 
 
 def new(dtype: np.dtype[Any]) -> NDArray[Any]:

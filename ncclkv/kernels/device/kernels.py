@@ -11,7 +11,8 @@ from ncclkv.arrays.dtypes import dtype_name, is_low_precision
 from ncclkv.kernels.base import Segments
 from ncclkv.kernels.device import arguments
 from ncclkv.kernels.device.checksums import checksums
-from ncclkv.kernels.device.copies import CopyTable, DeviceArray
+from ncclkv.kernels.device.copies import CopyTable, DeviceArray, plan_copies
+from ncclkv.kernels.device.finite import search
 from ncclkv.kernels.device.launch import THREADS, Launch, Launcher
 from ncclkv.kernels.device.memory import assign, copy, empty, fill, zeros
 from ncclkv.kernels.device.peers import Transfer, apart, copy_across, transfer
@@ -182,6 +183,17 @@ class DeviceKernels:
             argument["ends"] = batch.stop == len(parts)
             self._launch(program, blocks, argument)
 
+    def find_nonfinite(self, array: DeviceArray, flag: DeviceArray) -> None:
+        """Set ``flag[0]`` to 1 if a number of `array` is NaN or infinite; the host waits not."""
+        search(self._launch, array, flag)
+
+    def assign(self, total: DeviceArray, weights: DeviceArray, skip: DeviceArray) -> None:
+        """Copy `total` into `weights`, unless ``skip[0]`` is not 0 when the kernel runs."""
+        source, target = (np.array([x.data.ptr], np.uint64) for x in (total, weights))
+        for blocks, argument in plan_copies(source, target, np.array([total.nbytes])):
+            argument["skip"] = skip.data.ptr
+            self._launch(COPY, blocks, argument)
+
     def sgd(
         self,
         weights: DeviceArray,
@@ -194,6 +206,7 @@ class DeviceKernels:
         rescale: float,
         clip: float | None,
         segments: Segments | None = None,
+        skip: DeviceArray | None = None,
     ) -> None:
         """One step of stochastic gradient descent, in place, as ``kernels.host`` does it."""
         self.sgd_segments(
@@ -206,6 +219,7 @@ class DeviceKernels:
             weight_decay=weight_decay,
             rescale=rescale,
             clip=clip,
+            skip=skip,
         )
 
     def _table(self, segments: Segments) -> SegmentTable:
@@ -229,6 +243,7 @@ class DeviceKernels:
         weight_decay: float,
         rescale: float,
         clip: float | None,
+        skip: DeviceArray | None = None,
     ) -> None:
         """One step of each of `segments`, with its own factors, in one launch for 128 of them.
 
@@ -241,7 +256,7 @@ class DeviceKernels:
         learning_rate, weight_decay : float
             Multiplied in float64 with each segment's factors, then rounded.  A learning rate that
             is an array of one float64 is read by the kernel.
-        momentum, rescale, clip
+        momentum, rescale, clip, skip
             As for ``kernels.host.update.sgd``.
         """
         program = SGD[dtype_name(weights.dtype)]
@@ -253,6 +268,7 @@ class DeviceKernels:
             # A captured launch keeps its argument for good: what is to change lies in memory.
             argument["learning_rate"] = 0.0 if place else learning_rate
             argument["learning_rate_at"] = place
+            argument["skip"] = 0 if skip is None else skip.data.ptr
             argument["momentum"] = momentum
             argument["weight_decay"] = weight_decay
             argument["rescale"] = rescale

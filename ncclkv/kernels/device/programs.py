@@ -17,6 +17,7 @@ from ncclkv.kernels.device.arguments import (
     COPY_BYTES,
     PARTS,
     PIECES,
+    SEARCH,
     SGD_ELEMENTS,
     STEPS,
     SUMMED_BYTES,
@@ -149,5 +150,18 @@ CHECKSUM = Program(
 )
 """Sums of the bits of many arrays."""
 
-PROGRAMS = (COPY, *COMBINE.values(), *SGD.values(), CHECKSUM)
+_EXPONENT = {
+    "float16": ("unsigned short", "0x7c00"),
+    "bfloat16": ("unsigned short", "0x7f80"),
+    "float32": ("unsigned", "0x7f800000"),
+    "float64": ("unsigned long long", "0x7ff0000000000000"),
+}
+
+NONFINITE = {
+    dtype: Program("nonfinite", f"of {dtype}", SEARCH, {"WORD": word, "EXPONENT": exponent})
+    for dtype, (word, exponent) in _EXPONENT.items()
+}
+"""A search for NaN and infinity, by the numbers' dtype; complex ones are pairs of real ones."""
+
+PROGRAMS = (COPY, *COMBINE.values(), *SGD.values(), *NONFINITE.values(), CHECKSUM)
 """All of them."""

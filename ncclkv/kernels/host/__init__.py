@@ -10,11 +10,12 @@ from __future__ import annotations
 from ncclkv.arrays import as_out, as_value
 from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.checksum import checksums
+from ncclkv.kernels.host.finite import find_nonfinite
 from ncclkv.kernels.host.memory import copy, empty, fill, zeros
 from ncclkv.kernels.host.pack import pack, pack_all, unpack, unpack_all
 from ncclkv.kernels.host.pieces import PIECE_BYTES
 from ncclkv.kernels.host.reduce import combine, reduce
-from ncclkv.kernels.host.update import sgd
+from ncclkv.kernels.host.update import assign, sgd
 
 __all__ = ["PIECE_BYTES", "HostKernels"]
 
@@ -46,5 +47,7 @@ class HostKernels:
     unpack_all = staticmethod(unpack_all)
     combine = staticmethod(combine)
     reduce = staticmethod(reduce)
+    find_nonfinite = staticmethod(find_nonfinite)
+    assign = staticmethod(assign)
     sgd = staticmethod(sgd)
     checksums = staticmethod(checksums)

@@ -1,4 +1,4 @@
-"""Optimizer steps on flat arrays."""
+"""What a sum does to weights: it replaces them, or is a step of an optimizer's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from ncclkv.kernels.base import Array, Segments
 from ncclkv.kernels.host import compiled
+from ncclkv.kernels.host.memory import move
 from ncclkv.kernels.host.pieces import piece_length, ranges, working_dtype
 
 
@@ -22,6 +23,12 @@ class _Step(NamedTuple):
     clip: float | None
 
 
+def assign(total: Array, weights: Array, skip: Array) -> None:
+    """Copy `total` into `weights`, unless ``skip[0]`` is not 0."""
+    if not skip[0]:
+        move(weights, total, total.nbytes)
+
+
 def sgd(
     weights: Array,
     gradients: Array,
@@ -33,6 +40,7 @@ def sgd(
     rescale: float,
     clip: float | None,
     segments: Segments | None = None,
+    skip: Array | None = None,
 ) -> None:
     """One step of stochastic gradient descent, in place, as MXNet's ``sgd_update`` does it.
 
@@ -57,7 +65,11 @@ def sgd(
         Bound on the absolute value of each rescaled gradient.
     segments : Segments, optional
         The ranges to update, with factors of `learning_rate` and `weight_decay`.
+    skip : ndarray of int32, shape (1,), optional
+        Unless it is 0, nothing is changed.
     """
+    if skip is not None and skip[0]:
+        return
     rate = float(np.asarray(learning_rate).item())
     offsets, lr_mult, wd_mult = segments or ((0, weights.size), (1.0,), (1.0,))
     for (lo, hi), of_rate, of_decay in zip(pairwise(offsets), lr_mult, wd_mult, strict=True):

@@ -6,10 +6,11 @@ import uuid
 
 from ncclkv.comm.base import Communicator
 from ncclkv.errors import CommError
-from tests.nccl.standin.calls import Call, Placed, check_group, place
+from tests.nccl.standin.calls import TO_ONE, Call, Placed, check_group, place
 from tests.nccl.standin.collective import Collective
 from tests.nccl.standin.contract import ContractBroken, Died
 from tests.nccl.standin.device import Device
+from tests.nccl.standin.exchange import Exchange
 from tests.nccl.standin.faults import Faults
 from tests.nccl.standin.handle import Handle
 from tests.nccl.standin.log import HEADER
@@ -120,9 +121,14 @@ class RecordingBinding:
         self._depth -= 1
         if not self._depth:
             group, self._group = self._group, []
+            messages: dict[Handle, list[Placed]] = {}
             for handle, placed in group:
-                if handle.size > 1:
+                if placed.call.kind in TO_ONE:
+                    messages.setdefault(handle, []).append(placed)
+                elif handle.size > 1:
                     self._launch(handle, placed)
+            for handle, all_placed in messages.items():
+                self._exchange(handle, all_placed)
 
     def all_reduce(
         self, comm: Handle, send: int, receive: int, count: int, dtype: int, op: int, stream: int
@@ -157,12 +163,25 @@ class RecordingBinding:
     ) -> None:
         self._add(comm, Call("all_gather", send, receive, count, dtype, None, None, stream))
 
+    def send(self, comm: Handle, send: int, count: int, dtype: int, peer: int, stream: int) -> None:
+        self._add(comm, Call("send", send, send, count, dtype, None, peer, stream))
+
+    def receive(
+        self, comm: Handle, receive: int, count: int, dtype: int, peer: int, stream: int
+    ) -> None:
+        self._add(comm, Call("receive", receive, receive, count, dtype, None, peer, stream))
+
     def _add(self, comm: Handle, call: Call) -> None:
         """Check a call; launch it at once outside a group, and where there is nobody else."""
         self._device.check()
         comm.check(call.kind)
         placed = place(call, self._device.memory, comm.rank, comm.size)
         self._device.log.add(placed.line(self._device.name(call.stream)))
+        if call.kind in TO_ONE and (not self._depth or call.root == comm.rank):
+            raise ContractBroken(
+                f"{call} on rank {comm.rank}: a message goes to another rank, in a group with what "
+                f"comes back, or both ends wait for ever"
+            )
         if self._depth:
             check_group([each for _, each in self._group], placed)
             self._group.append((comm, placed))
@@ -179,5 +198,19 @@ class RecordingBinding:
             f"{placed.call.kind} of {comm.name}",
             lambda: Collective(comm, placed),
             placed.spans,
+            comm,
+        )
+
+    def _exchange(self, comm: Handle, messages: list[Placed]) -> None:
+        """Queue all messages of a group."""
+        if self._faults.dies_in == comm.launched:
+            raise Died(f"rank {comm.rank} dies in call {comm.launched}: messages")
+        stream = messages[0].call.stream
+        comm.streams.add(stream)
+        self._device.put(
+            stream,
+            f"messages of {comm.name}",
+            lambda: Exchange(comm, messages),
+            [span for placed in messages for span in placed.spans],
             comm,
         )

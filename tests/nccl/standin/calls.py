@@ -36,11 +36,12 @@ OPS = ("sum", "prod", "max", "min", "avg")
 
 SENT_BY_ALL = ("reduce_scatter",)
 RECEIVED_FROM_ALL = ("all_gather",)
+TO_ONE = ("send", "receive")
 
 
 @dataclass(frozen=True)
 class Call:
-    """What one rank asked for."""
+    """What one rank asked for; the root of a message is the rank at its other end."""
 
     kind: str
     send: int
@@ -57,7 +58,7 @@ class Call:
         if self.op is not None:
             words.append(f"op={OPS[self.op]}")
         if self.root is not None:
-            words.append(f"root={self.root}")
+            words.append(f"{'peer' if self.kind in TO_ONE else 'root'}={self.root}")
         return f"{self.kind}({', '.join(words)})"
 
 
@@ -95,11 +96,12 @@ def place(call: Call, memory: Memory, rank: int, size: int) -> Placed:
     if call.stream == DEFAULT_STREAM:
         raise ContractBroken(f"{call} is on the default stream, 0; give it a stream of its own")
     part = call.count * dtype_of(call).itemsize
-    send = find(call, memory, call.send, part * (size if call.kind in SENT_BY_ALL else 1), False)
+    sent = part * (size if call.kind in SENT_BY_ALL else 1)
     whole = part * (size if call.kind in RECEIVED_FROM_ALL else 1)
-    receives = call.kind != "reduce" or call.root == rank
+    receives = call.kind != "send" and (call.kind != "reduce" or call.root == rank)
+    reads = call.kind != "receive" and (call.kind != "broadcast" or call.root == rank)
+    send = find(call, memory, call.send, 0 if call.kind == "receive" else sent, False)
     receive = find(call, memory, call.receive, whole if receives else 0, True)
-    reads = call.kind != "broadcast" or call.root == rank
     placed = Placed(call, send, receive, reads, receives)
     check_in_place(placed, rank, part)
     return placed

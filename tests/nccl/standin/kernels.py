@@ -68,6 +68,15 @@ class StandInKernels:
             "reduce", parts, [out], lambda *views: _HOST.reduce(views[:-1], views[-1], op)
         )
 
+    def find_nonfinite(self, array: Any, flag: Any) -> None:
+        self._streams.work("find_nonfinite", [array], [flag], _HOST.find_nonfinite)
+
+    def assign(self, total: Any, weights: Any, skip: Any) -> None:
+        def run(total: Any, skip: Any, weights: Any) -> None:
+            _HOST.assign(total, weights, skip)
+
+        self._streams.work("assign", [total, skip], [weights], run)
+
     def sgd(
         self,
         weights: Any,
@@ -75,25 +84,23 @@ class StandInKernels:
         momenta: Any | None,
         *,
         learning_rate: Any,
+        skip: Any | None = None,
         **numbers: Any,
     ) -> None:
         changed = [weights] if momenta is None else [weights, momenta]
-        if not isinstance(learning_rate, (int, float)):
-            self._sgd_at(learning_rate, gradients, changed, numbers)
-            return
+        in_memory = {} if skip is None else {"skip": skip}
+        if isinstance(learning_rate, (int, float)):
+            numbers["learning_rate"] = learning_rate
+        else:
+            in_memory["learning_rate"] = learning_rate
+        names = list(in_memory)  # and not the arrays, which what is recorded does not keep
 
-        def run(gradients: Any, weights: Any, momenta: Any = None) -> None:
-            _HOST.sgd(weights, gradients, momenta, learning_rate=learning_rate, **numbers)
+        def run(gradients: Any, *views: Any) -> None:
+            there = dict(zip(names, views, strict=False))
+            weights, *momenta = views[len(names) :]
+            _HOST.sgd(weights, gradients, *(momenta or [None]), **there, **numbers)
 
-        self._streams.work("sgd", [gradients], changed, run)
-
-    def _sgd_at(self, rate: Any, gradients: Any, changed: list[Any], numbers: Any) -> None:
-        """The same, with the learning rate that is in memory when it runs."""
-
-        def run(rate: Any, gradients: Any, weights: Any, momenta: Any = None) -> None:
-            _HOST.sgd(weights, gradients, momenta, learning_rate=rate, **numbers)
-
-        self._streams.work("sgd", [rate, gradients], changed, run)
+        self._streams.work("sgd", [gradients, *in_memory.values()], changed, run)
 
     def checksums(self, arrays: Sequence[Any]) -> Any:
         sums = self.zeros(len(arrays), np.dtype(np.uint64))

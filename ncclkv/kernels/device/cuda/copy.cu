@@ -6,6 +6,7 @@ struct Copies {
     const char* source[MOST];
     char* destination[MOST];
     u64 nbytes[MOST];
+    const int* skip;  // or null: where the number is that is 0 if all is to be copied
     unsigned first[MOST + 1];
     unsigned count;
 };
@@ -26,6 +27,9 @@ __device__ inline void copy_words(const char* source, char* destination, u64 nby
 }
 
 extern "C" __global__ void copy(const __grid_constant__ Copies copies) {
+    if (copies.skip && *copies.skip) {
+        return;
+    }
     const unsigned i = piece_of(copies.first, copies.count, blockIdx.x);
     const u64 done = u64(blockIdx.x - copies.first[i]) * PER_BLOCK;
     const u64 left = copies.nbytes[i] - done;

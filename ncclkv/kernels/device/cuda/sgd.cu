@@ -17,6 +17,7 @@ struct Steps {
     double rescale;
     double clip;  // negative: there is none
     const double* learning_rate_at;  // or null: where the learning rate is, if it is not above
+    const int* skip;                 // or null: where the number is that is 0 if all is to be done
     unsigned first[MOST + 1];
     unsigned count;
 };
@@ -103,6 +104,9 @@ __device__ void update_range(const Numbers& n, ELEMENT* __restrict__ weights,
 }
 
 extern "C" __global__ void sgd(const __grid_constant__ Steps steps) {
+    if (steps.skip && *steps.skip) {
+        return;
+    }
     const unsigned i = piece_of(steps.first, steps.count, blockIdx.x);
     const u64 low = steps.start[i] + u64(blockIdx.x - steps.first[i]) * PER_BLOCK;
     const u64 left = steps.start[i + 1] - low;

@@ -1,0 +1,28 @@
+"""The way of host objects beside NCCL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ncclkv.comm.control import Control
+from ncclkv.comm.nccl.flight import Flight
+
+
+class NcclControl(Control):
+    """Host objects between the hosts; their failure is one of the whole communicator."""
+
+    def __init__(self, flight: Flight, control: Control) -> None:
+        self._flight = flight
+        self._control = control
+
+    def allgather(self, item: Any, label: str = "") -> list[Any]:
+        with self._flight.guard:
+            return self._control.allgather(item, label)
+
+    def broadcast(self, item: Any, root: int = 0, label: str = "") -> Any:
+        with self._flight.guard:
+            return self._control.broadcast(item, root, label)
+
+    def barrier(self, label: str = "") -> None:
+        with self._flight.guard:
+            self._control.barrier(label)

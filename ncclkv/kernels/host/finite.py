@@ -1,0 +1,51 @@
+"""Looking for NaN and infinity."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ncclkv.arrays.dtypes import dtype_name
+from ncclkv.kernels.base import Array
+from ncclkv.kernels.host.pieces import piece_length, ranges
+
+# Of the floats that NumPy is slow at: a number with all of these bits is not finite.
+_EXPONENTS = {"float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}
+
+
+def find_nonfinite(array: Array, flag: Array) -> None:
+    """Set ``flag[0]`` to 1 if a number of `array` is NaN or infinite; else leave it as it is.
+
+    It goes through the array once, piece by piece, and no further than to the piece that decides.
+
+    Parameters
+    ----------
+    array : ndarray, shape (n,)
+        Of any dtype that stores hold; integers and bools are finite.
+    flag : ndarray of int32, shape (1,)
+
+    Examples
+    --------
+    >>> flag = np.zeros(1, np.int32)
+    >>> find_nonfinite(np.array([1e308, -1e308]), flag)
+    >>> int(flag[0])
+    0
+    >>> find_nonfinite(np.array([1.0, np.nan]), flag)
+    >>> int(flag[0])
+    1
+    """
+    if array.dtype.kind in "biu":
+        return
+    if array.dtype.kind == "c":
+        array = array.view(array.real.dtype)
+    exponent = _EXPONENTS.get(dtype_name(array.dtype))
+    for piece in ranges(array.size, piece_length(array.dtype)):
+        if not _all_finite(array[piece], exponent):
+            flag[0] = 1
+            return
+
+
+def _all_finite(piece: Array, exponent: np.uint16 | None) -> bool:
+    """Whether all numbers of a piece are finite; of 16-bit floats by the bits of an exponent."""
+    if exponent is None:
+        return bool(np.isfinite(piece).all())
+    return bool((piece.view(np.uint16) & exponent).max() != exponent)

@@ -1,0 +1,114 @@
+"""The messages of one group in a stream: they compare what the ranks send, move it, and write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ncclkv.comm.base import Work
+from ncclkv.errors import CommError
+from tests.nccl.standin.calls import Placed
+from tests.nccl.standin.contract import ContractBroken
+from tests.nccl.standin.handle import Handle
+from tests.nccl.standin.memory import POISON
+
+
+class Exchange:
+    """What one rank sends to others and receives from them, once its group has ended.
+
+    All ranks take part, each with a row of how much it sends to whom and receives from whom; NCCL
+    would leave alone those who do neither.
+    """
+
+    def __init__(self, handle: Handle, messages: Sequence[Placed]) -> None:
+        self.number = handle.launched
+        handle.launched += 1
+        self.what = f"messages {self.number} of {handle.name}"
+        self._handle = handle
+        self._sent = self._by_peer(messages, "send")
+        self._received = self._by_peer(messages, "receive")
+        self._work: Work | None = None
+        self._rows = np.zeros((handle.size, 2, handle.size), np.int64)
+        self._everything: np.ndarray | None = None
+
+    def _by_peer(self, messages: Sequence[Placed], kind: str) -> dict[int, np.ndarray]:
+        """The memory of the messages of one kind."""
+        memory: dict[int, np.ndarray] = {}
+        for placed in messages:
+            call = placed.call
+            if call.kind != kind or call.root is None:
+                continue
+            if call.root in memory:
+                raise ContractBroken(f"two messages in one group for one place: {call}")
+            span = placed.send if kind == "send" else placed.receive
+            memory[call.root] = span.allocation.bytes(span.lo, span.hi)
+        return memory
+
+    def run(self, needed: bool) -> bool:
+        """Go on from where the messages of the last step have brought it."""
+        handle = self._handle
+        if handle.aborted:
+            return True
+        if not handle.may_start(self.number):
+            return False
+        try:
+            return self._advance(needed)
+        except CommError:
+            # Whoever left took its part along.  NCCL says nothing about it.
+            return False
+
+    def _advance(self, needed: bool) -> bool:
+        if self._work is None:
+            self._begin()
+        assert self._work is not None
+        if not self._work.done():
+            return False
+        if self._everything is None:
+            self._compare()
+            self._move()
+            if not self._work.done():
+                return False
+        if needed:
+            self._finish()
+        return needed
+
+    def _begin(self) -> None:
+        """Take the inputs, poison the outputs, and tell the others what goes where."""
+        self._inputs = {peer: memory.copy() for peer, memory in self._sent.items()}
+        for memory in self._received.values():
+            memory[:] = POISON
+        own = self._rows[self._handle.rank]
+        for row, memories in zip(own, (self._sent, self._received), strict=True):
+            for peer, memory in memories.items():
+                row[peer] = memory.size
+        self._handle.started += 1
+        self._work = self._handle.host.allgather(own.reshape(-1).copy(), self._rows.reshape(-1))
+
+    def _compare(self) -> None:
+        """Refuse messages that are not received as they were sent, with the same words on all."""
+        sent, received = self._rows[:, 0], self._rows[:, 1]
+        for source, target in np.argwhere(sent != received.T):
+            raise ContractBroken(
+                f"rank {source} of {self._handle.name} sends {sent[source, target]} bytes to rank "
+                f"{target}, which receives {received[target, source]}: they made different calls"
+            )
+
+    def _move(self) -> None:
+        """Start to give everything to everybody."""
+        longest = int(self._rows[:, 0].sum(axis=1).max())
+        own = np.zeros(longest, np.uint8)
+        mine = [self._inputs[peer] for peer in sorted(self._inputs)]
+        if mine:
+            packed = np.concatenate(mine)
+            own[: packed.size] = packed
+        self._everything = np.empty((self._handle.size, longest), np.uint8)
+        self._work = self._handle.host.allgather(own, self._everything.reshape(-1))
+
+    def _finish(self) -> None:
+        """Write what was sent here."""
+        assert self._everything is not None
+        for peer, memory in self._received.items():
+            before = int(self._rows[peer, 0, : self._handle.rank].sum())
+            memory[:] = self._everything[peer, before : before + memory.size]
+        self._handle.completed += 1

@@ -1,0 +1,91 @@
+"""Sums in rank order over several nodes, however the ranks lie on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from ncclkv import env
+from ncclkv.comm import threads
+from ncclkv.comm.base import Communicator
+from ncclkv.testing import run_ranks
+from tests.cases.communicator_all import CASES, IN_ORDER
+from tests.cases.place import SeveralNodes, at, in_rank_order
+
+Split = Callable[[Sequence[int], int], list[int]]
+
+
+def in_pairs(ranks: Sequence[int], rank: int) -> list[int]:
+    """Two ranks to a node; the last may be alone there."""
+    return [other for other in ranks if other // 2 == rank // 2]
+
+
+def in_turn(ranks: Sequence[int], rank: int) -> list[int]:
+    """Every other rank on the same node: none follows another there."""
+    return [other for other in ranks if other % 2 == rank % 2]
+
+
+def over_nodes(
+    monkeypatch: pytest.MonkeyPatch, split: Split, size: int, body: Callable[[Communicator], None]
+) -> None:
+    """Run a body on threads that take themselves for ranks of several nodes."""
+    monkeypatch.setattr(env, "split_node", split)
+
+    def rank() -> None:
+        comm = threads.world(20.0)
+        comm.reproducible = True
+        with at(SeveralNodes()), in_rank_order():
+            body(comm)
+        comm.close()
+
+    run_ranks(size, rank, timeout=20.0)
+
+
+@pytest.mark.parametrize(("split", "size"), [(in_pairs, 3), (in_turn, 4)])
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_case(monkeypatch: pytest.MonkeyPatch, name: str, split: Split, size: int) -> None:
+    over_nodes(monkeypatch, split, size, CASES[name])
+
+
+@pytest.mark.parametrize("way", ["window", "halves", "messages"])
+@pytest.mark.parametrize("name", ["every_op_of_every_dtype", "every_length_to_every_root"])
+def test_other_ways_to_share_memory(monkeypatch: pytest.MonkeyPatch, name: str, way: str) -> None:
+    monkeypatch.setenv("NCCLKV_NODE_MEMORY", way)
+    over_nodes(monkeypatch, in_pairs, 4, CASES[name])
+
+
+@pytest.mark.parametrize("count", [4, 5_000, 1_500_000])
+def test_memory_in_common_gets_the_same_sums(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Short ones too, which otherwise go from rank to rank."""
+
+    def body(comm: Communicator) -> None:
+        receive = comm.common(4 * count)
+        assert receive is not None
+        sums, seen = receive.view(np.float32), np.zeros(count)
+        send = np.full(count, (1e8, 1.0, -1e8, 1.0)[comm.rank], np.float32)
+
+        def apply(lo: int, hi: int) -> None:
+            seen[lo:hi] += 1
+            assert (sums[lo:hi] == 1.0).all()
+
+        comm.reduce_apply(send, sums, "sum", apply, divided=True).wait()
+        comm.barrier().wait()
+        # ((1e8 + 1) - 1e8) + 1; by pairs it would be 0.
+        assert (sums == 1.0).all()
+        others = comm.control.allgather(seen.tolist())
+        assert np.sum(others, axis=0).tolist() == [2.0] * count  # once on each node
+
+    over_nodes(monkeypatch, in_pairs, 4, body)
+
+
+def test_what_is_made_of_it_keeps_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(comm: Communicator) -> None:
+        whole, some = comm.duplicate(), comm.split(0)
+        assert some is not None
+        for made in (whole, some):
+            assert made.reproducible
+            made.close()
+
+    over_nodes(monkeypatch, in_pairs, 3, body)

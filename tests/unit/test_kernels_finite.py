@@ -1,0 +1,49 @@
+"""The host's kernels that look for what is not finite, and those that heed it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ncclkv.kernels.host import PIECE_BYTES, HostKernels
+from tests.nccl.finite_cases import NonfiniteCases, SkipCases
+from tests.nccl.kernel_cases import Stage
+
+
+class HostStage(Stage):
+    """Host memory."""
+
+    def __init__(self) -> None:
+        self.launched = []
+        self.kernels: Any = HostKernels()
+
+    def put(self, array: np.ndarray) -> Any:
+        return np.array(array)
+
+    def get(self, array: Any) -> np.ndarray:
+        return np.array(array)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return HostStage()
+
+
+class TestNonfinite(NonfiniteCases):
+    @pytest.mark.parametrize("name", ["float16", "float32", "float64", "complex64"])
+    def test_every_piece_is_looked_at(self, stage: Stage, name: str) -> None:
+        pieces = 3 * PIECE_BYTES // np.dtype(name).itemsize
+        for where in (0, pieces // 2, pieces):
+            numbers = np.ones(pieces + 1, name)
+            assert self.found(stage, numbers) == 0
+            numbers[where] = np.nan
+            assert self.found(stage, numbers) == 1
+
+    def test_nothing_has_nothing_that_is_not_finite(self, stage: Stage) -> None:
+        assert self.found(stage, np.empty(0, np.float16)) == 0
+
+
+class TestSkip(SkipCases):
+    pass
