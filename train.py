@@ -3,7 +3,7 @@
 ::
 
     mpirun -n 4 python train.py
-    launch/local.sh -n 4 train.py --epochs 50 --update-on root
+    launch/local.sh -n 4 train.py --epochs 50 --update-on root --checkpoint checkpoints --resume
 
 The network is plain NumPy; its weights live in the store.  In each step a rank pushes the gradients
 of its images, the store sums them over all ranks and updates the weights, and the pull brings the
@@ -22,8 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ncclkv
+from ncclkv import env
 
 Array = NDArray[Any]
+Options = argparse.Namespace
 
 KEYS = ["hidden.weight", "hidden.bias", "output.weight", "output.bias"]
 SHAPES = [(64, 128), (128,), (128, 10), (10,)]
@@ -31,12 +33,10 @@ TRAIN_IMAGES = 1500  # of 1797; the others are the test
 LOWEST_ACCURACY = 0.95
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
+def parse(argv: list[str] | None = None) -> Options:
     """The options, from the command line unless given."""
-    parser = argparse.ArgumentParser(
-        description="Train a small network on handwritten digits through a key-value store.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.description = "Train a small network on handwritten digits through a key-value store."
     option = parser.add_argument
     option("--kvstore", default="dist", help="name of the store")
     option("--update-on", default="every_rank", choices=["every_rank", "root"], help="who updates")
@@ -45,7 +45,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     option("--epochs", type=int, default=30, help="passes over the training images")
     option("--batch-size", type=int, default=64, help="images in a step, over all ranks")
     option("--seed", type=int, default=0, help="of the split, the first weights and the order")
+    option("--checkpoint", metavar="DIR", default=env.checkpoint(), help="saves every epoch there")
+    option("--resume", action="store_true", help="go on from the newest one, if any")
     options = parser.parse_args(argv)
+    options.resume |= bool(options.checkpoint) and env.restarts() > 0
     for name, least in (("epochs", 0), ("batch-size", 1), ("seed", 0)):
         if (given := getattr(options, name.replace("-", "_"))) < least:
             parser.error(f"--{name} {given}: give at least {least}")
@@ -88,33 +91,31 @@ def gradients(weights: list[Array], images: Array, labels: Array) -> list[Array]
 
 
 def train(
-    kv: ncclkv.KVStore,
-    options: argparse.Namespace,
-    rng: np.random.Generator,
-    images: Array,
-    labels: Array,
+    kv: ncclkv.KVStore, options: Options, rng: np.random.Generator, images: Array, labels: Array
 ) -> tuple[list[Array], float]:
     """The weights that this rank pulled last, and the images a second of all ranks together."""
     from tqdm import trange
 
+    optimizer = ncclkv.optimizer.create(options.optimizer, learning_rate=options.lr, momentum=0.9)
     # The store sums over all images of a batch, whichever ranks they were on; this makes the mean.
-    scale = 1 / options.batch_size
-    kv.set_optimizer(
-        ncclkv.optimizer.create(
-            options.optimizer, learning_rate=options.lr, momentum=0.9, rescale_grad=scale
-        )
-    )
+    optimizer.rescale_grad = 1 / options.batch_size
+    kv.set_optimizer(optimizer)
     weights = first_weights(rng)
     kv.init(KEYS, weights)
+    done = 0
+    if options.resume and (loaded := kv.load(options.checkpoint, required=False)):
+        done, rng.bit_generator.state = loaded.step, loaded.extra
     kv.pull(KEYS, out=weights)  # those of rank 0, whatever the others began with
-
     begin = time.perf_counter()
-    for _ in trange(options.epochs, unit="epoch", disable=kv.rank != 0, mininterval=0.5, ncols=80):
+    bar = {"unit": "epoch", "disable": kv.rank != 0, "mininterval": 0.5, "ncols": 80}
+    for epoch in trange(done, options.epochs, **bar):
         order = rng.permutation(len(labels))  # the same on every rank, for the seed is
         for start in range(0, len(order), options.batch_size):
             mine = order[start : start + options.batch_size][kv.rank :: kv.num_workers]
             kv.pushpull(KEYS, gradients(weights, images[mine], labels[mine]), out=weights)
-    return weights, options.epochs * len(labels) / (time.perf_counter() - begin)
+        if options.checkpoint:
+            kv.save(options.checkpoint, step=epoch + 1, extra=rng.bit_generator.state)
+    return weights, (options.epochs - done) * len(labels) / (time.perf_counter() - begin)
 
 
 def same_on_all_ranks(kvstore: str, weights: list[Array]) -> bool:

@@ -6,6 +6,8 @@
 ``NCCLKV_NODE_MEMORY``    how ranks of a node share memory: ``files``, ``window``, ``halves`` or
                           ``messages``; by default the first of these that works
 ``NCCLKV_COMPILED``       ``0``: host arrays are summed, updated and copied by NumPy alone
+``NCCLKV_CHECKPOINT``     the directory of ``kv.save`` and ``kv.load`` that are given none
+``NCCLKV_RESTART``        how often the job was restarted; set by what restarts it, read by programs
 ``NCCLKV_ABORT``          ``0``: an uncaught exception on one rank does not end the job
 ``NCCLKV_SHARE_GPU``      ``1``: ranks may share a GPU, which NCCL is told to put up with
 ``NCCLKV_NCCL_BINDING``   ``cupy`` or ``nccl4py``: what calls NCCL; nccl4py where it is installed
@@ -119,6 +121,16 @@ def node_memory() -> str:
             f"{', '.join(NODE_MEMORY)}, or unset it for the first that works"
         )
     return name
+
+
+def checkpoint() -> str:
+    """The directory of checkpoints; empty when none is named."""
+    return os.environ.get("NCCLKV_CHECKPOINT", "")
+
+
+def restarts() -> int:
+    """How often this job was started before; 0 without a launcher that says so."""
+    return _number("NCCLKV_RESTART") or 0
 
 
 def compiled() -> bool:

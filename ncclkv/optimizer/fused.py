@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from ncclkv.table.registry import KeySpec
 
 
+def state_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of the state of weights: float32 for 16-bit floats, else theirs."""
+    return np.dtype(np.float32) if is_low_precision(dtype) else dtype
+
+
 class FusedUpdater:
     """Update ranges of buckets with one kernel call each, whatever keys lie in them.
 
@@ -66,7 +71,7 @@ class FusedUpdater:
         zeros : callable
             ``zeros(number, dtype)`` is the array of that number, shape (bucket.count,).
         """
-        dtype = np.dtype(np.float32) if is_low_precision(bucket.dtype) else bucket.dtype
+        dtype = state_dtype(bucket.dtype)
         self._states[bucket.index] = [
             zeros(number, dtype) for number in range(self.optimizer.state_count)
         ]
@@ -144,11 +149,17 @@ class FusedUpdater:
 
     def reset(self, bucket: Bucket, lo: int, hi: int) -> None:
         """Forget the state of elements ``[lo, hi)`` of a bucket."""
-        for state in self._states.get(bucket.index, ()):
-            state[lo:hi] = 0
+        for state in self.states(bucket, lo, hi):
+            state[...] = 0
 
     def states(self, bucket: Bucket, lo: int, hi: int) -> list[Array]:
-        """The state of elements ``[lo, hi)`` of a bucket, as views; none where others update."""
+        """The state of elements ``[lo, hi)`` of a bucket, as views; none where others update.
+
+        Returns
+        -------
+        list of ndarray, shape (hi - lo,)
+            Of dtype `state_dtype`.
+        """
         return [state[lo:hi] for state in self._states.get(bucket.index, ())]
 
 

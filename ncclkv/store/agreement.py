@@ -99,18 +99,18 @@ def _message(comm: Communicator, verb: str, lines: list[str], advice: str) -> st
     return f"rank {comm.rank} of {comm.size}: the ranks disagree at {verb}: {shown}; {advice}"
 
 
-def from_rank_0(comm: Communicator, values: Sequence[Array]) -> list[Array]:
-    """Rank 0's values on every rank, as copies; all arrays have the same shapes everywhere."""
+def from_rank(comm: Communicator, values: Sequence[Array], root: int = 0) -> list[Array]:
+    """One rank's values on every rank, as copies; all arrays have the same shapes everywhere."""
     sizes = [-(-value.nbytes // ALIGNMENT) * ALIGNMENT for value in values]
     blob = comm.allocate(sum(sizes))
     copies, start = [], 0
     for value, size in zip(values, sizes, strict=True):
         copy = blob[start : start + value.nbytes].view(value.dtype)
-        if comm.rank == 0:
+        if comm.rank == root:
             comm.kernels.pack(value, copy)
         copies.append(copy.reshape(value.shape))
         start += size
-    work = comm.broadcast(blob, 0)
-    work.label = "rank 0's values"
+    work = comm.broadcast(blob, root)
+    work.label = f"rank {root}'s values"
     work.wait()
     return copies

@@ -9,17 +9,17 @@ from typing import Any
 from ncclkv.engine.group import Group
 from ncclkv.engine.state import Array
 from ncclkv.store.capture import CaptureVerbs
+from ncclkv.store.checkpoint import CheckpointVerbs
 from ncclkv.store.keys import key_list
 from ncclkv.store.later import LaterVerbs
 from ncclkv.store.session import BLOCKS, IN_CAPTURE, IN_GROUP, IN_UNEVEN
 from ncclkv.store.tables import Assignment, TableVerbs
 from ncclkv.store.transfers import whole_priority
 from ncclkv.store.uneven import UnevenVerbs
-from ncclkv.store.updaters import UpdateVerbs
 from ncclkv.table.registry import Key
 
 
-class KVStore(CaptureVerbs, UnevenVerbs, TableVerbs, UpdateVerbs, LaterVerbs):
+class KVStore(CaptureVerbs, UnevenVerbs, TableVerbs, CheckpointVerbs, LaterVerbs):
     """Values by key, the same on all ranks; made by `ncclkv.create`.
 
     All ranks make the same calls in the same order, except where a verb is marked local.  A store

@@ -9,7 +9,7 @@ from ncclkv.store.core import Core
 
 
 class LaterVerbs(Core):
-    """Sparse rows, compression, optimizer states and checkpoints."""
+    """Sparse rows and compression."""
 
     def _refuse(self, verb: str, instead: str) -> NoReturn:
         """Raise `NotSupported`, with what to do instead."""
@@ -25,19 +25,3 @@ class LaterVerbs(Core):
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Raise `NotSupported`."""
         self._refuse("set_gradient_compression", "push float16 for half the bytes")
-
-    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Raise `NotSupported`."""
-        self._refuse("save_optimizer_states", "start anew from weights")
-
-    def load_optimizer_states(self, fname: str) -> None:
-        """Raise `NotSupported`."""
-        self._refuse("load_optimizer_states", "start anew from weights")
-
-    def save(self, directory: Any) -> None:
-        """Raise `NotSupported`."""
-        self._refuse("save", "pull the keys and numpy.savez them")
-
-    def load(self, directory: Any) -> None:
-        """Raise `NotSupported`."""
-        self._refuse("load", "reset the keys to what numpy.load gives")

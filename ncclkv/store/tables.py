@@ -10,7 +10,7 @@ from ncclkv.arrays.dtypes import check_dtype
 from ncclkv.engine.state import Array
 from ncclkv.errors import UsageError
 from ncclkv.store import check
-from ncclkv.store.agreement import from_rank_0, propose
+from ncclkv.store.agreement import from_rank, propose
 from ncclkv.store.core import Core
 from ncclkv.store.keys import one_key, pairs, single
 from ncclkv.store.session import BLOCKS
@@ -129,7 +129,7 @@ are ints, such as 3; use one kind
             self._engine.places.seal()
             # Ranks have memory in common: no first value may come after what is assigned next.
             self._comm.control.barrier(verb)
-        values = from_rank_0(self._comm, [*mine.first, *mine.known.values()])
+        values = from_rank(self._comm, [*mine.first, *mine.known.values()])
         self._engine.places.add(mine.specs, values[: len(mine.specs)])
         for name, new in zip(mine.known, values[len(mine.specs) :], strict=True):
             self._engine.replace(name, new)

@@ -33,6 +33,8 @@ VERBS = (
     "replay",
     "save",
     "load",
+    "save_optimizer_states",
+    "load_optimizer_states",
     "uneven",
     "close",
 )

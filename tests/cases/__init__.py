@@ -13,6 +13,8 @@ from tests.cases.registry import CASES, Case
 MODULES = (
     "arrays",
     "buckets",
+    "checkpoints",
+    "checkpoints_refused",
     "combining",
     "contract",
     "defects",

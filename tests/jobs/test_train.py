@@ -17,6 +17,7 @@ pytest.importorskip("tqdm", reason="tqdm is absent; the extra `train` installs i
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = ["--kvstore", "--update-on", "--optimizer", "--lr", "--epochs", "--batch-size", "--seed"]
+OPTIONS += ["--checkpoint", "--resume"]
 
 # 1500 images in batches of 499: the last batch has three, so that a fourth rank has none of it.
 SAVE_WEIGHTS = """
@@ -28,6 +29,18 @@ with ncclkv.create("dist", update_on=options.update_on) as kv:
     weights, _ = train.train(kv, options, rng, images, labels)
     if kv.rank == 0:
         numpy.savez(sys.argv[2], *weights, ranks=kv.num_workers)
+"""
+
+# The weights of a run with some options, in a file.
+TRAIN_AND_WRITE = """
+import sys, numpy, ncclkv, train
+options = train.parse(sys.argv[2:])
+rng = numpy.random.default_rng(options.seed)
+images, labels, _, _ = train.digits(rng)
+with ncclkv.create("dist", update_on=options.update_on) as kv:
+    weights, _ = train.train(kv, options, rng, images, labels)
+    if kv.rank == 0:
+        numpy.savez(sys.argv[1], *weights)
 """
 
 # The sign of a zero: a difference that a comparison of numbers would not see.
@@ -122,6 +135,38 @@ def test_any_number_of_ranks_reaches_the_same_weights(update_on: str, tmp_path: 
             np.testing.assert_allclose(
                 saved[ranks][f"arr_{index}"], saved[1][f"arr_{index}"], rtol=0, atol=1e-5
             )
+
+
+def bits(path: Path, *options: str, **variables: str) -> list[bytes]:
+    """The bits of the weights that a run of three ranks ends with."""
+    command = ["launch/local.sh", "-n", "3", "-c", TRAIN_AND_WRITE, str(path), *options]
+    run = started(command, **variables)
+    assert run.returncode == 0, run.stdout + run.stderr
+    with np.load(path) as arrays:
+        return [arrays[name].tobytes() for name in sorted(arrays)]
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("update_on", ["every_rank", "root"])
+def test_a_resumed_run_ends_with_the_same_bits(update_on: str, tmp_path: Path) -> None:
+    directory, path = str(tmp_path / "checkpoints"), tmp_path / "weights.npz"
+    saved = ["--checkpoint", directory, "--resume"]
+    whole = bits(path, "--epochs", "4", "--update-on", update_on)
+    assert bits(path, "--epochs", "2", "--update-on", update_on, *saved) != whole
+    assert sorted(name[:14] for name in os.listdir(directory)) == [
+        "step-000000001",
+        "step-000000002",
+    ]
+    # As a launcher that restarts says it; and once more, with nothing left to do.
+    again = {"NCCLKV_CHECKPOINT": directory, "NCCLKV_RESTART": "1"}
+    assert bits(path, "--epochs", "4", "--update-on", update_on, **again) == whole
+    assert bits(path, "--epochs", "4", "--update-on", update_on, *saved) == whole
+
+
+def test_resuming_needs_a_directory() -> None:
+    run = job(1, "train.py", "--resume")
+    assert run.returncode != 0
+    assert "no directory was given" in run.stderr
 
 
 def test_help_needs_neither_mpi_nor_extras(no_extras: dict[str, str]) -> None:

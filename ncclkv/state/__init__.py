@@ -1,0 +1,1 @@
+"""Checkpoints as files: bytes and arrays, without ranks or stores."""

@@ -1,0 +1,133 @@
+"""What of a store is saved, as plain values and arrays in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from ncclkv.arrays.dtypes import check_dtype
+from ncclkv.engine.update import FunctionRule, FusedRule
+from ncclkv.errors import UsageError
+from ncclkv.state import plain
+from ncclkv.state.head import Head, OptimizerHead, state_name, updater_name, value_name
+from ncclkv.state.tensors import Array, Tensor
+from ncclkv.store.core import Core
+from ncclkv.store.keys import one_key
+from ncclkv.table.registry import Key
+
+Items = list[tuple[Key, Any]]
+
+
+class Saving(Core):
+    """Makes the content of a checkpoint, on the rank that writes it."""
+
+    @property
+    def _leader(self) -> int:
+        """The rank that writes and reads: the one that has all, where only one has."""
+        root = self._engine.placement.root
+        return 0 if root is None else root
+
+    @staticmethod
+    def _author() -> str:
+        """What writes, with its version where it is installed."""
+        try:
+            return f"ncclkv {metadata.version('ncclkv')}"
+        except metadata.PackageNotFoundError:
+            return "ncclkv"
+
+    def _to_save(
+        self, step: int, extra: Any, *, values: bool, config: bool
+    ) -> tuple[Head, Iterator[tuple[str, Array]]]:
+        """The head of a checkpoint, and its arrays, each made when it is asked for."""
+        items = self._updater_state() if values else None
+        registry = self._engine.places.registry
+        head = Head(
+            step,
+            extra,
+            tuple(registry),
+            values,
+            self._optimizer_head(config),
+            tuple(tuple(state.dtype for state in self._states(spec.key)) for spec in registry),
+            None if items is None else [(key, _form(item)) for key, item in items],
+        )
+        return head, self._arrays(head, items or [])
+
+    def _optimizer_head(self, config: bool) -> OptimizerHead | None:
+        """The optimizer that is set."""
+        if not isinstance(self._engine.rule, FusedRule):
+            return None
+        optimizer = self._engine.rule.updater.optimizer
+        kind = type(optimizer).__name__
+        if not config:
+            return OptimizerHead(kind, None)
+        numbers = {}
+        for name, number in optimizer.config().items():
+            if isinstance(number, dict):  # factors by key, which are checked already
+                numbers[name] = {one_key(key): factor for key, factor in number.items()}
+            else:
+                plain.check(number, f"{name} of {optimizer!r}")
+                numbers[name] = number
+        return OptimizerHead(kind, numbers)
+
+    def _states(self, key: Key) -> list[Array]:
+        """What the optimizer remembers of a key; nothing yet, where the key has no place."""
+        places = self._engine.places
+        return self._engine.rule.states(places[key]) if key in places else []
+
+    def _arrays(self, head: Head, items: Items) -> Iterator[tuple[str, Array]]:
+        """The head's tensors, in host memory."""
+        for spec in head.specs:
+            if head.values:
+                out = np.empty(spec.shape, spec.dtype)
+                self._engine.read(*self._engine.reading([(spec.key, out)]))
+                yield value_name(spec.index), out
+            for number, state in enumerate(self._states(spec.key)):
+                out = np.empty(state.shape, state.dtype)
+                self._kernels.unpack_all([state], [out])
+                yield state_name(spec.index, number), out.reshape(spec.shape)
+        for index, (_, item) in enumerate(items):
+            if isinstance(item, np.ndarray):
+                yield updater_name(index), item
+
+    def _updater_state(self) -> Items | None:
+        """What an updater object gives as its state: copies of arrays, and plain values."""
+        rule = self._engine.rule
+        state_dict = getattr(rule.source, "state_dict", None)
+        if not isinstance(rule, FunctionRule) or not callable(state_dict):
+            return None
+        with self._in_updater():
+            given = state_dict()
+        if not isinstance(given, dict):
+            raise UsageError(
+                f"state_dict of the updater {rule.name} returned a {type(given).__name__}; return "
+                f"a dict of arrays and plain values by name"
+            )
+        return [(one_key(key), _item(key, value)) for key, value in given.items()]
+
+    @contextmanager
+    def _in_updater(self) -> Iterator[None]:
+        """Refuse the store's verbs while code of the user's runs on some of the ranks."""
+        outer, self._session.inside = self._session.inside, "an updater"
+        try:
+            yield
+        finally:
+            self._session.inside = outer
+
+
+def _item(key: Any, value: Any) -> Any:
+    """An item of an updater's state: a copy of an array, or a plain value."""
+    what = f"state_dict()[{key!r}] of the updater"
+    if not isinstance(value, (np.ndarray, np.generic)):
+        plain.check(value, what)
+        return value
+    array = np.asarray(value)
+    return np.array(array, check_dtype(array.dtype, what), order="C")
+
+
+def _form(item: Any) -> Tensor | list[Any]:
+    """An item as the head has it."""
+    return Tensor(item.shape, item.dtype) if isinstance(item, np.ndarray) else [item]

@@ -1,0 +1,82 @@
+"""Small checkpoints for the tests of their files, and how to change one and sign it again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclkv.state.head import Head, OptimizerHead, state_name, value_name
+from ncclkv.state.read import Loaded, read
+from ncclkv.state.tensors import Tensor
+from ncclkv.state.write import write
+from ncclkv.table.registry import KeySpec
+
+Array = NDArray[Any]
+
+KEYS = {"a": np.dtype("float32"), "b": np.dtype("bool")}
+
+
+def head(step: int = 7) -> Head:
+    """Two keys of two elements, of one of which an optimizer remembers something."""
+    specs = tuple(KeySpec(k, i, (2,), dtype) for i, (k, dtype) in enumerate(KEYS.items()))
+    config = {"name": "sgd", "learning_rate": 0.5, "lr_mult": {"a": 2.0}}
+    updater: list[Any] = [("n", [{"of": 3}]), (5, Tensor((1,), np.dtype("int64")))]
+    states = ((np.dtype("float32"),), ())
+    return Head(step, [1, None], specs, True, OptimizerHead("SGD", config), states, updater)
+
+
+def arrays() -> dict[str, Array]:
+    """Its arrays."""
+    return {
+        value_name(0): np.array([1.5, -0.0], np.float32),
+        state_name(0, 0): np.array([0.25, 8], np.float32),
+        value_name(1): np.array([True, False]),
+        "updater.1": np.array([-9]),
+    }
+
+
+def written(directory: Path, step: int = 7, keep: int = 9) -> Path:
+    """A new checkpoint in a directory."""
+    return Path(result(write(str(directory), head(step), arrays().items(), keep, "a test")))
+
+
+def loaded(path: Path) -> Loaded | None:
+    """What is in a directory, or one checkpoint of it."""
+    found: Loaded | None = result(read(str(path), lambda head: None))
+    return found
+
+
+def result(work: Any) -> Any:
+    """What a generator returns in the end."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value
+
+
+def sign(path: Path, text: bytes) -> None:
+    """Replace ``checkpoint.json``, with the sum that goes with it."""
+    (path / "checkpoint.json").write_bytes(text)
+    sums = f"{hashlib.sha256(text).hexdigest()}  checkpoint.json\n"
+    (path / "checkpoint.sha256").write_text(sums)
+
+
+def change(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what ``checkpoint.json`` says, and sign it."""
+    made = json.loads((path / "checkpoint.json").read_text())
+    change(made)
+    sign(path, json.dumps(made).encode())
+
+
+def replace_tensors(path: Path, blob: bytes) -> None:
+    """Put something else where the tensors are, with the sum and the size that it should have."""
+    (path / "tensors-0000.safetensors").write_bytes(blob)
+    sha256 = hashlib.sha256(blob).hexdigest()
+    change(path, lambda made: made["files"][0].update(bytes=len(blob), sha256=sha256))

@@ -1,0 +1,204 @@
+"""Save in a process that is killed, over and over, and load what is left; prints what was seen.
+
+``calls``: killed before, in the middle of and after every call to the system, one after another.
+``moments N``: killed N times, whenever it happens to be.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ncclkv
+from ncclkv.state import generations, write
+from tests.unit import checkpoint as small
+
+CALLS = ["mkdir", "open", "fsync", "rename", "unlink", "rmdir", "scandir", "listdir", "close"]
+ROOM = (300, 7)
+
+
+def store() -> Any:
+    """A store of one key, whose value tells the step, and its momentum too."""
+    kv = ncclkv.create("local")
+    kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=1.0, momentum=1.0))
+    kv.init("w", np.zeros(ROOM))
+    return kv
+
+
+def go_on(kv: Any) -> None:
+    """A step: the momentum is -step, the value minus the sum of all steps."""
+    kv.push("w", np.ones(ROOM))
+
+
+def check(directory: str, least: int) -> int:
+    """Load what is there: a whole step, no earlier than `least`; return it."""
+    for other in generations.generations(directory) if Path(directory).exists() else ():
+        assert small.loaded(Path(other.path)) is not None, "whatever has its name is whole"
+    with store() as kv:
+        loaded = kv.load(directory, required=False)
+        step = 0 if loaded is None else loaded.step
+        assert step >= least, f"step {least} was saved, and {step} is there"
+        assert loaded is None or loaded.extra == {"step": step}
+        go_on(kv)
+        assert (kv.pull("w") == -sum(range(step + 2))).all(), f"not what step {step} had"
+    return step
+
+
+class Countdown:
+    """Lets so many calls pass, then kills the process, before the last of them or after it."""
+
+    def __init__(self, count: int, moment: str) -> None:
+        self.count = count
+        self.moment = moment
+
+    def __call__(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        self.count -= 1
+        last = self.count == 0
+        if last and self.moment == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            return call(*arguments, **named)
+        finally:
+            if last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Torn:
+    """A file whose write may stop in the middle."""
+
+    def __init__(self, file: Any, countdown: Countdown) -> None:
+        self.file, self.countdown = file, countdown
+
+    def __enter__(self) -> Torn:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def write(self, blob: bytes) -> None:
+        def half(blob: bytes) -> None:
+            self.file.write(blob[: len(blob) // 2])
+            self.file.flush()
+
+        self.countdown(half, blob)
+        self.file.seek(0)
+        self.countdown(self.file.write, blob)
+
+
+def kill_at(countdown: Countdown) -> None:
+    """Count all calls of this process that change the disk, or look at it."""
+    for name in CALLS:
+        original = getattr(os, name)
+
+        def counted(*arguments: Any, original: Any = original, **named: Any) -> Any:
+            return countdown(original, *arguments, **named)
+
+        setattr(os, name, counted)
+    module: Any = write
+    module.open = lambda path, mode: Torn(open(path, mode), countdown)  # noqa: SIM115
+
+
+def in_child(body: Callable[[], object]) -> int:
+    """Do something in a fork, and tell how it ended: 0, or minus a signal."""
+    child = os.fork()
+    if child == 0:
+        try:
+            body()
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", flush=True)
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def save_steps(directory: str, first: int, last: int, keep: int, said: int | None = None) -> None:
+    """Save some steps, and tell of each when it is saved."""
+    with store() as kv:
+        for _ in range(first - 1):
+            go_on(kv)
+        for step in range(first, last + 1):
+            go_on(kv)
+            kv.save(directory, step=step, extra={"step": step}, keep=keep)
+            if said is not None:
+                os.write(said, step.to_bytes(4, "little"))
+
+
+def at_every_call(moment: str, keep: int, before: int) -> int:
+    """Kill a save at its first call, its second, and so on, until it ends; return the kills."""
+    kills = 0
+    seen = set()
+    while True:
+        with tempfile.TemporaryDirectory() as directory:
+            directory += "/new/one"
+            if before:
+                save_steps(directory, 1, before, 9)
+                left = Path(directory, ".saving-step-000000009-save-000009")
+                left.mkdir()
+                (left / "tensors-0000.safetensors").write_text("left by another")
+
+            def body(directory: str = directory, count: int = kills + 1) -> None:
+                kill_at(Countdown(count, moment))
+                save_steps(directory, before + 1, before + 1, keep)
+
+            ended = in_child(body)
+            assert ended in (0, -signal.SIGKILL), ended
+            seen.add(check(directory, before))
+            save_steps(directory, before + 2, before + 2, keep)
+            assert check(directory, before + 2) == before + 2
+            found = os.listdir(directory)
+            assert len(found) <= keep, found
+            assert all(name.startswith("step-") for name in found), found
+        if ended == 0:
+            assert seen == {before, before + 1}, f"both were to be seen, not {seen}"
+            return kills
+        kills += 1
+
+
+def at_any_moment(count: int) -> int:
+    """Kill a process that saves all the time; return how often a save was under way."""
+    rng = random.Random(5)
+    directory = tempfile.mkdtemp()
+    step = under_way = 0
+    for _ in range(count):
+        read, said = os.pipe()
+        child = os.fork()
+        if child == 0:
+            save_steps(directory, step + 1, step + 1000, 2, said)
+            os._exit(0)
+        os.close(said)
+        time.sleep(rng.uniform(0.005, 0.05))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with os.fdopen(read, "rb") as pipe:
+            told = pipe.read()
+        acknowledged = max(
+            [step, *(int.from_bytes(told[i : i + 4], "little") for i in range(0, len(told) - 3, 4))]
+        )
+        under_way += any(name.startswith(".") for name in os.listdir(directory))
+        step = check(directory, acknowledged)
+        assert step <= acknowledged + 1
+    assert generations.generations(directory)[0].step == step
+    shutil.rmtree(directory)
+    return under_way
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "calls":
+        for moment in ("before", "after"):
+            for keep, before in ((2, 0), (1, 1), (2, 3)):
+                print(at_every_call(moment, keep, before), "kills")
+    else:
+        print(at_any_moment(int(sys.argv[2])), "under way")

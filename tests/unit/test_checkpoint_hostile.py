@@ -1,0 +1,333 @@
+"""Files that are not what was written: always a `CheckpointError`, and never a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("safetensors", reason="safetensors is absent: the extra `checkpoint`")
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ncclkv
+from ncclkv.errors import CheckpointError
+from ncclkv.state.plain import Unsound
+from tests.unit import checkpoint as small
+
+FILES = ["checkpoint.json", "checkpoint.sha256", "tensors-0000.safetensors"]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return small.written(tmp_path)
+
+
+def refused(path: Path, *words: str) -> None:
+    """Loading must fail, and say so."""
+    with pytest.raises(Unsound) as caught:
+        small.loaded(path)
+    for word in (path.name, *words):
+        assert word in str(caught.value), caught.value
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_truncation(path: Path, name: str) -> None:
+    blob = (path / name).read_bytes()
+    for length in range(len(blob)):
+        (path / name).write_bytes(blob[:length])
+        refused(path, name if name != FILES[1] else FILES[0])
+    (path / name).write_bytes(blob + b"\0")
+    refused(path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_byte_changed(path: Path, name: str) -> None:
+    blob = (path / name).read_bytes()
+    for place in range(len(blob)):
+        for bit in (1, 128):
+            changed = bytearray(blob)
+            changed[place] ^= bit
+            (path / name).write_bytes(changed)
+            refused(path)
+
+
+def test_every_truncation_of_tensors_that_is_signed(path: Path) -> None:
+    blob = (path / FILES[2]).read_bytes()
+    for length in range(len(blob)):
+        small.replace_tensors(path, blob[:length])
+        refused(path)
+
+
+def test_every_bit_of_the_tensors_header_that_is_signed(path: Path) -> None:
+    """Whatever is loaded in spite of it has the names and forms that it should have."""
+    blob = (path / FILES[2]).read_bytes()
+    (length,) = struct.unpack("<Q", blob[:8])
+    for place in range(8 + length):
+        for bit in range(8):
+            changed = bytearray(blob)
+            changed[place] ^= 1 << bit
+            small.replace_tensors(path, bytes(changed))
+            loads_whole_or_not_at_all(path)
+
+
+def loads_whole_or_not_at_all(path: Path) -> None:
+    try:
+        found = small.loaded(path)
+    except Unsound:
+        return
+    assert found is not None
+    wanted = found.head.tensors()
+    assert found.arrays.keys() == wanted.keys()
+    for name, array in found.arrays.items():
+        assert (array.shape, array.dtype) == wanted[name]
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 3),
+    st.sampled_from(
+        [2**31, 2**63, 2**64, 10**400, -1, 0.5, 1e308, "", "../../etc/passwd", "\ud800"]
+    ),
+    st.sampled_from(["bfloat16", "float64", "object", "<f4", "sum", "prod", "key", "a", "step"]),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.dictionaries(st.sampled_from(["key", "value", "shape"]), st.integers(), max_size=2),
+)
+
+
+@settings(
+    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_heads_with_other_things_in_them(path: Path, data: Any) -> None:
+    original = (path / FILES[0]).read_bytes()
+    made = json.loads(original)
+    for _ in range(data.draw(st.integers(1, 3))):
+        places = list(containers(made))
+        where = data.draw(st.sampled_from(places))
+        options = list(where) if isinstance(where, dict) else list(range(len(where)))
+        if options:
+            which = data.draw(st.sampled_from(options))
+            if data.draw(st.booleans()):
+                where[which] = data.draw(JUNK)
+            else:
+                del where[which]
+    small.sign(path, json.dumps(made).encode())
+    try:
+        loads_whole_or_not_at_all(path)
+        loads_into_a_store_or_leaves_it(path)
+    finally:
+        small.sign(path, original)
+
+
+def containers(made: Any) -> Any:
+    """All lists and dicts in something."""
+    if isinstance(made, (dict, list)):
+        yield made
+        for item in made.values() if isinstance(made, dict) else made:
+            yield from containers(item)
+
+
+def loads_into_a_store_or_leaves_it(path: Path) -> None:
+    """A store gets all, or an error of the package's own and nothing."""
+    with ncclkv.create("local") as kv:
+        try:
+            kv.load(path)
+        except ncclkv.KVStoreError:
+            assert kv.keys() == []
+            kv.init("w", np.ones(2))
+            assert kv.pull("w")[0] == 1
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(text=st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode)))
+def test_heads_that_are_anything(path: Path, text: bytes) -> None:
+    original = (path / FILES[0]).read_bytes()
+    small.sign(path, text)
+    refused(path)
+    small.sign(path, original)
+
+
+def nested(made: dict[str, Any]) -> None:
+    made["files"][0]["name"] = "../../tensors-0000.safetensors"
+
+
+HEADS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "foreign": (lambda made: made.update(format="torch"), "its format is 'torch'"),
+    "newer": (lambda made: made.update(version=2), "version 2 of the format"),
+    "escape": (nested, "is no file of it"),
+    "absolute": (lambda made: made["files"][0].update(name="/etc/passwd"), "is no file of it"),
+    "twice": (lambda made: made["files"].append(made["files"][0]), "a file is in it twice"),
+    "none": (lambda made: made["files"].clear(), "its files have 0"),
+    "negative step": (lambda made: made.update(step=-1), "'step' of it is -1"),
+    "step is true": (lambda made: made.update(step=True), "'step' of it is a bool"),
+    "step is a float": (lambda made: made.update(step=1.0), "'step' of it is a float"),
+    "no keys": (lambda made: made.pop("keys"), "it has no 'keys'"),
+    "keys are a dict": (lambda made: made.update(keys={}), "'keys' of it is a dict"),
+    "key is a list": (lambda made: made["keys"][0].update(key=[1]), "is not a key"),
+    "key is true": (lambda made: made["keys"][0].update(key=True), "True is not a key"),
+    "kinds": (lambda made: made["keys"][0].update(key=3), "keys are of two kinds"),
+    "key twice": (lambda made: made["keys"][0].update(key="b"), "a key is twice"),
+    "op": (lambda made: made["keys"][0].update(op="prod"), "'prod' is not an op"),
+    "pickle": (lambda made: made["keys"][0].update(dtype="object"), "'object' is not a dtype"),
+    "shape": (lambda made: made["keys"][0].update(shape=[-1]), "[-1] is not a shape"),
+    "axes": (lambda made: made["keys"][0].update(shape=[1] * 99), "too large a shape"),
+    "claims": (lambda made: made["keys"][0].update(shape=[2**40]), "its arrays take"),
+    "claims of nothing": (lambda m: m["keys"][0].update(shape=[0, 2**62]), "too large a shape"),
+    "large file": (lambda made: made["files"][0].update(bytes=2**50), "its files have"),
+    "other shape": (lambda made: made["keys"][0].update(shape=[1, 2]), "tensor state.0.0 is"),
+    "states of none": (lambda made: made.update(optimizer=None), "and no optimizer"),
+    "updater": (lambda made: made["updater"][0].pop(), "is not a list of keys"),
+    "updater twice": (lambda made: made["updater"][1].__setitem__(0, "n"), "a key is twice"),
+    "without a tensor": (lambda made: made["keys"].pop(), "says nothing"),
+    "one more tensor": (
+        lambda made: made["keys"].append({**made["keys"][1], "key": "c", "shape": [0]}),
+        "no file of it has the tensor value.2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_that_say_something_else(path: Path, name: str) -> None:
+    change, words = HEADS[name]
+    small.change(path, change)
+    refused(path, words)
+
+
+TEXTS = {
+    "NaN stands where a number should": '{"step": NaN}',
+    "-Infinity stands where a number": '{"step": -Infinity}',
+    "too large a number": '{"step": 1e999}',
+    "a name is twice": '{"step": 1, "step": 2}',
+    "nested too deeply": "[" * 100_000,
+    "it is a list, not an object": "[]",
+    "it is not JSON": "{'step': 1}",
+    "a number has 100,000 digits": '{"step": ' + "9" * 100_000 + "}",
+}
+
+
+@pytest.mark.parametrize("words", TEXTS)
+def test_texts_that_are_no_head(path: Path, words: str) -> None:
+    small.sign(path, TEXTS[words].encode())
+    refused(path, "checkpoint.json", words)
+
+
+def test_utf_8_that_is_none(path: Path) -> None:
+    small.sign(path, b'{"step": "\xff"}')
+    refused(path, "it is not JSON")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_things_that_are_no_files(path: Path, name: str, tmp_path: Path) -> None:
+    blob = (path / name).read_bytes()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(blob)
+    (path / name).unlink()
+    refused(path if name != FILES[0] else tmp_path, name, "No such file")
+    (path / name).mkdir()
+    refused(path, "no regular file")
+    (path / name).rmdir()
+    os.mkfifo(path / name)
+    refused(path, "no regular file")
+    (path / name).unlink()
+    (path / name).symlink_to(elsewhere)
+    refused(path, "is a symbolic link")
+
+
+def test_generations_that_are_no_directories(path: Path, tmp_path: Path) -> None:
+    newer = tmp_path / "step-000000007-save-000002"
+    for make in (newer.touch, lambda: newer.symlink_to(path)):
+        make()
+        refused(tmp_path, newer.name, "it is no directory", f"kv.load({str(path)!r})")
+        newer.unlink()
+    # A link of the user's own, by name.
+    (tmp_path / "best").symlink_to(path)
+    assert small.loaded(tmp_path / "best") is not None
+
+
+def test_an_older_one_is_named_only_if_it_is_sound(path: Path, tmp_path: Path) -> None:
+    second, third = small.written(tmp_path), small.written(tmp_path)
+    (third / FILES[2]).write_bytes(b"")
+    refused(tmp_path, third.name, f"an older checkpoint is sound: kv.load({str(second)!r})")
+    (second / FILES[1]).unlink()
+    refused(tmp_path, third.name, f"an older checkpoint is sound: kv.load({str(path)!r})")
+    (path / FILES[0]).unlink()
+    refused(tmp_path, third.name, "none of the 2 older checkpoints beside it is sound")
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**24, 2**32, 2**62, 2**63, 2**64 - 1])
+def test_lengths_in_the_header_of_tensors(path: Path, length: int) -> None:
+    blob = (path / FILES[2]).read_bytes()
+    small.replace_tensors(path, struct.pack("<Q", length) + blob[8:])
+    tracemalloc.start()
+    try:
+        refused(path, FILES[2], "it is not a safetensors file")
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_sparse_file_is_not_read(path: Path) -> None:
+    os.truncate(path / FILES[2], 2**40)
+    small.change(path, lambda made: made["files"][0].update(bytes=2**40))
+    refused(path, "its files have 1,099,511,627,776")
+
+
+def test_a_bool_that_is_neither(path: Path) -> None:
+    blob = (path / FILES[2]).read_bytes()
+    header = 8 + struct.unpack("<Q", blob[:8])[0]
+    data = blob[header:].replace(b"\x01\x00", b"\x02\x00")
+    assert data != blob[header:]
+    small.replace_tensors(path, blob[:header] + data)
+    refused(path, "tensor value.1 is of bool")
+
+
+def test_many_keys_that_are_not_there(path: Path) -> None:
+    def many(made: dict[str, Any]) -> None:
+        row = made["keys"][1]
+        made["keys"] = [{**row, "key": f"k{number}"} for number in range(100_000)]
+
+    small.change(path, many)
+    refused(path, "its arrays take 200,008 bytes")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"name": "sgdd"},
+        {"name": 3},
+        {"name": "sgd", "learning_rate": -1},
+        {"name": "sgd", "learning_rate": "fast"},
+        {"name": "sgd", "learning_rate": 10**400},
+        {"name": "sgd", "__class__": "object"},
+        {"name": "sgd", "lr_mult": 3},
+        {},
+    ],
+)
+def test_optimizers_that_cannot_be_made(path: Path, config: dict[str, Any]) -> None:
+    small.change(path, lambda made: made["optimizer"].update(numbers=config, factors=[]))
+    small.change(path, lambda made: made.update(updater=None))
+    drop_updater(path)
+    with ncclkv.create("local") as kv:
+        with pytest.raises(CheckpointError, match="the optimizer SGD of the checkpoint"):
+            kv.load(path)
+        assert kv.keys() == []
+
+
+def drop_updater(path: Path) -> None:
+    """Take what an updater remembers out of a checkpoint."""
+    from safetensors.numpy import save
+
+    arrays = {name: a for name, a in small.arrays().items() if not name.startswith("updater")}
+    small.replace_tensors(path, save(arrays))

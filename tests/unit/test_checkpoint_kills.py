@@ -1,0 +1,40 @@
+"""A process that is killed while it saves leaves the old checkpoint or the new one, whole."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("safetensors", reason="safetensors is absent: the extra `checkpoint`")
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = "tests.unit.programs.killed_saves"
+
+
+def said(*arguments: str, seconds: int) -> list[int]:
+    """The numbers that the program printed, one a line, if it found all as it must be."""
+    run = subprocess.run(
+        ["timeout", str(seconds), sys.executable, "-m", PROGRAM, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return [int(line.split()[0]) for line in run.stdout.splitlines()]
+
+
+@pytest.mark.limit(200)
+def test_at_every_call_to_the_system() -> None:
+    kills = said("calls", seconds=180)
+    assert len(kills) == 6
+    assert all(count >= 15 for count in kills), kills
+
+
+@pytest.mark.limit(200)
+def test_at_any_moment() -> None:
+    (under_way,) = said("moments", "200", seconds=180)
+    assert under_way >= 20, "most of the kills came while nothing was written"
