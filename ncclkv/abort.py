@@ -29,14 +29,8 @@ _GRACE = 0.5
 
 
 def install() -> None:
-    """Chain the hooks, under a launcher of several ranks and nowhere else.
-
-    Not in an interactive session nor under pytest, which report exceptions and go on, and not when
-    ``NCCLKV_ABORT=0``.
-    """
-    several = (env.launched_size() or 1) > 1 or env.launched_without_size()
-    interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
-    if not several or interactive or "pytest" in sys.modules or not env.abort_on_exception():
+    """Chain the hooks, where ncclkv may end the job."""
+    if not may_end_the_job():
         return
     owner = os.getpid()
     chained, chained_thread = sys.excepthook, threading.excepthook
@@ -66,18 +60,35 @@ def install() -> None:
     threading.excepthook = thread_excepthook
 
 
-def _announce(kind: type[BaseException], error: BaseException | None) -> None:
-    """Say who failed and how, ahead of the traceback."""
+def may_end_the_job() -> bool:
+    """Whether a failure of this process may end the job of all ranks.
+
+    Under a launcher of several ranks, and nowhere else.  Not in an interactive session nor under
+    pytest, which report exceptions and go on, and not when ``NCCLKV_ABORT=0``.
+    """
+    several = (env.launched_size() or 1) > 1 or env.launched_without_size()
+    interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+    asked = not interactive and "pytest" not in sys.modules and env.abort_on_exception()
+    return several and asked
+
+
+def announcement(reason: str) -> str:
+    """What is said of this rank before it ends the job, in one line."""
     rank, size = env.launched_rank(), env.launched_size()
     who = "a rank" if rank is None else f"rank {rank}" + ("" if size is None else f" of {size}")
+    return (
+        f"ncclkv: {who} on {socket.gethostname()} (pid {os.getpid()}) failed, "
+        f"ending the job: {reason}"
+    )
+
+
+def _announce(kind: type[BaseException], error: BaseException | None) -> None:
+    """Say who failed and how, ahead of the traceback."""
     lines = str(error).splitlines()
     reason = kind.__name__ + (f": {lines[0]}" if lines else "")
     _flush()
     # In one write, so that two ranks' lines cannot run into each other.
-    sys.stderr.write(
-        f"ncclkv: {who} on {socket.gethostname()} (pid {os.getpid()}) failed, "
-        f"ending the job: {reason}\n"
-    )
+    sys.stderr.write(f"{announcement(reason)}\n")
     sys.stderr.flush()
 
 

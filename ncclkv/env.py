@@ -7,8 +7,9 @@
                           ``messages``; by default the first of these that works
 ``NCCLKV_COMPILED``       ``0``: host arrays are summed, updated and copied by NumPy alone
 ``NCCLKV_CHECKPOINT``     the directory of ``kv.save`` and ``kv.load`` that are given none
-``NCCLKV_RESTART``        how often the job was restarted; set by what restarts it, read by programs
-``NCCLKV_ABORT``          ``0``: an uncaught exception on one rank does not end the job
+``NCCLKV_RESTART``        how often the job was restarted; set by ``ncclkv run``, read by programs
+``NCCLKV_ABORT``          ``0``: an uncaught exception on one rank does not end the job, nor does a
+                          call of MPI, NCCL or CUDA that never returns
 ``NCCLKV_SHARE_GPU``      ``1``: ranks may share a GPU, which NCCL is told to put up with
 ``NCCLKV_NCCL_BINDING``   ``cupy`` or ``nccl4py``: what calls NCCL; nccl4py where it is installed
 ``NCCL_COMM_BLOCKING``    NCCL's own; ``0`` is refused where CuPy calls NCCL, which it cannot then
@@ -167,3 +168,8 @@ def set_unless_set(settings: Mapping[str, str]) -> None:
     """Give libraries of this process, such as NCCL, settings that the user has not made."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+
+
+def for_ranks(settings: Mapping[str, str], unless_set: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a job's ranks: this process's, with `settings`, and others if missing."""
+    return {**unless_set, **os.environ, **settings}

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from ncclkv import env
+from ncclkv import env, watchdog
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.exchange import ExchangeCommunicator
 from ncclkv.comm.host.mpi import MpiTransport, no_communicator
@@ -52,7 +52,8 @@ def world(timeout: float | None = None) -> Communicator:
     alone = started == 1 if started is not None else not env.launched_without_size()
     if alone and "mpi4py.MPI" not in sys.modules:
         return SoloCommunicator(timeout)
-    comm = _mpi().COMM_WORLD
+    with watchdog.guard("starting MPI", timeout):
+        comm = _mpi().COMM_WORLD
     if started is not None and started > comm.Get_size():
         raise LaunchError(
             f"the launcher started {started} ranks, but MPI sees {comm.Get_size()}: mpirun and the "
@@ -78,7 +79,7 @@ def over(comm: MPI.Intracomm, timeout: float) -> Communicator:
     try:
         own = _copy(comm, timeout)
         try:
-            transport = MpiTransport(own)
+            transport = MpiTransport(own, timeout)
         except BaseException:
             own.Free()
             raise

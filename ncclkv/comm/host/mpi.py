@@ -6,11 +6,12 @@ import atexit
 import os
 import time
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from ncclkv import env
+from ncclkv import env, watchdog
 from ncclkv.comm.base import Buffer
 from ncclkv.comm.host import window
 from ncclkv.comm.transport import Pending, Transport
@@ -106,21 +107,25 @@ class MpiTransport(Transport):
     ----------
     comm : mpi4py.MPI.Comm
         Taken over: nothing else may send on it.
+    timeout : float
+        Seconds that MPI may take to make communicators and windows for these ranks.
     """
 
     moment = _YIELDS // 2
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: MPI.Comm, timeout: float) -> None:
         from mpi4py import MPI
 
         self._comm = comm
+        self._timeout = timeout
         self._bytes = MPI.BYTE
         self._finalized = MPI.Is_finalized
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        machine = comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
-        self.node = env.split_node(machine.allgather(self.rank), self.rank)
-        machine.Free()
+        with self._guard():
+            machine = comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
+            self.node = env.split_node(machine.allgather(self.rank), self.rank)
+            machine.Free()
         self.name = _library()
         self._where = f"rank {self.rank}"
         self._departed: dict[int, str] = {}
@@ -128,6 +133,10 @@ class MpiTransport(Transport):
         self._informing: list[Pending] = []
         self._closed = False
         _open.add(self)
+
+    def _guard(self) -> AbstractContextManager[None]:
+        """A deadline for what MPI makes with all ranks, which it cannot be asked for piecemeal."""
+        return watchdog.guard("making an MPI communicator or window", self._timeout)
 
     def send(self, data: Buffer, peer: int, tag: int) -> Pending:
         self._check()
@@ -162,14 +171,15 @@ class MpiTransport(Transport):
     def window(self, nbytes: int) -> list[Buffer]:
         from mpi4py import MPI
 
-        try:
-            node = cast("MPI.Intracomm", self._comm.Split(self.node[0], self.rank))
-        except MPI.Exception as error:
-            raise OSError(str(no_communicator(self._where, error))) from error
-        try:
-            return window.window(node, nbytes)
-        finally:
-            node.Free()
+        with self._guard():
+            try:
+                node = cast("MPI.Intracomm", self._comm.Split(self.node[0], self.rank))
+            except MPI.Exception as error:
+                raise OSError(str(no_communicator(self._where, error))) from error
+            try:
+                return window.window(node, nbytes)
+            finally:
+                node.Free()
 
     def departed(self) -> dict[int, str]:
         from mpi4py import MPI
@@ -213,7 +223,9 @@ class MpiTransport(Transport):
         from mpi4py import MPI
 
         try:
-            return MpiTransport(self._comm.Split(color, key))
+            with self._guard():
+                part = self._comm.Split(color, key)
+            return MpiTransport(part, self._timeout)
         except MPI.Exception as error:
             raise no_communicator(self._where, error) from error
 

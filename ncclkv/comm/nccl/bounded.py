@@ -6,10 +6,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ncclkv import watchdog
 from ncclkv.errors import CommTimeout
 
 ABORT_SECONDS = 10.0
 """Seconds that an abort may take: peers may be gone, and so may the device."""
+
+_LEEWAY = 5.0
+"""Seconds more for a call that hangs altogether: where an error can be raised, it comes first."""
 
 
 def bounded(what: str, function: Callable[[], Any], seconds: float) -> Any:
@@ -39,7 +43,9 @@ def bounded(what: str, function: Callable[[], Any], seconds: float) -> Any:
 
     thread = threading.Thread(target=run, name=what, daemon=True)
     thread.start()
-    thread.join(seconds)
+    # A call that keeps Python's lock keeps this thread from looking at the clock, too.
+    with watchdog.guard(what, seconds + _LEEWAY):
+        thread.join(seconds)
     if not outcome:
         raise late(what, seconds)
     result, error = outcome

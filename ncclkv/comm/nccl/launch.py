@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ncclkv import env
+from ncclkv import env, watchdog
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl import nccl4py_binding
 from ncclkv.comm.nccl.binding import Binding
@@ -30,7 +30,9 @@ def survey(peers: Communicator) -> list[Facts]:
 
     Each rank's device becomes its current one.  `trouble` tells whether NCCL can run on them.
     """
-    return peers.control.allgather(_own(peers), "GPUs")
+    with watchdog.guard("finding the GPU", peers.timeout):
+        own = _own(peers)
+    return peers.control.allgather(own, "GPUs")
 
 
 def launch(peers: Communicator, facts: Sequence[Facts] | None = None) -> NcclCommunicator:
@@ -58,7 +60,8 @@ def launch(peers: Communicator, facts: Sequence[Facts] | None = None) -> NcclCom
     env.set_unless_set(settings(facts, peers.rank))
     device = facts[peers.rank].device
     make = BINDINGS[facts[peers.rank].binding]
-    streams = CupyStreams(device)
+    with watchdog.guard(f"making streams on GPU {device}", peers.timeout):
+        streams = CupyStreams(device)
     return NcclCommunicator(
         peers,
         make(device, peers.timeout),

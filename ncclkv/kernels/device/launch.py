@@ -7,6 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ncclkv import env, watchdog
 from ncclkv.errors import UsageError
 from ncclkv.kernels.device.compiler import build
 from ncclkv.kernels.device.programs import Program
@@ -40,10 +41,12 @@ class Launcher:
                     f"kernel {program} is launched for the first time, which loads it, and that "
                     f"cannot be done in a capture; make the same step once before it"
                 )
-            capability = cupy.cuda.Device().compute_capability
-            module = cupy.cuda.Module()
-            module.load(build(program, f"sm_{capability}"))
-            function = self._functions[key] = module.get_function(program.name)
+            # CUDA may wait for all kernels that run, which may be collectives, before it loads.
+            with watchdog.guard(f"loading the kernel {program}", env.timeout()):
+                capability = cupy.cuda.Device().compute_capability
+                module = cupy.cuda.Module()
+                module.load(build(program, f"sm_{capability}"))
+                function = self._functions[key] = module.get_function(program.name)
         return function
 
     def __call__(self, program: Program, blocks: int, argument: NDArray[Any]) -> None:

@@ -1,0 +1,10 @@
+"""``python -m ncclkv``: the command ``ncclkv``, where its script is not installed."""
+
+from __future__ import annotations
+
+import sys
+
+from ncclkv.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

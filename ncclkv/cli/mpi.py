@@ -1,0 +1,170 @@
+"""Which mpirun starts a job, and what it wants to be told.
+
+It must be of the MPI that the ranks' mpi4py loads: one of another starts as many jobs of one rank.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ncclkv.errors import LaunchError
+
+_NAMES = ("mpirun", "mpiexec", "mpiexec.hydra", "mpirun.mpich", "mpirun.openmpi")
+
+_ASK = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+print(MPI.Get_library_version().strip(chr(0)).splitlines()[0])
+for line in open("/proc/self/maps"):
+    name = line.split("/")[-1].strip()
+    if name.startswith(("libmpi.so", "libmpi_abi.so", "libmpich.so")):
+        print("/" + line.strip().split("/", 1)[1])
+"""
+"""Loads MPI and does not start it; prints its name, then where it was loaded from."""
+
+_ASK_SECONDS = 60.0
+
+# What a library's name has in it, and what the mpirun of that library says of itself.
+_FAMILIES = {
+    "Open MPI": ("Open MPI", "OpenRTE", "prte"),
+    "Intel": ("Intel",),
+    "MPICH": ("HYDRA",),
+    "MVAPICH": ("HYDRA", "mpirun_rsh"),
+}
+
+# Each by the name of version 4 and by that of version 5.
+_OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+
+@dataclass(frozen=True)
+class Library:
+    """The MPI that mpi4py loads.
+
+    Attributes
+    ----------
+    name : str
+        Its first words on itself.
+    path : Path or None
+        Of its shared library, where that could be found.
+    """
+
+    name: str
+    path: Path | None
+
+    @property
+    def family(self) -> str:
+        """The key of `_FAMILIES` that it belongs to; empty when it is another."""
+        return next((family for family in _FAMILIES if family in self.name), "")
+
+
+def find(command: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The path of the right mpirun, and what its environment must have.
+
+    Parameters
+    ----------
+    command : sequence of str
+        What each rank is to run: when it begins with a Python, that one's mpi4py is asked.
+
+    Raises
+    ------
+    LaunchError
+        When there is no mpi4py, no MPI, or no mpirun of the same MPI.
+    """
+    python = python_of(command)
+    library = ask(python)
+    passed = []
+    for path in _candidates(library, Path(python).parent):
+        said = version(path)
+        if fits(library, said):
+            return str(path), dict(_OPEN_MPI if "Open MPI" in said else {})
+        passed.append(f"{path} ({(said or 'says nothing').split(chr(10))[0].strip()})")
+    others = f"; there is {', '.join(passed)}, which is of another MPI" if passed else ""
+    raise LaunchError(
+        f"there is no mpirun of {library.name}, the MPI that mpi4py of {python} loads{others}. "
+        f"Load your site's MPI (module load ...), or: {python} -m pip install 'ncclkv[mpi]'"
+    )
+
+
+def python_of(command: Sequence[str]) -> str:
+    """The Python that a command begins with, or else this one."""
+    named = Path(command[0]).name.startswith("python")
+    return (shutil.which(command[0]) if named else None) or sys.executable
+
+
+def ask(python: str) -> Library:
+    """What MPI a Python has; in a process of its own, for it must not be started here."""
+    try:
+        run = subprocess.run(
+            [python, "-c", _ASK],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ASK_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(
+            f"{python} has not imported mpi4py in {_ASK_SECONDS:g} s; try: "
+            f"{python} -c 'from mpi4py import MPI'"
+        ) from error
+    if run.returncode:
+        last = (run.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise LaunchError(
+            f"{python} cannot load MPI, which a job of several ranks needs ({last}); load your "
+            f"site's MPI and: {python} -m pip install mpi4py; or, for an MPI of its own: "
+            f"{python} -m pip install 'ncclkv[mpi]'"
+        )
+    name, *paths = run.stdout.splitlines()
+    return Library(" ".join(name.split()), Path(paths[0]) if paths else None)
+
+
+def version(mpirun: Path) -> str:
+    """What an mpirun says of itself; empty when it says nothing."""
+    try:
+        run = subprocess.run(
+            [mpirun, "--version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_ASK_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return run.stdout
+
+
+def fits(library: Library, said: str) -> bool:
+    """Whether the mpirun that says this starts jobs of `library`.
+
+    Examples
+    --------
+    >>> fits(Library("MPICH Version: 4.2", None), "HYDRA build details:")
+    True
+    >>> fits(Library("Open MPI v5.0.3", None), "HYDRA build details:")
+    False
+    """
+    if not library.family:
+        return bool(said)
+    return any(word in said for word in _FAMILIES[library.family])
+
+
+def _candidates(library: Library, beside: Path) -> Iterator[Path]:
+    """Where mpirun may be: with the library, beside Python, on PATH; each once."""
+    folders = [] if library.path is None else [each / "bin" for each in library.path.parents]
+    places = [folder / name for folder in (*folders, beside) for name in _NAMES]
+    found = [str(path) for path in places if path.is_file()]
+    found += [path for name in _NAMES if (path := shutil.which(name)) is not None]
+    return map(Path, dict.fromkeys(found))

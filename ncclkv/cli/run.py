@@ -1,0 +1,179 @@
+"""Run a program on several ranks: with MPI, its output by rank, and again after a failure."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ncclkv import env
+from ncclkv.cli import mpi
+from ncclkv.cli.job import Job
+from ncclkv.cli.report import Outcome, report
+from ncclkv.errors import LaunchError
+from ncclkv.state.generations import generations
+
+WRONG_ARGUMENTS = 2
+"""The exit code of a program that does not understand its arguments: it would not the next time."""
+
+CRASH_SECONDS = 5.0
+"""Two failures that come as soon as this, one after the other, are not worth a third start."""
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    """Say which arguments there are."""
+    parser.usage = "ncclkv run -n RANKS [options] -- COMMAND ..."
+    parser.epilog = (
+        "Example: ncclkv run -n 4 --max-restarts 3 --checkpoint saved -- python train.py"
+    )
+    parser.add_argument("-n", type=int, default=1, metavar="RANKS", help="how many ranks (1)")
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="K",
+        help="start again after a failure, at most so often (0)",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="where the program keeps checkpoints; it finds this in NCCLKV_CHECKPOINT",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="seconds that a rank waits for the others (NCCLKV_TIMEOUT)",
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="after --: what each rank runs")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run a job, as often as its failures and the options have it; return its exit code."""
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    check(options, command)
+    launcher: list[str] = []
+    settings: dict[str, str] = {}
+    if options.n > 1:
+        mpirun, settings = mpi.find(command)
+        launcher = [mpirun, "-n", str(options.n)]
+    if options.checkpoint is not None:
+        settings["NCCLKV_CHECKPOINT"] = str(options.checkpoint.absolute())
+    if options.timeout is not None:
+        settings["NCCLKV_TIMEOUT"] = f"{options.timeout:g}"
+    # Ranks that each start a thread for every core are slower than ranks of one thread.
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    early = 0
+    for restart in range(options.max_restarts + 1):
+        before = newest(options.checkpoint)
+        settings["NCCLKV_RESTART"] = str(restart)
+        environment = env.for_ranks(settings, threads if options.n > 1 else {})
+        outcome = Job(options.n, launcher, command, environment).run()
+        if outcome.code == 0 or outcome.asked is not None:
+            break
+        say(report(outcome, f"start {restart + 1} of at most {options.max_restarts + 1}"))
+        after = newest(options.checkpoint)
+        early = early + 1 if outcome.seconds < CRASH_SECONDS and after == before else 0
+        reason = why_not_again(outcome, early, options.max_restarts - restart)
+        if reason is not None:
+            say(reason)
+            break
+        say(f"ncclkv run: restart {restart + 1} of {options.max_restarts}, {begin_at(options)}\n")
+    return outcome.code
+
+
+def check(options: argparse.Namespace, command: Sequence[str]) -> None:
+    """Refuse what cannot be run, before anything is started."""
+    if options.n < 1:
+        raise LaunchError(f"-n {options.n} is no number of ranks; give 1 or more")
+    if options.max_restarts < 0:
+        raise LaunchError(f"--max-restarts {options.max_restarts} is below 0; give 0 or more")
+    if options.timeout is not None and not options.timeout > 0:
+        raise LaunchError(f"--timeout {options.timeout:g} is not above 0; give seconds")
+    if not command:
+        raise LaunchError(
+            f"there is no command; give it after --: ncclkv run -n {options.n} -- python train.py"
+        )
+    if shutil.which(command[0]) is None:
+        advice = f"python {command[0]}" if command[0].endswith(".py") else "a path, or install it"
+        raise LaunchError(f"there is no program {command[0]!r} that can be run; give {advice}")
+    script = script_of(command)
+    if script is not None and not Path(script).is_file():
+        raise LaunchError(
+            f"there is no file {script!r} in {Path.cwd()}; give the script's path from there"
+        )
+
+
+def script_of(command: Sequence[str]) -> str | None:
+    """The script that a command gives to Python; None where it gives none, or not for certain.
+
+    Examples
+    --------
+    >>> script_of(["python3", "-u", "train.py", "--epochs", "3"])
+    'train.py'
+    >>> script_of(["python", "-m", "train"]) is None
+    True
+    """
+    if not Path(command[0]).name.startswith("python"):
+        return None
+    for word in command[1:]:
+        if not word.startswith("-"):
+            return word if word.endswith(".py") else None
+        if word in ("-c", "-m", "-"):
+            return None
+    return None
+
+
+def newest(folder: Path | None) -> str | None:
+    """The name of the newest complete checkpoint in a directory; None when there is none."""
+    if folder is None or not folder.is_dir():
+        return None
+    found = [each for each in generations(str(folder)) if each.values]
+    return Path(found[0].path).name if found else None
+
+
+def begin_at(options: argparse.Namespace) -> str:
+    """Where the next start of the program begins."""
+    if options.checkpoint is None:
+        return "from the beginning: there is no --checkpoint"
+    name = newest(options.checkpoint)
+    if name is None:
+        return f"from the beginning: there is no complete checkpoint in {options.checkpoint}"
+    return f"from {options.checkpoint / name}"
+
+
+def why_not_again(outcome: Outcome, early: int, left: int) -> str | None:
+    """Why a job that failed is not started again, in a line; empty when that needs no words.
+
+    Parameters
+    ----------
+    outcome : Outcome
+    early : int
+        How many failures in a row, this one included, came soon and brought no checkpoint.
+    left : int
+        How many restarts are left.
+
+    Returns
+    -------
+    str or None
+        None when it is to be started again.
+    """
+    if left == 0:
+        return ""
+    if outcome.code == WRONG_ARGUMENTS:
+        return "ncclkv run: no restart: exit code 2 says that the program refuses its arguments\n"
+    if early >= 2:
+        return (
+            f"ncclkv run: no restart: it failed {early} times in a row within {CRASH_SECONDS:g} s "
+            f"and without a new checkpoint\n"
+        )
+    return None
+
+
+def say(text: str) -> None:
+    """Write to stderr, at once."""
+    sys.stderr.write(text)
+    sys.stderr.flush()

@@ -1,0 +1,61 @@
+"""A rank that never comes to where all meet; ``python late.py WHERE``.
+
+It sleeps in C and keeps the interpreter's lock, so that nothing of Python's runs in it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+import ncclkv
+from ncclkv import watchdog
+
+
+def sleep(seconds: int) -> None:
+    """Touch the file that MARK names, and keep the lock for so long."""
+    Path(os.environ["MARK"]).touch()
+    ctypes.PyDLL(None).sleep(seconds)
+
+
+def before() -> None:
+    """Rank 1 does not even start MPI."""
+    rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
+    if rank == 1:
+        sleep(60)
+    ncclkv.create("dist_sync")
+
+
+def between() -> None:
+    """Rank 1 comes to the first communicator of a store, and not to the second."""
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.rank == 1:
+        MPI.COMM_WORLD.Idup()[1].Wait()
+        sleep(60)
+    ncclkv.create("dist_sync")
+
+
+def locked() -> None:
+    """A call on rank 1 takes longer than it may."""
+    kv = ncclkv.create("dist_sync")
+    if kv.rank == 1:
+        with watchdog.guard("a long call", 1.5):
+            sleep(4)
+    kv.close()
+
+
+def in_time() -> None:
+    """None does, in each other and one after the other."""
+    kv = ncclkv.create("dist_sync")
+    with watchdog.guard("a short call", 1.0):
+        with watchdog.guard("one in it", 0.5):
+            sleep(0)
+        sleep(0)
+    sleep(2)
+    kv.close()
+
+
+globals()[sys.argv[1]]()

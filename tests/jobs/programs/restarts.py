@@ -1,0 +1,115 @@
+"""A job for ``ncclkv run``; ``python restarts.py CASE``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import ncclkv
+
+RESTART = int(os.environ.get("NCCLKV_RESTART", "-1"))
+
+
+def mark() -> None:
+    """Tell from when on the end of the job is awaited."""
+    Path(os.environ["MARK"]).touch()
+
+
+def step(kv: ncclkv.KVStore) -> None:
+    """Push ones, and check the sum."""
+    kv.push("w", np.ones(5000))
+    assert (kv.pull("w") == kv.num_workers).all()
+
+
+def opened() -> ncclkv.KVStore:
+    kv = ncclkv.create("dist_sync")
+    kv.init("w", np.zeros(5000))
+    return kv
+
+
+def works() -> None:
+    """All say something on both streams."""
+    with opened() as kv:
+        step(kv)
+        print(f"out of {kv.rank}")
+        print(f"err of {kv.rank}", file=sys.stderr)
+
+
+def chatters() -> None:
+    """All write many lines of many lengths, without waiting for each other."""
+    rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
+    for number in range(3000):
+        print(f"{rank} {number} {'x' * (number * 7 % 500)} end")
+
+
+def goes_on() -> None:
+    """Rank 1 is stopped for a while."""
+    kv = opened()
+    if kv.rank == 1:
+        subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    step(kv)
+    kv.close()
+
+
+def bad_end(where: str, way: str) -> None:
+    """Rank 1 comes to an end before the store is made, or between two steps."""
+    rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
+
+    def end() -> None:
+        mark()
+        if way == "raise":
+            raise ValueError("told to fail")
+        if way.isdigit():
+            os._exit(int(way))
+        os.kill(os.getpid(), getattr(signal, way))
+
+    if where == "before" and rank == 1:
+        end()
+    kv = opened()
+    step(kv)
+    if rank == 1:
+        end()
+    step(kv)
+
+
+def third_time() -> None:
+    """Fail twice with a checkpoint more each time, and then go well."""
+    kv = opened()
+    step(kv)
+    loaded = kv.load(required=False)
+    if kv.rank == 0:
+        print(f"start {RESTART} finds {loaded.step if loaded else 'none'}", flush=True)
+    saved = kv.save(step=10 * (RESTART + 1))
+    if kv.rank == 0:
+        (Path(saved).parent / ".saving-step-000000099-save-000099").mkdir()  # not complete
+    kv.barrier()
+    if RESTART < 2 and kv.rank == 2:
+        os._exit(5)
+    step(kv)
+    kv.close()
+
+
+def waits() -> None:
+    """Rank 0 sleeps; the others wait for it."""
+    kv = opened()
+    if kv.rank == 0:
+        mark()
+        time.sleep(60)
+    step(kv)
+
+
+def stubborn() -> None:
+    """The same, and no rank ends when it is asked to."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    waits()
+
+
+globals()[sys.argv[1]](*sys.argv[2:])

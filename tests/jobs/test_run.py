@@ -1,0 +1,250 @@
+"""``ncclkv run``: real jobs, how they end, what is said of them, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.conftest import LIMIT, PROGRAMS, ROOT, Ended
+
+SECONDS = 6.0
+"""From a failure to the end of the job."""
+
+Run = Callable[..., Ended]
+PROGRAM = str(PROGRAMS / "restarts.py")
+
+
+class Begun:
+    """A job under ``ncclkv run``."""
+
+    def __init__(self, folder: Path, *arguments: str, ranks: int = 4) -> None:
+        self.mark = folder / "mark"
+        (folder / "tmp").mkdir()
+        self.temporary = folder / "tmp"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ncclkv", "run", "-n", str(ranks), *arguments],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "MARK": str(self.mark),
+                "TMPDIR": str(self.temporary),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self) -> Ended:
+        """Wait for it."""
+        begin = time.time()
+        try:
+            out, err = self.process.communicate(timeout=LIMIT)
+        finally:
+            self.process.kill()
+        seconds = time.time() - (self.mark.stat().st_mtime if self.mark.exists() else begin)
+        assert not list(self.temporary.glob("ncclkv-run-*")), "it leaves a folder"
+        return Ended(self.process.returncode, out, err, seconds)
+
+    def wait_for_mark(self) -> None:
+        limit = time.monotonic() + 15
+        while not self.mark.exists() and time.monotonic() < limit:
+            time.sleep(0.05)
+        assert self.mark.exists(), "the job never got to its wait"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run a case of ``restarts.py`` under some options; see that none of its processes is left."""
+
+    def go(case: str, *options: str, ranks: int = 4) -> Ended:
+        command = [sys.executable, PROGRAM, *case.split()]
+        ended = Begun(tmp_path, *options, "--", *command, ranks=ranks).end()
+        assert not left(tmp_path), "processes of the job are left"
+        return ended
+
+    return go
+
+
+def left(folder: Path) -> list[str]:
+    """Processes with the MARK of this test in their environment."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"MARK={folder / 'mark'}".encode() in (each / "environ").read_bytes():
+                found.append((each / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_output_by_rank(run: Run, ranks: int) -> None:
+    ended = run("works", ranks=ranks)
+    assert ended.code == 0, ended.err
+    assert sorted(ended.out.splitlines()) == [f"[{r}] out of {r}" for r in range(ranks)]
+    assert sorted(ended.err.splitlines()) == [f"[{r}] err of {r}" for r in range(ranks)]
+
+
+def test_no_line_is_torn_or_lost(run: Run) -> None:
+    ended = run("chatters")
+    assert ended.code == 0, ended.err
+    found: dict[int, list[int]] = {rank: [] for rank in range(4)}
+    for line in ended.out.splitlines():
+        match = re.fullmatch(r"\[(\d)\] \1 (\d+) x* end", line)
+        assert match, f"a torn line: {line}"
+        found[int(match.group(1))].append(int(match.group(2)))
+    assert found == {rank: list(range(3000)) for rank in range(4)}
+
+
+def test_a_rank_that_is_stopped_and_goes_on(run: Run) -> None:
+    ended = run("goes_on")
+    assert (ended.code, ended.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("way", "code", "said"),
+    [
+        ("SIGKILL", 137, "was killed by SIGKILL (often the kernel's out-of-memory killer"),
+        ("SIGSEGV", 139, "was killed by SIGSEGV (a crash in compiled code)"),
+        ("3", 3, "ended with exit code 3"),
+        ("raise", 1, "failed: ValueError: told to fail"),
+    ],
+)
+@pytest.mark.parametrize("where", ["before", "between"])
+def test_a_rank_that_fails(run: Run, where: str, way: str, code: int, said: str) -> None:
+    ended = run(f"bad_end {where} {way}")
+    assert ended.code == code, ended.err
+    assert ended.seconds < SECONDS, ended.err
+    report = next(line for line in ended.err.splitlines() if ": the job failed after " in line)
+    who = r"ncclkv run: .* \(start 1 of at most 1\): rank 1 on \S+ \(pid \d+\) "
+    assert re.match(who + re.escape(said), report), report
+    first = ended.err.splitlines()[0]
+    assert "rank 1 " in first, f"the first line does not name the rank: {first}"
+    assert "BAD TERMINATION" not in ended.err + ended.out
+    assert "run: restart" not in ended.err
+
+
+def test_a_rank_that_is_stopped(run: Run) -> None:
+    ended = run("bad_end between SIGSTOP", "--timeout", "3")
+    assert ended.code == 1, ended.err
+    assert ended.seconds < 3 + SECONDS
+    assert re.search(r"\nrank 1 on \S+ \(pid \d+\) was stopped by SIGSTOP [\d.]+ s ", ended.err)
+
+
+def test_restarts_from_the_newest_checkpoint(run: Run, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    ended = run("third_time", "--max-restarts", "3", "--checkpoint", str(saved))
+    assert ended.code == 0, ended.err
+    assert [line for line in ended.out.splitlines() if line.startswith("[0] start")] == [
+        "[0] start 0 finds none",
+        "[0] start 1 finds 10",
+        "[0] start 2 finds 20",
+    ]
+    said = [line for line in ended.err.splitlines() if "run: restart " in line]
+    assert said == [
+        f"ncclkv run: restart 1 of 3, from {saved}/step-000000010-save-000001",
+        f"ncclkv run: restart 2 of 3, from {saved}/step-000000020-save-000002",
+    ]
+
+
+def test_a_job_that_crashes_in_a_loop(run: Run) -> None:
+    ended = run("bad_end before 3", "--max-restarts", "9")
+    assert ended.code == 3
+    assert ended.err.count(": the job failed after ") == 2
+    assert "restart 1 of 9, from the beginning: there is no --checkpoint" in ended.err
+    last = ended.err.splitlines()[-1]
+    assert last == (
+        "ncclkv run: no restart: it failed 2 times in a row within 5 s and without a new checkpoint"
+    )
+
+
+def test_a_program_that_refuses_its_arguments(run: Run) -> None:
+    ended = run("bad_end before 2", "--max-restarts", "9")
+    assert ended.code == 2
+    assert ended.err.count(": the job failed after ") == 1
+    assert "exit code 2 says that the program refuses its arguments" in ended.err
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_the_job(tmp_path: Path, number: int, code: int, ranks: int) -> None:
+    arguments = ("--max-restarts", "3", "--", sys.executable, PROGRAM, "waits")
+    job = Begun(tmp_path, *arguments, ranks=ranks)
+    job.wait_for_mark()
+    job.process.send_signal(number)
+    ended = job.end()
+    assert ended.code == code, ended.err
+    assert ended.seconds < SECONDS + 2
+    assert "run: restart" not in ended.err
+    assert not left(tmp_path)
+
+
+def test_ranks_that_do_not_end_when_asked_to(tmp_path: Path) -> None:
+    job = Begun(tmp_path, "--", sys.executable, PROGRAM, "stubborn")
+    job.wait_for_mark()
+    job.process.terminate()
+    ended = job.end()
+    assert ended.code == 143, ended.err
+    assert 4 < ended.seconds < 5 + SECONDS
+    assert not left(tmp_path)
+
+
+@pytest.mark.parametrize("case", ["waits", "stubborn"])
+def test_the_sudden_end_of_the_runner_ends_the_job(tmp_path: Path, case: str) -> None:
+    job = Begun(tmp_path, "--", sys.executable, PROGRAM, case)
+    job.wait_for_mark()
+    job.process.kill()
+    job.process.communicate()
+    limit = time.monotonic() + SECONDS
+    while left(tmp_path) and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert not left(tmp_path)
+
+
+def test_nobody_reads_what_it_writes(tmp_path: Path) -> None:
+    job = Begun(tmp_path, "--", sys.executable, PROGRAM, "chatters")
+    assert job.process.stdout is not None
+    job.process.stdout.close()
+    ended = job.process.wait(LIMIT)
+    assert job.process.stderr is not None
+    err = job.process.stderr.read()
+    job.process.stderr.close()
+    assert ended == 143, err
+    assert "Traceback" not in err
+    assert not left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-n", "0", "--", "true"], "-n 0 is no number of ranks; give 1 or more"),
+        (["-n", "2"], "give it after --: ncclkv run -n 2 -- python train.py"),
+        (["-n", "2", "--", "no-such-program"], "there is no program 'no-such-program'"),
+        (["-n", "2", "--", "train.py"], "that can be run; give python train.py"),
+        (["--", sys.executable, "-u", "no.py"], "there is no file 'no.py' in "),
+        (["--timeout", "0", "--", "true"], "--timeout 0 is not above 0"),
+        (["--max-restarts", "-1", "--", "true"], "--max-restarts -1 is below 0"),
+    ],
+)
+def test_what_cannot_be_started(arguments: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ncclkv", "run", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

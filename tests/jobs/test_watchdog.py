@@ -1,0 +1,53 @@
+"""Calls that never let Python run: the job ends all the same, with who, what and where."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.jobs.conftest import Job
+
+SECONDS = 3.0
+"""The deadline of these jobs."""
+
+END = SECONDS + 5.0
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "stack"),
+    [
+        ("before", "starting MPI took more than 3 s", "in before"),
+        ("between", "making an MPI communicator or window took more than 3 s", "in between"),
+    ],
+)
+def test_a_rank_that_never_comes(job: Job, where: str, what: str, stack: str) -> None:
+    ended = job("late.py", where, NCCLKV_TIMEOUT=str(SECONDS))
+    assert ended.code != 0, ended.err
+    assert SECONDS - 1 < ended.seconds < END, ended.err
+    first = ended.words[0]
+    assert re.match(rf"ncclkv: rank [023] of 4 on \S+ \(pid \d+\) failed, .*: {what};", first), (
+        ended.err
+    )
+    # Not as lines of their own: several ranks write at once.
+    assert "most recent call first" in ended.err
+    assert stack in ended.err
+
+
+def test_a_call_that_keeps_the_lock(job: Job) -> None:
+    ended = job("late.py", "locked")
+    assert ended.code != 0, ended.err
+    assert ended.seconds < 3.5, ended.err
+    assert ended.words[0].startswith("ncclkv: rank 1 of 4 on ")
+    assert "a long call took more than 1.5 s" in ended.words[0]
+    assert re.search(r'late\.py", line \d+ in sleep', ended.err), ended.err
+
+
+def test_it_is_off_where_failures_do_not_end_the_job(job: Job) -> None:
+    ended = job("late.py", "locked", NCCLKV_ABORT="0")
+    assert (ended.code, ended.err) == (0, "")
+
+
+def test_calls_that_return_in_time(job: Job) -> None:
+    ended = job("late.py", "in_time")
+    assert (ended.code, ended.err) == (0, "")

@@ -1,0 +1,126 @@
+"""The ranks' lines under each other, from pieces as pipes have them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ncclkv.cli import lines
+from ncclkv.cli.launcher import LauncherLines
+from ncclkv.cli.lines import Lines
+
+
+class Screen:
+    """What was written and what was noted."""
+
+    def __init__(self) -> None:
+        self.text = b""
+        self.noted: list[tuple[int, str]] = []
+        self.lines = Lines(self._write, lambda rank, line: self.noted.append((rank, line)))
+
+    def _write(self, data: bytes) -> None:
+        self.text += data
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """Whose lines wait for nothing when they are told to be idle."""
+    monkeypatch.setattr(lines, "_IDLE_SECONDS", -1.0)
+    return Screen()
+
+
+def test_lines_get_the_number_of_their_rank(screen):
+    screen.lines.feed(0, b"a\nb\n")
+    screen.lines.feed(12, b"c\n")
+    assert screen.text == b"[0] a\n[0] b\n[12] c\n"
+    assert screen.noted == [(0, "a"), (0, "b"), (12, "c")]
+
+
+def test_pieces_of_lines_do_not_mix(screen):
+    for rank, piece in ((0, b"he"), (1, b"wor"), (0, b"llo\nne"), (1, b"ld\n"), (0, b"xt\n")):
+        screen.lines.feed(rank, piece)
+    assert screen.text == b"[0] hello\n[1] world\n[0] next\n"
+
+
+def test_a_question_is_shown_though_its_line_has_not_ended(screen):
+    screen.lines.feed(0, b"name? ")
+    assert screen.text == b""
+    screen.lines.idle()
+    assert screen.text == b"[0] name? "
+    screen.lines.feed(0, b"thanks\n")
+    assert screen.text == b"[0] name? thanks\n"
+    assert screen.noted == [(0, "name? thanks")]
+
+
+def test_others_begin_a_line_of_their_own_after_a_question(screen):
+    screen.lines.feed(0, b"name? ")
+    screen.lines.idle()
+    screen.lines.feed(1, b"x\n")
+    screen.lines.feed(0, b"thanks\n")
+    assert screen.text == b"[0] name? \n[1] x\n[0] thanks\n"
+
+
+def test_lines_of_no_rank_go_between(screen):
+    screen.lines.feed(0, b"name? ")
+    screen.lines.idle()
+    screen.lines.between(b"launcher\n")
+    assert screen.text == b"[0] name? \nlauncher\n"
+
+
+def test_progress_bars_overwrite_themselves(screen):
+    screen.lines.feed(0, b"\r10 %")
+    screen.lines.feed(0, b"\r20 %")
+    screen.lines.feed(0, b"\r30 %\r\n")
+    assert screen.text == b"[0] \r[0] 10 %\r[0] 20 %\r[0] 30 %\r\n"
+
+
+def test_an_end_of_line_in_two_pieces_is_one(screen):
+    screen.lines.feed(0, b"a\r")
+    screen.lines.feed(0, b"\nb\n")
+    assert screen.text == b"[0] a\r\n[0] b\n"
+
+
+def test_the_end_shows_what_has_none(screen):
+    screen.lines.feed(0, b"no end")
+    screen.lines.end()
+    assert screen.text == b"[0] no end\n"
+    assert screen.noted == [(0, "no end")]
+
+
+def test_what_is_no_text_passes(screen):
+    screen.lines.feed(0, b"\xff\xfe\n")
+    assert screen.text == b"[0] \xff\xfe\n"
+
+
+def test_a_long_line_does_not_wait_for_its_end(screen):
+    screen.lines.feed(0, b"x" * 100_000)
+    assert screen.text == b"[0] " + b"x" * 100_000
+
+
+MPICH = """
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 3141 RUNNING AT node1
+=   EXIT CODE: 9
+=   CLEANING UP REMAINING PROCESSES
+=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
+===================================================================================
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
+This typically refers to a problem with your application.
+Please see the FAQ page for debugging suggestions
+[mpiexec@node1] Sending Ctrl-C to processes as requested
+"""
+
+OPEN_MPI = """
+--------------------------------------------------------------------------
+prterun noticed that process rank 1 with PID 3141 on node node1 exited on
+signal 9 (Killed).
+--------------------------------------------------------------------------
+"""
+
+
+@pytest.mark.parametrize("text", [MPICH, OPEN_MPI])
+def test_words_of_launchers_are_kept_apart(text):
+    launcher = LauncherLines()
+    shown = [line for line in [*text.splitlines(), "loss 0.5"] if not launcher.is_noise(line)]
+    assert shown == ["loss 0.5"]
+    assert any("3141" in line for line in launcher.kept)

@@ -1,0 +1,92 @@
+"""What is said of a job that failed, from made-up ends of its ranks."""
+
+from __future__ import annotations
+
+from ncclkv.cli.report import Outcome, Rank, report
+
+
+def outcome(*ranks: Rank, launcher: int = 9, words: tuple[str, ...] = ()) -> Outcome:
+    return Outcome({rank.number: rank for rank in ranks}, 12.34, launcher, list(words))
+
+
+def rank(number: int, code: int | None = None, ended: float = 0.0) -> Rank:
+    return Rank(number, "node1", 100 + number, code, ended)
+
+
+FAILED = "ncclkv: rank {} of 3 on node1 (pid 1) failed, ending the job: {}"
+
+
+def lost(number: int) -> Rank:
+    """A rank that noticed, after 10.5 s, that another one is gone, and was then killed."""
+    each = rank(number, -9, 13.0)
+    each.hear(FAILED.format(number, "RankLost: rank 1 is gone"), 10.5)
+    return each
+
+
+def test_the_first_failure_is_the_reason():
+    killed = rank(1, -9, 10.0)
+    killed.hear("step 7", 9.0)
+    ended = outcome(lost(0), killed, lost(2))
+    assert report(ended, "start 1 of at most 3").splitlines() == [
+        "ncclkv run: the job failed after 12.3 s (start 1 of at most 3): rank 1 on node1 (pid 101) "
+        "was killed by SIGKILL (often the kernel's out-of-memory killer: dmesg tells), 10.0 s "
+        "after the start",
+        "its last lines of stderr:",
+        "  [1] step 7",
+        "the other ranks said:",
+        "  [0] " + FAILED.format(0, "RankLost: rank 1 is gone"),
+        "  [2] " + FAILED.format(2, "RankLost: rank 1 is gone"),
+    ]
+    assert ended.code == 137
+
+
+def test_a_rank_that_says_why_it_failed():
+    failed = rank(1, -15, 10.0)
+    failed.hear(FAILED.format(1, "ValueError: x"), 9.8)
+    ended = outcome(rank(0, -9, 9.9), failed)
+    first = report(ended, "start 1 of at most 1").splitlines()[0]
+    assert first.endswith("rank 1 on node1 (pid 101) failed: ValueError: x")
+    assert ended.code == 1, "the signal was its way to end the job"
+
+
+def test_its_own_exit_code_counts():
+    ended = outcome(rank(0, 0, 5.0), rank(1, 7, 6.0), launcher=9)
+    assert ended.code == 7
+    assert "rank 1 on node1 (pid 101) ended with exit code 7" in report(ended, "")
+    assert "rank 0 on node1 (pid 100) had ended with exit code 0, 5.0 s after" in report(ended, "")
+
+
+def test_a_rank_that_is_stopped_is_told_of():
+    stopped = rank(1)
+    stopped.stopped = (19, 2.0)
+    said = report(outcome(lost(0), stopped), "")
+    assert "rank 1 on node1 (pid 101) was stopped by SIGSTOP 2.0 s after the start" in said
+
+
+def test_only_the_last_lines_are_repeated():
+    failed = rank(0, 1, 1.0)
+    for number in range(100):
+        failed.hear(f"line {number}", 0.5)
+    said = report(outcome(failed), "").splitlines()
+    assert said[-1] == "  [0] line 99"
+    assert len(said) == 2 + 12
+
+
+def test_a_launcher_that_starts_nothing():
+    ended = outcome(Rank(0), Rank(1), launcher=1, words=("not enough slots",))
+    said = report(ended, "start 1 of at most 1").splitlines()
+    assert said[0].endswith(
+        ": its launcher ended with exit code 1, before any rank began; it said:"
+    )
+    assert said[1:] == ["not enough slots"]
+    assert ended.code == 1
+
+
+def test_a_signal_to_the_runner_is_no_failure_of_a_rank():
+    ended = outcome(rank(0, -9, 1.0))
+    ended.asked = 2
+    assert ended.code == 130
+
+
+def test_all_went_well():
+    assert outcome(rank(0, 0, 1.0), rank(1, 0, 1.0), launcher=0).code == 0
