@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from ncclkv import env
-from ncclkv.errors import RankLost
+from ncclkv.errors import RankDied, RankLost
 
 _FAILURE = 1
 
@@ -42,7 +42,7 @@ def install() -> None:
             chained(kind, error, trace)
             _end_child()
             return
-        if issubclass(kind, RankLost):
+        if issubclass(kind, RankLost) and not issubclass(kind, RankDied):
             time.sleep(_GRACE)
         _announce(kind, error)
         chained(kind, error, trace)

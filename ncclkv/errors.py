@@ -89,6 +89,10 @@ class RankLost(CommError):
     """A rank left the job, or the store, while another waited for it."""
 
 
+class RankDied(RankLost):
+    """A rank's process ended without a word, while another waited for it."""
+
+
 class CommAborted(CommError):
     """The communicator was aborted, or MPI reported an error of its own."""
 

@@ -10,24 +10,33 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ncclkv.comm import stacks
 from ncclkv.comm.base import Buffer
+from ncclkv.comm.processes import Process, namespace, process
 
 CALLS = 1024
 """The calls of a rank that its page holds."""
 
 _TEXTS = 1024
 _TEXT_BYTES = 160
-_HEAD = struct.Struct("<qq64s")
-"""How many calls there were, the process, and its host."""
+_NAMES = 8
+_HEAD = struct.Struct("<qqqqq64s")
+"""How many calls there were; the process, where its number counts, its thread, the signal that
+shows its stacks, and its host."""
+
+_ELSEWHERE = struct.Struct("<q512s")
+"""When this rank was seen to wait in another store, and for whom, in words and by name."""
 
 _CALL = struct.Struct("<qqqqq")
 """A call's number, from 1; what it is, its keys and its text; and when, in nanoseconds."""
 
-_CALLS_FROM = _HEAD.size
+_ELSEWHERE_FROM = _HEAD.size
+_CALLS_FROM = _ELSEWHERE_FROM + _ELSEWHERE.size
 _TEXTS_FROM = _CALLS_FROM + CALLS * _CALL.size
 NBYTES = _TEXTS_FROM + _TEXTS * _TEXT_BYTES
 
@@ -58,11 +67,43 @@ class Call(NamedTuple):
     age: float
 
 
-class Report(NamedTuple):
-    """What a rank tells of itself: who it is, and its last calls, the latest last."""
+class Elsewhere(NamedTuple):
+    """A wait in another store.
 
+    Attributes
+    ----------
+    age : float
+        Seconds since it was last seen.
+    words : str
+        What waits there.
+    names : list of str
+        Whom it waits for, as far as is known; as `Report.name`.
+    """
+
+    age: float
+    words: str
+    names: list[str]
+
+
+class Report(NamedTuple):
+    """What a rank tells of itself.
+
+    Attributes
+    ----------
+    name : str
+        Of its thread, the same in all stores.
+    who : str
+        The same for readers.
+    calls : list of Call
+        Its last, the latest at the end.
+    elsewhere : Elsewhere or None
+        Where the thread waits, if not in this store.
+    """
+
+    name: str
     who: str
     calls: list[Call]
+    elsewhere: Elsewhere | None
 
 
 class Board:
@@ -88,7 +129,8 @@ class Board:
         self._own = self._pages[rank]
         self._texts = 0
         host = socket.gethostname().encode(errors="replace")[:64]
-        _HEAD.pack_into(self._own, 0, 0, os.getpid(), host)
+        here = os.getpid(), namespace(), threading.get_ident(), stacks.signal_here(), host
+        _HEAD.pack_into(self._own, 0, 0, *here)
         self._counter = self._own[:8].cast("q")
 
     # This rank
@@ -114,6 +156,11 @@ class Board:
         _CALL.pack_into(self._own, lo, number, what, keys, text, time.monotonic_ns())
         self._counter[0] = number
 
+    def wait_elsewhere(self, words: str, names: Sequence[str]) -> None:
+        """Say that this rank's thread waits in another store, at this moment."""
+        text = "\n".join([words[:_TEXT_BYTES], *names[:_NAMES]]).encode(errors="replace")
+        _ELSEWHERE.pack_into(self._own, _ELSEWHERE_FROM, time.monotonic_ns(), text)
+
     # Any rank
 
     def __contains__(self, rank: int) -> bool:
@@ -123,9 +170,32 @@ class Board:
     def read(self, rank: int, most: int = CALLS) -> Report:
         """A rank's last calls."""
         page = self._pages[rank]
-        count, process, host = _HEAD.unpack_from(page)
-        who = f"rank {rank} on {_words(host)} (pid {process})"
-        return Report(who, list(self._calls(page, max(1, count - min(most, CALLS - 1) + 1), count)))
+        count, number, _, thread, _, host = _HEAD.unpack_from(page)
+        name = f"{_words(host)}/{number}/{thread}"
+        who = f"rank {rank} on {_words(host)} (pid {number})"
+        calls = self._calls(page, max(1, count - min(most, CALLS - 1) + 1), count)
+        return Report(name, who, list(calls), self._elsewhere(page))
+
+    def _elsewhere(self, page: memoryview) -> Elsewhere | None:
+        """Where a rank waits, if not here."""
+        when, text = _ELSEWHERE.unpack_from(page, _ELSEWHERE_FROM)
+        if not when:
+            return None
+        words, *names = _words(text).split("\n")
+        return Elsewhere((time.monotonic_ns() - when) / 1e9, words, names)
+
+    def process(self, rank: int) -> Process | None:
+        """The process of a rank whose page can be read here; None where it has no number here."""
+        if rank == self._rank or rank not in self._pages:
+            return None
+        _, number, where, _, _, _ = _HEAD.unpack_from(self._pages[rank])
+        return process(number) if number and where and where == namespace() else None
+
+    def show_stacks(self, rank: int) -> None:
+        """Have a rank write where its threads stand, if it is one that can."""
+        if self.process(rank) is not None:
+            _, number, _, _, signal, _ = _HEAD.unpack_from(self._pages[rank])
+            stacks.show(number, signal)
 
     def _calls(self, page: memoryview, first: int, last: int) -> Iterator[Call]:
         """The calls of these numbers."""

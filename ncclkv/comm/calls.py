@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.board import NBYTES, REPORTED, Board, Call, Report, difference, last
+from ncclkv.comm.board import (
+    NBYTES,
+    REPORTED,
+    Board,
+    Call,
+    Elsewhere,
+    Report,
+    difference,
+    last,
+)
 from ncclkv.comm.transport import Transport
 from ncclkv.errors import OrderMismatch
 
@@ -21,6 +30,9 @@ from ncclkv.errors import OrderMismatch
 _PATIENCE = 1.0
 
 _SHOWN = 8
+
+# A wait in another store that was seen so long ago may be over.
+_RECENT = 1.0
 
 # What stands in a text for what it leaves out.
 _CUT = "..."
@@ -53,17 +65,34 @@ class Calls:
 
     # Asking and answering
 
-    def ask(self, ranks: Iterable[int]) -> None:
+    def ask(self, ranks: Collection[int]) -> None:
         """Tell some ranks of this one's calls, who then tell of theirs."""
-        self._inform(self._transport.rank, ranks, wanted=True)
+        others = [rank for rank in ranks if rank not in self.board]
+        self._inform(self._transport.rank, others, wanted=others)
+
+    def inquire(self, ranks: Collection[int]) -> None:
+        """Ask all ranks of what they know of some, and give them a moment to answer."""
+        others = {rank for rank in ranks if rank not in self.board}
+        if not others or not self.board.count:
+            return
+        for rank in others:
+            self._reports.pop(rank, None)
+        far = [rank for rank in self._peers if rank not in self.board]
+        self._inform(self._transport.rank, far, wanted=sorted(others))
+        limit = time.monotonic() + _PATIENCE
+        attempt = 0
+        while not others <= self._reports.keys() and time.monotonic() < limit:
+            attempt += 1
+            self._transport.pause(attempt)
+            self._transport.departed()
+            self.hear()
 
     def tell(self) -> None:
         """Tell all ranks of this one's calls."""
         self._inform(self._transport.rank, self._peers)
 
-    def _inform(self, subject: int, ranks: Iterable[int], *, wanted: Any = False) -> None:
-        report = self.board.read(subject, REPORTED)
-        data = pickle.dumps((subject, report.who, [tuple(call) for call in report.calls], wanted))
+    def _inform(self, subject: int, ranks: Iterable[int], wanted: Sequence[int] = ()) -> None:
+        data = pickle.dumps((subject, _plain(self.board.read(subject, REPORTED)), wanted))
         self._transport.inform(data, ranks)
 
     def hear(self) -> None:
@@ -71,11 +100,16 @@ class Calls:
         heard = self._transport.heard
         while heard:
             peer, data = heard.pop(0)
-            subject, who, calls, wanted = pickle.loads(data)
-            report = Report(who, [Call(*call) for call in calls])
-            self._reports[subject] = self._uncompared[subject] = report
-            if wanted:
-                self._inform(self._transport.rank, [peer])
+            subject, plain, wanted = pickle.loads(data)
+            self._reports[subject] = self._uncompared[subject] = _report(plain)
+            for rank in wanted:
+                if rank in self.board:
+                    self._inform(rank, [peer])
+
+    def dead(self) -> set[int]:
+        """The neighbours whose processes have ended."""
+        known = ((rank, self.board.process(rank)) for rank in self._peers if rank in self.board)
+        return {rank for rank, process in known if process is not None and process.has_ended()}
 
     # Comparing
 
@@ -142,11 +176,38 @@ class Calls:
 
     def last(self, ranks: Iterable[int]) -> str:
         """What some ranks called last, as far as is known here."""
-        reports = {rank: self._report(rank) for rank in sorted(ranks)}
-        known = [last(report) for report in reports.values() if report and report.calls]
+        reports = {rank: self.report(rank) for rank in sorted(ranks)}
+        known = [
+            last(report) + self._state(rank)
+            for rank, report in reports.items()
+            if report and report.calls
+        ]
         more = f"; and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
         return "; ".join(known[:_SHOWN]) + more
 
-    def _report(self, rank: int) -> Report | None:
+    def report(self, rank: int) -> Report | None:
         """What is known of a rank."""
         return self.board.read(rank, 1) if rank in self.board else self._reports.get(rank)
+
+    def _state(self, rank: int) -> str:
+        """What the system, or the rank itself, says of a neighbour's process."""
+        process, report = self.board.process(rank), self.report(rank)
+        state = process.state() if process is not None else ""
+        if state:
+            return f", and {state}"
+        if report is not None and report.elsewhere is not None and report.elsewhere.age < _RECENT:
+            return f", and waits in another store: {report.elsewhere.words}"
+        return ""
+
+
+def _plain(report: Report) -> tuple[object, ...]:
+    """A report without the classes of this package."""
+    elsewhere = None if report.elsewhere is None else tuple(report.elsewhere)
+    return report.name, report.who, [tuple(call) for call in report.calls], elsewhere
+
+
+def _report(plain: tuple[Any, ...]) -> Report:
+    """What `_plain` was made of."""
+    name, who, calls, elsewhere = plain
+    waits = None if elsewhere is None else Elsewhere(*elsewhere)
+    return Report(name, who, [Call(*call) for call in calls], waits)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
+from ncclkv.comm.board import last
 from ncclkv.comm.calls import Calls
 from ncclkv.comm.transport import Transport
-from ncclkv.errors import CommTimeout, KVStoreError, OrderMismatch, RankLost
+from ncclkv.errors import CommTimeout, KVStoreError, OrderMismatch, RankDied, RankLost
 
 if TYPE_CHECKING:
     from ncclkv.comm.work import Flight, HostWork
@@ -17,6 +19,10 @@ _RELAY_SECONDS = 0.3
 
 # A wait that is longer looks at what the others have called, and again each time as long.
 _LONG_SECONDS = 0.25
+_MOST_ASKED = 8
+
+# Between two looks at neighbours' processes.
+_DEAD_SECONDS = 5e-3
 
 
 class Lookout:
@@ -32,34 +38,79 @@ class Lookout:
         self._transport = transport
         self._calls = calls
         self._where = f"rank {transport.rank} of {transport.size}: "
+        self._looked = 0.0
 
     def trouble(self, flight: Flight, work: HostWork, waited: float) -> KVStoreError | None:
         """What to raise when ranks' calls differ, or one that `work` needs has left."""
         departed = self._transport.departed()
-        found = self._difference(work, flight.missing(work), waited)
+        found = self._calls.found() or self._long(flight, work, waited)
         if found is not None:
             self._calls.tell()
             return found
         relayed = flight.relayed and waited > _RELAY_SECONDS
-        if not departed or not (relayed or not flight.missing(work).isdisjoint(departed)):
+        dead = self._dead()
+        if not (departed or dead):
+            return None
+        gone = departed.keys() | dead
+        if not relayed and flight.missing(work).isdisjoint(gone):
             return None
         flight.progress()  # what it sent before it left still counts
         missing = flight.missing(work)
-        lost = departed.keys() if relayed and missing else missing & departed.keys()
-        if not lost:
+        lost = gone if relayed and missing else missing & gone
+        if not lost or work.finished:
             return None
-        rank = min(lost, key=lambda rank: (_follows(departed[rank]), rank))
-        return self._left(rank, departed[rank], work)
+        rank = min(lost, key=lambda rank: (_follows(departed.get(rank, "")), rank))
+        if rank in departed:
+            return self._left(rank, departed[rank], work)
+        return self._died(rank, work)
 
-    def _difference(self, work: HostWork, missing: set[int], waited: float) -> OrderMismatch | None:
-        """How the calls of ranks differ; who is missing is asked, once a wait is long."""
-        found = self._calls.found()
-        if found is not None or waited < _LONG_SECONDS * (work.asked + 1):
-            return found
-        if not work.asked:
-            self._calls.ask(missing)
+    def _long(self, flight: Flight, work: HostWork, waited: float) -> OrderMismatch | None:
+        """How the calls of ranks differ; whom a long wait waits for is asked, now and then."""
+        if waited < _LONG_SECONDS * (work.asked + 1):
+            return None
         work.asked += 1
-        return self._calls.look()
+        missing = flight.missing(work)
+        if work.asked <= _MOST_ASKED:
+            self._calls.ask(missing)
+        names = [report.name for rank in missing if (report := self._calls.report(rank))]
+        for other in flight.siblings():
+            other.wait_elsewhere(str(work), names)
+        return self._calls.look() or self._crossed(work, missing, waited)
+
+    def _crossed(self, work: HostWork, missing: set[int], waited: float) -> OrderMismatch | None:
+        """Whether a rank waits for this one in another store, and neither can go on."""
+        mine = self._calls.report(self._transport.rank)
+        for rank in sorted(missing):
+            report = self._calls.report(rank)
+            if mine is None or report is None or report.elsewhere is None:
+                continue
+            elsewhere = report.elsewhere
+            # Seen after this wait began to last: what this rank has launched is not what it lacks.
+            if mine.name in elsewhere.names and waited - elsewhere.age > _LONG_SECONDS:
+                return OrderMismatch(
+                    f"{self._where}{work} waits for rank {rank}, which waits for this rank in "
+                    f"another store: {elsewhere.words}; use stores in the same order on all ranks. "
+                    f"{self._calls.last([self._transport.rank, rank])}"
+                )
+        return None
+
+    def _dead(self) -> set[int]:
+        """The neighbours whose processes have ended."""
+        now = time.monotonic()
+        if now - self._looked < _DEAD_SECONDS:
+            return set()
+        self._looked = now
+        return self._calls.dead()
+
+    def _died(self, rank: int, work: HostWork) -> RankDied:
+        """What to raise when a neighbour's process has ended."""
+        process = self._calls.board.process(rank)
+        how = "has ended" if process is None else process.end()
+        report = self._calls.report(rank)
+        known = f"; {last(report)}" if report and report.calls else ""
+        return RankDied(
+            f"{self._where}rank {rank} {how} while {work} waited for it, and said nothing{known}"
+        )
 
     def _left(self, rank: int, reason: str, work: HostWork) -> KVStoreError:
         """What to raise when a rank has left for that reason."""
@@ -71,7 +122,10 @@ class Lookout:
 
     def late(self, work: HostWork, missing: set[int], waited: float, limit: float) -> CommTimeout:
         """What to raise when a wait has lasted too long."""
+        self._calls.inquire(missing)
         known = self._calls.last(missing)
+        for rank in missing:
+            self._calls.board.show_stacks(rank)
         return CommTimeout(
             f"{self._where}{work} waited {waited:.1f} s (timeout {limit:g} s) for "
             f"{_ranks(missing)}; all ranks must make the same calls in the same order: look at "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from abc import abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import suppress
@@ -38,6 +39,8 @@ _YOUNG = 60
 # messages may still be written to, and peers wait for them, when nobody remembers the store.
 _busy: set[Flight] = set()
 
+_flights: weakref.WeakSet[Flight] = weakref.WeakSet()
+
 
 class Flight:
     """The collectives in flight of one communicator.
@@ -66,10 +69,26 @@ class Flight:
         self.mark = Mark()
         self._timeout = timeout
         self.moment = transport.moment
-        self._thread = 0
+        self._thread = threading.get_ident()
         self._active: list[HostWork] = []
         self.failure: KVStoreError | None = None
         self.relayed = False
+        _flights.add(self)
+
+    def siblings(self) -> list[Flight]:
+        """The other flights of this thread that have not failed."""
+        return [
+            flight
+            for flight in list(_flights)
+            if flight is not self and flight._thread == self._thread and flight.failure is None
+        ]
+
+    def wait_elsewhere(self, words: str, names: Sequence[str]) -> None:
+        """Tell the ranks of this flight that its thread waits in another; hear what they tell."""
+        self.calls.board.wait_elsewhere(words, names)
+        with suppress(KVStoreError):
+            self._transport.departed()
+            self.calls.hear()
 
     def end(self, failure: KVStoreError) -> None:
         """Raise `failure` in all later calls."""

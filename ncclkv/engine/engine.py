@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ncclkv.comm.base import Communicator, DoneWork
-from ncclkv.engine.batch import Push, push_of
+from ncclkv.engine.batch import Pull, Push, push_of
 from ncclkv.engine.launch import Launcher
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.places import Places
@@ -213,14 +213,20 @@ class Engine(Reads):
         raised, self.raised = self.raised, None
         return raised
 
-    def _launch(self, state: BucketState) -> None:
-        """Start to reduce what was pushed into a bucket."""
+    def _launch(self, state: BucketState, active: int | None = None) -> None:
+        """Start to reduce what was pushed into a bucket, by all ranks or so many of them."""
         if state.pushed:
             if self.recording is not None:
                 self.recording.check_launch(state)
-            self._launcher.launch(state, self.rule)
+            self._launcher.launch(state, self.rule, active)
 
-    # Flush
+    # Flush and read
+
+    def reading(self, reads: Sequence[tuple[Key, Array]]) -> tuple[Pull, list[Array]]:
+        if self.presence.lenient:
+            # Other ranks may have pushed what this one has not: all keys have places, then.
+            self.places.seal()
+        return super().reading(reads)
 
     def flush(self, states: Sequence[BucketState] | None = None) -> None:
         """Launch what waits in some buckets, or in all, and complete it.
@@ -245,12 +251,11 @@ class Engine(Reads):
     def _flush_agreed(self, wanted: Sequence[BucketState], *, joined: bool = False) -> Agreed:
         """Flush what ranks agree on."""
         agreed = self.presence.agree([state.layout.index for state in wanted], joined=joined)
-        self._launcher.active = agreed.active
         step = self.rule.step() if agreed.keys else None
         states = self.places.buckets(agreed.keys)
         for state in states:
             state.step = step
-            self._launch(state)
+            self._launch(state, agreed.active)
         self._complete(self.places.states)
         if isinstance(self.rule, FunctionRule):
             self._update(agreed.keys)

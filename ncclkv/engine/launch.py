@@ -14,22 +14,18 @@ from ncclkv.table import plan
 
 
 class Launcher:
-    """Starts the reductions of one store.
-
-    Attributes
-    ----------
-    active : int
-        The ranks that averages count.
-    """
+    """Starts the collectives of one store."""
 
     def __init__(self, comm: Communicator, placement: Placement, kernels: Kernels) -> None:
-        self.active = comm.size
         self._comm = comm
         self._placement = placement
         self._kernels = kernels
 
-    def launch(self, state: BucketState, rule: Rule) -> None:
-        """Start to reduce what was pushed into a bucket."""
+    def launch(self, state: BucketState, rule: Rule, active: int | None = None) -> None:
+        """Start to reduce what was pushed into a bucket.
+
+        Averages count `active` ranks, by default all.
+        """
         state.launched = True
         since = perf_counter() if state.full else None
         root = self._placement.root
@@ -43,8 +39,8 @@ class Launcher:
                 elif isinstance(rule, FusedRule):
                     apply = partial(rule.apply, state, state.step, lo)
             op = state.layout.op
-            if op == "avg" and self.active < self._comm.size:
-                op, apply = "sum", self._dividing(receive, apply)
+            if op == "avg" and active is not None and active < self._comm.size:
+                op, apply = "sum", self._dividing(receive, active, apply)
             work = self._comm.reduce_apply(
                 gradients, receive, op, apply, root, divided=state.common
             )
@@ -64,9 +60,9 @@ class Launcher:
         state.flying.add(work)
         state.behind = None
 
-    def _dividing(self, total: Array, then: Apply | None) -> Apply:
+    def _dividing(self, total: Array, active: int, then: Apply | None) -> Apply:
         """Divide a sum by the number of active ranks, before what follows."""
-        kernels, active = self._kernels, self.active
+        kernels = self._kernels
 
         def apply(lo: int, hi: int) -> None:
             part = total[lo:hi]

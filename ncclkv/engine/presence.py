@@ -7,7 +7,7 @@ said every rank finds the same: what is reduced, what of it is filled up here, o
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from ncclkv.engine.places import Places
 from ncclkv.engine.state import Array, BucketState
 from ncclkv.errors import NonFinite, OrderMismatch
 from ncclkv.kernels.base import Kernels
+from ncclkv.table import plan
 from ncclkv.table.registry import Key
 
 _log = logging.getLogger("ncclkv")
@@ -138,12 +139,25 @@ class Presence:
                 unsound += [registry[key].index for key in self._unsound(state)]
         return tuple(Said(frozenset(pushed), frozenset(unsound), tuple(buckets), joined))
 
-    def _unsound(self, state: BucketState) -> Iterator[Key]:
-        """The keys whose gradients hold NaN or infinity."""
-        for entry in state.layout.entries:
-            key = entry.key
-            if key in state.pushed and not _is_finite(self._places[key].gradient):
-                yield key
+    def _unsound(self, state: BucketState) -> list[Key]:
+        """The keys of a bucket whose gradients hold NaN or infinity."""
+        spans = plan.spans(state.layout, state.pushed)
+        if not any(self._find([state.stretch(span).gradients for span in spans])):
+            return []
+        keys = [entry.key for entry in state.layout.entries if entry.key in state.pushed]
+        found = self._find([self._places[key].gradient for key in keys])
+        return [key for key, unsound in zip(keys, found, strict=True) if unsound]
+
+    def _find(self, arrays: Sequence[Array]) -> list[int]:
+        """1 for each array that holds NaN or infinity, else 0."""
+        kernels, number = self._kernels, np.dtype(np.int32)
+        flags = kernels.zeros(len(arrays), number)
+        for place, array in enumerate(arrays):
+            kernels.find_nonfinite(array, flags[place : place + 1])
+        on_host = np.empty(len(arrays), number)
+        self._comm.synchronize()
+        kernels.unpack(flags, on_host)
+        return [int(flag) for flag in on_host]
 
     def _keys(self, said: Sequence[Said], active: Sequence[int]) -> list[Key]:
         """The keys that some rank has pushed."""
@@ -202,11 +216,6 @@ def _nothing(state: BucketState) -> float:
         limits = np.iinfo(dtype)
         return int(limits.min if op == "max" else limits.max)
     return float("-inf") if op == "max" else float("inf")
-
-
-def _is_finite(array: Array) -> bool:
-    """Whether an array in host memory has no NaN and no infinity."""
-    return array.dtype.kind in "biu" or bool(np.isfinite(array).all())
 
 
 def _ranks(ranks: Sequence[int]) -> str:

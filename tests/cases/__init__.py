@@ -35,6 +35,7 @@ MODULES = (
     "mxnet_unit",
     "optimizers",
     "plans",
+    "presence",
     "pulling",
     "reproducible",
     "several_stores",

@@ -58,7 +58,7 @@ class Accord:
         found = calls.found()
         if found is None and waited > _LOOK_SECONDS * (self._looks + 1):
             if not self._looks:
-                calls.ask(rank for rank in range(self._peers.size) if rank != self._peers.rank)
+                calls.ask([rank for rank in range(self._peers.size) if rank != self._peers.rank])
             self._looks += 1
             found = calls.look()
         if found is not None:
