@@ -1,21 +1,30 @@
-"""The kernels in C, which are optional: all else is in ``setup.cfg``."""
+"""What is in C, which is optional: all else is in ``setup.cfg``."""
 
 from glob import glob
 
 from setuptools import Extension, setup
 
 KERNELS = "ncclkv/kernels/host"
+COMM = "ncclkv/comm"
 
+# No two operations become one with a single rounding: the bits are to be NumPy's.
+ARGUMENTS = ["-std=c11", "-O3", "-ffp-contract=off", "-Wall", "-Wextra"]
+
+# Without a compiler or Python's headers the installation goes on, and Python and NumPy do it.
 setup(
     ext_modules=[
         Extension(
             "ncclkv.kernels.host._compiled",
             sources=[f"{KERNELS}/c/compiled.c"],
             depends=glob(f"{KERNELS}/c/*.h"),
-            # No two operations become one with a single rounding: the bits are to be NumPy's.
-            extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-Wall", "-Wextra"],
-            # Without a compiler or Python's headers the installation goes on, and NumPy does it.
+            extra_compile_args=ARGUMENTS,
             optional=True,
-        )
+        ),
+        Extension(
+            "ncclkv.comm._notes",
+            sources=[f"{COMM}/c/notes.c"],
+            extra_compile_args=ARGUMENTS,
+            optional=True,
+        ),
     ]
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from bench.cases import (
     allreduce_64mib,
     comparing,
+    contract,
     cpu_time,
     kernels,
     lists_alone,
@@ -25,6 +26,7 @@ HOST: dict[str, Callable[[Job], None]] = {
     "lists": lists_alone.run,
     "keys": many_keys.run,
     "flush": short_flush.run,
+    "contract": contract.run,
     "comparing": comparing.run,
     "models": models.run,
 }

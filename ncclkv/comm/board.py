@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from ncclkv.comm import stacks
 from ncclkv.comm.base import Buffer
+from ncclkv.comm.notes import CALL, OWN, Notes
 from ncclkv.comm.processes import Process, namespace, process
 
 CALLS = 1024
@@ -32,12 +33,9 @@ shows its stacks, and its host."""
 _ELSEWHERE = struct.Struct("<q512s")
 """When this rank was seen to wait in another store, and for whom, in words and by name."""
 
-_CALL = struct.Struct("<qqqqq")
-"""A call's number, from 1; what it is, its keys and its text; and when, in nanoseconds."""
-
 _ELSEWHERE_FROM = _HEAD.size
 _CALLS_FROM = _ELSEWHERE_FROM + _ELSEWHERE.size
-_TEXTS_FROM = _CALLS_FROM + CALLS * _CALL.size
+_TEXTS_FROM = _CALLS_FROM + CALLS * CALL.size
 NBYTES = _TEXTS_FROM + _TEXTS * _TEXT_BYTES
 
 REPORTED = 256
@@ -118,12 +116,11 @@ class Board:
 
     Attributes
     ----------
-    count : int
-        How many calls this rank has noted.
+    notes : Notes
+        Notes this rank's calls.
     """
 
     def __init__(self, rank: int, pages: Mapping[int, Buffer]) -> None:
-        self.count = 0
         self._rank = rank
         self._pages = {each: page.data for each, page in pages.items()}
         self._own = self._pages[rank]
@@ -131,7 +128,7 @@ class Board:
         host = socket.gethostname().encode(errors="replace")[:64]
         here = os.getpid(), namespace(), threading.get_ident(), stacks.signal_here(), host
         _HEAD.pack_into(self._own, 0, 0, *here)
-        self._counter = self._own[:8].cast("q")
+        self.notes = Notes(self._own, 0, _CALLS_FROM, CALLS, OWN)
 
     # This rank
 
@@ -145,16 +142,9 @@ class Board:
         return number
 
     @property
-    def texts(self) -> int:
-        """How many texts stay before the first is written over."""
-        return _TEXTS
-
-    def note(self, what: int, keys: int, text: int) -> None:
-        """Note a call."""
-        self.count = number = self.count + 1
-        lo = _CALLS_FROM + number % CALLS * _CALL.size
-        _CALL.pack_into(self._own, lo, number, what, keys, text, time.monotonic_ns())
-        self._counter[0] = number
+    def count(self) -> int:
+        """How many calls this rank has noted."""
+        return int(_HEAD.unpack_from(self._own)[0])
 
     def wait_elsewhere(self, words: str, names: Sequence[str]) -> None:
         """Say that this rank's thread waits in another store, at this moment."""
@@ -201,8 +191,8 @@ class Board:
         """The calls of these numbers."""
         now = time.monotonic_ns()
         for number in range(first, last + 1):
-            lo = _CALLS_FROM + number % CALLS * _CALL.size
-            found, what, keys, text, when = _CALL.unpack_from(page, lo)
+            lo = _CALLS_FROM + number % CALLS * CALL.size
+            found, what, keys, text, when = CALL.unpack_from(page, lo)
             if found == number:  # its rank may be writing over it
                 lo = _TEXTS_FROM + text * _TEXT_BYTES
                 words = _words(bytes(page[lo : lo + _TEXT_BYTES]))

@@ -172,7 +172,7 @@ class CaptureVerbs(Transfers):
         known, self._recent = self._recent, Recent()
         session.inside, session.recording = IN_CAPTURE, True
         try:
-            with recorded(self._engine, recording):
+            with recorded(self._engine, recording), self._operations.quietly():
                 yield
         finally:
             session.inside, session.recording = "", False

@@ -52,9 +52,7 @@ class Core(KVStoreBase):
         # Made once, because these may be called once for every key.
         self._pushing = self._session.verb("push", allowed_inside=BLOCKS)
         self._pulling = self._session.verb("pull", allowed_inside=BLOCKS)
-        self._operations = Operations(
-            self._session, self._engine.presence, self._engine.places.registry
-        )
+        self._operations = Operations(comm, self._engine.presence, self._engine.places.registry)
         self._group: Group | None = None
         self._recent = Recent()
         self._verify: Verify | None = None

@@ -7,22 +7,18 @@ user's program, is on the board of `ncclkv.comm.board`.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-from collections.abc import Collection
-from pathlib import Path
-from types import CodeType
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from sys import _getframe
+from types import FrameType
 
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.notes import of_user
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.engine.presence import Presence
-from ncclkv.store.session import Session
 from ncclkv.table import contract
 from ncclkv.table.registry import Key, Registry
-
-_OWN = (str(Path(__file__).resolve().parents[1]), contextlib.__file__)
-"""Files whose calls are not the user's."""
 
 _PLACE_LENGTH = 48
 
@@ -32,31 +28,33 @@ class Operations:
 
     Parameters
     ----------
-    session : Session
-        Of the store; what is captured is not done, and not noted.
+    comm : Communicator
     presence : Presence
-        Of the store; ranks that may push different keys do not note pushes, and where they may
-        make different calls, none.
+        Of the store; ranks that may push different keys do not note pushes.
     registry : Registry
+
+    Attributes
+    ----------
+    quiet : bool
+        Whether calls are not noted: what is captured is not done, and in an uneven block ranks may
+        make different calls.
     """
 
-    def __init__(self, session: Session, presence: Presence, registry: Registry) -> None:
-        comm = session.comm
-        self._session = session
+    def __init__(self, comm: Communicator, presence: Presence, registry: Registry) -> None:
+        self.quiet = comm.calls is None
         self._presence = presence
         self._mark = comm.mark
         self._registry = registry
-        self._board = None if comm.calls is None else comm.calls.board
-        self._put = (lambda *call: None) if self._board is None else self._board.note
-        self._texts: dict[tuple[int, int, int, int], tuple[int, CodeType]] = {}
+        if comm.calls is not None:
+            board = comm.calls.board
+            self._notes, self._text = board.notes, board.text
+            comm.calls.odd = self._odd
         self._pushed: dict[Key, int] = {}
         self._read: dict[Key, int] = {}
-        if comm.calls is not None:
-            comm.calls.odd = self._odd
 
     def push(self, verb: str, push: Push, pull: Pull | None, priority: int) -> None:
         """Note a push, and the pull that follows it in the same call."""
-        if self._idle():
+        if self.quiet:
             return
         if self._presence.zeros:
             if pull is not None:
@@ -71,18 +69,27 @@ class Operations:
 
     def pull(self, pull: Pull) -> None:
         """Note a pull."""
-        if not self._idle():
+        if not self.quiet:
             self._note("pull", self._of_pull(pull), (), pull.keys)
 
-    def note(self, verb: str, pushed: Collection[Key] = (), read: Collection[Key] = ()) -> None:
+    def note(self, verb: str, pushed: Collection[Key] = (), read: Sequence[Key] = ()) -> None:
         """Note another call."""
-        if not self._idle():
+        if not self.quiet:
             pushed = () if self._presence.zeros else pushed
-            self._note(verb, self.number(pushed, read), pushed, read)
+            alone = len(read) == 1 and not pushed
+            keys = self._read.get(read[0]) if alone else None
+            if keys is None:
+                keys = self.number(pushed, read)
+            self._note(verb, keys, pushed, read)
 
-    def _idle(self) -> bool:
-        """Whether nothing is to be noted."""
-        return self._board is None or self._session.recording or self._presence.uneven
+    @contextmanager
+    def quietly(self) -> Iterator[None]:
+        """Note nothing in a block."""
+        before, self.quiet = self.quiet, True
+        try:
+            yield
+        finally:
+            self.quiet = before
 
     def _of_pull(self, pull: Pull) -> int:
         if pull.number is None:
@@ -97,18 +104,14 @@ class Operations:
         read: Collection[Key],
         priority: int = 0,
     ) -> None:
-        what = contract.number(verb, priority)
-        frame = sys._getframe(3)
-        while frame.f_code.co_filename.startswith(_OWN) and frame.f_back is not None:
-            frame = frame.f_back
-        place = what, keys, id(frame.f_code), frame.f_lasti
-        known = self._texts.get(place)
-        if known is None:
+        what, mark, notes = contract.number(verb, priority), self._mark, self._notes
+        frame = _getframe(2)
+        following = notes.put(what, keys, mark.value, frame)
+        if following is None:
             words = contract.in_words(verb, dict.fromkeys([*pushed, *read]), priority)
-            known = self._write(place, f"{words} at {_place(frame)}", frame.f_code)
-        mark = self._mark
-        mark.value = contract.follow(mark.value, what, keys)
-        self._put(what, keys, known[0])
+            notes.learn(what, keys, self._text(f"{words} at {_place(of_user(frame))}"), frame)
+            following = notes.put(what, keys, mark.value, frame)
+        mark.value = following
 
     def number(self, pushed: Collection[Key], read: Collection[Key]) -> int:
         """The number of the keys of a call."""
@@ -131,16 +134,6 @@ class Operations:
             self._pushed[spec.key] = contract.pushed(spec.index)
             self._read[spec.key] = contract.read(spec.index)
 
-    def _write(
-        self, place: tuple[int, int, int, int], text: str, code: CodeType
-    ) -> tuple[int, CodeType]:
-        """Write the words of a call down; the code is kept, for its address is in `place`."""
-        board: Any = self._board
-        if len(self._texts) >= board.texts:
-            self._texts.clear()
-        known = self._texts[place] = board.text(text), code
-        return known
-
     def _odd(self, first: int, second: int) -> tuple[Key | None, Key | None]:
         """The keys that two calls do not have in common, by the numbers of their keys."""
         self._learn()
@@ -148,7 +141,7 @@ class Operations:
         return contract.odd_key(first, second, numbers)
 
 
-def _place(frame: Any) -> str:
+def _place(frame: FrameType) -> str:
     """A line of the user's program, as short as can be."""
     path = frame.f_code.co_filename
     here = os.path.relpath(path) if os.path.isabs(path) else path

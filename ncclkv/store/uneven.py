@@ -45,7 +45,8 @@ class UnevenVerbs(Transfers):
             self._engine.flush()
             presence.uneven, self._session.inside = True, IN_UNEVEN
         try:
-            yield
+            with self._operations.quietly():
+                yield
             with self._session.verb("uneven", allowed_inside=(IN_UNEVEN,)):
                 self._engine.answer()
         except BaseException as error:

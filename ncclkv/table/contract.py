@@ -2,8 +2,8 @@
 
 A call is two numbers: what is called, and its keys.  The keys of one call are a set: their order in
 a list means nothing, so their number is a sum of one number for each.  All calls so far make one
-number of 64 bits, the *mark*, which two ranks have alike when they have made the same calls in the
-same order; that others have it alike by chance happens once in some 10^18 times.
+number, the *mark* (`ncclkv.comm.notes`), which two ranks have alike when they have made the same
+calls in the same order; that others have it alike by chance happens once in some 10^18 times.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 from ncclkv.table.registry import Key
 
 MASK = 2**63 - 1
-"""Numbers are those that a signed word of 64 bits holds."""
+"""Of all numbers: they are those that a signed word of 64 bits holds."""
 
 VERBS = (
     "init",
@@ -72,14 +72,6 @@ def pushed(index: int) -> int:
 def read(index: int) -> int:
     """The number of a key that is pulled or waited for."""
     return mixed(_READ + index)
-
-
-def follow(mark: int, what: int, keys: int) -> int:
-    """The mark after one more call.
-
-    Python's hash of a tuple of numbers is the same in every process, and takes no time.
-    """
-    return hash((mark, what, keys))
 
 
 def odd_key(mine: int, theirs: int, numbers: Mapping[int, Key]) -> tuple[Key | None, Key | None]:
