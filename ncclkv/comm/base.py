@@ -110,6 +110,8 @@ class Communicator(ABC):
         The arithmetic of the memory that buffers are in.
     name : str
         The transport in a word or two, for messages and ``repr``.
+    blocks : bool
+        Whether it is the host that waits for collectives, as `Work.blocks`.
     mark : Mark
     calls : Calls or None
         What ranks have been called for, at several ranks.
@@ -125,6 +127,7 @@ class Communicator(ABC):
     control: Control
     kernels: Kernels
     name: str
+    blocks: bool = True
     mark: Mark
     calls: Calls | None = None
     reproducible: bool = False

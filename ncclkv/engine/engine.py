@@ -12,12 +12,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ncclkv.comm.base import Communicator, DoneWork
-from ncclkv.engine.batch import Pull, Push, push_of
-from ncclkv.engine.launch import Launcher
+from ncclkv.engine.batch import Push, push_of
+from ncclkv.engine.flushes import Flushes
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.places import Places
-from ncclkv.engine.presence import Agreed, Presence
-from ncclkv.engine.reads import Reads
+from ncclkv.engine.presence import Presence
 from ncclkv.engine.state import Array, BucketState
 from ncclkv.engine.update import Assign, FunctionRule, Rule
 from ncclkv.errors import UsageError
@@ -27,19 +26,8 @@ from ncclkv.table.cost import Sizing
 from ncclkv.table.registry import Key
 
 
-class Engine(Reads):
-    """The values of one store on one rank.
-
-    Attributes
-    ----------
-    placement : Placement
-    rule : Rule
-        What becomes of a sum: it replaces the value, or an updater folds it in.
-    presence : Presence
-        What ranks tell each other before a flush.
-    raised : Exception or None
-        What an updater has raised, until it is taken: what all ranks do comes first.
-    """
+class Engine(Flushes):
+    """The values of one store on one rank."""
 
     def __init__(
         self,
@@ -54,12 +42,8 @@ class Engine(Reads):
         # Weak, or a store that is dropped would keep its memory until the garbage is collected.
         adopt = weakref.WeakMethod(self._adopt)
         places = Places(comm, kernels, sizing, adopt, common=placement.root is None)
-        super().__init__(comm, kernels, places)
-        self.placement = placement
-        self.rule: Rule = Assign()
-        self.presence = Presence(comm, self.places, kernels, zeros, nonfinite)
-        self.raised: Exception | None = None
-        self._launcher = Launcher(comm, placement, kernels)
+        presence = Presence(comm, places, kernels, zeros, nonfinite)
+        super().__init__(comm, kernels, places, placement, presence)
 
     # Keys
 
@@ -95,6 +79,7 @@ class Engine(Reads):
         if rule.source is not self.rule.source:
             self.rule.dispose()
         self.rule = rule
+        self.presence.flagged = self._flagged is not None and rule.can_skip
         if isinstance(rule, FunctionRule):
             self.places.part()
         for state in self.places.states:
@@ -127,7 +112,7 @@ class Engine(Reads):
 
     def push(self, batch: Push, row: Sequence[Array], priority: int, step: Any) -> None:
         """Stage and commit a batch that is ready."""
-        alone = self._comm.size == 1 and self.recording is None and not self.presence.asked
+        alone = self._comm.size == 1 and self.recording is None and not self._whole
         if alone and batch.whole and isinstance(self.rule, Assign):
             self._assign(batch, row)
             return
@@ -158,7 +143,7 @@ class Engine(Reads):
         for load in batch.loads:
             state = load.state
             if not state.pushed.isdisjoint(load.keys) or (state.pushed and state.step != step):
-                if self.presence.asked:
+                if self._whole:
                     self.flush()
                     return
                 self._launch(state)
@@ -194,96 +179,12 @@ class Engine(Reads):
         states = [self.places.states[index] for index in plan.launch_order(priorities)]
         for state in states:
             state.step = step
-            if not self.presence.asked and (function or state.full):
+            if not self._whole and (function or state.full):
                 self._launch(state)
         if function and not self.presence.lenient:
             self.flush(states)
             if not self.presence.asked:
                 self._update(keys)
-
-    def _update(self, keys: Collection[Key]) -> None:
-        """Let the updater fold the sums of keys into their values."""
-        if self.placement.updates and isinstance(self.rule, FunctionRule):
-            slots = [self.places[key] for key in self.places.registry.update_order(keys)]
-            with self._comm.queue():
-                self.raised = self.rule.run(slots) or self.raised
-
-    def take_raised(self) -> Exception | None:
-        """What an updater has raised since the last call of this."""
-        raised, self.raised = self.raised, None
-        return raised
-
-    def _launch(self, state: BucketState, active: int | None = None) -> None:
-        """Start to reduce what was pushed into a bucket, by all ranks or so many of them."""
-        if state.pushed:
-            if self.recording is not None:
-                self.recording.check_launch(state)
-            self._launcher.launch(state, self.rule, active)
-
-    # Flush and read
-
-    def reading(self, reads: Sequence[tuple[Key, Array]]) -> tuple[Pull, list[Array]]:
-        if self.presence.lenient:
-            # Other ranks may have pushed what this one has not: all keys have places, then.
-            self.places.seal()
-        return super().reading(reads)
-
-    def flush(self, states: Sequence[BucketState] | None = None) -> None:
-        """Launch what waits in some buckets, or in all, and complete it.
-
-        Where flushes begin with an exchange, all is flushed.
-        """
-        if self.presence.asked:
-            self._flush_agreed(())
-            return
-        states = self.places.states if states is None else states
-        for state in states:
-            if state.pushed:
-                self._launch(state)
-        self._complete(states)
-
-    def _complete(self, states: Sequence[BucketState]) -> None:
-        """Wait for what is launched in some buckets."""
-        for state in states:
-            if state.flying:
-                state.flying.complete()
-
-    def _flush_agreed(self, wanted: Sequence[BucketState], *, joined: bool = False) -> Agreed:
-        """Flush what ranks agree on."""
-        agreed = self.presence.agree([state.layout.index for state in wanted], joined=joined)
-        step = self.rule.step() if agreed.keys else None
-        states = self.places.buckets(agreed.keys)
-        for state in states:
-            state.step = step
-            self._launch(state, agreed.active)
-        self._complete(self.places.states)
-        if isinstance(self.rule, FunctionRule):
-            self._update(agreed.keys)
-        return agreed
-
-    def answer(self) -> None:
-        """Take part in the others' flushes without pushing, until no rank pushes any more."""
-        if any(state.pushed for state in self.places.states):
-            self.settle()
-        while (agreed := self._flush_agreed((), joined=True)).active:
-            self._publish([self.places.states[number] for number in agreed.buckets])
-
-    def settle(self, states: Sequence[BucketState] | None = None) -> None:
-        """Flush, and give every rank what the root alone has updated, so that all may read."""
-        states = self.places.states if states is None else states
-        if self.presence.asked:
-            numbers = self._flush_agreed(states).buckets
-            states = [self.places.states[number] for number in numbers]
-        else:
-            self.flush(states)
-        self._publish(states)
-
-    def _publish(self, states: Sequence[BucketState]) -> None:
-        """Give every rank what the root alone has updated in some buckets."""
-        if self.placement.root is not None:
-            for state in states:
-                self._launcher.publish(state, self.placement.root)
-        self._complete(states)
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Forget that `keys` were pushed."""

@@ -6,6 +6,7 @@ from functools import partial
 from time import perf_counter
 
 from ncclkv.comm.base import Apply, Communicator
+from ncclkv.engine.flagged import Flagged
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.state import Array, BucketState
 from ncclkv.engine.update import Assign, FusedRule, Rule
@@ -21,10 +22,16 @@ class Launcher:
         self._placement = placement
         self._kernels = kernels
 
-    def launch(self, state: BucketState, rule: Rule, active: int | None = None) -> None:
+    def launch(
+        self,
+        state: BucketState,
+        rule: Rule,
+        active: int | None = None,
+        flagged: Flagged | None = None,
+    ) -> None:
         """Start to reduce what was pushed into a bucket.
 
-        Averages count `active` ranks, by default all.
+        Averages count `active` ranks, by default all; what is `flagged` may come to nothing.
         """
         state.launched = True
         since = perf_counter() if state.full else None
@@ -34,7 +41,9 @@ class Launcher:
             receive = gradients
             apply: Apply | None = None
             if self._placement.updates:
-                if isinstance(rule, Assign):
+                if isinstance(rule, Assign) and flagged is not None:
+                    apply = self._unless(flagged, gradients, weights)
+                elif isinstance(rule, Assign):
                     receive = weights
                 elif isinstance(rule, FusedRule):
                     apply = partial(rule.apply, state, state.step, lo)
@@ -49,6 +58,11 @@ class Launcher:
             if root is not None:
                 state.fall_behind(lo, hi)
         state.pushed.clear()
+
+    def _unless(self, flagged: Flagged, total: Array, weights: Array) -> Apply:
+        """Let a sum replace values, unless the flush comes to nothing."""
+        kernels = self._kernels
+        return lambda lo, hi: kernels.assign(total[lo:hi], weights[lo:hi], flagged.skip)
 
     def publish(self, state: BucketState, root: int) -> None:
         """Start to give every rank what the root alone has updated."""

@@ -7,7 +7,7 @@ said every rank finds the same: what is reduced, what of it is filled up here, o
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +81,8 @@ class Presence:
     zeros : bool
     uneven : bool
         Whether ranks may have joined those that only answer.
+    flagged : bool
+        Whether NaN and infinity are found by a device, and no exchange is needed for that.
     skipped : int
         Flushes that came to nothing because of NaN or infinity.
     """
@@ -91,6 +93,7 @@ class Presence:
         self.zeros = zeros
         self.uneven = False
         self.skipped = 0
+        self.flagged = False
         self._comm = comm
         self._places = places
         self._kernels = kernels
@@ -99,7 +102,12 @@ class Presence:
     @property
     def asked(self) -> bool:
         """Whether flushes begin with an exchange."""
-        return self.zeros or self.uneven or self._nonfinite != "ignore"
+        return self.lenient or (self._nonfinite != "ignore" and not self.flagged)
+
+    @property
+    def looks(self) -> bool:
+        """Whether NaN and infinity are looked for."""
+        return self._nonfinite != "ignore"
 
     @property
     def lenient(self) -> bool:
@@ -125,7 +133,9 @@ class Presence:
         wanted = sorted({number for each in said for number in each.buckets})
         keys = self._keys(said, active)
         if any(each.unsound for each in said):
-            self._drop(said)
+            for state in self._places.states:
+                state.pushed.clear()
+            self.tell([each.unsound for each in said], 1)
             keys = []
         self._fill_up(keys)
         return Agreed(keys, wanted, len(active))
@@ -176,24 +186,29 @@ class Presence:
                 )
         return [spec.key for spec in specs]
 
-    def _drop(self, said: Sequence[Said]) -> None:
-        """Let what was pushed come to nothing."""
-        for state in self._places.states:
-            state.pushed.clear()
-        self.skipped += 1
-        specs = [*self._places.registry]
-        unsound = sorted(frozenset().union(*(each.unsound for each in said)))
-        found = []
-        for index in unsound[:_SHOWN]:
-            ranks = [rank for rank, each in enumerate(said) if index in each.unsound]
+    def tell(self, unsound: Sequence[Collection[int]], flushes: int) -> None:
+        """Raise, or log, that flushes came to nothing.
+
+        Parameters
+        ----------
+        unsound : sequence of collection of int
+            Of each rank, the places in the registry of the keys that it has pushed NaN of.
+        flushes : int
+            How many.
+        """
+        self.skipped += flushes
+        specs, found = [*self._places.registry], []
+        indices = sorted(set().union(*unsound))
+        for index in indices[:_SHOWN]:
+            ranks = [rank for rank, each in enumerate(unsound) if index in each]
             found.append(f"key {specs[index].key!r} on {_ranks(ranks)}")
-        if len(unsound) > _SHOWN:
-            found.append(f"{len(unsound) - _SHOWN} more keys")
+        if len(indices) > _SHOWN:
+            found.append(f"{len(indices) - _SHOWN} more keys")
         text = f"NaN or infinity was pushed: {', '.join(found)}; no rank applies what was pushed"
         if self._nonfinite == "raise":
             raise NonFinite(f"rank {self._comm.rank} of {self._comm.size}: {text}")
         if self._comm.rank == 0:
-            _log.warning("ncclkv: %s, and %d such steps were skipped so far", text, self.skipped)
+            _log.warning("ncclkv: %s, and %d such flushes were skipped so far", text, self.skipped)
 
     def _fill_up(self, keys: Iterable[Key]) -> None:
         """Push what takes no part in a sum for each key that this rank has not pushed."""

@@ -26,6 +26,10 @@ class FusedUpdater(Protocol):
 
     optimizer: Any
 
+    @property
+    def can_skip(self) -> bool:
+        """Whether its updates can be left out by a flag that they read when they are made."""
+
     def check(self, spec: KeySpec) -> None:
         """Refuse keys that it cannot update."""
 
@@ -59,6 +63,9 @@ class Rule:
     name = "none"
     source: object = None
     """The updater or optimizer that the user gave."""
+
+    can_skip = True
+    """Whether its updates can be left out by a flag that they read when they are made."""
 
     def check(self, spec: KeySpec) -> None:
         """Refuse keys that the rule cannot update."""
@@ -102,6 +109,7 @@ class FusedRule(Rule):
     def __init__(self, updater: FusedUpdater, name: str) -> None:
         self.updater = updater
         self.source = updater.optimizer
+        self.can_skip = updater.can_skip
         self.name = name
 
     def check(self, spec: KeySpec) -> None:
@@ -152,6 +160,8 @@ class FunctionRule(Rule):
     name : str
         What the user calls it.
     """
+
+    can_skip = False
 
     def __init__(
         self,

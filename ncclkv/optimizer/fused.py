@@ -46,6 +46,11 @@ class FusedUpdater:
         self._config: dict[str, Any] = {}
         self._step = optimizer
 
+    @property
+    def can_skip(self) -> bool:
+        """Whether its updates are the kernels' alone, which read a flag when they are made."""
+        return bool(vars(type(self.optimizer)).get("capturable", False))
+
     def check(self, spec: KeySpec) -> None:
         """Refuse a key that the optimizer cannot update.
 

@@ -117,10 +117,10 @@ class CaptureVerbs(Transfers):
         """
         with self._session.verb("capture"):
             captured = self._comm.capture()
-            if self._engine.presence.asked:
+            if self._engine.presence.asked or self._engine.presence.flagged:
                 raise NotSupported(
-                    "capture: with missing='zeros' or nonfinite= each flush begins with an "
-                    "exchange between the hosts, which no graph holds; make the calls each time"
+                    "capture: with missing='zeros' or nonfinite= what a flush does is found out "
+                    "at its begin, which no graph holds; make the step's calls each time"
                 )
             self._operations.note("capture")
             recording, _ = propose(self._comm, "capture", lambda: (self._recording(), []))

@@ -187,6 +187,8 @@ class Core(KVStoreBase):
         with self._session.verb("close"):
             self._operations.note("close")
             self._engine.flush()
+            self._comm.synchronize()
+            self._engine.report()
             self._comm.close()
         self._session.closed = True
         self._engine.rule.dispose()

@@ -251,6 +251,7 @@ class KVStore(CaptureVerbs, UnevenVerbs, TableVerbs, CheckpointVerbs, LaterVerbs
             self._operations.note("wait", read=keys or ())
             self._engine.settle(None if keys is None else self._engine.places.buckets(keys))
             self._comm.synchronize()
+            self._engine.report()
             if self._verify is not None and not self._engine.presence.uneven:
                 self._verify.settled(keys)
         self._raise_late()
@@ -261,6 +262,7 @@ class KVStore(CaptureVerbs, UnevenVerbs, TableVerbs, CheckpointVerbs, LaterVerbs
             self._operations.note("barrier")
             self._engine.settle()
             self._comm.synchronize()
+            self._engine.report()
             if self._verify is not None:
                 self._verify.settled()
             self._comm.control.barrier("kv.barrier")

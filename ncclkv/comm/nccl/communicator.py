@@ -61,6 +61,8 @@ class NcclCommunicator(Communicator):
         Whether ranks share a GPU on purpose.
     """
 
+    blocks = False
+
     def __init__(
         self,
         peers: Communicator,

@@ -1,0 +1,158 @@
+"""Flushes: what waits in buckets is launched, and what flies is completed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ncclkv.comm.base import Communicator
+from ncclkv.engine.batch import Pull
+from ncclkv.engine.flagged import Flagged
+from ncclkv.engine.launch import Launcher
+from ncclkv.engine.placement import Placement
+from ncclkv.engine.places import Places
+from ncclkv.engine.presence import Agreed, Presence
+from ncclkv.engine.reads import Reads
+from ncclkv.engine.state import Array, BucketState
+from ncclkv.engine.update import Assign, FunctionRule, Rule
+from ncclkv.kernels.base import Kernels
+from ncclkv.table.registry import Key
+
+
+class Flushes(Reads):
+    """The values of one store on one rank, brought up to date before they are read.
+
+    Attributes
+    ----------
+    placement : Placement
+    rule : Rule
+        What becomes of a sum: it replaces the value, or an updater folds it in.
+    presence : Presence
+        What ranks tell each other before a flush.
+    raised : Exception or None
+        What an updater has raised, until it is taken: what all ranks do comes first.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        kernels: Kernels,
+        places: Places,
+        placement: Placement,
+        presence: Presence,
+    ) -> None:
+        super().__init__(comm, kernels, places)
+        self.placement = placement
+        self.rule: Rule = Assign()
+        self.presence = presence
+        self.raised: Exception | None = None
+        self._launcher = Launcher(comm, placement, kernels)
+        self._flagged: Flagged | None = None
+        if presence.looks and not comm.blocks:
+            self._flagged = Flagged(comm, places, kernels)
+            presence.flagged = True
+
+    def _launch(self, state: BucketState, active: int | None = None) -> None:
+        """Start to reduce what was pushed into a bucket, by all ranks or so many of them."""
+        if state.pushed:
+            if self.recording is not None:
+                self.recording.check_launch(state)
+            self._launcher.launch(state, self.rule, active)
+
+    def reading(self, reads: Sequence[tuple[Key, Array]]) -> tuple[Pull, list[Array]]:
+        if self.presence.lenient:
+            # Other ranks may have pushed what this one has not: all keys have places, then.
+            self.places.seal()
+        return super().reading(reads)
+
+    def flush(self, states: Sequence[BucketState] | None = None) -> None:
+        """Launch what waits in some buckets, or in all, and complete it.
+
+        Where flushes begin with an exchange, all is flushed.
+        """
+        if self.presence.asked:
+            self._flush_agreed(())
+            return
+        if self.presence.flagged:
+            self._flush_flagged()
+            return
+        states = self.places.states if states is None else states
+        for state in states:
+            if state.pushed:
+                self._launch(state)
+        self._complete(states)
+
+    def _complete(self, states: Sequence[BucketState]) -> None:
+        """Wait for what is launched in some buckets."""
+        for state in states:
+            if state.flying:
+                state.flying.complete()
+
+    @property
+    def _whole(self) -> bool:
+        """Whether all that was pushed is flushed together, and nothing before."""
+        return self.presence.asked or self.presence.flagged
+
+    def _flush_flagged(self) -> None:
+        """Flush all, but for updates that the device leaves out."""
+        flagged, states = self._flagged, [state for state in self.places.states if state.pushed]
+        if states and flagged is not None:
+            flagged.find(states)
+            self.rule.compute_with(flagged.kernels)
+            for state in states:
+                self._launcher.launch(state, self.rule, flagged=flagged)
+            self.rule.compute_with(self.kernels)
+        self._complete(self.places.states)
+
+    def report(self) -> None:
+        """Tell of NaN that a device has found; where the host has waited for it, on all ranks."""
+        if self._flagged is not None:
+            self._flagged.report(self.presence)
+
+    def _flush_agreed(self, wanted: Sequence[BucketState], *, joined: bool = False) -> Agreed:
+        """Flush what ranks agree on."""
+        agreed = self.presence.agree([state.layout.index for state in wanted], joined=joined)
+        step = self.rule.step() if agreed.keys else None
+        states = self.places.buckets(agreed.keys)
+        for state in states:
+            state.step = step
+            self._launch(state, agreed.active)
+        self._complete(self.places.states)
+        if isinstance(self.rule, FunctionRule):
+            self._update(agreed.keys)
+        return agreed
+
+    def answer(self) -> None:
+        """Take part in the others' flushes without pushing, until no rank pushes any more."""
+        if any(state.pushed for state in self.places.states):
+            self.settle()
+        while (agreed := self._flush_agreed((), joined=True)).active:
+            self._publish([self.places.states[number] for number in agreed.buckets])
+
+    def settle(self, states: Sequence[BucketState] | None = None) -> None:
+        """Flush, and give every rank what the root alone has updated, so that all may read."""
+        states = self.places.states if states is None else states
+        if self.presence.asked:
+            numbers = self._flush_agreed(states).buckets
+            states = [self.places.states[number] for number in numbers]
+        else:
+            self.flush(states)
+        self._publish(states)
+
+    def _publish(self, states: Sequence[BucketState]) -> None:
+        """Give every rank what the root alone has updated in some buckets."""
+        if self.placement.root is not None:
+            for state in states:
+                self._launcher.publish(state, self.placement.root)
+        self._complete(states)
+
+    def _update(self, keys: Collection[Key]) -> None:
+        """Let the updater fold the sums of keys into their values."""
+        if self.placement.updates and isinstance(self.rule, FunctionRule):
+            slots = [self.places[key] for key in self.places.registry.update_order(keys)]
+            with self._comm.queue():
+                self.raised = self.rule.run(slots) or self.raised
+
+    def take_raised(self) -> Exception | None:
+        """What an updater has raised since the last call of this."""
+        raised, self.raised = self.raised, None
+        return raised
