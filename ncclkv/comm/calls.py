@@ -70,6 +70,13 @@ class Calls:
         others = [rank for rank in ranks if rank not in self.board]
         self._inform(self._transport.rank, others, wanted=others)
 
+    def share(self, ranks: Collection[int]) -> None:
+        """Tell the ranks of other nodes of this one, and of neighbours who may not be able to."""
+        far = [rank for rank in self._peers if rank not in self.board]
+        for rank in {self._transport.rank, *ranks}:
+            if far and rank in self.board:
+                self._inform(rank, far)
+
     def inquire(self, ranks: Collection[int]) -> None:
         """Ask all ranks of what they know of some, and give them a moment to answer."""
         others = {rank for rank in ranks if rank not in self.board}

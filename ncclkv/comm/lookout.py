@@ -106,11 +106,15 @@ class Lookout:
         """What to raise when a neighbour's process has ended."""
         process = self._calls.board.process(rank)
         how = "has ended" if process is None else process.end()
-        report = self._calls.report(rank)
-        known = f"; {last(report)}" if report and report.calls else ""
         return RankDied(
-            f"{self._where}rank {rank} {how} while {work} waited for it, and said nothing{known}"
+            f"{self._where}rank {rank} {how} while {work} waited for it, and said nothing"
+            f"{self._last(rank)}"
         )
+
+    def _last(self, rank: int) -> str:
+        """A rank's last call, for the end of a message."""
+        report = self._calls.report(rank)
+        return f"; {last(report)}" if report and report.calls else ""
 
     def _left(self, rank: int, reason: str, work: HostWork) -> KVStoreError:
         """What to raise when a rank has left for that reason."""
@@ -118,10 +122,12 @@ class Lookout:
             return OrderMismatch(f"{self._where}rank {rank} left with {reason}")
         return RankLost(
             f"{self._where}rank {rank} left while {work} waited for it; it said: {reason}"
+            f"{self._last(rank)}"
         )
 
     def late(self, work: HostWork, missing: set[int], waited: float, limit: float) -> CommTimeout:
         """What to raise when a wait has lasted too long."""
+        self._calls.share(missing)
         self._calls.inquire(missing)
         known = self._calls.last(missing)
         for rank in missing:

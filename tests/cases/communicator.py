@@ -73,8 +73,9 @@ def reduced(parts: list[Array], op: str) -> Array:
     for part in parts[1:]:
         total = step(total, part.astype(wide))
     if op == "avg" and dtype.kind in "iu":
-        quotients = [abs(int(x)) // len(parts) * (-1 if x < 0 else 1) for x in total]
-        return np.array(quotients, dtype)
+        count = dtype.type(len(parts))
+        # Floor division goes down, where division toward zero goes up for what is below it.
+        return (total // count + ((total < 0) & (total % count != 0))).astype(dtype)
     if op == "avg":
         # Part by part, since NumPy multiplies a complex number by a rounded 1 / n.
         total = (total.view(total.real.dtype) / total.real.dtype.type(len(parts))).view(wide)
