@@ -26,9 +26,12 @@ CALLS = 1024
 _TEXTS = 1024
 _TEXT_BYTES = 160
 _NAMES = 8
-_HEAD = struct.Struct("<qqqqq64s")
-"""How many calls there were; the process, where its number counts, its thread, the signal that
-shows its stacks, and its host."""
+_HEAD = struct.Struct("<qqqqqq64s")
+"""How many calls there were; whether the last is a close; the process, where its number counts, its
+thread, the signal that shows its stacks, and its host."""
+
+_CLOSING = 8
+"""Where the second of these is."""
 
 _ELSEWHERE = struct.Struct("<q512s")
 """When this rank was seen to wait in another store, and for whom, in words and by name."""
@@ -127,7 +130,7 @@ class Board:
         self._texts = 0
         host = socket.gethostname().encode(errors="replace")[:64]
         here = os.getpid(), namespace(), threading.get_ident(), stacks.signal_here(), host
-        _HEAD.pack_into(self._own, 0, 0, *here)
+        _HEAD.pack_into(self._own, 0, 0, 0, *here)
         self.notes = Notes(self._own, 0, _CALLS_FROM, CALLS, OWN)
 
     # This rank
@@ -151,7 +154,15 @@ class Board:
         text = "\n".join([words[:_TEXT_BYTES], *names[:_NAMES]]).encode(errors="replace")
         _ELSEWHERE.pack_into(self._own, _ELSEWHERE_FROM, time.monotonic_ns(), text)
 
+    def close(self) -> None:
+        """Say that this rank needs nothing of the others any more, but that they close, too."""
+        self._own[_CLOSING] = 1
+
     # Any rank
+
+    def is_closing(self, rank: int) -> bool:
+        """Whether a rank whose page can be read here has said so."""
+        return bool(self._pages[rank][_CLOSING])
 
     def __contains__(self, rank: int) -> bool:
         """Whether a rank's page can be read here."""
@@ -160,7 +171,7 @@ class Board:
     def read(self, rank: int, most: int = CALLS) -> Report:
         """A rank's last calls."""
         page = self._pages[rank]
-        count, number, _, thread, _, host = _HEAD.unpack_from(page)
+        count, _, number, _, thread, _, host = _HEAD.unpack_from(page)
         name = f"{_words(host)}/{number}/{thread}"
         who = f"rank {rank} on {_words(host)} (pid {number})"
         calls = self._calls(page, max(1, count - min(most, CALLS - 1) + 1), count)
@@ -178,13 +189,13 @@ class Board:
         """The process of a rank whose page can be read here; None where it has no number here."""
         if rank == self._rank or rank not in self._pages:
             return None
-        _, number, where, _, _, _ = _HEAD.unpack_from(self._pages[rank])
+        _, _, number, where, _, _, _ = _HEAD.unpack_from(self._pages[rank])
         return process(number) if number and where and where == namespace() else None
 
     def show_stacks(self, rank: int) -> None:
         """Have a rank write where its threads stand, if it is one that can."""
         if self.process(rank) is not None:
-            _, number, _, _, signal, _ = _HEAD.unpack_from(self._pages[rank])
+            _, _, number, _, _, signal, _ = _HEAD.unpack_from(self._pages[rank])
             stacks.show(number, signal)
 
     def _calls(self, page: memoryview, first: int, last: int) -> Iterator[Call]:

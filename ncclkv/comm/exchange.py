@@ -111,7 +111,7 @@ class ExchangeCommunicator(Communicator):
         if self._node is not None:
             self._flight.relayed = len(self._node.nodes) > 1
             self._node.flags.mark = self.mark
-            self.calls.board = Board(transport.rank, self._node.boards)
+            self._flight.calls.board = Board(transport.rank, self._node.boards)
         self._shorts: dict[tuple[int, np.dtype[Any], str, int | None], Short] = {}
         self._known = Known()
         self._closed = False
@@ -280,6 +280,7 @@ class ExchangeCommunicator(Communicator):
     def close(self) -> None:
         if self._closed:
             return
+        self._flight.calls.board.close()
         try:
             self.control.barrier("close")
         except RankLost as lost:

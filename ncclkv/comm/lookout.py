@@ -24,6 +24,9 @@ _MOST_ASKED = 8
 # Between two looks at neighbours' processes.
 _DEAD_SECONDS = 5e-3
 
+# What a process sent before its end is looked for so long.
+_ARRIVAL_SECONDS = 0.05
+
 
 class Lookout:
     """Finds out why a wait is in vain.
@@ -39,6 +42,7 @@ class Lookout:
         self._calls = calls
         self._where = f"rank {transport.rank} of {transport.size}: "
         self._looked = 0.0
+        self._ended: dict[int, float] = {}
 
     def trouble(self, flight: Flight, work: HostWork, waited: float) -> KVStoreError | None:
         """What to raise when ranks' calls differ, or one that `work` needs has left."""
@@ -51,6 +55,9 @@ class Lookout:
         dead = self._dead()
         if not (departed or dead):
             return None
+        if relayed:
+            # One that has closed in peace has left nobody waiting.
+            dead = {rank for rank in dead if not self._calls.board.is_closing(rank)}
         gone = departed.keys() | dead
         if not relayed and flight.missing(work).isdisjoint(gone):
             return None
@@ -95,12 +102,14 @@ class Lookout:
         return None
 
     def _dead(self) -> set[int]:
-        """The neighbours whose processes have ended."""
+        """The neighbours whose processes ended a while ago: what they sent has arrived."""
         now = time.monotonic()
         if now - self._looked < _DEAD_SECONDS:
             return set()
         self._looked = now
-        return self._calls.dead()
+        for rank in self._calls.dead():
+            self._ended.setdefault(rank, now)
+        return {rank for rank, since in self._ended.items() if now - since > _ARRIVAL_SECONDS}
 
     def _died(self, rank: int, work: HostWork) -> RankDied:
         """What to raise when a neighbour's process has ended."""

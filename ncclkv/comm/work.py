@@ -40,6 +40,7 @@ _YOUNG = 60
 _busy: set[Flight] = set()
 
 _flights: weakref.WeakSet[Flight] = weakref.WeakSet()
+_flights_change = threading.Lock()
 
 
 class Flight:
@@ -73,13 +74,16 @@ class Flight:
         self._active: list[HostWork] = []
         self.failure: KVStoreError | None = None
         self.relayed = False
-        _flights.add(self)
+        with _flights_change:
+            _flights.add(self)
 
     def siblings(self) -> list[Flight]:
         """The other flights of this thread that have not failed."""
+        with _flights_change:
+            flights = list(_flights)
         return [
             flight
-            for flight in list(_flights)
+            for flight in flights
             if flight is not self and flight._thread == self._thread and flight.failure is None
         ]
 

@@ -32,7 +32,7 @@ typedef struct {
     int64_t most;
     PyObject *own;
     size_t known;
-    struct place places[SLOTS];
+    struct place *places; /* SLOTS of them, from the first that is learnt on */
 } Notes;
 
 static int instruction_of(PyFrameObject *frame)
@@ -96,7 +96,7 @@ static struct place *slot_of(Notes *self, int64_t what, int64_t keys, PyObject *
 
 static void forget(Notes *self)
 {
-    for (size_t i = 0; i < SLOTS; i++)
+    for (size_t i = 0; self->places != NULL && i < SLOTS; i++)
         Py_CLEAR(self->places[i].code);
     self->known = 0;
 }
@@ -147,6 +147,8 @@ static PyObject *put(Notes *self, PyObject *const *args, Py_ssize_t given)
     }
     if (read_numbers(args, 3, n) < 0 || check_frame(args[3]) < 0)
         return NULL;
+    if (self->places == NULL)
+        Py_RETURN_NONE;
     frame = user_frame(self, (PyFrameObject *)args[3], &code);
     if (frame == NULL)
         return NULL;
@@ -175,6 +177,8 @@ static PyObject *learn(Notes *self, PyObject *const *args, Py_ssize_t given)
     }
     if (read_numbers(args, 3, n) < 0 || check_frame(args[3]) < 0)
         return NULL;
+    if (self->places == NULL && (self->places = PyMem_Calloc(SLOTS, sizeof(struct place))) == NULL)
+        return PyErr_NoMemory();
     if (self->known == MOST_KNOWN)
         forget(self);
     frame = user_frame(self, (PyFrameObject *)args[3], &code);
@@ -225,6 +229,7 @@ static void notes_dealloc(Notes *self)
     PyTypeObject *type = Py_TYPE(self);
 
     forget(self);
+    PyMem_Free(self->places);
     Py_CLEAR(self->own);
     if (self->page.obj != NULL)
         PyBuffer_Release(&self->page);
