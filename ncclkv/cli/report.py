@@ -16,6 +16,8 @@ WORDS = "ncclkv: "
 
 _FAILED = re.compile(r"ncclkv: (?:a rank|rank \d+).* failed, ending the job: (.*)")
 
+_OF_ANOTHER = ("RankLost", "RankDied")
+
 _CAUSES = {
     signal.SIGKILL: "often the kernel's out-of-memory killer: dmesg tells",
     signal.SIGBUS: "often shared memory that is full: df /dev/shm tells",
@@ -63,6 +65,11 @@ class Rank:
             if match := _FAILED.match(line):
                 self.failure = self.failure or (match.group(1), seconds)
 
+    @property
+    def follows(self) -> bool:
+        """Whether it failed because another rank had."""
+        return self.failure is not None and self.failure[0].startswith(_OF_ANOTHER)
+
     def failed(self) -> float | None:
         """When it failed; None when it did not."""
         times = [self.failure[1]] if self.failure else []
@@ -100,9 +107,12 @@ class Outcome:
 
     @property
     def first(self) -> Rank | None:
-        """The rank that failed first; None when none did."""
+        """The rank that failed first; None when none did.
+
+        One that failed because of another may have been heard of before that.
+        """
         failed = [rank for rank in self.ranks.values() if rank.failed() is not None]
-        return min(failed, key=lambda rank: rank.failed() or 0.0, default=None)
+        return min(failed, key=lambda rank: (rank.follows, rank.failed() or 0.0), default=None)
 
     @property
     def code(self) -> int:

@@ -26,6 +26,8 @@ from ncclkv.comm.board import (
 from ncclkv.comm.transport import Transport
 from ncclkv.errors import OrderMismatch
 
+Odd = Callable[[int, int], tuple[Any, Any]]
+
 # How long a rank that knows of a difference waits for the words of the others.
 _PATIENCE = 1.0
 
@@ -50,13 +52,13 @@ class Calls:
     board : Board
         This rank's alone, unless another is set.
     odd : callable
-        ``odd(first, second)``: the key that is only in the first of two calls, by the numbers of
-        their keys, and the one that is only in the second; None for each that is not known.
+        Gives ``odd(first, second)``, or None: the key that is only in the first of two calls, by
+        the numbers of their keys, and the one only in the second; None for each not known.
     """
 
     def __init__(self, transport: Transport) -> None:
         self.board = Board(transport.rank, {transport.rank: np.zeros(NBYTES, np.uint8)})
-        self.odd: Callable[[int, int], tuple[Any, Any]] = lambda first, second: (None, None)
+        self.odd: Callable[[], Odd | None] = lambda: None
         self._transport = transport
         self._where = f"rank {transport.rank} of {transport.size}: "
         self._peers = [rank for rank in range(transport.size) if rank != transport.rank]
@@ -159,14 +161,16 @@ class Calls:
         (_, first), (_, second) = both
         if first.what != second.what or _CUT not in first.text + second.text:
             return ""
-        keys = zip(both, self.odd(first.keys, second.keys), strict=True)
+        odd = self.odd()
+        found = (None, None) if odd is None else odd(first.keys, second.keys)
+        keys = zip(both, found, strict=True)
         said = [f"only rank {rank} has key {key!r}" for (rank, _), key in keys if key is not None]
         return f" ({', '.join(said)})" if said else ""
 
     def explained(self, error: OrderMismatch) -> OrderMismatch:
-        """Tell all ranks that calls differ, and find out which; `error` where that fails."""
+        """Tell all ranks that calls differ, and find out which; as `error` where that fails."""
         if not self.board.count:
-            return error
+            return OrderMismatch(str(error))
         self.tell()
         limit = time.monotonic() + _PATIENCE
         attempt = 0
@@ -177,7 +181,7 @@ class Calls:
                 return found
             attempt += 1
             self._transport.pause(attempt)
-        return error
+        return OrderMismatch(str(error))
 
     # Words for those who wait in vain
 

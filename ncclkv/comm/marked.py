@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ncclkv.comm.base import Buffer
-from ncclkv.comm.transport import Messages, Pending
+from ncclkv.comm.transport import Messages, Pending, WrongLength
 from ncclkv.errors import OrderMismatch
 
 COPIED_BYTES = 16 * 1024
@@ -62,7 +62,7 @@ class _Received(Pending):
 
     def done(self) -> bool:
         if self._second is None:
-            if not self._first.done():
+            if not self._has_come():
                 return False
             self._check()
             if self._head.size > _MARK_BYTES or not self._into.size:
@@ -70,6 +70,16 @@ class _Received(Pending):
                 return True
             self._second = self._transport.receive(self._into, self._peer, self._tag)
         return self._second.done()
+
+    def _has_come(self) -> bool:
+        """Whether the first part is here."""
+        try:
+            return self._first.done()
+        except WrongLength as error:
+            # One who reads of it knows of no mark; an empty message is a refusal, and has none.
+            sent = max(0, error.count - _MARK_BYTES)
+            expected = error.expected - _MARK_BYTES
+            raise WrongLength(error.rank, error.peer, sent, expected) from error
 
     def _check(self) -> None:
         """Refuse another mark than this rank's."""

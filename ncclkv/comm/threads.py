@@ -15,8 +15,7 @@ from ncclkv.comm.buffers import allocate
 from ncclkv.comm.exchange import ExchangeCommunicator
 from ncclkv.comm.room import room
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.comm.transport import Pending, Transport
-from ncclkv.errors import OrderMismatch
+from ncclkv.comm.transport import Pending, Transport, WrongLength
 
 # The longest that a waiting thread sleeps before it looks at its deadline again.
 _PAUSE_SECONDS = 0.005
@@ -143,10 +142,7 @@ class _Awaited(Pending):
 def _take(letter: _Letter, into: Buffer, address: _Address) -> None:
     """Copy a message out of its sender's memory."""
     if letter.data.size != into.size:
-        raise OrderMismatch(
-            f"rank {address[1]}: rank {address[0]} sent {letter.data.size} bytes where "
-            f"{into.size} were expected; the two ranks made different calls"
-        )
+        raise WrongLength(address[1], address[0], letter.data.size, into.size)
     np.copyto(into, letter.data)
     letter.taken = True
 

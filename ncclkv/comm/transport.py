@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ncclkv.comm.base import Buffer
+from ncclkv.errors import OrderMismatch
 
 
 class Pending(Protocol):
@@ -21,6 +22,25 @@ class Pending(Protocol):
     def glance(self) -> bool:
         """Whether it is worth while to ask `done`: of some kinds that is cheap to tell."""
         return True
+
+
+class WrongLength(OrderMismatch):
+    """A message is not as long as its receiver expects.
+
+    Parameters
+    ----------
+    rank, peer : int
+        The receiver, and the sender.
+    count, expected : int
+        Bytes.
+    """
+
+    def __init__(self, rank: int, peer: int, count: int, expected: int) -> None:
+        super().__init__(
+            f"rank {rank}: rank {peer} sent {count} bytes where {expected} were expected; the two "
+            f"ranks made different calls"
+        )
+        self.rank, self.peer, self.count, self.expected = rank, peer, count, expected
 
 
 class Messages(ABC):

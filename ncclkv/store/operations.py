@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from sys import _getframe
 from types import FrameType
+from weakref import WeakMethod
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.notes import of_user
@@ -48,7 +49,8 @@ class Operations:
         if comm.calls is not None:
             board = comm.calls.board
             self._notes, self._text = board.notes, board.text
-            comm.calls.odd = self._odd
+            # Weak, or a store that is dropped would keep its memory until garbage is collected.
+            comm.calls.odd = WeakMethod(self._odd)
         self._pushed: dict[Key, int] = {}
         self._read: dict[Key, int] = {}
 

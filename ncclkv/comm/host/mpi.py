@@ -14,8 +14,8 @@ import numpy as np
 from ncclkv import env, watchdog
 from ncclkv.comm.base import Buffer
 from ncclkv.comm.host import window
-from ncclkv.comm.transport import Pending, Transport
-from ncclkv.errors import CommAborted, OrderMismatch
+from ncclkv.comm.transport import Pending, Transport, WrongLength
+from ncclkv.errors import CommAborted
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -93,10 +93,7 @@ class _Incoming(_Message):
             self._into = np.empty(count, np.uint8)
         self._request = message.Irecv([self._into, MPI.BYTE])
         if count != expected:
-            raise OrderMismatch(
-                f"{self._where}: rank {self.peer} sent {count} bytes where {expected} were "
-                f"expected; the two ranks made different calls"
-            )
+            raise WrongLength(self._comm.Get_rank(), self.peer, count, expected)
         return self._request
 
 
