@@ -1,0 +1,88 @@
+"""Layer 2, recording stand-in, not NCCL: NaN that the device finds, and no host waits for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
+
+import ncclkv
+from ncclkv.errors import NonFinite
+from tests.nccl.standin import Seat, run_seats
+from tests.nccl.standin.drive import floats
+from tests.nccl.standin.stores import SeatStores
+
+pytestmark = pytest.mark.limit(30)
+
+
+def exchanges(kv: Any) -> list[str]:
+    """The words of every exchange of objects between the hosts from now on."""
+    said: list[str] = []
+    control = kv._comm.control
+    plain = control.allgather
+
+    def allgather(item: Any, label: str = "") -> list[Any]:
+        said.append(label)
+        found: list[Any] = plain(item, label)
+        return found
+
+    control.allgather = allgather
+    return said
+
+
+@pytest.mark.parametrize("update_on", ["every_rank", "root"])
+def test_hosts_hear_of_it_when_they_wait(update_on: str) -> None:
+    def body(seat: Seat) -> None:
+        with SeatStores(seat, update_on) as create:
+            kv = create(nonfinite="skip_step")
+            kv.init(["a", "b"], [np.ones(2, np.float32), np.ones(2, np.float32)])
+            kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=1.0))
+            kv.pushpull(["a", "b"], [floats(seat, 1, 1)] * 2, [floats(seat, 0, 0) for _ in "ab"])
+            said, outs = exchanges(kv), [floats(seat, 0, 0) for _ in "ab"]
+            bad = floats(seat, np.nan if seat.rank == 1 else 5, 5)
+            for _ in range(2):
+                kv.pushpull(["a", "b"], [floats(seat, 5, 5), bad], outs)
+            assert said == []
+            for out in outs:
+                assert seat.streams.get(out).tolist() == [1 - seat.size] * 2
+            assert kv.skipped == 0
+            kv.wait()
+            assert said == ["where NaN or infinity was pushed"]
+            assert kv.skipped == 2
+            kv.pushpull(["a", "b"], [floats(seat, 1, 1)] * 2, outs)
+            kv.wait()
+            assert len(said) == 1
+            for out in outs:
+                assert seat.streams.get(out).tolist() == [1 - 2 * seat.size] * 2
+
+    run_seats(3, body, lazy=True)
+
+
+def test_the_last_report_comes_with_close() -> None:
+    def body(seat: Seat) -> None:
+        kv = SeatStores(seat, "every_rank").open(update_on="every_rank", nonfinite="raise")
+        kv.init("a", np.ones(2, np.float32))
+        kv.push("a", floats(seat, np.inf if seat.rank == 0 else 5, 5))
+        with pytest.raises(NonFinite, match="key 'a' on rank 0;"):
+            kv.close()
+        kv.close()
+
+    run_seats(2, body, lazy=True)
+
+
+def test_keys_that_come_later_have_flags_too() -> None:
+    def body(seat: Seat) -> None:
+        with SeatStores(seat, "every_rank") as create:
+            kv = create(nonfinite="skip_step")
+            for number in range(3):
+                kv.init(number, np.zeros(2, np.float32))
+                kv.push(number, floats(seat, np.nan if number == seat.rank else 1, 1))
+                kv.wait()
+            # Each of the ranks 0 and 1 spoils one flush.
+            assert kv.skipped == 2
+            assert seat.streams.get(kv.value(2)).tolist() == [2, 2]
+
+    run_seats(2, body, lazy=True)

@@ -1,0 +1,98 @@
+"""What is known of other processes: whether they run, are stopped or have ended, and how."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from ncclkv.comm import processes
+from ncclkv.comm.processes import Process
+
+SECONDS = 10.0
+
+
+@contextmanager
+def sleeper(code: str = "import time; time.sleep(60)") -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is ended at the end of the block, and not before waited for."""
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def soon(what: Callable[[], bool]) -> bool:
+    """Whether it comes true."""
+    limit = time.monotonic() + SECONDS
+    while not what():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_process_that_runs() -> None:
+    with sleeper() as other:
+        known = Process(other.pid)
+        assert not known.has_ended()
+        assert known.state() == ""
+
+
+@pytest.mark.parametrize("seen_before", [True, False])
+@pytest.mark.parametrize("descriptors", [True, False])
+def test_a_process_that_was_killed(
+    seen_before: bool, descriptors: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not descriptors:
+
+        def refuse(number: int) -> int:
+            raise OSError("not on this kernel")
+
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+    with sleeper() as other:
+        known = Process(other.pid)
+        if seen_before:
+            assert not known.has_ended()
+        os.kill(other.pid, signal.SIGKILL)
+        # Nobody has waited for it: the system still knows how it ended.
+        assert soon(known.has_ended)
+        assert known.state() == "has ended"
+        assert known.end() == "was killed by signal 9"
+        other.wait()
+        assert known.has_ended()
+        assert known.end() == "has ended"
+
+
+def test_a_process_that_exits() -> None:
+    with sleeper("import os; os._exit(3)") as other:
+        known = Process(other.pid)
+        assert soon(known.has_ended)
+        assert known.end() == "has ended with exit code 3"
+
+
+def test_a_process_that_is_stopped() -> None:
+    with sleeper() as other:
+        known = Process(other.pid)
+        os.kill(other.pid, signal.SIGSTOP)
+        assert soon(lambda: known.state() == "is stopped")
+        assert not known.has_ended()
+        os.kill(other.pid, signal.SIGCONT)
+        assert soon(lambda: known.state() == "")
+
+
+def test_one_object_and_one_descriptor_a_process() -> None:
+    assert processes.process(os.getpid()) is processes.process(os.getpid())
+
+
+def test_processes_that_know_each_other_by_number_are_of_one_namespace() -> None:
+    code = "from ncclkv.comm.processes import namespace; print(namespace())"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert int(said.stdout) == processes.namespace() > 0
