@@ -58,7 +58,7 @@ def suite() -> list[Run]:
         Run("unit", (*pytest, "tests/unit"), 600),
         Run("doctests", (*pytest, "--doctest-modules", "ncclkv"), 60),
         Run("harness", (*pytest, "tests/harness"), 180),
-        Run("jobs", (*pytest, "tests/jobs"), 300),
+        Run("jobs", (*pytest, "tests/jobs"), 480),
         # Without CuPy it says so, and tests the little that needs none.
         Run("nccl", (*pytest, "tests/nccl"), 900),
     ]

@@ -34,7 +34,8 @@ def test_an_exception_caught_outside_the_store(job: Job) -> None:
         # Who is slow may hear first of a rank that left because it had lost rank 1.
         assert lines[rank].startswith(f"rank {rank} goes on after RankLost: rank {rank} of 4: ")
         assert ": rank 1 left while " in lines[rank], ended.out
-        assert lines[rank].endswith("it said: ValueError: not today")
+        assert "it said: ValueError: not today; rank 1 on " in lines[rank]
+        assert " last called " in lines[rank]
 
 
 def test_mpi_that_ends_before_the_stores(job: Job) -> None:
