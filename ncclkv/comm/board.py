@@ -23,7 +23,8 @@ from ncclkv.comm.processes import Process, namespace, process
 CALLS = 1024
 """The calls of a rank that its page holds."""
 
-_TEXTS = 1024
+# The words of a call of so long ago may be older still, by as many others.
+_TEXTS = 2 * CALLS
 _TEXT_BYTES = 160
 _NAMES = 8
 _HEAD = struct.Struct("<qqqqqq64s")
@@ -105,6 +106,13 @@ class Report(NamedTuple):
     who: str
     calls: list[Call]
     elsewhere: Elsewhere | None
+
+    def later(self, seconds: float) -> Report:
+        """The same so much later, of the last call."""
+        calls = [call._replace(age=call.age + seconds) for call in self.calls[-1:]]
+        there = self.elsewhere
+        waits = None if there is None else there._replace(age=there.age + seconds)
+        return self._replace(calls=calls, elsewhere=waits)
 
 
 class Board:
@@ -204,9 +212,10 @@ class Board:
         for number in range(first, last + 1):
             lo = _CALLS_FROM + number % CALLS * CALL.size
             found, what, keys, text, when = CALL.unpack_from(page, lo)
-            if found == number:  # its rank may be writing over it
-                lo = _TEXTS_FROM + text * _TEXT_BYTES
-                words = _words(bytes(page[lo : lo + _TEXT_BYTES]))
+            at = _TEXTS_FROM + text % _TEXTS * _TEXT_BYTES
+            words = _words(bytes(page[at : at + _TEXT_BYTES]))
+            # Its rank may be writing over it, and begins with the number.
+            if found == number == CALL.unpack_from(page, lo)[0]:
                 yield Call(number, what, keys, words, (now - when) / 1e9)
 
 

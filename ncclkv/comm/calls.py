@@ -62,7 +62,7 @@ class Calls:
         self._transport = transport
         self._where = f"rank {transport.rank} of {transport.size}: "
         self._peers = [rank for rank in range(transport.size) if rank != transport.rank]
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, tuple[Report, float]] = {}
         self._uncompared: dict[int, Report] = {}
 
     # Asking and answering
@@ -79,13 +79,15 @@ class Calls:
             if far and rank in self.board:
                 self._inform(rank, far)
 
-    def inquire(self, ranks: Collection[int]) -> None:
-        """Ask all ranks of what they know of some, and give them a moment to answer."""
+    def inquire(self, ranks: Collection[int], since: float) -> None:
+        """Ask all ranks of what they know of some, and give them a moment to answer.
+
+        Reports of before the time `since` are too old.
+        """
+        self._reports = {rank: each for rank, each in self._reports.items() if each[1] >= since}
         others = {rank for rank in ranks if rank not in self.board}
         if not others or not self.board.count:
             return
-        for rank in others:
-            self._reports.pop(rank, None)
         far = [rank for rank in self._peers if rank not in self.board]
         self._inform(self._transport.rank, far, wanted=sorted(others))
         limit = time.monotonic() + _PATIENCE
@@ -110,7 +112,8 @@ class Calls:
         while heard:
             peer, data = heard.pop(0)
             subject, plain, wanted = pickle.loads(data)
-            self._reports[subject] = self._uncompared[subject] = _report(plain)
+            self._uncompared[subject] = report = _report(plain)
+            self._reports[subject] = report, time.monotonic()
             for rank in wanted:
                 if rank in self.board:
                     self._inform(rank, [peer])
@@ -197,8 +200,13 @@ class Calls:
         return "; ".join(known[:_SHOWN]) + more
 
     def report(self, rank: int) -> Report | None:
-        """What is known of a rank."""
-        return self.board.read(rank, 1) if rank in self.board else self._reports.get(rank)
+        """What is known of a rank, with its last call."""
+        if rank in self.board:
+            return self.board.read(rank, 1)
+        if rank not in self._reports:
+            return None
+        report, heard = self._reports[rank]
+        return report.later(time.monotonic() - heard)
 
     def _state(self, rank: int) -> str:
         """What the system, or the rank itself, says of a neighbour's process."""

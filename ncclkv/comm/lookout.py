@@ -137,7 +137,7 @@ class Lookout:
     def late(self, work: HostWork, missing: set[int], waited: float, limit: float) -> CommTimeout:
         """What to raise when a wait has lasted too long."""
         self._calls.share(missing)
-        self._calls.inquire(missing)
+        self._calls.inquire(missing, time.monotonic() - waited)
         known = self._calls.last(missing)
         for rank in missing:
             self._calls.board.show_stacks(rank)

@@ -98,13 +98,13 @@ def test_without_the_order_of_stores_ranks_exchange_messages(
     [
         (80 * MIB, f"{WINDOW} of 80 MiB a rank (files: none)"),
         (70 * MIB, f"{HALVES} (files: none; window: half of the memory that is free for windows is "
-                   f"70.0 MiB a rank, and 73.6 are needed)"),
+                   f"70.0 MiB a rank, and 73.7 are needed)"),
         (8 * MIB, f"{ALONE} (files: none; window: half of the memory that is free for windows is "
-                  f"8.0 MiB a rank, and 73.6 are needed; halves: half of the memory that is free "
-                  f"for windows is 8.0 MiB a rank, and 9.6 are needed)"),
+                  f"8.0 MiB a rank, and 73.7 are needed; halves: half of the memory that is free "
+                  f"for windows is 8.0 MiB a rank, and 9.7 are needed)"),
         (-MIB, f"{ALONE} (files: none; window: half of the memory that is free for windows is "
-               f"0.0 MiB a rank, and 73.6 are needed; halves: half of the memory that is free "
-               f"for windows is 0.0 MiB a rank, and 9.6 are needed)"),
+               f"0.0 MiB a rank, and 73.7 are needed; halves: half of the memory that is free "
+               f"for windows is 0.0 MiB a rank, and 9.7 are needed)"),
     ],
 )  # fmt: skip
 def test_what_is_free_decides_on_windows(
