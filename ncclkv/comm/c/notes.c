@@ -108,7 +108,9 @@ static void write_call(Notes *self, int64_t what, int64_t keys, int64_t text)
     struct timespec now;
 
     clock_gettime(CLOCK_MONOTONIC, &now);
-    call[0] = number;
+    /* The number first: who reads the call that was here before sees that it is going. */
+    __atomic_store_n(&call[0], number, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
     call[1] = what;
     call[2] = keys;
     call[3] = text;
