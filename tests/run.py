@@ -59,6 +59,7 @@ def suite() -> list[Run]:
         Run("doctests", (*pytest, "--doctest-modules", "ncclkv"), 60),
         Run("harness", (*pytest, "tests/harness"), 180),
         Run("jobs", (*pytest, "tests/jobs"), 480),
+        Run("chaos", (*pytest, "tests/chaos"), 300),
         # Without CuPy it says so, and tests the little that needs none.
         Run("nccl", (*pytest, "tests/nccl"), 900),
     ]

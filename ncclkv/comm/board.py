@@ -162,6 +162,10 @@ class Board:
         text = "\n".join([words[:_TEXT_BYTES], *names[:_NAMES]]).encode(errors="replace")
         _ELSEWHERE.pack_into(self._own, _ELSEWHERE_FROM, time.monotonic_ns(), text)
 
+    def wait_no_more(self) -> None:
+        """Say that it does not, or not any more."""
+        _ELSEWHERE.pack_into(self._own, _ELSEWHERE_FROM, 0, b"")
+
     def close(self) -> None:
         """Say that this rank needs nothing of the others any more, but that they close, too."""
         self._own[_CLOSING] = 1

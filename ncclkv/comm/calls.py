@@ -64,6 +64,8 @@ class Calls:
         self._peers = [rank for rank in range(transport.size) if rank != transport.rank]
         self._reports: dict[int, tuple[Report, float]] = {}
         self._uncompared: dict[int, Report] = {}
+        self._waits: dict[int, Sequence[int]] = {}
+        self._verdict = ""
 
     # Asking and answering
 
@@ -73,45 +75,59 @@ class Calls:
         self._inform(self._transport.rank, others, wanted=others)
 
     def share(self, ranks: Collection[int]) -> None:
-        """Tell the ranks of other nodes of this one, and of neighbours who may not be able to."""
+        """Tell the ranks of other nodes whom this one waits for, and what is known of those."""
         far = [rank for rank in self._peers if rank not in self.board]
-        for rank in {self._transport.rank, *ranks}:
+        for rank in ranks:
             if far and rank in self.board:
                 self._inform(rank, far)
+        self._inform(self._transport.rank, far, waits=sorted(ranks))
 
     def inquire(self, ranks: Collection[int], since: float) -> None:
         """Ask all ranks of what they know of some, and give them a moment to answer.
 
-        Reports of before the time `since` are too old.
+        What was heard before the time `since` is too old.
         """
         self._reports = {rank: each for rank, each in self._reports.items() if each[1] >= since}
-        others = {rank for rank in ranks if rank not in self.board}
+        others = [rank for rank in ranks if rank not in self.board]
         if not others or not self.board.count:
             return
         far = [rank for rank in self._peers if rank not in self.board]
-        self._inform(self._transport.rank, far, wanted=sorted(others))
-        limit = time.monotonic() + _PATIENCE
-        attempt = 0
-        while not others <= self._reports.keys() and time.monotonic() < limit:
+        self._inform(self._transport.rank, far, wanted=others)
+        begin, attempt = time.monotonic(), 0
+        while time.monotonic() < begin + _PATIENCE:
             attempt += 1
             self._transport.pause(attempt)
             self._transport.departed()
             self.hear()
+            if all(self._reports.get(rank, (None, 0.0))[1] > begin for rank in others):
+                break
 
-    def tell(self) -> None:
-        """Tell all ranks of this one's calls."""
-        self._inform(self._transport.rank, self._peers)
+    def tell(self, verdict: str) -> None:
+        """Tell all ranks of this one's calls, and what is wrong with them."""
+        self._inform(self._transport.rank, self._peers, verdict=verdict)
 
-    def _inform(self, subject: int, ranks: Iterable[int], wanted: Sequence[int] = ()) -> None:
-        data = pickle.dumps((subject, _plain(self.board.read(subject, REPORTED)), wanted))
-        self._transport.inform(data, ranks)
+    def _inform(
+        self,
+        subject: int,
+        ranks: Iterable[int],
+        *,
+        wanted: Sequence[int] = (),
+        waits: Sequence[int] = (),
+        verdict: str = "",
+    ) -> None:
+        """Tell ranks of the calls of `subject`, and ask for those of the ranks `wanted`."""
+        plain = _plain(self.board.read(subject, REPORTED))
+        self._transport.inform(pickle.dumps((subject, plain, wanted, waits, verdict)), ranks)
 
     def hear(self) -> None:
         """Take in what others have told, and answer; `Transport.departed` has heard it."""
         heard = self._transport.heard
         while heard:
             peer, data = heard.pop(0)
-            subject, plain, wanted = pickle.loads(data)
+            subject, plain, wanted, waits, verdict = pickle.loads(data)
+            self._waits[subject] = waits
+            if verdict:
+                self._verdict = f"rank {peer} found: {verdict}"
             self._uncompared[subject] = report = _report(plain)
             self._reports[subject] = report, time.monotonic()
             for rank in wanted:
@@ -131,6 +147,8 @@ class Calls:
         if not self._uncompared:
             return None
         found = self._compare(self._uncompared)
+        if found is None and self._verdict:
+            found = OrderMismatch(self._where + self._verdict)
         # What this rank has not called yet can be compared only then.
         for rank, report in [*self._uncompared.items()]:
             if not report.calls or report.calls[-1].number <= self.board.count:
@@ -174,7 +192,7 @@ class Calls:
         """Tell all ranks that calls differ, and find out which; as `error` where that fails."""
         if not self.board.count:
             return OrderMismatch(str(error))
-        self.tell()
+        self.tell("")
         limit = time.monotonic() + _PATIENCE
         attempt = 0
         while time.monotonic() < limit:
@@ -187,6 +205,10 @@ class Calls:
         return OrderMismatch(str(error))
 
     # Words for those who wait in vain
+
+    def behind(self, ranks: Iterable[int]) -> dict[int, Sequence[int]]:
+        """Of some ranks, those that wait for others themselves, and for whom, as they told."""
+        return {rank: waits for rank in ranks if (waits := self._waits.get(rank))}
 
     def last(self, ranks: Iterable[int]) -> str:
         """What some ranks called last, as far as is known here."""

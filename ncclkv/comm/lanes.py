@@ -55,6 +55,8 @@ class Lanes:
 
     def launch(self, steps: Callable[[Lane], Steps], what: object, label: str = "") -> StepWork:
         """Start the collective that `steps` makes of a lane."""
+        while self._holders and self._holders[0].finished:
+            self._holders.popleft()
         if len(self._holders) == _TAGS:
             self._holders.popleft().wait()
         run = self._run(steps, next(self._tags), self._flight.mark.value)

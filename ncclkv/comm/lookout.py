@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ncclkv.comm.board import last
@@ -49,7 +50,7 @@ class Lookout:
         departed = self._transport.departed()
         found = self._calls.found() or self._long(flight, work, waited)
         if found is not None:
-            self._calls.tell()
+            self._calls.tell(str(found))
             return found
         relayed = flight.relayed and waited > _RELAY_SECONDS
         dead = self._dead()
@@ -80,8 +81,10 @@ class Lookout:
         if work.asked <= _MOST_ASKED:
             self._calls.ask(missing)
         names = [report.name for rank in missing if (report := self._calls.report(rank))]
+        mine = self._calls.report(self._transport.rank)
+        words = mine.calls[-1].text if mine and mine.calls else str(work)
         for other in flight.siblings():
-            other.wait_elsewhere(str(work), names)
+            other.wait_elsewhere(words, names)
         return self._calls.look() or self._crossed(work, missing, waited)
 
     def _crossed(self, work: HostWork, missing: set[int], waited: float) -> OrderMismatch | None:
@@ -89,7 +92,7 @@ class Lookout:
         mine = self._calls.report(self._transport.rank)
         for rank in sorted(missing):
             report = self._calls.report(rank)
-            if mine is None or report is None or report.elsewhere is None:
+            if not (mine and mine.calls and report and report.elsewhere):
                 continue
             elsewhere = report.elsewhere
             # Seen after this wait began to last: what this rank has launched is not what it lacks.
@@ -138,7 +141,13 @@ class Lookout:
         """What to raise when a wait has lasted too long."""
         self._calls.share(missing)
         self._calls.inquire(missing, time.monotonic() - waited)
-        known = self._calls.last(missing)
+        behind = self._calls.behind(missing)
+        known = "; ".join(
+            [
+                *filter(None, [self._calls.last({*missing, *chain(*behind.values())})]),
+                *(f"rank {rank} waits for {_ranks(set(each))}" for rank, each in behind.items()),
+            ]
+        )
         for rank in missing:
             self._calls.board.show_stacks(rank)
         return CommTimeout(

@@ -162,6 +162,14 @@ class Flight:
 
     def wait(self, work: HostWork, timeout: float | None) -> None:
         """Look, and let others run, until `work` is complete; mind the deadline and losses."""
+        self._wait(work, timeout)
+        if work.asked:
+            # Of a wait in vain it stays known: ranks that wait for this one elsewhere look for it.
+            for other in self.siblings():
+                other.calls.board.wait_no_more()
+
+    def _wait(self, work: HostWork, timeout: float | None) -> None:
+        """The same, but for what is told of a long wait."""
         limit = self._timeout if timeout is None else timeout
         start, attempt = time.monotonic(), 0
         while True:

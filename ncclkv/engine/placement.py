@@ -43,9 +43,10 @@ class Placement:
 
 def placement(update_on: str, root: int, comm: Communicator) -> Placement:
     """The placement of that name."""
-    if update_on == "sharded":
+    known = isinstance(update_on, str)
+    if known and update_on == "sharded":
         raise NotSupported("update_on='sharded' is not in this version; use every_rank or root")
-    if update_on not in ("every_rank", "root"):
+    if not (known and update_on in ("every_rank", "root")):
         raise UsageError(f"unknown update_on={update_on!r}; choose every_rank or root")
     check_root(root, comm.size)
     if update_on == "every_rank":

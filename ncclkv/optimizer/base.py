@@ -7,10 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Array, Kernels, Segments
 
 Key = int | str
+
+# What `float` takes all the same: texts, and NumPy's complex numbers without their imaginary part.
+_NO_NUMBERS = (str, bytes, np.complexfloating)
 
 
 def finite(name: str, value: Any, *, least: float | None = None) -> float:
@@ -27,7 +32,7 @@ def finite(name: str, value: Any, *, least: float | None = None) -> float:
     1.0
     """
     try:
-        number = float("nan") if isinstance(value, (str, bytes)) else float(value)
+        number = float("nan") if isinstance(value, _NO_NUMBERS) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = float("nan")
     if not math.isfinite(number):

@@ -14,7 +14,7 @@ from ncclkv.store.keys import key_list
 from ncclkv.store.later import LaterVerbs
 from ncclkv.store.session import BLOCKS, IN_CAPTURE, IN_GROUP, IN_UNEVEN
 from ncclkv.store.tables import Assignment, TableVerbs
-from ncclkv.store.transfers import whole_priority
+from ncclkv.store.transfers import flag, whole_priority
 from ncclkv.store.uneven import UnevenVerbs
 from ncclkv.table.registry import Key
 
@@ -129,6 +129,7 @@ class KVStore(CaptureVerbs, UnevenVerbs, TableVerbs, CheckpointVerbs, LaterVerbs
         with self._pulling:
             if type(priority) is not int:
                 whole_priority("pull", priority)
+            local = local if type(local) is bool else flag("pull", "local", local)
             if out is None:
                 return self._pull_new(key, local)
             pull, row = self._to_pull("pull", key, out, local=local)

@@ -38,7 +38,8 @@ class Options:
             When one is not.
         """
         chosen = placement(self.update_on, self.root, comm)
-        if not (self.bucket_bytes == AUTO or _is_count(self.bucket_bytes)):
+        measured = isinstance(self.bucket_bytes, str) and self.bucket_bytes == AUTO
+        if not (measured or _is_count(self.bucket_bytes)):
             raise UsageError(
                 f"bucket_bytes={self.bucket_bytes!r} is not a number of bytes; give an int of 0 or "
                 f"more, or {AUTO!r} to have it measured"

@@ -81,7 +81,7 @@ are ints, such as 3; use one kind
     def _new_keys(self, verb: str, key: Any, value: Any, op: str = "sum") -> Assignment:
         """The first values of keys, none of which the store may have."""
         found = single(verb, pairs(verb, key, value))
-        if op not in _OPS:
+        if not (isinstance(op, str) and op in _OPS):
             raise UsageError(f"{verb}: unknown op {op!r}; the ops are {', '.join(_OPS)}")
         registry = self._engine.places.registry
         registry.check_new(name for name, _ in found)

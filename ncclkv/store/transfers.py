@@ -118,3 +118,10 @@ def whole_priority(verb: str, priority: Any) -> int:
     if isinstance(priority, bool) or not isinstance(priority, (int, np.integer)):
         raise UsageError(f"{verb}: priority={priority!r} is not an int; higher ones go first")
     return int(priority)
+
+
+def flag(verb: str, name: str, value: Any) -> bool:
+    """An argument that is true or false: an array has no truth."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise UsageError(f"{verb}: {name}={value!r} is not a bool")
+    return bool(value)

@@ -9,7 +9,7 @@ calls in the same order; that others have it alike by chance happens once in som
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import lru_cache
 
 from ncclkv.table.registry import Key
 
@@ -47,7 +47,7 @@ _VERB_BITS = 8
 _READ = 1 << 40
 
 
-@cache
+@lru_cache(1024)
 def number(verb: str, priority: int = 0) -> int:
     """What is called."""
     return VERBS.index(verb) | (priority << _VERB_BITS) & MASK

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ncclkv import env, watchdog
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.exchange import ExchangeCommunicator
-from ncclkv.comm.host.mpi import MpiTransport, no_communicator
+from ncclkv.comm.host.mpi import MpiTransport, end_here, no_communicator
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import CommTimeout, LaunchError, UsageError
 
@@ -111,6 +111,7 @@ def _library() -> str:
 def _mpi() -> Any:
     """The module mpi4py.MPI; importing it starts MPI."""
     try:
+        end_here()
         from mpi4py import MPI
     except ImportError as error:
         raise LaunchError(

@@ -62,7 +62,7 @@ class Accord:
             self._looks += 1
             found = calls.look()
         if found is not None:
-            calls.tell()
+            calls.tell(str(found))
         return found
 
     def settle(self, timeout: float) -> None:

@@ -95,12 +95,12 @@ class StandInKernels:
             in_memory["learning_rate"] = learning_rate
         names = list(in_memory)  # and not the arrays, which what is recorded does not keep
 
-        def run(gradients: Any, *views: Any) -> None:
+        def run(*views: Any) -> None:
             there = dict(zip(names, views, strict=False))
-            weights, *momenta = views[len(names) :]
+            gradients, weights, *momenta = views[len(names) :]
             _HOST.sgd(weights, gradients, *(momenta or [None]), **there, **numbers)
 
-        self._streams.work("sgd", [gradients, *in_memory.values()], changed, run)
+        self._streams.work("sgd", [*in_memory.values(), gradients], changed, run)
 
     def checksums(self, arrays: Sequence[Any]) -> Any:
         sums = self.zeros(len(arrays), np.dtype(np.uint64))

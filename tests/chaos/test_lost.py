@@ -1,0 +1,197 @@
+"""Ranks that are lost, on any rank and at any time: the job ends soon, and says which, and why."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import pytest
+
+from tests.harness.job import Ended, Job
+
+SECONDS = 15.0
+"""From the loss to the end of the job."""
+
+TIMEOUT, SLACK = 3.0, 3.0
+"""The deadline of a job in which a rank stops, and how long after it the job may end."""
+
+FIRST = 12
+"""The lines of each stream that are read first."""
+
+PLAIN: dict[str, str] = {}
+MESSAGES = {"NCCLKV_NODE_MEMORY": "messages"}
+NODES = {"NCCLKV_RANKS_PER_NODE": "2"}
+
+JOBS = [
+    pytest.param(2, PLAIN, 1, id="2"),
+    pytest.param(3, MESSAGES, 0, id="3-messages"),
+    pytest.param(4, NODES, 1, id="4-on-2-nodes"),
+]
+"""Ranks, variables, and the rank that is lost."""
+
+several = pytest.mark.parametrize(("ranks", "variables", "rank"), JOBS)
+places = pytest.mark.parametrize("place", ["before", "during", "after"])
+
+
+def failed(ended: Ended, limit: float = SECONDS) -> None:
+    """Fail unless the job did, in time."""
+    assert ended.code != 0, ended.err
+    assert ended.seconds < limit, f"{ended.seconds:.1f} s\n{ended.err}"
+
+
+def named(ended: Ended, rank: int, reason: str) -> None:
+    """Fail unless rank, host and reason are in the first lines."""
+    lines = [*ended.err.splitlines()[:FIRST], *ended.out.splitlines()[:FIRST]]
+    first = "\n".join(lines)
+    assert re.search(rf"\brank {rank}\b", first, re.IGNORECASE), f"no rank {rank}:\n{first}"
+    assert socket.gethostname() in first, f"no host:\n{first}"
+    assert re.search(reason, first), f"no {reason}:\n{first}"
+
+
+@several
+@places
+def test_a_rank_that_is_killed_ends_the_job(
+    job: Job, place: str, ranks: int, variables: dict[str, str], rank: int
+) -> None:
+    ended = job("lost.py", place, "kill", str(rank), ranks=ranks, **variables)
+    failed(ended)
+    assert "ends well" not in ended.out
+
+
+@several
+def test_a_process_that_is_gone_without_a_word_ends_the_job(
+    job: Job, ranks: int, variables: dict[str, str], rank: int
+) -> None:
+    ended = job("lost.py", "before", "os-exit", str(rank), ranks=ranks, **variables)
+    failed(ended)
+    assert "ends well" not in ended.out
+
+
+@pytest.mark.parametrize(
+    ("way", "reason", "code"),
+    [("kill", "was killed by SIGKILL", 137), ("os-exit", "ended with exit code 3", 3)],
+)
+@several
+def test_ncclkv_run_names_who_is_gone_without_a_word(
+    job: Job, ranks: int, variables: dict[str, str], rank: int, way: str, reason: str, code: int
+) -> None:
+    """mpirun itself kills all ranks when one is killed, before any of them can say a word."""
+    ended = job("lost.py", "during", way, str(rank), ranks=ranks, run=True, **variables)
+    failed(ended)
+    assert ended.code == code, ended.err
+    named(ended, rank, reason)
+    assert re.match(rf"ncclkv run: rank {rank} on \S+ \(pid \d+\) {reason}", ended.err), ended.err
+
+
+def test_neighbours_say_that_a_rank_has_died(job: Job) -> None:
+    ended = job("lost.py", "during", "kill", "1", ranks=3, run=True)
+    raised = [line for line in ended.out.splitlines() if " raises " in line]
+    assert len(raised) == 2, ended.out
+    for line in raised:
+        assert "raises RankDied: " in line, line
+        assert re.search(r"rank 1 .* \(key 'large'\) waited for it", line), line
+        assert re.search(r"rank 1 on \S+ \(pid \d+\) last called pu\w+\('large'\) at ", line), line
+
+
+@pytest.mark.parametrize(
+    ("ranks", "variables", "rank", "place"),
+    [
+        pytest.param(2, PLAIN, 1, "before", id="2-before"),
+        pytest.param(3, MESSAGES, 0, "during", id="3-messages-during"),
+        pytest.param(4, NODES, 1, "during", id="4-on-2-nodes-during"),
+    ],
+)
+def test_a_rank_that_stops_is_known_after_the_deadline(
+    job: Job, place: str, ranks: int, variables: dict[str, str], rank: int
+) -> None:
+    limit = {"NCCLKV_TIMEOUT": f"{TIMEOUT:g}"}
+    ended = job("lost.py", place, "stop", str(rank), ranks=ranks, **limit, **variables)
+    failed(ended, TIMEOUT + SLACK)
+    assert ended.seconds > TIMEOUT, "no rank may be given up before its deadline"
+    named(ended, rank, "CommTimeout")
+    raised = [line for line in ended.out.splitlines() if " raises " in line]
+    assert len(raised) == ranks - 1, ended.out
+    for line in raised:
+        assert "CommTimeout: " in line, line
+        assert f"(timeout {TIMEOUT:g} s)" in line, line
+
+
+@pytest.mark.parametrize(
+    ("ranks", "variables", "rank"), [JOBS[0], pytest.param(4, NODES, 1, id="4-on-2-nodes")]
+)
+def test_what_a_stopped_rank_did_last_is_known_to_all(
+    job: Job, ranks: int, variables: dict[str, str], rank: int
+) -> None:
+    limit = {"NCCLKV_TIMEOUT": f"{TIMEOUT:g}"}
+    ended = job("lost.py", "before", "stop", str(rank), ranks=ranks, **limit, **variables)
+    raised = [line for line in ended.out.splitlines() if " raises " in line]
+    assert len(raised) == ranks - 1, ended.out
+    last = re.compile(
+        rf"waited 3\.\d s .*; rank {rank} on \S+ \(pid \d+\) last called "
+        r"pull\('w'\) at \S*lost\.py:\d+, (\d+\.\d) s ago"
+    )
+    for line in raised:
+        found = last.search(line)
+        assert found, line
+        assert 2.5 < float(found[1]) < 4, line
+        # On the other node a rank may wait for a neighbour of the one that is stopped.
+        assert f") for rank {rank}; " in line or f" waits for rank {rank}" in line, line
+
+
+@several
+def test_an_exception_in_an_updater(
+    job: Job, ranks: int, variables: dict[str, str], rank: int
+) -> None:
+    ended = job("lost.py", "updater", "raise", str(rank), ranks=ranks, **variables)
+    failed(ended)
+    named(ended, rank, "ValueError: told to fail updater")
+    assert ended.words[0].startswith(f"ncclkv: rank {rank} of {ranks} on "), ended.err
+    assert f"in the updater, at key 'w' on rank {rank}" in ended.err
+
+
+@several
+def test_an_exception_before_create(
+    job: Job, ranks: int, variables: dict[str, str], rank: int
+) -> None:
+    ended = job("lost.py", "before-create", "raise", str(rank), ranks=ranks, **variables)
+    failed(ended)
+    named(ended, rank, "ValueError: told to fail before-create")
+
+
+@pytest.mark.parametrize("way", ["exit", "os-exit", "kill"])
+def test_an_end_before_create(job: Job, way: str) -> None:
+    ended = job("lost.py", "before-create", way, "1", ranks=2, NCCLKV_TIMEOUT=f"{TIMEOUT:g}")
+    failed(ended)
+
+
+def test_a_stop_before_create(job: Job) -> None:
+    ended = job("lost.py", "before-create", "stop", "1", ranks=2, NCCLKV_TIMEOUT=f"{TIMEOUT:g}")
+    failed(ended, TIMEOUT + SLACK)
+
+
+@several
+def test_an_exit_in_the_middle(job: Job, ranks: int, variables: dict[str, str], rank: int) -> None:
+    ended = job("lost.py", "before", "exit", str(rank), ranks=ranks, **variables)
+    failed(ended)
+    named(ended, rank, "RankLost: .* its process ended without closing the store")
+
+
+def test_an_exit_without_close_at_the_end_harms_nobody(job: Job) -> None:
+    ended = job("lost.py", "at-the-end", "exit", "1", ranks=3)
+    assert (ended.code, ended.err) == (3, ""), "the code is the rank's own"
+    assert sorted(ended.out.splitlines()) == ["rank 0 ends well", "rank 2 ends well"]
+
+
+@pytest.mark.parametrize("way", ["fork-exit", "fork-os-exit", "fork-kill"])
+def test_a_forked_child_that_ends_harms_nobody(job: Job, way: str) -> None:
+    ended = job("lost.py", "before", way, "1", ranks=3)
+    assert (ended.code, ended.err) == (0, "")
+    assert sorted(ended.out.splitlines()) == [f"rank {rank} ends well" for rank in range(3)]
+    assert ended.seconds < 5
+
+
+@pytest.mark.parametrize("way", ["raise", "exit"])
+def test_several_ranks_that_are_lost_at_once(job: Job, way: str) -> None:
+    ended = job("lost.py", "before", way, "0,2", ranks=4)
+    failed(ended)
+    assert re.search(r"rank [02] ", ended.words[0]), ended.err

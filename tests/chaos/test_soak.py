@@ -1,0 +1,31 @@
+"""A short soak; ``launch/local.sh -n 4 -m tests.soak --steps 20000`` is a long one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.harness.job import start
+
+STEPS = 500
+GROWTH = 0.1
+"""In so few steps memory that was there from the beginning is still touched for the first time."""
+
+LIMIT = 50.0
+
+
+@pytest.mark.limit(LIMIT + 10)
+def test_results_are_exact_and_memory_stays(tmp_path: Path) -> None:
+    ended = start(
+        "-m",
+        "tests.soak",
+        f"--steps={STEPS}",
+        f"--growth={GROWTH}",
+        ranks=4,
+        mark=tmp_path / "mark",
+        limit=LIMIT,
+    )
+    assert ended.code == 0, f"{ended.out}\n{ended.err}"
+    assert re.match(rf"soak: {STEPS} steps on 4 ranks, \d+ a second; memory .* MiB", ended.out)

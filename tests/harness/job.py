@@ -1,0 +1,116 @@
+"""Real jobs: started by ``launch/local.sh``, watched from outside, and cleaned up after."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = Path("/dev/shm")
+
+LIMIT = 20.0
+"""Seconds after which a job hangs, and its test has failed."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that is over.
+
+    Attributes
+    ----------
+    code : int
+        mpirun's exit code.
+    out, err : str
+    seconds : float
+        From the last time that a rank touched MARK, or else from the start, to the end.
+    """
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def words(self) -> list[str]:
+        """What ncclkv itself said, a line each, in order."""
+        return [line for line in self.err.splitlines() if line.startswith("ncclkv: ")]
+
+
+Job = Callable[..., Ended]
+
+
+def start(
+    program: Path | str,
+    *arguments: str,
+    ranks: int,
+    mark: Path,
+    limit: float = LIMIT,
+    run: bool = False,
+    **variables: str,
+) -> Ended:
+    """Start a program on several ranks, by mpirun or by ``ncclkv run``, and wait for its end."""
+    command = ["launch/local.sh", "-n", str(ranks)]
+    if run:
+        command = [sys.executable, "-m", "ncclkv", "run", "-n", str(ranks), "--", sys.executable]
+    command += [str(program), *arguments]
+    # Unbuffered, a line is several writes, and those of two ranks run into each other.
+    inherited = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
+    begin = time.time()
+    process = subprocess.run(
+        ["timeout", "-k", "2", str(limit), *command],
+        cwd=ROOT,
+        env={**inherited, "PYTHONPATH": str(ROOT), "MARK": str(mark), **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    end = time.time()
+    assert end - begin < limit, f"the job hung:\n{process.stdout}\n{process.stderr}"
+    if mark.exists():
+        begin = mark.stat().st_mtime
+    return Ended(process.returncode, process.stdout, process.stderr, end - begin)
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
+    """Start a program of ``programs/``, beside the tests, and wait for its end."""
+
+    def start_here(program: str, *arguments: str, ranks: int = 4, **options: Any) -> Ended:
+        path = request.path.parent / "programs" / program
+        return start(path, *arguments, ranks=ranks, mark=tmp_path / "mark", **options)
+
+    return start_here
+
+
+@pytest.fixture(autouse=True)
+def no_shared_memory_left() -> Iterator[None]:
+    """Remove what MPICH leaves of a job that was ended: some megabytes each time."""
+    yield
+    for path in SHARED.glob("mpich_shm_*"):
+        # A file that is so young may belong to a job that is about to map it.
+        if time.time() - path.stat().st_mtime > 1 and path.owner() == _me() and not mapped(path):
+            path.unlink(missing_ok=True)
+
+
+def _me() -> str:
+    return Path(f"/proc/{os.getpid()}").owner()
+
+
+def mapped(path: Path) -> bool:
+    """Whether any process that we can see has the file in its memory."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if str(path) in maps.read_text():
+                return True
+        except OSError:
+            continue
+    return False

@@ -1,0 +1,238 @@
+"""Layer 2, recording stand-in, not NCCL: ranks whose calls differ, which NCCL does not look at.
+
+Where sizes are the same NCCL would sum one key into another; where one rank launches nothing the
+others would hang.  The hosts find out beside it, at the next wait of the host.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
+
+from ncclkv.errors import OrderMismatch, SpecMismatch
+from tests.cases.expect import full, says
+from tests.cases.place import at, here
+from tests.nccl.standin import Seat, run_seats
+from tests.nccl.standin.place import DevicePlace
+from tests.nccl.standin.stores import SeatStores
+
+pytestmark = pytest.mark.limit(30)
+
+SECONDS = 2.0
+ODD = 1
+NAME = re.escape(Path(__file__).name)
+CALLED = re.compile(rf"rank (\d) called (.+?) at \S*{NAME}:(\d+)")
+
+Scenario = Callable[[Any, bool], None]
+
+
+def put(value: float = 1) -> Any:
+    """An array of the device."""
+    return here().put(full(value))
+
+
+def swapped_pushes(kv: Any, odd: bool) -> None:
+    first, second = ("b", "a") if odd else ("a", "b")
+    kv.push(first, put())
+    kv.push(second, put())
+    kv.wait()
+
+
+def another_key_of_the_same_size(kv: Any, odd: bool) -> None:
+    out = put(0)
+    kv.pushpull("b" if odd else "a", put(), out=out)
+    kv.wait()
+
+
+def keys_of_other_sizes(kv: Any, odd: bool) -> None:
+    key, shape = ("large", (5000,)) if odd else ("a", (2, 3))
+    kv.push(key, here().put(full(1, shape)))
+    kv.wait()
+
+
+def missing_push(kv: Any, odd: bool) -> None:
+    kv.push("a", put())
+    if not odd:
+        kv.push("b", put())
+    kv.barrier()
+
+
+def missing_key_of_a_list(kv: Any, odd: bool) -> None:
+    keys = ["a"] if odd else ["a", "b"]
+    kv.push(keys, [put() for _ in keys])
+    kv.wait()
+
+
+def missing_push_in_a_group(kv: Any, odd: bool) -> None:
+    with kv.group():
+        kv.push("a", put())
+        if not odd:
+            kv.push("b", put())
+    kv.wait()
+
+
+def another_priority(kv: Any, odd: bool) -> None:
+    kv.push(["a", "b"], [put(), put()], priority=int(odd))
+    kv.wait()
+
+
+def extra_pull(kv: Any, odd: bool) -> None:
+    kv.push("a", put())
+    if odd:
+        kv.pull("a", out=put(0))
+    kv.push("b", put())
+    kv.pull("b", out=full(0))
+
+
+def fewer_steps(kv: Any, odd: bool) -> None:
+    for _ in range(3 if odd else 4):
+        kv.pushpull("a", put(), out=put(0))
+    kv.barrier()
+
+
+def fewer_steps_and_close(kv: Any, odd: bool) -> None:
+    for _ in range(3 if odd else 4):
+        kv.pushpull("a", put(), out=put(0))
+    kv.close()
+
+
+def barrier_against_push(kv: Any, odd: bool) -> None:
+    if odd:
+        kv.barrier()
+    kv.pushpull("a", put(), out=full(0))
+
+
+def updater_against_push(kv: Any, odd: bool) -> None:
+    if odd:
+        kv.set_updater(lambda key, total, stored: None)
+    kv.pushpull("a", put(), out=full(0))
+
+
+CALLS: dict[Scenario, tuple[str, str]] = {
+    swapped_pushes: ("push('a')", "push('b')"),
+    another_key_of_the_same_size: ("pushpull('a')", "pushpull('b')"),
+    keys_of_other_sizes: ("push('a')", "push('large')"),
+    missing_push: ("push('b')", "barrier()"),
+    missing_key_of_a_list: ("push('a', 'b')", "push('a')"),
+    missing_push_in_a_group: ("end of a group('a', 'b')", "end of a group('a')"),
+    another_priority: ("push('a', 'b')", "push('a', 'b', priority=1)"),
+    extra_pull: ("push('b')", "pull('a')"),
+    fewer_steps: ("pushpull('a')", "barrier()"),
+    fewer_steps_and_close: ("pushpull('a')", "close()"),
+    barrier_against_push: ("pushpull('a')", "barrier()"),
+    updater_against_push: ("pushpull('a')", "set_updater()"),
+}
+"""What most ranks called, and what the odd one did instead."""
+
+
+def raised(seat: Seat, update_on: str, scenario: Scenario, **options: Any) -> str:
+    """What a scenario raises on one rank, in time; the store is broken then."""
+    seat.spoilt = True
+    with at(DevicePlace(seat)), SeatStores(seat, update_on) as create:
+        kv = create(**options)
+        kv.init(["a", "b", "large"], [full(0), full(0), full(0, (5000,))])
+        kv.barrier()
+        begin = time.monotonic()
+        with pytest.raises(OrderMismatch) as caught:
+            scenario(kv, kv.rank == ODD)
+        assert time.monotonic() - begin < SECONDS
+        with pytest.raises(OrderMismatch):
+            kv.barrier()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("update_on", ["every_rank", "root"])
+@pytest.mark.parametrize("scenario", CALLS, ids=lambda scenario: scenario.__name__)
+def test_every_rank_names_both_calls(scenario: Scenario, update_on: str, size: int) -> None:
+    usual, odd = CALLS[scenario]
+    for said in run_seats(size, lambda seat: raised(seat, update_on, scenario)):
+        called = dict(call[:2] for call in CALLED.findall(said))
+        assert called.pop(str(ODD), None) == odd, said
+        assert list(called.values()) == [usual], said
+
+
+@pytest.mark.parametrize("scenario", [swapped_pushes, another_key_of_the_same_size])
+def test_keys_that_share_no_bucket(scenario: Scenario) -> None:
+    def body(seat: Seat) -> str:
+        return raised(seat, "every_rank", scenario, bucket_bytes=0)
+
+    for said in run_seats(2, body, lazy=True):
+        assert f"rank {ODD} called push" in said
+
+
+def test_what_was_queued_before_the_mismatch_is_no_hindrance_to_another_store() -> None:
+    def body(seat: Seat) -> float:
+        said = raised(seat, "every_rank", swapped_pushes)
+        assert "the ranks differ in call" in said
+        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+            kv = create()
+            kv.init("a", full(0))
+            out = full(0)
+            kv.pushpull("a", put(kv.rank + 1), out=out)
+            return float(out.sum())
+
+    assert run_seats(2, body) == [18.0, 18.0]
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (7,)])
+def test_specs_at_init(shape: tuple[int, ...]) -> None:
+    def body(seat: Seat) -> None:
+        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+            kv = create()
+            with pytest.raises(SpecMismatch) as caught:
+                kv.init("a", full(0, shape) if kv.rank == ODD else full(0))
+            says(caught.value, "'a'", "(2, 3)", str(shape), f"rank {ODD}")
+
+    run_seats(3, body)
+
+
+def captured(kv: Any) -> Any:
+    """A step of one key, which has been made once and then captured."""
+    gradient, out = put(), put(0)
+    kv.pushpull("a", gradient, out=out)
+    with kv.capture() as step:
+        kv.pushpull("a", gradient, out=out)
+        kv.push("b", gradient)
+        kv.pull("b", out=out)
+    return step
+
+
+def test_what_is_captured_is_not_noted_but_its_replays_are() -> None:
+    def body(seat: Seat) -> None:
+        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+            kv = create()
+            kv.init(["a", "b"], [full(0), full(0)])
+            kv.pushpull("b", put(), out=put(0))
+            board = kv._comm.calls.board
+            before = board.count
+            step = captured(kv)
+            texts = [call.text.partition(" at ")[0] for call in board.read(kv.rank).calls]
+            assert texts[before:] == ["pushpull('a')", "capture()"]
+            for _ in range(3):
+                step.replay()
+            assert board.count == before + 5
+            kv.wait()
+
+    run_seats(2, body)
+
+
+def test_ranks_that_replay_another_number_of_times() -> None:
+    def fewer_replays(kv: Any, odd: bool) -> None:
+        kv.pushpull("b", put(), out=put(0))
+        step = captured(kv)
+        for _ in range(2 if odd else 3):
+            step.replay()
+        kv.barrier()
+
+    for said in run_seats(3, lambda seat: raised(seat, "every_rank", fewer_replays)):
+        called = dict(call[:2] for call in CALLED.findall(said))
+        assert called.pop(str(ODD), None) == "barrier()", said
+        assert list(called.values()) == ["replay()"], said

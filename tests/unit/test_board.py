@@ -1,0 +1,253 @@
+"""Pages of calls: read while they are written, after their rank has died, and when they are old."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+import pytest
+
+from ncclkv.comm import board
+from ncclkv.comm.board import CALLS, NBYTES, Board, Call, Report, difference
+from ncclkv.comm.notes import CALL
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _frame() -> FrameType:
+    return sys._getframe()
+
+
+FRAME = _frame()
+"""Where all calls of these tests come from."""
+
+WRITER = """
+import mmap, sys, time
+import numpy as np
+from ncclkv.comm.board import NBYTES, Board
+
+with open(sys.argv[1], "r+b") as file:
+    page = np.frombuffer(mmap.mmap(file.fileno(), NBYTES), np.uint8)
+board = Board(3, {3: page})
+frame = (lambda: sys._getframe())()
+for what in range(500):
+    board.notes.learn(what, 2 * what, board.text(f"push({what}) at train.py:7"), frame)
+count = int(sys.argv[2])
+number = 0
+while number != count:
+    number += 1
+    board.notes.put(number % 500, number % 500 * 2, 0, frame)
+    if number == 100:
+        print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def page() -> np.ndarray:
+    return np.zeros(NBYTES, np.uint8)
+
+
+def note(own: Board, what: int, keys: int, text: str) -> None:
+    """Note a call, whose words are written down when they are not known."""
+    if own.notes.put(what, keys, 0, FRAME) is None:
+        own.notes.learn(what, keys, own.text(text), FRAME)
+        own.notes.put(what, keys, 0, FRAME)
+
+
+def noted(own: Board, count: int) -> None:
+    """Note calls that are known by their numbers."""
+    for _ in range(count):
+        number = own.count + 1
+        note(own, number, 2 * number, f"call {number}")
+
+
+class Writer:
+    """Another process that notes calls in a page, and is then killed."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        path = folder / "page"
+        path.write_bytes(bytes(NBYTES))
+        with path.open("r+b") as file:
+            shared = np.frombuffer(mmap.mmap(file.fileno(), NBYTES), np.uint8)
+        self.board = Board(0, {0: page(), 3: shared})
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), str(count)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+
+def test_a_page_tells_what_a_dead_process_did_last(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, 100)
+    writer.kill()
+    report = writer.board.read(3)
+    assert report.who.startswith("rank 3 on ")
+    assert report.who.endswith(f"(pid {writer.process.pid})")
+    assert [call.number for call in report.calls] == list(range(1, 101))
+    assert report.calls[-1].text == "push(100) at train.py:7"
+    assert 0 <= report.calls[-1].age < 30
+
+
+def test_a_page_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, -1)
+    try:
+        limit, last = time.monotonic() + 1.0, 0
+        while time.monotonic() < limit:
+            for call in writer.board.read(3).calls:
+                what = call.number % 500
+                assert (call.what, call.keys) == (what, 2 * what)
+                assert call.text == f"push({what}) at train.py:7"
+            (latest,) = writer.board.read(3, 1).calls[-1:] or [Call(last, 0, 0, "", 0)]
+            assert latest.number >= last
+            last = latest.number
+        assert last > CALLS, "the writer was too slow to write over anything"
+    finally:
+        writer.kill()
+
+
+def test_a_record_of_another_call_is_left_out() -> None:
+    own = Board(0, {0: page()})
+    noted(own, 5)
+    torn = board._CALLS_FROM + 3 * CALL.size
+    CALL.pack_into(own._own, torn, 3 + CALLS, 0, 0, 0, 0)
+    assert [call.number for call in own.read(0).calls] == [1, 2, 4, 5]
+
+
+@pytest.mark.parametrize("count", [0, 1, CALLS - 2, CALLS - 1, CALLS, CALLS + 1, 3 * CALLS + 7])
+def test_the_last_calls_are_there(count: int) -> None:
+    own = Board(0, {0: page()})
+    noted(own, count)
+    calls = own.read(0).calls
+    first = max(1, count - CALLS + 2)
+    assert [call.number for call in calls] == list(range(first, count + 1))
+    assert [call.text for call in calls] == [f"call {number}" for number in range(first, count + 1)]
+    assert [call.number for call in own.read(0, 2).calls] == [
+        number for number in (count - 1, count) if number > 0
+    ]
+
+
+def test_texts_stay_while_a_call_on_the_page_has_used_them() -> None:
+    own = Board(0, {0: page()})
+    expected: list[str] = []
+    # Old words are used again just before they are forgotten, all at once.
+    old = range(CALLS)
+    for which in [*old, *old[:700], *range(CALLS, CALLS + 300)]:
+        note(own, which, 0, f"call {which}")
+        expected.append(f"call {which}")
+        if len(expected) % 20 == 0:
+            texts = [call.text for call in own.read(0).calls]
+            assert texts == expected[-len(texts) :]
+
+
+def test_long_and_strange_texts() -> None:
+    own = Board(0, {0: page()})
+    for what, text in enumerate(
+        ("", "ä" * 500, "x" * 159 + "ä", "\N{SNOWMAN}" * 53 + "xé", "bad \udcff name")
+    ):
+        note(own, what, 0, text)
+        said = own.read(0, 1).calls[0].text
+        shown = text.encode(errors="replace")[: board._TEXT_BYTES].decode(errors="replace")
+        assert said == shown
+
+
+def test_a_rank_without_a_page_here() -> None:
+    own = Board(1, {1: page(), 2: page()})
+    assert 1 in own
+    assert 2 in own
+    assert 0 not in own
+
+
+def test_a_page_that_nobody_has_written_yet() -> None:
+    own = Board(0, {0: page(), 1: page()})
+    assert own.read(1).calls == []
+
+
+def test_reading_while_a_thread_writes() -> None:
+    own = Board(0, {0: page()})
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.is_set():
+            noted(own, 10)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for _ in range(50):
+            for call in own.read(0).calls:
+                assert (call.what, call.keys) == (call.number, 2 * call.number)
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_wait_in_another_store() -> None:
+    own = Board(0, {0: page()})
+    assert own.read(0).elsewhere is None
+    own.wait_elsewhere("a reduction of key 'w'", ["host/1/2", "host/3/4"])
+    elsewhere = own.read(0).elsewhere
+    assert elsewhere is not None
+    assert elsewhere.words == "a reduction of key 'w'"
+    assert elsewhere.names == ["host/1/2", "host/3/4"]
+    assert 0 <= elsewhere.age < 5
+
+
+# What reports are compared by
+
+
+def made(*whats: int, first: int = 1) -> list[Call]:
+    return [Call(first + place, what, 0, f"call {what}", 0.0) for place, what in enumerate(whats)]
+
+
+def test_the_first_difference() -> None:
+    pair = difference(made(1, 2, 3, 4), made(1, 2, 7, 8))
+    assert pair is not None
+    assert [call.what for call in pair] == [3, 7]
+
+
+def test_keys_make_a_difference() -> None:
+    mine, theirs = made(1), [made(1)[0]._replace(keys=5)]
+    assert difference(mine, theirs) == (mine[0], theirs[0])
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        ([], []),
+        (made(1, 2), []),
+        (made(1, 2), made(1)),
+        (made(1), made(1, 2)),
+        (made(1, 2), made(3, 4, first=3)),
+        (made(8, 9, first=10), made(1, 9, first=11)[:0]),
+    ],
+)
+def test_no_difference_as_far_as_both_are_known(mine: list[Call], theirs: list[Call]) -> None:
+    assert difference(mine, theirs) is None
+
+
+def test_calls_are_compared_by_number() -> None:
+    pair = difference(made(5, 6, 7, first=5), made(4, 5, 6, 8, first=4))
+    assert pair is not None
+    assert pair[0].number == 7
+
+
+def test_the_last_call_in_words() -> None:
+    call = Call(4, 0, 0, "push('w') at a.py:3", 2.345)
+    report = Report("node7/9/1", "rank 1 on node7 (pid 9)", [call], None)
+    said = "rank 1 on node7 (pid 9) last called push('w') at a.py:3, 2.3 s ago"
+    assert board.last(report) == said

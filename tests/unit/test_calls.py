@@ -1,0 +1,267 @@
+"""What ranks tell each other of their calls: asked, answered, compared, and put into words."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from ncclkv.comm import calls as module
+from ncclkv.comm.board import REPORTED, Board
+from ncclkv.comm.calls import Calls
+from ncclkv.errors import OrderMismatch
+
+
+class Post:
+    """The transport of one rank among several in this test, as far as `Calls` uses it."""
+
+    def __init__(self, rank: int, all_of_them: list[Post], size: int) -> None:
+        self.rank, self.size = rank, size
+        self.heard: list[tuple[int, bytes]] = []
+        self.told: list[int] = []
+        self._all = all_of_them
+        all_of_them.append(self)
+
+    def inform(self, data: bytes, peers: Iterable[int]) -> None:
+        for peer in peers:
+            self.told.append(peer)
+            self._all[peer].heard.append((self.rank, data))
+
+    def departed(self) -> dict[int, str]:
+        return {}
+
+    def pause(self, attempt: int) -> None:
+        return None
+
+
+def ranks(size: int) -> list[Any]:
+    """`Calls` of so many ranks that share no memory."""
+    posts: list[Post] = []
+    return [Calls(Post(rank, posts, size)) for rank in range(size)]  # type: ignore[arg-type]
+
+
+def _frame() -> FrameType:
+    return sys._getframe()
+
+
+FRAME = _frame()
+"""Where all calls of these tests come from."""
+
+
+def note(calls: Calls, *whats: int, keys: int = 0, text: str = "") -> None:
+    """Note calls that are numbers."""
+    board = calls.board
+    for what in whats:
+        words = text or f"call {what} at train.py:{what}"
+        if board.notes.put(what, keys, 0, FRAME) is None:
+            board.notes.learn(what, keys, board.text(words), FRAME)
+            board.notes.put(what, keys, 0, FRAME)
+
+
+def test_who_is_asked_answers_and_both_find_the_difference() -> None:
+    first, second = ranks(2)
+    note(first, 1, 2, 3)
+    note(second, 1, 2, 4)
+    first.ask([1])
+    error = second.found()
+    assert isinstance(error, OrderMismatch)
+    both = (
+        "the ranks differ in call 3 of this store: rank 0 called call 3 at train.py:3, but rank 1 "
+        "called call 4 at train.py:4; make the same calls in the same order on all ranks"
+    )
+    assert str(error) == f"rank 1 of 2: {both}"
+    assert str(first.found()) == f"rank 0 of 2: {both}"
+
+
+def test_an_answer_is_not_answered() -> None:
+    first, second = ranks(2)
+    first.ask([1])
+    second.hear()
+    first.hear()
+    second.hear()
+    assert first._transport.told == [1]
+    assert second._transport.told == [0]
+
+
+def test_all_are_told_at_once() -> None:
+    first, *others = ranks(4)
+    note(first, 1)
+    for other in others:
+        note(other, 2)
+    first.tell("")
+    for other in others:
+        assert "rank 0 called call 1" in str(other.found())
+
+
+def test_a_rank_that_is_behind_compares_when_it_comes_there() -> None:
+    first, second = ranks(2)
+    note(first, 1, 2, 3)
+    note(second, 1)
+    first.tell("")
+    assert second.found() is None
+    note(second, 2)
+    assert second.found() is None
+    note(second, 9)
+    assert "call 3 of this store" in str(second.found())
+
+
+def test_what_has_been_compared_is_forgotten() -> None:
+    first, second = ranks(2)
+    note(first, 1, 2)
+    note(second, 1, 2)
+    first.tell("")
+    assert second.found() is None
+    assert not second._uncompared
+    note(second, 3)
+    assert second.found() is None
+
+
+def test_ranks_without_calls_do_not_differ() -> None:
+    first, second = ranks(2)
+    first.ask([1])
+    assert second.found() is None
+    assert first.found() is None
+    assert first.look() is None
+
+
+def test_only_the_last_calls_are_reported() -> None:
+    first, second = ranks(2)
+    note(first, *range(REPORTED + 50))
+    note(second, *range(REPORTED + 40), *[-1] * 10)
+    first.tell("")
+    assert len(second._transport.heard[0][1]) < 64 * 1024
+    assert f"call {REPORTED + 41} of this store" in str(second.found())
+
+
+def test_neighbours_pages_are_looked_at() -> None:
+    first, second, third = ranks(3)
+    pages = {rank: module.np.zeros(module.NBYTES, module.np.uint8) for rank in (0, 1)}
+    for rank, calls in enumerate((first, second)):
+        calls.board = Board(rank, pages)
+    note(first, 1, 2)
+    note(second, 1, 3)
+    note(third, 1, 4)
+    assert "rank 0 called call 2 at train.py:2, but rank 1 called call 3" in str(first.look())
+    assert "rank 1 of 3: the ranks differ in call 2" in str(second.look())
+    assert third.look() is None, "it shares no memory"
+
+
+def test_the_rank_with_the_lowest_number_that_differs_is_shown() -> None:
+    calls = ranks(4)
+    for each, what in zip(calls, (5, 5, 6, 7), strict=True):
+        note(each, what)
+    for each in calls[:3]:
+        each.tell("")
+    assert "rank 0 called call 5 at train.py:5, but rank 3" in str(calls[3].found())
+
+
+# The keys that two calls do not have in common
+
+
+def odd(first: Calls, second: Calls, texts: tuple[str, str], found: tuple[Any, Any]) -> str:
+    """What the second rank says when keys differ and `found` are the odd ones."""
+    note(first, 1, keys=10, text=texts[0])
+    note(second, 1, keys=20, text=texts[1])
+    seen = []
+
+    def odd_key(one: int, other: int) -> tuple[Any, Any]:
+        seen.append((one, other))
+        return found
+
+    second.odd = lambda: odd_key
+    first.tell("")
+    said = str(second.found())
+    assert seen in ([], [(10, 20)]), "in the order of ranks"
+    return said
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (("a", None), "(only rank 0 has key 'a');"),
+        ((None, 7), "(only rank 1 has key 7);"),
+        (("a", "b"), "(only rank 0 has key 'a', only rank 1 has key 'b');"),
+        ((None, None), "but rank 1 called push(0, ... 9 keys) at b.py:2; make"),
+        ((0, 0), "(only rank 0 has key 0, only rank 1 has key 0);"),
+    ],
+)
+def test_odd_keys_are_named_where_words_are_cut(found: tuple[Any, Any], words: str) -> None:
+    texts = ("push(0, ... 9 keys) at a.py:1", "push(0, ... 9 keys) at b.py:2")
+    assert words in odd(*ranks(2), texts, found)
+
+
+def test_odd_keys_are_not_named_where_words_have_them_all() -> None:
+    texts = ("push('a') at a.py:1", "push('b') at b.py:2")
+    assert "only rank" not in odd(*ranks(2), texts, ("a", "b"))
+
+
+# A difference that is only known to be there
+
+
+def test_an_error_is_explained_by_what_others_tell() -> None:
+    first, second = ranks(2)
+    note(first, 1)
+    note(second, 2)
+    first.tell("")
+    error = second.explained(OrderMismatch("somehow"))
+    assert "rank 0 called call 1 at train.py:1, but rank 1 called call 2" in str(error)
+    assert first._transport.heard, "the others are told"
+
+
+def test_an_error_that_nobody_explains_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 0.05)
+    first, _ = ranks(2)
+    note(first, 1)
+    assert str(first.explained(OrderMismatch("somehow"))) == "somehow"
+
+
+def test_an_error_before_any_call_stays_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 1e9)
+    first, _ = ranks(2)
+    assert str(first.explained(OrderMismatch("somehow"))) == "somehow"
+
+
+# The last words of ranks
+
+
+def test_what_missing_ranks_called_last() -> None:
+    first, second, third = ranks(3)
+    note(second, 1, 2)
+    second.tell("")
+    first.hear()
+    said = first.last({1, 2})
+    assert re.fullmatch(
+        r"rank 1 on \S+ \(pid \d+\) last called call 2 at train\.py:2, \d+\.\d s ago", said
+    )
+    assert first.last({2}) == "", "nothing is known of it"
+    note(third, 7)
+    third.tell("")
+    first.hear()
+    assert first.last({2, 1}).count(" last called ") == 2
+    assert first.last({2, 1}).index("rank 1 on") < first.last({2, 1}).index("rank 2 on")
+
+
+def test_many_ranks_are_counted() -> None:
+    first, *others = ranks(13)
+    for other in others:
+        note(other, 1)
+        other.tell("")
+    first.hear()
+    said = first.last(range(13))
+    assert said.count(" last called ") == 8
+    assert said.endswith("; and 4 more")
+
+
+def test_a_report_that_is_old_says_so() -> None:
+    """The seconds are those since the call, not those that it had when it was told."""
+    first, second = ranks(2)
+    note(second, 1)
+    second.tell("")
+    first.hear()
+    module.time.sleep(0.25)
+    seconds = float(re.findall(r"(\d+\.\d) s ago", first.last({1}))[0])
+    assert seconds >= 0.2

@@ -1,0 +1,157 @@
+"""Marks: numbers that ranks have alike if, and only if, they have made the same calls."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ncclkv.comm.notes import follow
+from ncclkv.table import contract
+
+FEW = settings(max_examples=200, deadline=None, derandomize=True)
+KEYS = 1000
+
+
+class Call(NamedTuple):
+    """A call, with its keys by their places in the registry."""
+
+    verb: str
+    priority: int
+    pushed: frozenset[int]
+    read: frozenset[int]
+
+
+indices = st.frozensets(st.integers(0, 50), max_size=5)
+calls = st.builds(Call, st.sampled_from(contract.VERBS), st.integers(-3, 2**40), indices, indices)
+programs = st.lists(calls, max_size=8)
+
+
+def mark_of(program: list[Call]) -> int:
+    mark = 0
+    for verb, priority, pushed, read in program:
+        keys = sum(map(contract.pushed, pushed)) + sum(map(contract.read, read))
+        mark = follow(mark, contract.number(verb, priority), keys & contract.MASK)
+    return mark
+
+
+@FEW
+@given(programs, programs)
+def test_other_calls_have_another_mark(first: list[Call], second: list[Call]) -> None:
+    assert (mark_of(first) == mark_of(second)) == (first == second)
+
+
+@FEW
+@given(programs, st.data())
+def test_the_same_calls_in_another_order_have_another_mark(
+    program: list[Call], data: st.DataObject
+) -> None:
+    other = data.draw(st.permutations(program))
+    assert (mark_of(program) == mark_of(other)) == (program == other)
+
+
+@FEW
+@given(programs, calls)
+def test_a_call_more_makes_another_mark(program: list[Call], more: Call) -> None:
+    assert mark_of([*program, more]) != mark_of(program)
+    assert mark_of([more, *program]) != mark_of(program)
+
+
+@FEW
+@given(st.lists(st.integers(0, 50), unique=True), st.data())
+def test_the_order_of_keys_in_a_call_means_nothing(keys: list[int], data: st.DataObject) -> None:
+    other = data.draw(st.permutations(keys))
+    assert sum(map(contract.pushed, keys)) == sum(map(contract.pushed, other))
+
+
+def test_pushing_a_key_is_not_reading_it() -> None:
+    numbers = [f(index) for f in (contract.pushed, contract.read) for index in range(KEYS)]
+    assert len(set(numbers)) == 2 * KEYS
+    assert all(0 <= number <= contract.MASK for number in numbers)
+
+
+def test_verbs_and_priorities_have_numbers_of_their_own() -> None:
+    whole = [contract.number(verb, each) for verb in contract.VERBS for each in range(-50, 50)]
+    assert len(set(whole)) == len(contract.VERBS) * 100
+    assert all(0 <= number <= contract.MASK for number in whole)
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "random"])
+def test_a_mark_is_the_same_in_every_process(seed: str) -> None:
+    program = (
+        "from ncclkv.comm.notes import follow\n"
+        "from ncclkv.table import contract\n"
+        "print(follow(7, contract.number('push', -2), contract.pushed(3)))"
+    )
+    said = subprocess.check_output(
+        [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, text=True
+    )
+    assert int(said) == follow(7, contract.number("push", -2), contract.pushed(3))
+
+
+def test_a_mark_fits_a_signed_word() -> None:
+    mark = 0
+    for number in range(1000):
+        mark = follow(mark, contract.number("push"), contract.pushed(number))
+        assert -(2**63) <= mark < 2**63
+
+
+# The key that is odd
+
+numbers = {
+    number: f"key {index}"
+    for index in range(KEYS)
+    for number in (contract.pushed(index), contract.read(index))
+}
+sets = st.sets(st.integers(0, KEYS - 1), min_size=1)
+kinds = st.sampled_from([contract.pushed, contract.read])
+
+
+@FEW
+@given(sets, kinds, st.data())
+def test_one_key_more_is_found(keys: set[int], kind: object, data: st.DataObject) -> None:
+    more = data.draw(st.sampled_from(sorted(keys)))
+    whole = sum(map(kind, keys)) & contract.MASK
+    less = sum(map(kind, keys - {more})) & contract.MASK
+    assert contract.odd_key(whole, less, numbers) == (f"key {more}", None)
+    assert contract.odd_key(less, whole, numbers) == (None, f"key {more}")
+
+
+@FEW
+@given(sets, kinds, st.data())
+def test_an_exchanged_key_is_found(keys: set[int], kind: object, data: st.DataObject) -> None:
+    mine = data.draw(st.sampled_from(sorted(keys)))
+    theirs = data.draw(st.integers(0, KEYS - 1).filter(lambda key: key not in keys))
+    common = sum(map(kind, keys - {mine}))
+    first, second = (common + kind(key) & contract.MASK for key in (mine, theirs))
+    found = contract.odd_key(first & contract.MASK, second & contract.MASK, numbers)
+    assert found == (f"key {mine}", f"key {theirs}")
+
+
+@FEW
+@given(sets, sets)
+def test_more_than_that_is_not_guessed(first: set[int], second: set[int]) -> None:
+    if len(first - second) > 1 or len(second - first) > 1:
+        one, other = (sum(map(contract.pushed, keys)) & contract.MASK for keys in (first, second))
+        assert contract.odd_key(one, other, numbers) == (None, None)
+
+
+# Words
+
+
+def test_keys_are_as_the_user_wrote_them() -> None:
+    assert contract.in_words("push", ["w"]) == "push('w')"
+    assert contract.in_words("push", [3, 5], priority=-2) == "push(3, 5, priority=-2)"
+    assert contract.in_words("barrier", []) == "barrier()"
+
+
+def test_many_keys_and_long_ones_are_cut() -> None:
+    assert contract.in_words("pull", range(200)) == "pull(0, 1, 2, ... 200 keys)"
+    words = contract.in_words("pull", ["k" * 500])
+    assert words.startswith("pull('kkkk")
+    assert words.endswith("...)")
+    assert len(words) < 50

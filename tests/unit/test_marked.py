@@ -1,0 +1,146 @@
+"""Messages that carry a mark: one that differs is noticed before anything is written."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ncclkv.comm import marked
+from ncclkv.comm.marked import COPIED_BYTES
+from ncclkv.comm.transport import Messages
+from ncclkv.errors import OrderMismatch
+
+TAG = 5
+SIZES = [0, 1, 7, 8, COPIED_BYTES - 1, COPIED_BYTES, COPIED_BYTES + 1, 10 * COPIED_BYTES]
+MARKS = [0, 1, -1, 2**63 - 1, -(2**63)]
+
+
+class Sent:
+    """A message that is done once it has been taken."""
+
+    def __init__(self, data: Any, peer: int) -> None:
+        self.data, self.peer, self.taken = data, peer, False
+
+    def done(self) -> bool:
+        return self.taken
+
+    def glance(self) -> bool:
+        return True
+
+
+class Awaited:
+    """A message that is taken as soon as somebody looks and it is there."""
+
+    def __init__(self, box: deque[Sent], into: Any, peer: int) -> None:
+        self._box, self._into, self.peer = box, into, peer
+        self._arrived = False
+
+    def done(self) -> bool:
+        if not self._arrived and self._box:
+            sent = self._box.popleft()
+            assert sent.data.size == self._into.size
+            self._into[...] = sent.data
+            sent.taken = self._arrived = True
+        return self._arrived
+
+    def glance(self) -> bool:
+        return True
+
+
+class Loop(Messages):
+    """Messages of a rank to itself; they arrive when they are let through."""
+
+    rank, size = 0, 2
+
+    def __init__(self) -> None:
+        self.boxes: defaultdict[int, deque[Sent]] = defaultdict(deque)
+        self.lengths: list[int] = []
+
+    def send(self, data: Any, peer: int, tag: int) -> Any:
+        sent = Sent(data, peer)
+        self.lengths.append(data.size)
+        self.boxes[tag].append(sent)
+        return sent
+
+    def receive(self, into: Any, peer: int, tag: int) -> Any:
+        return Awaited(self.boxes[tag], into, peer)
+
+
+def bytes_of(size: int) -> Any:
+    return (np.arange(size) % 251).astype(np.uint8)
+
+
+def finish(message: Any) -> None:
+    for _ in range(10):
+        if message.done():
+            return
+    pytest.fail("the message never arrives")
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mark", MARKS)
+def test_data_arrive_behind_the_same_mark(size: int, mark: int) -> None:
+    loop, into = Loop(), np.full(size, 7, np.uint8)
+    sent = marked.send(loop, bytes_of(size), 1, TAG, mark)
+    received = marked.receive(loop, into, 1, TAG, mark)
+    assert received.peer == sent.peer == 1
+    finish(received)
+    finish(sent)
+    assert (into == bytes_of(size)).all()
+    assert not loop.boxes[TAG], "nothing is left for the next message"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_nothing_is_written_behind_another_mark(size: int) -> None:
+    loop, into = Loop(), np.full(size, 7, np.uint8)
+    marked.send(loop, bytes_of(size), 1, TAG, 4)
+    received = marked.receive(loop, into, 1, TAG, 5)
+    with pytest.raises(OrderMismatch, match="rank 1 made this call after other calls"):
+        finish(received)
+    assert (into == 7).all()
+
+
+@pytest.mark.parametrize(("size", "lengths"), [(0, 1), (COPIED_BYTES, 1), (COPIED_BYTES + 1, 2)])
+def test_short_messages_are_one(size: int, lengths: int) -> None:
+    loop = Loop()
+    marked.send(loop, bytes_of(size), 1, TAG, 0)
+    assert len(loop.lengths) == lengths
+    assert sum(loop.lengths) == size + 8
+
+
+def test_long_data_are_not_copied() -> None:
+    loop, data = Loop(), bytes_of(COPIED_BYTES + 1)
+    marked.send(loop, data, 1, TAG, 0)
+    assert any(sent.data is data for sent in loop.boxes[TAG])
+
+
+def test_short_data_may_change_once_they_are_sent() -> None:
+    loop, data, into = Loop(), bytes_of(10), np.zeros(10, np.uint8)
+    marked.send(loop, data, 1, TAG, 0)
+    data[:] = 99
+    finish(marked.receive(loop, into, 1, TAG, 0))
+    assert (into == bytes_of(10)).all()
+
+
+@pytest.mark.parametrize("size", [3, COPIED_BYTES + 1])
+def test_a_message_that_has_not_come_is_not_done(size: int) -> None:
+    loop, into = Loop(), np.zeros(size, np.uint8)
+    received = marked.receive(loop, into, 1, TAG, 9)
+    assert not received.done()
+    sent = marked.send(loop, bytes_of(size), 1, TAG, 9)
+    assert not sent.done()
+    finish(received)
+    finish(sent)
+
+
+def test_messages_that_follow_each_other() -> None:
+    loop = Loop()
+    for number, size in enumerate(SIZES):
+        into = np.zeros(size, np.uint8)
+        sent = marked.send(loop, bytes_of(size), 1, TAG, number)
+        finish(marked.receive(loop, into, 1, TAG, number))
+        finish(sent)
+        assert (into == bytes_of(size)).all()
