@@ -110,11 +110,15 @@ class Flushes(Reads):
 
     def _flush_agreed(self, wanted: Sequence[BucketState], *, joined: bool = False) -> Agreed:
         """Flush what ranks agree on."""
-        agreed = self.presence.agree([state.layout.index for state in wanted], joined=joined)
-        step = self.rule.step() if agreed.keys else None
-        states = self.places.buckets(agreed.keys)
-        for state in states:
-            state.step = step
+        numbers = self.rule.numbers() if self.presence.lenient else None
+        buckets = [state.layout.index for state in wanted]
+        agreed = self.presence.agree(buckets, numbers, self.placement.root, joined=joined)
+        if joined and agreed.active:
+            self.rule.follow(agreed.numbers)
+        step = self.rule.step_of(agreed.numbers) if self.presence.lenient else None
+        for state in self.places.buckets(agreed.keys):
+            if self.presence.lenient:
+                state.step = step
             self._launch(state, agreed.active)
         self._complete(self.places.states)
         if isinstance(self.rule, FunctionRule):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,8 @@ class Said(NamedTuple):
         Those of them that hold NaN or infinity here.
     buckets : tuple of int
         Numbers of the buckets that are to be readable after the flush.
+    numbers : Any
+        Of the update, as they are here.
     joined : bool
         Whether this rank only answers.
     """
@@ -43,6 +45,7 @@ class Said(NamedTuple):
     pushed: frozenset[int]
     unsound: frozenset[int]
     buckets: tuple[int, ...]
+    numbers: Any
     joined: bool
 
 
@@ -57,11 +60,14 @@ class Agreed(NamedTuple):
         Numbers of the buckets that are to be readable after the flush.
     active : int
         How many ranks do not only answer.
+    numbers : Any
+        Of the update: the root's, or the first rank's that pushes.
     """
 
     keys: list[Key]
     buckets: list[int]
     active: int
+    numbers: Any
 
 
 class Presence:
@@ -114,7 +120,9 @@ class Presence:
         """Whether ranks may push different keys, or at different times."""
         return self.zeros or self.uneven
 
-    def agree(self, buckets: Iterable[int], *, joined: bool = False) -> Agreed:
+    def agree(
+        self, buckets: Iterable[int], numbers: Any, root: int | None, *, joined: bool = False
+    ) -> Agreed:
         """What all ranks will do; collective.
 
         What others have pushed and this rank has not is in its buckets when this returns.
@@ -127,7 +135,8 @@ class Presence:
             On every rank, when it is to be raised; nothing that was pushed is applied.
         """
         self._places.seal()
-        said = self._comm.control.allgather(self._said(buckets, joined), "what was pushed")
+        mine = self._said(buckets, numbers, joined)
+        said = self._comm.control.allgather(tuple(mine), "what was pushed")
         said = [Said(*each) for each in said]
         active = [rank for rank, each in enumerate(said) if not each.joined]
         wanted = sorted({number for each in said for number in each.buckets})
@@ -138,16 +147,17 @@ class Presence:
             self.tell([each.unsound for each in said], 1)
             keys = []
         self._fill_up(keys)
-        return Agreed(keys, wanted, len(active))
+        first = root if root in active else next(iter(active), 0)
+        return Agreed(keys, wanted, len(active), said[first or 0].numbers)
 
-    def _said(self, buckets: Iterable[int], joined: bool) -> tuple[object, ...]:
+    def _said(self, buckets: Iterable[int], numbers: Any, joined: bool) -> Said:
         """What this rank says."""
         registry, pushed, unsound = self._places.registry, [], []
         for state in self._places.states:
             pushed += [registry[key].index for key in state.pushed]
             if state.pushed and self._nonfinite != "ignore":
                 unsound += [registry[key].index for key in self._unsound(state)]
-        return tuple(Said(frozenset(pushed), frozenset(unsound), tuple(buckets), joined))
+        return Said(frozenset(pushed), frozenset(unsound), tuple(buckets), numbers, joined)
 
     def _unsound(self, state: BucketState) -> list[Key]:
         """The keys of a bucket whose gradients hold NaN or infinity."""

@@ -39,6 +39,15 @@ class FusedUpdater(Protocol):
     def step(self) -> Any:
         """The update as its hyperparameters are now: an object that later changes do not touch."""
 
+    def numbers(self) -> Any:
+        """Its hyperparameters as they are now, to be told to other ranks."""
+
+    def step_of(self, numbers: Any) -> Any:
+        """The update with a rank's `numbers`."""
+
+    def follow(self, numbers: Any) -> None:
+        """Make a rank's `numbers` the optimizer's own."""
+
     def apply(
         self, step: Any, bucket: Bucket, weights: Array, gradients: Array, lo: int, hi: int
     ) -> None:
@@ -76,6 +85,17 @@ class Rule:
     def step(self) -> Any:
         """What was in force when a key was pushed; keys of different steps fly apart."""
         return None
+
+    def numbers(self) -> Any:
+        """What is in force now, as plain values; other ranks may have other ones."""
+        return None
+
+    def step_of(self, numbers: Any) -> Any:
+        """What is in force where another rank's `numbers` are."""
+        return None
+
+    def follow(self, numbers: Any) -> None:
+        """Put a rank's `numbers` in force here."""
 
     def reset(self, slot: Slot) -> None:
         """Forget what is remembered of a key."""
@@ -120,6 +140,15 @@ class FusedRule(Rule):
 
     def step(self) -> Any:
         return self.updater.step()
+
+    def numbers(self) -> Any:
+        return self.updater.numbers()
+
+    def step_of(self, numbers: Any) -> Any:
+        return self.updater.step_of(numbers)
+
+    def follow(self, numbers: Any) -> None:
+        self.updater.follow(numbers)
 
     def apply(self, state: BucketState, step: Any, start: int, lo: int, hi: int) -> None:
         """Update a range counted from element `start` of the bucket."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from ncclkv.arrays.dtypes import dtype_name, is_low_precision
 from ncclkv.errors import DTypeMismatch, NotSupported
 from ncclkv.kernels.base import Array, Kernels, Segments
 from ncclkv.optimizer.base import Optimizer
+from ncclkv.optimizer.restore import set_config
 
 if TYPE_CHECKING:
     from ncclkv.table.bucket import Bucket
@@ -98,6 +99,23 @@ class FusedUpdater:
             step.lr_mult, step.wd_mult = self.optimizer.lr_mult, self.optimizer.wd_mult
             self._config, self._step = config, step
         return self._step
+
+    def numbers(self) -> dict[str, Any]:
+        """The optimizer's numbers as they are now, for other ranks."""
+        return self.optimizer.config()
+
+    def step_of(self, numbers: Mapping[str, Any]) -> Optimizer:
+        """The optimizer with a rank's `numbers`, which may be other than they are here."""
+        if numbers == self.optimizer.config():
+            return self.step()
+        step = copy.copy(self.optimizer)
+        step.lr_mult, step.wd_mult = self.optimizer.lr_mult, self.optimizer.wd_mult
+        set_config(step, numbers)
+        return step
+
+    def follow(self, numbers: Mapping[str, Any]) -> None:
+        """Give the optimizer a rank's `numbers`."""
+        set_config(self.optimizer, numbers)
 
     def apply(
         self,

@@ -67,7 +67,8 @@ def create(
         Communicator, and of ``run_ranks`` for ``threads``; else ``NCCLKV_TIMEOUT``, or 300.
     missing : {"error", "zeros"}
         What becomes of a key that some ranks pushed and others did not: `OrderMismatch`, or the
-        others count as having pushed zeros.
+        others count as having pushed zeros.  With ``"zeros"`` an optimizer works with its numbers
+        as they are at the flush.
     nonfinite : {"ignore", "raise", "skip_step"}
         What becomes of a push that holds NaN or infinity on some rank: nothing; `NonFinite` on
         every rank; or no rank applies any push of that flush.

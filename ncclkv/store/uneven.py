@@ -18,7 +18,8 @@ class UnevenVerbs(Transfers):
 
         A rank that comes to the end of the block stays there, and answers the others' flushes
         without a contribution, until all have come.  Averages are then those of the ranks that
-        still push.  All leave with the same values.
+        still push, and an optimizer's numbers theirs: a rank that answers takes them over.  All
+        leave with the same values.
 
         Only push, pull, pushpull, wait, group and local verbs may be called inside.  Ranks that are
         still in the block must make the same of these calls; what they push is flushed by the next
