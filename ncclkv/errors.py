@@ -10,7 +10,7 @@
       ContractError  ranks disagree; the store is broken on every rank
         OrderMismatch  SpecMismatch  Divergence
       CommError      the transport is in an unknown state; the store is broken
-        CommTimeout(TimeoutError)  RankLost  CommAborted
+        CommTimeout(TimeoutError)  RankLost  RankDied(RankLost)  CommAborted
       NonFinite      a gradient holds NaN or infinity
       CheckpointError
       LaunchError    the job was started wrongly; the text has the command that mends it
