@@ -42,8 +42,9 @@ _CALLS_FROM = _ELSEWHERE_FROM + _ELSEWHERE.size
 _TEXTS_FROM = _CALLS_FROM + CALLS * CALL.size
 NBYTES = _TEXTS_FROM + _TEXTS * _TEXT_BYTES
 
-REPORTED = 256
-"""The calls of a rank that others are told of."""
+REPORTED, ANSWERED = 256, 32
+"""The calls of a rank that others are told of: when something is wrong, and when they ask, which a
+program that is only slow is to take no notice of."""
 
 
 class Call(NamedTuple):

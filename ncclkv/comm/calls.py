@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.comm.board import (
+    ANSWERED,
     NBYTES,
     REPORTED,
     Board,
@@ -104,7 +105,7 @@ class Calls:
 
     def tell(self, verdict: str) -> None:
         """Tell all ranks of this one's calls, and what is wrong with them."""
-        self._inform(self._transport.rank, self._peers, verdict=verdict)
+        self._inform(self._transport.rank, self._peers, verdict=verdict, most=REPORTED)
 
     def _inform(
         self,
@@ -114,9 +115,10 @@ class Calls:
         wanted: Sequence[int] = (),
         waits: Sequence[int] = (),
         verdict: str = "",
+        most: int = ANSWERED,
     ) -> None:
         """Tell ranks of the calls of `subject`, and ask for those of the ranks `wanted`."""
-        plain = _plain(self.board.read(subject, REPORTED))
+        plain = _plain(self.board.read(subject, most))
         self._transport.inform(pickle.dumps((subject, plain, wanted, waits, verdict)), ranks)
 
     def hear(self) -> None:

@@ -289,6 +289,8 @@ class ExchangeCommunicator(Communicator):
         else:
             self._closed = True
             self._flight.end(UsageError(closed(self.rank, self.size)))
+            # What slow ranks have asked is taken, though nobody answers: MPI keeps it otherwise.
+            self._transport.departed()
             self._transport.close()
             if self._node is not None:
                 self._node.close()
