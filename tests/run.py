@@ -55,7 +55,7 @@ def suite() -> list[Run]:
     """All runs, in order."""
     pytest = (sys.executable, "-m", "pytest")
     runs = [
-        Run("unit", (*pytest, "tests/unit"), 600),
+        Run("unit", (*pytest, "--durations=20", "tests/unit"), 1200),
         Run("doctests", (*pytest, "--doctest-modules", "ncclkv"), 60),
         Run("harness", (*pytest, "tests/harness"), 180),
         Run("jobs", (*pytest, "tests/jobs"), 480),
