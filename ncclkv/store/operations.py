@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from sys import _getframe
 from types import FrameType
 from weakref import WeakMethod
@@ -146,8 +146,9 @@ class Operations:
 def _place(frame: FrameType) -> str:
     """A line of the user's program, as short as can be."""
     path = frame.f_code.co_filename
-    here = os.path.relpath(path) if os.path.isabs(path) else path
-    path = min(path, here, key=len)
+    with suppress(OSError):  # the directory that the program is in may be gone
+        here = os.path.relpath(path) if os.path.isabs(path) else path
+        path = min(path, here, key=len)
     if len(path) > _PLACE_LENGTH:
         path = f"...{path[-_PLACE_LENGTH:]}"
     return f"{path}:{frame.f_lineno}"

@@ -321,3 +321,18 @@ def test_more_calls_than_there_is_room_for_words() -> None:
         assert texts == expected[-len(texts) :]
 
     on_two_ranks(body)
+
+
+def test_a_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    def body() -> None:
+        with ncclkv.create("threads") as kv:
+            kv.init("w", np.zeros(2))
+            kv.push("w", np.ones(2))
+            assert (kv.pull("w") == 2).all()
+
+    ncclkv.testing.run_ranks(2, body)
