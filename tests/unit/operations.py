@@ -1,0 +1,37 @@
+"""Two ranks whose calls are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import ncclkv
+from ncclkv.comm.board import Call
+from ncclkv.testing import run_ranks
+
+
+def full(value: float = 1.0) -> np.ndarray:
+    return np.full(3, value, np.float64)
+
+
+def last(kv: Any) -> Call:
+    """The last call that is noted."""
+    return kv._comm.calls.board.read(kv.rank, 1).calls[-1]
+
+
+def noted(kv: Any) -> tuple[int, int]:
+    """How many calls there were, and the mark of all of them."""
+    return kv._comm.calls.board.count, kv._comm.mark.value
+
+
+def on_two_ranks(body: Callable[[Any], Any]) -> list[Any]:
+    """Run ``body(kv)`` on both ranks, with keys "a" and "b"."""
+
+    def rank() -> Any:
+        with ncclkv.create("threads", timeout=10) as kv:
+            kv.init(["a", "b"], [full(0), full(0)])
+            return body(kv)
+
+    return run_ranks(2, rank, timeout=10)
