@@ -32,6 +32,10 @@ Odd = Callable[[int, int], tuple[Any, Any]]
 # How long a rank that knows of a difference waits for the words of the others.
 _PATIENCE = 1.0
 
+# A wait that is longer looks at what the others have called, and again each time as long.
+LONG_SECONDS = 0.25
+_MOST_ASKED = 8
+
 _SHOWN = 8
 
 # A wait in another store that was seen so long ago may be over.
@@ -70,8 +74,10 @@ class Calls:
 
     # Asking and answering
 
-    def ask(self, ranks: Collection[int]) -> None:
-        """Tell some ranks of this one's calls, who then tell of theirs."""
+    def ask(self, ranks: Collection[int], looks: int = 0) -> None:
+        """Tell some ranks of this one's calls, who then tell of theirs; not for ever."""
+        if looks >= _MOST_ASKED:
+            return
         others = [rank for rank in ranks if rank not in self.board]
         self._inform(self._transport.rank, others, wanted=others)
 
@@ -241,6 +247,11 @@ class Calls:
         if report is not None and report.elsewhere is not None and report.elsewhere.age < _RECENT:
             return f", and waits in another store: {report.elsewhere.words}"
         return ""
+
+
+def is_due(waited: float, looks: int) -> bool:
+    """Whether a wait of so many seconds is to look at others' calls, after so many looks."""
+    return waited >= LONG_SECONDS * (looks + 1)
 
 
 def _plain(report: Report) -> tuple[object, ...]:

@@ -7,8 +7,9 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ncclkv.comm.board import last
-from ncclkv.comm.calls import Calls
+from ncclkv.comm.calls import LONG_SECONDS, Calls, is_due
 from ncclkv.comm.transport import Transport
+from ncclkv.comm.words import named
 from ncclkv.errors import CommTimeout, KVStoreError, OrderMismatch, RankDied, RankLost
 
 if TYPE_CHECKING:
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
 # A rank that waits for one that has left may be waited for itself, and cannot say so: so long is
 # waited for it when another rank is known to have left.
 _RELAY_SECONDS = 0.3
-
-# A wait that is longer looks at what the others have called, and again each time as long.
-_LONG_SECONDS = 0.25
-_MOST_ASKED = 8
 
 # Between two looks at neighbours' processes.
 _DEAD_SECONDS = 5e-3
@@ -74,12 +71,11 @@ class Lookout:
 
     def _long(self, flight: Flight, work: HostWork, waited: float) -> OrderMismatch | None:
         """How the calls of ranks differ; whom a long wait waits for is asked, now and then."""
-        if waited < _LONG_SECONDS * (work.asked + 1):
+        if not is_due(waited, work.asked):
             return None
-        work.asked += 1
         missing = flight.missing(work)
-        if work.asked <= _MOST_ASKED:
-            self._calls.ask(missing)
+        self._calls.ask(missing, work.asked)
+        work.asked += 1
         names = [report.name for rank in missing if (report := self._calls.report(rank))]
         mine = self._calls.report(self._transport.rank)
         words = mine.calls[-1].text if mine and mine.calls else str(work)
@@ -96,7 +92,7 @@ class Lookout:
                 continue
             elsewhere = report.elsewhere
             # Seen after this wait began to last: what this rank has launched is not what it lacks.
-            if mine.name in elsewhere.names and waited - elsewhere.age > _LONG_SECONDS:
+            if mine.name in elsewhere.names and waited - elsewhere.age > LONG_SECONDS:
                 return OrderMismatch(
                     f"{self._where}{work} waits for rank {rank}, which waits for this rank in "
                     f"another store: {elsewhere.words}; use stores in the same order on all ranks. "
@@ -145,24 +141,18 @@ class Lookout:
         known = "; ".join(
             [
                 *filter(None, [self._calls.last({*missing, *chain(*behind.values())})]),
-                *(f"rank {rank} waits for {_ranks(set(each))}" for rank, each in behind.items()),
+                *(f"rank {rank} waits for {named(each)}" for rank, each in behind.items()),
             ]
         )
         for rank in missing:
             self._calls.board.show_stacks(rank)
         return CommTimeout(
             f"{self._where}{work} waited {waited:.1f} s (timeout {limit:g} s) for "
-            f"{_ranks(missing)}; all ranks must make the same calls in the same order: look at "
-            f"what {_ranks(missing)} did instead{'; ' if known else ''}{known}"
+            f"{named(missing)}; all ranks must make the same calls in the same order: look at "
+            f"what {named(missing)} did instead{'; ' if known else ''}{known}"
         )
 
 
 def _follows(reason: str) -> bool:
     """Whether a rank left because another had."""
     return reason.startswith(RankLost.__name__)
-
-
-def _ranks(ranks: set[int]) -> str:
-    """``rank 2`` or ``ranks 1, 3``."""
-    names = ", ".join(str(rank) for rank in sorted(ranks))
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

@@ -175,11 +175,11 @@ class Engine(Flushes):
         step : Any
             Of `ready`.
         """
-        function = isinstance(self.rule, FunctionRule)
+        function, whole = isinstance(self.rule, FunctionRule), self._whole
         states = [self.places.states[index] for index in plan.launch_order(priorities)]
         for state in states:
             state.step = step
-            if not self._whole and (function or state.full):
+            if not whole and (function or state.full):
                 self._launch(state)
         if function and not self.presence.lenient:
             self.flush(states)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.words import named
 from ncclkv.engine.places import Places
 from ncclkv.engine.state import Array, BucketState
 from ncclkv.errors import NonFinite, OrderMismatch
@@ -191,7 +192,7 @@ class Presence:
             if having and lacking:
                 raise OrderMismatch(
                     f"rank {self._comm.rank} of {self._comm.size}: key {spec.key!r} was pushed by "
-                    f"{_ranks(having)} and not by {_ranks(lacking)}; push it on all ranks, or "
+                    f"{named(having)} and not by {named(lacking)}; push it on all ranks, or "
                     f"create the store with missing='zeros'"
                 )
         return [spec.key for spec in specs]
@@ -211,7 +212,7 @@ class Presence:
         indices = sorted(set().union(*unsound))
         for index in indices[:_SHOWN]:
             ranks = [rank for rank, each in enumerate(unsound) if index in each]
-            found.append(f"key {specs[index].key!r} on {_ranks(ranks)}")
+            found.append(f"key {specs[index].key!r} on {named(ranks)}")
         if len(indices) > _SHOWN:
             found.append(f"{len(indices) - _SHOWN} more keys")
         text = f"NaN or infinity was pushed: {', '.join(found)}; no rank applies what was pushed"
@@ -241,9 +242,3 @@ def _nothing(state: BucketState) -> float:
         limits = np.iinfo(dtype)
         return int(limits.min if op == "max" else limits.max)
     return float("-inf") if op == "max" else float("inf")
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """``rank 2`` or ``ranks 1, 3``."""
-    names = ", ".join(map(str, ranks))
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

@@ -129,7 +129,7 @@ class Verify:
 
     def _vote(self, keys: Sequence[Key], outs: Sequence[tuple[Key, Array]]) -> Vote:
         """What this rank has to say of some keys."""
-        vote = votes.blank(keys)
+        vote = votes.blank(len(keys))
         own = [number for number, key in enumerate(keys) if not self._in_common(key)]
         held = [self._engine.current(keys[number]) for number in own]
         sums = self._sums([*held, *(out for _, out in outs)])

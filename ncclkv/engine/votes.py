@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclkv.comm.words import named
 from ncclkv.table.registry import Key
 
 HELD, LEAST, GREATEST = range(3)
@@ -27,14 +27,11 @@ class Vote(NamedTuple):
 
     Attributes
     ----------
-    keys : (str, int)
-        The keys in words, and a sum of all their names.
     sums : ndarray of uint64, shape (3, keys)
     counts : ndarray of bool, shape (2, keys)
         Whether what it holds, and what it has pulled, can be compared with other ranks'.
     """
 
-    keys: tuple[str, int]
     sums: NDArray[Any]
     counts: NDArray[Any]
 
@@ -54,11 +51,9 @@ class Difference(NamedTuple):
     pulled: tuple[int, ...]
 
 
-def blank(keys: Sequence[Key]) -> Vote:
-    """A vote in which nothing counts yet."""
-    shown = ", ".join(map(repr, keys[:_SHOWN])) + _more(len(keys), "keys")
-    names = zlib.crc32(repr(list(keys)).encode())
-    return Vote((shown, names), np.zeros((3, len(keys)), np.uint64), np.zeros((2, len(keys)), bool))
+def blank(count: int) -> Vote:
+    """A vote on so many keys in which nothing counts yet."""
+    return Vote(np.zeros((3, count), np.uint64), np.zeros((2, count), bool))
 
 
 def differences(votes: Sequence[Vote], keys: Sequence[Key], root: int) -> list[Difference]:
@@ -109,13 +104,7 @@ def _against(odd: tuple[int, ...], size: int) -> str:
     """Odd ranks and the others."""
     others = [rank for rank in range(size) if rank not in odd]
     has = "has" if len(odd) == 1 else "have"
-    return f"{_ranks(odd)} {has} other bits than {_ranks(others)}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Ranks in a row."""
-    word = "rank" if len(ranks) == 1 else "ranks"
-    return f"{word} {', '.join(map(str, ranks[:_SHOWN]))}{_more(len(ranks), 'ranks')}"
+    return f"{named(odd, _SHOWN)} {has} other bits than {named(others, _SHOWN)}"
 
 
 def _more(count: int, what: str) -> str:

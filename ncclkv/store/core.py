@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn, TypeVar
@@ -166,6 +167,13 @@ class Core(KVStoreBase):
         Local: no other rank is asked, and each shows times of its own.
         """
         return self._engine.places.explain(self._engine.placement.owner)
+
+    def _seal_alike(self, verb: str, sealed: Sequence[bool]) -> None:
+        """Give all keys their places, if some rank has: those of later keys depend on it."""
+        if any(sealed) and not all(sealed):
+            self._engine.places.seal()
+            # Ranks have memory in common: no first value may come after what is written next.
+            self._comm.control.barrier(verb)
 
     # Life
 

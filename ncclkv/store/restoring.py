@@ -99,10 +99,8 @@ class Restoring(Saving, UpdateVerbs):
         self._headroom.check(verb, new)
         if values:
             self._give_updater(verb, head, arrays)
-        if known and any(notes) and not all(notes):
-            self._engine.places.seal()
-            # As for an init: no first value may come after what is put in next.
-            self._comm.control.barrier(verb)
+        if known:
+            self._seal_alike(verb, notes)
         self._put_optimizer(head, optimizer, notes)
         if values:
             self._put_values(head, arrays, new=bool(new))
@@ -166,7 +164,7 @@ class Restoring(Saving, UpdateVerbs):
         if self._engine.placement.updates:
             source: Any = self._engine.rule.source
             try:
-                with self._in_updater():
+                with self._session.updating():
                     source.load_state_dict(state)
             except Exception as error:
                 failure = error

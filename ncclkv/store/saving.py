@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
 
@@ -99,7 +98,7 @@ class Saving(Core):
         state_dict = getattr(rule.source, "state_dict", None)
         if not isinstance(rule, FunctionRule) or not callable(state_dict):
             return None
-        with self._in_updater():
+        with self._session.updating():
             given = state_dict()
         if not isinstance(given, dict):
             raise UsageError(
@@ -107,15 +106,6 @@ class Saving(Core):
                 f"a dict of arrays and plain values by name"
             )
         return [(one_key(key), _item(key, value)) for key, value in given.items()]
-
-    @contextmanager
-    def _in_updater(self) -> Iterator[None]:
-        """Refuse the store's verbs while code of the user's runs on some of the ranks."""
-        outer, self._session.inside = self._session.inside, "an updater"
-        try:
-            yield
-        finally:
-            self._session.inside = outer
 
 
 def _item(key: Any, value: Any) -> Any:

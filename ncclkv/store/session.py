@@ -73,6 +73,15 @@ class Session:
             )
 
     @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Refuse the store's verbs while code of the user's runs on some of the ranks."""
+        outer, self.inside = self.inside, "an updater"
+        try:
+            yield
+        finally:
+            self.inside = outer
+
+    @contextmanager
     def named(self) -> Iterator[None]:
         """Name this rank in a `UsageError`."""
         try:

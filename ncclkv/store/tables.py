@@ -124,11 +124,7 @@ are ints, such as 3; use one kind
         self._operations.note(verb)
         mine, notes = propose(self._comm, verb, proposal, note=self._engine.places.sealed)
         self._headroom.check(verb, mine.specs)
-        if any(notes) and not all(notes):
-            # A rank sealed the layout locally: the places of later keys depend on it.
-            self._engine.places.seal()
-            # Ranks have memory in common: no first value may come after what is assigned next.
-            self._comm.control.barrier(verb)
+        self._seal_alike(verb, notes)
         values = from_rank(self._comm, [*mine.first, *mine.known.values()])
         self._engine.places.add(mine.specs, values[: len(mine.specs)])
         for name, new in zip(mine.known, values[len(mine.specs) :], strict=True):

@@ -135,11 +135,8 @@ class UpdateVerbs(Core):
         """The updater, inside which the store's verbs are refused."""
 
         def call(key: Key, total: Array, stored: Array) -> object:
-            outer, self._session.inside = self._session.inside, "an updater"
-            try:
+            with self._session.updating():
                 return update(key, total, stored)
-            finally:
-                self._session.inside = outer
 
         return call
 

@@ -22,7 +22,7 @@ HERE = [case for case in CASES if case.name.startswith("divergence")]
 
 def vote(held: list[int], pulled: list[int] | None = None, counts: bool = True) -> Vote:
     """A rank's sums of as many keys."""
-    made = votes.blank([f"key{number}" for number in range(len(held))])
+    made = votes.blank(len(held))
     made.sums[votes.HELD] = held
     made.counts[votes.HELD] = counts
     if pulled is not None:

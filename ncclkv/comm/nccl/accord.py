@@ -7,11 +7,11 @@ waits for nothing.  It is looked at by later launches, and waited for where the 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 from ncclkv.comm.base import Communicator, Work
+from ncclkv.comm.calls import is_due
 from ncclkv.errors import OrderMismatch
-
-_LOOK_SECONDS = 0.25
 
 
 class Accord:
@@ -21,6 +21,11 @@ class Accord:
     ----------
     peers : Communicator
         The same ranks in host memory.
+
+    Attributes
+    ----------
+    others : list of int
+        All ranks but this one.
     """
 
     def __init__(self, peers: Communicator) -> None:
@@ -28,6 +33,7 @@ class Accord:
         self._posted = peers.mark.value
         self._works: deque[Work] = deque()
         self._looks = 0
+        self.others = [rank for rank in range(peers.size) if rank != peers.rank]
 
     def post(self, what: str) -> None:
         """Compare marks, some time after this launch.
@@ -56,14 +62,23 @@ class Accord:
         if calls is None:
             return None
         found = calls.found()
-        if found is None and waited > _LOOK_SECONDS * (self._looks + 1):
-            if not self._looks:
-                calls.ask([rank for rank in range(self._peers.size) if rank != self._peers.rank])
+        if found is None and is_due(waited, self._looks):
+            calls.ask(self.others, self._looks)
             self._looks += 1
             found = calls.look()
         if found is not None:
             calls.tell(str(found))
         return found
+
+    def dead(self) -> set[int]:
+        """Neighbours whose processes have ended."""
+        calls = self._peers.calls
+        return set() if calls is None else calls.dead()
+
+    def last(self, ranks: Collection[int]) -> str:
+        """What some ranks called last, as far as is known here."""
+        calls = self._peers.calls
+        return "" if calls is None else calls.last(ranks)
 
     def settle(self, timeout: float) -> None:
         """Wait until all that was posted has been compared."""

@@ -21,11 +21,13 @@ from ncclkv.comm.nccl.graph import Graphs, NcclGraph
 from ncclkv.comm.nccl.streams import Event, Streams
 from ncclkv.comm.nccl.watch import Watch
 from ncclkv.comm.nccl.work import NcclWork
+from ncclkv.comm.words import named
 from ncclkv.errors import (
     CommAborted,
     CommError,
     CommTimeout,
     KVStoreError,
+    RankDied,
     RankLost,
     UsageError,
 )
@@ -229,6 +231,7 @@ class Flight:
         if problem is not None:
             raise CommAborted(f"{self._who}: {what}: {self._named()} reports: {problem}")
         departed = self._peers.departed() if in_flight else {}
+        dead = self._accord.dead() if in_flight else set()
         mismatch = self._accord.look(watch.waited) if in_flight else None
         if mismatch is not None:
             raise mismatch
@@ -236,6 +239,11 @@ class Flight:
             rank, reason = min(departed.items())
             raise RankLost(
                 f"{self._who}: rank {rank} left while {what} waited for it; it said: {reason}"
+            )
+        if dead and watch.lost_long_ago():
+            raise RankDied(
+                f"{self._who}: {named(dead)} ended while {what} was in flight, and said nothing; "
+                f"{self._accord.last(dead)}"
             )
         if watch.late():
             raise CommTimeout(
@@ -252,9 +260,11 @@ class Flight:
         """What a collective that does not end waits for."""
         if self._peers.size == 1:
             return "the device; give it a longer timeout"
+        last = self._accord.last(self._accord.others)
         return (
             f"the other ranks ({self._named()} does not tell which of them); all ranks must make "
             f"the same calls in the same order: look at what the others did instead"
+            f"{'; ' if last else ''}{last}"
         )
 
     def _named(self) -> str:

@@ -43,8 +43,8 @@ class Group:
             self._messages.refuse(peer, self.lane.tag)
 
 
-class Between(Group):
-    """The way of one reduction between nodes.
+class SamePlace(Group):
+    """The ranks of the same place on each node, who reduce a slice of all ranks' arrays.
 
     Parameters
     ----------
@@ -53,21 +53,35 @@ class Between(Group):
         As for `Group`.
     root : int or None
         The one rank whose node gets sums; by default all do.
+
+    Attributes
+    ----------
+    home : int or None
+        Which node is the root's.
+    nodes : sequence of sequence of int
+        The ranks of all nodes.
+    size : int
+        How many ranks there are on all nodes.
     """
 
     def __init__(self, node: Node, lane: Lane, root: int | None) -> None:
         super().__init__(lane, [each[node.index] for each in node.nodes if node.index < len(each)])
         homes = [number for number, each in enumerate(node.nodes) if root in each]
-        self._root = homes[0] if homes else None
-        self._size = lane.size
+        self.home = homes[0] if homes else None
+        self.nodes = node.nodes
+        self.size = lane.size
+
+
+class Between(SamePlace):
+    """The way of one reduction between nodes: sums of nodes travel."""
 
     def reduce(self, parts: Sequence[Buffer], op: str) -> Generator[Sequence[Pending], None, Total]:
         """Reduce this node's parts of a slice, in rank order, and all nodes' sums, in theirs."""
         plain = "sum" if op == "avg" else op
         total = np.empty(parts[0].size, working_dtype(parts[0].dtype))
         self.lane.kernels.reduce(parts, total, plain)
-        yield from schedule.reduce(self.lane, total, total, plain, None, self._root)
-        return Total(total, op, self._size)
+        yield from schedule.reduce(self.lane, total, total, plain, None, self.home)
+        return Total(total, op, self.size)
 
 
 class Total:

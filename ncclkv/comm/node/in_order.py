@@ -13,41 +13,25 @@ from itertools import accumulate
 import numpy as np
 
 from ncclkv.comm.base import Buffer
-from ncclkv.comm.node.between import Group
-from ncclkv.comm.node.node import Node
-from ncclkv.comm.schedule import Lane, slices
+from ncclkv.comm.node.between import SamePlace
+from ncclkv.comm.schedule import slices
 from ncclkv.comm.transport import Pending
 
 Steps = Generator[Sequence[Pending], None, None]
 
 
-class InOrder(Group):
-    """The way of one reduction between nodes.
-
-    Parameters
-    ----------
-    node : Node
-    lane : Lane
-        As for `Group`.
-    root : int or None
-        The one rank whose node gets sums; by default all do.
-    """
-
-    def __init__(self, node: Node, lane: Lane, root: int | None) -> None:
-        super().__init__(lane, [each[node.index] for each in node.nodes if node.index < len(each)])
-        self._nodes = node.nodes
-        homes = [number for number, each in enumerate(node.nodes) if root in each]
-        self._homes = homes or list(range(len(node.nodes)))
+class InOrder(SamePlace):
+    """The way of one reduction between nodes: every rank's part travels."""
 
     def reduce(self, parts: Sequence[Buffer], op: str) -> Generator[Sequence[Pending], None, Sum]:
         """Reduce the parts that all ranks have of a slice; `parts` are those of this node."""
         total = np.empty(parts[0].size, parts[0].dtype)
         shares = [slice(lo, hi) for lo, hi in slices(total.size, self.lane.size)]
-        by_node = self._space([len(each) for each in self._nodes], shares, parts[0].dtype)
+        by_node = self._space([len(each) for each in self.nodes], shares, parts[0].dtype)
         yield from self._swap(parts, by_node, shares)
         by_rank = {
             rank: part
-            for ranks, arrived in zip(self._nodes, by_node, strict=True)
+            for ranks, arrived in zip(self.nodes, by_node, strict=True)
             for rank, part in zip(ranks, arrived, strict=True)
         }
         own = total[shares[self.lane.rank]]
@@ -84,7 +68,8 @@ class InOrder(Group):
     def _spread(self, total: Buffer, shares: Sequence[slice]) -> Steps:
         """Send the sum of this rank's share to those whose node wants it, and get theirs."""
         lane = self.lane
-        own, homes = total[shares[lane.rank]], self._homes
+        own = total[shares[lane.rank]]
+        homes = range(len(self.nodes)) if self.home is None else [self.home]
         messages = [lane.send(own, peer) for peer in lane.peers if peer in homes]
         if lane.rank in homes:
             messages += [lane.receive(total[shares[peer]], peer) for peer in lane.peers]
