@@ -7,62 +7,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclkv.comm.base import Work
-from ncclkv.errors import CommError
 from tests.nccl.standin.calls import OPS, Placed, dtype_of
 from tests.nccl.standin.contract import ContractBroken
 from tests.nccl.standin.handle import Handle
 from tests.nccl.standin.memory import POISON
+from tests.nccl.standin.operation import Operation
 
 _TEXT_BYTES = 120
 
 
-class Collective:
+class Collective(Operation):
     """One call on one rank, once its group has ended.
 
-    The ranks exchange their calls first, and nothing else when these differ.  A rank that does not
-    come leaves the others where NCCL would: they never get any further.
+    The ranks exchange their calls first, and nothing else when these differ.
     """
 
     def __init__(self, handle: Handle, placed: Placed) -> None:
+        super().__init__(handle, placed.call.kind)
         self.call = placed.call
-        self.number = handle.launched
-        handle.launched += 1
-        self.what = f"{self.call.kind} {self.number} of {handle.name}"
-        self._handle = handle
         self._send = _bytes(placed.send)
         self._outputs = _bytes(placed.receive) if placed.writes else None
-        self._work: Work | None = None
         self._calls = np.zeros(_TEXT_BYTES * handle.size, np.uint8)
         self._result: NDArray[Any] | None = None
-
-    def run(self, needed: bool) -> bool:
-        """Go on from where the messages of the last step have brought it."""
-        handle = self._handle
-        if handle.aborted:
-            return True
-        if not handle.may_start(self.number):
-            return False
-        try:
-            return self._advance(needed or handle.size == 1)
-        except CommError:
-            # Whoever left took its part along.  NCCL says nothing about it.
-            return False
-
-    def _advance(self, needed: bool) -> bool:
-        if self._work is None:
-            self._begin()
-        assert self._work is not None
-        if not self._work.done():
-            return False
-        if self._result is None:
-            self._compare()
-            self._exchange()
-            if not self._work.done():
-                return False
-        if needed:
-            self._finish()
-        return needed
 
     def _begin(self) -> None:
         """Take the inputs, poison the outputs, and tell the others the call."""
@@ -84,7 +50,7 @@ class Collective:
                     f"{texts[0]}, rank {rank} call {text}"
                 )
 
-    def _exchange(self) -> None:
+    def _move(self) -> None:
         """Start to move the data; sums are made in rank order."""
         host, call = self._handle.host, self.call
         send = self._inputs.view(dtype_of(call))

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ncclkv.comm.base import Work
-from ncclkv.errors import CommError
 from tests.nccl.standin.calls import Placed
 from tests.nccl.standin.contract import ContractBroken
 from tests.nccl.standin.handle import Handle
 from tests.nccl.standin.memory import POISON
+from tests.nccl.standin.operation import Operation
 
 
-class Exchange:
+class Exchange(Operation):
     """What one rank sends to others and receives from them, once its group has ended.
 
     All ranks take part, each with a row of how much it sends to whom and receives from whom; NCCL
@@ -22,13 +21,9 @@ class Exchange:
     """
 
     def __init__(self, handle: Handle, messages: Sequence[Placed]) -> None:
-        self.number = handle.launched
-        handle.launched += 1
-        self.what = f"messages {self.number} of {handle.name}"
-        self._handle = handle
+        super().__init__(handle, "messages")
         self._sent = self._by_peer(messages, "send")
         self._received = self._by_peer(messages, "receive")
-        self._work: Work | None = None
         self._rows = np.zeros((handle.size, 2, handle.size), np.int64)
         self._everything: np.ndarray | None = None
 
@@ -44,34 +39,6 @@ class Exchange:
             span = placed.send if kind == "send" else placed.receive
             memory[call.root] = span.allocation.bytes(span.lo, span.hi)
         return memory
-
-    def run(self, needed: bool) -> bool:
-        """Go on from where the messages of the last step have brought it."""
-        handle = self._handle
-        if handle.aborted:
-            return True
-        if not handle.may_start(self.number):
-            return False
-        try:
-            return self._advance(needed)
-        except CommError:
-            # Whoever left took its part along.  NCCL says nothing about it.
-            return False
-
-    def _advance(self, needed: bool) -> bool:
-        if self._work is None:
-            self._begin()
-        assert self._work is not None
-        if not self._work.done():
-            return False
-        if self._everything is None:
-            self._compare()
-            self._move()
-            if not self._work.done():
-                return False
-        if needed:
-            self._finish()
-        return needed
 
     def _begin(self) -> None:
         """Take the inputs, poison the outputs, and tell the others what goes where."""

@@ -1,0 +1,69 @@
+"""What goes on in a stream among ranks: it is compared, moved and written, in that order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from ncclkv.comm.base import Work
+from ncclkv.errors import CommError
+from tests.nccl.standin.handle import Handle
+
+
+class Operation(ABC):
+    """One rank's part of it.
+
+    A rank that does not come leaves the others where NCCL would: they never get any further.
+    """
+
+    def __init__(self, handle: Handle, kind: str) -> None:
+        self.number = handle.launched
+        handle.launched += 1
+        self.what = f"{kind} {self.number} of {handle.name}"
+        self._handle = handle
+        self._work: Work | None = None
+        self._moves = False
+
+    def run(self, needed: bool) -> bool:
+        """Go on from where the messages of the last step have brought it."""
+        handle = self._handle
+        if handle.aborted:
+            return True
+        if not handle.may_start(self.number):
+            return False
+        try:
+            return self._advance(needed or handle.size == 1)
+        except CommError:
+            # Whoever left took its part along.  NCCL says nothing about it.
+            return False
+
+    def _advance(self, needed: bool) -> bool:
+        if self._work is None:
+            self._begin()
+        assert self._work is not None
+        if not self._work.done():
+            return False
+        if not self._moves:
+            self._compare()
+            self._move()
+            self._moves = True
+            if not self._work.done():
+                return False
+        if needed:
+            self._finish()
+        return needed
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Take the inputs, poison the outputs, and tell the others of it."""
+
+    @abstractmethod
+    def _compare(self) -> None:
+        """Refuse what differs, with the same words on every rank."""
+
+    @abstractmethod
+    def _move(self) -> None:
+        """Start to move the data."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Write the outputs."""
