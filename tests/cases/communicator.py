@@ -73,8 +73,7 @@ def reduced(parts: list[Array], op: str) -> Array:
     for part in parts[1:]:
         total = step(total, part.astype(wide))
     if op == "avg" and dtype.kind in "iu":
-        count = dtype.type(len(parts))
-        # Floor division goes down, where division toward zero goes up for what is below it.
+        count = dtype.type(len(parts))  # Floor division goes down, and not toward zero.
         return (total // count + ((total < 0) & (total % count != 0))).astype(dtype)
     if op == "avg":
         # Part by part, since NumPy multiplies a complex number by a rounded 1 / n.
