@@ -49,6 +49,7 @@ $(READY)-%: setup.cfg setup.py pyproject.toml launch/setup.sh $(KERNELS)
 # Shown by `make help` too:
 #  with train:   N=2 ranks, ARGS='--epochs 5' or other options of train.py
 #  with test:    RUNS='unit ranks-3' runs, and no others; WITH=torch, to download and test it too
+#                NCCLKV_TEST_SLOW=4, to give each test four times its limit on a slow machine
 #  with test-gpu: WITH=cuda12 or WITH=cuda13, to download CuPy and NCCL; NCCLKV_REQUIRE_GPU=1, to fail
 #                without a GPU
 #  with bench:   N=2 ranks; QUICK=1, for a look of less than a minute; PEERS=1, to install torch and

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.harness import leftovers
+from tests.harness.slow import stretched
 from tests.nccl import gpu
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,7 +102,8 @@ def gpu_suite() -> list[Run]:
 
 def execute(run: Run) -> str:
     """Run one command; say how it went, beginning with "passed" when it did."""
-    print(f"\n===== {run.name}: {' '.join(run.command)} (at most {run.limit:g} s)", flush=True)
+    limit = stretched(run.limit)
+    print(f"\n===== {run.name}: {' '.join(run.command)} (at most {limit:g} s)", flush=True)
     begin = time.monotonic()
     # A session of its own, so that all the processes it starts can be ended together.
     process = subprocess.Popen(
@@ -112,10 +114,10 @@ def execute(run: Run) -> str:
         start_new_session=True,
     )
     try:
-        code = process.wait(run.limit)
+        code = process.wait(limit)
     except subprocess.TimeoutExpired:
         end(process)
-        return f"FAILED: stopped after {run.limit:g} s"
+        return f"FAILED: stopped after {limit:g} s"
     except KeyboardInterrupt:
         end(process)
         raise

@@ -15,8 +15,9 @@ from ncclkv.errors import ContractError, SpecMismatch, UsageError
 from tests.cases.expect import full, intact, probed, pulled, same, says, total
 from tests.cases.registry import SEVERAL, case
 from tests.cases.stores import Stores
+from tests.harness.slow import stretched
 
-SECONDS = 2.0
+SECONDS = stretched(2.0)
 
 
 @contextmanager

@@ -8,11 +8,12 @@ import socket
 import pytest
 
 from tests.harness.job import Ended, Job
+from tests.harness.slow import stretched
 
-SECONDS = 15.0
+SECONDS = stretched(15.0)
 """From the loss to the end of the job."""
 
-TIMEOUT, SLACK = 3.0, 3.0
+TIMEOUT, SLACK = 3.0, stretched(3.0)
 """The deadline of a job in which a rank stops, and how long after it the job may end."""
 
 FIRST = 12

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.harness.job import Job, start
+from tests.harness.slow import stretched
 
 PROGRAM = Path(__file__).parent / "programs" / "differ.py"
-SECONDS = 2.0
+SECONDS = stretched(2.0)
 """From the moment at which all ranks begin to the error on each."""
 
 JOBS = [

@@ -14,8 +14,9 @@ from typing import Any
 from mpi4py import MPI
 
 from tests.harness.limit import LAST_WORDS
+from tests.harness.slow import stretched
 
-PATIENCE = 10.0
+PATIENCE = stretched(10.0)
 """Seconds that a rank whose test failed waits for ranks that may be stuck because it did."""
 
 

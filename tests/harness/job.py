@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.harness.slow import VARIABLE, stretched
+
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path("/dev/shm")
 
@@ -62,7 +64,9 @@ def start(
         command = [sys.executable, "-m", "ncclkv", "run", "-n", str(ranks), "--", sys.executable]
     command += [str(program), *arguments]
     # Unbuffered, a line is several writes, and those of two ranks run into each other.
-    inherited = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
+    dropped = ("PYTHONUNBUFFERED", VARIABLE)
+    inherited = {name: os.environ[name] for name in os.environ if name not in dropped}
+    limit = stretched(limit)
     begin = time.time()
     process = subprocess.run(
         ["timeout", "-k", "2", str(limit), *command],

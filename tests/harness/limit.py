@@ -16,6 +16,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.harness.slow import stretched
+
 DEFAULT = 60.0
 """Seconds for a test without a mark of its own, and for the collection of all tests."""
 
@@ -60,7 +62,8 @@ class Limits:
         os.write(self._stderr, f"\n{lines}".encode())
 
     @contextmanager
-    def _limit(self, what: str, seconds: float) -> Iterator[None]:
+    def _limit(self, what: str, limit: float) -> Iterator[None]:
+        seconds = stretched(limit)
         timer = threading.Timer(seconds, self._expire, (what, seconds))
         timer.daemon = True
         timer.start()

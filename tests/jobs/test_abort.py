@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from tests.harness.slow import stretched
 from tests.jobs.conftest import Ended, Job
 
-SECONDS = 5.0
+SECONDS = stretched(5.0)
 """From the failure to the end of the job."""
 
 ONE, BUT_ONE = "1", "0,2,3"

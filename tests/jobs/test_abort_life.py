@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.slow import stretched
 from tests.jobs.conftest import PROGRAMS, ROOT, Job
 
-SECONDS = 5.0
+SECONDS = stretched(5.0)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_ctrl_c_at_the_launcher(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    limit = time.monotonic() + 15
+    limit = time.monotonic() + stretched(15)
     while not mark.exists() and time.monotonic() < limit:
         time.sleep(0.05)
     assert mark.exists(), "the job never got to its wait"
@@ -115,7 +116,7 @@ def test_a_launcher_of_another_mpi_than_the_library(variable: str) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=stretched(20),
         check=False,
     )
     assert run.returncode != 0

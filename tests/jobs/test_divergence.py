@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.slow import stretched
 from tests.jobs.conftest import Job
 
-SECONDS = 5.0
+SECONDS = stretched(5.0)
 """From the moment of spoiling to the end of the job."""
 
 PLACEMENTS = [

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.slow import stretched
 from tests.jobs.conftest import LIMIT, PROGRAMS, ROOT, Ended
 
-SECONDS = 6.0
+SECONDS = stretched(6.0)
 """From a failure to the end of the job."""
 
 Run = Callable[..., Ended]
@@ -56,7 +57,7 @@ class Begun:
         return Ended(self.process.returncode, out, err, seconds)
 
     def wait_for_mark(self) -> None:
-        limit = time.monotonic() + 15
+        limit = time.monotonic() + stretched(15)
         while not self.mark.exists() and time.monotonic() < limit:
             time.sleep(0.05)
         assert self.mark.exists(), "the job never got to its wait"
@@ -242,7 +243,7 @@ def test_what_cannot_be_started(arguments: list[str], said: str) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=stretched(20),
         check=False,
     )
     assert done.returncode == 2

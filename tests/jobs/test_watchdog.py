@@ -6,12 +6,13 @@ import re
 
 import pytest
 
+from tests.harness.slow import stretched
 from tests.jobs.conftest import Job
 
 SECONDS = 3.0
 """The deadline of these jobs."""
 
-END = SECONDS + 5.0
+END = SECONDS + stretched(5.0)
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,14 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 from ncclkv.errors import OrderMismatch, SpecMismatch
 from tests.cases.expect import full, says
 from tests.cases.place import at, here
+from tests.harness.slow import stretched
 from tests.nccl.standin import Seat, run_seats
 from tests.nccl.standin.place import DevicePlace
 from tests.nccl.standin.stores import SeatStores
 
 pytestmark = pytest.mark.limit(30)
 
-SECONDS = 2.0
+SECONDS = stretched(2.0)
 ODD = 1
 NAME = re.escape(Path(__file__).name)
 CALLED = re.compile(rf"rank (\d) called (.+?) at \S*{NAME}:(\d+)")

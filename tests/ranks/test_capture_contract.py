@@ -12,6 +12,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import launch
 from tests.cases.captures_all import CAPTURES, MISUSES
 from tests.cases.place import at
+from tests.harness.slow import stretched
 from tests.nccl.standin import Seat
 from tests.nccl.standin.place import DevicePlace
 from tests.nccl.standin.stores import SeatStores
@@ -30,7 +31,7 @@ NAMES = (
 @pytest.fixture(scope="module")
 def world() -> Iterator[Communicator]:
     """All ranks, on a communicator that every case leaves as it was."""
-    comm = launch.world(timeout=20.0)
+    comm = launch.world(timeout=stretched(20.0))
     yield comm
     comm.close()
 

@@ -10,12 +10,13 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import launch
 from tests.cases.communicator_all import CASES, FAILURES, IN_ORDER
 from tests.cases.place import in_rank_order
+from tests.harness.slow import stretched
 
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[Communicator]:
     """All ranks, on a communicator that every case leaves as it was."""
-    comm = launch.world(timeout=20.0)
+    comm = launch.world(timeout=stretched(20.0))
     yield comm
     comm.close()
 

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 import ncclkv
 from ncclkv.errors import CommAborted, CommTimeout, OrderMismatch, SpecMismatch, UsageError
+from tests.harness.slow import stretched
 
 
 class Watched(MPI.Intracomm):
@@ -38,7 +39,7 @@ def several(comm_world: MPI.Intracomm) -> MPI.Intracomm:
 
 
 def test_the_world_has_all_ranks(comm_world: MPI.Intracomm) -> None:
-    comm = ncclkv.comm.world(timeout=20.0)
+    comm = ncclkv.comm.world(timeout=stretched(20.0))
     assert isinstance(comm, ncclkv.Communicator)
     assert (comm.rank, comm.size) == (comm_world.Get_rank(), comm_world.Get_size())
     assert comm.timeout == 20

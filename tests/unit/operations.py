@@ -10,6 +10,7 @@ import numpy as np
 import ncclkv
 from ncclkv.comm.board import Call
 from ncclkv.testing import run_ranks
+from tests.harness.slow import stretched
 
 
 def full(value: float = 1.0) -> np.ndarray:
@@ -34,4 +35,4 @@ def on_two_ranks(body: Callable[[Any], Any]) -> list[Any]:
             kv.init(["a", "b"], [full(0), full(0)])
             return body(kv)
 
-    return run_ranks(2, rank, timeout=10)
+    return run_ranks(2, rank, timeout=stretched(10))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ncclkv.cli import rank
+from tests.harness.slow import stretched
 
 STARTED = [sys.executable, "-I", "-S", rank.__file__]
 
@@ -21,7 +22,7 @@ def start(folder: Path, *command: str, **environment: str) -> subprocess.Complet
         input="hello",
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=stretched(20),
         check=False,
     )
 

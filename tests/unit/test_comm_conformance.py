@@ -8,8 +8,9 @@ from ncclkv.comm import threads
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.testing import run_ranks
 from tests.cases.communicator_all import CASES, FAILURES
+from tests.harness.slow import stretched
 
-TIMEOUT = 20.0
+TIMEOUT = stretched(20.0)
 SIZES = (1, 2, 3, 4, 5, 7)
 FAILURE_SIZES = (3,)
 ORDINARY = [name for name in CASES if name not in FAILURES]

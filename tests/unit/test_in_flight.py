@@ -15,6 +15,7 @@ from ncclkv.comm import threads
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import CommAborted, CommTimeout, RankLost, UsageError
 from ncclkv.testing import run_ranks
+from tests.harness.slow import stretched
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_a_forgotten_communicator_still_answers() -> None:
         other.barrier().wait()
         return float(sums.sum()) if other.rank else 200_000.0
 
-    assert run_ranks(2, body, timeout=5.0) == [200_000.0, 200_000.0]
+    assert run_ranks(2, body, timeout=stretched(5.0)) == [200_000.0, 200_000.0]
 
 
 def test_splits_are_forgotten_with_their_communicators() -> None:
@@ -113,7 +114,7 @@ def test_splits_are_forgotten_with_their_communicators() -> None:
         return sum(type(item) is threads.Group for item in gc.get_objects())
 
     before = sum(type(item) is threads.Group for item in gc.get_objects())
-    assert max(run_ranks(2, body, timeout=5.0)) - before < 10
+    assert max(run_ranks(2, body, timeout=stretched(5.0))) - before < 10
 
 
 def test_an_interrupted_verb_breaks_a_store_of_several_ranks() -> None:

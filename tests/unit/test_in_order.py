@@ -13,6 +13,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.testing import run_ranks
 from tests.cases.communicator_all import CASES, IN_ORDER
 from tests.cases.place import SeveralNodes, at, in_rank_order
+from tests.harness.slow import stretched
 
 Split = Callable[[Sequence[int], int], list[int]]
 
@@ -40,7 +41,7 @@ def over_nodes(
             body(comm)
         comm.close()
 
-    run_ranks(size, rank, timeout=20.0)
+    run_ranks(size, rank, timeout=stretched(20.0))
 
 
 @pytest.mark.parametrize(("split", "size"), [(in_pairs, 3), (in_turn, 4)])

@@ -15,6 +15,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.node import plan
 from ncclkv.comm.node.copies import INLINE_BYTES
 from ncclkv.comm.node.flags import DONE, ENTERED, Turn
+from tests.harness.slow import stretched
 
 RANKS = 4
 STEPS = 25
@@ -66,20 +67,20 @@ def test_sums_are_right_without_any_barrier_around_them(
     monkeypatch: pytest.MonkeyPatch, place: Place, way: str
 ) -> None:
     monkeypatch.setenv("NCCLKV_NODE_MEMORY", way)
-    testing.run_ranks(RANKS, sums, place, timeout=20.0)
+    testing.run_ranks(RANKS, sums, place, timeout=stretched(20.0))
 
 
 @pytest.mark.usefixtures("in_c")
 @pytest.mark.parametrize("place", [common, own])
 def test_sums_past_the_caches_are_right_too(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
     monkeypatch.setattr(plan, "STREAM_BYTES", 0)
-    testing.run_ranks(RANKS, sums, place, timeout=20.0)
+    testing.run_ranks(RANKS, sums, place, timeout=stretched(20.0))
 
 
 @pytest.mark.parametrize("place", [own, plain])
 def test_sums_through_halves_are_right_too(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
     monkeypatch.setenv("NCCLKV_NODE_MEMORY", "halves")
-    testing.run_ranks(RANKS, sums, place, timeout=20.0)
+    testing.run_ranks(RANKS, sums, place, timeout=stretched(20.0))
 
 
 @WITH_COMMON
@@ -106,4 +107,4 @@ def goes_wrong_without(phase: int, patch: pytest.MonkeyPatch, place: Place) -> N
     behind = Turn.behind
     patch.setattr(Turn, "behind", lambda turn, n: [] if n == phase else behind(turn, n))
     with pytest.raises(Exception, match=r"wrong from|different calls"):
-        testing.run_ranks(RANKS, sums, place, timeout=20.0)
+        testing.run_ranks(RANKS, sums, place, timeout=stretched(20.0))

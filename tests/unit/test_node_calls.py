@@ -13,6 +13,7 @@ from ncclkv.comm.base import Communicator, Work
 from ncclkv.comm.node import note
 from ncclkv.errors import KVStoreError
 from tests.cases.communicator import COMPLEX, FLOATS, INTEGERS
+from tests.harness.slow import stretched
 
 Launch = Callable[[Communicator, int], Work]
 
@@ -68,7 +69,7 @@ def words(launch: Launch, nbytes: int) -> str:
 def failures(body: Callable[[Communicator], None], size: int = SIZE) -> list[str]:
     """How the ranks fail."""
 
-    return testing.run_ranks(size, failure, body, timeout=20.0)
+    return testing.run_ranks(size, failure, body, timeout=stretched(20.0))
 
 
 def failure(body: Callable[[Communicator], None]) -> str:
@@ -131,7 +132,7 @@ def test_who_takes_another_call_for_a_broadcast_is_told(other: Launch) -> None:
             other(comm, 10).wait()
         return str(caught.value)
 
-    _, text = testing.run_ranks(SIZE, body, timeout=20.0)
+    _, text = testing.run_ranks(SIZE, body, timeout=stretched(20.0))
     assert f"rank 1: rank 0 called {words(cast, 40)} where this rank called" in text
     assert words(other, 40) in text
 
@@ -182,7 +183,7 @@ def test_the_shortest_sums_of_several_nodes(monkeypatch: pytest.MonkeyPatch, cou
             comm.barrier().wait()
         comm.close()
 
-    testing.run_ranks(3, body, timeout=20.0)
+    testing.run_ranks(3, body, timeout=stretched(20.0))
 
 
 @pytest.mark.parametrize("node", [0, 1])

@@ -19,6 +19,7 @@ from ncclkv.comm.node.copies import INLINE_BYTES
 from ncclkv.errors import UsageError
 from ncclkv.kernels.host import quiet
 from ncclkv.kernels.host.quiet import Quiet
+from tests.harness.slow import stretched
 
 RANKS = 3
 TOTAL = RANKS * (RANKS + 1) // 2
@@ -44,7 +45,7 @@ def run(body: Body, count: int, *, own: bool) -> None:
         comm.barrier().wait()
         comm.close()
 
-    testing.run_ranks(RANKS, rank, timeout=20.0)
+    testing.run_ranks(RANKS, rank, timeout=stretched(20.0))
 
 
 def another_op(comm: Communicator, send: np.ndarray, receive: np.ndarray) -> None:

@@ -15,6 +15,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.node import note, shown
 from ncclkv.comm.node.copies import INLINE_BYTES, Halves
 from ncclkv.comm.node.flags import DONE, ENTERED, Turn
+from tests.harness.slow import stretched
 
 RANKS = 4
 STEPS = 25
@@ -132,7 +133,7 @@ def test_what_is_moved_is_right_without_any_barrier_around_it(
     monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", nodes)
     monkeypatch.setattr(shown, "HALF_BYTES", COUNT)  # of a few chunks
     linger(monkeypatch)
-    testing.run_ranks(RANKS, body, place, timeout=20.0)
+    testing.run_ranks(RANKS, body, place, timeout=stretched(20.0))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_without_one_of_its_meetings_what_is_moved_goes_wrong(
     linger(monkeypatch)
     leave_out(monkeypatch, phase)
     with pytest.raises(Exception, match=WRONG):
-        testing.run_ranks(RANKS, body, place, timeout=20.0)
+        testing.run_ranks(RANKS, body, place, timeout=stretched(20.0))
 
 
 def test_copies_that_do_not_wait_for_the_readers_of_those_before_go_wrong(
@@ -175,7 +176,7 @@ def test_copies_that_do_not_wait_for_the_readers_of_those_before_go_wrong(
     monkeypatch.setattr(Halves, "take", lambda halves, turn: [])
     linger(monkeypatch)
     with pytest.raises(Exception, match=WRONG):
-        testing.run_ranks(RANKS, pairs, plain, timeout=20.0)
+        testing.run_ranks(RANKS, pairs, plain, timeout=stretched(20.0))
 
 
 def test_a_barrier_without_its_meeting_lets_a_rank_go_too_early(
@@ -190,7 +191,7 @@ def test_a_barrier_without_its_meeting_lets_a_rank_go_too_early(
         assert min(left for _, left in times) >= max(came for came, _ in times), "wrong from start"
         comm.close()
 
-    testing.run_ranks(RANKS, body, timeout=20.0)
+    testing.run_ranks(RANKS, body, timeout=stretched(20.0))
     leave_out(monkeypatch, ENTERED)
     with pytest.raises(Exception, match=WRONG):
-        testing.run_ranks(RANKS, body, timeout=20.0)
+        testing.run_ranks(RANKS, body, timeout=stretched(20.0))

@@ -14,8 +14,9 @@ import pytest
 
 from ncclkv.comm import processes
 from ncclkv.comm.processes import Process
+from tests.harness.slow import stretched
 
-SECONDS = 10.0
+SECONDS = stretched(10.0)
 
 
 @contextmanager

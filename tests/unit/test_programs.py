@@ -8,8 +8,9 @@ import pytest
 
 import ncclkv
 from tests.cases.programs import LIMIT, Program, hunt, play
+from tests.harness.slow import stretched
 
-TIMEOUT = 10.0
+TIMEOUT = stretched(10.0)
 
 
 @pytest.mark.limit(LIMIT)

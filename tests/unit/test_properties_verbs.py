@@ -17,6 +17,7 @@ from ncclkv.errors import UsageError
 from ncclkv.testing import run_ranks
 from tests.cases.expect import says
 from tests.cases.junk import ARRAYS, JUNK, KEYS, SHAPE, Junk
+from tests.harness.slow import stretched
 
 pytestmark = pytest.mark.limit(60)
 
@@ -165,7 +166,7 @@ def test_verbs_of_one_rank(program: list[Call]) -> None:
 @few(200)
 @given(programs)
 def test_verbs_of_two_ranks(program: list[Call]) -> None:
-    run_ranks(2, play, lambda: ncclkv.create("threads"), program, timeout=5)
+    run_ranks(2, play, lambda: ncclkv.create("threads"), program, timeout=stretched(5))
 
 
 @few(100)
@@ -174,7 +175,7 @@ def test_verbs_of_two_ranks_that_update_on_the_root(program: list[Call]) -> None
     def create() -> Any:
         return ncclkv.create("threads", update_on="root", bucket_bytes=0)
 
-    run_ranks(2, play, create, program, timeout=5)
+    run_ranks(2, play, create, program, timeout=stretched(5))
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
@@ -241,7 +242,7 @@ def test_updaters(verb: str, size: int) -> None:
                 works(kv)
 
     for one in JUNK:
-        run_ranks(size, body, one, timeout=5)
+        run_ranks(size, body, one, timeout=stretched(5))
 
 
 SGD_OPTIONS = ("learning_rate", "momentum", "wd", "rescale_grad", "clip_gradient", "lr_mult")

@@ -16,6 +16,7 @@ import ncclkv
 from ncclkv.comm import Communicator, threads
 from ncclkv.errors import LaunchError, NotSupported, RankLost, SpecMismatch, UsageError
 from ncclkv.testing import run_ranks
+from tests.harness.slow import stretched
 
 ALONE = (
     "local",
@@ -231,4 +232,4 @@ def test_a_create_that_is_interrupted_leaves_the_others() -> None:
         # No rank ends before, for its end would be noticed too.
         seen.wait(20)
 
-    run_ranks(3, body, timeout=5)
+    run_ranks(3, body, timeout=stretched(5))

@@ -10,6 +10,7 @@ from ncclkv.comm import threads
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.testing import run_ranks
+from tests.harness.slow import stretched
 from tests.nccl.standin.binding import RecordingBinding
 from tests.nccl.standin.device import Device
 from tests.nccl.standin.faults import Faults
@@ -18,7 +19,7 @@ from tests.nccl.standin.log import HEADER
 from tests.nccl.standin.peers import Peers
 from tests.nccl.standin.streams import RecordingStreams
 
-LIMIT = 20.0
+LIMIT = stretched(20.0)
 
 
 class Seat:
