@@ -169,7 +169,7 @@ class CaptureVerbs(Transfers):
         """Take the calls of a block for part of a captured step."""
         session = self._session
         # Of a call that is known nobody would see the arrays.
-        known, self._recent = self._recent, Recent()
+        known, self._recent = self._recent, Recent(self._engine.places.registry)
         session.inside, session.recording = IN_CAPTURE, True
         try:
             with recorded(self._engine, recording), self._operations.quietly():

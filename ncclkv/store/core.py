@@ -55,7 +55,7 @@ class Core(KVStoreBase):
         self._pulling = self._session.verb("pull", allowed_inside=BLOCKS)
         self._operations = Operations(comm, self._engine.presence, self._engine.places.registry)
         self._group: Group | None = None
-        self._recent = Recent()
+        self._recent = Recent(self._engine.places.registry)
         self._verify: Verify | None = None
         if options.verify_every and comm.size > 1:
             self._verify = Verify(

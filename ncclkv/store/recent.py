@@ -7,7 +7,7 @@ made into is kept, until one of its arrays is gone or has become another.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence, Sized
 from functools import partial
 from operator import attrgetter, countOf, eq, is_
 from typing import Any
@@ -16,8 +16,17 @@ import numpy as np
 
 from ncclkv.store.keys import is_list
 
-_MOST = 65536
-"""Arrays of calls that are kept; then all are forgotten."""
+BYTES = 16 * 1024 * 1024
+"""Limit of the memory of kept calls of lists, to which `BYTES_A_KEY` is added for each key."""
+
+BYTES_A_KEY = 1024
+"""Room for a push and a pull of every key, so that the calls of one step never evict each other."""
+
+# Measured by tracemalloc, rounded up: a call of a list, and each array of one.
+_CALL_BYTES, _ARRAY_BYTES = 2560, 400
+
+_EXACT = frozenset({int, str, *(np.dtype(code).type for code in "bBhHiIlLqQ")})
+"""Types of keys that compare equal only if they name the same key."""
 
 Form = Callable[[Any], Any]
 """What can be changed of an array that stays where it is."""
@@ -30,13 +39,23 @@ _in_order: Form = attrgetter("flags.carray")
 
 
 class Recent:
-    """What the last calls were made into, by verb and keys."""
+    """What the last calls were made into, by verb and keys.
 
-    def __init__(self) -> None:
+    Calls of one key are limited by the keys: a key has one entry a verb, of about 2 KiB.  Calls of
+    lists are limited by bytes, and the oldest are evicted.
+
+    Parameters
+    ----------
+    keys : sized
+        The keys of the store, whose number sets the limit.
+    """
+
+    def __init__(self, keys: Sized) -> None:
+        self._keys = keys
         self._ones: dict[tuple[str, Hashable], _One] = {}
         self._lists: dict[tuple[str, tuple[Hashable, ...]], _List] = {}
         self._last: dict[str, _List] = {}
-        self._count = 0
+        self._bytes = 0
 
     def find(self, verb: str, key: Any, given: Any) -> tuple[Any, Sequence[Any]] | None:
         """What a call with these very arguments was made into, and its arrays in a row."""
@@ -74,33 +93,44 @@ class Recent:
         arrays = given if several else [given]
         if len(row) != len(arrays) or not all(map(is_, row, arrays)):
             return
-        self._count += len(arrays)
-        if self._count > _MOST:
-            self.clear()
-            self._count = len(arrays)
         to_write = verb != "push"
         if several:
-            call = _List(list(key), arrays, made, to_write=to_write)
-            self._lists[verb, tuple(key)] = self._last[verb] = call
+            self._add((verb, tuple(key)), _List(list(key), arrays, made, to_write=to_write))
         else:
             self._ones[verb, key] = _One(key, given, made, to_write=to_write)
+
+    def _add(self, name: tuple[str, tuple[Hashable, ...]], call: _List) -> None:
+        """Keep a call of a list in place of an earlier one of its keys; evict the oldest."""
+        self._drop(name)
+        self._lists[name] = self._last[name[0]] = call
+        self._bytes += call.nbytes
+        limit = BYTES + BYTES_A_KEY * len(self._keys)
+        while self._bytes > limit and len(self._lists) > 1:
+            self._drop(next(iter(self._lists)))
+
+    def _drop(self, name: tuple[str, tuple[Hashable, ...]]) -> None:
+        """Forget a call of a list, if it is kept; a verb's last call is still found."""
+        call = self._lists.pop(name, None)
+        if call is not None:
+            self._bytes -= call.nbytes
 
     def clear(self) -> None:
         """Forget all calls."""
         self._ones.clear()
         self._lists.clear()
         self._last.clear()
-        self._count = 0
+        self._bytes = 0
 
 
 class _One:
     """A call of one key with one array, which it does not keep alive."""
 
-    __slots__ = ("_dtype", "_kind", "_layout", "_layout_of", "_reference", "_shape", "made")
+    __slots__ = ("_dtype", "_key", "_kind", "_layout", "_layout_of", "_reference", "_shape", "made")
 
     def __init__(self, key: Any, array: Any, made: Any, *, to_write: bool) -> None:
         self.made = made
         self._kind = type(key)
+        self._key = None if self._kind in _EXACT else key
         self._reference = weakref.ref(array)
         self._shape = array.shape
         self._dtype = array.dtype
@@ -111,6 +141,7 @@ class _One:
         """Whether the call has this key, which equals its own, and this array."""
         return (
             type(key) is self._kind  # True is not the key 1
+            and (self._key is None or key is self._key)
             and self._reference() is array is not None
             and array.shape == self._shape
             and array.dtype is self._dtype
@@ -121,6 +152,8 @@ class _One:
 class _List:
     """A call of a list of keys with a list of arrays, which it does not keep alive.
 
+    `nbytes` estimates the memory that it takes, with what it was made into.
+
     Looking at each of a thousand small arrays takes as long as copying it.  So a list is looked at
     in a few rows, and the loops along them are not Python's.
     """
@@ -129,9 +162,11 @@ class _List:
         self, keys: list[Any], arrays: Sequence[Any], made: Any, *, to_write: bool
     ) -> None:
         self.made = made
+        self.nbytes = call_bytes(len(keys))
         self._keys = keys
-        # What equals a string is one; what equals the key 1 may be True.
-        self._kinds = None if {*map(type, keys)} == {str} else list(map(type, keys))
+        self._key_addresses = _addresses(keys)
+        self._kinds = list(map(type, keys))
+        self._exact = _EXACT.issuperset(self._kinds)
         # An address can be another array's when this one is gone, of which the references tell.
         self._present = [True]
         gone = partial(_clear, self._present)
@@ -159,13 +194,18 @@ class _List:
         return True
 
     def _is_of_keys(self, keys: Sequence[Any]) -> bool:
-        """Whether the call has these keys."""
-        try:
-            # No copy of a list: that would take longer than comparing it.
-            equal = self._keys == (keys if type(keys) is list else list(keys))
-        except Exception:  # of what is no key, and need not bear to be compared
+        """Return whether the call has these keys, and not only what equals them."""
+        if len(keys) != len(self._keys):
             return False
-        return equal and (self._kinds is None or list(map(type, keys)) == self._kinds)
+        if _addresses(keys) == self._key_addresses:
+            return True
+        # True equals the key 1, and an object of a str's subclass may equal any str.
+        return self._exact and list(map(type, keys)) == self._kinds and self._keys == list(keys)
+
+
+def call_bytes(length: int) -> int:
+    """Estimate the memory of a kept call of a list: itself, and what it was made into."""
+    return _CALL_BYTES + _ARRAY_BYTES * length
 
 
 def _clear(items: list[Any], reference: object) -> None:

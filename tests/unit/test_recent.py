@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import tracemalloc
 import weakref
+from enum import Enum
 
 import numpy as np
 import pytest
 
-from ncclkv.store.recent import Recent
+import ncclkv
+from ncclkv.store import recent as recent_calls
+from ncclkv.store.recent import Recent, call_bytes
 
 
 def f(*shape: int) -> np.ndarray:
@@ -16,7 +20,7 @@ def f(*shape: int) -> np.ndarray:
 
 
 def test_the_very_same_arrays_are_found_again() -> None:
-    recent, one, two = Recent(), f(2), f(3)
+    recent, one, two = Recent([]), f(2), f(3)
     recent.keep("push", [1, 2], [one, two], [one, two], "made")
     assert recent.find("push", [1, 2], (one, two)) == ("made", (one, two))
     for other in (
@@ -36,7 +40,7 @@ def test_the_very_same_arrays_are_found_again() -> None:
 
 
 def test_lists_of_the_same_verb_take_turns() -> None:
-    recent, one, two = Recent(), f(2), f(3)
+    recent, one, two = Recent([]), f(2), f(3)
     recent.keep("push", ["a", "b"], [one, two], [one, two], "both")
     recent.keep("push", ["a"], [two], [two], "one")
     for _ in range(2):
@@ -46,7 +50,7 @@ def test_lists_of_the_same_verb_take_turns() -> None:
 
 
 def test_items_of_lists_that_were_replaced() -> None:
-    recent, keys, arrays = Recent(), ["a", "b", "c"], [f(2), f(2), f(2)]
+    recent, keys, arrays = Recent([]), ["a", "b", "c"], [f(2), f(2), f(2)]
     recent.keep("push", keys, arrays, arrays, "made")
     assert recent.find("push", keys, arrays) is not None
     arrays[1], old = f(2), arrays[1]
@@ -64,7 +68,7 @@ def test_what_can_be_no_key_is_not_found() -> None:
 
         __hash__ = None  # type: ignore[assignment]
 
-    recent, arrays = Recent(), [f(2), f(2)]
+    recent, arrays = Recent([]), [f(2), f(2)]
     recent.keep("push", ["a", "b"], arrays, arrays, "made")
     for odd in (Odd(), f(2), ["a"], None):
         assert recent.find("push", ["a", odd], arrays) is None
@@ -72,7 +76,7 @@ def test_what_can_be_no_key_is_not_found() -> None:
 
 
 def test_arrays_that_are_gone_are_not_mistaken_for_new_ones() -> None:
-    recent, one = Recent(), f(2)
+    recent, one = Recent([]), f(2)
     recent.keep("push", 1, one, [one], "made")
     number = id(one)
     del one
@@ -86,7 +90,7 @@ def test_arrays_that_are_gone_are_not_mistaken_for_new_ones() -> None:
 
 
 def test_an_array_of_a_list_that_is_gone_is_not_mistaken_for_a_new_one() -> None:
-    recent, arrays = Recent(), [f(2), f(2)]
+    recent, arrays = Recent([]), [f(2), f(2)]
     recent.keep("push", ["a", "b"], arrays, list(arrays), "made")
     number = id(arrays.pop())
     others = [f(2) for _ in range(100)]
@@ -96,7 +100,7 @@ def test_an_array_of_a_list_that_is_gone_is_not_mistaken_for_a_new_one() -> None
 
 
 def test_nothing_is_kept_alive() -> None:
-    recent, one, several = Recent(), f(2), [f(2), f(2)]
+    recent, one, several = Recent([]), f(2), [f(2), f(2)]
     recent.keep("push", "a", one, [one], "made")
     recent.keep("pull", ["a", "b"], several, list(several), "made")
     references = [weakref.ref(array) for array in (one, *several)]
@@ -105,7 +109,7 @@ def test_nothing_is_kept_alive() -> None:
 
 
 def test_what_was_converted_or_copied_is_not_kept() -> None:
-    recent, one = Recent(), f(2)
+    recent, one = Recent([]), f(2)
     recent.keep("push", 1, one, [one.copy()], "made")
     recent.keep("push", 2, [one, one], [one, one], "made")
     recent.keep("push", 3, one[:], [one], "made")
@@ -121,10 +125,94 @@ def test_numpy_resizes_no_array_that_is_referred_to() -> None:
     assert reference() is array
 
 
-def test_calls_that_never_come_again_are_forgotten() -> None:
-    recent = Recent()
-    arrays = [f(1) for _ in range(70_000)]
-    for key, array in enumerate(arrays):
-        recent.keep("push", key, array, [array], key)
-    assert recent.find("push", 69_999, arrays[69_999]) is not None
-    assert recent.find("push", 0, arrays[0]) is None
+def test_a_push_and_a_pull_of_many_keys_do_not_evict_each_other() -> None:
+    keys = list(range(40_000))
+    recent, values, outs = Recent(keys), [f(1) for _ in keys], [f(1) for _ in keys]
+    recent.keep("push", keys, values, values, "pushed")
+    recent.keep("pull", keys, outs, outs, "pulled")
+    for key, value in zip(keys, values, strict=True):
+        recent.keep("push", key, value, [value], key)
+    assert recent.find("push", keys, values) == ("pushed", values)
+    assert recent.find("pull", keys, outs) == ("pulled", outs)
+    assert all(recent.find("push", key, values[key]) == (key, (values[key],)) for key in keys)
+
+
+def test_the_oldest_lists_are_evicted_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = [f(1), f(1)]
+    monkeypatch.setattr(recent_calls, "BYTES", 0)
+    recent = Recent(range(1000))  # room for a push and a pull of 1000 keys
+    made = range(2000)
+    for number in made:
+        recent.keep("push", [number, -number], arrays, arrays, number)
+    found = [recent.find("push", [number, -number], arrays) is not None for number in made]
+    kept = sum(found)
+    assert 200 < kept < 500
+    assert found == [False] * (2000 - kept) + [True] * kept
+
+
+def test_a_list_that_is_made_anew_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_calls, "BYTES", 0)
+    recent, first = Recent(range(10)), [f(1), f(1)]
+    recent.keep("pull", [1, 2], first, first, "first")
+    for _ in range(100):
+        arrays = [f(1), f(1)]
+        recent.keep("push", [1, 2], arrays, arrays, "again")
+    assert recent.find("pull", [1, 2], first) == ("first", first)
+
+
+@pytest.mark.parametrize("length", [2, 50, 1000])
+@pytest.mark.parametrize("verb", ["push", "pull"])
+def test_kept_calls_take_no_more_memory_than_is_counted(verb: str, length: int) -> None:
+    keys, arrays = list(range(1001)), [f(1) for _ in range(1001)]
+    calls = {2: 500, 50: 50, 1000: 1}[length]
+    with ncclkv.create("local") as kv:
+        kv.init(keys, arrays)
+        kv.push(keys, arrays)
+        kv.pull(keys, arrays)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            for start in range(calls):
+                chosen = sorted((start + step * 7) % 1001 for step in range(length))
+                getattr(kv, verb)(chosen, [arrays[key] for key in chosen])
+            gc.collect()
+            taken, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert 0.3 < taken / (calls * call_bytes(length)) < 1.05
+
+
+class Named(str):
+    """A key that claims to equal every other."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return hash("a")
+
+
+class Names(str, Enum):
+    A = "a"
+
+
+def test_a_key_that_only_equals_a_kept_one_is_not_found() -> None:
+    recent, one, two = Recent([]), f(2), f(3)
+    recent.keep("push", ["a", "b"], [one, two], [one, two], "made")
+    assert recent.find("push", [Named("x"), "b"], [one, two]) is None
+    kept = Named("a")
+    recent.keep("pull", kept, one, [one], "one")
+    recent.keep("pull", [kept, Names.A], [one, two], [one, two], "list")
+    assert recent.find("pull", kept, one) is not None
+    assert recent.find("pull", [kept, Names.A], [one, two]) is not None
+    assert recent.find("pull", Named("b"), one) is None
+    assert recent.find("pull", [Named("b"), Names.A], [one, two]) is None
+
+
+def test_equal_keys_that_are_other_objects_are_found() -> None:
+    recent, arrays = Recent([]), [f(2), f(3)]
+    for kind, texts in ((str, ["10_1", "10_2"]), (int, ["1001", "1002"]), (np.int64, ["5", "6"])):
+        keys, anew = ([kind(text[:1] + text[1:]) for text in texts] for _ in range(2))
+        recent.keep("push", keys, arrays, arrays, "made")
+        assert all(mine is not kept for mine, kept in zip(anew, keys, strict=True))
+        assert recent.find("push", anew, arrays) is not None
