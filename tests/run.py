@@ -61,6 +61,7 @@ def suite() -> list[Run]:
         Run("harness", (*pytest, "tests/harness"), 180),
         Run("jobs", (*pytest, "tests/jobs"), 480),
         Run("chaos", (*pytest, "tests/chaos"), 300),
+        Run("faults", (*pytest, "tests/faults"), 300),
         # Without CuPy it says so, and tests the little that needs none.
         Run("nccl", (*pytest, "tests/nccl"), 900),
     ]
