@@ -2,8 +2,9 @@
 
 ``python -m tests.run`` runs all that need no GPU, ``python -m tests.run unit ranks-3`` some, and
 ``python -m tests.run gpu`` all that need one.  Each run has a time limit of its own; after one that
-failed or was stopped the others still run.  The last lines say how each went.  The exit code is 0
-only when all passed.
+failed or was stopped the others still run.  A test that ends its process, past its own limit or by
+a crash, fails alone: pytest is started again behind it.  The last lines say how each went.
+The exit code is 0 only when all passed.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.harness import leftovers
+from tests.harness import leftovers, rounds
 from tests.harness.slow import stretched
 from tests.nccl import gpu
 
@@ -102,28 +104,43 @@ def gpu_suite() -> list[Run]:
 
 
 def execute(run: Run) -> str:
-    """Run one command; say how it went, beginning with "passed" when it did."""
+    """Run one command; say how it went, beginning with "passed" when it did.
+
+    A test that ends its process is lost alone: the run goes on behind it, within the same limit.
+    """
     limit = stretched(run.limit)
     print(f"\n===== {run.name}: {' '.join(run.command)} (at most {limit:g} s)", flush=True)
     begin = time.monotonic()
+    try:
+        ended = rounds.run(
+            run.command,
+            lambda command: _start(command, begin + limit - time.monotonic()),
+            lambda line: print(f"===== {run.name}: {line}", flush=True),
+        )
+    except subprocess.TimeoutExpired:
+        return f"FAILED: stopped after {limit:g} s"
+    seconds = time.monotonic() - begin
+    if ended.lost:
+        return f"FAILED: lost {', '.join(ended.lost)} in {seconds:.0f} s"
+    how = "passed" if ended.code == 0 else f"FAILED with exit code {ended.code}"
+    return f"{how} in {seconds:.0f} s"
+
+
+def _start(command: Sequence[str], limit: float) -> int:
+    """Run a command to its end and return its exit code; past its limit it is ended."""
     # A session of its own, so that all the processes it starts can be ended together.
     process = subprocess.Popen(
-        run.command,
+        command,
         cwd=ROOT,
         env={**os.environ, "VENV": sys.prefix},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
     try:
-        code = process.wait(limit)
-    except subprocess.TimeoutExpired:
-        end(process)
-        return f"FAILED: stopped after {limit:g} s"
-    except KeyboardInterrupt:
+        return process.wait(limit)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
         end(process)
         raise
-    seconds = time.monotonic() - begin
-    return f"{'passed' if code == 0 else f'FAILED with exit code {code}'} in {seconds:.0f} s"
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -231,6 +231,29 @@ def test_place_on_a_gpu_asks_cupy(monkeypatch):
     assert waits == ["device"]
 
 
+def test_a_gpu_s_clock_is_a_pair_of_events(monkeypatch):
+    order = []
+
+    class Event:
+        def __init__(self):
+            self.place = None
+
+        def record(self):
+            self.place = len(order)
+            order.append("event")
+
+    device = SimpleNamespace(synchronize=lambda: order.append("device"))
+    cuda = SimpleNamespace(
+        Device=lambda: device,
+        Event=Event,
+        get_elapsed_time=lambda begin, end: 250.0 * (end.place - begin.place),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    place = GpuPlace(SoloCommunicator(10.0))
+    assert place.timed(lambda: order.append("work")) == 0.5
+    assert order == ["event", "work", "event", "device"]
+
+
 @pytest.fixture
 def _no_peers(monkeypatch):
     monkeypatch.setattr(peers, "HOST", {})
