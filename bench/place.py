@@ -6,6 +6,8 @@ import ctypes
 import gc
 import os
 import platform
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,13 @@ class Place:
         """Wait until all that was asked of this memory is done."""
         self._comm.synchronize()
 
+    def timed(self, work: Callable[[], None]) -> float:
+        """Return the seconds from the start of `work` until all that it asked for is done."""
+        begin = time.perf_counter()
+        work()
+        self.synchronize()
+        return time.perf_counter() - begin
+
     def device(self) -> str:
         """What nccl-tests' list of devices says of this rank."""
         return f"device  0 [host] {processor()}"
@@ -84,6 +93,19 @@ class GpuPlace(Place):
     def synchronize(self) -> None:
         self._comm.synchronize()
         self._cuda.Device().synchronize()
+
+    def timed(self, work: Callable[[], None]) -> float:
+        """Return the seconds between two events of the current stream, around `work`.
+
+        `work` must end with the current stream's wait for what it put on others.  The host's own
+        wait sleeps between two looks, which would count as a tenth of a short step.
+        """
+        events = [self._cuda.Event() for _ in range(2)]
+        events[0].record()
+        work()
+        events[1].record()
+        self.synchronize()
+        return float(self._cuda.get_elapsed_time(*events)) / 1e3
 
     def device(self) -> str:
         runtime, number = self._cuda.runtime, self._cuda.runtime.getDevice()

@@ -128,10 +128,13 @@ def _turn(job: Job, contender: Contender, step: int) -> list[tuple[str, float]]:
     marks = Marks()
     job.meet()
     marks("start")
-    for _ in range(contender.calls):
-        contender.run(marks)
-    job.place.synchronize()
-    marks("rest")
+
+    def work() -> None:
+        for _ in range(contender.calls):
+            contender.run(marks)
+
+    seconds = job.place.timed(work)
+    marks.times.append(("rest", marks.times[0][1] + seconds))
     return marks.times
 
 

@@ -22,7 +22,10 @@ class CupyxPeer(Peer):
             raise Absent(f"CuPy cannot be imported: {error}") from error
         self.version = f"CuPy {cupy.__version__}"
         # It starts by MPI, with which rank 0 tells the others what NCCL needs.
-        self._comm: Any = distributed.NCCLBackend(job.comm.size, job.comm.rank, use_mpi=True)
+        try:
+            self._comm: Any = distributed.NCCLBackend(job.comm.size, job.comm.rank, use_mpi=True)
+        except (ImportError, RuntimeError) as error:
+            raise Absent(f"cupyx cannot start by MPI: {error}") from error
 
     def start(self, send: Buffer, receive: Buffer) -> Wait:
         self._comm.all_reduce(send, receive)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import socket
-import time
 from itertools import cycle, islice
 from typing import Any
 
@@ -123,11 +122,12 @@ def _time(job: Job, collective: Collective, views: list[Views], calls: int) -> f
     collective.launch(job.comm, *views[0]).wait()
     job.meet()
     gc.disable()
-    begin = time.perf_counter()
-    for send, receive in islice(cycle(views), calls):
-        collective.launch(job.comm, send, receive).wait()
-    job.place.synchronize()
-    seconds = time.perf_counter() - begin
+
+    def work() -> None:
+        for send, receive in islice(cycle(views), calls):
+            collective.launch(job.comm, send, receive).wait()
+
+    seconds = job.place.timed(work)
     gc.enable()
     return seconds
 
