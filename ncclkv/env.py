@@ -1,5 +1,8 @@
 """The environment, read here and nowhere else.
 
+Readers are strict: a value that a variable cannot have is a `LaunchError`.  What is read on import
+takes its default instead; `check`, at the creation of every communicator, then refuses the value.
+
 ========================  ====================================================================
 ``NCCLKV_TIMEOUT``        seconds that a store waits for its ranks (300); an argument wins over it
 ``NCCLKV_RANKS_PER_NODE``  at most so many ranks share memory; the others are taken for other nodes
@@ -19,8 +22,10 @@ launcher's variables      how many ranks were started and which one this is
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -51,10 +56,45 @@ _LAUNCHERS = (
 _RANK_ONLY = ("PMIX_RANK",)
 
 
+# More digits than any count has, and fewer than Python refuses to convert.
+_MOST_DIGITS = 18
+
+
 def _number(name: str) -> int | None:
-    """The variable as a whole number, or None when it is absent or something else."""
+    """Return the variable as a whole number, or None when it is absent or something else."""
     text = os.environ.get(name, "")
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
+
+
+def _whole(name: str, least: int) -> int | None:
+    """Return the variable as a whole number of at least `least`; None when it is unset.
+
+    Raises
+    ------
+    LaunchError
+        When it is anything else.
+    """
+    number, text = _number(name), os.environ.get(name, "")
+    if text and (number is None or number < least):
+        raise LaunchError(
+            f"{name}={text!r} is not a whole number of at least {least}; set one, or unset it"
+        )
+    return number
+
+
+def _switch(name: str, *, usual: bool) -> bool:
+    """Return whether a switch is on: its default when it is unset, or wrong, which is for `check`.
+
+    Switches are read on import, where an error on one rank would leave the others waiting.
+    """
+    return {"0": False, "1": True}.get(os.environ.get(name, ""), usual)
+
+
+def _check_switch(name: str) -> None:
+    """Refuse a switch that is neither on nor off."""
+    text = os.environ.get(name, "")
+    if text not in ("", "0", "1"):
+        raise LaunchError(f"{name}={text!r} is neither 0 nor 1; set one of these, or unset it")
 
 
 def launched_size() -> int | None:
@@ -105,9 +145,21 @@ def _timeout_here() -> float:
     return seconds
 
 
+def ranks_per_node() -> int | None:
+    """Return the most ranks that share memory, as ``NCCLKV_RANKS_PER_NODE`` limits them, or None.
+
+    Raises
+    ------
+    LaunchError
+        When it is not a whole number of at least 1.
+    """
+    return _whole("NCCLKV_RANKS_PER_NODE", 1)
+
+
 def split_node(ranks: Sequence[int], rank: int) -> list[int]:
     """Those of a machine's ranks that are taken for one node with `rank`."""
     ranks = list(ranks)
+    # A wrong value is refused by `check`, on all ranks.
     most = _number("NCCLKV_RANKS_PER_NODE") or len(ranks)
     first = ranks.index(rank) // most * most
     return ranks[first : first + most]
@@ -130,23 +182,23 @@ def checkpoint() -> str:
 
 
 def restarts() -> int:
-    """How often this job was started before; 0 without a launcher that says so."""
-    return _number("NCCLKV_RESTART") or 0
+    """Return how often this job was started before; 0 without a launcher that says so."""
+    return _whole("NCCLKV_RESTART", 0) or 0
 
 
 def compiled() -> bool:
     """Whether the kernels in C may be used, where they were built."""
-    return os.environ.get("NCCLKV_COMPILED", "1") != "0"
+    return _switch("NCCLKV_COMPILED", usual=True)
 
 
 def abort_on_exception() -> bool:
     """Whether an uncaught exception on one rank should end the whole job."""
-    return os.environ.get("NCCLKV_ABORT", "1") != "0"
+    return _switch("NCCLKV_ABORT", usual=True)
 
 
 def share_gpu() -> bool:
     """Whether ranks share a GPU on purpose."""
-    return os.environ.get("NCCLKV_SHARE_GPU", "0") not in ("", "0")
+    return _switch("NCCLKV_SHARE_GPU", usual=False)
 
 
 def nccl_binding() -> str:
@@ -173,3 +225,52 @@ def set_unless_set(settings: Mapping[str, str]) -> None:
 def for_ranks(settings: Mapping[str, str], unless_set: Mapping[str, str]) -> dict[str, str]:
     """The environment of a job's ranks: this process's, with `settings`, and others if missing."""
     return {**unless_set, **os.environ, **settings}
+
+
+_CHECKS: dict[str, Callable[[], object] | None] = {
+    # An argument wins over it, so that it is refused only where it is read.
+    "NCCLKV_TIMEOUT": None,
+    "NCCLKV_RANKS_PER_NODE": ranks_per_node,
+    "NCCLKV_NODE_MEMORY": node_memory,
+    "NCCLKV_COMPILED": partial(_check_switch, "NCCLKV_COMPILED"),
+    "NCCLKV_CHECKPOINT": checkpoint,
+    "NCCLKV_RESTART": restarts,
+    "NCCLKV_ABORT": partial(_check_switch, "NCCLKV_ABORT"),
+    "NCCLKV_SHARE_GPU": partial(_check_switch, "NCCLKV_SHARE_GPU"),
+    "NCCLKV_NCCL_BINDING": nccl_binding,
+    **{name: partial(_whole, name, 0) for pair in _LAUNCHERS for name in pair},
+}
+"""Every variable, with what raises a `LaunchError` when its value is wrong, if `check` is to."""
+
+# Read by the tests of the package and by launch/on_gpu.sh.
+_OF_TESTS = ("NCCLKV_REQUIRE_GPU", "NCCLKV_TEST_SLOW")
+
+
+def check() -> None:
+    """Refuse variables with values that they cannot have.
+
+    Raises
+    ------
+    LaunchError
+        With the variable, its value and what is allowed.
+    """
+    for each in _CHECKS.values():
+        if each is not None:
+            each()
+
+
+def unknown() -> list[str]:
+    """Return the names that begin with ``NCCLKV_`` and mean nothing, each with the nearest one."""
+    known = [name for name in _CHECKS if name.startswith("NCCLKV_")]
+    odd = sorted(
+        name
+        for name in os.environ
+        if name.startswith("NCCLKV_") and name not in (*known, *_OF_TESTS)
+    )
+    return [
+        name
+        + "".join(
+            f" (did you mean {close}?)" for close in difflib.get_close_matches(name, known, 1)
+        )
+        for name in odd
+    ]

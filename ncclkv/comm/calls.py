@@ -24,6 +24,7 @@ from ncclkv.comm.board import (
     difference,
     last,
 )
+from ncclkv.comm.roster import Roster
 from ncclkv.comm.transport import Transport
 from ncclkv.errors import OrderMismatch
 
@@ -59,7 +60,11 @@ class Calls:
     odd : callable
         Gives ``odd(first, second)``, or None: the key that is only in the first of two calls, by
         the numbers of their keys, and the one only in the second; None for each not known.
+    roster : Roster or None
+        The ranks as they described themselves; None where they did not.
     """
+
+    roster: Roster | None = None
 
     def __init__(self, transport: Transport) -> None:
         self.board = Board(transport.rank, {transport.rank: np.zeros(NBYTES, np.uint8)})

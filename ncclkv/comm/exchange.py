@@ -43,6 +43,7 @@ from ncclkv.comm.node.plan import Plan, Request
 from ncclkv.comm.node.reduce import Reduction
 from ncclkv.comm.node.scatter import reduce_scatter
 from ncclkv.comm.node.short import Short, ShortReduction
+from ncclkv.comm.roster import meet
 from ncclkv.comm.schedule import SHORT_BYTES, Lane
 from ncclkv.comm.transport import Transport
 from ncclkv.comm.work import Flight, HostWork, Steps, StepWork
@@ -119,10 +120,11 @@ class ExchangeCommunicator(Communicator):
     def _form(self, control: Control) -> Node | None:
         """The memory that this rank's node shares, if it does."""
         try:
-            return form(self._transport, control)
+            roster = self._flight.calls.roster = meet(self._transport, control)
         except LaunchError:  # on all ranks alike
             self._transport.close()
             raise
+        return form(self._transport, control, roster)
 
     def allocate(self, nbytes: int) -> Buffer:
         memory = None if self._node is None else self._node.allocate(nbytes)

@@ -18,6 +18,7 @@ from ncclkv.comm.buffers import (
 )
 from ncclkv.comm.control import Control, Mark
 from ncclkv.comm.ended import closed, left
+from ncclkv.comm.roster import check_alone
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.kernels.host import HostKernels
 
@@ -36,13 +37,25 @@ class SoloControl(Control):
 
 
 class SoloCommunicator(Communicator):
-    """One rank: every collective is a copy, and complete when it is launched."""
+    """One rank: every collective is a copy, and complete when it is launched.
+
+    Parameters
+    ----------
+    timeout : float
+        Seconds; nothing waits so long.
+
+    Raises
+    ------
+    LaunchError
+        When an environment variable of the package has a wrong value.
+    """
 
     rank, size = 0, 1
     local_rank, local_size = 0, 1
     name = "one process"
 
     def __init__(self, timeout: float) -> None:
+        check_alone()
         self.timeout = timeout
         self.control = SoloControl()
         self.mark = Mark()

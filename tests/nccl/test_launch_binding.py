@@ -83,10 +83,11 @@ def test_what_cannot_be_imported_is_said_in_words(monkeypatch, version, module):
 
 
 def test_other_names_are_refused(monkeypatch):
+    alone = SoloCommunicator(1.0)
     monkeypatch.setenv("NCCLKV_NCCL_BINDING", "torch")
     with pytest.raises(LaunchError, match="'torch' is no binding to NCCL; set cupy or nccl4py"):
         env.nccl_binding()
-    (own,) = launch.survey(SoloCommunicator(1.0))
+    (own,) = launch.survey(alone)
     assert "'torch' is no binding" in own.obstacle
 
 

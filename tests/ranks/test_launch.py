@@ -10,7 +10,14 @@ import pytest
 from mpi4py import MPI
 
 import ncclkv
-from ncclkv.errors import CommAborted, CommTimeout, OrderMismatch, SpecMismatch, UsageError
+from ncclkv.errors import (
+    CommAborted,
+    CommTimeout,
+    LaunchError,
+    OrderMismatch,
+    SpecMismatch,
+    UsageError,
+)
 from tests.harness.slow import stretched
 
 
@@ -112,3 +119,23 @@ def test_ranks_that_ask_for_stores_of_different_names(
     with pytest.raises(SpecMismatch) as caught:
         ncclkv.create(names[several.Get_rank() > 0])
     assert f"rank 0 says name={names[0]}; rank 1 says name={names[1]}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ("1", "NCCLKV_RANKS_PER_NODE differs between ranks: "),
+        ("abc", "rank 1 of {size}: NCCLKV_RANKS_PER_NODE='abc' is not a whole number"),
+    ],
+)
+def test_a_node_that_ranks_see_differently_is_refused_by_all(
+    odd: str, said: str, several: MPI.Intracomm
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if several.Get_rank() == 1:
+            patch.setenv("NCCLKV_RANKS_PER_NODE", odd)
+        with pytest.raises(LaunchError) as caught:
+            ncclkv.create("dist_sync", timeout=stretched(20.0))
+    assert said.format(size=several.Get_size()) in str(caught.value)
+    if odd == "1":
+        assert ", 1 on rank 1" in str(caught.value)

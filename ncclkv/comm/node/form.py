@@ -11,8 +11,8 @@ from ncclkv.comm.control import Control
 from ncclkv.comm.node.node import Node
 from ncclkv.comm.node.space import Space
 from ncclkv.comm.node.ways import WAYS, Way
+from ncclkv.comm.roster import Roster
 from ncclkv.comm.transport import Transport
-from ncclkv.errors import LaunchError
 
 _ORDERED = ("x86_64", "AMD64")
 """Processors that let others see stores in the order in which they were made."""
@@ -22,25 +22,16 @@ _LABEL = "memory of nodes"
 _log = logging.getLogger("ncclkv")
 
 
-def form(transport: Transport, control: Control) -> Node | None:
+def form(transport: Transport, control: Control, roster: Roster) -> Node | None:
     """The node of this rank, or None where ranks cannot share memory or have nobody to share with.
 
     Collective over all ranks.
-
-    Raises
-    ------
-    LaunchError
-        On all ranks, when ``NCCLKV_NODE_MEMORY`` is wrong on one.
     """
-    said = control.allgather((tuple(transport.node), *_wish()), _LABEL)
-    nodes = list(dict.fromkeys(node for node, _, _ in said))
-    for rank, (_, _, problem) in enumerate(said):
-        if problem:
-            raise LaunchError(f"rank {rank} of {transport.size}: {problem}")
-    if len(nodes) == len(said):
+    nodes = roster.nodes
+    if len(nodes) == transport.size:
         return None
     # A launcher may give the variable to some ranks alone.
-    wish = max((name for _, name, _ in said), key=env.NODE_MEMORY.index)
+    wish = max((each.memory for each in roster.members), key=env.NODE_MEMORY.index)
     reasons = [f"NCCLKV_NODE_MEMORY={wish}"] if wish != env.NODE_MEMORY[0] else []
     ways = [way(transport) for way in WAYS[env.NODE_MEMORY.index(wish) :]]
     if platform.machine() not in _ORDERED:
@@ -53,14 +44,6 @@ def form(transport: Transport, control: Control) -> Node | None:
         reasons.append(f"{way.name}: {problem}")
     _say(transport, "exchange messages", reasons)
     return None
-
-
-def _wish() -> tuple[str, str]:
-    """The first way to try, by this rank's environment, or what is wrong with that."""
-    try:
-        return env.node_memory(), ""
-    except LaunchError as error:
-        return "", str(error)
 
 
 def _try(way: Way, control: Control) -> tuple[Sequence[Space], str]:

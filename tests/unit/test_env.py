@@ -1,0 +1,128 @@
+"""Variables of the environment: wrong values and unknown names, on one rank or on several."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+import ncclkv
+from ncclkv import env, testing
+from ncclkv.comm import roster, threads
+from ncclkv.errors import LaunchError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+WRONG = [
+    ("NCCLKV_TIMEOUT", "soon", "is not a number of seconds; set one above 0"),
+    ("NCCLKV_RANKS_PER_NODE", "abc", "is not a whole number of at least 1"),
+    ("NCCLKV_RANKS_PER_NODE", "0", "is not a whole number of at least 1"),
+    ("NCCLKV_RANKS_PER_NODE", "²", "is not a whole number of at least 1"),
+    ("NCCLKV_RANKS_PER_NODE", "9" * 5000, "is not a whole number of at least 1"),
+    ("NCCLKV_NODE_MEMORY", "file", "set one of files, window, halves, messages"),
+    ("NCCLKV_COMPILED", "no", "is neither 0 nor 1"),
+    ("NCCLKV_RESTART", "-1", "is not a whole number of at least 0"),
+    ("NCCLKV_ABORT", "off", "is neither 0 nor 1"),
+    ("NCCLKV_SHARE_GPU", "yes", "is neither 0 nor 1"),
+    ("NCCLKV_NCCL_BINDING", "torch", "set cupy or nccl4py"),
+    ("PMI_SIZE", "²", "is not a whole number of at least 0"),
+    ("SLURM_PROCID", "first", "is not a whole number of at least 0"),
+]
+
+each_wrong = pytest.mark.parametrize(
+    ("name", "text", "allowed"), WRONG, ids=[f"{name}-{text[:4]}" for name, text, _ in WRONG]
+)
+
+
+@each_wrong
+def test_a_store_of_one_rank_refuses_a_wrong_value(
+    name: str, text: str, allowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(LaunchError) as caught:
+        ncclkv.create("local")
+    assert f"{name}={text!r} " in str(caught.value)
+    assert allowed in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["0", "1", ""])
+def test_switches(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NCCLKV_COMPILED", "NCCLKV_ABORT", "NCCLKV_SHARE_GPU"):
+        monkeypatch.setenv(name, text)
+    env.check()
+    assert env.compiled() == env.abort_on_exception() == (text != "0")
+    assert env.share_gpu() == (text == "1")
+
+
+def test_a_wrong_value_on_one_rank_is_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([None, "NCCLKV_ABORT='off' is neither 0 nor 1", None])
+
+    def check() -> None:
+        if (problem := next(answers)) is not None:
+            raise LaunchError(problem)
+
+    def body() -> str:
+        with pytest.raises(LaunchError) as caught:
+            ncclkv.create("threads")
+        return str(caught.value)
+
+    monkeypatch.setattr(env, "check", check)
+    (text,) = set(testing.run_ranks(3, body))
+    assert re.fullmatch(r"rank \d of 3: NCCLKV_ABORT='off' is neither 0 nor 1", text)
+
+
+def test_ranks_that_would_make_different_nodes_are_named_by_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = {0: 1, 1: None, 2: 2, 3: None}
+    own = roster._self
+
+    def told(transport: threads.ThreadTransport) -> roster.Member:
+        return own(transport)._replace(ranks_per_node=limits[transport.rank])
+
+    def body() -> str:
+        with pytest.raises(LaunchError) as caught:
+            ncclkv.create("threads")
+        return str(caught.value)
+
+    monkeypatch.setattr(roster, "_self", told)
+    for rank, text in enumerate(testing.run_ranks(4, body, timeout=5)):
+        assert text == (
+            f"rank {rank} of 4: NCCLKV_RANKS_PER_NODE differs between ranks: 1 on rank 0, unset on "
+            f"ranks 1, 3, 2 on rank 2; set it to one value on all ranks, or unset it on all"
+        )
+
+
+def test_an_unknown_name_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NCCLKV_TIMEOT", "3")
+    monkeypatch.setenv("NCCLKV_XYZZY", "3")
+    monkeypatch.setenv("NCCLKV_TEST_SLOW", "3")
+    roster._warn_of_unknown.cache_clear()
+    for _ in range(2):
+        ncclkv.create("local").close()
+        testing.run_ranks(3, lambda: ncclkv.create("threads").close())
+    assert [record.getMessage() for record in caplog.records] == [
+        "ncclkv: unknown variables in the environment: "
+        "NCCLKV_TIMEOT (did you mean NCCLKV_TIMEOUT?), NCCLKV_XYZZY"
+    ]
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+def test_a_launcher_whose_number_is_none_is_no_bare_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for pair in env._LAUNCHERS for name in pair]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PMI_SIZE", "²")
+    assert env.launched_size() is None
+    with pytest.raises(LaunchError, match=r"PMI_SIZE='²' is not a whole number of at least 0"):
+        ncclkv.create("dist")
+
+
+def test_every_variable_that_the_source_names_is_known() -> None:
+    files = [*ROOT.glob("ncclkv/**/*.py"), *ROOT.glob("launch/*"), *ROOT.glob("bench/**/*.py")]
+    named = {name for path in files for name in re.findall(r"\bNCCLKV_[A-Z_]+\b", path.read_text())}
+    assert named - {*env._CHECKS, *env._OF_TESTS} == set()
+    assert all(f"``{name}``" in str(env.__doc__) for name in env._CHECKS if "NCCLKV" in name)
