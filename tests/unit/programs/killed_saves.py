@@ -26,6 +26,9 @@ from tests.unit import checkpoint as small
 CALLS = ["mkdir", "open", "fsync", "rename", "unlink", "rmdir", "scandir", "listdir", "close"]
 ROOM = (300, 7)
 
+ACKNOWLEDGEMENT = 4
+"""Bytes that a child writes for each step it has saved."""
+
 
 def store() -> Any:
     """A store of one key, whose value tells the step, and its momentum too."""
@@ -133,7 +136,7 @@ def save_steps(directory: str, first: int, last: int, keep: int, said: int | Non
             go_on(kv)
             kv.save(directory, step=step, extra={"step": step}, keep=keep)
             if said is not None:
-                os.write(said, step.to_bytes(4, "little"))
+                os.write(said, step.to_bytes(ACKNOWLEDGEMENT, "little"))
 
 
 def at_every_call(moment: str, keep: int, before: int) -> int:
@@ -168,7 +171,10 @@ def at_every_call(moment: str, keep: int, before: int) -> int:
 
 
 def at_any_moment(count: int) -> int:
-    """Kill a process that saves all the time; return how often a save was under way."""
+    """Kill a process that saves all the time; return how often a save was under way.
+
+    The delay before a kill starts at the child's first acknowledged save, however slow its start.
+    """
     rng = random.Random(5)
     directory = tempfile.mkdtemp()
     step = under_way = 0
@@ -179,11 +185,13 @@ def at_any_moment(count: int) -> int:
             save_steps(directory, step + 1, step + 1000, 2, said)
             os._exit(0)
         os.close(said)
-        time.sleep(rng.uniform(0.005, 0.05))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
         with os.fdopen(read, "rb") as pipe:
-            told = pipe.read()
+            told = pipe.read(ACKNOWLEDGEMENT)
+            assert len(told) == ACKNOWLEDGEMENT, f"the child ended before its first save: {child}"
+            time.sleep(rng.uniform(0.0, 0.05))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            told += pipe.read()
         acknowledged = max(
             [step, *(int.from_bytes(told[i : i + 4], "little") for i in range(0, len(told) - 3, 4))]
         )
