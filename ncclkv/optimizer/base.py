@@ -11,8 +11,7 @@ import numpy as np
 
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Array, Kernels, Segments
-
-Key = int | str
+from ncclkv.typing import Key
 
 # What `float` takes all the same: texts, and NumPy's complex numbers without their imaginary part.
 _NO_NUMBERS = (str, bytes, np.complexfloating)

@@ -24,6 +24,7 @@ from ncclkv.store.plugin import KVStoreBase
 from ncclkv.store.recent import Recent
 from ncclkv.store.session import BLOCKS, Session
 from ncclkv.table.registry import Key, KeySpec
+from ncclkv.typing import KeyLike
 
 Self = TypeVar("Self", bound="Core")
 
@@ -140,7 +141,7 @@ class Core(KVStoreBase):
         except KeyTypeMismatch:
             return False
 
-    def spec(self, key: Key) -> KeySpec:
+    def spec(self, key: KeyLike) -> KeySpec:
         """What all ranks know of a key: shape, dtype, op, and place in the order.
 
         Raises

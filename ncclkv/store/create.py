@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from typing import Any, Literal, cast
 
 from ncclkv import env
 from ncclkv.errors import UsageError
@@ -12,22 +12,23 @@ from ncclkv.store.options import Options
 from ncclkv.store.plugin import KVStoreBase
 from ncclkv.store.ranks import RANKS, freed_without_store
 from ncclkv.table.cost import DEFAULT_BUCKET_BYTES
+from ncclkv.typing import MissingPolicy, NonfinitePolicy, Placement
 
 
 def create(
     name: str = "local",
     *,
     comm: Any = None,
-    update_on: str = "every_rank",
+    update_on: Placement = "every_rank",
     root: int = 0,
-    bucket_bytes: int | str = DEFAULT_BUCKET_BYTES,
+    bucket_bytes: int | Literal["auto"] = DEFAULT_BUCKET_BYTES,
     timeout: float | None = None,
-    missing: str = "error",
-    nonfinite: str = "ignore",
+    missing: MissingPolicy = "error",
+    nonfinite: NonfinitePolicy = "ignore",
     verify_every: int = 0,
     repair: bool = False,
     reproducible: bool = False,
-) -> Any:
+) -> KVStore:
     """Create a store; collective over its ranks.
 
     ===========================================  =================================================
@@ -130,7 +131,8 @@ threads
     )
     if lower in KVStoreBase.kv_registry:
         _refuse_options(lower, options, comm=comm, timeout=timeout)
-        return KVStoreBase.kv_registry[lower]()
+        # Typed as the class of all other names: a program that registers its own can cast.
+        return cast(KVStore, KVStoreBase.kv_registry[lower]())
     if lower not in RANKS:
         raise UsageError(_unknown(name))
     ranks = RANKS[lower](lower, comm, None if timeout is None else env.timeout(timeout))

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, overload
 
 from ncclkv.engine.group import Group
-from ncclkv.engine.state import Array
 from ncclkv.store.capture import CaptureVerbs
 from ncclkv.store.checkpoint import CheckpointVerbs
-from ncclkv.store.keys import key_list
 from ncclkv.store.later import LaterVerbs
 from ncclkv.store.session import BLOCKS, IN_CAPTURE, IN_GROUP, IN_UNEVEN
 from ncclkv.store.tables import Assignment, TableVerbs
 from ncclkv.store.transfers import flag, whole_priority
 from ncclkv.store.uneven import UnevenVerbs
+from ncclkv.store.waiting import WaitVerbs
 from ncclkv.table.registry import Key
+from ncclkv.typing import Array, ArrayLike, Arrays, KeyLike, Keys, KeyT
 
 
-class KVStore(CaptureVerbs, UnevenVerbs, TableVerbs, CheckpointVerbs, LaterVerbs):
+class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs, LaterVerbs):
     """Values by key, the same on all ranks; made by `ncclkv.create`.
 
     All ranks make the same calls in the same order, except where a verb is marked local.  A store
     belongs to the thread that created it.
     """
 
-    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+    def push(self, key: KeyLike | Keys[KeyT], value: ArrayLike | Arrays, priority: int = 0) -> None:
         """Reduce values over all ranks and fold them into the store; collective.
 
         Parameters
@@ -80,15 +80,48 @@ class KVStore(CaptureVerbs, UnevenVerbs, TableVerbs, CheckpointVerbs, LaterVerbs
             self._engine.push(push, row, priority, step)
         self._raise_late()
 
+    @overload
     def pull(
         self,
-        key: Any,
-        out: Any = None,
+        key: KeyLike,
+        out: None = None,
         priority: int = 0,
         ignore_sparse: bool = True,
         *,
         local: bool = False,
-    ) -> Any:
+    ) -> Array: ...
+
+    @overload
+    def pull(
+        self,
+        key: Keys[KeyT],
+        out: None = None,
+        priority: int = 0,
+        ignore_sparse: bool = True,
+        *,
+        local: bool = False,
+    ) -> list[Array]: ...
+
+    @overload
+    def pull(
+        self,
+        key: KeyLike | Keys[KeyT],
+        out: ArrayLike | Arrays,
+        priority: int = 0,
+        ignore_sparse: bool = True,
+        *,
+        local: bool = False,
+    ) -> None: ...
+
+    def pull(
+        self,
+        key: KeyLike | Keys[Any],
+        out: ArrayLike | Arrays | None = None,
+        priority: int = 0,
+        ignore_sparse: bool = True,
+        *,
+        local: bool = False,
+    ) -> Array | list[Array] | None:
         """Copy values out of the store; collective, unless `local`.
 
         Parameters
@@ -143,7 +176,13 @@ class KVStore(CaptureVerbs, UnevenVerbs, TableVerbs, CheckpointVerbs, LaterVerbs
         self._raise_late()
         return None
 
-    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+    def pushpull(
+        self,
+        key: KeyLike | Keys[KeyT],
+        value: ArrayLike | Arrays,
+        out: ArrayLike | Arrays | None = None,
+        priority: int = 0,
+    ) -> None:
         """Push all keys, then pull all keys; collective.
 
         Parameters
@@ -173,7 +212,13 @@ class KVStore(CaptureVerbs, UnevenVerbs, TableVerbs, CheckpointVerbs, LaterVerbs
             self._pull(pull, row)
         self._raise_late()
 
-    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+    def broadcast(
+        self,
+        key: KeyLike | Keys[KeyT],
+        value: ArrayLike | Arrays,
+        out: ArrayLike | Arrays,
+        priority: int = 0,
+    ) -> None:
         """Give rank 0's value to all ranks: `init`, or `reset` of a known key, then pull.
 
         Parameters
@@ -237,36 +282,3 @@ class KVStore(CaptureVerbs, UnevenVerbs, TableVerbs, CheckpointVerbs, LaterVerbs
         with self._session.verb("group", allowed_inside=(IN_CAPTURE, IN_UNEVEN)):
             self._flush_group(group)
         self._raise_late()
-
-    def wait(self, key: Any = None) -> None:
-        """Flush what was pushed, of some keys or of all, and wait until it is done; collective.
-
-        Parameters
-        ----------
-        key : int or str, or list of them, optional
-        """
-        with self._session.verb("wait", allowed_inside=(IN_UNEVEN,)):
-            keys = None if key is None else key_list(key)
-            for name in keys or ():
-                self._engine.places.registry[name]
-            self._operations.note("wait", read=keys or ())
-            self._engine.settle(None if keys is None else self._engine.places.buckets(keys))
-            self._comm.synchronize()
-            self._engine.report()
-            if self._verify is not None and not self._engine.presence.uneven:
-                self._verify.settled(keys)
-        self._raise_late()
-
-    def barrier(self) -> None:
-        """Flush what was pushed, and wait until every rank has come here; collective."""
-        with self._session.verb("barrier"):
-            self._operations.note("barrier")
-            self._engine.settle()
-            self._comm.synchronize()
-            self._engine.report()
-            if self._verify is not None:
-                self._verify.settled()
-            self._comm.control.barrier("kv.barrier")
-        self._raise_late()
-
-    _barrier = barrier

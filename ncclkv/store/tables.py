@@ -15,6 +15,7 @@ from ncclkv.store.core import Core
 from ncclkv.store.keys import one_key, pairs, single
 from ncclkv.store.session import BLOCKS
 from ncclkv.table.registry import Key, KeySpec
+from ncclkv.typing import ArrayLike, Arrays, KeyLike, Keys, KeyT, Op
 
 _OPS = ("sum", "avg", "max", "min")
 
@@ -41,7 +42,7 @@ class Assignment:
 class TableVerbs(Core):
     """``init``, ``reset``, ``value`` and ``grad_view``."""
 
-    def init(self, key: Any, value: Any, *, op: str = "sum") -> None:
+    def init(self, key: KeyLike | Keys[KeyT], value: ArrayLike | Arrays, *, op: Op = "sum") -> None:
         """Give keys their first value, rank 0's on every rank; collective.
 
         Parameters
@@ -130,7 +131,7 @@ are ints, such as 3; use one kind
         for name, new in zip(mine.known, values[len(mine.specs) :], strict=True):
             self._engine.replace(name, new)
 
-    def reset(self, key: Any, value: Any) -> None:
+    def reset(self, key: KeyLike | Keys[KeyT], value: ArrayLike | Arrays) -> None:
         """Replace values by rank 0's, and forget what an optimizer remembers of them; collective.
 
         Parameters
@@ -147,7 +148,7 @@ are ints, such as 3; use one kind
         with self._session.verb("reset"):
             self._assign("reset", lambda: self._known_keys("reset", key, value))
 
-    def value(self, key: Key) -> Array:
+    def value(self, key: KeyLike) -> Array:
         """A key's value as of the last flush of its bucket, without a copy; local.
 
         Parameters
@@ -168,7 +169,7 @@ are ints, such as 3; use one kind
             view: Array = self._engine.current(name).view()
             return view
 
-    def grad_view(self, key: Key) -> Array:
+    def grad_view(self, key: KeyLike) -> Array:
         """A key's gradient in its bucket: what is pushed from there is not copied; local.
 
         Parameters

@@ -95,7 +95,7 @@ class Transfers(Core):
         if error is not None:
             raise error
 
-    def _pull_new(self, key: Any, local: bool) -> Any:
+    def _pull_new(self, key: Any, local: bool) -> Array | list[Array]:
         """Pull into new arrays."""
         if self._group is not None and not local:
             raise UsageError(

@@ -13,12 +13,13 @@ from ncclkv.optimizer.fused import FusedUpdater
 from ncclkv.store.agreement import propose
 from ncclkv.store.core import Core
 from ncclkv.table.registry import Key
+from ncclkv.typing import Updater
 
 
 class UpdateVerbs(Core):
     """``set_updater`` and ``set_optimizer``."""
 
-    def set_updater(self, updater: Any) -> None:
+    def set_updater(self, updater: Updater) -> None:
         """Fold sums into values by a function of the user's; collective.
 
         Parameters

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.errors import KeyAlreadyInitialized, KeyNotInitialized, KeyTypeMismatch
-
-Key = int | str
+from ncclkv.typing import Key as Key
 
 _KIND = {int: ("an int", "ints"), str: ("a str", "strs")}
 

@@ -1,0 +1,91 @@
+"""Types of what the verbs of a store take and return, for annotations of a user's program.
+
+Examples
+--------
+>>> from ncclkv.typing import ArrayLike, Key
+>>> def scaled(key: Key, gradient: ArrayLike) -> None: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "Array",
+    "ArrayLike",
+    "Arrays",
+    "Key",
+    "KeyLike",
+    "KeyT",
+    "Keys",
+    "MissingPolicy",
+    "NonfinitePolicy",
+    "Op",
+    "Placement",
+    "SupportsDLPack",
+    "SupportsGPU",
+    "SupportsUpdate",
+    "Updater",
+]
+
+Key: TypeAlias = int | str
+"""A key, as a store returns it."""
+
+KeyLike: TypeAlias = int | str | np.integer[Any]
+"""A key, as a verb takes it."""
+
+KeyT = TypeVar("KeyT", bound=KeyLike)
+
+Keys: TypeAlias = list[KeyT] | tuple[KeyT, ...]
+"""Several keys of one kind; not every sequence, for a str and bytes are sequences too."""
+
+
+class SupportsDLPack(Protocol):
+    """An array that offers DLPack, such as a torch tensor."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def __dlpack_device__(self) -> Any: ...
+
+
+class SupportsGPU(Protocol):
+    """An array in a GPU's memory, such as Numba's."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
+
+
+Array: TypeAlias = NDArray[Any]
+"""An array, as a store returns it: NumPy's, or CuPy's from a store in a GPU's memory."""
+
+ArrayLike: TypeAlias = NDArray[Any] | np.generic | SupportsDLPack | SupportsGPU
+"""One array, as a verb takes it; no number and no list, which stands for several arrays."""
+
+Arrays: TypeAlias = Sequence[ArrayLike | Sequence[ArrayLike]]
+"""Several arrays of one key, or for a list of keys an array or several arrays each."""
+
+Op: TypeAlias = Literal["sum", "avg", "max", "min"]
+"""Reductions of a key over ranks."""
+
+Placement: TypeAlias = Literal["every_rank", "root"]
+"""Options `update_on` of ``ncclkv.create``."""
+
+MissingPolicy: TypeAlias = Literal["error", "zeros"]
+"""Options `missing` of ``ncclkv.create``."""
+
+NonfinitePolicy: TypeAlias = Literal["ignore", "raise", "skip_step"]
+"""Options `nonfinite` of ``ncclkv.create``."""
+
+
+class SupportsUpdate(Protocol):
+    """An object whose ``update(key, input, stored)`` changes `stored` in place."""
+
+    def update(self, key: Any, input: Any, stored: Any, /) -> object: ...
+
+
+Updater: TypeAlias = Callable[[Any, Any, Any], object] | SupportsUpdate
+"""What ``set_updater`` takes; the key is an int or a str, the others are arrays."""
