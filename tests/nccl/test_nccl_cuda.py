@@ -42,7 +42,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     cuda.driver = SimpleNamespace(CUDADriverError=real.driver.CUDADriverError)
     cuda.Stream = mock.MagicMock(spec=real.Stream)
     cuda.Stream.return_value.ptr = 1000
-    cuda.Event = mock.MagicMock(side_effect=lambda **_: SimpleNamespace(ptr=77, done=True))
+    # As CuPy's, this returns CUDA's code and raises nothing.
+    cuda.runtime.eventQuery.return_value = 0
+    cuda.Event = mock.MagicMock(side_effect=lambda **_: SimpleNamespace(ptr=77))
     monkeypatch.setattr(cupy, "cuda", cuda)
     monkeypatch.setattr(launch, "_DRIVER", "libc.so.6")
     return cuda
@@ -76,6 +78,7 @@ def test_events_are_recorded_and_waited_for_by_address(cuda):
     streams.wait(55, event)
     cuda.runtime.streamWaitEvent.assert_called_once_with(55, 77)
     assert event.done() is True
+    cuda.runtime.eventQuery.assert_called_once_with(77)
 
 
 def test_streams_of_others_are_made_current_too(cuda):
@@ -114,7 +117,7 @@ def test_errors_of_cuda_are_ours(cuda):
     cuda.runtime.streamWaitEvent.side_effect = cuda_error()
     event = SimpleNamespace(ptr=1)
     with pytest.raises(CommAborted, match="a stream's wait for an event.*start the job again"):
-        streams.wait(55, CupyEvent(event, cuda.runtime.CUDARuntimeError))
+        streams.wait(55, CupyEvent(event, cuda.runtime))
     cuda.Stream.side_effect = cuda_error()
     with pytest.raises(CommAborted, match="a stream on device 1"):
         CupyStreams(1)
@@ -190,16 +193,33 @@ def test_a_kernel_is_not_loaded_in_a_capture(cuda):
     assert launcher.load(SGD["float32"]) is known
 
 
-def test_an_event_that_fails_is_ours():
-    class Failing:
-        ptr = 1
+@pytest.mark.parametrize(("code", "done"), [(0, True), (600, False)])
+def test_an_event_is_done_or_not_ready(cuda, code, done):
+    cuda.runtime.eventQuery.return_value = code
+    assert CupyStreams(0).record(1000).done() is done
 
-        @property
-        def done(self) -> bool:
-            raise cuda_error()
 
-    with pytest.raises(CommAborted, match="the query of an event"):
-        CupyEvent(Failing(), cupy.cuda.runtime.CUDARuntimeError).done()
+@pytest.mark.parametrize("code", [35, 700, 719])
+def test_any_other_code_of_an_event_is_an_error_of_the_device(cuda, code):
+    cuda.runtime.eventQuery.return_value = code
+    event = CupyStreams(0).record(1000)
+    with pytest.raises(CommAborted) as caught:
+        event.done()
+    text = str(caught.value)
+    assert text.startswith(f"CUDA reports at the query of an event: {cuda_error(code)}")
+    assert "the device is lost to this process" in text
+
+
+@pytest.mark.skipif(cupy.cuda.is_available(), reason="there is a GPU here, which CUDA would ask")
+def test_cupys_own_event_takes_an_error_for_work_in_progress_and_ours_does_not():
+    theirs = cupy.cuda.Event.__new__(cupy.cuda.Event)
+    theirs.ptr = 1234
+    try:
+        assert theirs.done is False, "CuPy looks at the code now"
+        with pytest.raises(CommAborted, match="the query of an event: cudaError"):
+            CupyEvent(theirs, cupy.cuda.runtime).done()
+    finally:
+        theirs.ptr = 0  # so that nothing is destroyed
 
 
 def test_close_twice(cuda):

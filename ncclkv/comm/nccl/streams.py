@@ -12,6 +12,9 @@ from ncclkv.errors import CommAborted, KVStoreError, UsageError
 # Lower numbers go first; CUDA takes the highest priority that the device has for any beyond it.
 _HIGHEST = -100
 
+# cudaSuccess and cudaErrorNotReady.
+_DONE, _NOT_READY = 0, 600
+
 # cudaErrorStreamCaptureUnsupported to cudaErrorStreamCaptureWrongThread.
 _OF_CAPTURES = range(900, 909)
 
@@ -20,7 +23,13 @@ class Event(Protocol):
     """A point in the work of a stream."""
 
     def done(self) -> bool:
-        """Whether all that was queued before it is complete; does not block."""
+        """Tell whether all that was queued before it is complete; does not block.
+
+        Raises
+        ------
+        CommAborted
+            When the device reports an error: nothing on it completes any more.
+        """
 
 
 class StreamGraph(Protocol):
@@ -78,18 +87,23 @@ class Streams(Protocol):
 
 
 class CupyEvent:
-    """An event of CuPy's."""
+    """An event of CuPy's.
 
-    def __init__(self, event: Any, error: type[Exception]) -> None:
+    Its state is asked of ``cupy.cuda.runtime.eventQuery``, which returns CUDA's code.  CuPy's
+    ``Event.done`` compares that code with success, and so takes an error for work in progress.
+    """
+
+    def __init__(self, event: Any, runtime: Any) -> None:
         self.ptr: int = event.ptr
-        self._event = event
-        self._error = error
+        self._event = event  # which destroys it with the last reference
+        self._runtime = runtime
 
     def done(self) -> bool:
-        try:
-            return bool(self._event.done)
-        except self._error as error:
-            raise _failed("the query of an event", error) from error
+        code = self._runtime.eventQuery(self.ptr)
+        if code in (_DONE, _NOT_READY):
+            return bool(code == _DONE)
+        error = self._runtime.CUDARuntimeError(code)
+        raise _failed("the query of an event", error)
 
 
 class CupyGraph:
@@ -174,7 +188,7 @@ class CupyStreams:
             self._cuda.runtime.eventRecord(event.ptr, stream)
         except self._error as error:
             raise _failed("the record of an event", error) from error
-        return CupyEvent(event, self._error)
+        return CupyEvent(event, self._cuda.runtime)
 
     def wait(self, stream: int, event: Event) -> None:
         try:
