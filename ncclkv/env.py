@@ -24,7 +24,9 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -51,6 +53,10 @@ _LAUNCHERS = (
     ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
+
+# How many blocks of `temporarily` have set each variable.
+_blocks: dict[str, int] = {}
+_temporary = threading.Lock()
 
 # Set by launchers that tell a rank but not how many there are.
 _RANK_ONLY = ("PMIX_RANK",)
@@ -216,10 +222,27 @@ def nccl_blocks() -> bool:
     return os.environ.get("NCCL_COMM_BLOCKING", "1").strip() != "0"
 
 
-def set_unless_set(settings: Mapping[str, str]) -> None:
-    """Give libraries of this process, such as NCCL, settings that the user has not made."""
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
+@contextmanager
+def temporarily(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set variables within a block, for a library of this process that reads them there.
+
+    What the user has set stays.  Blocks of several threads may overlap: a variable is unset at the
+    end of the last one.
+    """
+    with _temporary:
+        mine = [name for name in settings if name in _blocks or name not in os.environ]
+        for name in mine:
+            _blocks[name] = _blocks.get(name, 0) + 1
+            os.environ[name] = settings[name]
+    try:
+        yield
+    finally:
+        with _temporary:
+            for name in mine:
+                _blocks[name] -= 1
+                if not _blocks[name]:
+                    del _blocks[name]
+                    os.environ.pop(name, None)
 
 
 def for_ranks(settings: Mapping[str, str], unless_set: Mapping[str, str]) -> dict[str, str]:

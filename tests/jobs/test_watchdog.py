@@ -44,6 +44,13 @@ def test_a_call_that_keeps_the_lock(job: Job) -> None:
     assert re.search(r'late\.py", line \d+ in sleep', ended.err), ended.err
 
 
+def test_one_of_many_calls(job: Job) -> None:
+    ended = job("late.py", "again")
+    assert ended.code != 0, ended.err
+    assert "rank 1 of 4" in ended.words[0]
+    assert "one of many calls took more than 1.5 s" in ended.words[0]
+
+
 def test_it_is_off_where_failures_do_not_end_the_job(job: Job) -> None:
     ended = job("late.py", "locked", NCCLKV_ABORT="0")
     assert (ended.code, ended.err) == (0, "")

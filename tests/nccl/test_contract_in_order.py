@@ -13,7 +13,7 @@ import numpy as np
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl import in_order
-from ncclkv.errors import UsageError
+from ncclkv.errors import CommTimeout, UsageError
 from tests.cases.captures_all import CAPTURES
 from tests.cases.communicator_all import CASES, IN_ORDER
 from tests.cases.place import at
@@ -72,6 +72,43 @@ def test_what_is_made_of_it_keeps_the_order(make: Callable[[Communicator], Commu
         comm.close()
 
     run_seats(3, body)
+
+
+def test_the_ranks_connect_for_messages_when_the_order_is_set_and_once() -> None:
+    def body(seat: Seat) -> None:
+        comm = seat.communicator()
+        seat.peers.control.barrier("all are there")
+        assert not any(line.startswith(("connect", "send(")) for line in seat.log.lines)
+        comm.reproducible = True
+        comm.reproducible = True
+        others = [(seat.rank + 1) % 3, (seat.rank + 2) % 3]
+        assert seat.log.lines.count(f"connect communicator 0 with {others}") == 1
+        lines = [line for line in seat.log.lines if line.startswith(("send(", "receive("))]
+        assert len(lines) == 4
+        assert all("count=1, dtype=uint8" in line for line in lines)
+        comm.close()
+
+    run_seats(3, body)
+
+
+def test_a_rank_that_does_not_connect_breaks_the_communicator_in_time() -> None:
+    def late(*_: object) -> None:
+        raise CommTimeout("NCCL 2.32.3: ncclGroupEnd waited 300 s for the other ranks")
+
+    def body(seat: Seat) -> None:
+        comm = seat.communicator()
+        seat.binding.connect = late  # type: ignore[method-assign]
+        words = rf"rank {seat.rank} of 2: connecting the ranks for messages: NCCL 2\.32\.3"
+        with pytest.raises(CommTimeout, match=words):
+            comm.reproducible = True
+        assert not comm.reproducible
+        with pytest.raises(CommTimeout, match=words):
+            comm.barrier()
+        assert any(line.startswith("abort") for line in seat.log.lines)
+        seat.peers.control.barrier("the test is over")
+        comm.abort("the test is over")
+
+    run_seats(2, body)
 
 
 def test_a_rank_alone_has_no_order_to_keep() -> None:

@@ -152,9 +152,24 @@ def test_old_libraries_are_refused():
     assert trouble(job(cupy="15.0.0rc1")) is None
 
 
-def test_a_gpu_for_each_needs_few_settings():
-    for facts in (job(), job(share=True)):
-        assert settings(facts, 1) == {"NCCL_RUNTIME_CONNECT": "0"}
+HANGS = {"NCCL_RUNTIME_CONNECT": "0", "NCCL_GRAPH_REGISTER": "0"}
+ORDER = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"}
+ALONE = {"NCCL_NO_CACHE": "NCCL_RUNTIME_CONNECT,NCCL_GRAPH_REGISTER"}
+
+
+@pytest.mark.parametrize(
+    ("nccl", "chosen"),
+    [
+        (22501, HANGS),
+        (22602, HANGS | ORDER),
+        (22809, HANGS | ORDER),
+        (22907, HANGS | ORDER | ALONE),
+        (23203, HANGS | ORDER | ALONE),
+    ],
+)
+def test_a_gpu_for_each_needs_few_settings(nccl, chosen):
+    for facts in (job(nccl=nccl), job(nccl=nccl, share=True)):
+        assert settings(facts, 1) == chosen
 
 
 @pytest.mark.parametrize("nccl", [23003, 23203])

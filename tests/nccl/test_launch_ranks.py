@@ -22,7 +22,7 @@ from ncclkv.comm import threads
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl import launch as module
 from ncclkv.comm.nccl.communicator import NcclCommunicator
-from ncclkv.comm.nccl.facts import Facts
+from ncclkv.comm.nccl.facts import Facts, settings
 from ncclkv.comm.nccl.launch import launch, survey
 from ncclkv.errors import CommAborted, KVStoreError, LaunchError, RankLost
 from ncclkv.testing import run_ranks
@@ -84,6 +84,24 @@ def launch_on(monkeypatch: pytest.MonkeyPatch, seat: Seat, facts: list[Facts]) -
     return launch(seat.peers, facts)
 
 
+def nccls() -> dict[str, str]:
+    """The variables of NCCL's that are set."""
+    return {name: text for name, text in os.environ.items() if name.startswith("NCCL_")}
+
+
+def watch(seat: Seat, name: str) -> list[dict[str, str]]:
+    """What is set at each call of a function of the binding's."""
+    seen: list[dict[str, str]] = []
+    called = getattr(seat.binding, name)
+
+    def call(*arguments: Any) -> Any:
+        seen.append(nccls())
+        return called(*arguments)
+
+    setattr(seat.binding, name, call)
+    return seen
+
+
 @pytest.mark.skipif(cupy.cuda.is_available(), reason="there is a GPU here")
 @pytest.mark.parametrize(
     ("driver", "words"),
@@ -135,11 +153,11 @@ def test_layer_2_ranks_with_a_gpu_each_get_a_communicator(monkeypatch, size, bin
         comm.close()
         return comm.name
 
+    before = dict(os.environ)
     for name in run_seats(size, body):
         assert "share" not in name
         assert "one GPU" not in name
-    assert os.environ["NCCL_RUNTIME_CONNECT"] == "0"
-    assert "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ
+    assert dict(os.environ) == before
 
 
 def test_layer_2_shared_gpus_are_set_up_and_named(monkeypatch):
@@ -147,17 +165,43 @@ def test_layer_2_shared_gpus_are_set_up_and_named(monkeypatch):
     monkeypatch.setenv("NCCL_MAX_CTAS", "7")
 
     def body(seat: Seat) -> str:
+        seen = watch(seat, "create")
         comm = launch_on(monkeypatch, seat, facts)
         child = comm.duplicate()
         names = comm.name, child.name
         child.close()
         comm.close()
+        assert [each["NCCL_MULTI_RANK_GPU_ENABLE"] for each in seen] == ["1", "1"]
+        assert [each["NCCL_MAX_CTAS"] for each in seen] == ["7", "7"], "the user's own setting"
         return " ".join(names)
 
     for name in run_seats(2, body):
         assert name.count("several ranks on one GPU") == 2
-    assert os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
-    assert os.environ["NCCL_MAX_CTAS"] == "7", "the user's own setting"
+    assert nccls() == {"NCCL_MAX_CTAS": "7"}
+
+
+def test_layer_2_settings_are_there_while_nccl_reads_them_and_at_no_other_time(monkeypatch):
+    facts = [facts_of(0)]  # one rank, for threads have one environment
+    chosen = settings(facts, 0)
+
+    def body(seat: Seat) -> None:
+        created, reduced = watch(seat, "create"), watch(seat, "all_reduce")
+        comm = launch_on(monkeypatch, seat, facts)
+        array = seat.streams.put(np.ones(4, np.float32))
+        assert nccls() == {}
+        for _ in range(2):
+            comm.allreduce(array, array)
+            assert nccls() == {}
+        comm.synchronize()
+        with comm.capture():
+            comm.allreduce(array, array).wait()
+        assert created == [chosen]
+        # At the first launch and in captures; NCCL reads none at the others.
+        assert reduced == [chosen, {}, chosen]
+        comm.close()
+
+    run_seats(1, body)
+    assert nccls() == {}
 
 
 def test_layer_2_trouble_is_raised_by_all_before_anything_is_made(monkeypatch):
@@ -229,6 +273,16 @@ def test_the_environment_says_whether_nccl_blocks(monkeypatch):
 
 def test_settings_of_the_user_stay(monkeypatch):
     monkeypatch.setenv("NCCL_NET", "IB")
-    env.set_unless_set({"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"})
-    assert os.environ["NCCL_NET"] == "IB"
-    assert os.environ["NCCL_IB_DISABLE"] == "1"
+    with env.temporarily({"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}):
+        assert nccls() == {"NCCL_NET": "IB", "NCCL_IB_DISABLE": "1"}
+    assert nccls() == {"NCCL_NET": "IB"}
+
+
+def test_settings_end_with_the_last_block_that_has_them():
+    one, other = (env.temporarily({"NCCL_IB_DISABLE": "1"}) for _ in range(2))
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert nccls() == {"NCCL_IB_DISABLE": "1"}
+    other.__exit__(None, None, None)
+    assert nccls() == {}

@@ -195,6 +195,35 @@ def test_what_hangs_is_left_behind(monkeypatch):
     release.set()
 
 
+def test_ranks_connect_by_a_byte_each_way_in_one_group_of_one_thread(monkeypatch):
+    handle = FakeHandle()
+    threads: list[int] = []
+    binding = CupyBinding(timeout=10)
+    for name in ("groupStart", "groupEnd"):
+        monkeypatch.setattr(nccl, name, lambda: threads.append(threading.get_ident()))
+    binding.connect(handle, [2, 0], (100, 101), 7)
+    byte = DTYPES["uint8"]
+    assert handle.calls == [
+        ("recv", 101, 1, byte, 2, 7),
+        ("send", 100, 1, byte, 2, 7),
+        ("recv", 102, 1, byte, 0, 7),
+        ("send", 100, 1, byte, 0, 7),
+    ]
+    assert len(threads) == 2
+    assert threads[0] == threads[1] != threading.get_ident(), "a group is of its thread"
+
+
+def test_a_rank_that_does_not_connect_passes_the_deadline(monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(nccl, "groupStart", lambda: None)
+    monkeypatch.setattr(nccl, "groupEnd", release.wait)
+    begin = time.monotonic()
+    with pytest.raises(CommTimeout, match=r"ncclGroupEnd waited 0\.1 s for the other ranks"):
+        CupyBinding(timeout=0.1).connect(FakeHandle(), [1], (100, 101), 7)
+    assert time.monotonic() - begin < 1.0
+    release.set()
+
+
 MISSING = """
 import sys
 {spoil}

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
-from ncclkv.comm.nccl import flight
+from ncclkv import watchdog
+from ncclkv.comm.nccl import bounded, flight
 from ncclkv.errors import CommAborted, CommTimeout, RankLost
 from tests.nccl.breaking import aborted, communicator, leave_broken, ones, raises
 from tests.nccl.standin import Seat, run_seats
@@ -129,6 +130,36 @@ def test_a_refused_call_says_who_made_it():
         leave_broken(seat, comm)
 
     run_seats(2, body)
+
+
+def test_a_call_of_nccls_that_never_returns_has_the_watchdog_in_a_capture_too(monkeypatch):
+    armed: list[tuple[str, float]] = []
+
+    class Alarm(watchdog.Alarm):
+        def __enter__(self) -> None:
+            armed.append((self._what, self._seconds))
+
+        def __exit__(self, *_: object) -> None:
+            armed.pop()
+
+    monkeypatch.setattr(flight.watchdog, "Alarm", Alarm)
+    seen = []
+
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        reduce = seat.binding.all_reduce
+        seat.binding.all_reduce = lambda *arguments: (seen.append(armed[:]), reduce(*arguments))
+        array = ones(seat)
+        comm.allreduce(array, array)
+        comm.synchronize()
+        with comm.capture():
+            comm.allreduce(array, array).wait()
+        comm.close()
+        limit = seat.peers.timeout + bounded.LEEWAY
+        assert seen == [[("putting a collective on a stream of rank 0 of 1", limit)]] * 2
+
+    run_seats(1, body)
+    assert armed == []
 
 
 def test_what_apply_raises_is_raised_and_breaks_the_communicator():

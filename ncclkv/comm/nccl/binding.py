@@ -2,13 +2,15 @@
 
 Buffers and streams are addresses; nothing is checked on the way down.  Counts are in elements of
 the dtype, and for `reduce_scatter` and `all_gather` in elements *per rank*.  All calls return at
-once but `create`, `destroy` and `abort`: what they start runs in the order of its stream.
+once but `create`, `connect`, `destroy` and `abort`: what they start runs in the order of its
+stream.
 
 Every failure is one of `ncclkv.errors`, with the library's version and the call in its message.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 Handle = Any
@@ -62,6 +64,14 @@ class Binding(Protocol):
 
     def create(self, size: int, unique_id: bytes, rank: int) -> Handle:
         """Join the communicator of `unique_id`; returns when all `size` ranks have."""
+
+    def connect(
+        self, comm: Handle, peers: Sequence[int], room: tuple[int, int], stream: int
+    ) -> None:
+        """Connect this rank with `peers`, all others, for messages; returns when they have come.
+
+        `room` is where a byte to send lies, and where one byte a peer is received.
+        """
 
     def destroy(self, comm: Handle) -> None:
         """Free a communicator that is idle on every rank; every rank must come."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ncclkv import watchdog
+from ncclkv.comm.nccl.binding import DTYPES, Binding, Handle
 from ncclkv.errors import CommTimeout
 
 ABORT_SECONDS = 10.0
 """Seconds that an abort may take: peers may be gone, and so may the device."""
 
-_LEEWAY = 5.0
+LEEWAY = 5.0
 """Seconds more for a call that hangs altogether: where an error can be raised, it comes first."""
 
 
@@ -44,7 +45,7 @@ def bounded(what: str, function: Callable[[], Any], seconds: float) -> Any:
     thread = threading.Thread(target=run, name=what, daemon=True)
     thread.start()
     # A call that keeps Python's lock keeps this thread from looking at the clock, too.
-    with watchdog.guard(what, seconds + _LEEWAY):
+    with watchdog.guard(what, seconds + LEEWAY):
         thread.join(seconds)
     if not outcome:
         raise late(what, seconds)
@@ -61,3 +62,32 @@ def late(what: str, seconds: float) -> CommTimeout:
         f"each other: NCCL_DEBUG=INFO shows their connections, NCCL_SOCKET_IFNAME chooses the "
         f"network"
     )
+
+
+def connect(
+    binding: Binding,
+    comm: Handle,
+    peers: Sequence[int],
+    room: tuple[int, int],
+    stream: int,
+) -> None:
+    """Exchange a byte with each peer: NCCL connects two ranks whole in their first message.
+
+    Parameters
+    ----------
+    binding : Binding
+    comm : Handle
+    peers : sequence of int
+        All ranks but this one.
+    room : (int, int)
+        Where a byte to send lies, and where one byte a peer is received.
+    stream : int
+    """
+    dtype = DTYPES["uint8"]
+    binding.group_start()
+    try:
+        for slot, peer in enumerate(peers):
+            binding.receive(comm, room[1] + slot, 1, dtype, peer, stream)
+            binding.send(comm, room[0], 1, dtype, peer, stream)
+    finally:
+        binding.group_end()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from ncclkv.comm.graph import Graph
 from ncclkv.comm.nccl import wire
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
 from ncclkv.comm.nccl.control import NcclControl
+from ncclkv.comm.nccl.creation import create
 from ncclkv.comm.nccl.flight import Enqueue, Flight
 from ncclkv.comm.nccl.in_order import InOrder
 from ncclkv.comm.nccl.streams import Streams
@@ -24,14 +26,11 @@ from ncclkv.comm.nccl.work import HostWork
 from ncclkv.errors import (
     CommAborted,
     KVStoreError,
-    LaunchError,
     NotSupported,
     RankLost,
     UsageError,
 )
 from ncclkv.kernels.base import Kernels
-
-Result = TypeVar("Result")
 
 
 class NcclCommunicator(Communicator):
@@ -57,11 +56,14 @@ class NcclCommunicator(Communicator):
         Of this rank's device; taken over.
     kernels : Kernels
         Of the same device.
+    settings : mapping of str to str
+        Variables of NCCL's, set in the environment while it reads them and at no other time.
     shared : bool
         Whether ranks share a GPU on purpose.
     """
 
     blocks = False
+    _reproducible = False
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class NcclCommunicator(Communicator):
         streams: Streams,
         kernels: Kernels,
         *,
+        settings: Mapping[str, str] = MappingProxyType({}),
         shared: bool = False,
     ) -> None:
         self.rank, self.size = peers.rank, peers.size
@@ -84,10 +87,27 @@ class NcclCommunicator(Communicator):
         self._peers = peers
         self._binding = binding
         self._streams = streams
-        self._flight = Flight(peers, binding, streams, _create(peers, binding))
+        self._settings = settings
+        handle = create(peers, binding, settings)
+        self._flight = Flight(peers, binding, streams, handle, settings)
         self._in_order = InOrder(peers.rank, peers.size, binding, streams, kernels, self._flight)
         self.control = NcclControl(self._flight, peers.control)
         self._closed = False
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether all sums are made in rank order.
+
+        Collective to set to True for the first time: the ranks connect for the messages that this
+        takes.  NCCL does so by itself in the first of them, without a deadline.
+        """
+        return self._reproducible
+
+    @reproducible.setter
+    def reproducible(self, wanted: bool) -> None:
+        if wanted and self.size > 1:
+            self._in_order.connect()
+        self._reproducible = wanted
 
     def allocate(self, nbytes: int) -> Buffer:
         memory: Buffer = self._streams.allocate(nbytes)
@@ -228,7 +248,14 @@ class NcclCommunicator(Communicator):
     def _child(self, peers: Communicator) -> NcclCommunicator:
         """A communicator of other ranks over the same device."""
         streams = self._streams.another()
-        made = NcclCommunicator(peers, self._binding, streams, self.kernels, shared=self._shared)
+        made = NcclCommunicator(
+            peers,
+            self._binding,
+            streams,
+            self.kernels,
+            settings=self._settings,
+            shared=self._shared,
+        )
         made.reproducible = self.reproducible
         return made
 
@@ -270,24 +297,3 @@ def _check(send: Buffer, receive: Buffer, count: int) -> None:
     wire.check_device(send)
     wire.check_device(receive)
     check_buffers(send, receive, count)
-
-
-def _create(peers: Communicator, binding: Binding) -> Handle:
-    """An NCCL communicator of the same ranks."""
-    begun = _attempt(binding.unique_id) if peers.rank == 0 else None
-    unique_id, problem = peers.control.broadcast(begun, 0, "the id of a communicator")
-    if problem is not None:
-        raise LaunchError(f"rank 0 of {peers.size} could not begin a communicator: {problem}")
-    try:
-        return binding.create(peers.size, unique_id, peers.rank)
-    except KVStoreError as error:
-        peers.abort(f"{type(error).__name__}: {error}")
-        raise type(error)(f"rank {peers.rank} of {peers.size}: {error}") from error
-
-
-def _attempt(call: Callable[[], Result]) -> tuple[Result | None, str | None]:
-    """What a call returns, and what its error says."""
-    try:
-        return call(), None
-    except KVStoreError as error:
-        return None, str(error)

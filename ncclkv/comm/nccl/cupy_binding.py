@@ -7,7 +7,8 @@ and a CuPy that finds no libnccl has neither errors nor communicators; both are 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ncclkv.comm.nccl import bounded
@@ -56,6 +57,11 @@ class CupyBinding:
             return self._bounded("ncclCommInitRank", lambda: make(size, unique_id, rank))
         except CommAborted as error:
             raise LaunchError(str(error)) from error
+
+    def connect(
+        self, comm: Handle, peers: Sequence[int], room: tuple[int, int], stream: int
+    ) -> None:
+        self._bounded("ncclGroupEnd", partial(bounded.connect, self, comm, peers, room, stream))
 
     def destroy(self, comm: Handle) -> None:
         self._bounded("ncclCommDestroy", comm.destroy)

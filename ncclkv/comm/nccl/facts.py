@@ -22,6 +22,8 @@ OLDEST_CUPY = 14
 """The first whose unique ids are bytes."""
 
 _SEVERAL_RANKS_ON_A_GPU = 23003
+_LAUNCH_ORDER = 22602
+_NO_CACHE = 22907
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,25 @@ def crowded(facts: Sequence[Facts]) -> dict[tuple[str, str], list[int]]:
 
 
 def settings(facts: Sequence[Facts], rank: int) -> dict[str, str]:
-    """What to set in the environment of `rank`, unless the user has, before NCCL reads it."""
-    # Connected at creation, where there is a deadline; by itself NCCL connects in the first
-    # collective, and blocks its caller until all ranks come.
-    chosen = {"NCCL_RUNTIME_CONNECT": "0"}
+    """What to set in the environment of `rank`, unless the user has, before NCCL reads it.
+
+    NCCL reads a parameter where it first needs it: at creation, at the first launch, or at the
+    first captured collective.
+    """
+    chosen = {
+        # Connected at creation, where there is a deadline; by itself NCCL connects in the first
+        # collective, and blocks its caller until all ranks come.
+        "NCCL_RUNTIME_CONNECT": "0",
+        # To register the buffers of a captured collective NCCL meets the node's ranks in a loop
+        # that looks at no deadline and no abort.  It refuses the memory of CuPy's pool afterwards.
+        "NCCL_GRAPH_REGISTER": "0",
+    }
+    if facts[rank].nccl >= _LAUNCH_ORDER:
+        # Each store has a communicator: NCCL orders their kernels on a GPU as they are launched.
+        chosen["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
+    if facts[rank].nccl >= _NO_CACHE:
+        # Then others that use the same libnccl, such as torch, read these two themselves.
+        chosen["NCCL_NO_CACHE"] = "NCCL_RUNTIME_CONNECT,NCCL_GRAPH_REGISTER"
     if not crowded(facts):
         return chosen
     # Kernels of all ranks must fit on the GPU together, and multicast needs a GPU for each.

@@ -10,14 +10,16 @@ from __future__ import annotations
 import atexit
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from types import TracebackType
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
+from ncclkv import env, watchdog
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.nccl import bounded
 from ncclkv.comm.nccl.accord import Accord
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
 from ncclkv.comm.nccl.graph import Graphs, NcclGraph
+from ncclkv.comm.nccl.guard import Guard
 from ncclkv.comm.nccl.streams import Event, Streams
 from ncclkv.comm.nccl.watch import Watch
 from ncclkv.comm.nccl.work import NcclWork
@@ -29,11 +31,12 @@ from ncclkv.errors import (
     KVStoreError,
     RankDied,
     RankLost,
-    UsageError,
 )
 
 Enqueue = Callable[[Handle, int], None]
 """Puts a collective of an NCCL communicator on a stream."""
+
+_PUTS = "putting a collective on a stream"
 
 # Kept here until closed: CuPy destroys a communicator that nobody refers to, which waits for peers.
 _open: set[Flight] = set()
@@ -52,7 +55,12 @@ class Flight:
     """
 
     def __init__(
-        self, peers: Communicator, binding: Binding, streams: Streams, handle: Handle
+        self,
+        peers: Communicator,
+        binding: Binding,
+        streams: Streams,
+        handle: Handle,
+        settings: Mapping[str, str],
     ) -> None:
         self._peers = peers
         self._binding = binding
@@ -63,6 +71,9 @@ class Flight:
         self._accord = Accord(peers)
         self._last: int | None = None
         self._who = f"rank {peers.rank} of {peers.size}"
+        self._settings = settings
+        self._has_launched = False
+        self._alarm = watchdog.Alarm(f"{_PUTS} of {self._who}", peers.timeout + bounded.LEEWAY)
         self.failure: KVStoreError | None = None
         self.guard = Guard(self)
         self.graphs = Graphs(streams)
@@ -77,6 +88,7 @@ class Flight:
         """Stop what is in flight, and raise `error` in all later calls."""
         self.failure = self.failure or error
         handle, self._handle = self._handle, None
+        self._alarm.close()
         self.graphs.free()
         if handle is not None:
             _open.discard(self)
@@ -87,6 +99,7 @@ class Flight:
         """Free the communicator, which is idle, together with all ranks."""
         handle, self._handle = self._handle, None
         self.failure = farewell
+        self._alarm.close()
         _open.discard(self)
         self.graphs.free()
         self._binding.destroy(handle)
@@ -194,11 +207,17 @@ class Flight:
         return streams.record(stream)
 
     def _enqueue(self, what: str, enqueue: Enqueue, stream: int) -> None:
-        """Call the binding; say who called it for what when it refuses."""
+        """Call the binding; say who called it for what when it refuses.
+
+        NCCL may connect ranks in there, and wait for one that is missing, whatever else happens.
+        """
+        reads = not self._has_launched or self.graphs.recording is not None
         try:
-            enqueue(self._handle, stream)
+            with self._alarm, env.temporarily(self._settings) if reads else nullcontext():
+                enqueue(self._handle, stream)
         except KVStoreError as error:
             raise type(error)(f"{self._who}: {what}: {error}") from error
+        self._has_launched = True
 
     def _drop_complete(self) -> None:
         """Forget the collectives that are complete, and with them their buffers."""
@@ -270,24 +289,6 @@ class Flight:
     def _named(self) -> str:
         """The library with its version."""
         return f"{self._binding.name} ({version_text(self._binding.version())})"
-
-
-class Guard:
-    """Checks a flight on entry; a `KVStoreError` within makes it fail."""
-
-    def __init__(self, flight: Flight) -> None:
-        self._flight = flight
-
-    def __enter__(self) -> None:
-        self._flight.check()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        # In a capture nothing is in flight: a wrong call spoils the graph alone.
-        spoils = self._flight.graphs.recording is not None and isinstance(error, UsageError)
-        if isinstance(error, KVStoreError) and not spoils:
-            self._flight.fail(error)
 
 
 @atexit.register

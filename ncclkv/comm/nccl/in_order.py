@@ -58,6 +58,20 @@ class InOrder:
         self._kernels = kernels
         self._flight = flight
         self._memory: Buffer | None = None
+        self._connected = False
+
+    def connect(self) -> None:
+        """Connect the ranks for messages, unless they are; collective, and with a deadline."""
+        if self._connected:
+            return
+        self._connected = True
+        room = self._streams.allocate(1 + len(self._peers))
+        places = address(room), address(room) + 1
+
+        def enqueue(handle: Handle, stream: int) -> None:
+            self._binding.connect(handle, self._peers, places, stream)
+
+        self._flight.launch("connecting the ranks for messages", enqueue, None, room)
 
     def reduce(
         self, send: Buffer, receive: Buffer, op: str, root: int | None

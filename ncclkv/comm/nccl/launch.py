@@ -57,7 +57,6 @@ def launch(peers: Communicator, facts: Sequence[Facts] | None = None) -> NcclCom
     problem = trouble(facts)
     if problem is not None:
         raise LaunchError(problem)
-    env.set_unless_set(settings(facts, peers.rank))
     device = facts[peers.rank].device
     make = BINDINGS[facts[peers.rank].binding]
     with watchdog.guard(f"making streams on GPU {device}", peers.timeout):
@@ -67,6 +66,7 @@ def launch(peers: Communicator, facts: Sequence[Facts] | None = None) -> NcclCom
         make(device, peers.timeout),
         streams,
         DeviceKernels(),
+        settings=settings(facts, peers.rank),
         shared=bool(crowded(facts)),
     )
 

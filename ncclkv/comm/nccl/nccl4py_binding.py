@@ -7,8 +7,9 @@ alone is used: raw pointers, neither other array libraries nor ``cuda-bindings``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -88,6 +89,11 @@ class Nccl4pyBinding:
         except CommAborted as error:
             raise LaunchError(str(error)) from error
         return comm
+
+    def connect(
+        self, comm: Handle, peers: Sequence[int], room: tuple[int, int], stream: int
+    ) -> None:
+        self._bounded("ncclGroupEnd", partial(bounded.connect, self, comm, peers, room, stream))
 
     def destroy(self, comm: Handle) -> None:
         operation = "ncclCommFinalize"

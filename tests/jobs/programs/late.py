@@ -47,6 +47,20 @@ def locked() -> None:
     kv.close()
 
 
+def again() -> None:
+    """The last of many calls on rank 1 takes longer than it may."""
+    kv = ncclkv.create("dist_sync")
+    if kv.rank == 1:
+        alarm = watchdog.Alarm("one of many calls", 1.5)
+        for _ in range(100):
+            with alarm:
+                pass
+        sleep(2)
+        with alarm:
+            sleep(4)
+    kv.close()
+
+
 def in_time() -> None:
     """None does, in each other and one after the other."""
     kv = ncclkv.create("dist_sync")
@@ -54,7 +68,14 @@ def in_time() -> None:
         with watchdog.guard("one in it", 0.5):
             sleep(0)
         sleep(0)
+    alarm = watchdog.Alarm("one of two calls", 1.0)
+    for _ in range(2):
+        with alarm:
+            sleep(0)
     sleep(2)
+    alarm.close()
+    with alarm:
+        sleep(2)
     kv.close()
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.nccl import bounded
 from ncclkv.errors import CommError
 from tests.nccl.standin.calls import TO_ONE, Call, Placed, check_group, place
 from tests.nccl.standin.collective import Collective
@@ -77,6 +79,12 @@ class RecordingBinding:
                 self._offered.remove(host)
                 return host
         raise ContractBroken(f"create as rank {rank} of {size}: there is no such group of ranks")
+
+    def connect(
+        self, comm: Handle, peers: Sequence[int], room: tuple[int, int], stream: int
+    ) -> None:
+        self._device.log.add(f"connect {comm.name} with {[*peers]}")
+        bounded.connect(self, comm, peers, room, stream)
 
     def destroy(self, comm: Handle) -> None:
         comm.check("destroy")

@@ -1,0 +1,56 @@
+"""The creation of an NCCL communicator, by all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from ncclkv import env
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.nccl.binding import Binding, Handle
+from ncclkv.errors import KVStoreError, LaunchError
+
+Result = TypeVar("Result")
+
+
+def create(peers: Communicator, binding: Binding, settings: Mapping[str, str]) -> Handle:
+    """Make an NCCL communicator of the ranks of `peers`; collective.
+
+    Parameters
+    ----------
+    peers : Communicator
+        The ranks in host memory.
+    binding : Binding
+    settings : mapping of str to str
+        Variables of NCCL's, set meanwhile.
+
+    Raises
+    ------
+    LaunchError
+        When NCCL refuses.
+    CommTimeout
+        When a rank does not come.
+    """
+    with env.temporarily(settings):
+        return _create(peers, binding)
+
+
+def _create(peers: Communicator, binding: Binding) -> Handle:
+    """Make it, with what NCCL reads in the environment."""
+    begun = _attempt(binding.unique_id) if peers.rank == 0 else None
+    unique_id, problem = peers.control.broadcast(begun, 0, "the id of a communicator")
+    if problem is not None:
+        raise LaunchError(f"rank 0 of {peers.size} could not begin a communicator: {problem}")
+    try:
+        return binding.create(peers.size, unique_id, peers.rank)
+    except KVStoreError as error:
+        peers.abort(f"{type(error).__name__}: {error}")
+        raise type(error)(f"rank {peers.rank} of {peers.size}: {error}") from error
+
+
+def _attempt(call: Callable[[], Result]) -> tuple[Result | None, str | None]:
+    """What a call returns, and what its error says."""
+    try:
+        return call(), None
+    except KVStoreError as error:
+        return None, str(error)
