@@ -26,7 +26,9 @@ def failing(kv: Any, verb: str, *words: str) -> Iterator[None]:
     """Expect a `CheckpointError` on every rank, which names the leader, its host, and `words`."""
     with pytest.raises(CheckpointError) as caught:
         yield
-    says(caught.value, f"{verb} on rank 0 of {kv.num_workers}", socket.gethostname(), *words)
+    leads_here = kv.local_rank == kv.rank
+    host = f"(host {socket.gethostname() if leads_here else ''}"
+    says(caught.value, f"{verb} on rank 0 of {kv.num_workers}", host, *words)
 
 
 @case(needs="safetensors")

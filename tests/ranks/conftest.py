@@ -23,9 +23,17 @@ def comm_world() -> MPI.Intracomm:
     return MPI.COMM_WORLD
 
 
+@pytest.fixture(scope="session")
+def several_nodes(comm_world: MPI.Intracomm) -> bool:
+    """Whether ranks are on several nodes, or are taken for ones that are."""
+    machine = comm_world.Split_type(MPI.COMM_TYPE_SHARED)
+    alone = machine.Get_size() == comm_world.Get_size()
+    machine.Free()
+    return "NCCLKV_RANKS_PER_NODE" in os.environ or not alone
+
+
 @pytest.fixture(autouse=True)
-def place() -> Iterator[None]:
-    """Where ranks are taken for ones on several nodes, they do not promise the order of sums."""
-    split = "NCCLKV_RANKS_PER_NODE" in os.environ
-    with at(SeveralNodes() if split else here()):
+def place(several_nodes: bool) -> Iterator[None]:
+    """Ranks on several nodes do not promise the order of sums."""
+    with at(SeveralNodes() if several_nodes else here()):
         yield

@@ -1,0 +1,50 @@
+"""Settings of the tests on hosts that share nothing: networks of machines, made of namespaces.
+
+Each layout of hosts and ranks is one network, for all tests that use it.  Without root, or without
+the tools, the tests are skipped, and the last line of the run says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.hosts.lab.jobs import Jobs
+from tests.hosts.lab.network import Network, missing
+
+LACKING = missing()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if LACKING:
+        terminalreporter.write_line(f"no job ran on several hosts: {LACKING}")
+
+
+def jobs(hosts: int, ranks: int) -> Iterator[Jobs]:
+    """A network with jobs of so many ranks on each of so many hosts."""
+    if LACKING:
+        pytest.skip(f"no hosts can be made of namespaces here: {LACKING}")
+    with Network(hosts) as network:
+        yield Jobs(network, ranks)
+
+
+@pytest.fixture(scope="session")
+def two_by_two() -> Iterator[Jobs]:
+    """Two hosts with two ranks each."""
+    yield from jobs(2, 2)
+
+
+@pytest.fixture(scope="session")
+def three_by_one() -> Iterator[Jobs]:
+    """Three hosts with one rank each."""
+    yield from jobs(3, 1)
+
+
+@pytest.fixture(scope="session", params=["2x2", "3x1"])
+def hosts(request: pytest.FixtureRequest) -> Jobs:
+    """Each of the layouts in turn."""
+    found: Jobs = request.getfixturevalue(
+        "two_by_two" if request.param == "2x2" else "three_by_one"
+    )
+    return found
