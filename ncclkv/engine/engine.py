@@ -56,6 +56,7 @@ class Engine(Flushes):
                 f"is the store's; pull it, or call wait({key!r}), first"
             )
         self._take_up(slot.state)
+        slot.lent = True
         # A view of the caller's own, whose shape may be changed.
         own: Array = slot.gradient_view.view()
         return own

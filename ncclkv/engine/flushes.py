@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.batch import Pull
@@ -10,7 +10,7 @@ from ncclkv.engine.flagged import Flagged
 from ncclkv.engine.launch import Launcher
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.places import Places
-from ncclkv.engine.presence import Agreed, Presence
+from ncclkv.engine.presence import Agreed, Part, Presence
 from ncclkv.engine.reads import Reads
 from ncclkv.engine.state import Array, BucketState
 from ncclkv.engine.update import Assign, FunctionRule, Rule
@@ -70,7 +70,8 @@ class Flushes(Reads):
         Where flushes begin with an exchange, all is flushed.
         """
         if self.presence.asked:
-            self._flush_agreed(())
+            # A rank that leaves an uneven block settles meanwhile, and publishes with the others.
+            self.settle(())
             return
         if self.presence.flagged:
             self._flush_flagged()
@@ -108,29 +109,42 @@ class Flushes(Reads):
         if self._flagged is not None:
             self._flagged.report(self.presence)
 
-    def _flush_agreed(self, wanted: Sequence[BucketState], *, joined: bool = False) -> Agreed:
+    def _flush_agreed(self, wanted: Sequence[BucketState], part: Part = Part.STAYS) -> Agreed:
         """Flush what ranks agree on."""
         numbers = self.rule.numbers() if self.presence.lenient else None
         buckets = [state.layout.index for state in wanted]
-        agreed = self.presence.agree(buckets, numbers, self.placement.root, joined=joined)
-        if joined and agreed.active:
+        agreed = self.presence.agree(buckets, numbers, self.placement.root, part)
+        if part != Part.STAYS and agreed.active:
             self.rule.follow(agreed.numbers)
         step = self.rule.step_of(agreed.numbers) if self.presence.lenient else None
         for state in self.places.buckets(agreed.keys):
             if self.presence.lenient:
                 state.step = step
-            self._launch(state, agreed.active)
+            self._launch_counted(state, agreed.keys)
         self._complete(self.places.states)
         if isinstance(self.rule, FunctionRule):
             self._update(agreed.keys)
+        self.presence.restore()
         return agreed
+
+    def _launch_counted(self, state: BucketState, counts: Mapping[Key, int]) -> None:
+        """Launch a bucket; averages over different numbers of ranks need a launch each."""
+        if state.layout.op != "avg":
+            self._launch(state)
+            return
+        pushed = state.pushed
+        for count in sorted({counts[key] for key in pushed}):
+            state.pushed = {key for key in pushed if counts[key] == count}
+            self._launch(state, count)
 
     def answer(self) -> None:
         """Take part in the others' flushes without pushing, until no rank pushes any more."""
-        if any(state.pushed for state in self.places.states):
-            self.settle()
-        while (agreed := self._flush_agreed((), joined=True)).active:
+        wanted, part = self.places.states, Part.LEAVES
+        if not any(state.pushed for state in wanted):
+            wanted, part = [], Part.ANSWERS
+        while (agreed := self._flush_agreed(wanted, part)).active:
             self._publish([self.places.states[number] for number in agreed.buckets])
+            wanted, part = [], Part.ANSWERS
 
     def settle(self, states: Sequence[BucketState] | None = None) -> None:
         """Flush, and give every rank what the root alone has updated, so that all may read."""

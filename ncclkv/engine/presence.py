@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.words import named
 from ncclkv.engine.places import Places
-from ncclkv.engine.state import Array, BucketState
+from ncclkv.engine.state import Array, BucketState, Slot
 from ncclkv.errors import NonFinite, OrderMismatch
 from ncclkv.kernels.base import Kernels
 from ncclkv.table import plan
@@ -24,6 +25,16 @@ from ncclkv.table.registry import Key
 _log = logging.getLogger("ncclkv")
 
 _SHOWN = 8
+
+
+class Part(IntEnum):
+    """The part that a rank takes in a flush."""
+
+    STAYS = 0
+    LEAVES = 1
+    """It has come to the end of an uneven block, and gives what it pushed before."""
+    ANSWERS = 2
+    """It has pushed nothing, and contributes nothing."""
 
 
 class Said(NamedTuple):
@@ -39,15 +50,14 @@ class Said(NamedTuple):
         Numbers of the buckets that are to be readable after the flush.
     numbers : Any
         Of the update, as they are here.
-    joined : bool
-        Whether this rank only answers.
+    part : Part
     """
 
     pushed: frozenset[int]
     unsound: frozenset[int]
     buckets: tuple[int, ...]
     numbers: Any
-    joined: bool
+    part: Part
 
 
 class Agreed(NamedTuple):
@@ -55,17 +65,18 @@ class Agreed(NamedTuple):
 
     Attributes
     ----------
-    keys : list of keys
-        What is reduced, in the order of the registry.
+    keys : dict of key to int
+        What is reduced, in the order of the registry, and the number of ranks in its average.
     buckets : list of int
         Numbers of the buckets that are to be readable after the flush.
     active : int
         How many ranks do not only answer.
     numbers : Any
-        Of the update: the root's, or the first rank's that pushes.
+        Of the update: the root's if it stays, or the first rank's that does; if all leave, the
+        first one's.
     """
 
-    keys: list[Key]
+    keys: dict[Key, int]
     buckets: list[int]
     active: int
     numbers: Any
@@ -105,6 +116,7 @@ class Presence:
         self._places = places
         self._kernels = kernels
         self._nonfinite = nonfinite
+        self._kept: list[tuple[Slot, Array]] = []
 
     @property
     def asked(self) -> bool:
@@ -122,11 +134,12 @@ class Presence:
         return self.zeros or self.uneven
 
     def agree(
-        self, buckets: Iterable[int], numbers: Any, root: int | None, *, joined: bool = False
+        self, buckets: Iterable[int], numbers: Any, root: int | None, part: Part = Part.STAYS
     ) -> Agreed:
         """What all ranks will do; collective.
 
-        What others have pushed and this rank has not is in its buckets when this returns.
+        What others have pushed and this rank has not is in its buckets when this returns; after the
+        flush `restore` puts back what the user has in gradients that were filled up so.
 
         Raises
         ------
@@ -136,29 +149,29 @@ class Presence:
             On every rank, when it is to be raised; nothing that was pushed is applied.
         """
         self._places.seal()
-        mine = self._said(buckets, numbers, joined)
+        mine = self._said(buckets, numbers, part)
         said = self._comm.control.allgather(tuple(mine), "what was pushed")
         said = [Said(*each) for each in said]
-        active = [rank for rank, each in enumerate(said) if not each.joined]
+        active = [rank for rank, each in enumerate(said) if each.part != Part.ANSWERS]
         wanted = sorted({number for each in said for number in each.buckets})
         keys = self._keys(said, active)
         if any(each.unsound for each in said):
             for state in self._places.states:
                 state.pushed.clear()
             self.tell([each.unsound for each in said], 1)
-            keys = []
+            keys = {}
         self._fill_up(keys)
-        first = root if root in active else next(iter(active), 0)
-        return Agreed(keys, wanted, len(active), said[first or 0].numbers)
+        first = min(range(len(said)), key=lambda rank: (said[rank].part, rank != root, rank))
+        return Agreed(keys, wanted, len(active), said[first].numbers)
 
-    def _said(self, buckets: Iterable[int], numbers: Any, joined: bool) -> Said:
+    def _said(self, buckets: Iterable[int], numbers: Any, part: Part) -> Said:
         """What this rank says."""
         registry, pushed, unsound = self._places.registry, [], []
         for state in self._places.states:
             pushed += [registry[key].index for key in state.pushed]
             if state.pushed and self._nonfinite != "ignore":
                 unsound += [registry[key].index for key in self._unsound(state)]
-        return Said(frozenset(pushed), frozenset(unsound), tuple(buckets), numbers, joined)
+        return Said(frozenset(pushed), frozenset(unsound), tuple(buckets), numbers, part)
 
     def _unsound(self, state: BucketState) -> list[Key]:
         """The keys of a bucket whose gradients hold NaN or infinity."""
@@ -180,22 +193,31 @@ class Presence:
         kernels.unpack(flags, on_host)
         return [int(flag) for flag in on_host]
 
-    def _keys(self, said: Sequence[Said], active: Sequence[int]) -> list[Key]:
-        """The keys that some rank has pushed."""
+    def _keys(self, said: Sequence[Said], active: Sequence[int]) -> dict[Key, int]:
+        """The keys that some rank has pushed, and the number of ranks in their averages.
+
+        A rank that leaves has pushed less than the others, which went on.
+        """
         pushed = frozenset().union(*(each.pushed for each in said))
         specs = [spec for spec in self._places.registry if spec.index in pushed]
         if self.zeros:
-            return [spec.key for spec in specs]
+            return dict.fromkeys((spec.key for spec in specs), len(active))
+        counts: dict[Key, int] = {}
         for spec in specs:
             having = [rank for rank in active if spec.index in said[rank].pushed]
-            lacking = [rank for rank in active if spec.index not in said[rank].pushed]
+            lacking = [
+                rank
+                for rank in active
+                if spec.index not in said[rank].pushed and said[rank].part == Part.STAYS
+            ]
             if having and lacking:
                 raise OrderMismatch(
                     f"rank {self._comm.rank} of {self._comm.size}: key {spec.key!r} was pushed by "
                     f"{named(having)} and not by {named(lacking)}; push it on all ranks, or "
                     f"create the store with missing='zeros'"
                 )
-        return [spec.key for spec in specs]
+            counts[spec.key] = len(having)
+        return counts
 
     def tell(self, unsound: Sequence[Collection[int]], flushes: int) -> None:
         """Raise, or log, that flushes came to nothing.
@@ -227,8 +249,17 @@ class Presence:
             slot = self._places[key]
             if key not in slot.state.pushed:
                 slot.state.flying.complete()
+                if slot.lent:
+                    self._kept.append((slot, self._kernels.copy(slot.gradient)))
                 self._kernels.fill(slot.gradient, _nothing(slot.state))
                 slot.state.pushed.add(key)
+
+    def restore(self) -> None:
+        """Put back the gradients that were filled up for the flush that has ended."""
+        for slot, kept in self._kept:
+            self._kernels.pack(kept, slot.gradient)
+        self._comm.keep(*(kept for _, kept in self._kept))
+        self._kept.clear()
 
 
 def _nothing(state: BucketState) -> float:

@@ -129,6 +129,8 @@ class Slot:
     gradient, weight : ndarray, flat
     gradient_view, weight_view : ndarray of the key's shape
         The same memory; `weight_view` is read-only, where arrays can be.
+    lent : bool
+        Whether the user has been given a view of the gradient, and may be filling it.
     """
 
     def __init__(self, state: BucketState, entry: Entry) -> None:
@@ -136,6 +138,7 @@ class Slot:
         self.entry = entry
         self.gradient = state.gradients[entry.lo : entry.hi]
         self.gradient_view = self.gradient.reshape(entry.spec.shape)
+        self.lent = False
         self.find_weight()
 
     def find_weight(self) -> None:

@@ -179,8 +179,9 @@ are ints, such as 3; use one kind
         Returns
         -------
         ndarray
-            Writable, of the key's shape.  From a push of it until the key's next pull, wait or
-            flush it is the store's.
+            Writable, of the key's shape.  From a push of the key until its next pull, wait or flush
+            it is the store's.  What is written there otherwise stays until the key is pushed, also
+            while other ranks push the key and this one counts as zeros or answers.
 
         Raises
         ------

@@ -23,8 +23,10 @@ class UnevenVerbs(Transfers):
 
         Only push, pull, pushpull, wait, group and local verbs may be called inside.  Ranks that are
         still in the block must make the same of these calls; what they push is flushed by the next
-        pull, wait or end of a group, after an exchange between the hosts.  An exception that leaves
-        the block on one rank breaks the store.
+        pull, wait or end of a group, or by another push of the key, after an exchange between the
+        hosts.  What a rank has pushed and not flushed when it comes to the end counts in the
+        others' next flush, whatever they have pushed since.  An exception that leaves the block on
+        one rank breaks the store.
 
         Examples
         --------

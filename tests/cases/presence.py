@@ -147,3 +147,42 @@ def a_learning_rate_is_that_of_the_push_or_of_the_flush(create: Stores) -> None:
         kv.push(3, full(kv.rank + 1))
         mine.learning_rate = 0.25
         same(pulled(kv, 3), 2 - rate * total(kv))
+
+
+@case()
+def a_filled_grad_view_outlives_flushes_without_it(create: Stores) -> None:
+    # Even ranks push in each step; odd ranks accumulate three steps in place, and push the third.
+    kv = lenient(create)
+    gathered = 0
+    gradient = kv.grad_view(5)
+    for step in range(1, 4):
+        gathered += step * (kv.rank + 1)
+        gradient[...] = step * (kv.rank + 1) if is_even(kv) else gathered
+        if is_even(kv) or step == 3:
+            kv.push(5, gradient)
+        odd = total(kv) - of_even(kv)
+        same(pulled(kv, 5), step * of_even(kv) + (6 * odd if step == 3 else 0))
+        if not is_even(kv) and step < 3:
+            same(gradient, gathered)
+    same(pulled(kv, 3), 2)
+
+
+@case()
+def a_filled_grad_view_outlives_flushes_of_every_rule_and_op(create: Stores) -> None:
+    def add(key: Any, value: Any, stored: Any) -> None:
+        stored += value
+
+    for op, dtype in ("max", "i4"), ("min", "f4"), ("avg", "f8"):
+        for rule in None, sgd(1.0), add:
+            if rule is not None and dtype == "i4":
+                continue  # an optimizer takes floats alone
+            kv = create(missing="zeros")
+            kv.init("kept", np.zeros(3, dtype), op=op)
+            if rule is not None:
+                (kv.set_updater if rule is add else kv.set_optimizer)(rule)
+            kv.grad_view("kept")[...] = 40 + kv.rank
+            if kv.rank == 0:
+                kv.push("kept", np.full(3, 4 * kv.num_workers).astype(dtype))
+            kv.wait()
+            if kv.rank:
+                same(kv.grad_view("kept"), 40 + kv.rank)

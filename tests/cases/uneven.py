@@ -190,3 +190,90 @@ def active_ranks_push_the_same_keys(create: Stores) -> None:
     names = ", ".join(map(str, others))
     said = f"rank {names}" if len(others) == 1 else f"ranks {names}"
     says(caught.value, f"key 3 was pushed by {said} and not by rank 1", "missing='zeros'")
+
+
+def add(key: Any, value: Any, stored: Any) -> None:
+    """An updater that adds."""
+    stored += value
+
+
+@case()
+def a_filled_grad_view_outlives_the_others_flushes(create: Stores) -> None:
+    kv = probed(create)
+    with kv.uneven():
+        for batch in batches(kv):
+            kv.push([3, 5], [full(1), full(batch)])
+            kv.wait()
+        kv.grad_view(5)[...] = kv.rank + 1
+    same(kv.grad_view(5), kv.rank + 1)
+    kv.push(5, kv.grad_view(5))
+    same(pulled(kv, 5), total(kv))
+
+
+@case()
+def pushes_left_over_at_the_end_of_a_block(create: Stores) -> None:
+    # No rank reads: a push flushes the one before it, and the last one waits as its rank leaves.
+    for rule in None, sgd(), add:
+        kv, model = probed(create), probed(create)
+        for store in kv, model:
+            if rule is not None:
+                (store.set_updater if rule is add else store.set_optimizer)(rule)
+        with kv.uneven():
+            for batch in batches(kv):
+                kv.push([3, 5], [full(kv.rank + batch), full(10 * batch)])
+        for batch in range(1 + 2 * (kv.num_workers - 1)):
+            mine = kv.rank in active(kv, batch)
+            model.push([3, 5], [full(kv.rank + batch), full(10 * batch)] if mine else [full(0)] * 2)
+        for key in 3, 5:
+            same(pulled(kv, key), pulled(model, key))
+
+
+@case()
+def pushes_left_over_are_read_by_those_who_stay(create: Stores) -> None:
+    # Each batch pushes another key, so a rank leaves with keys that are not those of the flush.
+    kv = create()
+    kv.init([0, 1, 2], [full(0)] * 3, op="avg")
+    kv.set_updater(add)
+    expected = {0: 0.0, 1: 0.0, 2: 0.0}
+    with kv.uneven():
+        for batch in batches(kv):
+            kv.push(batch % 3, full(12 * (kv.rank + 1)))
+            if batch % 4 == 3:
+                kv.pull(0, out=full(0))
+    for batch in range(1 + 2 * (kv.num_workers - 1)):
+        ranks = active(kv, batch)
+        expected[batch % 3] += sum(12 * (rank + 1) for rank in ranks) / len(ranks)
+    for key, value in expected.items():
+        same(pulled(kv, key), value)
+
+
+@case()
+def ranks_that_leave_follow_those_who_stay(create: Stores) -> None:
+    kv, mine = probed(create), sgd()
+    kv.set_optimizer(mine)
+    with kv.uneven():
+        for batch in range(2 if kv.rank else 1):
+            mine.learning_rate = 1 / (1 + batch)
+            kv.push(3 if batch else 5, full(1))
+        if kv.rank:
+            kv.wait()
+    assert mine.learning_rate == (0.5 if kv.num_workers > 1 else 1)
+
+
+def push_and_leave(kv: Any) -> None:
+    """Rank 0 leaves after one push; of the others rank 1 alone makes a second."""
+    with kv.uneven():
+        kv.push(3, full(1))
+        if kv.rank == 1:
+            kv.push(5, full(1))
+        if kv.rank:
+            kv.wait()
+
+
+@case(sizes={3, 4})
+def only_ranks_that_leave_may_have_pushed_less(create: Stores) -> None:
+    kv = probed(create)
+    with pytest.raises(OrderMismatch) as caught:
+        push_and_leave(kv)
+    others = "rank 2" if kv.num_workers == 3 else "ranks 2, 3"
+    says(caught.value, f"key 5 was pushed by rank 1 and not by {others}; push it")
