@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -27,14 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _on_gpu(comm: Communicator, options: Options) -> int:
-    """Run on the ranks' GPUs; without one say so, which is no failure."""
+    """Run on the ranks' GPUs; without one say so, a failure where NCCLKV_REQUIRE_GPU=1 is set."""
     facts = gpus.survey(comm)
     lacking = [each.obstacle for each in facts if each.obstacle]
     if lacking:
         if comm.rank == 0:
             print(f"nothing was measured on a GPU: {lacking[0]}")
         comm.close()
-        return 0
+        return int(os.environ.get("NCCLKV_REQUIRE_GPU") == "1")
     ranks = gpus.launch(comm, facts)
     crowds = crowded(facts).values()
     sharing = max(map(len, crowds), default=1)

@@ -1,62 +1,95 @@
 #!/usr/bin/env bash
-# Run all that needs a GPU, each part under a time limit, and keep what it prints.
+# Run what needs a GPU, the most telling parts first, and keep what they print in one archive.
 #
-#   launch/on_gpu.sh FOLDER
+#   launch/on_gpu.sh FOLDER [PART ...]
 #
-# FOLDER gets machine.txt, a log for each part, and summary.txt.  python is that of launch/local.sh.
-# Without a GPU every part fails, as NCCLKV_REQUIRE_GPU=1 has it; the exit code is 0 only when all
-# parts passed.
+# FOLDER gets summary.txt and logs.tar.gz, written anew after every part.  PART is the name of a
+# part, or of the calls "first", "two" and "rest" that each fit into ten minutes; without any, all
+# parts of all calls; --list shows them.  A part that needs what is not there says so.
+#
+#   BUDGET   seconds for the whole call, 540 unless set; a part is cut to what is left of it
+#   WHEELS   a folder with a wheel of mpich, for a machine without mpirun; .whl unless set
+#   COMMIT   what was checked out, for a copy without .git
+#
+# python is that of launch/local.sh.  NCCLKV_REQUIRE_GPU=0 skips what has no GPU, to rehearse; else
+# that fails.  The exit code is 0 only when every part passed.
 set -u
 
-[ $# -eq 1 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+case "${1:-}" in
+    '' | -h | --help) sed -n '2,16s/^# \{0,1\}//p' "$0"; [ $# -gt 0 ]; exit $(($? * 2)) ;;
+esac
+started=$(date +%s)
+root=$(cd "$(dirname "$0")/.." && pwd) || exit 2
+python=$(command -v python3)
+for venv in "${VENV:-}" "${VIRTUAL_ENV:-}" "$root/.venv"; do
+    if [ -n "$venv" ] && [ -x "$venv/bin/python" ]; then
+        python=$venv/bin/python
+        break
+    fi
+done
+if [ "$1" = --list ]; then
+    cd "$root" && exec "$python" -m tests.on_gpu --list
+fi
 mkdir -p "$1" || exit 2
 folder=$(cd "$1" && pwd)
-cd "$(dirname "$0")/.." || exit 2
-export NCCLKV_REQUIRE_GPU=1 NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
-status=0
+shift
+wheels=$(cd "$root" && cd "${WHEELS:-.whl}" 2>/dev/null && pwd)
+cd "$root" || exit 2
+work=$(mktemp -d) || exit 2
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/logs"
+log=$work/logs/setup.txt
 
-part() {
-    local name=$1 limit=$2 code
-    shift 2
-    timeout -k 10 "$limit" "$@" >"$folder/$name.txt" 2>&1 </dev/null
-    code=$?
-    [ $code -eq 0 ] || status=1
-    printf '%-14s exit %3d  %s\n' "$name" $code "$(tail -n 1 "$folder/$name.txt")" |
-        tee -a "$folder/summary.txt"
+two_ranks_meet() {
+    timeout -k 5 40 launch/local.sh -n 2 -c \
+        'from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2' </dev/null
 }
 
-versions='
-import sys, numpy, cupy
-from cupy.cuda import nccl, runtime
-print("Python", sys.version.split()[0], "NumPy", numpy.__version__, "CuPy", cupy.__version__)
-print("CUDA", runtime.runtimeGetVersion(), "driver", runtime.driverGetVersion())
-print("NCCL", nccl.get_version())
-'
-: >"$folder/summary.txt"
+install_mpich() {
+    # With --target, pip leaves out libmpi.
+    local wheel bin
+    for wheel in "$wheels"/mpich-*.whl; do
+        [ -f "$wheel" ] || continue
+        timeout 120 "$python" -m pip install -q --no-index --no-deps --no-cache-dir \
+            --disable-pip-version-check --prefix "$work/mpi" "$wheel" || continue
+        # Debian's Python puts a "local" between.
+        bin=$(dirname "$(find "$work/mpi" -name mpirun | head -n 1)")
+        export PATH="$bin:$PATH" LD_LIBRARY_PATH="${bin%/bin}/lib:${LD_LIBRARY_PATH:-}"
+        return
+    done
+    echo "no wheel of mpich in ${wheels:-$root/${WHEELS:-.whl}}"
+}
+
+find_mpi() {
+    two_ranks_meet && return
+    [ -x "$(dirname "$python")/mpirun" ] || command -v mpirun || install_mpich
+    two_ranks_meet && return
+    echo 'again, by the loopback interface'
+    export HYDRA_IFACE=lo
+    two_ranks_meet && return
+    echo 'again, with tcp'
+    export MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp FI_TCP_IFACE=lo
+    two_ranks_meet && return
+    unset MPIR_CVAR_CH4_NETMOD FI_PROVIDER FI_TCP_IFACE
+    echo 'two ranks do not meet: what needs several will not run'
+    export NO_MPI=1
+}
+
 {
     date -u
-    git rev-parse HEAD 2>/dev/null
-    nvidia-smi
-} >"$folder/machine.txt" 2>&1
-part versions 60 launch/local.sh -n 1 -c "$versions"
-part kernels 600 launch/local.sh -n 1 -m pytest tests/nccl/test_gpu_kernels.py
-if command -v compute-sanitizer >/dev/null; then
-    part sanitizer 600 compute-sanitizer --target-processes all --error-exitcode 9 \
-        launch/local.sh -n 1 -m pytest tests/nccl/test_gpu_kernels.py -k 'pack or unpack or sgd'
-else
-    echo 'sanitizer      not run: there is no compute-sanitizer' | tee -a "$folder/summary.txt"
-fi
-part one-rank 600 launch/local.sh -n 1 -m pytest \
-    tests/ranks/test_gpu_comm.py tests/ranks/test_gpu_store.py
-# A part of their own: what goes wrong in a capture can spoil what follows in its process.
-part captures 600 launch/local.sh -n 1 -m pytest tests/ranks/test_gpu_capture.py
-for ranks in 2 3 4; do
-    part "ranks-$ranks" 600 env NCCLKV_SHARE_GPU=1 launch/local.sh -n $ranks -m pytest \
-        tests/ranks/test_gpu_comm.py tests/ranks/test_gpu_store.py
-    part "captures-$ranks" 600 env NCCLKV_SHARE_GPU=1 launch/local.sh -n $ranks -m pytest \
-        tests/ranks/test_gpu_capture.py
-done
-part faults 600 launch/local.sh -n 1 -m pytest tests/nccl/test_gpu_faults.py
-part bench 600 launch/local.sh -n 1 -m bench gpu
-part bench-shared 600 env NCCLKV_SHARE_GPU=1 launch/local.sh -n 2 -m bench gpu --quick
-exit $status
+    COMMIT=${COMMIT:-$(git rev-parse HEAD 2>/dev/null || echo unknown)}
+    echo "commit $COMMIT"
+    "$python" -VV
+    timeout 30 nvidia-smi
+    nproc; free -h; df -h /dev/shm /tmp
+    timeout -k 5 150 "$python" setup.py build_ext --inplace 2>&1 | tail -n 5
+    unset NO_MPI
+    find_mpi
+    command -v mpirun compute-sanitizer ncu nvcc
+    env | grep -E '^(NCCL|CUDA|HYDRA|FI_|MPIR|VIRTUAL_ENV|LD_LIBRARY_PATH)' | sort
+    echo "set up in $(($(date +%s) - started)) s"
+} >"$log" 2>&1
+export COMMIT NCCLKV_REQUIRE_GPU="${NCCLKV_REQUIRE_GPU:-1}"
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+VENV=${python%/bin/python} BUDGET=$((${BUDGET:-540} - $(date +%s) + started)) \
+    "$python" -u -m tests.on_gpu "$folder" "$work/logs" "$@"

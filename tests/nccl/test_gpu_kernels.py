@@ -25,7 +25,7 @@ from tests.nccl.kernel_cases import (
     same_bits,
 )
 
-pytestmark = pytest.mark.limit(300)
+pytestmark = pytest.mark.limit(60)
 LAUNCHER = Launcher()
 """One for all tests, so that each kernel is compiled once."""
 DTYPES = ["bool", "int8", "int64", "float16", "bfloat16", "float32", "float64", "complex64"]

@@ -17,7 +17,7 @@ from tests.cases.stores import Stores
 from tests.nccl.gpu import need_gpu
 from tests.nccl.place import GpuPlace
 
-pytestmark = pytest.mark.limit(120)
+pytestmark = pytest.mark.limit(40)
 PLACEMENTS = pytest.mark.parametrize("update_on", ["every_rank", "root"])
 
 

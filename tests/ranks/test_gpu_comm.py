@@ -14,7 +14,7 @@ from tests.cases.place import at, in_rank_order
 from tests.nccl.gpu import need_gpu
 from tests.nccl.place import GpuPlace
 
-pytestmark = pytest.mark.limit(120)
+pytestmark = pytest.mark.limit(40)
 
 
 @pytest.fixture(scope="module")

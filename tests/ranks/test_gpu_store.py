@@ -8,15 +8,23 @@ from mpi4py import MPI
 from tests.cases import CASES, Case
 from tests.cases.place import at
 from tests.cases.stores import Stores
+from tests.nccl.first import FIRST
 from tests.nccl.gpu import need_gpu
 from tests.nccl.place import GpuPlace
 
 SIZE = MPI.COMM_WORLD.Get_size()
-pytestmark = pytest.mark.limit(120)
+pytestmark = pytest.mark.limit(40)
 
 
 @pytest.mark.parametrize("update_on", ["every_rank", "root"])
-@pytest.mark.parametrize("case", [c for c in CASES if c.fits(SIZE)], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=[pytest.mark.first] * (case.name in FIRST))
+        for case in CASES
+        if case.fits(SIZE)
+    ],
+)
 def test_case(case: Case, update_on: str) -> None:
     need_gpu()
     if case.needs:

@@ -1,0 +1,58 @@
+"""Launch each kernel a few times on 256 MiB, and print its traffic by events as the clock."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import cupy
+import numpy as np
+
+from ncclkv.kernels.device import DeviceKernels
+
+NBYTES = 2**28
+TIMES = 5
+STEP = {"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 1e-4, "rescale": 1.0, "clip": None}
+
+
+def arrays(count: int, dtype: str = "float32") -> list[cupy.ndarray]:
+    """Flat arrays of random numbers, each of `NBYTES` bytes."""
+    random = cupy.random.default_rng(1)
+    size = NBYTES // np.dtype(dtype).itemsize
+    return [random.standard_normal(size, np.float32).astype(dtype) for _ in range(count)]
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """The median seconds of a call on the device."""
+    call()
+    times = []
+    for _ in range(TIMES):
+        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)
+    return statistics.median(times)
+
+
+def main() -> None:
+    kernels = DeviceKernels()
+    one, two, three = arrays(3)
+    halves = arrays(3, "float16")
+    flag = cupy.zeros(1, np.uint32)
+    calls: dict[str, tuple[int, Callable[[], object]]] = {
+        "copy by CUDA": (2, lambda: cupy.copyto(two, one)),
+        "copy": (2, lambda: kernels.pack_all([one], [two])),
+        "sgd": (5, lambda: kernels.sgd(one, two, three, **STEP)),
+        "combine, float32": (3, lambda: kernels.combine([one, two], three, "sum")),
+        "combine, float16": (3, lambda: kernels.combine(halves[:2], halves[2], "sum")),
+        "checksum": (1, lambda: kernels.checksums([one])),
+        "nonfinite": (1, lambda: kernels.find_nonfinite(one, flag)),
+    }
+    for name, (passes, call) in calls.items():
+        took = seconds(call)
+        print(f"{name:18} {took * 1e6:9.1f} us  {passes * NBYTES / took / 1e9:7.0f} GB/s")
+
+
+main()

@@ -1,0 +1,56 @@
+"""One rank on a GPU on which something goes wrong; ``python errors.py FAULT``.
+
+It prints the error that a wait of the store raises, and the seconds after which it did.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import cupy
+import numpy as np
+
+import ncclkv
+
+TIMEOUT = 3.0
+"""Seconds of the store's deadline."""
+
+BAD_WRITE = """
+extern "C" __global__ void bad_write(float *array) { array[1ull << 45] = 1.0f; }
+"""
+SPIN = """
+extern "C" __global__ void spin(long long cycles) {
+    const long long begin = clock64();
+    while (clock64() - begin < cycles) {}
+}
+"""
+
+
+def go_wrong(fault: str) -> None:
+    """Put on the current stream what a user's own kernel may do."""
+    if fault == "illegal address":
+        cupy.RawKernel(BAD_WRITE, "bad_write")((1,), (1,), (cupy.zeros(1, np.float32),))
+    else:
+        # Three times the deadline at 2 GHz.
+        cupy.RawKernel(SPIN, "spin")((1,), (1,), (np.int64(18e9),))
+
+
+def main(fault: str) -> None:
+    kv = ncclkv.create("nccl", timeout=TIMEOUT)
+    kv.init("w", np.zeros(1000, np.float32))
+    kv.push("w", cupy.ones(1000, np.float32))
+    kv.wait()
+    print("as it should be", flush=True)
+    go_wrong(fault)
+    begin = time.monotonic()
+    for call in ("first", "second"):
+        try:
+            kv.push("w", cupy.ones(1000, np.float32))
+            kv.wait()
+        except ncclkv.KVStoreError as error:
+            print(f"{call}: {type(error).__name__}: {error}")
+        print(f"{call} returned after {time.monotonic() - begin:.2f} s", flush=True)
+
+
+main(sys.argv[1])

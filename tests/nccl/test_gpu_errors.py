@@ -1,0 +1,60 @@
+"""Layer 4, on one GPU: an error of CUDA and a kernel that does not end reach the waiting host."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.harness.source import ROOT
+from tests.nccl.gpu import need_gpu
+
+PROGRAM = ROOT / "tests" / "nccl" / "programs" / "errors.py"
+pytestmark = pytest.mark.limit(100)
+LIMIT = 80
+SEARCHED = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
+def run(fault: str) -> tuple[str, list[float]]:
+    """Run the program in a process of its own, whose device may be lost by it.
+
+    Returns what it printed, and the seconds after which its first and second call returned.
+    """
+    ended = subprocess.run(
+        ["timeout", "-k", "5", str(LIMIT), sys.executable, str(PROGRAM), fault],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": SEARCHED},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    text = f"{ended.stdout}\n{ended.stderr}"
+    assert ended.returncode not in (124, 137), f"it hung:\n{text}"
+    assert "as it should be" in ended.stdout, text
+    seconds = [float(number) for number in re.findall(r"returned after (\S+) s", ended.stdout)]
+    assert len(seconds) == 2, text
+    return text, seconds
+
+
+def test_an_illegal_address_is_told_at_once() -> None:
+    need_gpu()
+    text, seconds = run("illegal address")
+    assert "first: CommAborted: " in text, text
+    assert "CUDA reports at" in text
+    assert "cudaErrorIllegalAddress" in text
+    assert "second: CommAborted: " in text
+    assert "CommTimeout" not in text
+    assert seconds[1] < 2, text
+
+
+def test_a_kernel_that_does_not_end_is_the_device_s_own() -> None:
+    need_gpu()
+    text, seconds = run("spin")
+    assert "first: CommTimeout: rank 0 of 1" in text, text
+    assert "the device; give it a longer timeout" in text
+    assert "second: CommTimeout: " in text
+    assert 3 <= seconds[0] < 6, text

@@ -1,0 +1,277 @@
+"""Run the parts that need a GPU within one budget of time; started by ``launch/on_gpu.sh``.
+
+The machine may be at hand for minutes and give back few files: after every part the summary and
+one archive of all logs are written anew, so that a call that is cut short has them too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.harness import rounds
+
+ROOT = Path(__file__).resolve().parent.parent
+RESERVE = 15.0
+"""Seconds of the budget kept for the end of the last part and for the archive."""
+
+LEAST = 20.0
+"""Seconds with which a part is still begun."""
+
+MOST_BYTES = 2**20
+"""Of one log in the archive, half of it from its beginning and half from its end."""
+
+PYTEST = ("-m", "pytest", "-v", "--tb=short", "-rfE", "--maxfail=25",
+          "-o", "console_output_style=count")  # fmt: skip
+OUTCOME = re.compile(r"^\S+::.* (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
+NAMED = re.compile(r"^(?:FAILED|ERROR) (\S+::.*)$")
+PROGRAMS = "tests/nccl/programs"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One command of a call.
+
+    Attributes
+    ----------
+    name, call : str
+    limit : float
+        Seconds.
+    arguments : tuple of str
+        Of python.
+    ranks : int
+        Started by mpirun when there are several; they share the GPU.
+    before : tuple of str
+        A tool that runs it; without the tool the part is left out.
+    variables : mapping of str to str
+        ``{logs}`` in one stands for the folder of the logs.
+    """
+
+    name: str
+    call: str
+    limit: float
+    arguments: tuple[str, ...]
+    ranks: int = 1
+    before: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def _tests(name: str, call: str, limit: float, *arguments: str, ranks: int = 1) -> Part:
+    """A part of pytest; where ranks share the GPU, NCCL writes which ways it has chosen."""
+    warned = {"NCCL_DEBUG": "WARN"}
+    told = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{{logs}}/{name}-nccl-%p.txt"}
+    variables = told if ranks > 1 or call == "two" else warned
+    return Part(name, call, limit, (*PYTEST, *arguments), ranks, variables=variables)
+
+
+def _bench(name: str, call: str, limit: float, *arguments: str, ranks: int = 1) -> Part:
+    """A part of the bench, which writes beside the logs."""
+    words = ("-m", "bench", "gpu", "--out", f"{{logs}}/{name}", *arguments)
+    return Part(name, call, limit, words, ranks)
+
+
+_SANITIZER = ("compute-sanitizer", "--target-processes", "all", "--error-exitcode", "9")
+_PROFILER = ("ncu", "--clock-control", "none", "--kernel-name", "regex:copy|combine|sgd|checksum",
+             "--section", "SpeedOfLight", "--section", "MemoryWorkloadAnalysis",
+             "--section", "LaunchStats", "--launch-count", "16")  # fmt: skip
+_STORE, _COMM = "tests/ranks/test_gpu_store.py", "tests/ranks/test_gpu_comm.py"
+_CAPTURE = "tests/ranks/test_gpu_capture.py"
+_KERNELS = "tests/nccl/test_gpu_kernels.py"
+
+PARTS = (
+    Part("versions", "first", 60, (f"{PROGRAMS}/versions.py",)),
+    _tests("errors", "first", 150, "tests/nccl/test_gpu_errors.py"),
+    _tests("first-cases", "first", 120, "tests/nccl/test_gpu_first.py"),
+    _tests("kernels", "first", 200, _KERNELS, "-k", "not more_elements_than_32_bits_count"),
+    Part("each-kernel", "first", 60, (f"{PROGRAMS}/each_kernel.py",)),
+    _bench("bench-model", "first", 150, "--only", "kernels", "cpu", "models",
+           "--models", "ResNet-50"),
+    Part("profile", "first", 90, (f"{PROGRAMS}/each_kernel.py",), before=_PROFILER),
+    _tests("share", "two", 90, _COMM, "-k", "sum", "-x", ranks=2),
+    _tests("comm-2", "two", 120, _COMM, ranks=2),
+    _tests("first-cases-2", "two", 150, _STORE, "-m", "first", ranks=2),
+    # A part of their own: what goes wrong in a capture can spoil what follows in its process.
+    _tests("captures-2", "two", 120, _CAPTURE, ranks=2),
+    _tests("faults", "two", 240, "tests/nccl/test_gpu_faults.py"),
+    _tests("captures", "rest", 120, _CAPTURE),
+    _tests("store", "rest", 300, _STORE, "-m", "not first"),
+    _bench("bench", "rest", 240),
+    _tests("store-2", "rest", 300, _STORE, "-m", "not first", ranks=2),
+    _tests("comm", "rest", 60, _COMM),
+    _tests("comm-3", "rest", 90, _COMM, ranks=3),
+    _tests("first-cases-3", "rest", 150, _STORE, "-m", "first", ranks=3),
+    _tests("first-cases-4", "rest", 150, _STORE, "-m", "first", ranks=4),
+    _bench("bench-shared", "rest", 120, "--quick", ranks=2),
+    _tests("large", "rest", 120, _KERNELS, "-k", "more_elements_than_32_bits_count"),
+    Part("sanitizer", "rest", 240,
+         (*PYTEST, _KERNELS, "-k", "all_kinds_at_once or test_against_numpy or TestSkip"),
+         before=_SANITIZER),
+)  # fmt: skip
+CALLS = tuple(dict.fromkeys(part.call for part in PARTS))
+
+
+@dataclass
+class Lease:
+    """The time and the folders of one call.
+
+    Attributes
+    ----------
+    lines : list of str
+        The summary so far.
+    """
+
+    folder: Path
+    logs: Path
+    end: float
+    lines: list[str] = field(default_factory=list)
+
+    def left(self) -> float:
+        """Seconds that a part may still take."""
+        return self.end - RESERVE - time.monotonic()
+
+    def run(self, part: Part) -> bool:
+        """Run a part within what is left, and write the files; tell whether it passed."""
+        why = self._obstacle(part)
+        begin = time.monotonic()
+        outcome = why or self._outcome(part, min(part.limit, self.left()))
+        passed = outcome == "passed"
+        self.say(f"{part.name:14} {outcome} ({time.monotonic() - begin:.0f} s)")
+        if not why:
+            for line in digest(self._log(part).read_text(errors="replace")):
+                self.say(f"    {line}")
+        self.write()
+        return passed
+
+    def _obstacle(self, part: Part) -> str:
+        """The reason why a part cannot run; empty when it can."""
+        if part.ranks > 1 and os.environ.get("NO_MPI"):
+            return "not run: two ranks do not meet (setup.txt)"
+        if part.before and shutil.which(part.before[0]) is None:
+            return f"not run: there is no {part.before[0]}"
+        return "" if self.left() >= LEAST else "not run: the budget is spent"
+
+    def _outcome(self, part: Part, limit: float) -> str:
+        """Run it; how it ended, in words."""
+        stop = time.monotonic() + limit
+        environment = {**os.environ, **{k: self._filled(v) for k, v in part.variables.items()}}
+        if part.ranks > 1:
+            environment["NCCLKV_SHARE_GPU"] = "1"
+        with self._log(part).open("wb") as log:
+            try:
+                ended = rounds.run(
+                    self._command(part),
+                    lambda command: start(command, environment, log, stop - time.monotonic()),
+                )
+            except subprocess.TimeoutExpired:
+                return f"STOPPED after {limit:.0f} s"
+        if ended.lost:
+            return f"FAILED: lost {', '.join(ended.lost)}"
+        return "passed" if ended.code == 0 else f"FAILED with exit code {ended.code}"
+
+    def _command(self, part: Part) -> tuple[str, ...]:
+        """One rank is python itself: it needs no mpirun."""
+        several = ("launch/local.sh", "-n", str(part.ranks))
+        first = several if part.ranks > 1 else (sys.executable,)
+        return (*part.before, *first, *map(self._filled, part.arguments))
+
+    def _filled(self, text: str) -> str:
+        return text.replace("{logs}", str(self.logs))
+
+    def _log(self, part: Part) -> Path:
+        return self.logs / f"{part.name}.txt"
+
+    def say(self, line: str) -> None:
+        """Print a line, and put it into the summary."""
+        print(line, flush=True)
+        self.lines.append(line)
+
+    def write(self) -> None:
+        """Write the summary, and all logs as one file."""
+        for path in self.logs.rglob("*.txt"):
+            shorten(path)
+        (self.folder / "summary.txt").write_text("".join(f"{line}\n" for line in self.lines))
+        unfinished = self.folder / ".logs.tar.gz"
+        with tarfile.open(unfinished, "w:gz") as archive:
+            archive.add(self.logs, "logs")
+        unfinished.replace(self.folder / "logs.tar.gz")
+
+
+def start(command: Sequence[str], environment: Mapping[str, str], log: object, limit: float) -> int:
+    """Run a command into a log; past its limit, end it and all that it started."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,  # type: ignore[call-overload]
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(max(limit, 1.0))
+    except subprocess.TimeoutExpired:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            os.killpg(process.pid, number)
+            try:
+                process.wait(4)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        raise
+
+
+def digest(text: str) -> list[str]:
+    """The counts of a log of pytest and the first tests that failed; else its last lines."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    counts = Counter(found[1].lower() for line in lines if (found := OUTCOME.match(line)))
+    if not counts:
+        return [line[:160] for line in lines[-3:]]
+    failed = dict.fromkeys(found[1][:160] for line in lines if (found := NAMED.match(line)))
+    shown = list(failed)[:6]
+    more = [f"and {len(failed) - len(shown)} more"] if len(failed) > len(shown) else []
+    return [", ".join(f"{count} {what}" for what, count in counts.items()), *shown, *more]
+
+
+def shorten(path: Path) -> None:
+    """Cut the middle out of a log that is too long for the archive."""
+    if path.stat().st_size <= MOST_BYTES:
+        return
+    text, half = path.read_bytes(), MOST_BYTES // 2
+    cut = f"\n... {len(text) - 2 * half} bytes left out ...\n".encode()
+    path.write_bytes(text[: half - len(cut)] + cut + text[-half:])
+
+
+def chosen(words: Sequence[str]) -> list[Part]:
+    """The parts with these names, or of these calls, in order; all without any."""
+    unknown = set(words) - {part.name for part in PARTS} - set(CALLS)
+    if unknown:
+        raise SystemExit(f"no such part: {', '.join(sorted(unknown))}; see --list")
+    return [part for part in PARTS if not words or part.name in words or part.call in words]
+
+
+def main(arguments: Sequence[str]) -> int:
+    if list(arguments) == ["--list"]:
+        for part in PARTS:
+            print(f"{part.call:6} {part.name:14} at most {part.limit:g} s, ranks: {part.ranks}")
+        return 0
+    folder, logs, *words = arguments
+    parts = chosen(words)
+    lease = Lease(Path(folder), Path(logs), time.monotonic() + float(os.environ["BUDGET"]))
+    results = [lease.run(part) for part in parts]
+    lease.say(f"parts: {sum(results)} passed, {len(results) - sum(results)} did not")
+    lease.write()
+    return int(not all(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
