@@ -12,13 +12,13 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ncclkv.comm import stacks
 from ncclkv.comm.base import Buffer
 from ncclkv.comm.notes import CALL, OWN, Notes
 from ncclkv.comm.processes import Process, namespace, process
+from ncclkv.comm.reports import Call, Elsewhere, Report, Wait
 
 CALLS = 1024
 """The calls of a rank that its page holds."""
@@ -37,83 +37,23 @@ _CLOSING = 8
 _ELSEWHERE = struct.Struct("<q512s")
 """When this rank was seen to wait in another store, and for whom, in words and by name."""
 
+EVERYONE = "*"
+"""The name that stands for all ranks of the store that a wait in another one is shown in."""
+
+_RANKS = 16
+_WAIT = struct.Struct(f"<qqq{_RANKS}i160s")
+"""When this rank's wait began and when it was last seen; for how many ranks, the lowest of them,
+and what waits, in words."""
+
 _ELSEWHERE_FROM = _HEAD.size
-_CALLS_FROM = _ELSEWHERE_FROM + _ELSEWHERE.size
+_WAIT_FROM = _ELSEWHERE_FROM + _ELSEWHERE.size
+_CALLS_FROM = _WAIT_FROM + _WAIT.size
 _TEXTS_FROM = _CALLS_FROM + CALLS * CALL.size
 NBYTES = _TEXTS_FROM + _TEXTS * _TEXT_BYTES
 
 REPORTED, ANSWERED = 256, 32
 """The calls of a rank that others are told of: when something is wrong, and when they ask, which a
 program that is only slow is to take no notice of."""
-
-
-class Call(NamedTuple):
-    """A call of a store.
-
-    Attributes
-    ----------
-    number : int
-        Among those of its rank, from 1.
-    what, keys : int
-        What ranks must have alike: the verb with its priority, and the keys, as
-        `ncclkv.table.contract` makes numbers of them.
-    text : str
-        The same in words, and where it was called.
-    age : float
-        Seconds since then.
-    """
-
-    number: int
-    what: int
-    keys: int
-    text: str
-    age: float
-
-
-class Elsewhere(NamedTuple):
-    """A wait in another store.
-
-    Attributes
-    ----------
-    age : float
-        Seconds since it was last seen.
-    words : str
-        What waits there.
-    names : list of str
-        Whom it waits for, as far as is known; as `Report.name`.
-    """
-
-    age: float
-    words: str
-    names: list[str]
-
-
-class Report(NamedTuple):
-    """What a rank tells of itself.
-
-    Attributes
-    ----------
-    name : str
-        Of its thread, the same in all stores.
-    who : str
-        The same for readers.
-    calls : list of Call
-        Its last, the latest at the end.
-    elsewhere : Elsewhere or None
-        Where the thread waits, if not in this store.
-    """
-
-    name: str
-    who: str
-    calls: list[Call]
-    elsewhere: Elsewhere | None
-
-    def later(self, seconds: float) -> Report:
-        """The same so much later, of the last call."""
-        calls = [call._replace(age=call.age + seconds) for call in self.calls[-1:]]
-        there = self.elsewhere
-        waits = None if there is None else there._replace(age=there.age + seconds)
-        return self._replace(calls=calls, elsewhere=waits)
 
 
 class Board:
@@ -167,6 +107,18 @@ class Board:
         """Say that it does not, or not any more."""
         _ELSEWHERE.pack_into(self._own, _ELSEWHERE_FROM, 0, b"")
 
+    def wait_for(self, ranks: Collection[int], words: str, waited: float) -> None:
+        """Show that this rank has waited for other ranks so many seconds, and still does."""
+        now, lowest = time.monotonic_ns(), sorted(ranks)[:_RANKS]
+        text = words.encode(errors="replace")[:_TEXT_BYTES]
+        padded = [*lowest, *[-1] * (_RANKS - len(lowest))]
+        since = now - int(waited * 1e9)
+        _WAIT.pack_into(self._own, _WAIT_FROM, since, now, len(ranks), *padded, text)
+
+    def arrived(self) -> None:
+        """Show that the wait is over."""
+        _WAIT.pack_into(self._own, _WAIT_FROM, 0, 0, 0, *[-1] * _RANKS, b"")
+
     def close(self) -> None:
         """Say that this rank needs nothing of the others any more, but that they close, too."""
         self._own[_CLOSING] = 1
@@ -188,7 +140,7 @@ class Board:
         name = f"{_words(host)}/{number}/{thread}"
         who = f"rank {rank} on {_words(host)} (pid {number})"
         calls = self._calls(page, max(1, count - min(most, CALLS - 1) + 1), count)
-        return Report(name, who, list(calls), self._elsewhere(page))
+        return Report(name, who, list(calls), self._elsewhere(page), self._wait(page))
 
     def _elsewhere(self, page: memoryview) -> Elsewhere | None:
         """Where a rank waits, if not here."""
@@ -197,6 +149,15 @@ class Board:
             return None
         words, *names = _words(text).split("\n")
         return Elsewhere((time.monotonic_ns() - when) / 1e9, words, names)
+
+    def _wait(self, page: memoryview) -> Wait | None:
+        """Return the wait that a page shows."""
+        since, seen, count, *rest = _WAIT.unpack_from(page, _WAIT_FROM)
+        if not since:
+            return None
+        ranks = [rank for rank in rest[:_RANKS] if rank >= 0]
+        age = (time.monotonic_ns() - seen) / 1e9
+        return Wait((seen - since) / 1e9, age, count, ranks, _words(rest[_RANKS]))
 
     def process(self, rank: int) -> Process | None:
         """The process of a rank whose page can be read here; None where it has no number here."""
@@ -222,22 +183,6 @@ class Board:
             # Its rank may be writing over it, and begins with the number.
             if found == number == CALL.unpack_from(page, lo)[0]:
                 yield Call(number, what, keys, words, (now - when) / 1e9)
-
-
-def difference(mine: Sequence[Call], theirs: Sequence[Call]) -> tuple[Call, Call] | None:
-    """The first calls of the same number that are not alike, as far as both are known."""
-    known = {call.number: call for call in theirs}
-    for call in mine:
-        other = known.get(call.number)
-        if other is not None and (other.what, other.keys) != (call.what, call.keys):
-            return call, other
-    return None
-
-
-def last(report: Report) -> str:
-    """A rank's last call, of which there must be one, in words."""
-    call = report.calls[-1]
-    return f"{report.who} last called {call.text}, {call.age:.1f} s ago"
 
 
 def _words(text: bytes) -> str:

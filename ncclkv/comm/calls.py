@@ -13,17 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.board import (
-    ANSWERED,
-    NBYTES,
-    REPORTED,
-    Board,
-    Call,
-    Elsewhere,
-    Report,
-    difference,
-    last,
-)
+from ncclkv.comm.board import ANSWERED, NBYTES, REPORTED, Board
+from ncclkv.comm.reports import Call, Elsewhere, Report, Wait, difference, last
 from ncclkv.comm.roster import Roster
 from ncclkv.comm.transport import Transport
 from ncclkv.errors import OrderMismatch
@@ -41,6 +32,8 @@ _SHOWN = 8
 
 # A wait in another store that was seen so long ago may be over.
 _RECENT = 1.0
+
+_FOUND = " found: "
 
 # What stands in a text for what it leaves out.
 _CUT = "..."
@@ -74,7 +67,7 @@ class Calls:
         self._peers = [rank for rank in range(transport.size) if rank != transport.rank]
         self._reports: dict[int, tuple[Report, float]] = {}
         self._uncompared: dict[int, Report] = {}
-        self._waits: dict[int, Sequence[int]] = {}
+        self._heard: dict[int, float] = {}
         self._verdict = ""
 
     # Asking and answering
@@ -84,68 +77,77 @@ class Calls:
         if looks >= _MOST_ASKED:
             return
         others = [rank for rank in ranks if rank not in self.board]
-        self._inform(self._transport.rank, others, wanted=others)
-
-    def share(self, ranks: Collection[int]) -> None:
-        """Tell the ranks of other nodes whom this one waits for, and what is known of those."""
-        far = [rank for rank in self._peers if rank not in self.board]
-        for rank in ranks:
-            if far and rank in self.board:
-                self._inform(rank, far)
-        self._inform(self._transport.rank, far, waits=sorted(ranks))
+        self._inform([self._transport.rank], others, wanted=others)
 
     def inquire(self, ranks: Collection[int], since: float) -> None:
-        """Ask all ranks of what they know of some, and give them a moment to answer.
+        """Tell the ranks of other nodes about this wait, ask them about `ranks`, await answers.
 
-        What was heard before the time `since` is too old.
+        The ranks of this node among `ranks` are reported to them, too.  Reports that were heard
+        before the time `since` are dropped.  Answers may take a second in all.
         """
         self._reports = {rank: each for rank, each in self._reports.items() if each[1] >= since}
-        others = [rank for rank in ranks if rank not in self.board]
-        if not others or not self.board.count:
-            return
         far = [rank for rank in self._peers if rank not in self.board]
-        self._inform(self._transport.rank, far, wanted=others)
+        wanted = [rank for rank in ranks if rank not in self.board]
+        near = [rank for rank in ranks if rank in self.board and rank != self._transport.rank]
+        if not far or not self.board.count:
+            return
+        self._inform([self._transport.rank, *near], far, wanted=wanted)
         begin, attempt = time.monotonic(), 0
         while time.monotonic() < begin + _PATIENCE:
-            attempt += 1
-            self._transport.pause(attempt)
             self._transport.departed()
             self.hear()
-            if all(self._reports.get(rank, (None, 0.0))[1] > begin for rank in others):
+            if all(self._reports.get(rank, (None, 0.0))[1] > begin for rank in wanted):
                 break
+            attempt += 1
+            self._transport.pause(attempt)
 
     def tell(self, verdict: str) -> None:
         """Tell all ranks of this one's calls, and what is wrong with them."""
-        self._inform(self._transport.rank, self._peers, verdict=verdict, most=REPORTED)
+        self._inform([self._transport.rank], self._peers, verdict=verdict, most=REPORTED)
 
     def _inform(
         self,
-        subject: int,
+        subjects: Iterable[int],
         ranks: Iterable[int],
         *,
         wanted: Sequence[int] = (),
-        waits: Sequence[int] = (),
         verdict: str = "",
         most: int = ANSWERED,
     ) -> None:
-        """Tell ranks of the calls of `subject`, and ask for those of the ranks `wanted`."""
-        plain = _plain(self.board.read(subject, most))
-        self._transport.inform(pickle.dumps((subject, plain, wanted, waits, verdict)), ranks)
+        """Send ranks the reports of `subjects`, and ask for those of the ranks `wanted`."""
+        plain = [
+            (rank, _plain(self.board.read(rank, most)._replace(state=self._state_of(rank))))
+            for rank in subjects
+        ]
+        self._transport.inform(pickle.dumps((plain, wanted, verdict)), ranks)
 
     def hear(self) -> None:
         """Take in what others have told, and answer; `Transport.departed` has heard it."""
         heard = self._transport.heard
         while heard:
             peer, data = heard.pop(0)
-            subject, plain, wanted, waits, verdict = pickle.loads(data)
-            self._waits[subject] = waits
+            reports, wanted, verdict = pickle.loads(data)
+            now = self._heard[peer] = time.monotonic()
             if verdict:
-                self._verdict = f"rank {peer} found: {verdict}"
-            self._uncompared[subject] = report = _report(plain)
-            self._reports[subject] = report, time.monotonic()
+                # A verdict that was passed on begins with the rank that did so.
+                passed = _FOUND in verdict
+                self._verdict = (
+                    verdict.partition(": ")[2] if passed else f"rank {peer}{_FOUND}{verdict}"
+                )
+            for subject, plain in reports:
+                self._uncompared[subject] = report = _report(plain)
+                self._reports[subject] = report, now
             for rank in wanted:
                 if rank in self.board:
-                    self._inform(rank, [peer])
+                    self._inform([rank], [peer])
+
+    def silent(self, since: float) -> list[tuple[int, ...]]:
+        """Return the other nodes none of whose ranks has been heard since a time, or has left."""
+        if self.roster is None:
+            return []
+        heard = {rank for rank, when in self._heard.items() if when >= since}
+        heard |= {self._transport.rank, *self._transport.departed()}
+        return [node for node in self.roster.nodes if heard.isdisjoint(node)]
 
     def dead(self) -> set[int]:
         """The neighbours whose processes have ended."""
@@ -219,9 +221,20 @@ class Calls:
 
     # Words for those who wait in vain
 
-    def behind(self, ranks: Iterable[int]) -> dict[int, Sequence[int]]:
-        """Of some ranks, those that wait for others themselves, and for whom, as they told."""
-        return {rank: waits for rank in ranks if (waits := self._waits.get(rank))}
+    def chain(self, ranks: Iterable[int]) -> dict[int, Sequence[int]]:
+        """Return whom some ranks wait for, and whom those wait for, as far as is known here.
+
+        A rank that is not known to wait has an empty sequence.  This rank is left out.
+        """
+        found: dict[int, Sequence[int]] = {}
+        left = sorted(ranks)
+        while left:
+            rank = left.pop(0)
+            if rank not in found and rank != self._transport.rank:
+                report = self.report(rank)
+                found[rank] = report.wait.ranks if report and report.wait else ()
+                left += found[rank]
+        return found
 
     def last(self, ranks: Iterable[int]) -> str:
         """What some ranks called last, as far as is known here."""
@@ -244,14 +257,20 @@ class Calls:
         return report.later(time.monotonic() - heard)
 
     def _state(self, rank: int) -> str:
-        """What the system, or the rank itself, says of a neighbour's process."""
-        process, report = self.board.process(rank), self.report(rank)
-        state = process.state() if process is not None else ""
+        """What the system, or the rank itself, says of a rank's process."""
+        report, state = self.report(rank), self._state_of(rank)
+        if not state and report is not None:
+            state = report.state
         if state:
             return f", and {state}"
         if report is not None and report.elsewhere is not None and report.elsewhere.age < _RECENT:
             return f", and waits in another store: {report.elsewhere.words}"
         return ""
+
+    def _state_of(self, rank: int) -> str:
+        """Return the state of a neighbour's process; empty where it is unknown, or ordinary."""
+        process = self.board.process(rank) if rank in self.board else None
+        return "" if process is None else process.state()
 
 
 def is_due(waited: float, looks: int) -> bool:
@@ -262,11 +281,19 @@ def is_due(waited: float, looks: int) -> bool:
 def _plain(report: Report) -> tuple[object, ...]:
     """A report without the classes of this package."""
     elsewhere = None if report.elsewhere is None else tuple(report.elsewhere)
-    return report.name, report.who, [tuple(call) for call in report.calls], elsewhere
+    wait = None if report.wait is None else tuple(report.wait)
+    calls = [tuple(call) for call in report.calls]
+    return report.name, report.who, calls, elsewhere, wait, report.state
 
 
 def _report(plain: tuple[Any, ...]) -> Report:
     """What `_plain` was made of."""
-    name, who, calls, elsewhere = plain
-    waits = None if elsewhere is None else Elsewhere(*elsewhere)
-    return Report(name, who, [Call(*call) for call in calls], waits)
+    name, who, calls, elsewhere, wait, state = plain
+    return Report(
+        name,
+        who,
+        [Call(*call) for call in calls],
+        None if elsewhere is None else Elsewhere(*elsewhere),
+        None if wait is None else Wait(*wait),
+        state,
+    )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from itertools import chain
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ncclkv.comm.board import last
+from ncclkv.comm.board import EVERYONE
 from ncclkv.comm.calls import LONG_SECONDS, Calls, is_due
+from ncclkv.comm.reports import last
 from ncclkv.comm.transport import Transport
 from ncclkv.comm.words import named
 from ncclkv.errors import CommTimeout, KVStoreError, OrderMismatch, RankDied, RankLost
@@ -21,6 +22,11 @@ _RELAY_SECONDS = 0.3
 
 # Between two looks at neighbours' processes.
 _DEAD_SECONDS = 5e-3
+
+# A rank that sent nothing for so long before a deadline does not answer.
+_ANSWER_SECONDS = 2.0
+
+_ADVICE = "all ranks must make the same calls in the same order: look at what {} did instead"
 
 # What a process sent before its end is looked for so long.
 _ARRIVAL_SECONDS = 0.05
@@ -74,6 +80,7 @@ class Lookout:
         if not is_due(waited, work.asked):
             return None
         missing = flight.missing(work)
+        self._calls.board.wait_for(missing, str(work), waited)
         self._calls.ask(missing, work.asked)
         work.asked += 1
         names = [report.name for rank in missing if (report := self._calls.report(rank))]
@@ -92,10 +99,12 @@ class Lookout:
                 continue
             elsewhere = report.elsewhere
             # Seen after this wait began to last: what this rank has launched is not what it lacks.
-            if mine.name in elsewhere.names and waited - elsewhere.age > LONG_SECONDS:
+            waits_for_this = {mine.name, EVERYONE}.intersection(elsewhere.names)
+            if waits_for_this and waited - elsewhere.age > LONG_SECONDS:
                 return OrderMismatch(
                     f"{self._where}{work} waits for rank {rank}, which waits for this rank in "
-                    f"another store: {elsewhere.words}; use stores in the same order on all ranks. "
+                    f"another store: {elsewhere.words}; make the same calls, and use stores in the "
+                    f"same order, on all ranks. "
                     f"{self._calls.last([self._transport.rank, rank])}"
                 )
         return None
@@ -135,21 +144,44 @@ class Lookout:
 
     def late(self, work: HostWork, missing: set[int], waited: float, limit: float) -> CommTimeout:
         """What to raise when a wait has lasted too long."""
-        self._calls.share(missing)
-        self._calls.inquire(missing, time.monotonic() - waited)
-        behind = self._calls.behind(missing)
-        known = "; ".join(
-            [
-                *filter(None, [self._calls.last({*missing, *chain(*behind.values())})]),
-                *(f"rank {rank} waits for {named(each)}" for rank, each in behind.items()),
-            ]
-        )
-        for rank in missing:
-            self._calls.board.show_stacks(rank)
+        calls = self._calls
+        calls.board.wait_for(missing, str(work), waited)
+        now = time.monotonic()
+        calls.inquire([*calls.chain(missing)], now - waited)
+        chain = calls.chain(missing)
+        ends = {rank for rank, others in chain.items() if not others} or missing
+        silent = [
+            node
+            for node in calls.silent(now - min(_ANSWER_SECONDS, limit / 2))
+            if not ends.isdisjoint(node)
+        ]
+        answering = ends.difference(*silent)
+        for rank in ends:
+            calls.board.show_stacks(rank)
+        parts = [
+            *(f"rank {rank} waits for {named(each)}" for rank, each in chain.items() if each),
+            *map(self._silence, silent),
+            _ADVICE.format(named(answering)) if answering else "",
+            calls.last(ends),
+            calls.last(chain.keys() - ends),
+        ]
         return CommTimeout(
             f"{self._where}{work} waited {waited:.1f} s (timeout {limit:g} s) for "
-            f"{named(missing)}; all ranks must make the same calls in the same order: look at "
-            f"what {named(missing)} did instead{'; ' if known else ''}{known}"
+            f"{named(missing)}; {'; '.join(filter(None, parts))}"
+        )
+
+    def _silence(self, node: Sequence[int]) -> str:
+        """Describe a node none of whose ranks answers."""
+        roster = self._calls.roster
+        host = "another host" if roster is None else roster.members[node[0]].host
+        if len(node) == 1:
+            return (
+                f"rank {node[0]}, the only one on {host}, does not answer: the host or the link to "
+                f"it is gone, or the rank is stopped, or busy outside the store"
+            )
+        return (
+            f"no rank of {host} ({', '.join(map(str, node))}) answers: the host or the link to it "
+            f"is gone, or all its ranks are stopped"
         )
 
 

@@ -7,6 +7,7 @@ built.  Their pages and their marks are the same.
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 import time
 from pathlib import Path
@@ -30,6 +31,7 @@ CALL = struct.Struct("<qqqqq")
 _COUNT = struct.Struct("<q")
 
 _MOST_KNOWN = 1024
+_SITE_LENGTH = 48
 
 MASK = 2**63 - 1
 """Of all numbers: they are those that a signed word of 64 bits holds."""
@@ -45,6 +47,18 @@ def of_user(frame: FrameType) -> FrameType:
     while frame.f_code.co_filename.startswith(OWN) and frame.f_back is not None:
         frame = frame.f_back
     return frame
+
+
+def call_site(frame: FrameType) -> str:
+    """Return the line of the user's program that a call came from, as short as can be."""
+    user = of_user(frame)
+    path = user.f_code.co_filename
+    with contextlib.suppress(OSError):  # the directory that the program is in may be gone
+        here = os.path.relpath(path) if os.path.isabs(path) else path
+        path = min(path, here, key=len)
+    if len(path) > _SITE_LENGTH:
+        path = f"...{path[-_SITE_LENGTH:]}"
+    return f"{path}:{user.f_lineno}"
 
 
 class PlainNotes:

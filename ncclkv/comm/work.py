@@ -43,6 +43,13 @@ _flights: weakref.WeakSet[Flight] = weakref.WeakSet()
 _flights_change = threading.Lock()
 
 
+def open_flights(thread: int) -> list[Flight]:
+    """Return the flights of a thread that have not failed."""
+    with _flights_change:
+        flights = list(_flights)
+    return [each for each in flights if each._thread == thread and each.failure is None]
+
+
 class Flight:
     """The collectives in flight of one communicator.
 
@@ -51,6 +58,7 @@ class Flight:
 
     Attributes
     ----------
+    transport : Transport
     failure : KVStoreError or None
         What is raised by every later call.
     relayed : bool
@@ -64,7 +72,7 @@ class Flight:
     """
 
     def __init__(self, transport: Transport, timeout: float) -> None:
-        self._transport = transport
+        self.transport = self._transport = transport
         self.calls = Calls(transport)
         self._lookout = Lookout(transport, self.calls)
         self.mark = Mark()
@@ -79,13 +87,7 @@ class Flight:
 
     def siblings(self) -> list[Flight]:
         """The other flights of this thread that have not failed."""
-        with _flights_change:
-            flights = list(_flights)
-        return [
-            flight
-            for flight in flights
-            if flight is not self and flight._thread == self._thread and flight.failure is None
-        ]
+        return [flight for flight in open_flights(self._thread) if flight is not self]
 
     def wait_elsewhere(self, words: str, names: Sequence[str]) -> None:
         """Tell the ranks of this flight that its thread waits in another; hear what they tell."""
@@ -164,7 +166,8 @@ class Flight:
         """Look, and let others run, until `work` is complete; mind the deadline and losses."""
         self._wait(work, timeout)
         if work.asked:
-            # Of a wait in vain it stays known: ranks that wait for this one elsewhere look for it.
+            # Of a wait in vain it stays known: ranks that wait for this one look for it.
+            self.calls.board.arrived()
             for other in self.siblings():
                 other.calls.board.wait_no_more()
 

@@ -7,21 +7,17 @@ user's program, is on the board of `ncclkv.comm.board`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from sys import _getframe
-from types import FrameType
 from weakref import WeakMethod
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.notes import of_user
+from ncclkv.comm.notes import call_site
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.engine.presence import Presence
 from ncclkv.table import contract
 from ncclkv.table.registry import Key, Registry
-
-_PLACE_LENGTH = 48
 
 
 class Operations:
@@ -111,7 +107,7 @@ class Operations:
         following = notes.put(what, keys, mark.value, frame)
         if following is None:
             words = contract.in_words(verb, dict.fromkeys([*pushed, *read]), priority)
-            notes.learn(what, keys, self._text(f"{words} at {_place(of_user(frame))}"), frame)
+            notes.learn(what, keys, self._text(f"{words} at {call_site(frame)}"), frame)
             following = notes.put(what, keys, mark.value, frame)
         mark.value = following
 
@@ -141,14 +137,3 @@ class Operations:
         self._learn()
         numbers = {number: key for key, number in [*self._pushed.items(), *self._read.items()]}
         return contract.odd_key(first, second, numbers)
-
-
-def _place(frame: FrameType) -> str:
-    """A line of the user's program, as short as can be."""
-    path = frame.f_code.co_filename
-    with suppress(OSError):  # the directory that the program is in may be gone
-        here = os.path.relpath(path) if os.path.isabs(path) else path
-        path = min(path, here, key=len)
-    if len(path) > _PLACE_LENGTH:
-        path = f"...{path[-_PLACE_LENGTH:]}"
-    return f"{path}:{frame.f_lineno}"

@@ -139,6 +139,37 @@ def test_what_a_stopped_rank_did_last_is_known_to_all(
         assert f") for rank {rank}; " in line or f" waits for rank {rank}" in line, line
 
 
+def test_the_last_rank_in_a_chain_of_waits_is_named(job: Job) -> None:
+    """On two nodes, rank 2 waits for rank 3, and the ranks of the other node for both or one."""
+    limit = {"NCCLKV_TIMEOUT": f"{TIMEOUT:g}"}
+    ended = job("lost.py", "during", "stop", "3", ranks=4, **limit, **NODES)
+    raised = [line for line in ended.out.splitlines() if " raises " in line]
+    assert len(raised) == 3, ended.out
+    for line in raised:
+        assert (
+            "; all ranks must make the same calls in the same order: look at what rank 3 did"
+            in (line)
+        ), line
+        assert re.search(r"; rank 3 on \S+ \(pid \d+\) last called [^;]*, and is stopped", line), (
+            line
+        )
+
+
+def test_a_node_that_does_not_answer_is_named(job: Job) -> None:
+    limit = {"NCCLKV_TIMEOUT": f"{TIMEOUT:g}"}
+    ended = job("lost.py", "before", "stop", "2,3", ranks=4, **limit, **NODES)
+    failed(ended, TIMEOUT + SLACK)
+    raised = [line for line in ended.out.splitlines() if " raises " in line]
+    assert len(raised) == 2, ended.out
+    host = socket.gethostname()
+    for line in raised:
+        assert (
+            f"; no rank of {host} (2, 3) answers: the host or the link to it is gone, or all its "
+            f"ranks are stopped"
+        ) in line, line
+        assert "make the same calls" not in line, line
+
+
 @several
 def test_an_exception_in_an_updater(
     job: Job, ranks: int, variables: dict[str, str], rank: int

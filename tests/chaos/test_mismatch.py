@@ -136,6 +136,16 @@ def test_two_stores_that_ranks_enter_in_another_order(outcomes: Outcomes) -> Non
         assert len(set(re.findall(r"rank (\d) on ", outcome.said))) == 2, outcome
 
 
+def test_a_store_that_one_rank_alone_creates(outcomes: Outcomes) -> None:
+    lines = PROGRAM.read_text().splitlines()
+    for outcome in on_all_ranks(outcomes["extra_create"]):
+        assert outcome.said.startswith("OrderMismatch: "), outcome
+        (number,) = re.findall(r"create\(\) at \S*differ\.py:(\d+)", outcome.said)
+        assert "ncclkv.create(" in lines[int(number) - 1], outcome
+        assert "(key 'a') waits for rank 1, which waits for this rank" in outcome.said, outcome
+        assert LAST_CALLED.search(outcome.said), outcome
+
+
 @pytest.mark.parametrize(
     ("name", "error"),
     [("another_key_of_the_same_size", "OrderMismatch"), ("shapes_at_init", "SpecMismatch")],

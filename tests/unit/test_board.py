@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from ncclkv.comm import board
-from ncclkv.comm.board import CALLS, NBYTES, Board, Call, Report, difference
+from ncclkv.comm.board import CALLS, NBYTES, Board
 from ncclkv.comm.notes import CALL
+from ncclkv.comm.reports import Call, Report, difference, last
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -106,16 +107,16 @@ def test_a_page_tells_what_a_dead_process_did_last(tmp_path: Path) -> None:
 def test_a_page_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
     writer = Writer(tmp_path, -1)
     try:
-        limit, last = time.monotonic() + 1.0, 0
+        limit, newest = time.monotonic() + 1.0, 0
         while time.monotonic() < limit:
             for call in writer.board.read(3).calls:
                 what = call.number % 500
                 assert (call.what, call.keys) == (what, 2 * what)
                 assert call.text == f"push({what}) at train.py:7"
-            (latest,) = writer.board.read(3, 1).calls[-1:] or [Call(last, 0, 0, "", 0)]
-            assert latest.number >= last
-            last = latest.number
-        assert last > CALLS, "the writer was too slow to write over anything"
+            (latest,) = writer.board.read(3, 1).calls[-1:] or [Call(newest, 0, 0, "", 0)]
+            assert latest.number >= newest
+            newest = latest.number
+        assert newest > CALLS, "the writer was too slow to write over anything"
     finally:
         writer.kill()
 
@@ -207,6 +208,20 @@ def test_a_wait_in_another_store() -> None:
     assert 0 <= elsewhere.age < 5
 
 
+def test_a_wait_in_this_store() -> None:
+    own = Board(0, {0: page()})
+    assert own.read(0).wait is None
+    own.wait_for({40, 3, *range(5, 30)}, "a reduction of key 'w'", 2.5)
+    wait = own.read(0).wait
+    assert wait is not None
+    assert (wait.total, wait.ranks) == (27, [3, *range(5, 20)]), "the lowest of them"
+    assert wait.words == "a reduction of key 'w'"
+    assert wait.seconds == pytest.approx(2.5, abs=1e-6)
+    assert 0 <= wait.age < 5
+    own.arrived()
+    assert own.read(0).wait is None
+
+
 # What reports are compared by
 
 
@@ -250,4 +265,4 @@ def test_the_last_call_in_words() -> None:
     call = Call(4, 0, 0, "push('w') at a.py:3", 2.345)
     report = Report("node7/9/1", "rank 1 on node7 (pid 9)", [call], None)
     said = "rank 1 on node7 (pid 9) last called push('w') at a.py:3, 2.3 s ago"
-    assert board.last(report) == said
+    assert last(report) == said

@@ -13,6 +13,7 @@ import pytest
 from ncclkv.comm import calls as module
 from ncclkv.comm.board import REPORTED, Board
 from ncclkv.comm.calls import Calls
+from ncclkv.comm.roster import Member, Roster
 from ncclkv.errors import OrderMismatch
 
 
@@ -223,6 +224,66 @@ def test_an_error_before_any_call_stays_at_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "_PATIENCE", 1e9)
     first, _ = ranks(2)
     assert str(first.explained(OrderMismatch("somehow"))) == "somehow"
+
+
+def test_a_verdict_that_is_passed_on_names_who_found_it() -> None:
+    first, second, third = ranks(3)
+    for each in (first, second, third):
+        note(each, 1)
+    first.tell("rank 0 of 3: it is wrong")
+    found = second.found()
+    second.tell(str(found))
+    third._transport.heard.pop(0)  # the first one's own is lost on its way
+    assert str(third.found()) == "rank 2 of 3: rank 0 found: rank 0 of 3: it is wrong"
+
+
+# Whom ranks wait for
+
+
+def test_waits_are_followed_from_rank_to_rank() -> None:
+    first, second, third, fourth = ranks(4)
+    note(second, 1)
+    second.board.wait_for({2}, "a sum", 1.0)
+    third.board.wait_for({0, 3}, "a sum", 1.0)
+    for each in (second, third, fourth):
+        each.tell("")
+    first.hear()
+    assert first.chain([1]) == {1: [2], 2: [0, 3], 3: ()}
+    second.board.arrived()
+    second.tell("")
+    first.hear()
+    assert first.chain([1]) == {1: ()}
+
+
+def member(node: tuple[int, ...]) -> Member:
+    return Member("host", 1, node, None, "files", "", (), "")
+
+
+def test_nodes_of_which_no_rank_is_heard() -> None:
+    first, *others = ranks(6)
+    nodes = [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5)]
+    first.roster = Roster([member(node) for node in nodes], 0.0)
+    assert first.silent(0.0) == [(2, 3), (4, 5)]
+    others[2].tell("")
+    first.hear()
+    assert first.silent(0.0) == [(4, 5)]
+    assert first.silent(module.time.monotonic() + 1) == [(2, 3), (4, 5)], "that was too long ago"
+
+
+def test_ranks_of_other_nodes_are_told_of_a_wait_and_asked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 0.01)
+    calls = ranks(4)
+    pages = {rank: module.np.zeros(module.NBYTES, module.np.uint8) for rank in (0, 1)}
+    for rank in (0, 1):
+        calls[rank].board = Board(rank, pages)
+    note(calls[0], 1)
+    note(calls[1], 1, 2)
+    calls[0].inquire([1, 3], 0.0)
+    assert calls[0]._transport.told == [2, 3], "one message each"
+    calls[2].hear()
+    assert [calls[2].report(rank).calls[-1].number for rank in (0, 1)] == [1, 2]
 
 
 # The last words of ranks

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
+from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
 from ncclkv import env, watchdog
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.exchange import ExchangeCommunicator
 from ncclkv.comm.host.mpi import MpiTransport, end_here, no_communicator
+from ncclkv.comm.notes import call_site
+from ncclkv.comm.outside import Outside
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.errors import CommTimeout, LaunchError, UsageError
+from ncclkv.errors import CommTimeout, KVStoreError, LaunchError, UsageError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
 _LOOK_SECONDS = 50e-6
+
+# The copies of all ranks' communicator that were asked for, and not waited for to the end.
+_asked: list[tuple[MPI.Intracomm, MPI.Request]] = []
 
 
 def world(timeout: float | None = None) -> Communicator:
@@ -91,15 +97,28 @@ def over(comm: MPI.Intracomm, timeout: float) -> Communicator:
 
 def _copy(comm: MPI.Intracomm, timeout: float) -> MPI.Intracomm:
     """A new MPI communicator of the same ranks, once all of them ask for it."""
-    own, request = comm.Idup()
-    limit = time.monotonic() + timeout
-    while not request.Test():
-        if time.monotonic() > limit:
-            raise CommTimeout(
-                f"rank {comm.Get_rank()} of {comm.Get_size()}: waited {timeout:g} s for all ranks "
-                f"to create the store; create is collective, and must be called on every rank"
-            )
-        time.sleep(_LOOK_SECONDS)
+    # The copy that a failed creation has asked for is what the other ranks' next one waits for.
+    ours = comm == _mpi().COMM_WORLD
+    own, request = _asked.pop() if ours and _asked else comm.Idup()
+    outside = Outside(
+        f"create() at {call_site(_getframe())}",
+        lambda transport: transport.ranks_in(comm) if isinstance(transport, MpiTransport) else (),
+    )
+    try:
+        while not request.Test():
+            if outside.look() > timeout:
+                raise CommTimeout(
+                    f"rank {comm.Get_rank()} of {comm.Get_size()}: waited {timeout:g} s for all "
+                    f"ranks to create the store; create is collective, and must be called on every "
+                    f"rank"
+                )
+            time.sleep(_LOOK_SECONDS)
+    except KVStoreError:
+        if ours:
+            _asked.append((own, request))
+        raise
+    finally:
+        outside.over()
     return own
 
 

@@ -148,6 +148,16 @@ class MpiTransport(Transport):
         self._check()
         return _Incoming(self._comm, into, peer, tag, self._where)
 
+    def ranks_in(self, comm: MPI.Intracomm) -> list[int]:
+        """Return the ranks of this transport that are in another MPI communicator, too."""
+        from mpi4py import MPI
+
+        here, there = self._comm.Get_group(), comm.Get_group()
+        where = MPI.Group.Translate_ranks(here, range(self.size), there)
+        here.Free()
+        there.Free()
+        return [rank for rank, found in enumerate(where) if found != MPI.UNDEFINED]
+
     def _check(self) -> None:
         """Refuse to use MPI after its end, for which it would kill the process."""
         if self._finalized():

@@ -181,6 +181,13 @@ def two_stores_crossed(kv: Any, odd: bool) -> None:
         store.pushpull("a", full(), out=OUTS[0])
 
 
+@scenario
+def extra_create(kv: Any, odd: bool) -> None:
+    if odd:
+        ncclkv.create("dist_sync", timeout=5).close()
+    kv.pushpull("a", full(), out=OUTS[0])
+
+
 def push_of_a_wrong_shape(kv: Any, odd: bool) -> None:
     kv.push("a", full(size=SIZE + 1) if odd else full())
     kv.barrier()
@@ -226,7 +233,7 @@ def caught(name: str) -> None:
     # In one piece, so that two ranks' lines cannot run into each other.
     sys.stdout.write(f"{name}|{kv.rank}|{seconds:.2f}|{untouched}|{said}\n")
     sys.stdout.flush()
-    if name == "two_stores_crossed":
+    if name in ("two_stores_crossed", "extra_create"):
         time.sleep(1)  # others find out by themselves, and not because this rank leaves
     for store in [kv, *OTHERS]:
         with suppress(KVStoreError):  # of a scenario that raised nothing
