@@ -28,6 +28,11 @@ ON_GPU = (
     "tests/ranks/test_gpu_store.py",
     "tests/ranks/test_gpu_capture.py",
 )
+ALONE_ON_GPU = (
+    "tests/nccl/test_gpu_errors.py",
+    "tests/nccl/test_gpu_first.py",
+    "tests/nccl/test_gpu_kernels.py",
+)
 ON_NODES = (
     "tests/ranks/test_comm_conformance.py",
     "tests/ranks/test_store_cases.py",
@@ -96,7 +101,7 @@ def by_name() -> list[Run]:
 def gpu_suite() -> list[Run]:
     """All runs on a GPU, which the ranks share, in order."""
     pytest = (sys.executable, "-m", "pytest")
-    runs = [Run("gpu-kernels", (*pytest, "tests/nccl/test_gpu_kernels.py"), 600)]
+    runs = [Run("gpu-kernels", (*pytest, *ALONE_ON_GPU), 600)]
     for size in (1, 2, 3, 4):
         share = ("env", "NCCLKV_SHARE_GPU=1") if size > 1 else ()
         job = ("launch/local.sh", "-n", str(size), "-m", "pytest", *ON_GPU)

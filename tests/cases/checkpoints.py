@@ -267,7 +267,8 @@ class Sum:
 
     def load_state_dict(self, state: dict[Any, Any]) -> None:
         self.factor = state.pop("settings")["factor"]
-        self.sums = state
+        # As a user would bring them to where the gradients are.
+        self.sums = {key: here().put(array) for key, array in state.items()}
 
 
 @case(needs="safetensors")

@@ -47,6 +47,12 @@ class Promises:
         What a store lets its users see and not write is read-only.
     timed : bool
         The host waits for reductions, so that a store knows how long they took.
+    deadline : float
+        Seconds that are enough for ranks that all come, in a test of one that does not.
+    slack : float
+        Seconds that the error may come after its deadline: an abort is among them.
+    mismatch_seconds : float
+        The deadline of a collective that ranks call with different lengths.
     refused : callable
         ``refused(dtype, op)``: words of the refusal of an op that hosts can do, or "".
     """
@@ -60,6 +66,9 @@ class Promises:
     free_order: bool = True
     read_only: bool = True
     timed: bool = True
+    deadline: float = 0.1
+    slack: float = 1.0
+    mismatch_seconds: float = 30.0
     refused: Callable[[np.dtype[Any], str], str] = lambda dtype, op: ""
 
 

@@ -152,7 +152,7 @@ def grad_view_pushed_to_another_key(create: Stores) -> None:
 def part_of_a_grad_view_turned_around(create: Stores) -> None:
     kv = create()
     kv.init("row", full(0, (4,)))
-    kv.grad_view("row")[...] = np.arange(4)
+    here().write(kv.grad_view("row"), np.arange(4))
     kv.push("row", kv.grad_view("row")[::-1])
     same(pulled(kv, "row", full(0, (4,))), np.arange(4)[::-1] * kv.num_workers)
 

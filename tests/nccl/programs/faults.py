@@ -1,4 +1,4 @@
-"""Two ranks on a GPU, of which rank 1 goes wrong; ``python faults.py FAULT``."""
+"""Two ranks, of which rank 1 goes wrong; ``python faults.py FAULT STORE``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 
 import ncclkv
 
-FAULT = sys.argv[1]
-LATER = 90
+FAULT, STORE = sys.argv[1:]
+LATER = 45
 """Seconds that rank 1 stays away; the deadline of rank 0 is much sooner."""
 
 
@@ -30,7 +30,7 @@ def go_wrong(kv: ncclkv.KVStore) -> None:
 
 
 def main() -> None:
-    kv = ncclkv.create("nccl", timeout=15)
+    kv = ncclkv.create(STORE, timeout=15)
     kv.init(["w", "longer"], [np.zeros(1000, np.float32), np.zeros(5000, np.float32)])
     kv.push(["w", "longer"], [np.ones(1000, np.float32), np.ones(5000, np.float32)])
     out = np.zeros(1000, np.float32)

@@ -12,10 +12,15 @@ if TYPE_CHECKING:
     from tests.nccl.standin.streams import RecordingStreams
 
 
+class Computed(np.ndarray):  # type: ignore[type-arg]
+    """Numbers on the host that on CuPy would be an array on the device."""
+
+
 class StandInArray(NDArrayOperatorsMixin, cupy.ndarray):  # type: ignore[misc]
     """A cupy.ndarray over host memory, whose arithmetic is queued on the current stream.
 
-    What makes a new array gives one of NumPy's, and waits for it.
+    What makes a new array gives one of NumPy's, `Computed`, and waits for it.  As on CuPy's, an
+    array of the host that was not computed so is refused: in arithmetic, and where it is assigned.
     """
 
     @property
@@ -33,11 +38,11 @@ class StandInArray(NDArrayOperatorsMixin, cupy.ndarray):  # type: ignore[misc]
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         (out,) = kwargs.pop("out", (None,))
-        plain = [each.get() if isinstance(each, StandInArray) else each for each in inputs]
+        plain = [_taken(each) for each in inputs]
         result = getattr(ufunc, method)(*plain, **kwargs)
         if out is None:
-            return result
-        out[...] = result
+            return np.asarray(result).view(Computed)
+        out._write(..., result)
         return out
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -45,7 +50,11 @@ class StandInArray(NDArrayOperatorsMixin, cupy.ndarray):  # type: ignore[misc]
 
     def __setitem__(self, where: Any, values: Any) -> None:
         if values is not self:  # as after an operator in place
-            self._streams.write(cupy.ndarray.__getitem__(self, where), _plain(values))
+            self._write(where, _taken(values))
+
+    def _write(self, where: Any, values: Any) -> None:
+        """Write numbers of the host, in the order of the current stream."""
+        self._streams.write(cupy.ndarray.__getitem__(self, where), values)
 
     @property
     def flat(self) -> Any:
@@ -76,6 +85,13 @@ class StandInArray(NDArrayOperatorsMixin, cupy.ndarray):  # type: ignore[misc]
 
     def __bool__(self) -> bool:
         return bool(self.get())
+
+
+def _taken(item: Any) -> Any:
+    """Return what CuPy takes beside an array of the device; raise in its words for another."""
+    if type(item) is np.ndarray:
+        raise TypeError(f"Unsupported type {type(item)}")
+    return item.get() if isinstance(item, StandInArray) else item
 
 
 def _plain(item: Any) -> Any:

@@ -14,8 +14,16 @@ from tests.nccl.place import GpuPlace
 from tests.nccl.standin.drive import breaks
 from tests.nccl.standin.seat import Seat
 
-# It sums as hosts do, so that a wrong count or address cannot hide behind a rounding.
-STAND_IN = replace(GpuPlace.promises, rank_order=True, nan_wins=True)
+# It sums as hosts do, so that a wrong count or address cannot hide behind a rounding; and it takes
+# no longer than hosts.
+STAND_IN = replace(
+    GpuPlace.promises,
+    rank_order=True,
+    nan_wins=True,
+    deadline=Place.promises.deadline,
+    slack=Place.promises.slack,
+    mismatch_seconds=Place.promises.mismatch_seconds,
+)
 
 
 class DevicePlace(Place):
