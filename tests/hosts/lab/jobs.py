@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.harness.job import Ended
+from tests.harness.slow import VARIABLE, stretched
 from tests.harness.source import ROOT
 from tests.hosts.lab.network import Network
 
@@ -17,6 +18,9 @@ PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 
 LIMIT = 30.0
 """Seconds after which a job hangs, and its test has failed."""
+
+LINGER = 3.0
+"""Seconds that a process of a job may live after the job's end."""
 
 Fault = Callable[[], None]
 
@@ -37,6 +41,11 @@ class Jobs:
         self.mark = network.folder / "mark"
         lines = [f"{host.name}:{ranks}\n" for host in network.hosts]
         (network.folder / "hostfile").write_text("".join(lines))
+
+    def told(self) -> list[str]:
+        """Return what each rank wrote to the file MARK.RANK, "" where it wrote none."""
+        paths = [Path(f"{self.mark}.{rank}") for rank in range(self.size)]
+        return [path.read_text() if path.exists() else "" for path in paths]
 
     def host_of(self, rank: int) -> str:
         """Return the name of a rank's host."""
@@ -86,7 +95,9 @@ class Jobs:
         AssertionError
             When it takes longer, or leaves a process on any machine.
         """
-        self.mark.unlink(missing_ok=True)
+        for path in self.network.folder.glob(f"{self.mark.name}*"):
+            path.unlink()
+        limit = stretched(limit)
         begin = time.time()
         process = subprocess.Popen(
             [*self.network.login.enter, "env", f"--chdir={ROOT}", *command],
@@ -121,8 +132,8 @@ class Jobs:
             time.sleep(0.01)
 
     def _nothing_left(self) -> None:
-        """Fail when a process of the job lives on, on any machine, half a second after its end."""
-        limit = time.monotonic() + 0.5
+        """Fail when a process of the job lives on, on any machine, some seconds after its end."""
+        limit = time.monotonic() + stretched(LINGER)
         while (left := self.network.processes()) and time.monotonic() < limit:
             time.sleep(0.02)
         assert not left, "the job left processes:\n" + "\n".join(left)
@@ -130,7 +141,8 @@ class Jobs:
     def _environment(self) -> dict[str, str]:
         """This process's environment, with what leads MPICH to the hosts."""
         # Unbuffered, a line is several writes, and those of two ranks run into each other.
-        inherited = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
+        dropped = ("PYTHONUNBUFFERED", VARIABLE)
+        inherited = {name: os.environ[name] for name in os.environ if name not in dropped}
         folder = self.network.folder
         return {
             **inherited,

@@ -101,6 +101,7 @@ class Network:
         self._keep = [str(path) for path in (ROOT, sys.prefix, sys.base_prefix, *keep)]
         self._started: list[subprocess.Popen[bytes]] = []
         self._own: set[int] = set()
+        self._filtered: list[Machine] = []
 
     def __enter__(self) -> Network:
         try:
@@ -192,17 +193,22 @@ class Network:
 
     def drop(self, host: Machine, *senders: Machine) -> None:
         """Let whatever the senders send to a host be lost, and nothing of what it sends."""
-        host.run(sys.executable, HERE / "packets.py", *(sender.address for sender in senders))
+        self._filter(host, *(sender.address for sender in senders))
 
     def lose(self, host: Machine, one_in: int) -> None:
         """Let one in so many packets that arrive at a host be lost, drawn by the kernel."""
-        host.run(sys.executable, HERE / "packets.py", "--one-in", str(one_in))
+        self._filter(host, "--one-in", str(one_in))
 
     def heal(self) -> None:
         """Undo `cut`, `drop` and `lose`, on all hosts."""
         for host in self.hosts:
             self.mend(host)
-            host.run(sys.executable, HERE / "packets.py")
+        while self._filtered:
+            self._filtered.pop().run(sys.executable, HERE / "packets.py")
+
+    def _filter(self, host: Machine, *arguments: str) -> None:
+        host.run(sys.executable, HERE / "packets.py", *arguments)
+        self._filtered.append(host)
 
     def processes(self) -> list[str]:
         """Return the processes of all machines but their first ones, as "host: command"."""
