@@ -11,6 +11,7 @@ from ncclkv.store.kvstore import KVStore
 from ncclkv.store.options import Options
 from ncclkv.store.plugin import KVStoreBase
 from ncclkv.store.ranks import RANKS, freed_without_store
+from ncclkv.store.session import Creating
 from ncclkv.table.cost import DEFAULT_BUCKET_BYTES
 from ncclkv.typing import MissingPolicy, NonfinitePolicy, Placement
 
@@ -135,9 +136,10 @@ threads
         return cast(KVStore, KVStoreBase.kv_registry[lower]())
     if lower not in RANKS:
         raise UsageError(_unknown(name))
-    ranks = RANKS[lower](lower, comm, None if timeout is None else env.timeout(timeout))
-    with freed_without_store(ranks):
-        return KVStore(lower, ranks, options)
+    with Creating():
+        ranks = RANKS[lower](lower, comm, None if timeout is None else env.timeout(timeout))
+        with freed_without_store(ranks):
+            return KVStore(lower, ranks, options)
 
 
 def _refuse_options(name: str, options: Options, **others: Any) -> None:

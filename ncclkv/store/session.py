@@ -1,12 +1,19 @@
-"""Who may call a store, and when: one thread, one process, until it is closed or broken."""
+"""Who may call a store, and when: one thread, one process, until it is closed or broken.
+
+A verb is entered by one call at a time.  A signal handler, or a destructor, runs in the middle of
+whatever the thread is doing, and a verb that it calls there is refused.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from os import getpid
-from threading import current_thread, get_ident
+from sys import _getframe
+from threading import current_thread, get_ident, local
+from types import FrameType
 from typing import NoReturn
+from weakref import ref
 
 from ncclkv.comm.base import Communicator
 from ncclkv.errors import CommAborted, CommError, ContractError, KVStoreError, UsageError
@@ -16,6 +23,78 @@ IN_CAPTURE = "a capture"
 IN_UNEVEN = "an uneven block"
 BLOCKS = (IN_GROUP, IN_CAPTURE, IN_UNEVEN)
 """What a verb may be called inside of, and `Session.inside` may be; it says more in an updater."""
+
+_PACKAGE = __name__.rpartition(".")[0]
+_thread = local()
+
+
+class Running:
+    """The verb that a thread is in, of any of its stores: all share the progress of collectives.
+
+    Attributes
+    ----------
+    verb : str
+        Its name; empty between verbs, and while code of the user's runs at a point meant for it.
+    """
+
+    __slots__ = ("_refused", "verb")
+
+    def __init__(self) -> None:
+        self.verb = ""
+        self._refused: ref[UsageError] | None = None
+
+    def check(self, name: str) -> None:
+        """Refuse `name` inside of another verb."""
+        if not self.verb:
+            return
+        if not _is_interrupted(_getframe()):
+            # An exception left a verb before the end of its `with` block had begun.
+            self.verb = ""
+            return
+        error = UsageError(
+            f"{name} was called inside {self.verb}, by a signal handler or a destructor; set a "
+            f"flag there, and call {name} when {self.verb} has returned"
+        )
+        self._refused = ref(error)
+        raise error
+
+    def refused(self, error: BaseException) -> bool:
+        """Tell whether an error is the last refusal, which has left its handler."""
+        return self._refused is not None and self._refused() is error
+
+
+class Creating:
+    """A ``with`` block that creates a store: like a verb, it is refused inside of one."""
+
+    def __enter__(self) -> None:
+        running().check("create")
+        running().verb = "create"
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        running().verb = ""
+
+
+def running() -> Running:
+    """What the calling thread is in."""
+    try:
+        found: Running = _thread.running
+    except AttributeError:
+        found = _thread.running = Running()
+    return found
+
+
+def _is_interrupted(frame: FrameType | None) -> bool:
+    """Tell whether code of the stores is on the stack, below the call that `frame` is part of."""
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+    while frame is not None and not _is_ours(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__")
+    return isinstance(name, str) and name.startswith(_PACKAGE)
 
 
 class Session:
@@ -31,6 +110,8 @@ class Session:
         What the store is in the middle of, in words: a group, an updater; else empty.
     recording : bool
         Whether what is called is captured, and not done.
+    running : Running
+        Of the thread that the store belongs to.
     """
 
     def __init__(self, name: str, comm: Communicator) -> None:
@@ -38,6 +119,7 @@ class Session:
         self.failure: ContractError | CommError | None = None
         self.inside = ""
         self.recording = False
+        self.running = running()
         self._name = name
         self._alone = comm.size == 1
         self.comm = comm
@@ -55,6 +137,8 @@ class Session:
             self.failure = error
         elif isinstance(error, UsageError):
             self.put_rank(error)
+            if self.running.refused(error):
+                self.broken_off(name, error)
         elif not isinstance(error, KVStoreError) and not self.recording:
             self.broken_off(name, error)
 
@@ -74,12 +158,13 @@ class Session:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Refuse the store's verbs while code of the user's runs on some of the ranks."""
+        """Refuse the store's verbs, and no others, while code of the user's runs on some ranks."""
         outer, self.inside = self.inside, "an updater"
+        verb, self.running.verb = self.running.verb, ""
         try:
             yield
         finally:
-            self.inside = outer
+            self.inside, self.running.verb = outer, verb
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -120,10 +205,11 @@ class Verb:
     A class, since entering and leaving a generator takes several times as long.
     """
 
-    __slots__ = ("_allowed_inside", "_name", "_session")
+    __slots__ = ("_allowed_inside", "_name", "_running", "_session")
 
     def __init__(self, session: Session, name: str, allowed_inside: Collection[str]) -> None:
         self._session = session
+        self._running = session.running
         self._name = name
         self._allowed_inside = allowed_inside
 
@@ -131,6 +217,8 @@ class Verb:
         session, name = self._session, self._name
         try:
             session.check(name)
+            if self._running.verb:
+                self._running.check(name)
             if session.inside and session.inside not in self._allowed_inside:
                 raise UsageError(
                     f"{name} was called inside {session.inside}; call it after its end"
@@ -141,7 +229,10 @@ class Verb:
         except UsageError as error:
             session.put_rank(error)
             raise
+        # Last: an exception that a signal handler raises in here must not leave it set.
+        self._running.verb = name
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._session.note(self._name, error)
+        self._running.verb = ""

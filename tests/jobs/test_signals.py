@@ -1,0 +1,91 @@
+"""The example that saves on SIGUSR1 and ends on SIGTERM, with signals to one rank alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cases.readme import README
+from tests.harness.slow import stretched
+from tests.jobs.conftest import LIMIT, ROOT
+
+EXAMPLE = ROOT / "docs" / "examples" / "signals.py"
+
+pytestmark = pytest.mark.limit(60)
+
+
+class Started:
+    """The example on two ranks."""
+
+    def __init__(self, directory: Path, output: Path) -> None:
+        self.directory = directory
+        self._output = output
+        with output.open("w") as file:
+            self.process = subprocess.Popen(
+                ["launch/local.sh", "-n", "2", str(EXAMPLE), str(directory)],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def ranks(self) -> dict[int, tuple[int, int]]:
+        """The process of each rank that has begun, and the step that it begins at."""
+        found = re.findall(r"rank (\d), process (\d+), begins at step (\d+)", self.output)
+        return {int(rank): (int(process), int(step)) for rank, process, step in found}
+
+    def saved(self) -> list[int]:
+        """The steps of the checkpoints that are complete."""
+        names = [path.name for path in self.directory.glob("step-*")]
+        return sorted(int(name.split("-")[1]) for name in names)
+
+    def until(self, ready: Callable[[], bool]) -> None:
+        """Wait for something."""
+        end = time.monotonic() + stretched(LIMIT)
+        while not ready():
+            assert self.process.poll() is None, f"the job ended:\n{self.output}"
+            assert time.monotonic() < end, f"nothing came of it:\n{self.output}"
+            time.sleep(0.05)
+
+
+def test_a_signal_to_one_rank_saves_or_ends_on_all(tmp_path: Path) -> None:
+    """A signal for a checkpoint, one for the end, and a start that goes on from there."""
+    last = 0
+    for start in range(2):
+        job = Started(tmp_path / "checkpoints", tmp_path / f"output-{start}")
+        try:
+            job.until(lambda job=job: len(job.ranks()) == 2)
+            assert [step for _, step in job.ranks().values()] == [last, last], job.output
+            os.kill(job.ranks()[1][0], signal.SIGUSR1)
+            job.until(lambda job=job, last=last: job.saved()[-1:] > [last])
+            before = job.saved()[-1]
+            os.kill(job.ranks()[0][0], signal.SIGTERM)
+            assert job.process.wait(stretched(LIMIT)) == 0, job.output
+            last = job.saved()[-1]
+            assert last > before
+        finally:
+            job.process.terminate()
+            job.process.wait(stretched(LIMIT))
+
+
+def test_the_readme_shows_the_example() -> None:
+    text = README.read_text()
+    block = re.search(r"```\n(asked, agreed = .*?)```", text, re.DOTALL)
+    assert block is not None
+    example = [line.strip() for line in EXAMPLE.read_text().splitlines()]
+    lines = [line.strip() for line in textwrap.dedent(block[1]).splitlines() if line.strip()]
+    assert [line for line in lines if line not in (*example, "...")] == []
+    assert len(lines) > 10
