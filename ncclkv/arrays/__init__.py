@@ -135,7 +135,7 @@ def as_gpu_out(x: Any, what: str) -> Array:
 
 
 def _writable(array: Array, what: str) -> Array:
-    """Refuse an array that cannot hold a value; CuPy has none that are read-only."""
+    """Refuse an array that cannot hold a value; CuPy's arrays do not show whether they can."""
     if is_on_host(array) and not array.flags.writeable:
         raise UsageError(f"{what}: out is read-only; pass an array that can be written")
     if not array.flags.c_contiguous and _repeats(array):

@@ -6,12 +6,14 @@ The GPU may be any that the process sees.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from numpy.typing import NDArray
 
-from ncclkv.arrays import torch
-from ncclkv.errors import NotSupported, UsageError
+from ncclkv.arrays import device, dlpack, torch
+from ncclkv.errors import NotSupported, OutOfMemory, UsageError
 
 
 def recognises(x: Any) -> bool:
@@ -34,11 +36,35 @@ def value(x: Any, what: str) -> NDArray[Any]:
 
 
 def out(x: Any, what: str) -> NDArray[Any]:
-    """View `x` to write into."""
+    """View `x` to write into; CuPy itself writes to memory that its library calls read-only."""
     if torch.recognises(x):
         torch.check_eager(x, what)
         return _tensor(x.detach(), what)
+    if not is_own(x):
+        dlpack.refuse_jax(x, what)
+        if x.__cuda_array_interface__["data"][1]:
+            raise UsageError(
+                f"{what}: out is read-only: {device.describe(x)} says so in its "
+                f"__cuda_array_interface__; pass a CuPy array"
+            )
     return _view(x)
+
+
+@contextmanager
+def memory(what: str) -> Iterator[None]:
+    """Raise `OutOfMemory` where CuPy finds no memory for `what` on the current device."""
+    cuda = _cupy().cuda
+    try:
+        yield
+    except cuda.memory.OutOfMemoryError as error:
+        free, whole = cuda.runtime.memGetInfo()
+        pool = _cupy().get_default_memory_pool()
+        raise OutOfMemory(
+            f"device {cuda.runtime.getDevice()} has no memory for {what}: {free:,} of its "
+            f"{whole:,} bytes are free, and this process holds {pool.total_bytes():,} through "
+            f"CuPy, {pool.used_bytes():,} of them in arrays ({error}); keep less there, or use "
+            f"more GPUs"
+        ) from error
 
 
 def _view(x: Any) -> NDArray[Any]:
@@ -49,12 +75,12 @@ def _view(x: Any) -> NDArray[Any]:
 
 def _tensor(x: Any, what: str) -> NDArray[Any]:
     """View a torch tensor; the store's work on it is queued on CuPy's current stream there."""
-    device = x.device.index
-    if _cupy().cuda.get_current_stream(device).ptr != _torch_stream(device):
+    number = x.device.index
+    if _cupy().cuda.get_current_stream(number).ptr != _torch_stream(number):
         raise UsageError(
-            f"{what}: torch's current stream of device {device} is not CuPy's, on which the store "
-            f"would use this tensor; call it inside: with cupy.cuda.ExternalStream("
-            f"torch.cuda.current_stream({device}).cuda_stream, {device})"
+            f"{what}: torch's current stream of device {number} is not CuPy's, on which the store "
+            f"would use this tensor; call it inside: with cupy.cuda.Stream.from_external("
+            f"torch.cuda.current_stream({number}))"
         )
     try:
         array: NDArray[Any] = _cupy().from_dlpack(x)
@@ -66,9 +92,9 @@ def _tensor(x: Any, what: str) -> NDArray[Any]:
     return array
 
 
-def _torch_stream(device: int) -> int:
+def _torch_stream(number: int) -> int:
     """The address of torch's current stream of a device."""
-    stream: int = sys.modules["torch"].cuda.current_stream(device).cuda_stream
+    stream: int = sys.modules["torch"].cuda.current_stream(number).cuda_stream
     return stream
 
 

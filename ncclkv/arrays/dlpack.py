@@ -33,11 +33,7 @@ def value(x: Any, what: str) -> NDArray[Any]:
 
 def out(x: Any, what: str) -> NDArray[Any]:
     """View `x` to write into."""
-    if type(x).__module__.partition(".")[0] in ("jax", "jaxlib"):
-        raise UsageError(
-            f"{what}: out is a JAX array, which cannot be written; "
-            "pull without out and pass the result to jax.numpy.asarray"
-        )
+    refuse_jax(x, what)
     array = _view(x, what, device.OUT_ADVICE)
     if not array.flags.writeable:
         raise UsageError(
@@ -46,6 +42,15 @@ def out(x: Any, what: str) -> NDArray[Any]:
             "pass a NumPy array"
         )
     return array
+
+
+def refuse_jax(x: Any, what: str) -> None:
+    """Refuse to write into a JAX array, in whatever memory: JAX takes its arrays for constant."""
+    if type(x).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        raise UsageError(
+            f"{what}: out is a JAX array, which cannot be written; "
+            "pull without out and pass the result to jax.numpy.asarray"
+        )
 
 
 def _view(x: Any, what: str, advice: str) -> NDArray[Any]:

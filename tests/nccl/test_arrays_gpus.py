@@ -54,3 +54,62 @@ def test_the_streams_of_its_own_gpu_have_to_be_the_same(streams):
     assert arrays.value(Tensor(0), "push of key 3") == "view on 0"
     with pytest.raises(UsageError, match=r"^push of key 3: torch's current stream of device 1 is"):
         arrays.value(Tensor(1), "push of key 3")
+
+
+class Elsewhere:
+    """An array of another library in a GPU's memory, as its interface describes it."""
+
+    def __init__(self, read_only: bool) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (3,),
+            "typestr": "<f4",
+            "data": (0x7000, read_only),
+            "version": 3,
+        }
+
+
+@pytest.fixture
+def views(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy, as far as it makes views; like the real one it ignores whether they may be written."""
+    cupy = SimpleNamespace(ndarray=type("ndarray", (), {}), asarray=lambda x: ("view of", x))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+
+
+def test_cupy_itself_views_read_only_memory_as_any_other():
+    cupy = pytest.importorskip("cupy", reason="this test needs CuPy: pip install 'ncclkv[cuda12]'")
+    if cupy.cuda.is_available():
+        pytest.skip("there is a GPU here, which CuPy would ask of the address")
+    empty = Elsewhere(read_only=True)
+    empty.__cuda_array_interface__["shape"] = (0,)
+    # It gets as far as asking the device: the flag has not been looked at.
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError):
+        cupy.asarray(empty)
+
+
+def test_memory_that_may_not_be_written_is_a_value_and_no_out(views):
+    array = Elsewhere(read_only=True)
+    assert arrays.value(array, "push of key 3") == ("view of", array)
+    with pytest.raises(UsageError) as caught:
+        arrays.out(array, "pull of key 3")
+    assert str(caught.value) == (
+        "pull of key 3: out is read-only: a tests Elsewhere says so in its "
+        "__cuda_array_interface__; pass a CuPy array"
+    )
+    writable = Elsewhere(read_only=False)
+    assert arrays.out(writable, "pull of key 3") == ("view of", writable)
+
+
+@pytest.mark.parametrize("module", ["jaxlib._jax", "jax._src.array"])
+def test_jax_arrays_on_a_gpu_are_no_outs_whatever_they_say(views, module):
+    kind = type("ArrayImpl", (Elsewhere,), {"__module__": module})
+    with pytest.raises(UsageError, match="pull of key 3: out is a JAX array, which cannot be writ"):
+        arrays.out(kind(read_only=False), "pull of key 3")
+
+
+def test_what_to_call_where_torch_has_another_stream_is_what_cupy_has(streams):
+    streams["torch"][1] = 77
+    with pytest.raises(UsageError) as caught:
+        arrays.value(Tensor(1), "push of key 3")
+    assert str(caught.value).endswith(
+        "call it inside: with cupy.cuda.Stream.from_external(torch.cuda.current_stream(1))"
+    )

@@ -200,3 +200,23 @@ def test_settings_of_sharing_go_to_all_ranks_when_any_share():
     facts = but(job(1, 3, 3, share=True, nccl=23203), 2, gpu="0000:1B:00.0 a1", device=1)
     assert crowded(facts) == {("node0", "0000:1B:00.0 a1"): [1, 2]}
     assert all("NCCL_MULTI_RANK_GPU_ENABLE" in settings(facts, rank) for rank in range(3))
+
+
+def slices(nccl: int, **changes: object) -> list[Facts]:
+    """Two ranks on two slices of one GPU."""
+    facts = but(job(1, 2, 2, nccl=nccl, **changes), 1, gpu="0000:1B:00.0 b2")
+    return [replace(each, bus="0000:1B:00.0") for each in facts]
+
+
+def test_slices_of_one_gpu_are_refused_in_our_words_where_nccl_refuses_them():
+    says(
+        slices(22809),
+        "ranks 0, 1 (node0) are on slices of one GPU (MIG)",
+        "NCCL 2.28.9 takes for the same GPU",
+        "NCCLKV_SHARE_GPU=1 on every rank",
+    )
+    assert trouble(slices(23003)) is None
+    shared = slices(22809, share=True)
+    assert trouble(shared) is None
+    assert settings(shared, 0)["NCCL_HOSTID"] != settings(shared, 1)["NCCL_HOSTID"]
+    assert "NCCL_MAX_CTAS" not in settings(slices(23003), 0)

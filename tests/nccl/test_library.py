@@ -195,6 +195,18 @@ def test_what_hangs_is_left_behind(monkeypatch):
     release.set()
 
 
+def test_at_the_end_of_a_python_without_new_threads_a_call_is_made_in_place(monkeypatch):
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    handle = FakeHandle()
+    CupyBinding(timeout=10).abort(handle)
+    assert handle.calls == [("abort",)]
+    with pytest.raises(CommAborted, match="ncclCommDestroy failed: NCCL_ERROR_INVALID_ARGUMENT"):
+        CupyBinding(timeout=10).destroy(FakeHandle(nccl.NcclError(4)))
+
+
 def test_ranks_connect_by_a_byte_each_way_in_one_group_of_one_thread(monkeypatch):
     handle = FakeHandle()
     threads: list[int] = []

@@ -18,11 +18,12 @@ import cupy
 from ncclkv.comm.nccl import launch
 from ncclkv.comm.nccl.streams import CupyEvent, CupyStreams
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.errors import CommAborted, LaunchError, UsageError
+from ncclkv.errors import CommAborted, LaunchError, OutOfMemory, UsageError
 from ncclkv.kernels.device.launch import Launcher
 from ncclkv.kernels.device.programs import SGD
 
 Cuda = Any
+OUT_OF_MEMORY = cupy.cuda.memory.OutOfMemoryError
 
 
 @pytest.fixture(autouse=True)
@@ -222,6 +223,25 @@ def test_cupys_own_event_takes_an_error_for_work_in_progress_and_ours_does_not()
         theirs.ptr = 0  # so that nothing is destroyed
 
 
+def test_no_memory_on_the_device_is_ours_and_says_what_there_is(cuda, monkeypatch):
+    def zeros(count: int, dtype: str) -> None:
+        raise cupy.cuda.memory.OutOfMemoryError(count, 700)
+
+    cuda.memory = SimpleNamespace(OutOfMemoryError=OUT_OF_MEMORY)
+    cuda.runtime.memGetInfo.return_value = (500, 80_000)
+    cuda.runtime.getDevice.return_value = 2
+    pool = SimpleNamespace(total_bytes=lambda: 700, used_bytes=lambda: 600)
+    monkeypatch.setattr(cupy, "get_default_memory_pool", lambda: pool)
+    monkeypatch.setattr(cupy, "zeros", zeros)
+    with pytest.raises(OutOfMemory) as caught:
+        CupyStreams(2).allocate(4096)
+    assert str(caught.value) == (
+        "device 2 has no memory for 4,096 bytes: 500 of its 80,000 bytes are free, and this "
+        "process holds 700 through CuPy, 600 of them in arrays (Out of memory allocating 4,096 "
+        "bytes (allocated so far: 700 bytes).); keep less there, or use more GPUs"
+    )
+
+
 def test_close_twice(cuda):
     streams = CupyStreams(0)
     streams.close()
@@ -243,7 +263,7 @@ def test_facts_are_those_of_the_rank_and_its_device(cuda, monkeypatch):
     cuda.Device.assert_called_once_with(2)
     cuda.Device.return_value.use.assert_called_once_with()
     assert (own.rank, own.host, own.devices, own.device) == (0, "node7", 4, 2)
-    assert own.gpu == "0000:1B:00.0 abcd"
+    assert (own.gpu, own.bus) == ("0000:1B:00.0 abcd", "0000:1B:00.0")
     assert (own.nccl, own.cupy, own.driver) == (23203, cupy.__version__, 12080)
     assert (own.share, own.blocks, own.binding, own.obstacle) == (False, True, "cupy", "")
 

@@ -20,6 +20,8 @@ LEEWAY = 5.0
 def bounded(what: str, function: Callable[[], Any], seconds: float) -> Any:
     """Make a call in a thread, which is left behind if the call hangs.
 
+    Where Python starts no more threads the call is made in place: the watchdog alone ends it then.
+
     Parameters
     ----------
     what : str
@@ -43,10 +45,14 @@ def bounded(what: str, function: Callable[[], Any], seconds: float) -> Any:
             outcome[:] = [None, error]
 
     thread = threading.Thread(target=run, name=what, daemon=True)
-    thread.start()
     # A call that keeps Python's lock keeps this thread from looking at the clock, too.
     with watchdog.guard(what, seconds + LEEWAY):
-        thread.join(seconds)
+        try:
+            thread.start()
+        except RuntimeError:  # at the end of Python 3.12.0 and 3.12.1 there are no new threads
+            run()
+        else:
+            thread.join(seconds)
     if not outcome:
         raise late(what, seconds)
     result, error = outcome

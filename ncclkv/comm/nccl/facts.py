@@ -50,6 +50,8 @@ class Facts:
     """What calls NCCL: a name of `ncclkv.env.NCCL_BINDINGS`."""
     obstacle: str = ""
     """Why there is no GPU or no NCCL, with what to do; the rest then means nothing."""
+    bus: str = ""
+    """Where the GPU is on the host: slices of one (MIG) have this in common, and not `gpu`."""
 
 
 def device_of(local_rank: int, devices: int) -> int:
@@ -73,8 +75,13 @@ def trouble(facts: Sequence[Facts]) -> str | None:
 
 def crowded(facts: Sequence[Facts]) -> dict[tuple[str, str], list[int]]:
     """The GPUs, by host and identity, that several ranks use, with these ranks."""
-    groups = _by(facts, lambda each: (each.host, each.gpu))
+    groups = _by(facts, lambda each: (each.host, _as_nccl_sees(each)))
     return {gpu: ranks for gpu, ranks in groups.items() if len(ranks) > 1}
+
+
+def _as_nccl_sees(each: Facts) -> str:
+    """The GPU of a rank: before 2.30.3 NCCL tells GPUs apart by their place on the bus."""
+    return each.bus if each.bus and each.nccl < _SEVERAL_RANKS_ON_A_GPU else each.gpu
 
 
 def settings(facts: Sequence[Facts], rank: int) -> dict[str, str]:
@@ -199,6 +206,13 @@ def _crowd(facts: Sequence[Facts]) -> str | None:
     if not groups or facts[0].share:
         return None
     ranks = next(iter(groups.values()))
+    if len({facts[rank].gpu for rank in ranks}) > 1:
+        return (
+            f"{_where(facts, ranks)} are on slices of one GPU (MIG), which NCCL "
+            f"{version_text(facts[ranks[0]].nccl)} takes for the same GPU and refuses. Give each "
+            f"rank a whole GPU; or, to try things out and slowly, set NCCLKV_SHARE_GPU=1 on every "
+            f"rank"
+        )
     devices = facts[ranks[0]].devices
     visible = "1 GPU is" if devices == 1 else f"{devices} GPUs are"
     gpus = len({(each.host, each.gpu) for each in facts})

@@ -113,7 +113,8 @@ def _gpu(peers: Communicator, host: str, share: bool, blocks: bool) -> Facts:
         cupy.cuda.Device(device).use()
         # CuPy cuts the uuid off at a zero byte; the bus tells apart what is left.
         uuid = runtime.getDeviceProperties(device).get("uuid", b"").hex()
-        gpu = f"{runtime.deviceGetPCIBusId(device)} {uuid}"
+        bus = runtime.deviceGetPCIBusId(device)
+        gpu = f"{bus} {uuid}"
         driver = runtime.driverGetVersion()
     except runtime.CUDARuntimeError as error:
         raise LaunchError(
@@ -132,4 +133,5 @@ def _gpu(peers: Communicator, host: str, share: bool, blocks: bool) -> Facts:
         share,
         blocks,
         binding,
+        bus=bus,
     )

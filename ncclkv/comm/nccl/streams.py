@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol, cast
 
+from ncclkv.arrays.cupy import memory
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 
 # Lower numbers go first; CUDA takes the highest priority that the device has for any beyond it.
@@ -61,7 +62,13 @@ class Streams(Protocol):
         """Hold what is queued on `stream` from now on back until `event` is done."""
 
     def allocate(self, nbytes: int) -> Any:
-        """Zeroed uint8 cupy.ndarray, 256-byte aligned; zeroed before the current stream goes on."""
+        """Zeroed uint8 cupy.ndarray, 256-byte aligned; zeroed before the current stream goes on.
+
+        Raises
+        ------
+        OutOfMemory
+            When the device has no memory for it.
+        """
 
     def begin_capture(self) -> int:
         """Begin to record what this thread puts on the stream returned, instead of doing it.
@@ -197,7 +204,7 @@ class CupyStreams:
             raise _failed("a stream's wait for an event", error) from error
 
     def allocate(self, nbytes: int) -> Any:
-        with self._cuda.Device(self._device):
+        with self._cuda.Device(self._device), memory(f"{nbytes:,} bytes"):
             return self._zeros(nbytes, "uint8")
 
     def begin_capture(self) -> int:
