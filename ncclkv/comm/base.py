@@ -15,6 +15,7 @@ node by node, where there are several; NCCL sums in an order of its own.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -86,8 +87,7 @@ class DoneWork(Work):
     def done(self) -> bool:
         return True
 
-    def wait(self, timeout: float | None = None) -> None:
-        return None
+    def wait(self, timeout: float | None = None) -> None: ...
 
 
 class Communicator(ABC):
@@ -98,10 +98,8 @@ class Communicator(ABC):
 
     Attributes
     ----------
-    rank, size : int
-        This rank, and how many there are.
-    local_rank, local_size : int
-        The same among the ranks of this node.
+    rank, size, local_rank, local_size : int
+        This rank, and how many there are; the same among the ranks of this node.
     timeout : float
         Seconds that a wait may take.
     control : Control
@@ -117,6 +115,10 @@ class Communicator(ABC):
         What ranks have been called for, at several ranks.
     reproducible : bool
         Whether all sums are made in rank order; ranks set it alike, while nothing is in flight.
+    lock : RLock
+        Held while a thread advances its collectives, where another thread may look at them.
+    thread_multiple : bool
+        Whether several threads may communicate at once, as ``MPI_THREAD_MULTIPLE``.
     """
 
     rank: int
@@ -131,6 +133,8 @@ class Communicator(ABC):
     mark: Mark
     calls: Calls | None = None
     reproducible: bool = False
+    lock: threading.RLock
+    thread_multiple: bool = True
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Buffer:

@@ -106,6 +106,7 @@ class ExchangeCommunicator(Communicator):
         self._transport = transport
         self._flight = Flight(transport, timeout)
         self.calls, self.mark = self._flight.calls, self._flight.mark
+        self.lock, self.thread_multiple = self._flight.lock, transport.thread_multiple
         self._lanes = Lanes(transport, self._flight, offset=0)
         self.control: ExchangeControl = ExchangeControl(transport, self._flight)
         self._node = self._form(among or self.control) if share else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,7 @@ class SoloCommunicator(Communicator):
         self.control = SoloControl()
         self.mark = Mark()
         self.kernels = HostKernels()
+        self.lock = threading.RLock()
         self._failure: KVStoreError | None = None
 
     def _check(self) -> None:

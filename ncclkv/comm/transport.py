@@ -74,12 +74,15 @@ class Transport(Messages):
         How many pauses are so short that a launch may make them.
     heard : list of (int, bytes)
         What peers have told, with their ranks, as far as `departed` has heard it.
+    thread_multiple : bool
+        Whether several threads of a process may communicate at once.
     """
 
     node: Sequence[int]
     name: str
     moment = 0
     heard: list[tuple[int, bytes]]
+    thread_multiple = True
 
     @abstractmethod
     def pause(self, attempt: int) -> None:

@@ -69,6 +69,8 @@ class Flight:
         Each collective is launched with it, and comes to nothing where it differs.
     calls : Calls
         What is known of the calls that it stands for.
+    lock : RLock
+        Held by who advances it, where another thread may do so, too.
     """
 
     def __init__(self, transport: Transport, timeout: float) -> None:
@@ -82,6 +84,7 @@ class Flight:
         self._active: list[HostWork] = []
         self.failure: KVStoreError | None = None
         self.relayed = False
+        self.lock = threading.RLock()
         with _flights_change:
             _flights.add(self)
 
@@ -92,7 +95,7 @@ class Flight:
     def wait_elsewhere(self, words: str, names: Sequence[str]) -> None:
         """Tell the ranks of this flight that its thread waits in another; hear what they tell."""
         self.calls.board.wait_elsewhere(words, names)
-        with suppress(KVStoreError):
+        with suppress(KVStoreError), self.lock:
             self._transport.departed()
             self.calls.hear()
 
@@ -188,7 +191,7 @@ class Flight:
                 return
             for other in others:
                 # What fails there is raised by the next call there.
-                with suppress(Exception):
+                with suppress(Exception), other.lock:
                     other.progress()
             attempt += 1
             self._transport.pause(attempt)

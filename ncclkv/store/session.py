@@ -229,6 +229,9 @@ class Verb:
         except UsageError as error:
             session.put_rank(error)
             raise
+        except (ContractError, CommError) as error:
+            session.failure = error  # found while no verb was under way
+            raise
         # Last: an exception that a signal handler raises in here must not leave it set.
         self._running.verb = name
 

@@ -5,6 +5,7 @@ No device is there; that the calls do what they are meant to is for layers 4 and
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -100,6 +101,23 @@ def test_another_current_device_is_refused_in_words(cuda):
     cuda.runtime.getDevice.return_value = 1
     with pytest.raises(UsageError, match="device 1 is current, and this store is on device 2"):
         streams.check_device()
+
+
+def test_a_thread_that_only_looks_is_on_the_device_and_minds_no_capture(cuda, monkeypatch):
+    modes: list[int] = []
+
+    def exchange(mode: Any) -> int:
+        modes.append(ctypes.cast(mode, ctypes.POINTER(ctypes.c_int)).contents.value)
+        return 0
+
+    library = SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
+    monkeypatch.setattr(ctypes, "CDLL", {"libcuda.so.1": library}.__getitem__)
+    streams = CupyStreams(3)
+    cuda.Device.reset_mock()
+    streams.attach()
+    cuda.Device.assert_called_once_with(3)
+    cuda.Device.return_value.use.assert_called_once_with()
+    assert modes == [2]  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 def test_another_has_a_stream_of_its_own_on_the_same_device(cuda):

@@ -121,6 +121,7 @@ class MpiTransport(Transport):
         self._timeout = timeout
         self._bytes = MPI.BYTE
         self._finalized = MPI.Is_finalized
+        self.thread_multiple = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         with self._guard():

@@ -55,6 +55,10 @@ class Accord:
         while self._works and self._works[0].done():
             self._works.popleft()
 
+    def begin(self) -> None:
+        """Note that a wait begins: others' calls are looked at soon."""
+        self._looks = 0
+
     def look(self, waited: float) -> OrderMismatch | None:
         """How ranks' calls differ, as far as can be seen after a wait of so many seconds."""
         self._drop_done()
@@ -82,6 +86,5 @@ class Accord:
 
     def settle(self, timeout: float) -> None:
         """Wait until all that was posted has been compared."""
-        self._looks = 0
         while self._works:
             self._works.popleft().wait(timeout)

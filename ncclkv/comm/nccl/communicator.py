@@ -12,7 +12,7 @@ import numpy as np
 
 from ncclkv.arrays.memory import address
 from ncclkv.comm.base import Apply, Buffer, Communicator, DoneWork, Work
-from ncclkv.comm.buffers import check_buffer, check_buffers, check_places, check_root
+from ncclkv.comm.buffers import check_buffer, check_places, check_root
 from ncclkv.comm.ended import closed, left
 from ncclkv.comm.graph import Graph
 from ncclkv.comm.nccl import wire
@@ -22,6 +22,7 @@ from ncclkv.comm.nccl.creation import create
 from ncclkv.comm.nccl.flight import Enqueue, Flight
 from ncclkv.comm.nccl.in_order import InOrder
 from ncclkv.comm.nccl.streams import Streams
+from ncclkv.comm.nccl.watcher import Watcher
 from ncclkv.comm.nccl.work import HostWork
 from ncclkv.errors import (
     CommAborted,
@@ -58,6 +59,8 @@ class NcclCommunicator(Communicator):
         Of the same device.
     settings : mapping of str to str
         Variables of NCCL's, set in the environment while it reads them and at no other time.
+    watcher : Watcher, optional
+        Looks at what is in flight while no call does; without it nobody does then.
     shared : bool
         Whether ranks share a GPU on purpose.
     """
@@ -73,6 +76,7 @@ class NcclCommunicator(Communicator):
         kernels: Kernels,
         *,
         settings: Mapping[str, str] = MappingProxyType({}),
+        watcher: Watcher | None = None,
         shared: bool = False,
     ) -> None:
         self.rank, self.size = peers.rank, peers.size
@@ -89,17 +93,18 @@ class NcclCommunicator(Communicator):
         self._streams = streams
         self._settings = settings
         handle = create(peers, binding, settings)
-        self._flight = Flight(peers, binding, streams, handle, settings)
+        self._flight = Flight(peers, binding, streams, handle, settings, watcher)
+        self._watcher = watcher
+        self.lock, self.thread_multiple = peers.lock, peers.thread_multiple
         self._in_order = InOrder(peers.rank, peers.size, binding, streams, kernels, self._flight)
         self.control = NcclControl(self._flight, peers.control)
         self._closed = False
 
     @property
     def reproducible(self) -> bool:
-        """Whether all sums are made in rank order.
+        """Whether all sums are made in rank order; collective to set.
 
-        Collective to set to True for the first time: the ranks connect for the messages that this
-        takes.  NCCL does so by itself in the first of them, without a deadline.
+        The ranks connect for the messages that it takes: NCCL does so later, without a deadline.
         """
         return self._reproducible
 
@@ -150,7 +155,7 @@ class NcclCommunicator(Communicator):
     ) -> Work:
         way = wire.reduction(send.dtype, op)
         check_root(root, self.size)
-        _check(send, receive, send.size)
+        wire.check_sides(send, receive, send.size)
         check_places(receive, send, 0)
         places = address(send), address(receive), send.size * way.factor
         binding = self._binding
@@ -186,8 +191,8 @@ class NcclCommunicator(Communicator):
 
     def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
         way = wire.reduction(send.dtype, op)
-        _check(send, receive, send.size // self.size)
-        _check(receive, send, receive.size * self.size)
+        wire.check_sides(send, receive, send.size // self.size)
+        wire.check_sides(receive, send, receive.size * self.size)
         check_places(receive, send, self.rank * receive.nbytes)
         places = address(send), address(receive), receive.size * way.factor
 
@@ -206,7 +211,7 @@ class NcclCommunicator(Communicator):
         return self.reproducible and self.size > 1
 
     def allgather(self, send: Buffer, receive: Buffer) -> Work:
-        _check(send, receive, send.size * self.size)
+        wire.check_sides(send, receive, send.size * self.size)
         check_places(send, receive, self.rank * send.nbytes)
         way = wire.movement(send.dtype)
         places = address(send), address(receive), send.size * way.factor
@@ -214,9 +219,8 @@ class NcclCommunicator(Communicator):
         def enqueue(handle: Handle, stream: int) -> None:
             self._binding.all_gather(handle, *places, way.dtype, stream)
 
-        return self._launch(
-            f"an allgather of {send.nbytes} bytes from each rank", enqueue, (send, receive)
-        )
+        what = f"an allgather of {send.nbytes} bytes from each rank"
+        return self._launch(what, enqueue, (send, receive))
 
     def _launch(
         self,
@@ -254,13 +258,15 @@ class NcclCommunicator(Communicator):
             streams,
             self.kernels,
             settings=self._settings,
+            watcher=self._watcher,
             shared=self._shared,
         )
         made.reproducible = self.reproducible
         return made
 
     def departed(self) -> dict[int, str]:
-        return self._peers.departed()
+        with self.lock:
+            return self._peers.departed()
 
     def synchronize(self, timeout: float | None = None) -> None:
         self._flight.synchronize(timeout)
@@ -268,7 +274,8 @@ class NcclCommunicator(Communicator):
     def abort(self, reason: str) -> None:
         if not self._closed:
             self._closed = True
-            self._peers.abort(reason)  # first, for NCCL may take its time
+            with self.lock:
+                self._peers.abort(reason)  # first, for NCCL may take its time
             self._flight.fail(CommAborted(left(self.rank, self.size, reason)))
             self._streams.close()
 
@@ -289,11 +296,5 @@ class NcclCommunicator(Communicator):
             self._peers.abort(str(error))
             raise
         self._streams.close()
-        self._peers.close()
-
-
-def _check(send: Buffer, receive: Buffer, count: int) -> None:
-    """Refuse arrays that a collective cannot take."""
-    wire.check_device(send)
-    wire.check_device(receive)
-    check_buffers(send, receive, count)
+        with self.lock:
+            self._peers.close()

@@ -2,7 +2,7 @@
 
 NCCL has no deadline and does not notice a rank that is dead on the same host, so every wait of the
 host is a loop: it looks at an event, and every few milliseconds at the clock, at NCCL's own errors
-and at the ranks that have said farewell.
+and at the ranks that have said farewell.  While the host does not wait here, a watcher looks.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ from ncclkv import env, watchdog
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl import bounded
 from ncclkv.comm.nccl.accord import Accord
-from ncclkv.comm.nccl.binding import Binding, Handle, version_text
+from ncclkv.comm.nccl.binding import Binding, Handle
+from ncclkv.comm.nccl.diagnosis import Diagnosis
 from ncclkv.comm.nccl.graph import Graphs, NcclGraph
 from ncclkv.comm.nccl.guard import Guard
+from ncclkv.comm.nccl.in_flight import InFlight
 from ncclkv.comm.nccl.streams import Event, Streams
-from ncclkv.comm.nccl.watch import Watch
+from ncclkv.comm.nccl.watcher import WATCHER, Watcher
 from ncclkv.comm.nccl.work import NcclWork
-from ncclkv.comm.words import named
 from ncclkv.errors import (
     CommAborted,
     CommError,
-    CommTimeout,
     KVStoreError,
-    RankDied,
-    RankLost,
 )
 
 Enqueue = Callable[[Handle, int], None]
@@ -50,6 +48,10 @@ class Flight:
     ----------
     failure : KVStoreError or None
         What is raised by every later call.
+    handle : Handle or None
+        The communicator, until its end.
+    lock : RLock
+        Held by who uses the flight: the thread of its store, or the watcher.
     guard : Guard
         ``with flight.guard:`` around whatever leaves the communicator broken when it fails.
     """
@@ -61,14 +63,17 @@ class Flight:
         streams: Streams,
         handle: Handle,
         settings: Mapping[str, str],
+        watcher: Watcher | None,
     ) -> None:
         self._peers = peers
         self._binding = binding
         self._streams = streams
-        self._handle: Handle | None = handle
+        self.handle: Handle | None = handle
         self._works: deque[NcclWork] = deque()
         self._kept: deque[tuple[Event, tuple[object, ...]]] = deque()
         self._accord = Accord(peers)
+        self._diagnosis = Diagnosis(peers, binding, self._accord)
+        self.lock = peers.lock
         self._last: int | None = None
         self._who = f"rank {peers.rank} of {peers.size}"
         self._settings = settings
@@ -77,6 +82,7 @@ class Flight:
         self.failure: KVStoreError | None = None
         self.guard = Guard(self)
         self.graphs = Graphs(streams)
+        self._view = InFlight(self, self._works, streams, self._diagnosis, watcher)
         _open.add(self)
 
     def check(self) -> None:
@@ -86,23 +92,25 @@ class Flight:
 
     def fail(self, error: KVStoreError) -> None:
         """Stop what is in flight, and raise `error` in all later calls."""
-        self.failure = self.failure or error
-        handle, self._handle = self._handle, None
-        self._alarm.close()
-        self.graphs.free()
-        if handle is not None:
-            _open.discard(self)
-            with suppress(KVStoreError):  # what has gone wrong already says more
-                self._binding.abort(handle)
+        with self.lock:
+            self.failure = self.failure or error
+            handle, self.handle = self.handle, None
+            self._alarm.close()
+            self.graphs.free()
+            if handle is not None:
+                _open.discard(self)
+                with suppress(KVStoreError):  # what has gone wrong already says more
+                    self._binding.abort(handle)
 
     def destroy(self, farewell: KVStoreError) -> None:
         """Free the communicator, which is idle, together with all ranks."""
-        handle, self._handle = self._handle, None
-        self.failure = farewell
-        self._alarm.close()
-        _open.discard(self)
-        self.graphs.free()
-        self._binding.destroy(handle)
+        with self.lock:
+            handle, self.handle = self.handle, None
+            self.failure = farewell
+            self._alarm.close()
+            _open.discard(self)
+            self.graphs.free()
+            self._binding.destroy(handle)
 
     def hold_current(self, event: Event) -> None:
         """Make the current stream wait for `event`."""
@@ -110,6 +118,7 @@ class Flight:
 
     def follow(self) -> None:
         """Let the current stream wait for the one that was current before, if that was another."""
+        self.check()
         self._streams.check_device()
         current = self._streams.current()
         if self.graphs.recording is not None:
@@ -156,13 +165,24 @@ class Flight:
         *kept: object,
     ) -> NcclWork:
         """Put a collective, and what follows it, on the communication stream."""
-        if self.graphs.recording is not None:
-            return self._record(self.graphs.recording, what, enqueue, apply, *kept)
+        with self.lock:
+            self.check()
+            if self.graphs.recording is not None:
+                return self._record(self.graphs.recording, what, enqueue, apply, *kept)
+            work = self._launch(what, enqueue, apply, *kept)
+            self._works.append(work)
+            self._view.follow()
+            return work
+
+    def _launch(
+        self, what: str, enqueue: Enqueue, apply: Callable[[], None] | None, *kept: object
+    ) -> NcclWork:
+        """Put it there; what goes wrong breaks the communicator."""
         try:
             self._drop_complete()
             self._accord.post(what)
             # What `apply` writes is under way as well.
-            work = NcclWork(self, self._put(what, enqueue, apply), (*kept, apply), what)
+            return NcclWork(self, self._put(what, enqueue, apply), (*kept, apply), what)
         except KVStoreError as error:
             self.fail(error)
             raise
@@ -174,8 +194,6 @@ class Flight:
                 )
             )
             raise
-        self._works.append(work)
-        return work
 
     def _record(
         self,
@@ -214,7 +232,7 @@ class Flight:
         reads = not self._has_launched or self.graphs.recording is not None
         try:
             with self._alarm, env.temporarily(self._settings) if reads else nullcontext():
-                enqueue(self._handle, stream)
+                enqueue(self.handle, stream)
         except KVStoreError as error:
             raise type(error)(f"{self._who}: {what}: {error}") from error
         self._has_launched = True
@@ -234,61 +252,20 @@ class Flight:
             streams = self._streams
             collectives = streams.record(streams.communication)
             others = streams.record(streams.current())
-            watch = Watch(limit)
+            watch = self._diagnosis.watch(limit)
             while not (collectives.done() and others.done()):
                 if watch.pause():
-                    self._look(watch, in_flight=not collectives.done())
+                    work = None if collectives.done() else self._oldest()
+                    self._diagnosis.check(self.handle, watch, work)
             self._accord.settle(limit)
             while self._works:
                 self._works.popleft().release()
             self._drop_complete()
 
-    def _look(self, watch: Watch, in_flight: bool) -> None:
-        """Raise when NCCL reports an error, a rank has left, or the deadline has passed."""
-        what = self._oldest() if in_flight else "the work of the current stream"
-        problem = self._binding.async_error(self._handle)
-        if problem is not None:
-            raise CommAborted(f"{self._who}: {what}: {self._named()} reports: {problem}")
-        departed = self._peers.departed() if in_flight else {}
-        dead = self._accord.dead() if in_flight else set()
-        mismatch = self._accord.look(watch.waited) if in_flight else None
-        if mismatch is not None:
-            raise mismatch
-        if departed and watch.lost_long_ago():
-            rank, reason = min(departed.items())
-            raise RankLost(
-                f"{self._who}: rank {rank} left while {what} waited for it; it said: {reason}"
-            )
-        if dead and watch.lost_long_ago():
-            raise RankDied(
-                f"{self._who}: {named(dead)} ended while {what} was in flight, and said nothing; "
-                f"{self._accord.last(dead)}"
-            )
-        if watch.late():
-            raise CommTimeout(
-                f"{self._who}: {what} waited {watch.waited:.1f} s (timeout {watch.limit:g} s) for "
-                f"{self._missing() if in_flight else 'the device; give it a longer timeout'}"
-            )
-
-    def _oldest(self) -> str:
-        """The first collective that is not complete, in words."""
+    def _oldest(self) -> NcclWork | str:
+        """The first collective that is not complete."""
         self._drop_complete()
-        return str(self._works[0]) if self._works else "a collective"
-
-    def _missing(self) -> str:
-        """What a collective that does not end waits for."""
-        if self._peers.size == 1:
-            return "the device; give it a longer timeout"
-        last = self._accord.last(self._accord.others)
-        return (
-            f"the other ranks ({self._named()} does not tell which of them); all ranks must make "
-            f"the same calls in the same order: look at what the others did instead"
-            f"{'; ' if last else ''}{last}"
-        )
-
-    def _named(self) -> str:
-        """The library with its version."""
-        return f"{self._binding.name} ({version_text(self._binding.version())})"
+        return self._works[0] if self._works else "a collective"
 
 
 @atexit.register
@@ -296,5 +273,6 @@ def _abort_all() -> None:
     """At the end of the process, free what was not closed, without waiting for anybody."""
     if os.getpid() != _process:  # a forked child has no device
         return
+    WATCHER.stop()
     for flight in list(_open):
         flight.fail(CommAborted("the process ended without closing the communicator"))

@@ -15,11 +15,12 @@ from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.comm.nccl.cupy_binding import CupyBinding
 from ncclkv.comm.nccl.facts import Facts, crowded, device_of, settings, trouble
 from ncclkv.comm.nccl.nccl4py_binding import Nccl4pyBinding
-from ncclkv.comm.nccl.streams import CupyStreams
+from ncclkv.comm.nccl.streams import DRIVER, CupyStreams
+from ncclkv.comm.nccl.watcher import WATCHER
 from ncclkv.errors import KVStoreError, LaunchError
 from ncclkv.kernels.device import DeviceKernels
 
-_DRIVER = "libcuda.so.1"
+_DRIVER = DRIVER
 
 BINDINGS: dict[str, Callable[..., Binding]] = {"cupy": CupyBinding, "nccl4py": Nccl4pyBinding}
 """By their names in the environment; called with a device and a deadline in seconds, or nothing."""
@@ -67,6 +68,7 @@ def launch(peers: Communicator, facts: Sequence[Facts] | None = None) -> NcclCom
         streams,
         DeviceKernels(),
         settings=settings(facts, peers.rank),
+        watcher=WATCHER,
         shared=bool(crowded(facts)),
     )
 

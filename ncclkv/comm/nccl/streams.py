@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -9,6 +10,12 @@ from typing import Any, Protocol, cast
 
 from ncclkv.arrays.cupy import memory
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
+
+DRIVER = "libcuda.so.1"
+"""CUDA's driver, which a machine with a GPU has."""
+
+# CU_STREAM_CAPTURE_MODE_RELAXED of cuda.h.
+_RELAXED = 2
 
 # Lower numbers go first; CUDA takes the highest priority that the device has for any beyond it.
 _HIGHEST = -100
@@ -51,6 +58,9 @@ class Streams(Protocol):
 
     def check_device(self) -> None:
         """Refuse a caller that has made another device current: its work would go there."""
+
+    def attach(self) -> None:
+        """Ready the calling thread to look at events, whatever other threads capture."""
 
     def on(self, stream: int) -> AbstractContextManager[Any]:
         """Make `stream` the current one within a ``with`` block."""
@@ -180,6 +190,13 @@ class CupyStreams:
                 f"outside of 'with cupy.cuda.Device({current})': arrays of device {current} may be "
                 f"passed all the same"
             )
+
+    def attach(self) -> None:
+        # A new thread has device 0, on which a look would begin to use memory.
+        self._cuda.Device(self._device).use()
+        # Else a look spoils a capture of another thread's that is not of that thread alone.
+        mode = ctypes.c_int(_RELAXED)
+        ctypes.CDLL(DRIVER).cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:

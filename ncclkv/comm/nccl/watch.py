@@ -28,7 +28,7 @@ class Watch:
     Attributes
     ----------
     waited : float
-        Seconds that it had taken at the last `pause`.
+        Seconds that it had taken at the last `pause` or `tick`.
     """
 
     def __init__(self, limit: float) -> None:
@@ -46,15 +46,20 @@ class Watch:
         else:
             doublings = min((self._attempt - _YIELDS) // 8, 10)
             time.sleep(min(_FIRST_SLEEP * 2**doublings, _LONGEST_SLEEP))
-        now = time.monotonic()
-        self.waited = now - self._start
+        now = self.tick()
         if now - self._looked < _LOOK_SECONDS:
             return False
         self._looked = now
         return True
 
+    def tick(self) -> float:
+        """Look at the clock: how long the wait has lasted so far."""
+        now = time.monotonic()
+        self.waited = now - self._start
+        return now
+
     def late(self) -> bool:
-        """Whether the limit had passed at the last `pause`."""
+        """Whether the limit had passed at the last `pause` or `tick`."""
         return self.waited > self.limit
 
     def lost_long_ago(self) -> bool:

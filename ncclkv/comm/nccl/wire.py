@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.comm.base import Buffer
-from ncclkv.comm.buffers import check_op
+from ncclkv.comm.buffers import check_buffers, check_op
 from ncclkv.comm.nccl.binding import DTYPES, OPS
 from ncclkv.errors import NotSupported, UsageError
 
@@ -97,3 +97,10 @@ def check_device(buffer: Buffer) -> None:
             "this communicator moves arrays in a GPU's memory and was given a NumPy array; pass "
             "cupy.asarray(array), or use a communicator of hosts"
         )
+
+
+def check_sides(send: Buffer, receive: Buffer, count: int) -> None:
+    """Refuse arrays that a collective cannot take; `receive` has `count` elements."""
+    check_device(send)
+    check_device(receive)
+    check_buffers(send, receive, count)

@@ -37,6 +37,10 @@ class NcclWork(Work):
             self.release()
         return self._event is None
 
+    def reached(self) -> bool:
+        """Whether the device is done with it; lets go of nothing."""
+        return self._event is None or self._event.done()
+
     def release(self) -> None:
         """Let go of what is kept: the device is known to be done with them."""
         self._event, self._kept = None, ()

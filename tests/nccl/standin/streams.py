@@ -75,6 +75,9 @@ class RecordingStreams:
     def check_device(self) -> None:
         """There is one device."""
 
+    def attach(self) -> None:
+        """Any thread may look, and moves the device then."""
+
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:
         self.device.name(stream)

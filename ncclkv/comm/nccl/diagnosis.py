@@ -1,0 +1,104 @@
+"""Why a wait for the device does not end: NCCL itself tells neither who is missing nor why."""
+
+from __future__ import annotations
+
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.nccl.accord import Accord
+from ncclkv.comm.nccl.binding import Binding, Handle, version_text
+from ncclkv.comm.nccl.watch import Watch
+from ncclkv.comm.nccl.work import NcclWork
+from ncclkv.comm.words import named
+from ncclkv.errors import CommAborted, CommTimeout, RankDied, RankLost
+
+
+class Diagnosis:
+    """What the waits of one communicator look at.
+
+    Parameters
+    ----------
+    peers : Communicator
+        The same ranks in host memory.
+    binding : Binding
+    accord : Accord
+        What they have posted.
+
+    Attributes
+    ----------
+    thread_multiple : bool
+        Whether another thread than the store's may check.
+    """
+
+    def __init__(self, peers: Communicator, binding: Binding, accord: Accord) -> None:
+        self._peers = peers
+        self._binding = binding
+        self._accord = accord
+        self._who = f"rank {peers.rank} of {peers.size}"
+        self.thread_multiple = peers.thread_multiple
+
+    def watch(self, timeout: float | None = None) -> Watch:
+        """The clock of a wait that begins now, of the communicator's own deadline or another."""
+        self._accord.begin()
+        return Watch(self._peers.timeout if timeout is None else timeout)
+
+    def check(self, handle: Handle, watch: Watch, work: NcclWork | str | None) -> None:
+        """Raise when a wait is in vain, or has lasted too long.
+
+        Parameters
+        ----------
+        handle : Handle
+        watch : Watch
+            The clock of the wait.
+        work : NcclWork, str or None
+            The collective that the wait is for; None for other work of the device.
+
+        Raises
+        ------
+        CommAborted
+            When NCCL reports an error.
+        OrderMismatch
+            When the ranks' calls differ.
+        RankLost, RankDied
+            When a rank has left, or its process has ended.
+        CommTimeout
+            When the deadline has passed.
+        """
+        in_flight = work is not None
+        what = str(work) if in_flight else "the work of the current stream"
+        problem = self._binding.async_error(handle)
+        if problem is not None:
+            raise CommAborted(f"{self._who}: {what}: {self._named()} reports: {problem}")
+        departed = self._peers.departed() if in_flight else {}
+        dead = self._accord.dead() if in_flight else set()
+        mismatch = self._accord.look(watch.waited) if in_flight else None
+        if mismatch is not None:
+            raise mismatch
+        if departed and watch.lost_long_ago():
+            rank, reason = min(departed.items())
+            raise RankLost(
+                f"{self._who}: rank {rank} left while {what} waited for it; it said: {reason}"
+            )
+        if dead and watch.lost_long_ago():
+            raise RankDied(
+                f"{self._who}: {named(dead)} ended while {what} was in flight, and said nothing; "
+                f"{self._accord.last(dead)}"
+            )
+        if watch.late():
+            raise CommTimeout(
+                f"{self._who}: {what} waited {watch.waited:.1f} s (timeout {watch.limit:g} s) for "
+                f"{self._missing() if in_flight else 'the device; give it a longer timeout'}"
+            )
+
+    def _missing(self) -> str:
+        """What a collective that does not end waits for."""
+        if self._peers.size == 1:
+            return "the device; give it a longer timeout"
+        last = self._accord.last(self._accord.others)
+        return (
+            f"the other ranks ({self._named()} does not tell which of them); all ranks must make "
+            f"the same calls in the same order: look at what the others did instead"
+            f"{'; ' if last else ''}{last}"
+        )
+
+    def _named(self) -> str:
+        """The library with its version."""
+        return f"{self._binding.name} ({version_text(self._binding.version())})"

@@ -1,0 +1,243 @@
+"""Layer 2, recording stand-in, not NCCL: what is found while a program waits by CuPy.
+
+The watcher is called by the tests themselves, since the stand-in's device moves with its thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
+
+from ncclkv.comm.nccl.communicator import NcclCommunicator
+from ncclkv.comm.nccl.watcher import Watched
+from ncclkv.errors import CommAborted, CommTimeout, KVStoreError, OrderMismatch, RankDied, RankLost
+from ncclkv.store.kvstore import KVStore
+from ncclkv.store.options import Options
+from tests.cases.expect import full
+from tests.cases.place import at
+from tests.harness.slow import stretched
+from tests.nccl.breaking import Told, aborted, leave_broken, ones
+from tests.nccl.standin import Seat, run_seats
+from tests.nccl.standin.faults import Faults
+from tests.nccl.standin.place import DevicePlace
+
+pytestmark = pytest.mark.limit(30)
+
+SOON = stretched(5.0)
+
+
+class Eyes:
+    """A watcher whose looks are calls."""
+
+    def __init__(self) -> None:
+        self.added: list[Watched] = []
+
+    def add(self, watched: Watched) -> None:
+        self.added.append(watched)
+
+    def look(self) -> bool:
+        """Look once; tell whether anything is in flight."""
+        added, self.added = self.added, []
+        again = [each for each in added if each.look_over()]
+        self.added += again
+        return bool(again)
+
+    def wait(self) -> None:
+        """What a thread in a wait of CuPy's sees: looks, until nothing is in flight."""
+        limit = time.monotonic() + SOON
+        while self.look():
+            assert time.monotonic() < limit, "the wait was not ended"
+            time.sleep(0.01)
+
+
+def watched(seat: Seat, timeout: float | None = None) -> tuple[NcclCommunicator, Eyes]:
+    eyes: Any = Eyes()
+    peers = Told(seat.peers.duplicate(timeout))
+    return NcclCommunicator(peers, seat.binding, seat.streams, seat.kernels, watcher=eyes), eyes
+
+
+def error_of(call: Callable[[], object]) -> KVStoreError:
+    """What a call raises."""
+    with pytest.raises(KVStoreError) as caught:
+        call()
+    return caught.value
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_it_looks_from_a_launch_until_all_is_complete(lazy):
+    def body(seat: Seat) -> None:
+        comm, eyes = watched(seat)
+        assert eyes.added == []
+        array = ones(seat)
+        for _ in range(3):
+            comm.allreduce(array, array)
+        assert len(eyes.added) == 1, "once for all that is in flight"
+        eyes.wait()
+        comm.allreduce(array, array)
+        assert len(eyes.added) == 1
+        eyes.wait()
+        comm.close()
+
+    run_seats(2, body, lazy=lazy)
+
+
+def test_a_rank_that_left_ends_the_wait_and_the_next_call_raises(caplog):
+    def body(seat: Seat) -> None:
+        comm, eyes = watched(seat)
+        if seat.rank == 0:
+            array = ones(seat)
+            comm.allreduce(array, array)
+            comm._peers.gone = {1: "ValueError: on purpose"}
+            eyes.wait()
+            assert aborted(seat)
+            for call in (comm.follow, comm.synchronize, lambda: comm.allreduce(array, array)):
+                error = error_of(call)
+                assert type(error) is RankLost
+                assert "rank 0 of 2: rank 1 left while a reduction of 16 bytes" in str(error)
+                assert "it said: ValueError: on purpose" in str(error)
+        leave_broken(seat, comm)
+
+    with caplog.at_level(logging.ERROR, "ncclkv"):
+        run_seats(2, body)
+    (record,) = caplog.records
+    assert "rank 1 left while" in record.message
+    assert "what is read of this store's values now may be wrong" in record.message
+
+
+def test_a_rank_whose_process_has_ended_is_named():
+    def body(seat: Seat) -> None:
+        comm, eyes = watched(seat)
+        if seat.rank == 0:
+            array = ones(seat)
+            comm.allreduce(array, array)
+            comm._peers.calls.dead = lambda: {1}
+            eyes.wait()
+            assert type(error_of(comm.synchronize)) is RankDied
+            assert "rank 1 ended while a reduction" in str(error_of(comm.synchronize))
+        leave_broken(seat, comm)
+
+    run_seats(2, body)
+
+
+def test_the_deadline_counts_from_when_a_collective_came_first_in_line():
+    def body(seat: Seat) -> None:
+        comm, eyes = watched(seat, timeout=0.2)
+        if seat.rank == 0:
+            array = ones(seat)
+            comm.allreduce(array, array)
+            time.sleep(0.3)
+            assert eyes.look(), "its clock starts at the first look"
+            eyes.wait()
+            error = error_of(comm.synchronize)
+            assert type(error) is CommTimeout
+            assert "(timeout 0.2 s) for the other ranks" in str(error)
+        leave_broken(seat, comm)
+
+    run_seats(2, body)
+
+
+def test_what_nccl_or_the_device_reports_ends_the_wait():
+    def lost() -> bool:
+        raise CommAborted("CUDA reports at the query of an event: an illegal address")
+
+    def body(seat: Seat) -> None:
+        comm, eyes = watched(seat)
+        array = ones(seat)
+        work = comm.allreduce(array, array)
+        if seat.rank == 0:
+            work._event.done = lost  # type: ignore[attr-defined]
+            words = "an illegal address"
+        else:
+            words = "reports: the network is down"
+        eyes.wait()
+        assert aborted(seat)
+        error = error_of(comm.barrier)
+        assert type(error) is CommAborted
+        assert words in str(error)
+        leave_broken(seat, comm)
+
+    run_seats(2, body, lazy=True, faults={1: Faults(async_errors={1: "the network is down"})})
+
+
+def test_a_call_that_is_under_way_looks_for_itself_and_the_watcher_does_not():
+    def body(seat: Seat) -> None:
+        comm, eyes = watched(seat)
+        array = ones(seat)
+        comm.allreduce(array, array)
+        polls = seat.binding._polls
+        comm._peers.gone = {1 - seat.rank: "no more"}
+        with comm._flight.guard:
+            looks: list[bool] = []
+            thread = threading.Thread(target=lambda: looks.append(eyes.look()))
+            thread.start()
+            thread.join()
+            assert looks == [True]
+        assert seat.binding._polls == polls
+        comm._peers.gone = {}
+        eyes.wait()
+        comm.close()
+
+    run_seats(2, body)
+
+
+def test_no_event_is_looked_at_in_a_capture():
+    def body(seat: Seat) -> None:
+        comm, eyes = watched(seat)
+        array = ones(seat)
+        comm.allreduce(array, array)
+        comm.synchronize()
+        with comm.capture() as graph:
+            comm.allreduce(array, array).wait()
+            assert eyes.look(), "it looks again after the capture"
+        assert not eyes.look()
+        graph.launch()
+        eyes.wait()
+        del graph
+        comm.close()
+
+    run_seats(2, body)
+
+
+def test_where_one_thread_alone_may_use_mpi_nobody_looks():
+    def body(seat: Seat) -> None:
+        peers: Any = Told(seat.peers.duplicate())
+        peers.thread_multiple = False
+        eyes: Any = Eyes()
+        comm = NcclCommunicator(peers, seat.binding, seat.streams, seat.kernels, watcher=eyes)
+        array = ones(seat)
+        comm.allreduce(array, array)
+        assert eyes.added == []
+        comm.close()
+
+    run_seats(2, body)
+
+
+def test_ranks_that_make_other_calls_are_told_in_a_wait_of_cupys_and_the_store_is_broken():
+    def body(seat: Seat) -> str:
+        comm, eyes = watched(seat)
+        with at(DevicePlace(seat)):
+            kv = KVStore("nccl", comm, Options())
+            kv.init(["a", "b"], [full(0), full(0, (5000,))])
+            kv.barrier()
+            key, value = ("b", full(1, (5000,))) if kv.rank else ("a", full(1))
+            seat.spoilt = True
+            with suppress(OrderMismatch):  # whose posts may have met already
+                kv.push(key, seat.streams.put(value))
+                kv.pull(key, out=seat.streams.put(value))
+            eyes.wait()
+            said = str(error_of(kv.wait))
+            assert type(error_of(kv.barrier)) is OrderMismatch
+            kv.close()  # a broken store leaves
+        return said
+
+    for said in run_seats(2, body):
+        assert "rank 0 called push('a')" in said
+        assert "rank 1 called push('b')" in said

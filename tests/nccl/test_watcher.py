@@ -1,0 +1,142 @@
+"""Layer 0: the thread that looks at what is in flight while no call of ncclkv does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("cupy", reason="these tests need CuPy: pip install 'ncclkv[cuda12]'")
+
+from ncclkv.comm.nccl.watcher import INTERVAL, Watcher
+from tests.harness.slow import stretched
+
+pytestmark = pytest.mark.limit(20)
+
+SOON = stretched(5.0)
+
+
+class Looked:
+    """Something in flight for so many looks."""
+
+    def __init__(self, looks: int, error: Exception | None = None) -> None:
+        self.left = looks
+        self.threads: list[int] = []
+        self.over = threading.Event()
+        self._error = error
+
+    def look_over(self) -> bool:
+        self.threads.append(threading.get_ident())
+        self.left -= 1
+        if self._error is not None:
+            self.over.set()
+            raise self._error
+        if not self.left:
+            self.over.set()
+        return self.left > 0
+
+
+@pytest.fixture
+def watcher() -> Iterator[Watcher]:
+    made = Watcher(interval=0.01)
+    yield made
+    made.stop()
+
+
+def test_it_looks_until_nothing_is_in_flight_and_then_sleeps(watcher):
+    looked = Looked(3)
+    watcher.add(looked)
+    assert looked.over.wait(SOON)
+    time.sleep(0.1)
+    assert len(looked.threads) == 3
+    assert threading.get_ident() not in looked.threads
+    looked.left = 2
+    looked.over.clear()
+    watcher.add(looked)
+    assert looked.over.wait(SOON)
+    assert len(set(looked.threads)) == 1, "one thread for all"
+
+
+def test_there_is_no_thread_before_there_is_something_to_look_at():
+    before = threading.active_count()
+    made = Watcher(interval=0.01)
+    assert threading.active_count() == before
+    made.stop()
+
+
+def test_it_looks_ten_times_a_second():
+    assert INTERVAL == 0.1
+
+
+def test_a_look_that_fails_is_logged_and_the_last_and_others_go_on(watcher, caplog):
+    broken, other = Looked(5, ValueError("on purpose")), Looked(5)
+    with caplog.at_level(logging.ERROR, "ncclkv"):
+        watcher.add(broken)
+        watcher.add(other)
+        assert broken.over.wait(SOON)
+        assert other.over.wait(SOON)
+    assert len(broken.threads) == 1
+    (record,) = caplog.records
+    assert "cannot be looked at any more" in record.message
+    assert record.exc_info is not None
+    assert "on purpose" in str(record.exc_info[1])
+
+
+def test_after_stop_nothing_is_looked_at(watcher):
+    looked = Looked(1000)
+    watcher.add(looked)
+    watcher.stop()
+    count = len(looked.threads)
+    watcher.add(looked)
+    time.sleep(0.1)
+    assert len(looked.threads) == count
+
+
+def test_where_python_starts_no_more_threads_nobody_looks(watcher, monkeypatch):
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    watcher.add(Looked(1))
+
+
+def test_a_forked_child_has_no_such_thread_and_no_lock_of_it_held(watcher):
+    looked = Looked(10_000)
+    watcher.add(looked)
+    for _ in range(20):
+        child = os.fork()
+        if child == 0:  # pytest's own end is none of the child's
+            free = watcher._looking.acquire(timeout=5) and not watcher._watched
+            os._exit(0 if free and threading.active_count() == 1 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    count = len(looked.threads)
+    time.sleep(0.1)
+    assert len(looked.threads) > count, "the parent's goes on"
+
+
+ENDS = """
+import threading, time
+from ncclkv.comm.nccl import flight
+from ncclkv.comm.nccl.watcher import WATCHER
+class Busy:
+    def look_over(self):
+        print("looked", flush=True)
+        return True
+WATCHER.add(Busy())
+time.sleep(0.3)
+print("ends", flush=True)
+"""
+
+
+def test_the_process_ends_with_it():
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS], capture_output=True, text=True, check=True, timeout=50
+    )
+    assert ended.stdout.startswith("looked\n")
+    assert ended.stderr == ""
