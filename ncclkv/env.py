@@ -10,6 +10,8 @@ takes its default instead; `check`, at the creation of every communicator, then 
                           ``messages``; by default the first of these that works
 ``NCCLKV_COMPILED``       ``0``: host arrays are summed, updated and copied by NumPy alone
 ``NCCLKV_CHECKPOINT``     the directory of ``kv.save`` and ``kv.load`` that are given none
+``NCCLKV_DUMP``           a directory to which each rank writes what it knows when its store
+                          breaks, for ``ncclkv explain``
 ``NCCLKV_RESTART``        how often the job was restarted; set by ``ncclkv run``, read by programs
 ``NCCLKV_ABORT``          ``0``: an uncaught exception on one rank does not end the job, nor does a
                           call of MPI, NCCL or CUDA that never returns
@@ -73,13 +75,7 @@ def _number(name: str) -> int | None:
 
 
 def _whole(name: str, least: int) -> int | None:
-    """Return the variable as a whole number of at least `least`; None when it is unset.
-
-    Raises
-    ------
-    LaunchError
-        When it is anything else.
-    """
+    """Return the variable as a whole number of at least `least`, or None; refuse other texts."""
     number, text = _number(name), os.environ.get(name, "")
     if text and (number is None or number < least):
         raise LaunchError(
@@ -152,13 +148,7 @@ def _timeout_here() -> float:
 
 
 def ranks_per_node() -> int | None:
-    """Return the most ranks that share memory, as ``NCCLKV_RANKS_PER_NODE`` limits them, or None.
-
-    Raises
-    ------
-    LaunchError
-        When it is not a whole number of at least 1.
-    """
+    """Return the limit on the ranks that share memory, or None."""
     return _whole("NCCLKV_RANKS_PER_NODE", 1)
 
 
@@ -185,6 +175,16 @@ def node_memory() -> str:
 def checkpoint() -> str:
     """The directory of checkpoints; empty when none is named."""
     return os.environ.get("NCCLKV_CHECKPOINT", "")
+
+
+def dump() -> str:
+    """Return the directory for reports of broken stores; empty when there are to be none."""
+    return os.environ.get("NCCLKV_DUMP", "")
+
+
+def own_variables() -> dict[str, str]:
+    """Return the variables of this package that are set."""
+    return {name: text for name, text in os.environ.items() if name.startswith("NCCLKV_")}
 
 
 def restarts() -> int:
@@ -257,6 +257,7 @@ _CHECKS: dict[str, Callable[[], object] | None] = {
     "NCCLKV_NODE_MEMORY": node_memory,
     "NCCLKV_COMPILED": partial(_check_switch, "NCCLKV_COMPILED"),
     "NCCLKV_CHECKPOINT": checkpoint,
+    "NCCLKV_DUMP": dump,
     "NCCLKV_RESTART": restarts,
     "NCCLKV_ABORT": partial(_check_switch, "NCCLKV_ABORT"),
     "NCCLKV_SHARE_GPU": partial(_check_switch, "NCCLKV_SHARE_GPU"),
@@ -270,13 +271,7 @@ _OF_TESTS = ("NCCLKV_REQUIRE_GPU", "NCCLKV_TEST_SLOW", "NCCLKV_TEST_FAULTS")
 
 
 def check() -> None:
-    """Refuse variables with values that they cannot have.
-
-    Raises
-    ------
-    LaunchError
-        With the variable, its value and what is allowed.
-    """
+    """Refuse variables with wrong values: a `LaunchError` with name, value and what is allowed."""
     for each in _CHECKS.values():
         if each is not None:
             each()

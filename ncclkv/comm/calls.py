@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.comm.board import ANSWERED, NBYTES, REPORTED, Board
-from ncclkv.comm.reports import Call, Elsewhere, Report, Wait, difference, last
+from ncclkv.comm.reports import Call, Report, difference, last, of_plain, plain
 from ncclkv.comm.roster import Roster
 from ncclkv.comm.transport import Transport
 from ncclkv.errors import OrderMismatch
@@ -23,6 +23,9 @@ Odd = Callable[[int, int], tuple[Any, Any]]
 
 # How long a rank that knows of a difference waits for the words of the others.
 _PATIENCE = 1.0
+
+# A report that was heard so short a time ago needs not be asked for again.
+_FRESH = 0.5
 
 # A wait that is longer looks at what the others have called, and again each time as long.
 LONG_SECONDS = 0.25
@@ -53,6 +56,9 @@ class Calls:
     odd : callable
         Gives ``odd(first, second)``, or None: the key that is only in the first of two calls, by
         the numbers of their keys, and the one only in the second; None for each not known.
+    transport : Transport
+    heard : dict of int to float
+        When a rank was last heard, by ``time.monotonic()``.
     roster : Roster or None
         The ranks as they described themselves; None where they did not.
     """
@@ -62,12 +68,12 @@ class Calls:
     def __init__(self, transport: Transport) -> None:
         self.board = Board(transport.rank, {transport.rank: np.zeros(NBYTES, np.uint8)})
         self.odd: Callable[[], Odd | None] = lambda: None
-        self._transport = transport
+        self.transport = self._transport = transport
         self._where = f"rank {transport.rank} of {transport.size}: "
         self._peers = [rank for rank in range(transport.size) if rank != transport.rank]
         self._reports: dict[int, tuple[Report, float]] = {}
         self._uncompared: dict[int, Report] = {}
-        self._heard: dict[int, float] = {}
+        self.heard: dict[int, float] = {}
         self._verdict = ""
 
     # Asking and answering
@@ -96,7 +102,8 @@ class Calls:
         while time.monotonic() < begin + _PATIENCE:
             self._transport.departed()
             self.hear()
-            if all(self._reports.get(rank, (None, 0.0))[1] > begin for rank in wanted):
+            # Ranks that came to their own deadline just before have told, and may answer no more.
+            if all(self._reports.get(rank, (None, 0.0))[1] > begin - _FRESH for rank in wanted):
                 break
             attempt += 1
             self._transport.pause(attempt)
@@ -115,11 +122,11 @@ class Calls:
         most: int = ANSWERED,
     ) -> None:
         """Send ranks the reports of `subjects`, and ask for those of the ranks `wanted`."""
-        plain = [
-            (rank, _plain(self.board.read(rank, most)._replace(state=self._state_of(rank))))
+        told = [
+            (rank, plain(self.board.read(rank, most)._replace(state=self._state_of(rank))))
             for rank in subjects
         ]
-        self._transport.inform(pickle.dumps((plain, wanted, verdict)), ranks)
+        self._transport.inform(pickle.dumps((told, wanted, verdict)), ranks)
 
     def hear(self) -> None:
         """Take in what others have told, and answer; `Transport.departed` has heard it."""
@@ -127,27 +134,19 @@ class Calls:
         while heard:
             peer, data = heard.pop(0)
             reports, wanted, verdict = pickle.loads(data)
-            now = self._heard[peer] = time.monotonic()
+            now = self.heard[peer] = time.monotonic()
             if verdict:
                 # A verdict that was passed on begins with the rank that did so.
                 passed = _FOUND in verdict
                 self._verdict = (
                     verdict.partition(": ")[2] if passed else f"rank {peer}{_FOUND}{verdict}"
                 )
-            for subject, plain in reports:
-                self._uncompared[subject] = report = _report(plain)
+            for subject, told in reports:
+                self._uncompared[subject] = report = of_plain(told)
                 self._reports[subject] = report, now
             for rank in wanted:
                 if rank in self.board:
                     self._inform([rank], [peer])
-
-    def silent(self, since: float) -> list[tuple[int, ...]]:
-        """Return the other nodes none of whose ranks has been heard since a time, or has left."""
-        if self.roster is None:
-            return []
-        heard = {rank for rank, when in self._heard.items() if when >= since}
-        heard |= {self._transport.rank, *self._transport.departed()}
-        return [node for node in self.roster.nodes if heard.isdisjoint(node)]
 
     def dead(self) -> set[int]:
         """The neighbours whose processes have ended."""
@@ -221,31 +220,21 @@ class Calls:
 
     # Words for those who wait in vain
 
-    def chain(self, ranks: Iterable[int]) -> dict[int, Sequence[int]]:
-        """Return whom some ranks wait for, and whom those wait for, as far as is known here.
-
-        A rank that is not known to wait has an empty sequence.  This rank is left out.
-        """
-        found: dict[int, Sequence[int]] = {}
-        left = sorted(ranks)
-        while left:
-            rank = left.pop(0)
-            if rank not in found and rank != self._transport.rank:
-                report = self.report(rank)
-                found[rank] = report.wait.ranks if report and report.wait else ()
-                left += found[rank]
-        return found
-
     def last(self, ranks: Iterable[int]) -> str:
         """What some ranks called last, as far as is known here."""
-        reports = {rank: self.report(rank) for rank in sorted(ranks)}
-        known = [
-            last(report) + self._state(rank)
-            for rank, report in reports.items()
-            if report and report.calls
-        ]
+        known = [words for rank in sorted(ranks) if (words := self._of(rank))]
         more = f"; and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
         return "; ".join(known[:_SHOWN]) + more
+
+    def _of(self, rank: int) -> str:
+        """Describe a rank's last call; empty where nothing at all is known of the rank."""
+        report = self.report(rank)
+        if report is not None and report.calls:
+            return last(report) + self._state(rank)
+        if report is not None or self.roster is None:
+            return ""
+        member = self.roster.members[rank]
+        return f"nothing was heard from rank {rank} on {member.host} (pid {member.pid})"
 
     def report(self, rank: int) -> Report | None:
         """What is known of a rank, with its last call."""
@@ -276,24 +265,3 @@ class Calls:
 def is_due(waited: float, looks: int) -> bool:
     """Whether a wait of so many seconds is to look at others' calls, after so many looks."""
     return waited >= LONG_SECONDS * (looks + 1)
-
-
-def _plain(report: Report) -> tuple[object, ...]:
-    """A report without the classes of this package."""
-    elsewhere = None if report.elsewhere is None else tuple(report.elsewhere)
-    wait = None if report.wait is None else tuple(report.wait)
-    calls = [tuple(call) for call in report.calls]
-    return report.name, report.who, calls, elsewhere, wait, report.state
-
-
-def _report(plain: tuple[Any, ...]) -> Report:
-    """What `_plain` was made of."""
-    name, who, calls, elsewhere, wait, state = plain
-    return Report(
-        name,
-        who,
-        [Call(*call) for call in calls],
-        None if elsewhere is None else Elsewhere(*elsewhere),
-        None if wait is None else Wait(*wait),
-        state,
-    )

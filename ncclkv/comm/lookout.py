@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ncclkv.comm import stall, waits
 from ncclkv.comm.board import EVERYONE
 from ncclkv.comm.calls import LONG_SECONDS, Calls, is_due
 from ncclkv.comm.reports import last
@@ -147,19 +148,18 @@ class Lookout:
         calls = self._calls
         calls.board.wait_for(missing, str(work), waited)
         now = time.monotonic()
-        calls.inquire([*calls.chain(missing)], now - waited)
-        chain = calls.chain(missing)
-        ends = {rank for rank, others in chain.items() if not others} or missing
+        calls.inquire([*waits.chain(calls, missing)], now - waited)
+        chain, ends = waits.chain(calls, missing), waits.ends(calls, missing)
         silent = [
             node
-            for node in calls.silent(now - min(_ANSWER_SECONDS, limit / 2))
+            for node in waits.silent(calls, now - min(_ANSWER_SECONDS, limit / 2))
             if not ends.isdisjoint(node)
         ]
         answering = ends.difference(*silent)
         for rank in ends:
             calls.board.show_stacks(rank)
         parts = [
-            *(f"rank {rank} waits for {named(each)}" for rank, each in chain.items() if each),
+            *_links(chain),
             *map(self._silence, silent),
             _ADVICE.format(named(answering)) if answering else "",
             calls.last(ends),
@@ -168,6 +168,25 @@ class Lookout:
         return CommTimeout(
             f"{self._where}{work} waited {waited:.1f} s (timeout {limit:g} s) for "
             f"{named(missing)}; {'; '.join(filter(None, parts))}"
+        )
+
+    def report(self, flight: Flight, work: HostWork, waited: float, limit: float) -> None:
+        """Report a wait that lasts, for all ranks of this node, unless a lower one does."""
+        if not stall.is_due(waited, limit, work.reported):
+            return
+        work.reported += 1
+        calls, rank, missing = self._calls, self._transport.rank, flight.missing(work)
+        calls.board.wait_for(missing, str(work), waited)
+        if waits.is_reported(calls, waited):
+            return
+        # For all ranks of this node that wait, and perhaps for others than this one.
+        near = {each: wait.ranks for each, wait in waits.of_node(calls).items()}
+        needed = missing.union(*near.values())
+        chain = {**near, **waits.chain(calls, needed)}
+        parts = [*_links(chain), calls.last(waits.ends(calls, needed))]
+        what = f"{work} waits for {named(missing)}"
+        stall.report(
+            rank, self._transport.size, what, waited, limit, "; ".join(filter(None, parts))
         )
 
     def _silence(self, node: Sequence[int]) -> str:
@@ -183,6 +202,11 @@ class Lookout:
             f"no rank of {host} ({', '.join(map(str, node))}) answers: the host or the link to it "
             f"is gone, or all its ranks are stopped"
         )
+
+
+def _links(chain: Mapping[int, Sequence[int]]) -> list[str]:
+    """Describe whom ranks wait for that others wait for."""
+    return [f"rank {rank} waits for {named(each)}" for rank, each in chain.items() if each]
 
 
 def _follows(reason: str) -> bool:

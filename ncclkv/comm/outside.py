@@ -11,10 +11,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import get_ident
 
+from ncclkv.comm import stall
 from ncclkv.comm.board import EVERYONE
 from ncclkv.comm.calls import Calls, is_due
 from ncclkv.comm.transport import Transport
 from ncclkv.comm.work import open_flights
+
+_REPORTING = 2
 
 Awaited = Callable[[Transport], Sequence[int]]
 """Returns the ranks of a store's transport that the wait is for."""
@@ -29,10 +32,16 @@ class Outside:
         What waits.
     awaited : callable
         As `Awaited`.
+    rank, size : int
+        This rank, among those that the wait is for.
+    limit : float
+        Seconds that the wait may last.
     """
 
-    def __init__(self, words: str, awaited: Awaited) -> None:
+    def __init__(self, words: str, awaited: Awaited, *, rank: int, size: int, limit: float) -> None:
         self._words = words
+        self._rank, self._size, self._limit = rank, size, limit
+        self._reported = 0
         self._awaited = awaited
         self._begin = time.monotonic()
         self._looks = 0
@@ -59,11 +68,17 @@ class Outside:
         if is_due(waited, self._looks):
             self._looks += 1
             for flight in flights:
-                flight.wait_elsewhere(self._words, self._names(flight.transport, flight.calls))
+                flight.wait_elsewhere(self._words, self._names(flight.calls))
                 found = flight.calls.found()
                 if found is not None:
                     flight.end(found)
                     raise found
+        if stall.is_due(waited, self._limit, self._reported):
+            self._reported += 1
+            # Nobody shows yet that it waits: the lowest rank reports, and the next if that is late.
+            if self._rank < _REPORTING:
+                words = f"{self._words} waits for all ranks to call it"
+                stall.report(self._rank, self._size, words, waited, self._limit, "")
         return waited
 
     def over(self) -> None:
@@ -72,10 +87,10 @@ class Outside:
             for flight in open_flights(get_ident()):
                 flight.calls.board.wait_no_more()
 
-    def _names(self, transport: Transport, calls: Calls) -> list[str]:
+    def _names(self, calls: Calls) -> list[str]:
         """Return the names, in an open store, of the ranks that this wait is for."""
-        ranks = {*self._awaited(transport)} - {transport.rank}
-        if len(ranks) == transport.size - 1:
+        ranks = {*self._awaited(calls.transport)}
+        if len(ranks) == calls.transport.size:
             return [EVERYONE]
         reports = map(calls.report, sorted(ranks))
         return [report.name for report in reports if report is not None]

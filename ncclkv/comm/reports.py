@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Call(NamedTuple):
@@ -120,3 +120,24 @@ def last(report: Report) -> str:
     """A rank's last call, of which there must be one, in words."""
     call = report.calls[-1]
     return f"{report.who} last called {call.text}, {call.age:.1f} s ago"
+
+
+def plain(report: Report) -> tuple[object, ...]:
+    """A report without the classes of this package."""
+    elsewhere = None if report.elsewhere is None else tuple(report.elsewhere)
+    wait = None if report.wait is None else tuple(report.wait)
+    calls = [tuple(call) for call in report.calls]
+    return report.name, report.who, calls, elsewhere, wait, report.state
+
+
+def of_plain(told: tuple[Any, ...]) -> Report:
+    """What `plain` was made of."""
+    name, who, calls, elsewhere, wait, state = told
+    return Report(
+        name,
+        who,
+        [Call(*call) for call in calls],
+        None if elsewhere is None else Elsewhere(*elsewhere),
+        None if wait is None else Wait(*wait),
+        state,
+    )

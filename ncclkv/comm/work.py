@@ -58,7 +58,6 @@ class Flight:
 
     Attributes
     ----------
-    transport : Transport
     failure : KVStoreError or None
         What is raised by every later call.
     relayed : bool
@@ -74,7 +73,7 @@ class Flight:
     """
 
     def __init__(self, transport: Transport, timeout: float) -> None:
-        self.transport = self._transport = transport
+        self._transport = transport
         self.calls = Calls(transport)
         self._lookout = Lookout(transport, self.calls)
         self.mark = Mark()
@@ -206,6 +205,7 @@ class Flight:
         if failure is not None:
             self.failure = failure
             raise failure
+        self._lookout.report(self, work, waited, limit)
 
     def _others(self) -> list[Flight]:
         """The other flights of this thread that can be advanced."""
@@ -238,12 +238,15 @@ class HostWork(Work):
         Whether it is over in a moment, once all ranks have come to it, and waits for no message.
     asked : int
         How often others' calls have been looked at for it.
+    reported : int
+        How often a line on stderr was due about its wait.
     """
 
     flight: Flight
     finished = False
     brief = False
     asked = 0
+    reported = 0
 
     def __init__(self, what: object) -> None:
         self._what = what

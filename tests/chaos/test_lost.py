@@ -137,6 +137,12 @@ def test_what_a_stopped_rank_did_last_is_known_to_all(
         assert 2.5 < float(found[1]) < 4, line
         # On the other node a rank may wait for a neighbour of the one that is stopped.
         assert f") for rank {rank}; " in line or f" waits for rank {rank}" in line, line
+    early = [line for line in ended.words if " has waited " in line]
+    assert len(early) <= 4 * (1 + ("NCCLKV_RANKS_PER_NODE" in variables)), "one rank a node"
+    stopped = (
+        rf"waits for rank {rank}; rank {rank} on \S+ \(pid \d+\) last called .*, and is stopped"
+    )
+    assert any(re.search(rf" has waited 0\.\d s .* {stopped}", line) for line in early), ended.err
 
 
 def test_the_last_rank_in_a_chain_of_waits_is_named(job: Job) -> None:

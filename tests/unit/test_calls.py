@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ncclkv.comm import calls as module
+from ncclkv.comm import waits
 from ncclkv.comm.board import REPORTED, Board
 from ncclkv.comm.calls import Calls
 from ncclkv.comm.roster import Member, Roster
@@ -248,11 +249,11 @@ def test_waits_are_followed_from_rank_to_rank() -> None:
     for each in (second, third, fourth):
         each.tell("")
     first.hear()
-    assert first.chain([1]) == {1: [2], 2: [0, 3], 3: ()}
+    assert waits.chain(first, [1]) == {1: [2], 2: [0, 3], 3: ()}
     second.board.arrived()
     second.tell("")
     first.hear()
-    assert first.chain([1]) == {1: ()}
+    assert waits.chain(first, [1]) == {1: ()}
 
 
 def member(node: tuple[int, ...]) -> Member:
@@ -263,11 +264,13 @@ def test_nodes_of_which_no_rank_is_heard() -> None:
     first, *others = ranks(6)
     nodes = [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5)]
     first.roster = Roster([member(node) for node in nodes], 0.0)
-    assert first.silent(0.0) == [(2, 3), (4, 5)]
+    assert waits.silent(first, 0.0) == [(2, 3), (4, 5)]
     others[2].tell("")
     first.hear()
-    assert first.silent(0.0) == [(4, 5)]
-    assert first.silent(module.time.monotonic() + 1) == [(2, 3), (4, 5)], "that was too long ago"
+    assert waits.silent(first, 0.0) == [(4, 5)]
+    assert waits.silent(first, module.time.monotonic() + 1) == [(2, 3), (4, 5)], (
+        "that was too long ago"
+    )
 
 
 def test_ranks_of_other_nodes_are_told_of_a_wait_and_asked_once(

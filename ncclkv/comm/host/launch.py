@@ -103,6 +103,9 @@ def _copy(comm: MPI.Intracomm, timeout: float) -> MPI.Intracomm:
     outside = Outside(
         f"create() at {call_site(_getframe())}",
         lambda transport: transport.ranks_in(comm) if isinstance(transport, MpiTransport) else (),
+        rank=comm.Get_rank(),
+        size=comm.Get_size(),
+        limit=timeout,
     )
     try:
         while not request.Test():

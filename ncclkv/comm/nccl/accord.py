@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 
+from ncclkv.comm import stall, waits
 from ncclkv.comm.base import Communicator, Work
-from ncclkv.comm.calls import is_due
+from ncclkv.comm.calls import Calls, is_due
+from ncclkv.comm.nccl.watch import Watch
+from ncclkv.comm.words import named
 from ncclkv.errors import OrderMismatch
 
 
@@ -57,22 +60,50 @@ class Accord:
 
     def begin(self) -> None:
         """Note that a wait begins: others' calls are looked at soon."""
+        self._show_no_wait()
         self._looks = 0
 
-    def look(self, waited: float) -> OrderMismatch | None:
-        """How ranks' calls differ, as far as can be seen after a wait of so many seconds."""
+    def look(self, watch: Watch, what: str) -> OrderMismatch | None:
+        """How ranks' calls differ, as far as can be seen now; reports a wait that lasts.
+
+        Parameters
+        ----------
+        watch : Watch
+            Of the wait.
+        what : str
+            What waits.
+        """
         self._drop_done()
         calls = self._peers.calls
         if calls is None:
             return None
         found = calls.found()
-        if found is None and is_due(waited, self._looks):
+        if found is None and is_due(watch.waited, self._looks):
+            calls.board.wait_for(self.others, what, watch.waited)
             calls.ask(self.others, self._looks)
             self._looks += 1
             found = calls.look()
         if found is not None:
             calls.tell(str(found))
+        elif stall.is_due(watch.waited, watch.limit, watch.reported):
+            watch.reported += 1
+            self._report(calls, watch, what)
         return found
+
+    def _report(self, calls: Calls, watch: Watch, what: str) -> None:
+        """Report a wait that lasts, unless a lower rank of this node does."""
+        calls.board.wait_for(self.others, what, watch.waited)
+        # NCCL does not tell which rank is missing; those that show no wait of their own may be.
+        ends = waits.ends(calls, self.others)
+        if not waits.is_reported(calls, watch.waited):
+            words = f"{what} waits for {named(ends)}, or for the network"
+            rank, size = self._peers.rank, self._peers.size
+            stall.report(rank, size, words, watch.waited, watch.limit, calls.last(ends))
+
+    def _show_no_wait(self) -> None:
+        """Show that a wait that lasted is over."""
+        if self._looks and self._peers.calls is not None:
+            self._peers.calls.board.arrived()
 
     def dead(self) -> set[int]:
         """Neighbours whose processes have ended."""
@@ -86,5 +117,6 @@ class Accord:
 
     def settle(self, timeout: float) -> None:
         """Wait until all that was posted has been compared."""
+        self._show_no_wait()
         while self._works:
             self._works.popleft().wait(timeout)

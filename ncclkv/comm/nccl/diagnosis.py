@@ -69,7 +69,7 @@ class Diagnosis:
             raise CommAborted(f"{self._who}: {what}: {self._named()} reports: {problem}")
         departed = self._peers.departed() if in_flight else {}
         dead = self._accord.dead() if in_flight else set()
-        mismatch = self._accord.look(watch.waited) if in_flight else None
+        mismatch = self._accord.look(watch, str(what)) if in_flight else None
         if mismatch is not None:
             raise mismatch
         if departed and watch.lost_long_ago():

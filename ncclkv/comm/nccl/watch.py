@@ -29,11 +29,14 @@ class Watch:
     ----------
     waited : float
         Seconds that it had taken at the last `pause` or `tick`.
+    reported : int
+        How often a line on stderr was due about it.
     """
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.waited = 0.0
+        self.reported = 0
         self._start = self._looked = time.monotonic()
         self._lost: float | None = None
         self._attempt = 0

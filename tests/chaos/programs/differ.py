@@ -184,7 +184,7 @@ def two_stores_crossed(kv: Any, odd: bool) -> None:
 @scenario
 def extra_create(kv: Any, odd: bool) -> None:
     if odd:
-        ncclkv.create("dist_sync", timeout=5).close()
+        ncclkv.create("dist_sync", timeout=20).close()
     kv.pushpull("a", full(), out=OUTS[0])
 
 
@@ -204,7 +204,7 @@ OTHERS: list[Any] = []
 
 def opened() -> Any:
     """A store with the keys of all scenarios."""
-    kv = ncclkv.create("dist_sync", timeout=5)
+    kv = ncclkv.create("dist_sync", timeout=20)
     kv.init(["a", "b", "large", "huge"], [full(0), full(0), full(0, 300_000), full(0, 300_000)])
     kv.init([f"k{number}" for number in range(100)], [full(0, 3)] * 100)
     return kv
