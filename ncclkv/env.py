@@ -37,6 +37,8 @@ from ncclkv.errors import LaunchError, UsageError
 
 DEFAULT_TIMEOUT = 300.0
 
+_PREFIX = "NCCLKV_"
+
 # A century: more is not a time to wait for, and would not fit the clock.
 _LONGEST = 3e9
 
@@ -184,7 +186,7 @@ def dump() -> str:
 
 def own_variables() -> dict[str, str]:
     """Return the variables of this package that are set."""
-    return {name: text for name, text in os.environ.items() if name.startswith("NCCLKV_")}
+    return {name: text for name, text in os.environ.items() if name.startswith(_PREFIX)}
 
 
 def restarts() -> int:
@@ -279,16 +281,10 @@ def check() -> None:
 
 def unknown() -> list[str]:
     """Return the names that begin with ``NCCLKV_`` and mean nothing, each with the nearest one."""
-    known = [name for name in _CHECKS if name.startswith("NCCLKV_")]
-    odd = sorted(
-        name
-        for name in os.environ
-        if name.startswith("NCCLKV_") and name not in (*known, *_OF_TESTS)
-    )
+    # Without the prefix, which would make any two names alike.
+    known = [name[len(_PREFIX) :] for name in _CHECKS if name.startswith(_PREFIX)]
+    odd = sorted(name for name in own_variables() if name not in (*_CHECKS, *_OF_TESTS))
+    near = {name: difflib.get_close_matches(name[len(_PREFIX) :], known, 1) for name in odd}
     return [
-        name
-        + "".join(
-            f" (did you mean {close}?)" for close in difflib.get_close_matches(name, known, 1)
-        )
-        for name in odd
+        f"{name} (did you mean {_PREFIX}{near[name][0]}?)" if near[name] else name for name in odd
     ]

@@ -236,17 +236,14 @@ class HostWork(Work):
         Whether it is complete on this rank.
     brief : bool
         Whether it is over in a moment, once all ranks have come to it, and waits for no message.
-    asked : int
-        How often others' calls have been looked at for it.
-    reported : int
-        How often a line on stderr was due about its wait.
+    asked, reported : int
+        How often others' calls have been looked at for it, and a line on stderr was due.
     """
 
     flight: Flight
     finished = False
     brief = False
-    asked = 0
-    reported = 0
+    asked = reported = 0
 
     def __init__(self, what: object) -> None:
         self._what = what

@@ -1,0 +1,46 @@
+"""A host that is cut off is described as such, and not as a mistake in the program."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.harness.slow import stretched
+from tests.hosts.lab.jobs import Jobs
+
+pytestmark = pytest.mark.limit(60)
+
+GONE = "the host or the link to it is gone"
+
+
+def on_the_near_side(jobs: Jobs, one_way: bool = False) -> list[str]:
+    """Cut the last host off, and return what the ranks of the others raise at the deadline."""
+    *others, last = jobs.network.hosts
+
+    def cut() -> None:
+        if one_way:
+            jobs.network.drop(last, *others)
+        else:
+            jobs.network.cut(last)
+
+    ended = jobs.program("steps.py", "none", "0", "1000000", fault=cut, NCCLKV_TIMEOUT="4")
+    assert ended.seconds < stretched(12.0), ended.err
+    told = [words for rank, words in enumerate(jobs.told()) if jobs.host_of(rank) != last.name]
+    found = [words for words in told if "CommTimeout: " in words]
+    assert found, told
+    return found
+
+
+@pytest.mark.parametrize("one_way", [False, True], ids=["cut", "one-way"])
+def test_a_host_of_which_no_rank_answers(two_by_two: Jobs, one_way: bool) -> None:
+    for words in on_the_near_side(two_by_two, one_way):
+        assert f"no rank of node2 (2, 3) answers: {GONE}, or all its ranks are stopped" in words
+        assert "make the same calls" not in words
+
+
+def test_a_host_with_one_rank_that_does_not_answer(three_by_one: Jobs) -> None:
+    for words in on_the_near_side(three_by_one):
+        assert f"rank 2, the only one on node3, does not answer: {GONE}, or the rank is" in words
+        assert "make the same calls" not in words
+        assert not re.search(r"node2 .*does not answer", words)
