@@ -149,7 +149,14 @@ def _writable(array: Array, what: str) -> Array:
 def _library(x: Any, what: str, libraries: tuple[_Library, ...]) -> _Library:
     """Find the module that takes `x`."""
     for library in libraries:
-        if library.recognises(x):
+        try:
+            recognised = library.recognises(x)
+        except Exception as error:  # of an attribute that is a property of the user's
+            raise UsageError(
+                f"{what}: {device.describe(x)} does not tell what it is ({type(error).__name__}: "
+                f"{error}); pass it as a NumPy array"
+            ) from error
+        if recognised:
             return library
     raise UsageError(_not_an_array(x, what))
 

@@ -55,12 +55,14 @@ def refuse_jax(x: Any, what: str) -> None:
 
 def _view(x: Any, what: str, advice: str) -> NDArray[Any]:
     """View the memory of `x` as NumPy's."""
-    if int(x.__dlpack_device__()[0]) not in _HOST_DEVICES:
-        raise device.refusal(device.describe(x), device.copy_of(x), what, advice)
     try:
-        return np.from_dlpack(x)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        on_host = int(x.__dlpack_device__()[0]) in _HOST_DEVICES
+        if on_host:
+            return np.from_dlpack(x)
+    # Whatever its library raises: nothing has been sent, so the call alone fails.
+    except Exception as error:
         raise NotSupported(
-            f"{what}: NumPy cannot view {device.describe(x)} through DLPack ({error}); "
-            "pass it as a NumPy array"
+            f"{what}: NumPy cannot view {device.describe(x)} through DLPack "
+            f"({type(error).__name__}: {error}); pass it as a NumPy array"
         ) from error
+    raise device.refusal(device.describe(x), device.copy_of(x), what, advice)

@@ -69,7 +69,8 @@ float32, float64, complex64, complex128
     native = _NATIVE.get(dtype)
     if native is not None:
         return native
-    swapped = _NATIVE.get(dtype.newbyteorder("="))
+    # NumPy's StringDType has no byte order, and raises when it is asked for another one.
+    swapped = _NATIVE.get(dtype.newbyteorder("=")) if dtype.kind in "biufc" else None
     if swapped is not None:
         return swapped
     # Whoever holds a bfloat16 array has loaded ml_dtypes; nobody else needs it.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
+from ncclkv.arguments import check_length, nearest
 from ncclkv.errors import UsageError
 from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.sgd import SGD
@@ -40,15 +40,13 @@ def create(name: str, **kwargs: Any) -> Optimizer:
     >>> create("sgdd")
     Traceback (most recent call last):
         ...
-    ncclkv.errors.UsageError: optimizer 'sgdd' is unknown; use one of sgd
+    ncclkv.errors.UsageError: optimizer 'sgdd' is unknown; did you mean 'sgd'? use one of sgd
     """
     chosen = _BY_NAME.get(name.lower()) if isinstance(name, str) else None
     if chosen is None:
-        raise UsageError(f"optimizer {name!r} is unknown; use one of {', '.join(_BY_NAME)}")
-    accepted = inspect.signature(chosen).parameters
-    for argument in kwargs:
-        if argument not in accepted:
-            raise UsageError(
-                f"optimizer {name!r} has no argument {argument!r}; it takes {', '.join(accepted)}"
-            )
+        check_length("an optimizer's name", name)
+        raise UsageError(
+            f"optimizer {name!r} is unknown; {nearest(name, _BY_NAME)}use one of "
+            f"{', '.join(_BY_NAME)}"
+        )
     return chosen(**kwargs)

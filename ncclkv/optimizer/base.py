@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ncclkv.arguments import check_length
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Array, Kernels, Segments
 from ncclkv.typing import Key
@@ -30,6 +31,7 @@ def finite(name: str, value: Any, *, least: float | None = None) -> float:
     >>> finite("wd", 1, least=0.0)
     1.0
     """
+    check_length(name, value)
     try:
         number = float("nan") if isinstance(value, _NO_NUMBERS) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -228,4 +230,6 @@ def checked_factors(name: str, factors: Mapping[Key, float]) -> dict[Key, float]
     """Check factors by key; the dict returned is a new one."""
     if not isinstance(factors, Mapping):
         raise UsageError(f"{name} is a {type(factors).__name__}; give a dict of factors by key")
+    for key in factors:
+        check_length(f"a key of {name}", key)
     return {key: finite(f"{name} of key {key!r}", factor) for key, factor in factors.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ncclkv.arguments import known_arguments
 from ncclkv.kernels.base import Array, Kernels, Segments
 from ncclkv.optimizer.base import Optimizer, checked_factors, finite
 
@@ -46,6 +47,7 @@ class SGD(Optimizer):
     capturable = True
 
     # Arguments go by name: the first one is learning_rate in MXNet 2.0 and momentum in 1.9.
+    @known_arguments("SGD", lr="learning_rate", weight_decay="wd")
     def __init__(
         self,
         *,

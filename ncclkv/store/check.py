@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ncclkv.arrays.dtypes import check_dtype
@@ -35,6 +35,15 @@ def value(verb: str, spec: KeySpec, array: Any, kernels: Kernels) -> Array:
             f"convert it with {_conversion(array, spec)}"
         )
     return view.astype(spec.dtype)
+
+
+def updatable(refuse: Callable[[KeySpec], None], spec: KeySpec) -> None:
+    """Refuse a complex key that the optimizer cannot update, before anything is pushed.
+
+    Integer keys may be counters beside the weights; a push of one is refused.
+    """
+    if spec.dtype.kind == "c":
+        refuse(spec)
 
 
 def _conversion(array: Any, spec: KeySpec) -> str:

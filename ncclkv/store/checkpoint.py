@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ncclkv import env
+from ncclkv.arguments import check_length
 from ncclkv.engine.update import FusedRule
 from ncclkv.errors import CheckpointError, UsageError
 from ncclkv.state import plain
@@ -255,6 +256,7 @@ def _directory(verb: str, directory: Any) -> str:
     """The absolute path of the directory that was given, or of the environment's."""
     check_library()
     given = env.checkpoint() if directory is None else directory
+    check_length(f"{verb}: the directory", given)
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str):
         raise UsageError(f"{verb}: {given!r} is not a path; give a str or a pathlib.Path")
     if not os.fspath(given):
@@ -267,6 +269,7 @@ def _directory(verb: str, directory: Any) -> str:
 def _numbers(verb: str, **numbers: tuple[Any, int]) -> list[str]:
     """Whole numbers that all ranks must have alike, each with its least."""
     for name, (given, least) in numbers.items():
+        check_length(f"{verb}: {name}", given)
         whole = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
         if not whole or given < least:
             raise UsageError(f"{verb}: {name}={given!r} is not an int of {least} or more; give one")

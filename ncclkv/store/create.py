@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Literal, cast
 
 from ncclkv import env
+from ncclkv.arguments import check_length, known_arguments, nearest
 from ncclkv.errors import UsageError
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.options import Options
@@ -16,6 +16,7 @@ from ncclkv.table.cost import DEFAULT_BUCKET_BYTES
 from ncclkv.typing import MissingPolicy, NonfinitePolicy, Placement
 
 
+@known_arguments("create")
 def create(
     name: str = "local",
     *,
@@ -117,6 +118,8 @@ dist, dist_async, dist_async_device, dist_device_async, dist_device_sync, dist_s
 dist_sync_device, local, local_allreduce_cpu, local_allreduce_device, local_update_cpu, nccl, \
 threads
     """
+    check_length("a store's name", name)
+    check_length("timeout", timeout)
     if not isinstance(name, str):
         raise UsageError(f"a store's name is a str, not {name!r}")
     lower = name.lower()
@@ -155,6 +158,4 @@ def _refuse_options(name: str, options: Options, **others: Any) -> None:
 def _unknown(name: str) -> str:
     """What to say of a name that is not known."""
     names = sorted({*RANKS, *KVStoreBase.kv_registry})
-    close = difflib.get_close_matches(name.lower(), names, 1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"unknown store {name!r}; {hint}The names are {', '.join(names)}"
+    return f"unknown store {name!r}; {nearest(name, names)}The names are {', '.join(names)}"

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ncclkv.arguments import MOST_BITS, too_long
 from ncclkv.errors import KeyTypeMismatch, UsageError
 from ncclkv.table.registry import Key
 
@@ -16,10 +17,19 @@ Pairs: TypeAlias = list[tuple[Key, list[Any]]]
 
 
 def one_key(key: Any) -> Key:
-    """An int or a str; NumPy's integers become ints."""
+    """Return a key as an int or a str; NumPy's integers become ints.
+
+    A key of a subclass, such as a member of ``class Name(str, Enum)``, is its characters or number,
+    whatever the subclass prints.
+    """
     if isinstance(key, str):
-        return str(key)
+        return str.__str__(key)
     if isinstance(key, (int, np.integer)) and not isinstance(key, (bool, np.bool_)):
+        if too_long(key):
+            raise KeyTypeMismatch(
+                f"a key is an int of {int(key).bit_length():,} bits; give one of at most "
+                f"{MOST_BITS:,}, or a str"
+            )
         return int(key)
     raise KeyTypeMismatch(
         f"key {shortened(key)} is a {type(key).__name__}; keys are int or str{_advice(key)}"

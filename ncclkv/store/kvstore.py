@@ -69,7 +69,7 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
         >>> kv.close()
         """
         with self._pushing:
-            if type(priority) is not int:
+            if type(priority) is not int or priority:
                 priority = whole_priority("push", priority)
             push, row = self._to_push("push", key, value)
             if self._group is not None:
@@ -160,7 +160,7 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
          [1 1]]
         """
         with self._pulling:
-            if type(priority) is not int:
+            if type(priority) is not int or priority:
                 whole_priority("pull", priority)
             local = local if type(local) is bool else flag("pull", "local", local)
             if out is None:

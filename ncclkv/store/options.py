@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.arguments import check_length, nearest
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.placement import Placement, placement
 from ncclkv.errors import UsageError
@@ -37,6 +38,10 @@ class Options:
         UsageError
             When one is not.
         """
+        for name, value in vars(self).items():
+            check_length(name, value)
+        if self.root is None:
+            raise UsageError(f"root=None is not a rank: give an int from 0 to {comm.size - 1}")
         chosen = placement(self.update_on, self.root, comm)
         measured = isinstance(self.bucket_bytes, str) and self.bucket_bytes == AUTO
         if not (measured or _is_count(self.bucket_bytes)):
@@ -74,4 +79,6 @@ def _is_count(value: Any) -> bool:
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
     """Refuse a word that is not known."""
     if not (isinstance(value, str) and value in known):
-        raise UsageError(f"unknown {name}={value!r}; choose {' or '.join(known)}")
+        raise UsageError(
+            f"unknown {name}={value!r}; {nearest(value, known)}choose {' or '.join(known)}"
+        )

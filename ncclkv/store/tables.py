@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ncclkv.arguments import check_length, nearest
 from ncclkv.arrays.dtypes import check_dtype
 from ncclkv.engine.state import Array
 from ncclkv.errors import UsageError
@@ -82,8 +83,10 @@ are ints, such as 3; use one kind
     def _new_keys(self, verb: str, key: Any, value: Any, op: str = "sum") -> Assignment:
         """The first values of keys, none of which the store may have."""
         found = single(verb, pairs(verb, key, value))
+        check_length(f"{verb}: op", op)
         if not (isinstance(op, str) and op in _OPS):
-            raise UsageError(f"{verb}: unknown op {op!r}; the ops are {', '.join(_OPS)}")
+            hint = nearest(op, _OPS)
+            raise UsageError(f"{verb}: unknown op {op!r}; {hint}The ops are {', '.join(_OPS)}")
         registry = self._engine.places.registry
         registry.check_new(name for name, _ in found)
         specs, values = [], []
@@ -92,6 +95,7 @@ are ints, such as 3; use one kind
             dtype = check_dtype(view.dtype, f"{verb} of key {name!r}")
             self._comm.check(op, dtype, f"{verb} of key {name!r}: ")
             specs.append(KeySpec(name, index, view.shape, dtype, op))
+            check.updatable(self._engine.rule.check, specs[-1])
             values.append(view.astype(dtype, copy=False))
         return Assignment(specs, values, {})
 

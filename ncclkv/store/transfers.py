@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.arguments import check_length
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.engine.group import Group
 from ncclkv.engine.state import Array
@@ -114,7 +115,8 @@ class Transfers(Core):
 
 
 def whole_priority(verb: str, priority: Any) -> int:
-    """A priority as an int: NumPy's unsigned ones cannot be negated."""
+    """Return a priority as an int: NumPy's unsigned ones cannot be negated."""
+    check_length(f"{verb}: priority", priority)
     if isinstance(priority, bool) or not isinstance(priority, (int, np.integer)):
         raise UsageError(f"{verb}: priority={priority!r} is not an int; higher ones go first")
     return int(priority)

@@ -10,6 +10,7 @@ from ncclkv.engine.update import FunctionRule, FusedRule, Rule
 from ncclkv.errors import UsageError
 from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.fused import FusedUpdater
+from ncclkv.store import check
 from ncclkv.store.agreement import propose
 from ncclkv.store.core import Core
 from ncclkv.table.registry import Key
@@ -91,15 +92,29 @@ class UpdateVerbs(Core):
         with self._session.verb("set_optimizer"):
             self._operations.note("set_optimizer")
             again = self._engine.rule.source is optimizer
-            _, notes = propose(
+            rule, notes = propose(
                 self._comm,
                 "set_optimizer",
-                lambda: (None, [*_config(optimizer), f"its state is kept: {again}"]),
+                lambda: (
+                    self._fused_rule(optimizer),
+                    [*_config(optimizer), f"its state is kept: {again}"],
+                ),
                 note=self._engine.places.sealed,
             )
             if not again:
-                updater = FusedUpdater(optimizer, self._kernels)
-                self._install(FusedRule(updater, type(optimizer).__name__), notes)
+                self._install(rule, notes)
+
+    def _fused_rule(self, optimizer: Optimizer) -> FusedRule:
+        """Return the rule of an optimizer that can update the store's keys."""
+        if not isinstance(optimizer, Optimizer):
+            raise UsageError(
+                f"set_optimizer takes an Optimizer, not a {type(optimizer).__name__}; make one by "
+                f"ncclkv.optimizer.create('sgd', learning_rate=0.1)"
+            )
+        rule = FusedRule(FusedUpdater(optimizer, self._kernels), type(optimizer).__name__)
+        for spec in self._engine.places.registry:
+            check.updatable(rule.check, spec)
+        return rule
 
     def _install(self, rule: Rule, sealed: Sequence[bool]) -> None:
         """Change the rule; if one of the ranks has sealed the layout, all have."""
@@ -142,11 +157,6 @@ class UpdateVerbs(Core):
         return call
 
 
-def _config(optimizer: Any) -> list[str]:
+def _config(optimizer: Optimizer) -> list[str]:
     """What ranks must have alike of an optimizer."""
-    if not isinstance(optimizer, Optimizer):
-        raise UsageError(
-            f"set_optimizer takes an Optimizer, not a {type(optimizer).__name__}; make one by "
-            f"ncclkv.optimizer.create('sgd', learning_rate=0.1)"
-        )
     return [f"{name}={value}" for name, value in optimizer.config().items()]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.errors import ShapeMismatch, UsageError
+from ncclkv.errors import DTypeMismatch, ShapeMismatch, UsageError
 from tests.cases.expect import full, intact, probed, refused, same
 from tests.cases.registry import case
 from tests.cases.stores import Stores
@@ -165,4 +165,55 @@ def masked_arrays(create: Stores) -> None:
         kv.push(3, masked)
     with refused(kv, UsageError, "3", "mask"):
         kv.pull(3, out=masked)
+    intact(kv)
+
+
+class Exporter:
+    """An object that offers DLPack, and raises when it is asked for its memory."""
+
+    def __init__(self, asked: str, error: Exception) -> None:
+        self._asked, self._error = asked, error
+
+    def __dlpack_device__(self) -> Any:
+        if self._asked == "device":
+            raise self._error
+        return (1, 0)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise self._error
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        raise self._error if self._asked == "kind" else AttributeError
+
+
+@case()
+def exporters_that_raise_errors_of_their_own(create: Stores) -> None:
+    kv = probed(create)
+    for asked in ("device", "memory", "kind"):
+        for error in (KeyError("mine"), OSError("mine"), ZeroDivisionError("mine")):
+            thing = Exporter(asked, error)
+            for call in (
+                lambda thing=thing: kv.push(3, thing),
+                lambda thing=thing: kv.pull(3, out=thing),
+                lambda thing=thing: kv.init(7, thing),
+            ):
+                with refused(kv, UsageError, "Exporter", type(error).__name__, "mine"):
+                    call()
+    intact(kv)
+
+
+@case()
+def strings_of_any_length(create: Stores) -> None:
+    if not hasattr(np.dtypes, "StringDType"):
+        return  # NumPy has them from 2.0 on
+    kv = probed(create)
+    texts = np.full((2, 3), "text", np.dtypes.StringDType())
+    for call in (
+        lambda: kv.push(3, texts),
+        lambda: kv.pull(3, out=texts),
+        lambda: kv.init(7, texts),
+    ):
+        with refused(kv, DTypeMismatch, "StringDType", "float32"):
+            call()
     intact(kv)

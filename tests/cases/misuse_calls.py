@@ -73,6 +73,7 @@ def options_that_cannot_be(create: Stores) -> None:
         ("root", -1),
         ("root", 99),
         ("root", "0"),
+        ("root", None),
         ("timeout", 0),
         ("timeout", -1.0),
         ("timeout", "soon"),
@@ -81,6 +82,10 @@ def options_that_cannot_be(create: Stores) -> None:
         with pytest.raises(UsageError) as caught:
             create(**{name: value})
         says(caught.value, name, repr(value))
+    for name in ("root", "bucket_bytes", "verify_every", "timeout"):
+        with pytest.raises(UsageError) as caught:
+            create(**{name: 10**5000})
+        says(caught.value, name, "16,610 bits")
     intact(probed(create))
 
 

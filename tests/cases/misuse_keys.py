@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -181,3 +182,71 @@ def a_key_too_long_to_show(create: Stores) -> None:
         kv.init({i: full(i) for i in range(100)}, full(0))
     assert len(str(caught.value)) < 300, caught.value
     intact(kv)
+
+
+@case()
+def integers_too_long_to_be_shown(create: Stores) -> None:
+    kv = probed(create)
+    for key in (10**5000, -(10**5000)):
+        for call in [*verbs(kv, key), lambda key=key: kv.init([key], [full(0)])]:
+            with refused(kv, KeyTypeMismatch, "16,610 bits", "str"):
+                call()
+        assert key not in kv
+        with refused(kv, UsageError, "priority", "16,610 bits"):
+            kv.push(3, full(1), priority=key)
+    intact(kv)
+    kv.init(2**3000 - 1, full(7))
+    same(kv.pull(2**3000 - 1), 7)
+
+
+class Name(str, Enum):
+    """Keys that print as ``Name.W``."""
+
+    W = "w"
+    B = "b"
+
+
+class Other(str):
+    """A key that claims to be every other one."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return hash("w")
+
+    def __str__(self) -> str:
+        return "w"
+
+
+@case()
+def members_of_an_enumeration_of_str_are_their_characters(create: Stores) -> None:
+    kv = create()
+    kv.init(["w", Name.B], [full(2), full(4)])
+    assert list(kv.keys()) == ["w", "b"]
+    assert {type(key) for key in list(kv.keys())} == {str}
+    assert Name.W in kv
+    values, one = [full(1), full(2)], full(0)
+    for keys in (["w", "b"], [Name.W, Name.B], ["w", Name.B]):
+        for _ in range(2):
+            kv.push(keys, values)
+            kv.pull(keys[1], out=one)
+            same(kv.pull("w"), kv.num_workers)
+            same(one, 2 * kv.num_workers)
+
+
+@case()
+def a_key_that_only_equals_another_is_its_own_characters(create: Stores) -> None:
+    kv = create()
+    kv.init(["w", "b"], [full(2), full(4)])
+    value, values = full(1), [full(1), full(1)]
+    kv.push("w", value)
+    kv.push(["w", "b"], values)
+    for key, given in ((Other("b"), value), ([Other("b"), "w"], values)):
+        kv.pull("b", out=full(0))
+        kv.push(key, given)
+        same(kv.pull("b"), kv.num_workers)
+    for key, given in ((Other("c"), value), ([Other("c"), "b"], values)):
+        with refused(kv, KeyNotInitialized, "'c'"):
+            kv.push(key, given)
+    same(kv.pull("w"), kv.num_workers)

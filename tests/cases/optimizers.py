@@ -154,6 +154,26 @@ def integer_keys_have_no_gradient_step(create: Stores) -> None:
 
 
 @case()
+def complex_keys_are_refused_before_a_push(create: Stores) -> None:
+    sgd = optimizer.SGD(learning_rate=1.0)
+    kv = create()
+    kv.init(["c", "w"], [full(3, dtype=np.complex64), full(3)])
+    with refused(kv, DTypeMismatch, "'c'", "complex64", "SGD", "set_updater"):
+        kv.set_optimizer(sgd)
+    kv.push("c", full(2j, dtype=np.complex64))
+    same(kv.pull("c"), 2j * kv.num_workers)
+    kv = create()
+    kv.set_optimizer(sgd)
+    for call in (kv.init, lambda key, value: kv.broadcast(key, value, value)):
+        with refused(kv, DTypeMismatch, "'c'", "complex128", "SGD", "set_updater"):
+            call(["w", "c"], [full(3), full(3, dtype=np.complex128)])
+    assert list(kv.keys()) == []
+    kv.init("w", full(3))
+    kv.push("w", full(1))
+    same(kv.pull("w"), 3 - kv.num_workers)
+
+
+@case()
 def wrong_numbers_never_reach_the_store(create: Stores) -> None:
     kv = create()
     kv.init(["a", "b"], [full(4), full(8)])

@@ -127,6 +127,6 @@ def test_jax_arrays_are_values_and_never_outs(module: str) -> None:
 @pytest.mark.parametrize("function", [as_value, as_out])
 def test_what_numpy_cannot_view_is_refused_with_the_cause(function: Any) -> None:
     with pytest.raises(
-        NotSupported, match=r"through DLPack \(no dtype for it\); pass it as a NumPy"
+        NotSupported, match=r"through DLPack \(BufferError: no dtype for it\); pass it as a NumPy"
     ):
         function(Failing(np.zeros(3)), WHAT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -178,13 +179,26 @@ def test_create_refuses_unknown_names_and_lists_those_it_knows(name: Any) -> Non
     assert str(caught.value) == f"optimizer {name!r} is unknown; use one of sgd"
 
 
-def test_create_refuses_unknown_arguments_and_lists_those_it_knows() -> None:
+@pytest.mark.parametrize("make", [SGD, partial(create, "sgd")], ids=["SGD", "create"])
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("lr", "learning_rate"), ("weight_decay", "wd"), ("momentun", "momentum"), ("zz", None)],
+)
+def test_unknown_arguments_are_refused_with_the_nearest_known_one(
+    make: Any, given: str, meant: str | None
+) -> None:
     with pytest.raises(UsageError) as caught:
-        create("sgd", lr=0.1)
+        make(**{given: 0.1})
+    hint = f"did you mean {meant!r}? " if meant else ""
     assert str(caught.value) == (
-        "optimizer 'sgd' has no argument 'lr'; it takes learning_rate, momentum, wd, "
+        f"SGD has no argument {given!r}; {hint}It takes learning_rate, momentum, wd, "
         "rescale_grad, clip_gradient"
     )
+
+
+def test_the_nearest_name_of_an_optimizer_is_shown() -> None:
+    with pytest.raises(UsageError, match="'sdg' is unknown; did you mean 'sgd'"):
+        create("sdg")
 
 
 def test_arguments_go_by_name() -> None:

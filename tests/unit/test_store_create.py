@@ -233,3 +233,16 @@ def test_a_create_that_is_interrupted_leaves_the_others() -> None:
         seen.wait(20)
 
     run_ranks(3, body, timeout=stretched(5))
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_known_one() -> None:
+    wrong: dict[str, Any] = {"updat_on": "root"}
+    with pytest.raises(UsageError) as caught:
+        ncclkv.create("local", **wrong)
+    assert str(caught.value).startswith(
+        "create has no argument 'updat_on'; did you mean 'update_on'? It takes name, comm, "
+    )
+    with pytest.raises(UsageError, match="unknown nonfinite='rais'; did you mean 'raise'"):
+        ncclkv.create("local", nonfinite="rais")
+    with ncclkv.create("local") as kv, pytest.raises(UsageError, match="did you mean 'avg'"):
+        kv.init("w", np.zeros(2), op="av")

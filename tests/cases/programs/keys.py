@@ -24,7 +24,7 @@ def _initialise(stage: Stage, seat: Seat, plans: Sequence[KeyPlan], kind: str) -
     given = one_each(seat, plans, stage.number)
     keys, values = forms(given, stage.bare)
     errors = [KeyAlreadyInitialized for plan in plans if plan.key in seat.model.values]
-    errors += seat.forbidden
+    errors += seat.forbidden + seat.inadmissible(plans)
     seat.call(lambda: seat.kv.init(keys, values, op=kind), errors)
     if not errors:
         for plan, (one,) in given:
@@ -43,7 +43,7 @@ def broadcast(stage: Stage, seat: Seat, op: Broadcast) -> None:
     given = one_each(seat, plans, stage.number)
     keys, values = forms(given, stage.bare)
     outs, writes, errors = out_form(seat, plans, op.outs, stage.bare)
-    errors += seat.forbidden
+    errors += seat.forbidden + seat.inadmissible(plans)
     seat.call(lambda: seat.kv.broadcast(keys, values, outs), errors)
     if not errors:
         for plan, (one,) in given:

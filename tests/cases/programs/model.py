@@ -30,6 +30,10 @@ class Replace:
     def takes(self, dtype: np.dtype[Any]) -> bool:
         return True
 
+    def admits(self, dtype: np.dtype[Any]) -> bool:
+        """Return whether a store with this rule may have such a key, pushed or not."""
+        return True
+
     def fold(self, key: Key, total: Array, stored: Array) -> None:
         stored[...] = total
 
@@ -75,6 +79,9 @@ class Descent(Replace):
 
     def takes(self, dtype: np.dtype[Any]) -> bool:
         return is_real_float(dtype)
+
+    def admits(self, dtype: np.dtype[Any]) -> bool:
+        return dtype.kind != "c"
 
     def fold(self, key: Key, total: Array, stored: Array) -> None:
         now, weight = self.numbers, stored.astype(np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ncclkv.errors import DTypeMismatch
 from tests.cases.programs.model import Adder, Descent
 from tests.cases.programs.plan import SetOptimizer, SetUpdater, Tune
 from tests.cases.programs.seat import Recorder, Seat
@@ -25,12 +26,14 @@ def set_updater(stage: Stage, seat: Seat, op: SetUpdater) -> None:
 def set_optimizer(stage: Stage, seat: Seat, op: SetOptimizer) -> None:
     which = op.which % len(stage.optimizers)
     chosen, numbers = stage.optimizers[which], stage.numbers[which]
-    seat.call(lambda: seat.kv.set_optimizer(chosen), seat.forbidden)
-    rule = seat.model.rule
+    rule, new = seat.model.rule, Descent(numbers)
+    refused = [DTypeMismatch for value in seat.model.values.values() if not new.admits(value.dtype)]
+    errors = seat.forbidden + refused
+    seat.call(lambda: seat.kv.set_optimizer(chosen), errors)
     same = isinstance(rule, Descent) and rule.numbers is numbers
-    if not seat.in_group and not same:
+    if not errors and not same:
         _replaced(seat)
-        seat.model.rule = Descent(numbers)
+        seat.model.rule = new
 
 
 def _replaced(seat: Seat) -> None:

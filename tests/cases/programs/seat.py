@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.errors import KeyNotInitialized, UsageError
-from tests.cases.programs.arrays import Array, equal
+from ncclkv.errors import DTypeMismatch, KeyNotInitialized, UsageError
+from tests.cases.programs.arrays import Array, dtype_of, equal
 from tests.cases.programs.model import Adder, Model, Stumble
 from tests.cases.programs.plan import Key, KeyPlan, StorePlan
 
@@ -100,6 +100,11 @@ class Seat:
         """Why these keys cannot be used."""
         known = self.model.values
         return [KeyNotInitialized for plan in plans if plan.key not in known]
+
+    def inadmissible(self, plans: Iterable[KeyPlan]) -> list[type[BaseException]]:
+        """Why the store's rule refuses these keys, where they are new."""
+        new = [plan for plan in plans if plan.key not in self.model.values]
+        return [DTypeMismatch for plan in new if not self.model.rule.admits(dtype_of(plan.dtype))]
 
     def call(self, call: Callable[[], Any], errors: Errors = (), *, raises: bool = False) -> Any:
         """Make a call that must be refused with one of `errors`, if there are any.

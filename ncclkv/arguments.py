@@ -1,0 +1,114 @@
+"""Checks of arguments that several parts of the package share."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+from ncclkv.errors import UsageError
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+MOST_BITS = 3000
+"""Longest int that is taken: Python prints none of more than 4,300 digits, and JSON of a
+checkpoint holds none of more than 1,000."""
+
+
+def too_long(value: Any) -> bool:
+    """Return whether `value` is an int of more than `MOST_BITS` bits.
+
+    Examples
+    --------
+    >>> too_long(2**3000), too_long(-(2**70)), too_long("text")
+    (True, False, False)
+    """
+    return isinstance(value, int) and int.bit_length(value) > MOST_BITS
+
+
+def check_length(what: str, value: Any) -> None:
+    """Refuse an int that is too long to be shown in a message.
+
+    Parameters
+    ----------
+    what : str
+        The name of the argument, to begin the message with.
+    value : Any
+
+    Raises
+    ------
+    UsageError
+    """
+    if too_long(value):
+        raise UsageError(
+            f"{what} is an int of {int.bit_length(value):,} bits; give one of at most {MOST_BITS:,}"
+        )
+
+
+def nearest(name: object, known: Iterable[str], aliases: dict[str, str] | None = None) -> str:
+    """Return a hint at the known name that is most like `name`, or an empty text.
+
+    Parameters
+    ----------
+    name : object
+        As the user gave it.
+    known : iterable of str
+    aliases : dict, optional
+        Known names by what other libraries call them.
+
+    Examples
+    --------
+    >>> nearest("lr", ["learning_rate", "momentum"], {"lr": "learning_rate"})
+    "did you mean 'learning_rate'? "
+    >>> nearest("x", ["learning_rate", "momentum"])
+    ''
+    """
+    if not isinstance(name, str):
+        return ""
+    close = difflib.get_close_matches(name.lower(), list(known), 1)
+    found = (aliases or {}).get(name.lower()) or (close[0] if close else None)
+    return f"did you mean {found!r}? " if found else ""
+
+
+def known_arguments(
+    what: str, **aliases: str
+) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
+    """Make a callable refuse unknown keyword arguments by a `UsageError` that names the nearest.
+
+    Parameters
+    ----------
+    what : str
+        The callable, as the user writes it.
+    **aliases : str
+        Names of its arguments by what other libraries call them.
+
+    Examples
+    --------
+    >>> @known_arguments("scale", factor="by")
+    ... def scale(*, by: float = 1.0) -> float:
+    ...     return by
+    >>> scale(factor=2.0)
+    Traceback (most recent call last):
+        ...
+    ncclkv.errors.UsageError: scale has no argument 'factor'; did you mean 'by'? It takes by
+    """
+
+    def decorate(call: Callable[P, Result]) -> Callable[P, Result]:
+        names = [name for name in inspect.signature(call).parameters if name != "self"]
+
+        @functools.wraps(call)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> Result:
+            for name in kwargs:
+                if name not in names:
+                    raise UsageError(
+                        f"{what} has no argument {name!r}; {nearest(name, names, aliases)}"
+                        f"It takes {', '.join(names)}"
+                    )
+            return call(*args, **kwargs)
+
+        return checked
+
+    return decorate
