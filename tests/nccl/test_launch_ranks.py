@@ -7,7 +7,9 @@ test says that there is no GPU: that is so (layer 3).
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +26,10 @@ from ncclkv.comm.nccl import launch as module
 from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.comm.nccl.facts import Facts, settings
 from ncclkv.comm.nccl.launch import launch, survey
-from ncclkv.errors import CommAborted, KVStoreError, LaunchError, RankLost
+from ncclkv.errors import CommAborted, KVStoreError, LaunchError
 from ncclkv.testing import run_ranks
+from tests.harness.slow import stretched
+from tests.nccl.breaking import Told
 from tests.nccl.standin import Seat, run_seats
 
 SIZES = (1, 2, 3)
@@ -81,6 +85,7 @@ def launch_on(monkeypatch: pytest.MonkeyPatch, seat: Seat, facts: list[Facts]) -
     made = dict.fromkeys(names, lambda device, timeout: _seats[device].binding)
     monkeypatch.setattr(module, "BINDINGS", made)
     monkeypatch.setattr(module, "CupyStreams", lambda device: _seats[device].streams)
+    monkeypatch.setattr(module, "WATCHER", None)  # the stand-in moves with one thread
     return launch(seat.peers, facts)
 
 
@@ -232,29 +237,37 @@ def test_layer_2_without_an_id_every_rank_fails(monkeypatch):
         assert "no network" in text
 
 
-def test_layer_2_a_rank_that_cannot_join_tells_the_others(monkeypatch):
+@pytest.mark.parametrize("end", ["fails", "dies"])
+def test_layer_2_a_rank_that_cannot_join_is_named_by_the_others_at_once(end):
     def body(seat: Seat) -> str:
-        def create(size: int, unique_id: bytes, rank: int) -> object:
+        def create(size: int, unique_id: bytes, rank: int, look: Callable[[], None]) -> object:
             if rank == 1:
                 raise LaunchError("out of memory")
-            return object()
+            while True:  # as NCCL does without a rank
+                look()
+                time.sleep(0.01)
 
         seat.binding.create = create
-        seat.binding.abort = lambda handle: None
-        if seat.rank == 1:
-            with pytest.raises(LaunchError) as caught:
-                NcclCommunicator(seat.peers, seat.binding, seat.streams, seat.kernels)
-            return str(caught.value)
-        comm = NcclCommunicator(seat.peers, seat.binding, seat.streams, seat.kernels)
-        with pytest.raises(RankLost) as lost:
-            comm.control.barrier()
-        comm.abort("enough")
-        return str(lost.value)
+        peers: Any = seat.peers
+        if end == "dies":
+            peers = Told(peers)  # of nothing that rank 1 says
+            peers.calls = SimpleNamespace(dead=lambda: {1})
+        begin = time.monotonic()
+        with pytest.raises(KVStoreError) as caught:
+            NcclCommunicator(peers, seat.binding, seat.streams, seat.kernels)
+        assert time.monotonic() - begin < stretched(2.0)
+        return f"{type(caught.value).__name__}: {caught.value}"
 
-    texts = run_seats(2, body)
-    assert texts[1] == "rank 1 of 2: out of memory"
-    assert "rank 1 left" in texts[0]
-    assert "LaunchError: out of memory" in texts[0]
+    texts = run_seats(3, body)
+    assert texts[1] == "LaunchError: rank 1 of 3: out of memory"
+    for rank in (0, 2):
+        words = {
+            "fails": "RankLost: rank {} of 3: rank 1 left while NCCL connected the ranks; it said: "
+            "LaunchError: out of memory",
+            "dies": "RankDied: rank {} of 3: rank 1 ended while NCCL connected the ranks, and said "
+            "nothing",
+        }
+        assert texts[rank] == words[end].format(rank)
 
 
 def test_the_environment_says_whether_to_share(monkeypatch):

@@ -14,7 +14,7 @@ from ncclkv.comm.nccl import bounded
 from ncclkv.comm.nccl.binding import DTYPES, OPS, UNIQUE_ID_BYTES, version_text
 from ncclkv.comm.nccl.cupy_binding import CupyBinding
 from ncclkv.comm.nccl.facts import OLDEST_NCCL
-from ncclkv.errors import CommAborted, CommTimeout, LaunchError
+from ncclkv.errors import CommAborted, CommTimeout, LaunchError, RankLost
 
 cupy = pytest.importorskip("cupy", reason="layer 3 needs CuPy: pip install 'ncclkv[cuda12]'")
 nccl: Any = pytest.importorskip("cupy.cuda.nccl", reason="layer 3 needs CuPy with NCCL")
@@ -113,11 +113,33 @@ def test_groups_nest(binding):
         binding.group_end()
 
 
+def nobody() -> None:
+    """Finds nobody who has left."""
+
+
+def test_a_creation_that_waits_for_a_rank_that_has_left_ends_at_once(monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(nccl, "NcclCommunicator", lambda *_: release.wait())
+    looks: list[int] = []
+
+    def look() -> None:
+        looks.append(threading.get_ident())
+        if len(looks) == 3:
+            raise RankLost("rank 1 left")
+
+    begin = time.monotonic()
+    with pytest.raises(RankLost, match="rank 1 left"):
+        CupyBinding(timeout=60).create(2, bytes(128), 0, look)
+    assert time.monotonic() - begin < 5.0
+    assert set(looks) == {threading.get_ident()}
+    release.set()
+
+
 @NO_GPU
 def test_without_a_gpu_creation_fails_in_words_and_at_once(binding):
     begin = time.monotonic()
     with pytest.raises(LaunchError) as caught:
-        binding.create(2, binding.unique_id(), 0)
+        binding.create(2, binding.unique_id(), 0, nobody)
     assert time.monotonic() - begin < 1.0
     text = str(caught.value)
     assert f"NCCL {version_text(binding.version())}: ncclCommInitRank failed" in text
@@ -128,7 +150,7 @@ def test_without_a_gpu_creation_fails_in_words_and_at_once(binding):
 @NO_GPU
 def test_without_a_gpu_the_device_is_named_first():
     with pytest.raises(LaunchError, match="cudaErrorInsufficientDriver|cudaErrorNoDevice"):
-        CupyBinding(device=0).create(1, b"\0" * UNIQUE_ID_BYTES, 0)
+        CupyBinding(device=0).create(1, b"\0" * UNIQUE_ID_BYTES, 0, nobody)
 
 
 @pytest.mark.parametrize(("name", "cupys", "_", "count"), CALLS)

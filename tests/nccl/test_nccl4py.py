@@ -16,7 +16,7 @@ from ncclkv.comm.nccl.binding import DTYPES, OPS, UNIQUE_ID_BYTES, version_text
 from ncclkv.comm.nccl.cupy_binding import CupyBinding
 from ncclkv.comm.nccl.facts import OLDEST_NCCL
 from ncclkv.comm.nccl.nccl4py_binding import SERIES, Nccl4pyBinding, installed
-from ncclkv.errors import CommAborted, CommTimeout, LaunchError
+from ncclkv.errors import CommAborted, CommTimeout, LaunchError, RankLost
 
 cupy = pytest.importorskip("cupy", reason="layer 3 needs CuPy: pip install 'ncclkv[cuda12]'")
 nccl: Any = pytest.importorskip(
@@ -42,6 +42,10 @@ CALLS = [
 
 IN_PROGRESS = int(nccl.Result.InProgress)
 SYSTEM_ERROR = int(nccl.Result.SystemError)
+
+
+def nobody() -> None:
+    """Finds nobody who has left."""
 
 
 class Scripted:
@@ -119,7 +123,7 @@ def test_groups_nest(binding):
 def test_without_a_gpu_creation_fails_in_nccls_words_and_at_once(binding):
     begin = time.monotonic()
     with pytest.raises(LaunchError) as caught:
-        binding.create(2, binding.unique_id(), 0)
+        binding.create(2, binding.unique_id(), 0, nobody)
     assert time.monotonic() - begin < 1.0
     text = str(caught.value)
     assert f"NCCL {version_text(binding.version())}: ncclCommInitRankConfig failed" in text
@@ -132,7 +136,7 @@ def test_without_a_gpu_creation_fails_in_nccls_words_and_at_once(binding):
 @NO_GPU
 def test_without_a_gpu_the_device_is_named_first():
     with pytest.raises(LaunchError, match="cudaErrorInsufficientDriver|cudaErrorNoDevice"):
-        Nccl4pyBinding(device=0).create(1, b"\0" * UNIQUE_ID_BYTES, 0)
+        Nccl4pyBinding(device=0).create(1, b"\0" * UNIQUE_ID_BYTES, 0, nobody)
 
 
 @pytest.mark.parametrize(("name", "_", "count"), CALLS)
@@ -194,7 +198,7 @@ def test_a_call_that_nccl_does_not_end_has_a_deadline(scripted):
 @pytest.mark.parametrize("scripted", [(IN_PROGRESS, IN_PROGRESS, 0)], indirect=True)
 def test_creation_does_not_block_and_is_asked_until_all_have_come(scripted):
     made, script = scripted
-    assert made.create(3, bytes(range(128)), 2) == "the communicator"
+    assert made.create(3, bytes(range(128)), 2, nobody) == "the communicator"
     ((name, size, identity, rank, config),) = script.calls
     assert (name, size, rank, bytes(identity)) == ("comm_init_rank_config", 3, 2, bytes(range(128)))
     assert config.blocking == 0
@@ -206,8 +210,20 @@ def test_a_rank_that_does_not_come_ends_the_creation_in_an_abort(scripted):
     script.states = [IN_PROGRESS]
     begin = time.monotonic()
     with pytest.raises(CommTimeout, match=r"ncclCommInitRankConfig waited 0\.2 s for the other"):
-        made.create(2, bytes(128), 0)
+        made.create(2, bytes(128), 0, nobody)
     assert time.monotonic() - begin < 1.0
+    assert [call[0] for call in script.calls] == ["comm_init_rank_config", "comm_abort"]
+
+
+def test_a_rank_that_has_left_ends_the_creation_in_an_abort(scripted):
+    made, script = scripted
+    script.states = [IN_PROGRESS]
+
+    def look() -> None:
+        raise RankLost("rank 1 left")
+
+    with pytest.raises(RankLost, match="rank 1 left"):
+        made.create(2, bytes(128), 0, look)
     assert [call[0] for call in script.calls] == ["comm_init_rank_config", "comm_abort"]
 
 
@@ -215,7 +231,7 @@ def test_a_rank_that_does_not_come_ends_the_creation_in_an_abort(scripted):
 def test_a_creation_that_fails_later_is_aborted_too(scripted):
     made, script = scripted
     with pytest.raises(LaunchError, match="ncclCommInitRankConfig failed: SystemError"):
-        made.create(2, bytes(128), 0)
+        made.create(2, bytes(128), 0, nobody)
     assert script.calls[-1] == ("comm_abort", "the communicator")
 
 
@@ -244,7 +260,7 @@ def test_an_abort_that_hangs_is_left_behind(scripted, monkeypatch):
         made.abort("the communicator")
     script.states = [SYSTEM_ERROR]
     with pytest.raises(LaunchError, match="failed: SystemError"):
-        made.create(2, bytes(128), 0)
+        made.create(2, bytes(128), 0, nobody)
     release.set()
 
 

@@ -85,6 +85,21 @@ def test_a_rank_that_leaves_is_named_with_its_reason():
     run_seats(2, body)
 
 
+def test_of_several_ranks_that_left_the_one_that_did_not_follow_another_is_named():
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        if seat.rank == 2:
+            array = ones(seat)
+            comm.allreduce(array, array).wait()
+            gone = {0: "RankLost: rank 1 left", 1: "ValueError: on purpose"}
+            comm._peers.gone = gone
+            with raises(RankLost, "rank 1 left while", "it said: ValueError: on purpose"):
+                comm.synchronize(10)
+        leave_broken(seat, comm)
+
+    run_seats(3, body)
+
+
 def test_what_a_rank_did_before_it_left_counts():
     def body(seat: Seat) -> list[float]:
         comm = communicator(seat)

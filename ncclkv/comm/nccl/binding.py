@@ -10,7 +10,7 @@ Every failure is one of `ncclkv.errors`, with the library's version and the call
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 Handle = Any
@@ -62,8 +62,11 @@ class Binding(Protocol):
     def unique_id(self) -> bytes:
         """128 bytes that one rank makes and all give to `create`; good for one communicator."""
 
-    def create(self, size: int, unique_id: bytes, rank: int) -> Handle:
-        """Join the communicator of `unique_id`; returns when all `size` ranks have."""
+    def create(self, size: int, unique_id: bytes, rank: int, look: Callable[[], None]) -> Handle:
+        """Join the communicator of `unique_id`; returns when all `size` ranks have.
+
+        ``look()`` is called now and then meanwhile, and raises when a rank cannot come any more.
+        """
 
     def connect(
         self, comm: Handle, peers: Sequence[int], room: tuple[int, int], stream: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +14,18 @@ from ncclkv.errors import CommTimeout
 ABORT_SECONDS = 10.0
 """Seconds that an abort may take: peers may be gone, and so may the device."""
 
+_LOOK_SECONDS = 0.05
+
 LEEWAY = 5.0
 """Seconds more for a call that hangs altogether: where an error can be raised, it comes first."""
 
 
-def bounded(what: str, function: Callable[[], Any], seconds: float) -> Any:
+def bounded(
+    what: str,
+    function: Callable[[], Any],
+    seconds: float,
+    look: Callable[[], None] | None = None,
+) -> Any:
     """Make a call in a thread, which is left behind if the call hangs.
 
     Where Python starts no more threads the call is made in place: the watchdog alone ends it then.
@@ -30,6 +38,8 @@ def bounded(what: str, function: Callable[[], Any], seconds: float) -> Any:
         ``function()`` makes the call; the new thread has a current device of its own.
     seconds : float
         How long it may take.
+    look : callable, optional
+        ``look()`` is called now and then meanwhile, in the caller's thread, and may raise.
 
     Raises
     ------
@@ -52,13 +62,22 @@ def bounded(what: str, function: Callable[[], Any], seconds: float) -> Any:
         except RuntimeError:  # at the end of Python 3.12.0 and 3.12.1 there are no new threads
             run()
         else:
-            thread.join(seconds)
+            _join(thread, seconds, look)
     if not outcome:
         raise late(what, seconds)
     result, error = outcome
     if error is not None:
         raise error
     return result
+
+
+def _join(thread: threading.Thread, seconds: float, look: Callable[[], None] | None) -> None:
+    """Wait for a thread, so long at most."""
+    limit = time.monotonic() + seconds
+    while look is not None and thread.is_alive() and time.monotonic() + _LOOK_SECONDS < limit:
+        thread.join(_LOOK_SECONDS)
+        look()
+    thread.join(max(0.0, limit - time.monotonic()))
 
 
 def late(what: str, seconds: float) -> CommTimeout:

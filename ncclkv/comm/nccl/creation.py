@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 from ncclkv import env
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl.binding import Binding, Handle
-from ncclkv.errors import KVStoreError, LaunchError
+from ncclkv.comm.nccl.diagnosis import cause
+from ncclkv.comm.words import named
+from ncclkv.errors import KVStoreError, LaunchError, RankDied, RankLost
 
 Result = TypeVar("Result")
 
@@ -28,6 +31,8 @@ def create(peers: Communicator, binding: Binding, settings: Mapping[str, str]) -
     ------
     LaunchError
         When NCCL refuses.
+    RankLost, RankDied
+        When a rank has failed to create its end, or its process has ended.
     CommTimeout
         When a rank does not come.
     """
@@ -42,10 +47,21 @@ def _create(peers: Communicator, binding: Binding) -> Handle:
     if problem is not None:
         raise LaunchError(f"rank 0 of {peers.size} could not begin a communicator: {problem}")
     try:
-        return binding.create(peers.size, unique_id, peers.rank)
+        return binding.create(peers.size, unique_id, peers.rank, partial(_check, peers))
     except KVStoreError as error:
         peers.abort(f"{type(error).__name__}: {error}")
         raise type(error)(f"rank {peers.rank} of {peers.size}: {error}") from error
+
+
+def _check(peers: Communicator) -> None:
+    """Raise when a rank that NCCL waits for will not come."""
+    departed = peers.departed()
+    if departed:
+        rank, reason = cause(departed)
+        raise RankLost(f"rank {rank} left while NCCL connected the ranks; it said: {reason}")
+    dead = set() if peers.calls is None else peers.calls.dead()
+    if dead:
+        raise RankDied(f"{named(dead)} ended while NCCL connected the ranks, and said nothing")
 
 
 def _attempt(call: Callable[[], Result]) -> tuple[Result | None, str | None]:

@@ -51,10 +51,10 @@ class CupyBinding:
     def unique_id(self) -> bytes:
         return bytes(self._call("ncclGetUniqueId", self._nccl.get_unique_id))
 
-    def create(self, size: int, unique_id: bytes, rank: int) -> Handle:
+    def create(self, size: int, unique_id: bytes, rank: int, look: Callable[[], None]) -> Handle:
         make = self._nccl.NcclCommunicator
         try:
-            return self._bounded("ncclCommInitRank", lambda: make(size, unique_id, rank))
+            return self._bounded("ncclCommInitRank", lambda: make(size, unique_id, rank), look=look)
         except CommAborted as error:
             raise LaunchError(str(error)) from error
 
@@ -141,13 +141,18 @@ class CupyBinding:
             ) from error
 
     def _bounded(
-        self, operation: str, function: Callable[[], Any], seconds: float | None = None
+        self,
+        operation: str,
+        function: Callable[[], Any],
+        seconds: float | None = None,
+        look: Callable[[], None] | None = None,
     ) -> Any:
         """Make a call that waits for other ranks, with a deadline."""
         return bounded.bounded(
             f"NCCL {self._version()}: {operation}",
             lambda: self._call(operation, self._on_device, function),
             self._timeout if seconds is None else seconds,
+            look,
         )
 
     def _on_device(self, function: Callable[[], Any]) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl.accord import Accord
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
@@ -73,7 +75,7 @@ class Diagnosis:
         if mismatch is not None:
             raise mismatch
         if departed and watch.lost_long_ago():
-            rank, reason = min(departed.items())
+            rank, reason = cause(departed)
             raise RankLost(
                 f"{self._who}: rank {rank} left while {what} waited for it; it said: {reason}"
             )
@@ -102,3 +104,9 @@ class Diagnosis:
     def _named(self) -> str:
         """The library with its version."""
         return f"{self._binding.name} ({version_text(self._binding.version())})"
+
+
+def cause(departed: Mapping[int, str]) -> tuple[int, str]:
+    """The rank that left first, as far as the reasons tell, and its reason."""
+    follow = RankLost.__name__, RankDied.__name__
+    return min(departed.items(), key=lambda each: (each[1].startswith(follow), each[0]))

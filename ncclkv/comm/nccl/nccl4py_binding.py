@@ -16,7 +16,7 @@ from typing import Any
 from ncclkv.comm.nccl import bounded
 from ncclkv.comm.nccl.binding import Handle, version_text
 from ncclkv.comm.nccl.watch import Watch
-from ncclkv.errors import CommAborted, CommTimeout, KVStoreError, LaunchError
+from ncclkv.errors import CommAborted, CommError, KVStoreError, LaunchError
 
 SERIES = "0.6"
 """Of nccl4py, whose interface changes from one to the next."""
@@ -70,7 +70,7 @@ class Nccl4pyBinding:
     def unique_id(self) -> bytes:
         return bytes(self._call("ncclGetUniqueId", self._nccl.get_unique_id))
 
-    def create(self, size: int, unique_id: bytes, rank: int) -> Handle:
+    def create(self, size: int, unique_id: bytes, rank: int, look: Callable[[], None]) -> Handle:
         operation = "ncclCommInitRankConfig"
 
         def begin() -> Handle:
@@ -85,7 +85,7 @@ class Nccl4pyBinding:
             # In a thread: NCCL_COMM_BLOCKING=1 wins over the config, and a creation that fails at
             # once leaves NCCL's group of its thread open.
             comm = self._bounded(operation, begin)
-            self._settle_or_abort(operation, comm)
+            self._settle_or_abort(operation, comm, look)
         except CommAborted as error:
             raise LaunchError(str(error)) from error
         return comm
@@ -193,20 +193,23 @@ class Nccl4pyBinding:
         else:
             self._settle(operation, comm)
 
-    def _settle(self, operation: str, comm: Handle) -> None:
+    def _settle(self, operation: str, comm: Handle, look: Callable[[], None] | None = None) -> None:
         """Wait until NCCL has done what it was last asked for: not before may it be asked again."""
         watch = Watch(self._timeout)
         while (code := self._state(comm)) == _IN_PROGRESS:
-            watch.pause()
+            if watch.pause() and look is not None:
+                look()
             if watch.late():
                 raise bounded.late(self._said(operation), self._timeout)
         self._call(operation, self._nccl.check_status, code)
 
-    def _settle_or_abort(self, operation: str, comm: Handle) -> None:
+    def _settle_or_abort(
+        self, operation: str, comm: Handle, look: Callable[[], None] | None = None
+    ) -> None:
         """The same for a communicator that nobody else refers to."""
         try:
-            self._settle(operation, comm)
-        except (CommAborted, CommTimeout, KeyboardInterrupt):
+            self._settle(operation, comm, look)
+        except (CommError, KeyboardInterrupt):
             with suppress(KVStoreError):  # what has gone wrong already says more
                 self.abort(comm)
             raise

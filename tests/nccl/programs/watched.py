@@ -40,7 +40,7 @@ class NoNccl:
     def unique_id(self) -> bytes:
         return bytes(128)
 
-    def create(self, size: int, unique_id: bytes, rank: int) -> object:
+    def create(self, size: int, unique_id: bytes, rank: int, look: object) -> object:
         return object()
 
     def all_reduce(self, *_: object) -> None:

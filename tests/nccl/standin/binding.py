@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl import bounded
@@ -53,7 +53,14 @@ class RecordingBinding:
     def unique_id(self) -> bytes:
         return f"{HEADER}: {uuid.uuid4()}".encode().ljust(128, b"\0")
 
-    def create(self, size: int, unique_id: bytes, rank: int) -> Handle:
+    def create(
+        self,
+        size: int,
+        unique_id: bytes,
+        rank: int,
+        look: Callable[[], None] = lambda: None,
+    ) -> Handle:
+        look()
         self._device.check()
         if self._depth:
             raise ContractBroken(f"create of rank {rank} inside a group")
