@@ -25,7 +25,7 @@ def recognises(x: Any) -> bool:
 
 def is_own(x: Any) -> bool:
     """Tell whether `x` is CuPy's own, so that no other library is asked for a view of it."""
-    return isinstance(x, _cupy().ndarray)
+    return isinstance(x, getattr(sys.modules.get("cupy"), "ndarray", ()))
 
 
 def value(x: Any, what: str) -> NDArray[Any]:

@@ -86,8 +86,8 @@ class CheckpointVerbs(Restoring):
 
         Notes
         -----
-        An updater object with ``state_dict()`` has what that returns saved: arrays and plain values
-        by name.  A function has nothing to save.
+        An updater object with ``state_dict()`` has what that returns saved: arrays, in host memory
+        or a GPU's, and plain values, by name.  A function has nothing to save.
 
         Examples
         --------
@@ -147,7 +147,8 @@ class CheckpointVerbs(Restoring):
         A store without keys gets the checkpoint's; one with keys must have the same, in any order.
         A store without an updater gets the checkpoint's optimizer; one with an optimizer of that
         class gets its numbers, such as the learning rate.  An updater object is set first, and its
-        ``load_state_dict`` is called on the ranks that it runs on.
+        ``load_state_dict`` is called on the ranks that it runs on, with arrays in the memory that
+        the store's values are in: CuPy's on a GPU.
         """
         with self._session.verb("load"):
             loaded = self._read("load", directory, required=required, values=True)

@@ -151,6 +151,12 @@ class Restoring(Saving, UpdateVerbs):
                 self._kernels.pack(array, rule.states(slot)[number])
             self._comm.keep(*given)
 
+    def _own(self, given: Array) -> Array:
+        """A copy of an array in the memory that the store's values are in."""
+        made = self._kernels.empty(given.shape, given.dtype)
+        self._kernels.pack(given, made.reshape(-1))
+        return made
+
     def _give_updater(self, verb: str, head: Head, arrays: Mapping[str, Array]) -> None:
         """Call ``load_state_dict`` of the updater wherever it runs."""
         if head.updater is None:
@@ -159,7 +165,7 @@ class Restoring(Saving, UpdateVerbs):
         for index, (key, item) in enumerate(head.updater):
             mine = item[0] if isinstance(item, list) else arrays.get(updater_name(index))
             given = self._comm.control.broadcast(mine, self._leader, f"{verb}: the updater's state")
-            state[key] = np.array(given) if isinstance(item, Tensor) else given
+            state[key] = self._own(given) if isinstance(item, Tensor) else given
         failure: Exception | None = None
         if self._engine.placement.updates:
             source: Any = self._engine.rule.source

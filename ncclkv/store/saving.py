@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.arrays import cupy, device
 from ncclkv.arrays.dtypes import check_dtype
 from ncclkv.engine.update import FunctionRule, FusedRule
 from ncclkv.errors import UsageError
@@ -105,17 +106,21 @@ class Saving(Core):
                 f"state_dict of the updater {rule.name} returned a {type(given).__name__}; return "
                 f"a dict of arrays and plain values by name"
             )
-        return [(one_key(key), _item(key, value)) for key, value in given.items()]
+        return [(one_key(key), self._item(key, value)) for key, value in given.items()]
 
-
-def _item(key: Any, value: Any) -> Any:
-    """An item of an updater's state: a copy of an array, or a plain value."""
-    what = f"state_dict()[{key!r}] of the updater"
-    if not isinstance(value, (np.ndarray, np.generic)):
-        plain.check(value, what)
-        return value
-    array = np.asarray(value)
-    return np.array(array, check_dtype(array.dtype, what), order="C")
+    def _item(self, key: Any, value: Any) -> Any:
+        """An item of an updater's state: a copy of an array in host memory, or a plain value."""
+        what = f"state_dict()[{key!r}] of the updater"
+        if isinstance(value, (np.ndarray, np.generic)):
+            array = np.asarray(value)
+            return np.array(array, check_dtype(array.dtype, what), order="C")
+        if not (cupy.is_own(value) or device.recognises(value)):
+            plain.check(value, what)
+            return value
+        view = self._kernels.value(value, what)
+        out = np.empty(view.shape, check_dtype(view.dtype, what))
+        self._kernels.unpack(self._kernels.copy(view).reshape(-1), out)
+        return out
 
 
 def _form(item: Any) -> Tensor | list[Any]:

@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 pytest.importorskip("safetensors", reason="safetensors is absent: the extra `checkpoint`")
 
+import cupy
+
 from ncclkv.optimizer import SGD
 from ncclkv.testing import run_ranks
 from tests.cases.place import at, here
@@ -64,3 +66,79 @@ def test_there_and_back(tmp_path: Path, update_on: str) -> None:
             assert step(kv) == expected
 
     run_ranks(2, back_on_host)
+
+
+class Momentum:
+    """An updater that remembers arrays in the memory that its gradients are in."""
+
+    def __init__(self) -> None:
+        self.momenta: dict[Any, Any] = {}
+        self.steps = 0
+
+    def update(self, key: Any, grad: Any, stored: Any) -> None:
+        if key not in self.momenta:
+            self.momenta[key] = here().put(np.zeros(grad.shape, grad.dtype))
+        self.momenta[key][...] = self.momenta[key] + grad
+        stored[...] = stored + self.momenta[key]
+        self.steps += 1
+
+    def state_dict(self) -> dict[Any, Any]:
+        return {**self.momenta, "steps": self.steps}
+
+    def load_state_dict(self, state: dict[Any, Any]) -> None:
+        self.steps = state.pop("steps")
+        self.momenta = state
+
+
+def opened(create: Any, directory: Path | None) -> Any:
+    """A store with that updater, as a checkpoint has it or after a first step."""
+    kv = create()
+    updater = Momentum()
+    if directory is None:
+        kv.init(["matrix", "number"], [np.ones((2, 3), np.float32), np.float64(1)])
+    kv.set_updater(updater)
+    if directory is not None:
+        kv.load(directory)
+    return kv, updater
+
+
+def another_step(kv: Any) -> list[list[float]]:
+    """The values after a push of ones."""
+    kv.push(["matrix", "number"], [np.ones((2, 3), np.float32), np.float64(1)])
+    outs = np.zeros((2, 3), np.float32), np.zeros(())
+    kv.pull(["matrix", "number"], out=outs)
+    return [np.asarray(out).reshape(-1).tolist() for out in outs]
+
+
+@pytest.mark.limit(30)
+def test_what_an_updater_remembers_on_a_gpu_goes_there_and_back(tmp_path: Path) -> None:
+    def on_gpus(seat: Seat, came_from: Path | None, goes_to: str) -> list[list[float]]:
+        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+            kv, updater = opened(create, came_from)
+            values = another_step(kv)
+            assert all(isinstance(each, cupy.ndarray) for each in updater.momenta.values())
+            assert updater.momenta["matrix"].shape == (2, 3)
+            kv.save(tmp_path / goes_to)
+            return values
+
+    def on_host() -> list[list[float]]:
+        with Stores("threads", "every_rank") as create:
+            kv, updater = opened(create, tmp_path / "second")
+            values = another_step(kv)
+            assert all(type(each) is np.ndarray for each in updater.momenta.values())
+            assert updater.steps == 6
+            kv.save(tmp_path / "third")
+            return values
+
+    # Sums over 2 ranks are 2; after n steps momenta are 2 n, and values 1 + 2 (1 + ... + n).
+    for step, runs in enumerate(
+        (
+            lambda: run_seats(2, lambda seat: on_gpus(seat, None, "first")),
+            lambda: run_seats(2, lambda seat: on_gpus(seat, tmp_path / "first", "second")),
+            lambda: run_ranks(2, on_host),
+            lambda: run_seats(2, lambda seat: on_gpus(seat, tmp_path / "third", "fourth")),
+        ),
+        start=1,
+    ):
+        value = 1.0 + step * (step + 1)
+        assert runs() == [[[value] * 6, [value]]] * 2
