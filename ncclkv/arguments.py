@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
-from ncclkv.errors import UsageError
+from ncclkv.errors import UnknownArgument, UsageError
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -76,7 +76,7 @@ def nearest(name: object, known: Iterable[str], aliases: dict[str, str] | None =
 def known_arguments(
     what: str, **aliases: str
 ) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
-    """Make a callable refuse unknown keyword arguments by a `UsageError` that names the nearest.
+    """Make a callable refuse unknown keyword arguments by an error that names the nearest.
 
     Parameters
     ----------
@@ -84,6 +84,11 @@ def known_arguments(
         The callable, as the user writes it.
     **aliases : str
         Names of its arguments by what other libraries call them.
+
+    Raises
+    ------
+    UnknownArgument
+        When the callable is called with an argument that it does not have.
 
     Examples
     --------
@@ -93,7 +98,7 @@ def known_arguments(
     >>> scale(factor=2.0)
     Traceback (most recent call last):
         ...
-    ncclkv.errors.UsageError: scale has no argument 'factor'; did you mean 'by'? It takes by
+    ncclkv.errors.UnknownArgument: scale has no argument 'factor'; did you mean 'by'? It takes by
     """
 
     def decorate(call: Callable[P, Result]) -> Callable[P, Result]:
@@ -103,7 +108,7 @@ def known_arguments(
         def checked(*args: P.args, **kwargs: P.kwargs) -> Result:
             for name in kwargs:
                 if name not in names:
-                    raise UsageError(
+                    raise UnknownArgument(
                         f"{what} has no argument {name!r}; {nearest(name, names, aliases)}"
                         f"It takes {', '.join(names)}"
                     )

@@ -5,7 +5,7 @@
     KVStoreError
       UsageError     the call is wrong here; nothing was sent, the store is as before
         KeyNotInitialized(KeyError)  KeyAlreadyInitialized  KeyTypeMismatch(TypeError)
-        ShapeMismatch(ValueError)  DTypeMismatch(TypeError)
+        ShapeMismatch(ValueError)  DTypeMismatch(TypeError)  UnknownArgument(TypeError)
         NotSupported(NotImplementedError)  OutOfMemory(MemoryError)
       ContractError  ranks disagree; the store is broken on every rank
         OrderMismatch  SpecMismatch  Divergence
@@ -51,6 +51,10 @@ class ShapeMismatch(UsageError, ValueError):
 
 class DTypeMismatch(UsageError, TypeError):
     """An array's dtype is not the key's, or is one that no store can hold."""
+
+
+class UnknownArgument(UsageError, TypeError):
+    """A keyword argument that the call does not have."""
 
 
 class NotSupported(UsageError, NotImplementedError):
