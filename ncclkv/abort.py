@@ -12,20 +12,25 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
-from ncclkv import env
-from ncclkv.errors import RankDied, RankLost
+from ncclkv import env, tracebacks
+from ncclkv.errors import KVStoreError, RankDied
 
-_FAILURE = 1
+FAILURE = 1
+"""The exit code of a rank that ends the job."""
 
 # Seconds for the launcher to read what a rank has written: it drops the rest when one aborts.
 _LAST_WORDS = 0.2
 
 # Seconds for a rank that others have lost to say why, and to end the job itself.
 _GRACE = 0.5
+
+_given: list[object] = []
+"""What the main thread last gave `sys.exit`."""
 
 
 def install() -> None:
@@ -42,22 +47,56 @@ def install() -> None:
             chained(kind, error, trace)
             _end_child()
             return
-        if issubclass(kind, RankLost) and not issubclass(kind, RankDied):
-            time.sleep(_GRACE)
-        _announce(kind, error)
-        chained(kind, error, trace)
-        _end_job()
+        plain = chained is sys.__excepthook__
+        _show(error, None if plain else lambda: chained(kind, error, error.__traceback__))
+        end_job()
 
     def thread_excepthook(args: threading.ExceptHookArgs) -> None:
-        if os.getpid() != owner or issubclass(args.exc_type, SystemExit):
+        error = args.exc_value
+        if os.getpid() != owner or error is None or isinstance(error, SystemExit):
             chained_thread(args)
             return
-        _announce(args.exc_type, args.exc_value)
-        chained_thread(args)
-        _end_job()
+        plain = chained_thread is threading.__excepthook__
+        name = "" if args.thread is None else args.thread.name
+        _show(error, None if plain else lambda: chained_thread(args), f"in thread {name}: ")
+        end_job()
 
     sys.excepthook = excepthook
     threading.excepthook = thread_excepthook
+    _note_exit_codes()
+
+
+def _note_exit_codes() -> None:
+    """Remember what `sys.exit` is given: at the end Python does not tell the exit code."""
+    chained = sys.exit
+
+    def exit(status: Any = None, /) -> NoReturn:
+        if threading.current_thread() is threading.main_thread():
+            _given[:] = [status]
+        chained(status)
+
+    sys.exit = exit
+
+
+def exit_code() -> int | None:
+    """The exit code of this process, at its end; None where Python does not show it."""
+    if getattr(sys, "last_value", None) is not None:  # an uncaught exception
+        return FAILURE
+    if not _given:
+        return None
+    status = _given[0]
+    if status is None:
+        return 0
+    return status & 0xFF if isinstance(status, int) else FAILURE
+
+
+def bad_end() -> str:
+    """Why this process ends badly, as far as Python shows it; empty when it does not."""
+    error = getattr(sys, "last_value", None)
+    if error is not None:
+        return reason_of(error)
+    code = exit_code()
+    return f"exit code {code}" if code else ""
 
 
 def may_end_the_job() -> bool:
@@ -72,48 +111,93 @@ def may_end_the_job() -> bool:
     return several and asked
 
 
-def announcement(reason: str) -> str:
-    """What is said of this rank before it ends the job, in one line."""
+def here() -> str:
+    """This rank, its host and process, as every line about it begins."""
     rank, size = env.launched_rank(), env.launched_size()
     who = "a rank" if rank is None else f"rank {rank}" + ("" if size is None else f" of {size}")
-    return (
-        f"ncclkv: {who} on {socket.gethostname()} (pid {os.getpid()}) failed, "
-        f"ending the job: {reason}"
-    )
+    return f"ncclkv: {who} on {socket.gethostname()} (pid {os.getpid()})"
 
 
-def _announce(kind: type[BaseException], error: BaseException | None) -> None:
-    """Say who failed and how, ahead of the traceback."""
+def announcement(reason: str) -> str:
+    """What is said of this rank before it ends the job, in one line."""
+    return f"{here()} failed, ending the job: {reason}"
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in one line: its type, and the first line of its text."""
     lines = str(error).splitlines()
-    reason = kind.__name__ + (f": {lines[0]}" if lines else "")
+    return type(error).__name__ + (f": {lines[0]}" if lines else "")
+
+
+def announce(reason: str, more: str = "") -> None:
+    """Write why this rank fails, and the text that is to follow.
+
+    In one write, so that two ranks' lines cannot run into each other.
+    """
     _flush()
-    # In one write, so that two ranks' lines cannot run into each other.
-    sys.stderr.write(f"{announcement(reason)}\n")
-    sys.stderr.flush()
+    with suppress(Exception):
+        sys.stderr.write(f"{announcement(reason)}\n{more}")
+        sys.stderr.flush()
+
+
+def _show(error: BaseException, chained: Callable[[], object] | None, where: str = "") -> None:
+    """Write who failed and how: first in a line, and last in the line that ends the traceback.
+
+    A rank that only follows another's failure lets that one write first, and writes a line.
+
+    Parameters
+    ----------
+    error : BaseException
+    chained : callable or None
+        Shows the traceback; None when it is to be written with the line.
+    where : str
+        The thread, ahead of the traceback.
+    """
+    reason = reason_of(error)
+    if tracebacks.follows(error):
+        if not isinstance(error, RankDied):
+            time.sleep(_GRACE)
+        if not env.full_traceback():
+            announce(reason)
+            return
+    if chained is None:
+        text = f"Exception {where}\n" * bool(where) + tracebacks.text(error)
+        again = isinstance(error, KVStoreError) and reason not in text.splitlines()[-1]
+        announce(reason, f"{text}{announcement(reason)}\n" if again else text)
+    else:
+        tracebacks.trim(error)
+        announce(reason)
+        chained()
 
 
 def _end_child() -> None:
     """End a forked child at once: the interpreter's own end would wait for MPI's other ranks."""
-    if _running_mpi() is not None:
+    if running_mpi() is not None:
         _flush()
-        os._exit(_FAILURE)
+        os._exit(FAILURE)
 
 
-def _end_job() -> None:
-    """Take all ranks down; does not return."""
+def give_time_to_read() -> None:
+    """Wait until the launcher has read what this rank wrote."""
     _flush()
-    mpi = _running_mpi()
     time.sleep(_LAST_WORDS)
+
+
+def end_job() -> NoReturn:
+    """Take all ranks down."""
+    mpi = running_mpi()
+    give_time_to_read()
     if mpi is not None:
-        mpi.COMM_WORLD.Abort(_FAILURE)
-        os._exit(_FAILURE)  # some MPIs return from Abort, to end the process a moment later
+        mpi.COMM_WORLD.Abort(FAILURE)
+        os._exit(FAILURE)  # some MPIs return from Abort, to end the process a moment later
     # Before MPI_Init no launcher counts an exit, whatever its code, as the job's failure; every
     # one of them counts a death by signal.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(FAILURE)
 
 
-def _running_mpi() -> Any:
+def running_mpi() -> Any:
     """The module mpi4py.MPI, between MPI's start and its end; else None."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     running = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()

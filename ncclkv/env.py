@@ -15,6 +15,10 @@ takes its default instead; `check`, at the creation of every communicator, then 
 ``NCCLKV_RESTART``        how often the job was restarted; set by ``ncclkv run``, read by programs
 ``NCCLKV_ABORT``          ``0``: an uncaught exception on one rank does not end the job, nor does a
                           call of MPI, NCCL or CUDA that never returns
+``NCCLKV_EXIT_TIMEOUT``   seconds after which a rank that waits for others at its end ends the job;
+                          by default it waits on, and names the late ranks at every timeout
+``NCCLKV_TRACEBACK``      ``full``: tracebacks of the package's errors show its own frames, too;
+                          by default, ``user``, the program's alone
 ``NCCLKV_SHARE_GPU``      ``1``: ranks may share a GPU, which NCCL is told to put up with
 ``NCCLKV_NCCL_BINDING``   ``cupy`` or ``nccl4py``: what calls NCCL; nccl4py where it is installed
 ``NCCL_COMM_BLOCKING``    NCCL's own; ``0`` is refused where CuPy calls NCCL, which it cannot then
@@ -26,14 +30,13 @@ from __future__ import annotations
 
 import difflib
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from typing import Any
 
 from ncclkv.errors import LaunchError, UsageError
+from ncclkv.overlay import Overlay
 
 DEFAULT_TIMEOUT = 300.0
 
@@ -58,13 +61,11 @@ _LAUNCHERS = (
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
 
-# How many blocks of `temporarily` have set each variable.
-_blocks: dict[str, int] = {}
-_temporary = threading.Lock()
+temporarily = Overlay(os.environ).block
+"""Sets variables within a block, for a library of this process that reads them there."""
 
 # Set by launchers that tell a rank but not how many there are.
 _RANK_ONLY = ("PMIX_RANK",)
-
 
 # More digits than any count has, and fewer than Python refuses to convert.
 _MOST_DIGITS = 18
@@ -94,11 +95,12 @@ def _switch(name: str, *, usual: bool) -> bool:
     return {"0": False, "1": True}.get(os.environ.get(name, ""), usual)
 
 
-def _check_switch(name: str) -> None:
-    """Refuse a switch that is neither on nor off."""
+def _check_pair(name: str, one: str = "0", other: str = "1") -> None:
+    """Refuse a value other than the two; by default those of a switch."""
     text = os.environ.get(name, "")
-    if text not in ("", "0", "1"):
-        raise LaunchError(f"{name}={text!r} is neither 0 nor 1; set one of these, or unset it")
+    if text not in ("", one, other):
+        neither = f"{name}={text!r} is neither {one} nor {other}"
+        raise LaunchError(f"{neither}; set one of these, or unset it")
 
 
 def launched_size() -> int | None:
@@ -134,19 +136,34 @@ def timeout(given: Any = None) -> float:
 
 def _timeout_here() -> float:
     """What ``NCCLKV_TIMEOUT`` says, or 300."""
-    text = os.environ.get("NCCLKV_TIMEOUT", "")
+    usual = DEFAULT_TIMEOUT
+    return _seconds("NCCLKV_TIMEOUT", f" for the default of {usual:g}") or usual
+
+
+def exit_timeout() -> float | None:
+    """Return the seconds after which a wait at the end of a rank ends the job; None for never."""
+    return _seconds("NCCLKV_EXIT_TIMEOUT")
+
+
+def _seconds(name: str, unset: str = "") -> float | None:
+    """Return the variable as seconds, or None when it is unset; refuse what is not above 0."""
+    text = os.environ.get(name, "")
     if not text:
-        return DEFAULT_TIMEOUT
+        return None
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= _LONGEST:
         raise LaunchError(
-            f"NCCLKV_TIMEOUT={text!r} is not a number of seconds; set one above 0, or unset it "
-            f"for the default of {DEFAULT_TIMEOUT:g}"
+            f"{name}={text!r} is not a number of seconds; set one above 0, or unset it{unset}"
         )
     return seconds
+
+
+def full_traceback() -> bool:
+    """Return whether tracebacks show the package's own frames."""
+    return os.environ.get("NCCLKV_TRACEBACK", "") == "full"
 
 
 def ranks_per_node() -> int | None:
@@ -194,6 +211,11 @@ def restarts() -> int:
     return _whole("NCCLKV_RESTART", 0) or 0
 
 
+def under_runner() -> bool:
+    """Return whether ``ncclkv run`` started this process."""
+    return "NCCLKV_RESTART" in os.environ
+
+
 def compiled() -> bool:
     """Whether the kernels in C may be used, where they were built."""
     return _switch("NCCLKV_COMPILED", usual=True)
@@ -224,29 +246,6 @@ def nccl_blocks() -> bool:
     return os.environ.get("NCCL_COMM_BLOCKING", "1").strip() != "0"
 
 
-@contextmanager
-def temporarily(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set variables within a block, for a library of this process that reads them there.
-
-    What the user has set stays.  Blocks of several threads may overlap: a variable is unset at the
-    end of the last one.
-    """
-    with _temporary:
-        mine = [name for name in settings if name in _blocks or name not in os.environ]
-        for name in mine:
-            _blocks[name] = _blocks.get(name, 0) + 1
-            os.environ[name] = settings[name]
-    try:
-        yield
-    finally:
-        with _temporary:
-            for name in mine:
-                _blocks[name] -= 1
-                if not _blocks[name]:
-                    del _blocks[name]
-                    os.environ.pop(name, None)
-
-
 def for_ranks(settings: Mapping[str, str], unless_set: Mapping[str, str]) -> dict[str, str]:
     """The environment of a job's ranks: this process's, with `settings`, and others if missing."""
     return {**unless_set, **os.environ, **settings}
@@ -257,12 +256,14 @@ _CHECKS: dict[str, Callable[[], object] | None] = {
     "NCCLKV_TIMEOUT": None,
     "NCCLKV_RANKS_PER_NODE": ranks_per_node,
     "NCCLKV_NODE_MEMORY": node_memory,
-    "NCCLKV_COMPILED": partial(_check_switch, "NCCLKV_COMPILED"),
+    "NCCLKV_COMPILED": partial(_check_pair, "NCCLKV_COMPILED"),
     "NCCLKV_CHECKPOINT": checkpoint,
     "NCCLKV_DUMP": dump,
     "NCCLKV_RESTART": restarts,
-    "NCCLKV_ABORT": partial(_check_switch, "NCCLKV_ABORT"),
-    "NCCLKV_SHARE_GPU": partial(_check_switch, "NCCLKV_SHARE_GPU"),
+    "NCCLKV_ABORT": partial(_check_pair, "NCCLKV_ABORT"),
+    "NCCLKV_EXIT_TIMEOUT": exit_timeout,
+    "NCCLKV_TRACEBACK": partial(_check_pair, "NCCLKV_TRACEBACK", "user", "full"),
+    "NCCLKV_SHARE_GPU": partial(_check_pair, "NCCLKV_SHARE_GPU"),
     "NCCLKV_NCCL_BINDING": nccl_binding,
     **{name: partial(_whole, name, 0) for pair in _LAUNCHERS for name in pair},
 }

@@ -22,6 +22,10 @@ _CLOCK_MONOTONIC = 1
 _SIGEV_THREAD = 2
 
 
+_armed: list[ctypes.Array[ctypes.c_char]] = []
+"""The texts that timers without an end may still write."""
+
+
 class _Event(ctypes.Structure):
     """``struct sigevent`` of a machine with 64-bit pointers: what a timer does when it is over."""
 
@@ -124,6 +128,17 @@ class Alarm:
         library, self._library, self._made = self._library, None, True
         if library is not None:
             library.timer_delete(self._timer)
+
+
+def arm(what: str, seconds: float) -> None:
+    """End the job in so many seconds, if this process is still there; nothing takes it back."""
+    library = _library() if abort.may_end_the_job() else None
+    if library is not None:
+        text = ctypes.create_string_buffer(_letter(what, seconds))
+        _armed.append(text)
+        timer = _create(library, text)
+        if timer is not None:
+            _set(library, timer, seconds)
 
 
 def _letter(what: str, seconds: float) -> bytes:

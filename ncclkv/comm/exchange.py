@@ -28,6 +28,7 @@ from ncclkv.comm.buffers import (
 )
 from ncclkv.comm.control import Control
 from ncclkv.comm.ended import closed, left
+from ncclkv.comm.host import finalize
 from ncclkv.comm.lanes import Lanes
 from ncclkv.comm.node import note
 from ncclkv.comm.node.barrier import barrier
@@ -287,7 +288,7 @@ class ExchangeCommunicator(Communicator):
         try:
             self.control.barrier("close")
         except RankLost as lost:
-            # Whoever has left will not ask for anything any more, and close moves no data.
+            finalize.forgive(lost)  # it asks for nothing any more, and close moves no data
             self.abort(str(lost))
         else:
             self._closed = True

@@ -13,6 +13,7 @@ from typing import TypeVar
 from ncclkv.comm.base import Work
 from ncclkv.comm.calls import Calls
 from ncclkv.comm.control import Mark
+from ncclkv.comm.host import finalize
 from ncclkv.comm.lookout import Lookout
 from ncclkv.comm.transport import Pending, Transport
 from ncclkv.errors import CommAborted, KVStoreError, OrderMismatch
@@ -34,10 +35,7 @@ _FREE_LOOKS = 20
 _GLANCES = 20
 _YOUNG = 60
 
-
-# The flights of all threads that have collectives under way.  They are kept here because their
-# messages may still be written to, and peers wait for them, when nobody remembers the store.
-_busy: set[Flight] = set()
+_busy: set[Flight] = set()  # kept though forgotten: messages may still be written to
 
 _flights: weakref.WeakSet[Flight] = weakref.WeakSet()
 _flights_change = threading.Lock()
@@ -204,6 +202,7 @@ class Flight:
             failure = self._lookout.late(work, self.missing(work), waited, limit)
         if failure is not None:
             self.failure = failure
+            finalize.failed(failure)
             raise failure
         self._lookout.report(self, work, waited, limit)
 

@@ -16,6 +16,7 @@ from typing import NoReturn
 from weakref import ref
 
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.host import finalize
 from ncclkv.errors import CommAborted, CommError, ContractError, KVStoreError, UsageError
 
 IN_GROUP = "a group"
@@ -135,6 +136,7 @@ class Session:
         """Look at what a verb raised: it may break the store."""
         if isinstance(error, (ContractError, CommError)):
             self.failure = error
+            finalize.failed(error)
         elif isinstance(error, UsageError):
             self.put_rank(error)
             if self.running.refused(error):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,6 +57,38 @@ def test_a_rank_that_ends_early(job: Job) -> None:
     assert ": rank 1 left while a reduction" in ended.words[0]
     assert "(key 'w')" in ended.words[0]
     assert "it said: its process ended without closing the store" in ended.words[0]
+
+
+def test_one_wrong_call_is_told_in_few_lines(job: Job) -> None:
+    ended = job("lives.py", "other_order")
+    assert ended.code != 0
+    blocks = re.split(r"^(?=ncclkv: rank )", ended.err, flags=re.MULTILINE)[1:]
+    assert blocks, ended.err
+    assert "/ncclkv/comm/" not in ended.err, f"frames of the package:\n{ended.err}"
+    relayed = [block for block in blocks if re.search(r"OrderMismatch: .* rank \d found: ", block)]
+    assert len(relayed) < len(blocks)
+    for block in relayed:
+        assert "Traceback" not in block, "another rank shows it"
+    for block in blocks:
+        if block in relayed:
+            continue
+        first, header, hint, *frames, last = re.sub(r"\nAbort\(.*|\n$", "", block).splitlines()
+        assert " failed, ending the job: OrderMismatch: rank " in first, first
+        assert (header, hint[:10]) == ("Traceback (most recent call last):", "  (without")
+        assert len(frames) <= 8, block
+        assert last == f"ncclkv.errors.{first.partition(' the job: ')[2]}", block
+
+
+def test_all_frames_of_one_wrong_call_on_request(job: Job) -> None:
+    ended = job("lives.py", "other_order", NCCLKV_TRACEBACK="full")
+    assert ended.code != 0
+    assert "/ncclkv/comm/" in ended.err
+
+
+def test_ranks_that_only_follow_write_a_line(job: Job) -> None:
+    ended = job("lives.py", "ends_early")
+    assert " failed, ending the job: RankLost: " in ended.words[0]
+    assert "Traceback" not in ended.err, ended.err
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ncclkv import env, watchdog
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.exchange import ExchangeCommunicator
-from ncclkv.comm.host.mpi import MpiTransport, end_here, no_communicator
+from ncclkv.comm.host import finalize
+from ncclkv.comm.host.mpi import MpiTransport, no_communicator
 from ncclkv.comm.notes import call_site
 from ncclkv.comm.outside import Outside
 from ncclkv.comm.solo import SoloCommunicator
@@ -86,6 +87,7 @@ def over(comm: MPI.Intracomm, timeout: float) -> Communicator:
         own = _copy(comm, timeout)
         try:
             transport = MpiTransport(own, timeout)
+            finalize.join(own, timeout)
         except BaseException:
             own.Free()
             raise
@@ -133,7 +135,7 @@ def _library() -> str:
 def _mpi() -> Any:
     """The module mpi4py.MPI; importing it starts MPI."""
     try:
-        end_here()
+        finalize.end_here()
         from mpi4py import MPI
     except ImportError as error:
         raise LaunchError(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from ncclkv import env, watchdog
 from ncclkv.comm.base import Buffer
-from ncclkv.comm.host import window
+from ncclkv.comm.host import finalize, window
 from ncclkv.comm.transport import Pending, Transport, WrongLength
 from ncclkv.errors import CommAborted
 
@@ -37,9 +36,6 @@ _FAREWELL_SECONDS = 1.0
 # Kept here until closed: a store that was dropped must still say at the end that it has left.
 _open: set[MpiTransport] = set()
 _process = os.getpid()
-
-_ends = False
-"""Whether MPI is ended here, and not by mpi4py."""
 
 
 class _Message(Pending):
@@ -265,19 +261,6 @@ def _library() -> str:
     return " ".join(first.replace("Version:", " ").split())
 
 
-def end_here() -> None:
-    """Have this module end MPI, unless it has started already or the user will end it.
-
-    mpi4py would end it in a forked child too, which then waits for ever for the other ranks.
-    """
-    global _ends
-    import mpi4py
-
-    if "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is not False:
-        mpi4py.rc.finalize = False
-        _ends = True
-
-
 @atexit.register
 def _leave_all() -> None:
     """At the end of the process, tell those who may wait for this rank, and end MPI."""
@@ -285,6 +268,4 @@ def _leave_all() -> None:
         return
     for transport in list(_open):
         transport.leave("its process ended without closing the store")
-    mpi: Any = sys.modules.get("mpi4py.MPI")
-    if _ends and mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-        mpi.Finalize()
+    finalize.end()

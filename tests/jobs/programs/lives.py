@@ -67,6 +67,16 @@ def caught_outside() -> None:
         step(kv)
 
 
+def other_order() -> None:
+    """Rank 2 makes a call that the others do not make."""
+    kv = opened()
+    step(kv)
+    mark()
+    if kv.rank == 2:
+        kv.barrier()
+    step(kv)
+
+
 def ends_early() -> None:
     """Rank 1 trains a step less than the others."""
     kv = opened()

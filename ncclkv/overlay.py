@@ -1,0 +1,42 @@
+"""Items of a mapping that are set within a block."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+
+
+class Overlay:
+    """Sets items of a mapping within blocks of several threads, which may overlap.
+
+    Parameters
+    ----------
+    target : mutable mapping of str to str
+    """
+
+    def __init__(self, target: MutableMapping[str, str]) -> None:
+        self._target = target
+        self._blocks: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def block(self, settings: Mapping[str, str]) -> Iterator[None]:
+        """Set items within a block; what is there already stays.
+
+        An item is removed at the end of the last block that set it.
+        """
+        with self._lock:
+            mine = [name for name in settings if name in self._blocks or name not in self._target]
+            for name in mine:
+                self._blocks[name] = self._blocks.get(name, 0) + 1
+                self._target[name] = settings[name]
+        try:
+            yield
+        finally:
+            with self._lock:
+                for name in mine:
+                    self._blocks[name] -= 1
+                    if not self._blocks[name]:
+                        del self._blocks[name]
+                        self._target.pop(name, None)

@@ -1,0 +1,146 @@
+"""Small jobs that differ in how they end: ``python finish.py CASE [first]``.
+
+With ``first`` the program imports ``mpi4py.MPI`` before ncclkv, so that mpi4py ends MPI.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+if "first" in sys.argv[2:]:
+    import mpi4py.MPI  # noqa: F401
+
+import ncclkv
+from ncclkv.errors import KVStoreError, OrderMismatch
+
+CODE = 5
+
+
+def opened() -> ncclkv.KVStore:
+    """A store over all ranks with one key."""
+    kv = ncclkv.create("dist_sync")
+    kv.init("w", np.zeros(10))
+    return kv
+
+
+def step(kv: ncclkv.KVStore) -> None:
+    """Push ones, and check the sum."""
+    kv.push("w", np.ones(10))
+    assert (kv.pull("w") == kv.num_workers).all()
+
+
+def say(text: str) -> None:
+    """Write a line in one piece, so that two ranks' lines cannot run into each other."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def mark() -> None:
+    """Note the time from which the end of the job is counted."""
+    Path(os.environ["MARK"]).touch()
+
+
+def caught() -> int:
+    """The last rank stops; the others catch the error, and return an exit code."""
+    kv = opened()
+    step(kv)
+    if kv.rank == kv.num_workers - 1:
+        mark()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        step(kv)
+    except KVStoreError as error:
+        say(f"rank {kv.rank} catches {type(error).__name__}")
+        return CODE
+    return 0
+
+
+def exits() -> None:
+    sys.exit(caught())
+
+
+def raises() -> None:
+    raise SystemExit(caught())
+
+
+def finalizes() -> None:
+    """After the failure the program ends MPI itself."""
+    from mpi4py import MPI
+
+    if caught():
+        MPI.Finalize()
+        say("MPI_Finalize came back")
+
+
+def closed() -> int:
+    """Train, and close the store; return the rank."""
+    kv = opened()
+    step(kv)
+    kv.close()
+    if kv.rank == 1:
+        mark()
+    return kv.rank
+
+
+def thread() -> None:
+    if closed() == 1:
+        threading.Thread(target=time.sleep, args=(60,), name="never-ends").start()
+
+
+def never_ends() -> None:
+    time.sleep(60)
+
+
+def hook() -> None:
+    if closed() == 1:
+        atexit.register(never_ends)
+
+
+def stops() -> None:
+    if closed() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def gone() -> None:
+    if closed() == 1:
+        os._exit(CODE)
+
+
+def late() -> None:
+    """Rank 1 evaluates for longer than the deadline."""
+    if closed() == 1:
+        time.sleep(2.5)
+    say("ends well")
+
+
+def exits_late() -> None:
+    """Rank 0 ends with an exit code while rank 1 has a moment's work to do."""
+    rank = closed()
+    if rank == 0:
+        sys.exit(CODE)
+    if rank == 1:
+        time.sleep(1)
+    say("ends well")
+
+
+def recovers() -> None:
+    """A store breaks on all ranks; they make another, and end at different times."""
+    kv = opened()
+    try:
+        if kv.rank == 1:
+            kv.barrier()
+        step(kv)
+    except OrderMismatch:
+        say("caught")
+    late()
+
+
+globals()[sys.argv[1]]()
