@@ -21,6 +21,8 @@ takes its default instead; `check`, at the creation of every communicator, then 
                           by default, ``user``, the program's alone
 ``NCCLKV_SHARE_GPU``      ``1``: ranks may share a GPU, which NCCL is told to put up with
 ``NCCLKV_NCCL_BINDING``   ``cupy`` or ``nccl4py``: what calls NCCL; nccl4py where it is installed
+``NCCLKV_KERNEL_CACHE``   the directory of compiled CUDA kernels, by default ``ncclkv/kernels`` in
+                          ``XDG_CACHE_HOME`` or ``~/.cache``; ``0``: none are kept
 ``NCCL_COMM_BLOCKING``    NCCL's own; ``0`` is refused where CuPy calls NCCL, which it cannot then
 launcher's variables      how many ranks were started and which one this is
 ========================  ====================================================================
@@ -241,6 +243,13 @@ def nccl_binding() -> str:
     return name
 
 
+def kernel_cache() -> str:
+    """Return the directory of compiled CUDA kernels; empty when none are to be kept."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    named = os.environ.get("NCCLKV_KERNEL_CACHE") or os.path.join(home, "ncclkv", "kernels")
+    return "" if named == "0" else named
+
+
 def nccl_blocks() -> bool:
     """Whether NCCL's calls return when they are done, as they do unless told otherwise."""
     return os.environ.get("NCCL_COMM_BLOCKING", "1").strip() != "0"
@@ -265,6 +274,7 @@ _CHECKS: dict[str, Callable[[], object] | None] = {
     "NCCLKV_TRACEBACK": partial(_check_pair, "NCCLKV_TRACEBACK", "user", "full"),
     "NCCLKV_SHARE_GPU": partial(_check_pair, "NCCLKV_SHARE_GPU"),
     "NCCLKV_NCCL_BINDING": nccl_binding,
+    "NCCLKV_KERNEL_CACHE": kernel_cache,
     **{name: partial(_whole, name, 0) for pair in _LAUNCHERS for name in pair},
 }
 """Every variable, with what raises a `LaunchError` when its value is wrong, if `check` is to."""

@@ -20,6 +20,7 @@ from ncclkv.comm.nccl import launch
 from ncclkv.comm.nccl.streams import CupyEvent, CupyStreams
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import CommAborted, LaunchError, OutOfMemory, UsageError
+from ncclkv.kernels.device import launch as kernels_launch
 from ncclkv.kernels.device.launch import Launcher
 from ncclkv.kernels.device.programs import SGD
 
@@ -198,7 +199,7 @@ def test_other_errors_are_not_a_capture_s(cuda):
         graph.launch(1)
 
 
-def test_a_kernel_is_not_loaded_in_a_capture(cuda):
+def test_a_kernel_is_not_loaded_in_a_capture(cuda, monkeypatch):
     stream = cuda.get_current_stream.return_value
     stream.is_capturing.return_value = True
     launcher = Launcher()
@@ -208,7 +209,8 @@ def test_a_kernel_is_not_loaded_in_a_capture(cuda):
     cuda.Module.assert_not_called()
     # What has been loaded before is launched in a capture as well.
     cuda.runtime.getDevice.return_value = 0
-    known = launcher._functions[0, SGD["float32"]] = mock.MagicMock()
+    known = mock.MagicMock()
+    monkeypatch.setitem(kernels_launch._functions, (0, SGD["float32"]), known)
     assert launcher.load(SGD["float32"]) is known
 
 

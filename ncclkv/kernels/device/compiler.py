@@ -45,7 +45,7 @@ def build(program: Program, architecture: str) -> bytes:
         ) from error
     try:
         nvrtc.compileProgram(handle, options)
-        code: bytes = nvrtc.getCUBIN(handle)
+        code = whole(nvrtc.getCUBIN(handle))
     except nvrtc.NVRTCError as error:
         raise LaunchError(
             f"kernel {program}: NVRTC does not compile it for {architecture}; install NVRTC and "
@@ -56,6 +56,17 @@ def build(program: Program, architecture: str) -> bytes:
     finally:
         nvrtc.destroyProgram(handle)
     return code
+
+
+def whole(code: bytes) -> bytes:
+    """Return a cubin up to the end that its ELF header tells: CuPy cuts its last byte, a zero."""
+    tables = (
+        int.from_bytes(code[place : place + 8], "little")
+        + int.from_bytes(code[size : size + 2], "little")
+        * int.from_bytes(code[size + 2 : size + 4], "little")
+        for place, size in ((32, 54), (40, 58))  # e_phoff, e_phentsize; e_shoff, e_shentsize
+    )
+    return code.ljust(max(tables), b"\0")
 
 
 def include_options() -> tuple[str, ...]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ncclkv.comm.base import Communicator
+from ncclkv.comm.base import Communicator, Work
+from ncclkv.comm.control import Control
+from tests.nccl.standin.log import CallLog
 
 
 class Peers:
@@ -13,17 +15,29 @@ class Peers:
 
     The stand-in moves data among the ranks of every communicator that is created, and these need
     not all be there when it is: so its own is made where all must be.
+
+    What hosts do together is in the log, for a step pays for it as for a call of NCCL.
     """
 
     def __init__(
-        self, host: Communicator, offer: Callable[[Communicator], None], limit: float
+        self,
+        host: Communicator,
+        offer: Callable[[Communicator], None],
+        limit: float,
+        log: CallLog,
     ) -> None:
         self._host = host
         self._offer = offer
         self._limit = limit
+        self._log = log
+        self.control = LoggedControl(host.control, log)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._host, name)
+
+    def barrier(self) -> Work:
+        self._log.add("barrier of the hosts")
+        return self._host.barrier()
 
     def split(self, color: int | None, key: int = 0) -> Any:
         own = self._host.split(color, key)
@@ -31,9 +45,28 @@ class Peers:
         if own is None or child is None:
             return None
         self._offer(own)
-        return Peers(child, self._offer, self._limit)
+        return Peers(child, self._offer, self._limit, self._log)
 
     def duplicate(self, timeout: float | None = None) -> Any:
         child = self._host.duplicate(timeout)  # the first, for it heeds the deadline
         self._offer(self._host.duplicate(self._limit))
-        return Peers(child, self._offer, self._limit)
+        return Peers(child, self._offer, self._limit, self._log)
+
+
+class LoggedControl:
+    """The small messages of a host communicator, each a line of the log."""
+
+    def __init__(self, control: Control, log: CallLog) -> None:
+        self._control = control
+        self._log = log
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._control, name)
+        if not callable(found):
+            return found
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self._log.add(f"{name} of the hosts")
+            return found(*arguments, **named)
+
+        return call

@@ -55,7 +55,7 @@ class Seat:
         self.binding = RecordingBinding(self.device, faults)
         self.kernels = StandInKernels(self.streams)
         self.binding.offer(host.duplicate(limit))
-        self.peers: Any = Peers(host, self.binding.offer, limit)
+        self.peers: Any = Peers(host, self.binding.offer, limit, self.device.log)
         self.log = self.device.log
         self.spoilt = False
 

@@ -1,0 +1,190 @@
+"""A ``cupy.cuda`` of several devices that is none, which answers as CuPy's does in its source.
+
+A stream is entered on its own device alone, an event is recorded on a stream of its own device, and
+what nobody refers to is gone: a stream is destroyed, and page-locked memory goes to whoever asks
+next, whatever copy still reads it.  Work of a stream is done when `Devices.step` says.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+POISON = 0xA5
+INVALID_HANDLE = 400
+"""cudaErrorInvalidResourceHandle."""
+
+
+class Devices:
+    """Two devices, of which 0 is current at first.
+
+    Attributes
+    ----------
+    current : int
+    allocated : list of (int, int)
+        Bytes and device of each allocation.
+    destroyed : set of int
+        Streams that are gone.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import cupy
+
+        self._real: Any = cupy.cuda
+        self._addresses = itertools.count(1000)
+        self._stream_of: dict[int, Any] = {}
+        self._device_of: dict[int, int] = {0: 0}
+        self._work: deque[Callable[[], None]] = deque()
+        self.current = 0
+        self.allocated: list[tuple[int, int]] = []
+        self.destroyed: set[int] = set()
+        error = self._real.runtime.CUDARuntimeError
+        runtime = SimpleNamespace(
+            CUDARuntimeError=error,
+            getDevice=lambda: self.current,
+            eventRecord=self._record,
+            eventQuery=lambda event: 0,
+            streamWaitEvent=lambda stream, event: self._check(stream),
+            streamCaptureModeThreadLocal=1,
+        )
+        cuda = SimpleNamespace(
+            runtime=runtime,
+            Device=lambda number: Device(self, number),
+            Stream=type("Stream", (Stream,), {"devices": self}),
+            Event=lambda disable_timing=False: Event(self),
+            get_current_stream=lambda number=-1: self._stream_of[number],
+            alloc_pinned_memory=self._pinned,
+        )
+        monkeypatch.setattr(cupy, "cuda", cuda)
+        monkeypatch.setattr(cupy, "zeros", self._zeros)
+        self.Stream = cuda.Stream
+
+    def use(self, stream: Any) -> None:
+        """Make a stream the current one of its device."""
+        self._stream_of[stream.device_id] = stream
+
+    def made(self) -> int:
+        """The address of a new stream or event on the current device."""
+        address = next(self._addresses)
+        self._device_of[address] = self.current
+        return address
+
+    def device_of(self, address: int) -> int:
+        return self._device_of[address]
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Queue work of a stream."""
+        self._work.append(work)
+
+    def step(self, count: int | None = None) -> None:
+        """Do some work that is queued, or all."""
+        for _ in range(len(self._work) if count is None else count):
+            self._work.popleft()()
+
+    def _check(self, stream: int) -> None:
+        if stream in self.destroyed:
+            raise self._real.runtime.CUDARuntimeError(INVALID_HANDLE)
+
+    def _record(self, event: int, stream: int) -> None:
+        self._check(stream)
+        if stream and self._device_of[stream] != self._device_of[event]:
+            raise self._real.runtime.CUDARuntimeError(INVALID_HANDLE)
+
+    def _zeros(self, nbytes: int, dtype: str) -> Any:
+        self.allocated.append((nbytes, self.current))
+        return np.zeros(nbytes, dtype)
+
+    def _pinned(self, nbytes: int) -> Any:
+        """Memory that the next one to ask overwrites as soon as nobody refers to it."""
+        space = np.empty(nbytes, np.uint8)
+        kind = type("Pinned", (ctypes.c_char * nbytes,), {})
+        memory = kind.from_address(space.ctypes.data)
+        weakref.finalize(memory, space.fill, POISON).atexit = False
+        return memory
+
+
+class Device:
+    """``cupy.cuda.Device``."""
+
+    def __init__(self, devices: Devices, number: int) -> None:
+        self._devices = devices
+        self._number = number
+        self._before: list[int] = []
+
+    def use(self) -> None:
+        self._devices.current = self._number
+
+    def __enter__(self) -> Device:
+        self._before.append(self._devices.current)
+        self.use()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._devices.current = self._before.pop()
+
+
+class Stream:
+    """``cupy.cuda.Stream``; destroyed with the last reference."""
+
+    devices: Devices
+
+    def __init__(self, non_blocking: bool = False, priority: int = 0) -> None:
+        self.ptr = self.devices.made()
+        self.device_id = self.devices.current
+        weakref.finalize(self, self.devices.destroyed.add, self.ptr).atexit = False
+
+    @classmethod
+    @contextmanager
+    def from_external(cls, stream: Any) -> Iterator[None]:
+        """One of another library's, which CuPy takes for one of the current device."""
+        assert stream.__cuda_stream__()[0] == 0
+        yield
+
+    def __enter__(self) -> Stream:
+        if self.device_id != self.devices.current:
+            raise RuntimeError(
+                f"The device that the stream is created on ({self.device_id}) does not match with "
+                f"the current device ({self.devices.current})"
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def begin_capture(self, mode: int) -> None:
+        assert self.ptr not in self.devices.destroyed
+
+
+class Event:
+    """``cupy.cuda.Event``."""
+
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+        self.ptr = devices.made()
+        self.done = False
+
+    def record(self) -> None:
+        self._devices.do(lambda: setattr(self, "done", True))
+
+
+class Slot:
+    """A flat array of a device that is written when its turn comes."""
+
+    def __init__(self, devices: Devices, size: int) -> None:
+        self.values = np.zeros(size, np.float32)
+        self.dtype, self.nbytes = self.values.dtype, self.values.nbytes
+        self._devices = devices
+        self.data = SimpleNamespace(copy_from_host_async=self._copy)
+
+    def _copy(self, address: int, nbytes: int) -> None:
+        place = self.values.ctypes.data
+        self._devices.do(lambda: ctypes.memmove(place, address, nbytes) and None)

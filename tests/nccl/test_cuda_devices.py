@@ -1,0 +1,96 @@
+"""Layer 0: streams, memory and copies from the host, where several devices are one process's."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy", reason="these tests need CuPy: pip install 'ncclkv[cuda12]'")
+
+from ncclkv.comm.nccl.streams import CupyStreams
+from ncclkv.kernels.device.staging import Staging
+from tests.nccl.devices import Devices, Slot
+
+OWN, OTHER = 1, 0
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
+    return Devices(monkeypatch)
+
+
+@pytest.fixture
+def streams(devices: Devices) -> CupyStreams:
+    """Of device 1, while another one is current."""
+    streams = CupyStreams(OWN)
+    devices.current = OTHER
+    return streams
+
+
+def test_a_store_s_streams_are_of_its_device(devices, streams):
+    assert devices.device_of(streams.communication) == OWN
+    assert devices.device_of(streams.begin_capture()) == OWN
+    assert devices.device_of(streams.another().communication) == OWN
+
+
+def test_its_stream_is_made_current_where_another_device_is(devices, streams):
+    with streams.on(streams.communication):
+        assert devices.current == OWN
+    with streams.on(12345):
+        assert devices.current == OWN
+    assert devices.current == OTHER
+
+
+def test_its_memory_is_of_its_device(devices, streams):
+    assert streams.allocate(256).nbytes == 256
+    assert devices.allocated == [(256, OWN)]
+    assert devices.current == OTHER
+
+
+def test_the_stream_before_the_current_one_lives_on(devices, streams):
+    """Its owner may have dropped it, and what is on it is still to be waited for."""
+    devices.current = OWN
+    addresses = []
+    for _ in range(3):
+        stream = devices.Stream()
+        addresses.append(stream.ptr)
+        devices.use(stream)
+        del stream
+        # A second look at the same one forgets nothing.
+        assert streams.current() == streams.current() == addresses[-1]
+        gc.collect()
+        if len(addresses) > 1:
+            streams.wait(streams.communication, streams.record(addresses[-2]))
+    assert addresses[0] in devices.destroyed, "streams of long ago are kept"
+
+
+def test_page_locked_memory_is_held_until_its_copy_is_over(devices):
+    staging, slots = Staging(), [Slot(devices, 3) for _ in range(4)]
+    for number, slot in enumerate(slots[:3]):
+        staging.upload(np.full(3, number, np.float32), slot)
+    # The first copy is done, and nothing tells so yet.
+    devices.step(1)
+    staging.upload(np.full(3, 3, np.float32), slots[3])
+    devices.step()
+    assert [slot.values.tolist() for slot in slots] == [[float(n)] * 3 for n in range(4)]
+
+
+def test_page_locked_memory_is_given_back_when_its_copy_is_over(devices):
+    staging, slot = Staging(), Slot(devices, 3)
+    for _ in range(10):
+        staging.upload(np.ones(3, np.float32), slot)
+        devices.step()
+    assert len(staging._busy) == 1
+
+
+def test_a_copy_that_waits_behind_its_event_would_read_what_is_gone(devices):
+    """The event is behind the copy: when it has come, so has the copy."""
+    staging, first, second = Staging(), Slot(devices, 3), Slot(devices, 3)
+    staging.upload(np.full(3, 7, np.float32), first)
+    devices.step(1)
+    staging.upload(np.full(3, 8, np.float32), second)
+    devices.step()
+    assert first.values.tolist() == [7.0] * 3
+    assert second.values.tolist() == [8.0] * 3

@@ -1,0 +1,137 @@
+"""Layer 2, recording stand-in, not NCCL: what a communicator compares, drops and keeps."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
+
+from ncclkv.comm.base import Work
+from ncclkv.comm.control import Mark
+from ncclkv.comm.nccl.communicator import NcclCommunicator
+from ncclkv.errors import OrderMismatch
+from tests.nccl.standin import Seat, run_seats
+from tests.nccl.standin.drive import floats
+
+pytestmark = pytest.mark.limit(30)
+
+
+class LateBarrier(Work):
+    """A barrier of the hosts of which nothing is there before the wait for it."""
+
+    def __init__(self) -> None:
+        self.limits: list[float | None] = []
+
+    def done(self) -> bool:
+        return False
+
+    def wait(self, timeout: float | None = None) -> None:
+        self.limits.append(timeout)
+        raise OrderMismatch("rank 1 called something else")
+
+
+class LatePeers:
+    """A host communicator whose barriers are late, and whose mark is a test's."""
+
+    def __init__(self, host: Any) -> None:
+        self._host = host
+        self.mark = Mark()
+        self.late = LateBarrier()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+    def barrier(self) -> Work:
+        return self.late
+
+
+def test_a_wait_ends_when_the_hosts_have_compared_their_calls() -> None:
+    """Also where the device is done at once, so that nothing else is waited for."""
+
+    def body(seat: Seat) -> None:
+        peers = LatePeers(seat.peers.duplicate())
+        comm = NcclCommunicator(peers, seat.binding, seat.streams, seat.kernels)
+        array = floats(seat, 1, 2)
+        peers.mark.value = 7
+        comm.allreduce(array, array).wait()
+        with pytest.raises(OrderMismatch, match="rank 1 called something else"):
+            comm.synchronize(5.0)
+        assert peers.late.limits == [5.0]
+        seat.spoilt = True
+
+    run_seats(2, body)
+
+
+def test_what_is_complete_is_dropped_by_later_launches() -> None:
+    """A program of pushes alone never waits on the host."""
+
+    def body(seat: Seat) -> int:
+        comm = seat.communicator()
+        alive: list[weakref.ref[Any]] = []
+        for _ in range(10):
+            array = floats(seat, 1, 2)
+            alive.append(weakref.ref(array))
+            comm.allreduce(array, array)
+            end = seat.streams.record(seat.streams.communication)
+            while not end.done():
+                time.sleep(1e-4)
+            del array
+        gc.collect()
+        count = sum(each() is not None for each in alive)
+        comm.close()
+        return count
+
+    assert max(run_seats(2, body)) <= 2
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_a_graph_keeps_the_arrays_of_its_collectives(reproducible: bool) -> None:
+    def body(seat: Seat) -> None:
+        comm: NcclCommunicator = seat.communicator()
+        comm.reproducible = reproducible
+        send, receive = floats(seat, 1, 2), floats(seat, 0, 0)
+        comm.allreduce(send, receive).wait()
+        comm.synchronize()
+        with comm.capture() as graph:
+            comm.allreduce(send, receive).wait()
+        arrays = weakref.ref(send), weakref.ref(receive)
+        del send, receive
+        gc.collect()
+        assert all(each() is not None for each in arrays)
+        graph.launch().wait()
+        comm.synchronize()
+        assert seat.streams.get(arrays[1]()).tolist() == [2, 4]
+        del graph
+        gc.collect()
+        assert all(each() is None for each in arrays), "a graph that is gone keeps arrays"
+        comm.close()
+
+    run_seats(2, body, lazy=True)
+
+
+def test_a_graph_keeps_the_room_that_sums_in_rank_order_take() -> None:
+    """Also when a longer sum has made a larger one since."""
+
+    def body(seat: Seat) -> None:
+        comm: NcclCommunicator = seat.communicator()
+        comm.reproducible = True
+        array = floats(seat, 1, 2)
+        comm.allreduce(array, array).wait()
+        comm.synchronize()
+        with comm.capture() as graph:
+            comm.allreduce(array, array).wait()
+        longer = floats(seat, *[1.0] * 50_000)
+        comm.allreduce(longer, longer).wait()
+        comm.synchronize()
+        gc.collect()
+        graph.launch().wait()
+        comm.synchronize()
+        assert seat.streams.get(array).tolist() == [4, 8]
+        comm.close()
+
+    run_seats(2, body, lazy=True)
