@@ -21,8 +21,7 @@ takes its default instead; `check`, at the creation of every communicator, then 
                           by default, ``user``, the program's alone
 ``NCCLKV_SHARE_GPU``      ``1``: ranks may share a GPU, which NCCL is told to put up with
 ``NCCLKV_NCCL_BINDING``   ``cupy`` or ``nccl4py``: what calls NCCL; nccl4py where it is installed
-``NCCLKV_KERNEL_CACHE``   the directory of compiled CUDA kernels, by default ``ncclkv/kernels`` in
-                          ``XDG_CACHE_HOME`` or ``~/.cache``; ``0``: none are kept
+``NCCLKV_KERNEL_CACHE``   the directory of compiled CUDA kernels; ``0``: they are not kept
 ``NCCL_COMM_BLOCKING``    NCCL's own; ``0`` is refused where CuPy calls NCCL, which it cannot then
 launcher's variables      how many ranks were started and which one this is
 ========================  ====================================================================
