@@ -120,6 +120,11 @@ def launched_rank() -> int | None:
     return None
 
 
+def launcher_connection() -> int | None:
+    """Return the descriptor by which MPICH's mpirun talks to a rank; None where none is named."""
+    return _number("PMI_FD")
+
+
 def launched_without_size() -> bool:
     """Whether a launcher is there that does not tell how many ranks it started."""
     return launched_size() is None and any(name in os.environ for name in _RANK_ONLY)

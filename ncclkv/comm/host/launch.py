@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ncclkv import env, watchdog
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.exchange import ExchangeCommunicator
-from ncclkv.comm.host import finalize
+from ncclkv.comm.host import child, finalize
 from ncclkv.comm.host.mpi import MpiTransport, no_communicator
 from ncclkv.comm.notes import call_site
 from ncclkv.comm.outside import Outside
@@ -83,6 +83,7 @@ def over(comm: MPI.Intracomm, timeout: float) -> Communicator:
         )
     if comm.Get_size() == 1:
         return SoloCommunicator(timeout)
+    child.check_fork(comm.Get_rank())
     try:
         own = _copy(comm, timeout)
         try:
@@ -135,6 +136,8 @@ def _library() -> str:
 def _mpi() -> Any:
     """The module mpi4py.MPI; importing it starts MPI."""
     try:
+        if "mpi4py.MPI" not in sys.modules:
+            child.check_spawned()
         finalize.end_here()
         from mpi4py import MPI
     except ImportError as error:

@@ -1,0 +1,145 @@
+"""Children of ranks that create stores: ``python children.py CASE``.
+
+The ranks themselves go on with a store, before and after, and check its sums.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+CASE = sys.argv[1] if len(sys.argv) > 1 else "spawned"
+
+
+def say(text: str) -> None:
+    """Write a line in one piece, so that two ranks' lines cannot run into each other."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def in_child(body: Callable[[], object]) -> None:
+    """Do something in a fork, and wait for its end; the child must not return."""
+    child = os.fork()
+    if child == 0:
+        try:
+            body()
+        finally:
+            sys.stdout.flush()
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def step(kv: Any) -> None:
+    """Push ones, and check the sum."""
+    kv.push("w", np.ones(10))
+    assert (kv.pull("w") == kv.num_workers).all()
+
+
+def creates() -> None:
+    """Create a store in a child, in the way that must be refused."""
+    import ncclkv
+
+    try:
+        ncclkv.create("dist_sync", timeout=5)
+        say("created")
+    except ncclkv.errors.LaunchError as error:
+        say(f"refused: {error}")
+
+
+def creates_local() -> None:
+    import ncclkv
+
+    # A local store under a launcher of several ranks is warned of.
+    warnings.simplefilter("ignore")
+    kv = ncclkv.create("local")
+    kv.init("w", np.zeros(10))
+    kv.push("w", np.ones(10))
+    say(f"local sum {kv.pull('w').sum():g}")
+
+
+def opened() -> Any:
+    import ncclkv
+
+    kv = ncclkv.create("dist_sync")
+    kv.init("w", np.zeros(10))
+    step(kv)
+    return kv
+
+
+def around(body: Callable[[], None]) -> None:
+    """Have a child of each rank do something while the rank has a store."""
+    kv = opened()
+    in_child(body)
+    step(kv)
+    step(opened())
+
+
+def forked() -> None:
+    around(creates)
+
+
+def forked_local() -> None:
+    around(creates_local)
+
+
+def forked_from_users_mpi() -> None:
+    """The program has started MPI; ncclkv is imported before the fork."""
+    import mpi4py.MPI  # noqa: F401
+
+    import ncclkv  # noqa: F401
+
+    in_child(creates)
+    step(opened())
+
+
+def forked_before_import() -> None:
+    """The program has started MPI; only the child imports ncclkv, before its parent does."""
+    import mpi4py.MPI  # noqa: F401
+
+    in_child(creates)
+    step(opened())
+
+
+def forked_without_mpi() -> None:
+    """MPI is started in the children alone, each of which is then its rank's process."""
+    in_child(lambda: step(opened()))
+
+
+def nothing() -> None:
+    pass
+
+
+def spawned() -> None:
+    """Without a guard, the child runs the program again."""
+    kv = None
+    try:
+        kv = opened()
+    except Exception as error:
+        say(f"refused: {error}")
+        return
+    process = multiprocessing.get_context("spawn").Process(target=nothing)
+    process.start()
+    process.join(20)
+    step(kv)
+
+
+def launched() -> None:
+    """The rank starts the program again, as a process of its own."""
+    import subprocess
+
+    kv = opened()
+    subprocess.run([sys.executable, __file__, "again"], check=False)
+    step(kv)
+
+
+def again() -> None:
+    creates()
+
+
+globals()[CASE]()
