@@ -36,15 +36,13 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
+from ncclkv import values
 from ncclkv.errors import LaunchError, UsageError
 from ncclkv.overlay import Overlay
 
 DEFAULT_TIMEOUT = 300.0
 
 _PREFIX = "NCCLKV_"
-
-# A century: more is not a time to wait for, and would not fit the clock.
-_LONGEST = 3e9
 
 NODE_MEMORY = ("files", "window", "halves", "messages")
 """What ``NCCLKV_NODE_MEMORY`` may be, the best first."""
@@ -68,24 +66,30 @@ temporarily = Overlay(os.environ).block
 # Set by launchers that tell a rank but not how many there are.
 _RANK_ONLY = ("PMIX_RANK",)
 
-# More digits than any count has, and fewer than Python refuses to convert.
-_MOST_DIGITS = 18
+
+def _text(name: str) -> str:
+    """Return the variable, empty when it is unset."""
+    return os.environ.get(name, "")
 
 
 def _number(name: str) -> int | None:
     """Return the variable as a whole number, or None when it is absent or something else."""
-    text = os.environ.get(name, "")
-    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
+    return values.number(_text(name))
 
 
 def _whole(name: str, least: int) -> int | None:
-    """Return the variable as a whole number of at least `least`, or None; refuse other texts."""
-    number, text = _number(name), os.environ.get(name, "")
-    if text and (number is None or number < least):
-        raise LaunchError(
-            f"{name}={text!r} is not a whole number of at least {least}; set one, or unset it"
-        )
-    return number
+    """Return the variable as a whole number of at least `least`; None when it is unset."""
+    return values.whole(name, _text(name), least)
+
+
+def _seconds(name: str, unset: str = "") -> float | None:
+    """Return the variable as seconds, or None when it is unset."""
+    return values.seconds(name, _text(name), unset)
+
+
+def _check_pair(name: str, one: str = "0", other: str = "1") -> None:
+    """Refuse a value other than the two; by default those of a switch."""
+    values.check_pair(name, _text(name), one, other)
 
 
 def _switch(name: str, *, usual: bool) -> bool:
@@ -94,14 +98,6 @@ def _switch(name: str, *, usual: bool) -> bool:
     Switches are read on import, where an error on one rank would leave the others waiting.
     """
     return {"0": False, "1": True}.get(os.environ.get(name, ""), usual)
-
-
-def _check_pair(name: str, one: str = "0", other: str = "1") -> None:
-    """Refuse a value other than the two; by default those of a switch."""
-    text = os.environ.get(name, "")
-    if text not in ("", one, other):
-        neither = f"{name}={text!r} is neither {one} nor {other}"
-        raise LaunchError(f"{neither}; set one of these, or unset it")
 
 
 def launched_size() -> int | None:
@@ -135,7 +131,7 @@ def timeout(given: Any = None) -> float:
     if given is None:
         return _timeout_here()
     number = isinstance(given, Real) and not isinstance(given, bool)
-    if not (number and 0 < given <= _LONGEST):
+    if not (number and 0 < given <= values.LONGEST):
         raise UsageError(f"timeout={given!r} is not a number of seconds; give one above 0")
     return float(given)
 
@@ -149,22 +145,6 @@ def _timeout_here() -> float:
 def exit_timeout() -> float | None:
     """Return the seconds after which a wait at the end of a rank ends the job; None for never."""
     return _seconds("NCCLKV_EXIT_TIMEOUT")
-
-
-def _seconds(name: str, unset: str = "") -> float | None:
-    """Return the variable as seconds, or None when it is unset; refuse what is not above 0."""
-    text = os.environ.get(name, "")
-    if not text:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= _LONGEST:
-        raise LaunchError(
-            f"{name}={text!r} is not a number of seconds; set one above 0, or unset it{unset}"
-        )
-    return seconds
 
 
 def full_traceback() -> bool:
