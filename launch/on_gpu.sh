@@ -41,7 +41,7 @@ mkdir "$work/logs"
 log=$work/logs/setup.txt
 
 two_ranks_meet() {
-    timeout -k 5 40 launch/local.sh -n 2 -c \
+    timeout -k 5 25 launch/local.sh -n 2 -c \
         'from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2' </dev/null
 }
 

@@ -81,9 +81,10 @@ def _bench(name: str, call: str, limit: float, *arguments: str, ranks: int = 1) 
 
 
 _SANITIZER = ("compute-sanitizer", "--target-processes", "all", "--error-exitcode", "9")
-_PROFILER = ("ncu", "--clock-control", "none", "--kernel-name", "regex:copy|combine|sgd|checksum",
+_PROFILER = ("ncu", "--clock-control", "none", "--kernel-name",
+             "regex:^(copy|combine|sgd|checksum|nonfinite)$",
              "--section", "SpeedOfLight", "--section", "MemoryWorkloadAnalysis",
-             "--section", "LaunchStats", "--launch-count", "16")  # fmt: skip
+             "--section", "LaunchStats", "--launch-count", "30")  # fmt: skip
 _STORE, _COMM = "tests/ranks/test_gpu_store.py", "tests/ranks/test_gpu_comm.py"
 _CAPTURE = "tests/ranks/test_gpu_capture.py"
 _KERNELS = "tests/nccl/test_gpu_kernels.py"
@@ -96,7 +97,7 @@ PARTS = (
     Part("each-kernel", "first", 60, (f"{PROGRAMS}/each_kernel.py",)),
     _bench("bench-model", "first", 150, "--only", "kernels", "cpu", "models",
            "--models", "ResNet-50"),
-    Part("profile", "first", 90, (f"{PROGRAMS}/each_kernel.py",), before=_PROFILER),
+    Part("profile", "first", 90, (f"{PROGRAMS}/each_kernel.py", "1"), before=_PROFILER),
     _tests("share", "two", 90, _COMM, "-k", "sum", "-x", ranks=2),
     _tests("comm-2", "two", 120, _COMM, ranks=2),
     _tests("first-cases-2", "two", 150, _STORE, "-m", "first", ranks=2),

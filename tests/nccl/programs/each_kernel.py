@@ -1,8 +1,12 @@
-"""Launch each kernel a few times on 256 MiB, and print its traffic by events as the clock."""
+"""Launch each kernel on 256 MiB, and print its traffic by events as the clock.
+
+``python each_kernel.py [TIMES]``: so often after a first time that does not count.
+"""
 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable
 
 import cupy
@@ -11,7 +15,7 @@ import numpy as np
 from ncclkv.kernels.device import DeviceKernels
 
 NBYTES = 2**28
-TIMES = 5
+TIMES = int(sys.argv[1]) if len(sys.argv) > 1 else 5
 STEP = {"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 1e-4, "rescale": 1.0, "clip": None}
 
 

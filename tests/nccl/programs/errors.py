@@ -36,12 +36,29 @@ def go_wrong(fault: str) -> None:
         cupy.RawKernel(SPIN, "spin")((1,), (1,), (np.int64(18e9),))
 
 
+def run_out(kv: ncclkv.KVStore) -> None:
+    """Ask for twice the memory that the GPU has, and go on without it."""
+    count = 2 * cupy.cuda.Device().mem_info[1] // 4
+    begin = time.monotonic()
+    try:
+        # One number in the host's memory, whatever its shape.
+        kv.init("huge", np.broadcast_to(np.float32(0), (count,)))
+    except ncclkv.KVStoreError as error:
+        print(f"init: {type(error).__name__}: {error}")
+    print(f"init returned after {time.monotonic() - begin:.2f} s", flush=True)
+    kv.push("w", cupy.ones(1000, np.float32))
+    print("the store goes on:", float(kv.pull("w").sum()), flush=True)
+
+
 def main(fault: str) -> None:
     kv = ncclkv.create("nccl", timeout=TIMEOUT)
     kv.init("w", np.zeros(1000, np.float32))
     kv.push("w", cupy.ones(1000, np.float32))
     kv.wait()
     print("as it should be", flush=True)
+    if fault == "out of memory":
+        run_out(kv)
+        return
     go_wrong(fault)
     begin = time.monotonic()
     for call in ("first", "second"):
