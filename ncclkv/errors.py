@@ -62,7 +62,7 @@ class NotSupported(UsageError, NotImplementedError):
 
 
 class OutOfMemory(UsageError, MemoryError):
-    """New keys would take more memory than the ranks' machines or containers have left."""
+    """There is no memory for new keys, on a rank's machine, container or GPU, or for a push."""
 
 
 class ContractError(KVStoreError):

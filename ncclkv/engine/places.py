@@ -76,6 +76,11 @@ class Places:
             BucketState(bucket, self._comm, common=self.common)
             for bucket in place(specs, self.sizing.bucket_bytes, len(self.states))
         ]
+        # Before anything is noted: where this finds no memory all is as it was.
+        adopt = self._adopt()
+        if adopt is not None:
+            for state in states:
+                adopt(state)
         for state in states:
             for entry in state.layout.entries:
                 slot = self._slots[entry.key] = Slot(state, entry)
@@ -85,10 +90,6 @@ class Places:
         self.waiting = 0
         self.states += states
         self._memory.add(states)
-        adopt = self._adopt()
-        if adopt is not None:
-            for state in states:
-                adopt(state)
 
     def part(self) -> None:
         """Give this rank weights of its own, in all buckets, for good."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ncclkv.comm.base import ALIGNMENT, Communicator
+from ncclkv.comm.base import ALIGNMENT, Buffer, Communicator
 from ncclkv.comm.room import room
 from ncclkv.engine.places import Places
 from ncclkv.errors import OutOfMemory
@@ -18,7 +18,8 @@ LOOK_BYTES = 16 * 1024 * 1024
 class Headroom:
     """Looks at what is left before keys are added, for a limit of memory ends a job without a word.
 
-    Nobody looks for the sake of a GPU's memory, whose own errors tell.
+    A GPU refuses what it has no memory for, on one rank maybe.  So each rank allocates there what
+    the keys take, and frees it: CuPy keeps it for their buckets.
     """
 
     def __init__(self, comm: Communicator, places: Places) -> None:
@@ -32,16 +33,40 @@ class Headroom:
         Raises
         ------
         OutOfMemory
-            On every rank, when one rank's node has not the room.
+            On every rank, when one rank's node or GPU has not the room.
         """
+        if not isinstance(self._comm.kernels, HostKernels):
+            self._try(verb, specs)
+            return
         self._unseen += sum(spec.nbytes for spec in specs)
-        if self._unseen < LOOK_BYTES or not isinstance(self._comm.kernels, HostKernels):
+        if self._unseen < LOOK_BYTES:
             return
         self._unseen = 0
         votes = self._comm.control.allgather(self._lack(specs), f"room for {verb}")
         for rank, lack in enumerate(votes):
             if lack:
                 raise OutOfMemory(f"{verb}: on the node of rank {rank}, {lack}")
+
+    def _try(self, verb: str, specs: Sequence[KeySpec]) -> None:
+        """Allocate what new keys take on each rank's GPU, and free it; collective."""
+        if not specs:
+            return
+        new, lack = _padded(specs), ""
+        held: list[Buffer] = []
+        try:
+            # The values from rank 0; the gradients and weights of all keys that have no bucket.
+            for nbytes in (new, *[new + self._places.waiting] * 2):
+                held.append(self._comm.allocate(nbytes))
+        except OutOfMemory as error:
+            lack = str(error)
+        held.clear()
+        votes = self._comm.control.allgather(lack, f"room for {verb}")
+        for rank, lack in enumerate(votes):
+            if lack:
+                raise OutOfMemory(
+                    f"{verb}: {len(specs)} new keys of {new:,} bytes, with gradients and weights, "
+                    f"do not fit on rank {rank}: {lack}"
+                )
 
     def _lack(self, specs: Sequence[KeySpec]) -> str:
         """What this rank's node has not the room for; empty when it has, or nobody knows."""
@@ -50,7 +75,7 @@ class Headroom:
             return ""
         ranks = self._comm.local_size
         common = self._places.common and self._comm.common(0) is not None
-        new = sum(-(-spec.nbytes // ALIGNMENT) * ALIGNMENT for spec in specs)
+        new = _padded(specs)
         # Keys without a place hold memory for their first values, which becomes their gradients'.
         gradients, waiting = ranks * new, self._places.waiting
         weights = (1 if common else ranks) * (new + waiting)
@@ -63,3 +88,8 @@ class Headroom:
             f"{', earlier keys without a bucket included' if waiting else ''}), and "
             f"{left.nbytes:,} are left by {left.source}; give the node more memory, or fewer ranks"
         )
+
+
+def _padded(specs: Sequence[KeySpec]) -> int:
+    """Bytes of keys in a bucket."""
+    return sum(-(-spec.nbytes // ALIGNMENT) * ALIGNMENT for spec in specs)

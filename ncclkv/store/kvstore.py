@@ -77,7 +77,7 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
                 return
             step = self._engine.ready(push)
             self._operations.push("push", push, None, priority)
-            self._engine.push(push, row, priority, step)
+            self._stage("push", key, push, row, priority, step)
         self._raise_late()
 
     @overload
@@ -208,7 +208,7 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
                 return
             step = self._engine.ready(push[0])
             self._operations.push("pushpull", push[0], pull, priority)
-            self._engine.push(*push, priority, step)
+            self._stage("pushpull", key, *push, priority, step)
             self._pull(pull, row)
         self._raise_late()
 

@@ -11,7 +11,7 @@ from ncclkv.arguments import check_length
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.engine.group import Group
 from ncclkv.engine.state import Array
-from ncclkv.errors import UsageError
+from ncclkv.errors import OutOfMemory, UsageError
 from ncclkv.store import check
 from ncclkv.store.core import Core
 from ncclkv.store.keys import is_list, key_list, pairs
@@ -26,9 +26,22 @@ class Transfers(Core):
         known = self._recent.find("push", key, value)
         if known is not None:
             return known
-        batch, row = self._engine.batch(self._values(verb, key, value))
+        try:
+            batch, row = self._engine.batch(self._values(verb, key, value))
+        except MemoryError as error:  # of the first push, which makes the buckets
+            raise _no_memory(verb, key, error) from error
         self._recent.keep("push", key, value, row, batch)
         return batch, row
+
+    def _stage(
+        self, verb: str, key: Any, push: Push, row: Sequence[Array], priority: int, step: Any
+    ) -> None:
+        """Bring a push that has been noted into its buckets."""
+        try:
+            self._engine.push(push, row, priority, step)
+        except MemoryError as error:
+            self._session.broken_off(verb, error)
+            raise _no_memory(verb, key, error) from error
 
     def _values(self, verb: str, key: Any, value: Any) -> dict[Key, list[Array]]:
         """What to push of each key, which the updater can take."""
@@ -112,6 +125,13 @@ class Transfers(Core):
             self._operations.pull(pull)
             self._pull(pull, row)
         return arrays if is_list(key) else arrays[0]
+
+
+def _no_memory(verb: str, key: Any, error: MemoryError) -> OutOfMemory:
+    """What to raise when memory runs out in a push."""
+    keys = key_list(key)
+    names = f"key {keys[0]!r}" if len(keys) == 1 else f"{len(keys)} keys, {keys[0]!r} the first"
+    return OutOfMemory(f"{verb} of {names}: {str(error) or 'there is no memory left'}")
 
 
 def whole_priority(verb: str, priority: Any) -> int:

@@ -118,9 +118,13 @@ class UpdateVerbs(Core):
 
     def _install(self, rule: Rule, sealed: Sequence[bool]) -> None:
         """Change the rule; if one of the ranks has sealed the layout, all have."""
-        if any(sealed):
-            self._engine.places.seal()
-        self._engine.change(rule)
+        try:
+            if any(sealed):
+                self._engine.places.seal()
+            self._engine.change(rule)
+        except MemoryError as error:  # here alone; the others have changed theirs
+            self._session.broken_off("the change of the updater", error)
+            raise
         # Another rule may refuse other keys, and have values elsewhere.
         self._recent.clear()
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.arrays.cupy import memory
 from ncclkv.arrays.memory import is_on_host
 from ncclkv.kernels.device.copies import DeviceArray
 
@@ -14,14 +15,16 @@ def zeros(count: int, dtype: np.dtype[Any]) -> DeviceArray:
     """A new flat array of zeros."""
     import cupy
 
-    return cupy.zeros(count, dtype)
+    with memory(f"{count * dtype.itemsize:,} bytes"):
+        return cupy.zeros(count, dtype)
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
     """A new array whose elements may be anything."""
     import cupy
 
-    return cupy.empty(shape, dtype)
+    with memory(f"an array of {dtype} {shape}"):
+        return cupy.empty(shape, dtype)
 
 
 def fill(array: DeviceArray, value: float) -> None:

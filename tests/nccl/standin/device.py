@@ -66,6 +66,8 @@ class Device:
         has come.
     capture : Capture or None
         What is being recorded.
+    room : int or None
+        Bytes that one allocation may have at most.
     """
 
     def __init__(self, rank: int, lazy: bool, limit: float) -> None:
@@ -78,6 +80,7 @@ class Device:
         self.current = DEFAULT_STREAM
         self.broken: BaseException | None = None
         self.frozen = False
+        self.room: int | None = None
         self.capture: Capture | None = None
         self._graphs = 0
         self._queues: dict[int, deque[Step]] = {DEFAULT_STREAM: deque()}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclkv.errors import OutOfMemory
 from tests.nccl.standin.capture import CapturedEvent, RecordedGraph
 from tests.nccl.standin.contract import ContractBroken
 from tests.nccl.standin.device import Device, Function
@@ -118,6 +119,8 @@ class RecordingStreams:
         device = self.device
         device.check()
         device.refuse(f"an allocation of {nbytes} bytes")
+        if device.room is not None and nbytes > device.room:
+            raise OutOfMemory(f"device 0 has no memory for {nbytes:,} bytes")
         array = device.memory.allocate(nbytes, device.current, self)
         device.log.add(f"allocate {nbytes} bytes")
         allocation = device.memory.find(array.data.ptr, nbytes, "allocate")[0]

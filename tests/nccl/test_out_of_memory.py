@@ -1,0 +1,142 @@
+"""Layer 2, recording stand-in, not NCCL: a GPU on which there is no memory left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
+
+from ncclkv.errors import CommAborted, OutOfMemory
+from ncclkv.optimizer import SGD
+from tests.cases.place import at
+from tests.nccl.standin import Seat, run_seats
+from tests.nccl.standin.place import DevicePlace
+from tests.nccl.standin.stores import SeatStores
+
+pytestmark = pytest.mark.limit(30)
+
+ROOM = 100_000
+"""Bytes that the GPU of rank 1 has for one allocation."""
+
+LARGE = np.ones(20_000, np.float64)
+SMALL = np.ones(1_000, np.float64)
+
+
+def no_memory(call: Any) -> OutOfMemory:
+    """What a call raises."""
+    with pytest.raises(OutOfMemory) as caught:
+        call()
+    return caught.value
+
+
+def sum_of(kv: Any, key: str, value: np.ndarray) -> float:
+    """A step's outcome."""
+    out = np.zeros_like(value)
+    kv.push(key, value)
+    kv.pull(key, out=out)
+    return float(out[0])
+
+
+@pytest.mark.parametrize("update_on", ["every_rank", "root"])
+def test_init_is_refused_on_every_rank_and_the_store_goes_on(update_on):
+    def body(seat: Seat) -> str:
+        with at(DevicePlace(seat)), SeatStores(seat, update_on) as create:
+            kv = create()
+            kv.init("small", SMALL)
+            seat.device.room = ROOM if seat.rank == 1 else None
+            error = no_memory(lambda: kv.init(["large", "other"], [LARGE, SMALL]))
+            assert kv.keys() == ["small"]
+            kv.init("tiny", SMALL[:10])
+            assert sum_of(kv, "small", SMALL) == 3.0
+            seat.device.room = None
+            kv.init("large", LARGE)
+            assert sum_of(kv, "large", LARGE) == 3.0
+            kv.barrier()
+            return str(error)
+
+    for rank, text in enumerate(run_seats(3, body)):
+        assert text == (
+            f"rank {rank} of 3: init: 2 new keys of 168,192 bytes, with gradients and weights, do "
+            f"not fit on rank 1: device 0 has no memory for 168,192 bytes"
+        )
+
+
+def test_a_first_push_names_the_key_and_may_come_again_when_there_is_memory():
+    def body(seat: Seat) -> float:
+        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+            kv = create()
+            kv.init("large", LARGE)
+            if seat.rank == 1:
+                seat.device.room = ROOM  # taken by somebody else in the meantime
+                error = no_memory(lambda: kv.push("large", LARGE))
+                assert str(error) == (
+                    "rank 1 of 2: push of key 'large': device 0 has no memory for 160,000 bytes"
+                )
+                seat.device.room = None
+            return sum_of(kv, "large", LARGE)
+
+    assert run_seats(2, body) == [2.0, 2.0]
+
+
+def test_what_runs_out_amid_a_push_names_the_key_and_breaks_the_store():
+    def body(seat: Seat) -> None:
+        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+            kv = create()
+            kv.init("large", LARGE)
+            kv.barrier()
+            seat.spoilt = True
+            kv.grad_view("large")
+
+            def pack(*_: Any) -> None:
+                raise MemoryError("Out of memory allocating 160,000 bytes")
+
+            seat.kernels.pack_all = pack  # type: ignore[method-assign]
+            error = no_memory(lambda: kv.push("large", LARGE))
+            assert str(error).startswith("rank ")
+            assert "push of key 'large': Out of memory allocating 160,000 bytes" in str(error)
+            with pytest.raises(CommAborted, match="push was broken off by MemoryError"):
+                kv.barrier()
+
+    run_seats(2, body)
+
+
+def test_what_an_optimizer_remembers_has_no_room_at_a_first_push():
+    def body(seat: Seat) -> list[float]:
+        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+            kv = create()
+            kv.init("large", LARGE)
+            kv.set_optimizer(SGD(learning_rate=0.5, momentum=0.5))
+            zeros, left = seat.kernels.zeros, [OutOfMemory("device 0 has no memory for 160,000")]
+
+            def none_at_first(*arguments: Any) -> Any:
+                if seat.rank == 1 and left:
+                    raise left.pop()
+                return zeros(*arguments)
+
+            seat.kernels.zeros = none_at_first  # type: ignore[method-assign]
+            if seat.rank == 1:
+                error = no_memory(lambda: kv.push("large", LARGE))
+                assert "rank 1 of 2: push of key 'large': device 0 has no memory" in str(error)
+            return [sum_of(kv, "large", LARGE) for _ in range(2)]
+
+    # Gradients are 2: momenta -1 and -1.5.
+    assert run_seats(2, body) == [[0.0, -1.5]] * 2
+
+
+def test_what_an_optimizer_remembers_has_no_room_when_it_is_set():
+    def body(seat: Seat) -> None:
+        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+            kv = create()
+            kv.init("large", LARGE)
+            assert sum_of(kv, "large", LARGE) == 2.0
+            seat.spoilt = True
+            seat.device.room = ROOM
+            error = no_memory(lambda: kv.set_optimizer(SGD(learning_rate=0.5, momentum=0.5)))
+            assert "device 0 has no memory for 160,000 bytes" in str(error)
+            with pytest.raises(CommAborted, match="the change of the updater was broken off"):
+                kv.barrier()
+
+    run_seats(2, body)
