@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-from ncclkv.cli import run
+from ncclkv.cli import explain, run
 from ncclkv.errors import LaunchError
 
 WRONG = 2
 """The exit code of a command that cannot be begun; `argparse` has the same."""
 
-COMMANDS: dict[str, ModuleType] = {"run": run}
+COMMANDS: dict[str, ModuleType] = {"run": run, "explain": explain}
 """Each has ``describe(parser)``, and ``main(arguments)``, which returns an exit code."""
 
 

@@ -123,7 +123,7 @@ class Calls:
     ) -> None:
         """Send ranks the reports of `subjects`, and ask for those of the ranks `wanted`."""
         told = [
-            (rank, plain(self.board.read(rank, most)._replace(state=self._state_of(rank))))
+            (rank, plain(self.board.read(rank, most)._replace(state=self.state(rank))))
             for rank in subjects
         ]
         self._transport.inform(pickle.dumps((told, wanted, verdict)), ranks)
@@ -236,30 +236,30 @@ class Calls:
         member = self.roster.members[rank]
         return f"nothing was heard from rank {rank} on {member.host} (pid {member.pid})"
 
-    def report(self, rank: int) -> Report | None:
-        """What is known of a rank, with its last call."""
+    def report(self, rank: int, most: int = 1) -> Report | None:
+        """What is known of a rank, with its last calls."""
         if rank in self.board:
-            return self.board.read(rank, 1)
+            return self.board.read(rank, most)
         if rank not in self._reports:
             return None
         report, heard = self._reports[rank]
-        return report.later(time.monotonic() - heard)
+        return report.later(time.monotonic() - heard, most)
 
     def _state(self, rank: int) -> str:
         """What the system, or the rank itself, says of a rank's process."""
-        report, state = self.report(rank), self._state_of(rank)
-        if not state and report is not None:
-            state = report.state
+        report, state = self.report(rank), self.state(rank)
         if state:
             return f", and {state}"
         if report is not None and report.elsewhere is not None and report.elsewhere.age < _RECENT:
             return f", and waits in another store: {report.elsewhere.words}"
         return ""
 
-    def _state_of(self, rank: int) -> str:
-        """Return the state of a neighbour's process; empty where it is unknown, or ordinary."""
+    def state(self, rank: int) -> str:
+        """Return the state of a rank's process; empty where it is unknown, or ordinary."""
         process = self.board.process(rank) if rank in self.board else None
-        return "" if process is None else process.state()
+        if process is not None:
+            return process.state()
+        return self._reports[rank][0].state if rank in self._reports else ""
 
 
 def is_due(waited: float, looks: int) -> bool:

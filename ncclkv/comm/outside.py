@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import get_ident
 
-from ncclkv.comm import stall
+from ncclkv.comm import dump, stall
 from ncclkv.comm.board import EVERYONE
 from ncclkv.comm.calls import Calls, is_due
 from ncclkv.comm.transport import Transport
@@ -72,6 +72,7 @@ class Outside:
                 found = flight.calls.found()
                 if found is not None:
                     flight.end(found)
+                    dump.write(found, flight.calls, flight.calls.transport.name)
                     raise found
         if stall.is_due(waited, self._limit, self._reported):
             self._reported += 1

@@ -97,9 +97,9 @@ class Report(NamedTuple):
     wait: Wait | None = None
     state: str = ""
 
-    def later(self, seconds: float) -> Report:
-        """The same so much later, of the last call."""
-        calls = [call._replace(age=call.age + seconds) for call in self.calls[-1:]]
+    def later(self, seconds: float, most: int = 1) -> Report:
+        """The same so much later, of the last calls."""
+        calls = [call._replace(age=call.age + seconds) for call in self.calls[-most:]]
         there = self.elsewhere
         waits = None if there is None else there._replace(age=there.age + seconds)
         wait = None if self.wait is None else self.wait._replace(age=self.wait.age + seconds)

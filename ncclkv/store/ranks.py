@@ -10,14 +10,22 @@ from functools import cache
 from typing import Any
 
 from ncclkv import env
-from ncclkv.comm import threads
+from ncclkv.comm import dump, threads
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import launch
 from ncclkv.comm.nccl import launch as gpus
 from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.comm.nccl.facts import trouble
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.errors import KVStoreError, LaunchError, NotSupported, SpecMismatch, UsageError
+from ncclkv.errors import (
+    CommError,
+    ContractError,
+    KVStoreError,
+    LaunchError,
+    NotSupported,
+    SpecMismatch,
+    UsageError,
+)
 from ncclkv.store.agreement import agree
 from ncclkv.store.plugin import BUILT_IN
 
@@ -29,12 +37,16 @@ def freed_without_store(ranks: Communicator) -> Iterator[None]:
     """Free what a store would talk on, when there will be none."""
     try:
         yield
-    except (UsageError, SpecMismatch, LaunchError):
+    except (UsageError, SpecMismatch, LaunchError) as error:
+        if isinstance(error, SpecMismatch):
+            dump.write(error, ranks.calls, ranks.name)
         # All ranks have found the same.
         with suppress(KVStoreError):
             ranks.close()
         raise
     except BaseException as error:
+        if isinstance(error, (ContractError, CommError)):
+            dump.write(error, ranks.calls, ranks.name)
         ranks.abort(f"{type(error).__name__}: {error}")
         raise
 

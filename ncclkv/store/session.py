@@ -15,6 +15,7 @@ from types import FrameType
 from typing import NoReturn
 from weakref import ref
 
+from ncclkv.comm import dump
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import finalize
 from ncclkv.errors import CommAborted, CommError, ContractError, KVStoreError, UsageError
@@ -73,6 +74,8 @@ class Creating:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         running().verb = ""
+        if isinstance(error, (ContractError, CommError)):
+            dump.write(error, None)
 
 
 def running() -> Running:
@@ -135,7 +138,7 @@ class Session:
     def note(self, name: str, error: BaseException) -> None:
         """Look at what a verb raised: it may break the store."""
         if isinstance(error, (ContractError, CommError)):
-            self.failure = error
+            self.fail(error)
             finalize.failed(error)
         elif isinstance(error, UsageError):
             self.put_rank(error)
@@ -153,10 +156,18 @@ class Session:
     def broken_off(self, name: str, error: BaseException) -> None:
         """Note Ctrl-C, a signal handler, no memory: others may have done what this rank did not."""
         if not self._alone and self.failure is None:
-            self.failure = CommAborted(
-                f"{self._where}{name} was broken off by {type(error).__name__}, so this rank may "
-                f"be a call behind the others; close the store and make a new one"
+            self.fail(
+                CommAborted(
+                    f"{self._where}{name} was broken off by {type(error).__name__}, so this rank "
+                    f"may be a call behind the others; close the store and make a new one"
+                )
             )
+
+    def fail(self, error: ContractError | CommError) -> None:
+        """Break the store, and write what this rank knows where ``NCCLKV_DUMP`` asks for it."""
+        self.failure = error
+        if not self._alone:
+            dump.write(error, self.comm.calls, self.comm.name)
 
     @contextmanager
     def updating(self) -> Iterator[None]:
@@ -232,7 +243,7 @@ class Verb:
             session.put_rank(error)
             raise
         except (ContractError, CommError) as error:
-            session.failure = error  # found while no verb was under way
+            session.fail(error)  # found while no verb was under way
             raise
         # Last: an exception that a signal handler raises in here must not leave it set.
         self._running.verb = name
