@@ -81,7 +81,7 @@ def kept(name: str, rank: int, size: int) -> list[str]:
     """The calls in a file; a rank by itself gathers nothing from others."""
     lines = (KEPT / name.format(rank=min(rank, 1))).read_text().splitlines()
     assert lines[0] == HEADER
-    return [line for line in lines if size > 1 or line != "allgather of the hosts"]
+    return [line for line in lines if size > 1 or line != "hosts: allgather"]
 
 
 def with_arrays(kv: Any, seat: Seat) -> Any:

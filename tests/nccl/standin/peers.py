@@ -36,7 +36,7 @@ class Peers:
         return getattr(self._host, name)
 
     def barrier(self) -> Work:
-        self._log.add("barrier of the hosts")
+        self._log.add("hosts: barrier")
         return self._host.barrier()
 
     def split(self, color: int | None, key: int = 0) -> Any:
@@ -66,7 +66,7 @@ class LoggedControl:
             return found
 
         def call(*arguments: Any, **named: Any) -> Any:
-            self._log.add(f"{name} of the hosts")
+            self._log.add(f"hosts: {name}")
             return found(*arguments, **named)
 
         return call
