@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ncclkv import env, tracebacks
+from ncclkv import env, notify, tracebacks
 from ncclkv.errors import KVStoreError, RankDied
 
 FAILURE = 1
@@ -135,6 +135,7 @@ def announce(reason: str, more: str = "") -> None:
     In one write, so that two ranks' lines cannot run into each other.
     """
     _flush()
+    notify.notify(notify.FAILED, reason)
     with suppress(Exception):
         sys.stderr.write(f"{announcement(reason)}\n{more}")
         sys.stderr.flush()

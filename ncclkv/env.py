@@ -13,6 +13,7 @@ takes its default instead; `check`, at the creation of every communicator, then 
 ``NCCLKV_DUMP``           a directory to which each rank writes what it knows when its store
                           breaks, for ``ncclkv explain``
 ``NCCLKV_RESTART``        how often the job was restarted; set by ``ncclkv run``, read by programs
+``NCCLKV_RUN_SECRET``     and ``NCCLKV_RUN_EVENTS``: set by ``ncclkv run`` for its own use
 ``NCCLKV_ABORT``          ``0``: an uncaught exception on one rank does not end the job, nor does a
                           call of MPI, NCCL or CUDA that never returns
 ``NCCLKV_EXIT_TIMEOUT``   seconds after which a rank that waits for others at its end ends the job;
@@ -253,6 +254,7 @@ _CHECKS: dict[str, Callable[[], object] | None] = {
     "NCCLKV_CHECKPOINT": checkpoint,
     "NCCLKV_DUMP": dump,
     "NCCLKV_RESTART": restarts,
+    **dict.fromkeys(("NCCLKV_RUN_SECRET", "NCCLKV_RUN_EVENTS")),
     "NCCLKV_ABORT": partial(_check_pair, "NCCLKV_ABORT"),
     "NCCLKV_EXIT_TIMEOUT": exit_timeout,
     "NCCLKV_TRACEBACK": partial(_check_pair, "NCCLKV_TRACEBACK", "user", "full"),

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
+from ncclkv import __version__
 from ncclkv.cli import explain, run
 from ncclkv.errors import LaunchError
 
@@ -30,14 +31,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         The exit code.
     """
+    given = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(prog="ncclkv", description="Jobs of several ranks.")
+    parser.add_argument("--version", action="version", version=f"ncclkv {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parsers = {}
     for name, module in COMMANDS.items():
         about = str(module.__doc__).splitlines()[0]
-        each = commands.add_parser(name, help=about, description=about)
-        module.describe(each)
-        each.set_defaults(main=module.main)
-    chosen = parser.parse_args(arguments)
+        parsers[name] = commands.add_parser(name, help=about, description=about)
+        module.describe(parsers[name])
+        parsers[name].set_defaults(main=module.main)
+    if not given:
+        parser.print_help()
+        return 0
+    # A command's own parser, so that its errors show its own usage.
+    own = parsers.get(given[0])
+    chosen = parser.parse_args(given) if own is None else own.parse_args(given[1:])
     act: Callable[[argparse.Namespace], int] = chosen.main
     try:
         return act(chosen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable
 
 _NOISE = re.compile(
     r"=|YOUR APPLICATION TERMINATED|This typically refers to a problem|Please see the FAQ page"
@@ -11,7 +12,12 @@ _NOISE = re.compile(
 )
 _RULE = re.compile(r"-{60,}$")
 
+# What Open MPI puts before the lines of a rank that has no connection to the runner.
+_TAG = re.compile(r"\[\d+,\d+\]<std(out|err)>: ?")
+
 _KEPT = 40
+
+_LONGEST = 1 << 16
 
 
 class LauncherLines:
@@ -32,9 +38,38 @@ class LauncherLines:
 
         Open MPI puts them between two rules.
         """
+        line = _TAG.sub("", line, count=1)
         rule = bool(_RULE.match(line))
         noise = rule or self._boxed or bool(_NOISE.match(line))
         self._boxed ^= rule
         if noise and line.strip("=- "):
             self.kept.append(line)
         return noise
+
+
+class Whole:
+    """Cuts a launcher's stream into lines, without their ends and without NUL bytes.
+
+    Parameters
+    ----------
+    take : callable
+        ``take(line)`` gets each line, a str.
+    """
+
+    def __init__(self, take: Callable[[str], None]) -> None:
+        self._take = take
+        self._waits = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take what the launcher has written; an endless line is cut."""
+        *lines, self._waits = (self._waits + data.replace(b"\0", b"")).split(b"\n")
+        if len(self._waits) > _LONGEST:
+            lines.append(self._waits)
+            self._waits = b""
+        for line in lines:
+            self._take(line.decode(errors="replace"))
+
+    def end(self) -> None:
+        """Pass on what has no end."""
+        if self._waits:
+            self.feed(b"\n")

@@ -13,7 +13,14 @@ _IDLE_SECONDS = 0.2
 """After so long without the rest of its line a piece is written as it is: it may be a question."""
 
 _LONGEST = 1 << 16
-"""Bytes of a line that are kept back."""
+"""Bytes of a line that are kept back.  A longer one is written as it arrives, and holds the stream:
+the lines of other ranks wait for its end."""
+
+_CROWDED = 1 << 20
+"""Bytes of a rank's output that wait for another rank's long line; then no more are taken."""
+
+_PATIENCE_SECONDS = 5.0
+"""Seconds that other ranks' output waits for the end of a long line."""
 
 
 class Lines:
@@ -32,11 +39,43 @@ class Lines:
         self._note = note
         self._begun: dict[int, _Begun] = {}
         self._unfinished: int | None = None
+        self._holder: int | None = None
+        self._crowded: set[int] = set()
+        self._waiting_since = 0.0
+
+    @property
+    def crowded(self) -> set[int]:
+        """Return the ranks of which no more output is to be taken for now."""
+        return self._crowded
 
     def feed(self, rank: int, data: bytes) -> None:
         """Take what a rank has written."""
         begun = self._begun.setdefault(rank, _Begun())
         begun.waits += data
+        begun.since = time.monotonic()
+        if self._holder is None:
+            self._advance(rank, begun)
+        elif self._holder == rank:
+            self._go_on(rank, begun)
+        else:
+            self._waiting_since = self._waiting_since or begun.since
+            if len(begun.waits) > _CROWDED:
+                self._crowded.add(rank)
+
+    def _go_on(self, rank: int, begun: _Begun) -> None:
+        """Write more of a long line; after its end the other ranks come first."""
+        match = _END.search(begun.waits)
+        if match is None:
+            self._advance(rank, begun)
+            return
+        rest = begun.waits[match.end() :]
+        begun.waits = begun.waits[: match.end()]
+        self._advance(rank, begun)
+        begun.waits = rest
+        self._release(rank)
+
+    def _advance(self, rank: int, begun: _Begun) -> bool:
+        """Write the whole lines that have come; return whether the rank now holds the stream."""
         start = 0
         for match in _END.finditer(begun.waits):
             line = begun.waits[start : match.end()]
@@ -46,13 +85,35 @@ class Lines:
             begun.shown = b""
             self._note(rank, whole.decode(errors="replace"))
         begun.waits = begun.waits[start:]
-        begun.since = time.monotonic()
         if len(begun.waits) > _LONGEST:
             self._show(rank, begun)
+            begun.since = time.monotonic()  # the rank may have been made to wait, and so may this
+            self._holder = rank
+            return True
+        return False
+
+    def _release(self, last: int) -> None:
+        """Write what has waited for the end of a long line, until the next such line."""
+        self._holder = None
+        self._waiting_since = 0.0
+        self._crowded.clear()
+        held = False
+        for rank in sorted(self._begun, key=lambda each: each == last):
+            begun = self._begun[rank]
+            if not held:
+                held = self._advance(rank, begun)
+            elif begun.waits:
+                self._waiting_since = time.monotonic()
 
     def idle(self) -> None:
         """Write the pieces that have waited for the rest of their lines for long enough."""
         now = time.monotonic()
+        if self._holder is not None:
+            silent = now - self._begun[self._holder].since > _IDLE_SECONDS
+            late = self._waiting_since and now - self._waiting_since > _PATIENCE_SECONDS
+            if silent or late:
+                self._release(self._holder)
+            return
         for rank, begun in self._begun.items():
             if begun.waits and now - begun.since > _IDLE_SECONDS:
                 self._show(rank, begun)
@@ -64,6 +125,8 @@ class Lines:
 
     def end(self) -> None:
         """Write all that waits; nothing more will come."""
+        for rank in self._begun:  # each may hold the stream once
+            self._release(rank)
         for rank, begun in self._begun.items():
             if begun.waits:
                 self._show(rank, begun)

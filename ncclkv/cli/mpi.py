@@ -1,4 +1,4 @@
-"""Which mpirun starts a job, and what it wants to be told.
+"""Find the mpirun that starts a job.
 
 It must be of the MPI that the ranks' mpi4py loads: one of another starts as many jobs of one rank.
 """
@@ -38,14 +38,6 @@ _FAMILIES = {
     "MVAPICH": ("HYDRA", "mpirun_rsh"),
 }
 
-# Each by the name of version 4 and by that of version 5.
-_OPEN_MPI = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-}
-
 
 @dataclass(frozen=True)
 class Library:
@@ -68,8 +60,33 @@ class Library:
         return next((family for family in _FAMILIES if family in self.name), "")
 
 
-def find(command: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The path of the right mpirun, and what its environment must have.
+@dataclass(frozen=True)
+class Mpirun:
+    """An mpirun that starts jobs of the MPI that mpi4py loads.
+
+    Attributes
+    ----------
+    path : str
+    said : str
+        Its own words on its version.
+    """
+
+    path: str
+    said: str
+
+    @property
+    def is_open_mpi(self) -> bool:
+        """Return whether it is Open MPI's."""
+        return any(word in self.said for word in _FAMILIES["Open MPI"])
+
+    @property
+    def is_hydra(self) -> bool:
+        """Return whether it is MPICH's, or that of an MPI derived from it."""
+        return "HYDRA" in self.said
+
+
+def find(command: Sequence[str]) -> Mpirun:
+    """Return the right mpirun.
 
     Parameters
     ----------
@@ -87,7 +104,7 @@ def find(command: Sequence[str]) -> tuple[str, dict[str, str]]:
     for path in _candidates(library, Path(python).parent):
         said = version(path)
         if fits(library, said):
-            return str(path), dict(_OPEN_MPI if "Open MPI" in said else {})
+            return Mpirun(str(path), said)
         passed.append(f"{path} ({(said or 'says nothing').split(chr(10))[0].strip()})")
     others = f"; there is {', '.join(passed)}, which is of another MPI" if passed else ""
     raise LaunchError(

@@ -1,141 +1,227 @@
-"""What mpirun starts for each rank: it starts the command, and tells how that ended.
+"""Supervise one rank: start the command, send its output and its end to ``ncclkv run``.
 
-``python rank.py FOLDER COMMAND ...``, a program by itself.  Launchers tell of a rank's end late, or
-wrongly, or not at all, and end the others at once.  So this process stands between: what the
-command writes and how it ends goes to the runner by pipes with names in FOLDER, and the launcher
-sees the end only after a moment in which the other ranks can say what they miss.  Where FOLDER is
-not, on another machine than the runner's, both go the launcher's way.
+``python rank.py ADDRESS COMMAND ...`` is what mpirun starts, a program by itself.  Launchers report
+the end of a rank late, wrongly or not at all, and kill the other ranks at once.  This process
+reports by a connection of its own, and delays its own end, which the launcher sees: the other ranks
+then have time to find out and to print what they miss.  Without a connection the output takes the
+launcher's way, and nothing is reported.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import resource
 import select
 import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
-GRACE = 2.0
-"""Seconds for the other ranks to say what they miss, before the launcher learns of a failure."""
-
-_PR_SET_PDEATHSIG = 1
-_COMMAND_NOT_FOUND = 127
+_HERE = Path(__file__).parent
 
 
-def main(folder: Path, command: list[str]) -> int:
-    """Start `command`; return its exit code, or end by the signal that it ended by."""
-    rank = _rank()
-    # Launchers signal all of a rank's processes: the command decides what becomes of it.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    events = _open(folder / "events")
-    ended, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    child = os.fork()
-    if child == 0:
-        _become(command, [_open(folder / f"{rank}.{name}") for name in ("out", "err")])
-    _tell(events, f"began {rank} {child} {os.uname().nodename}")
-    code = _watch(child, rank, ended, _open_to_read(folder / "runner"), events)
-    _tell(events, f"ended {rank} {code}")
-    if code and events is None:
-        how = f"exit code {code}" if code > 0 else f"signal {-code}"
-        sys.stderr.write(
-            f"ncclkv: rank {rank} on {os.uname().nodename} (pid {child}) failed, ending the job: "
-            f"{how}\n"
-        )
-        sys.stderr.flush()
-    if code:
-        time.sleep(GRACE)
-    return _end_like(code)
-
-
-def _watch(child: int, rank: int, ended: int, runner: int | None, events: int | None) -> int:
-    """Wait for the command's end, or end it with the runner; return its code, signals negative."""
-    while True:
-        pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
-        if not pid:
-            ready, _, _ = select.select([ended] if runner is None else [ended, runner], [], [])
-            if runner in ready:
-                os.killpg(0, signal.SIGKILL)
-            os.read(ended, 4096)
-        elif os.WIFSTOPPED(status):
-            _tell(events, f"stopped {rank} {os.WSTOPSIG(status)}")
-        elif os.WIFCONTINUED(status):
-            _tell(events, f"went-on {rank}")
-        else:
-            return os.waitstatus_to_exitcode(status)
-
-
-def _become(command: list[str], streams: list[int | None]) -> None:
-    """Go on as the command; does not return."""
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
-        signal.signal(each, signal.SIG_DFL)
-    signal.set_wakeup_fd(-1)
-    # Should this process be killed alone, the command is not left behind.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number, stream in enumerate(streams, 1):
-        if stream is not None:
-            os.dup2(stream, number)
-    try:
-        os.execvp(command[0], command)
-    except OSError as error:
-        os.write(2, f"ncclkv: {command[0]} cannot be started: {error}\n".encode())
-        os._exit(_COMMAND_NOT_FOUND)
-
-
-def _end_like(code: int) -> int:
-    """The exit code of this process; does not return where the command ended by a signal."""
-    if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command's own dump is enough
-        with suppress(OSError):  # SIGKILL has no other disposition
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    return code
-
-
-def _open(path: Path) -> int | None:
-    """The end to write to of a pipe that the runner reads; None where there is no runner."""
-    try:
-        # Blocking, it would wait for a reader, who may be on another machine of the same disk.
-        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:
-        return None
-    os.set_blocking(pipe, True)
-    return pipe
-
-
-def _open_to_read(path: Path) -> int | None:
-    """The end to read of a pipe that the runner keeps open as long as it runs."""
-    try:
-        return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return None
-
-
-def _tell(events: int | None, line: str) -> None:
-    """Send the runner a line, in one piece; it may be gone."""
-    if events is not None:
-        with suppress(OSError):
-            os.write(events, f"{line}\n".encode())
-
-
-def _rank() -> int:
-    """Which rank the launcher says this is; 0 where none does, for it is the only one."""
-    # The package without its front page, which imports NumPy: this process does nothing but wait.
-    package = ModuleType("ncclkv")
-    package.__path__ = [str(Path(__file__).parents[1])]
-    sys.modules["ncclkv"] = package
-    from ncclkv import env
-
-    return env.launched_rank() or 0
+def _skip_front_pages() -> None:
+    """Have the packages imported without their own code, which imports NumPy."""
+    for name, folder in (("ncclkv", _HERE.parent), ("ncclkv.cli", _HERE)):
+        package = ModuleType(name)
+        package.__path__ = [str(folder)]
+        sys.modules[name] = package
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    _skip_front_pages()
+
+from ncclkv import env  # noqa: E402
+from ncclkv.cli import process, wire  # noqa: E402
+from ncclkv.cli.link import Gone, Link, connect  # noqa: E402
+
+GRACE = 2.0
+"""Seconds for the other ranks to print what they miss, before the launcher sees a failure."""
+
+PATIENCE = 10.0
+"""Seconds that the launcher does not see an exit code of 0 while other ranks run.
+
+It may kill them for it.  Ranks that end at different times are right programs, so this only delays.
+"""
+
+CONNECT_SECONDS = 10.0
+
+_EVENT_BYTES = 4096
+
+
+class Supervisor:
+    """Runs a command as one rank of a job.
+
+    Parameters
+    ----------
+    link : Link or None
+        The connection to the runner; None leaves output to the launcher.
+    """
+
+    def __init__(self, link: Link | None) -> None:
+        self._link = link
+        self._child = 0
+        self._code: int | None = None
+        self._released = False
+        self._killed = False
+        self._events = b""
+        self._sources: dict[int, bytes] = {}
+        self._wake = process.wake_on_child_signals()
+
+    def run(self, command: list[str]) -> int:
+        """Run the command to its end; return its exit code, signals negative."""
+        self._start(command)
+        while self._code is None:
+            self._turn(None)
+        for source in tuple(self._sources):
+            unread = process.readable_bytes(source)
+            while unread > 0:
+                unread -= self._read(source)
+        self._send(wire.ENDED, b"%d" % self._code)
+        begin = time.monotonic()
+        while (left := begin + self._delay() - time.monotonic()) > 0:
+            self._turn(left)
+        if self._killed:  # with all that the command left in this group
+            os.killpg(0, signal.SIGKILL)
+        return self._code
+
+    def _delay(self) -> float:
+        """Return the seconds from the command's end to this process's end."""
+        unsent = self._link is not None and self._link.waits
+        if self._released:
+            return GRACE if unsent else 0.0
+        if self._code or self._link is None:
+            return PATIENCE if unsent else GRACE if self._code else 0.0
+        return PATIENCE
+
+    def _start(self, command: list[str]) -> None:
+        """Start the command with pipes as its streams, or with those of this process."""
+        outs = {1: wire.OUT, 2: wire.ERR} if self._link is not None else {}
+        pipes = {number: os.pipe() for number in outs}
+        events, told = os.pipe()
+        os.set_blocking(told, False)
+        self._child = os.fork()
+        if self._child == 0:
+            process.become(command, {number: pipe[1] for number, pipe in pipes.items()}, told)
+        os.close(told)
+        for number, (source, sink) in pipes.items():
+            os.close(sink)
+            self._sources[source] = outs[number]
+        self._sources[events] = wire.EVENT
+        self._send(wire.BEGAN, f"{self._child} {os.uname().nodename}".encode())
+
+    def _turn(self, seconds: float | None) -> None:
+        """Wait until something happens, or so long, and deal with it."""
+        link = self._link
+        readers: list[int | Link] = [self._wake]
+        if link is None or not link.full:
+            readers += self._sources
+        writers = [link] if link is not None and link.waits else []
+        if link is not None:
+            readers.append(link)
+        ready, writable, _ = select.select(readers, writers, [], seconds)
+        if link is not None:
+            self._exchange(link, link in ready, bool(writable))
+        for source in self._sources.keys() & ready:
+            self._read(source)
+        if self._wake in ready:
+            os.read(self._wake, 4096)
+            self._reap()
+
+    def _exchange(self, link: Link, readable: bool, writable: bool) -> None:
+        """Obey the runner's frames, and send what waits."""
+        try:
+            if writable:
+                link.flush()
+            for kind in link.receive() if readable else ():
+                self._released = True
+                if kind == wire.KILL:
+                    self._kill()
+        except OSError as error:
+            self._lose(error)
+        except Gone:
+            os.killpg(0, signal.SIGKILL)
+
+    def _kill(self) -> None:
+        """End the command, whose end is still reported."""
+        self._killed = True
+        if self._code is None:
+            os.kill(self._child, signal.SIGKILL)
+
+    def _read(self, source: int) -> int:
+        """Send on what one of the command's pipes holds, up to a frame; return its length."""
+        data = os.read(source, wire.CHUNK)
+        kind = self._sources[source]
+        if not data:
+            del self._sources[source]
+            os.close(source)
+        elif kind != wire.EVENT:
+            self._send(kind, data)
+        else:
+            *lines, rest = (self._events + data).split(b"\n")
+            self._events = rest[-_EVENT_BYTES:]
+            for line in lines:
+                self._send(wire.EVENT, line)
+        return len(data)
+
+    def _send(self, kind: bytes, data: bytes) -> None:
+        """Send a frame; without a connection, output goes to the launcher."""
+        if self._link is None:
+            if kind in (wire.OUT, wire.ERR):
+                process.write(1 if kind == wire.OUT else 2, data)
+            return
+        try:
+            self._link.send(kind, data)
+        except OSError as error:
+            self._lose(error)
+        except Gone:
+            os.killpg(0, signal.SIGKILL)
+
+    def _lose(self, error: OSError) -> None:
+        """Go on without the runner, from which the network has cut this host off."""
+        self._link = None
+        _complain(f"lost its connection to the runner ({error})")
+
+    def _reap(self) -> None:
+        """Note what became of the command."""
+        while self._code is None:
+            pid, status = os.waitpid(self._child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            if not pid:
+                return
+            if os.WIFSTOPPED(status):
+                self._send(wire.STOPPED, b"%d" % os.WSTOPSIG(status))
+            elif os.WIFCONTINUED(status):
+                self._send(wire.CONTINUED, b"")
+            else:
+                self._code = os.waitstatus_to_exitcode(status)
+
+
+def main(address: str, command: list[str]) -> int:
+    """Run `command` as this rank; return its exit code, or end by the signal that it ended by."""
+    # Launchers signal all of a rank's processes: the command decides what becomes of it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    rank = env.launched_rank() or 0
+    link = None
+    try:
+        secret = env.for_ranks({}, {}).get(wire.SECRET, "")
+        link = connect(address, rank, secret.encode(), CONNECT_SECONDS)
+    except OSError as error:
+        _complain(
+            f"cannot reach the runner at {address} ({error}): its output takes mpirun's way, and "
+            f"its end is not reported. Name the hosts with --hosts, or open a port and give --port"
+        )
+    code = Supervisor(link).run(command)
+    if code and link is None:
+        _complain(f"failed: {f'exit code {code}' if code > 0 else f'signal {-code}'}")
+    return process.end_like(code)
+
+
+def _complain(words: str) -> None:
+    """Write a line to the launcher's stderr."""
+    rank, host = env.launched_rank() or 0, os.uname().nodename
+    process.write(2, f"ncclkv run: rank {rank} on {host} {words}\n".encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ncclkv import env
-from ncclkv.cli import mpi
-from ncclkv.cli.job import Job
-from ncclkv.cli.report import Outcome, report
+from ncclkv.cli import hosts, mpi
+from ncclkv.cli.job import Job, Start
+from ncclkv.cli.outcome import Outcome
+from ncclkv.cli.output import begin_files
+from ncclkv.cli.report import report
 from ncclkv.errors import LaunchError
 from ncclkv.state.generations import generations
 
@@ -28,7 +32,21 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Example: ncclkv run -n 4 --max-restarts 3 --checkpoint saved -- python train.py"
     )
-    parser.add_argument("-n", type=int, default=1, metavar="RANKS", help="how many ranks (1)")
+    parser.add_argument(
+        "-n", type=int, metavar="RANKS", help="how many ranks (1, or as many as the hosts take)"
+    )
+    _describe_hosts(parser)
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        help="keep what each rank writes in DIR/rank-N.out and DIR/rank-N.err as well",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the command line and the variables that would be set, and start nothing",
+    )
     parser.add_argument(
         "--max-restarts",
         type=int,
@@ -51,27 +69,46 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER, help="after --: what each rank runs")
 
 
+def _describe_hosts(parser: argparse.ArgumentParser) -> None:
+    """Add the options on where ranks run."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--hosts",
+        metavar="A:4,B:4",
+        help="hosts, each with how many ranks it takes; by default those of a Slurm or PBS "
+        "allocation, or this one",
+    )
+    where.add_argument(
+        "--hostfile",
+        type=Path,
+        metavar="FILE",
+        help="the same from a file with a line NAME slots=RANKS for each",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        metavar="P",
+        help="TCP port at which ranks of other hosts reach this command (any free one)",
+    )
+
+
 def main(options: argparse.Namespace) -> int:
     """Run a job, as often as its failures and the options have it; return its exit code."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     check(options, command)
-    launcher: list[str] = []
-    settings: dict[str, str] = {}
-    if options.n > 1:
-        mpirun, settings = mpi.find(command)
-        launcher = [mpirun, "-n", str(options.n)]
-    if options.checkpoint is not None:
-        settings["NCCLKV_CHECKPOINT"] = str(options.checkpoint.absolute())
-    if options.timeout is not None:
-        settings["NCCLKV_TIMEOUT"] = f"{options.timeout:g}"
-    # Ranks that each start a thread for every core are slower than ranks of one thread.
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    begin = prepare(options, command)
+    if options.dry_run:
+        print(in_words(begin))
+        return 0
+    if options.output_dir is not None:
+        try:
+            begin_files(options.output_dir, begin.ranks)
+        except OSError as error:
+            raise LaunchError(f"--output-dir {options.output_dir}: {error}") from error
     early = 0
     for restart in range(options.max_restarts + 1):
         before = newest(options.checkpoint)
-        settings["NCCLKV_RESTART"] = str(restart)
-        environment = env.for_ranks(settings, threads if options.n > 1 else {})
-        outcome = Job(options.n, launcher, command, environment).run()
+        outcome = started(begin, restart)
         if outcome.code == 0 or outcome.asked is not None:
             break
         say(report(outcome, f"start {restart + 1} of at most {options.max_restarts + 1}"))
@@ -85,17 +122,64 @@ def main(options: argparse.Namespace) -> int:
     return outcome.code
 
 
+def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
+    """Return how the job is started, but for what differs between its starts."""
+    ranks = options.n or 1
+    slots: dict[str, int] = {}
+    if options.hosts is not None or options.hostfile is not None:
+        given = hosts.parse(options.hosts) if options.hosts else hosts.read(options.hostfile)
+        ranks, slots = hosts.placed(given, options.n)
+    launcher = hosts.Launcher([])
+    if ranks > 1 or slots:
+        check_for_launcher(command)
+        launcher = hosts.launcher(mpi.find(command), ranks, slots)
+    settings = {**launcher.settings, "NCCLKV_RESTART": "0"}
+    if options.checkpoint is not None:
+        settings["NCCLKV_CHECKPOINT"] = str(options.checkpoint.absolute())
+    if options.timeout is not None:
+        settings["NCCLKV_TIMEOUT"] = f"{options.timeout:g}"
+    # Ranks that each start a thread for every core are slower than ranks of one thread.
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if ranks > 1 else ()
+    unless_set = {**dict.fromkeys(names, "1"), **launcher.unless_set}
+    environment = env.for_ranks(settings, unless_set)
+    elsewhere = bool(launcher.line and (slots or hosts.given()))
+    port = options.port if options.port is not None else 0 if elsewhere else None
+    line = launcher.with_environment(environment)
+    return Start(ranks, line, command, environment, port, options.output_dir)
+
+
+def started(begin: Start, restart: int) -> Outcome:
+    """Start the job, for the first time or again, and wait for its end."""
+    environment = {**begin.environment, "NCCLKV_RESTART": str(restart)}
+    try:
+        job = Job(replace(begin, environment=environment))
+    except OSError as error:
+        raise LaunchError(f"--port {begin.port} cannot be listened on: {error}") from error
+    return job.run()
+
+
+def in_words(begin: Start) -> str:
+    """Return the variables and the command line of a start, as a shell would take them."""
+    here = env.for_ranks({}, {})
+    changed = sorted(each for each in begin.environment.items() if here.get(each[0]) != each[1])
+    variables = [f"{name}={shlex.quote(value)}" for name, value in changed]
+    return " ".join([*variables, shlex.join([*begin.launcher, *begin.command])])
+
+
 def check(options: argparse.Namespace, command: Sequence[str]) -> None:
     """Refuse what cannot be run, before anything is started."""
-    if options.n < 1:
+    if options.n is not None and options.n < 1:
         raise LaunchError(f"-n {options.n} is no number of ranks; give 1 or more")
     if options.max_restarts < 0:
         raise LaunchError(f"--max-restarts {options.max_restarts} is below 0; give 0 or more")
     if options.timeout is not None and not options.timeout > 0:
         raise LaunchError(f"--timeout {options.timeout:g} is not above 0; give seconds")
+    if options.port is not None and not 0 <= options.port < 65536:
+        raise LaunchError(f"--port {options.port} is no TCP port; give 0 to 65535")
     if not command:
+        ranks = options.n or 1
         raise LaunchError(
-            f"there is no command; give it after --: ncclkv run -n {options.n} -- python train.py"
+            f"there is no command; give it after --: ncclkv run -n {ranks} -- python train.py"
         )
     if shutil.which(command[0]) is None:
         advice = f"python {command[0]}" if command[0].endswith(".py") else "a path, or install it"
@@ -104,6 +188,16 @@ def check(options: argparse.Namespace, command: Sequence[str]) -> None:
     if script is not None and not Path(script).is_file():
         raise LaunchError(
             f"there is no file {script!r} in {Path.cwd()}; give the script's path from there"
+        )
+
+
+def check_for_launcher(command: Sequence[str]) -> None:
+    """Refuse arguments that mpirun would not pass on."""
+    if ":" in command:
+        quoted = shlex.quote(shlex.join(command))
+        raise LaunchError(
+            f"the command has an argument ':', behind which mpirun would start another program; "
+            f"pass it inside one argument: sh -c {quoted}"
         )
 
 

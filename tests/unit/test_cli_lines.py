@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ncclkv.cli import lines
-from ncclkv.cli.launcher import LauncherLines
+from ncclkv.cli.launcher import LauncherLines, Whole
 from ncclkv.cli.lines import Lines
 
 
@@ -91,9 +91,69 @@ def test_what_is_no_text_passes(screen):
     assert screen.text == b"[0] \xff\xfe\n"
 
 
+LONG = b"x" * 100_000
+
+
 def test_a_long_line_does_not_wait_for_its_end(screen):
-    screen.lines.feed(0, b"x" * 100_000)
-    assert screen.text == b"[0] " + b"x" * 100_000
+    screen.lines.feed(0, LONG)
+    assert screen.text == b"[0] " + LONG
+
+
+def test_a_long_line_stays_in_one_piece():
+    screen = Screen()
+    screen.lines.feed(0, LONG)
+    screen.lines.feed(1, b"short\n")
+    screen.lines.feed(2, LONG)
+    screen.lines.idle()
+    screen.lines.feed(0, LONG + b"\nnext")
+    screen.lines.feed(2, b"\n")
+    screen.lines.feed(0, b"\n")
+    assert screen.text.splitlines() == [
+        b"[0] " + LONG + LONG,
+        b"[1] short",
+        b"[2] " + LONG,
+        b"[0] next",
+    ]
+    assert (0, "next") in screen.noted
+
+
+def test_what_waits_for_a_long_line_is_bounded():
+    screen = Screen()
+    screen.lines.feed(0, LONG)
+    for _ in range(10):
+        screen.lines.feed(1, LONG)
+    assert not screen.lines.crowded
+    screen.lines.feed(1, LONG)
+    assert screen.lines.crowded == {1}
+    screen.lines.feed(0, b"\n")
+    assert not screen.lines.crowded
+
+
+def test_a_pause_in_a_long_line_lets_the_others_write(screen):
+    screen.lines.feed(0, LONG)
+    screen.lines.feed(1, b"short\n")
+    screen.lines.idle()
+    screen.lines.feed(0, b"rest\n")
+    assert screen.text.splitlines() == [b"[0] " + LONG, b"[1] short", b"[0] rest"]
+
+
+def test_others_wait_for_a_long_line_for_a_time_only(monkeypatch):
+    monkeypatch.setattr(lines, "_PATIENCE_SECONDS", -1.0)
+    screen = Screen()
+    screen.lines.feed(0, LONG)
+    screen.lines.idle()
+    assert screen.text == b"[0] " + LONG, "nobody waits"
+    screen.lines.feed(1, b"short\n")
+    screen.lines.idle()
+    assert screen.text.splitlines()[1:] == [b"[1] short"]
+
+
+def test_the_end_comes_in_the_midst_of_long_lines():
+    screen = Screen()
+    screen.lines.feed(0, LONG)
+    screen.lines.feed(1, LONG + b"\nmore")
+    screen.lines.end()
+    assert screen.text.splitlines() == [b"[0] " + LONG, b"[1] " + LONG, b"[1] more"]
 
 
 MPICH = """
@@ -118,9 +178,21 @@ signal 9 (Killed).
 """
 
 
-@pytest.mark.parametrize("text", [MPICH, OPEN_MPI])
+TAGGED = "".join(f"[1,0]<stderr>: {line}\n" for line in OPEN_MPI.splitlines())
+
+
+@pytest.mark.parametrize("text", [MPICH, OPEN_MPI, TAGGED])
 def test_words_of_launchers_are_kept_apart(text):
     launcher = LauncherLines()
     shown = [line for line in [*text.splitlines(), "loss 0.5"] if not launcher.is_noise(line)]
     assert shown == ["loss 0.5"]
     assert any("3141" in line for line in launcher.kept)
+
+
+def test_a_launcher_s_lines_have_no_nul_bytes_and_no_endless_length():
+    taken: list[str] = []
+    whole = Whole(taken.append)
+    for piece in (b"one\0\ntw", b"o\n\0", b"y" * 70_000, b"three"):
+        whole.feed(piece)
+    whole.end()
+    assert taken == ["one", "two", "y" * 70_000, "three"]

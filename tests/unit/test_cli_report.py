@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ncclkv.cli.report import Outcome, Rank, report
+from ncclkv import notify
+from ncclkv.cli import wire
+from ncclkv.cli.outcome import Outcome, Rank
+from ncclkv.cli.report import report
 
 
 def outcome(*ranks: Rank, launcher: int = 9, words: tuple[str, ...] = ()) -> Outcome:
@@ -19,13 +22,19 @@ FAILED = "ncclkv: rank {} of 3 on node1 (pid 1) failed, ending the job: {}"
 def lost(number: int) -> Rank:
     """A rank that noticed, after 10.5 s, that another one is gone, and was then killed."""
     each = rank(number, -9, 13.0)
-    each.hear(FAILED.format(number, "RankLost: rank 1 is gone"), 10.5)
+    fails(each, "RankLost: rank 1 is gone", 10.5)
     return each
+
+
+def fails(each: Rank, reason: str, seconds: float) -> None:
+    """Let a rank report why it ends the job, and print it."""
+    each.take(wire.EVENT, f"{notify.FAILED} {reason}", seconds)
+    each.hear(FAILED.format(each.number, reason))
 
 
 def test_the_first_failure_is_the_reason():
     killed = rank(1, -9, 10.0)
-    killed.hear("step 7", 9.0)
+    killed.hear("step 7")
     ended = outcome(lost(0), killed, lost(2))
     assert report(ended, "start 1 of at most 3").splitlines() == [
         "ncclkv run: the job failed after 12.3 s (start 1 of at most 3): rank 1 on node1 (pid 101) "
@@ -42,7 +51,7 @@ def test_the_first_failure_is_the_reason():
 
 def test_a_rank_that_says_why_it_failed():
     failed = rank(1, -15, 10.0)
-    failed.hear(FAILED.format(1, "ValueError: x"), 9.8)
+    fails(failed, "ValueError: x", 9.8)
     ended = outcome(rank(0, -9, 9.9), failed)
     first = report(ended, "start 1 of at most 1").splitlines()[0]
     assert first.endswith("rank 1 on node1 (pid 101) failed: ValueError: x")
@@ -66,7 +75,7 @@ def test_a_rank_that_is_stopped_is_told_of():
 def test_only_the_last_lines_are_repeated():
     failed = rank(0, 1, 1.0)
     for number in range(100):
-        failed.hear(f"line {number}", 0.5)
+        failed.hear(f"line {number}")
     said = report(outcome(failed), "").splitlines()
     assert said[-1] == "  [0] line 99"
     assert len(said) == 2 + 12
@@ -90,3 +99,60 @@ def test_a_signal_to_the_runner_is_no_failure_of_a_rank():
 
 def test_all_went_well():
     assert outcome(rank(0, 0, 1.0), rank(1, 0, 1.0), launcher=0).code == 0
+
+
+def test_what_a_rank_prints_is_no_failure():
+    printing = rank(0, 0, 5.0)
+    printing.hear(FAILED.format(0, "ValueError: of another job"))
+    assert outcome(printing, rank(1, 0, 5.0), launcher=0).code == 0
+
+
+def test_a_rank_that_left_while_the_others_ran():
+    """Those that miss it fail after it, or are killed by the launcher without a word."""
+    left, killed = rank(1, 0, 2.0), rank(2)
+    killed.take(b"", "", 12.0)
+    for others in ((lost(0), killed), (rank(0), killed)):
+        ended = outcome(others[0], left, others[1], launcher=0)
+        assert ended.code == 1
+        first = report(ended, "start 1 of at most 1").splitlines()[0]
+        assert first.endswith(
+            "rank 1 on node1 (pid 101) ended with exit code 0, 2.0 s after the start, while ranks "
+            "0 and 2 had not ended"
+        )
+
+
+def test_a_rank_that_fails_by_itself_comes_before_one_that_had_ended():
+    assert outcome(rank(0, 5, 9.0), rank(1, 0, 2.0), launcher=0).code == 5
+
+
+def test_ranks_that_never_report_an_end():
+    ended = outcome(rank(0), rank(1), launcher=0)
+    assert ended.code == 1
+    first = report(ended, "").splitlines()[0]
+    assert first.endswith("exit code 0; ranks 0 and 1 did not report an end and said nothing")
+
+
+def test_ranks_without_a_connection_are_the_launcher_s():
+    assert outcome(Rank(0), rank(1, 0, 1.0), launcher=0).code == 0
+    assert outcome(Rank(0), Rank(1), launcher=7).code == 7
+
+
+def test_a_rank_that_never_came_to_the_start_of_mpi():
+    waiting = [rank(0, -6, 9.0), rank(2, None)]
+    for each in waiting:
+        each.take(wire.EVENT, notify.MPI_BEGINS, 1.0)
+    ended = outcome(waiting[0], rank(1), waiting[1])
+    first = report(ended, "").splitlines()[0]
+    assert first.endswith(
+        "rank 1 on node1 (pid 101) never came to MPI's start, where ranks 0 and 2 waited for it"
+    )
+
+
+def test_the_words_of_a_call_that_never_returned():
+    """The watchdog can report by nothing but text; the end by SIGABRT is the rank's own."""
+    aborted = rank(1, -6, 9.0)
+    aborted.hear(FAILED.format(0, "of another job"))
+    aborted.hear(FAILED.format(1, "a sum took more than 3 s"))
+    ended = outcome(rank(0), aborted)
+    assert report(ended, "").splitlines()[0].endswith("failed: a sum took more than 3 s")
+    assert ended.code == 1

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
 
+import ncclkv
 from ncclkv.cli import main, mpi, run
 from ncclkv.cli.mpi import Library
-from ncclkv.cli.report import Outcome, Rank
+from ncclkv.cli.outcome import Outcome, Rank
 from ncclkv.errors import LaunchError
 
 MPICH = "HYDRA build details:\\n    Version: 5.0.2"
@@ -45,17 +47,17 @@ def test_mpirun_of_the_library_goes_before_others(places, monkeypatch):
     mpirun(places / "path/mpirun", MPICH)
     mpirun(places / "python/mpirun", MPICH)
     own = mpirun(places / "prefix/bin/mpirun", MPICH)
-    assert mpi.find(["python"]) == (str(own), {})
+    assert mpi.find(["python"]).path == str(own)
 
 
 def test_mpirun_of_another_mpi_is_passed_by(places, monkeypatch):
     loads(monkeypatch, "Open MPI v5.0.3, package", places / "prefix/lib/libmpi.so.40")
     mpirun(places / "prefix/bin/mpirun", MPICH)
     own = mpirun(places / "path/mpirun", OPEN_MPI)
-    found, settings = mpi.find(["python"])
-    assert found == str(own)
-    assert settings["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
-    assert settings["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
+    found = mpi.find(["python"])
+    assert found.path == str(own)
+    assert found.is_open_mpi
+    assert not found.is_hydra
 
 
 def test_no_mpirun_that_fits(places, monkeypatch):
@@ -107,9 +109,54 @@ def test_where_the_next_start_begins(tmp_path):
     assert "no complete checkpoint in" in run.begin_at(options)
 
 
-@pytest.mark.parametrize("arguments", [[], ["walk"], ["run", "-n", "four", "--", "true"]])
-def test_a_wrong_command_line(arguments, capsys):
+@pytest.mark.parametrize(
+    ("arguments", "usage"),
+    [
+        (["walk"], "usage: ncclkv [-h]"),
+        (["run", "-n", "four", "--", "true"], "usage: ncclkv run -n RANKS"),
+        (["run", "-n", "2", "--bogus", "--", "true"], "usage: ncclkv run -n RANKS"),
+        (["run", "--hosts", "a", "--hostfile", "f", "true"], "usage: ncclkv run -n RANKS"),
+    ],
+)
+def test_a_wrong_command_line(arguments, usage, capsys):
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert end.value.code == 2
-    assert "usage: ncclkv" in capsys.readouterr().err
+    assert usage in capsys.readouterr().err
+
+
+def test_without_arguments_it_shows_what_there_is(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr()
+    assert re.search(r"usage: ncclkv .*\n    run +Run a program on several ranks", shown.out, re.S)
+    assert not shown.err
+
+
+def test_its_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"ncclkv {ncclkv.__version__}\n"
+
+
+def test_a_dry_run_prints_what_would_be_run(places, monkeypatch, capsys, tmp_path):
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NCCLKV_RESTART", "HYDRA_HOST_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
+    loads(monkeypatch, "MPICH Version: 5.0.2", None)
+    own = mpirun(places / "python/mpirun", MPICH)
+    options = ["-n", "3", "--timeout", "9", "--output-dir", str(tmp_path / "out")]
+    assert main(["run", "--dry-run", *options, "--", "echo", "a b"]) == 0
+    assert capsys.readouterr().out == (
+        f"NCCLKV_RESTART=0 NCCLKV_TIMEOUT=9 OMP_NUM_THREADS=1 {own} -n 3 echo 'a b'\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_colon_among_the_arguments(capsys):
+    """An mpirun takes the word behind it for another program."""
+    assert main(["run", "-n", "2", "--dry-run", "--", "echo", "a", ":", "rm"]) == 2
+    said = capsys.readouterr().err
+    assert "has an argument ':', behind which mpirun would start another program" in said
+    assert "sh -c 'echo a : rm'" in said
+    assert main(["run", "--dry-run", "--", "echo", "a", ":", "rm"]) == 0, "no mpirun is there"

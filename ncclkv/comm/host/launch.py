@@ -7,7 +7,7 @@ import time
 from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
-from ncclkv import env, watchdog
+from ncclkv import env, notify, watchdog
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.exchange import ExchangeCommunicator
 from ncclkv.comm.host import child, finalize
@@ -60,7 +60,9 @@ def world(timeout: float | None = None) -> Communicator:
     if alone and "mpi4py.MPI" not in sys.modules:
         return SoloCommunicator(timeout)
     with watchdog.guard("starting MPI", timeout):
+        notify.notify(notify.MPI_BEGINS)
         comm = _mpi().COMM_WORLD
+        notify.notify(notify.MPI_RUNS)
     if started is not None and started > comm.Get_size():
         raise LaunchError(
             f"the launcher started {started} ranks, but MPI sees {comm.Get_size()}: mpirun and the "

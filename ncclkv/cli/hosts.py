@@ -1,0 +1,193 @@
+"""The hosts of a job, and the command line that has an mpirun place ranks on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ncclkv import env
+from ncclkv.cli import wire
+from ncclkv.cli.mpi import Mpirun
+from ncclkv.errors import LaunchError
+
+Hosts = dict[str, int | None]
+"""Names of hosts in order, with how many ranks each takes where that was given."""
+
+_GIVEN = (
+    *("SLURM_JOB_ID", "PBS_NODEFILE", "PBS_JOBID", "LSB_DJOB_HOSTFILE", "LSB_HOSTS"),
+    *("PE_HOSTFILE", "COBALT_NODEFILE", "FLUX_JOB_ID"),
+    *("HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE"),
+    *("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile"),
+)
+"""Variables by which a batch system or the user gives mpirun hosts."""
+
+_NEEDED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+_NEEDED_OF = ("NCCL", "CUDA_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_", "UCX_", "FI_", "GLOO_")
+"""Variables that ranks need on every host, and beginnings of the names of others."""
+
+# Each by the name of version 4 and by that of version 5.
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_OVERSUBSCRIBE = {
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher's command line, as far as the ranks' command, and its environment.
+
+    Attributes
+    ----------
+    line : list of str
+    settings, unless_set : mapping of str to str
+        Variables that it needs, and those that the user's own settings win over.
+    names_variables : bool
+        Ranks on other hosts get only the variables that its line names.
+    """
+
+    line: list[str]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    unless_set: Mapping[str, str] = field(default_factory=dict)
+    names_variables: bool = False
+
+    def with_environment(self, environment: Mapping[str, str]) -> list[str]:
+        """Return the line for ranks that are to have this environment."""
+        names = [wire.SECRET, *needed(environment)] if self.names_variables else []
+        return [*self.line, *(word for name in names for word in ("-x", name))]
+
+
+def parse(text: str) -> Hosts:
+    """Read hosts from a list such as ``"node1:4,node2:4"``.
+
+    Raises
+    ------
+    LaunchError
+        When an entry is neither ``NAME`` nor ``NAME:RANKS``.
+    """
+    hosts: Hosts = {}
+    for entry in text.split(","):
+        _add(hosts, entry.strip(), f"--hosts {text}")
+    return hosts
+
+
+def read(path: Path) -> Hosts:
+    """Read hosts from a file with ``NAME``, ``NAME:RANKS`` or ``NAME slots=RANKS`` a line.
+
+    Raises
+    ------
+    LaunchError
+        When it cannot be read, or has another line or none.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"--hostfile {path} cannot be read: {error}") from error
+    hosts: Hosts = {}
+    for number, line in enumerate(lines, 1):
+        entry = line.partition("#")[0].strip()
+        if entry:
+            words = entry.replace(" = ", "=").split()
+            if len(words) == 2 and words[1].startswith("slots="):
+                entry = f"{words[0]}:{words[1][6:]}"
+            _add(hosts, entry, f"line {number} of {path}")
+    if not hosts:
+        raise LaunchError(f"--hostfile {path} names no host; give a line NAME slots=RANKS for each")
+    return hosts
+
+
+def _add(hosts: Hosts, entry: str, where: str) -> None:
+    """Add a host; what is given for it in several places counts together."""
+    name, colon, count = entry.partition(":")
+    right = name and not name.startswith("-") and len(entry.split()) == 1
+    if not right or (colon and not (count.isdecimal() and int(count) > 0)):
+        raise LaunchError(f"{where} has {entry!r}, which is no host; give NAME or NAME:RANKS")
+    before = hosts.get(name)
+    hosts[name] = (before or 0) + int(count) if colon else before
+
+
+def placed(hosts: Hosts, ranks: int | None) -> tuple[int, dict[str, int]]:
+    """Return the number of ranks of a job, and how many each host takes at most.
+
+    Hosts without a number share the ranks evenly if none has one, and take one each otherwise.
+
+    Parameters
+    ----------
+    hosts : dict
+    ranks : int or None
+        None for as many as the hosts take.
+
+    Raises
+    ------
+    LaunchError
+        When the hosts take fewer ranks.
+    """
+    even = 1
+    if ranks is not None and all(count is None for count in hosts.values()):
+        even = -(-ranks // len(hosts))
+    slots = {name: count or even for name, count in hosts.items()}
+    room = sum(slots.values())
+    if ranks is not None and ranks > room:
+        raise LaunchError(
+            f"-n {ranks} is more than the hosts take, {room} ranks; give a smaller -n, or higher "
+            f"numbers behind the hosts' names"
+        )
+    return ranks or room, slots
+
+
+def launcher(mpirun: Mpirun, ranks: int, slots: Mapping[str, int]) -> Launcher:
+    """Return how an mpirun starts so many ranks.
+
+    Without `slots` it finds hosts itself, in an allocation or in its own variables, or starts all
+    ranks on this machine.
+
+    Raises
+    ------
+    LaunchError
+        When hosts are given to an mpirun whose options for them are not known.
+    """
+    line = [mpirun.path, "-n", str(ranks)]
+    listed = ",".join(f"{name}:{count}" for name, count in slots.items())
+    several = bool(slots or given())
+    if mpirun.is_open_mpi:
+        if slots:
+            line += ["--host", listed]
+        if several:
+            # Output of ranks that cannot reach the runner.
+            line += ["--tag-output"] if "Open MPI) 4" in mpirun.said else ["--output", "tag"]
+        crowded = not several and ranks > cores()
+        return Launcher(line, _AS_ROOT, _OVERSUBSCRIBE if crowded else {}, several)
+    if slots and not mpirun.is_hydra:
+        raise LaunchError(
+            f"{mpirun.path} is neither MPICH's nor Open MPI's, so how it is given hosts is not "
+            f"known; leave out --hosts and --hostfile and set its own variables"
+        )
+    if mpirun.is_hydra and several:
+        line += [*(["-hosts", listed] if slots else []), "-prepend-rank"]
+    return Launcher(line)
+
+
+def given() -> str:
+    """Return the name of a variable by which mpirun finds hosts itself; empty without one."""
+    here = env.for_ranks({}, {})
+    return next((name for name in _GIVEN if here.get(name)), "")
+
+
+def needed(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that ranks on other hosts need, in order."""
+    return sorted(name for name in environment if name in _NEEDED or name.startswith(_NEEDED_OF))
+
+
+def cores() -> int:
+    """Return the number of this process's cores, which is Open MPI's number of slots."""
+    cpus = os.sched_getaffinity(0)
+    siblings = set()
+    for cpu in cpus:
+        try:
+            path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+            siblings.add(path.read_text())
+        except OSError:
+            return len(cpus)
+    return len(siblings)

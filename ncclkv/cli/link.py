@@ -1,0 +1,179 @@
+"""The connection of a rank's supervisor to ``ncclkv run``."""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator
+
+from ncclkv.cli import wire
+
+ANSWER_SECONDS = 3.0
+"""For a peer that accepted a connection to prove that it is the runner."""
+
+_FULL_BYTES = 4 * wire.CHUNK
+
+
+class Gone(Exception):
+    """The runner has ended."""
+
+
+class Link:
+    """A connection on which the runner has proven itself.
+
+    Parameters
+    ----------
+    connection : socket.socket
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._waits = bytearray()
+        self._frames = wire.Frames()
+
+    def fileno(self) -> int:
+        """Return the descriptor, to be polled."""
+        return self._connection.fileno()
+
+    @property
+    def waits(self) -> bool:
+        """Return whether something was not sent yet."""
+        return bool(self._waits)
+
+    @property
+    def full(self) -> bool:
+        """Return whether so much was not sent that no more output is to be read."""
+        return len(self._waits) > _FULL_BYTES
+
+    def send(self, kind: bytes, data: bytes = b"") -> None:
+        """Send a frame, or keep it until the runner has taken those before it."""
+        self._waits += wire.frame(kind, data)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the connection takes without blocking.
+
+        Raises
+        ------
+        Gone
+            When the runner has ended.
+        OSError
+            When the network fails.
+        """
+        try:
+            while self._waits:
+                del self._waits[: self._connection.send(self._waits)]
+        except BlockingIOError:
+            pass
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise Gone from error
+
+    def receive(self) -> list[bytes]:
+        """Return the kinds of the frames that have arrived; raise as `flush` does."""
+        try:
+            data = self._connection.recv(wire.CHUNK)
+        except BlockingIOError:
+            return []
+        except ConnectionResetError as error:
+            raise Gone from error
+        if not data:
+            raise Gone
+        return [kind for kind, _ in self._frames.feed(data)]
+
+
+def connect(address: str, rank: int, secret: bytes, seconds: float) -> Link:
+    """Connect to the runner.
+
+    Parameters
+    ----------
+    address : str
+        ``"@NAME"``, an abstract Unix socket of this machine, or ``"PORT/HOST,HOST,..."`` with the
+        numeric addresses of all the runner's interfaces.  All are tried at once.
+    rank : int
+    secret : bytes
+    seconds : float
+        How long this may take.
+
+    Raises
+    ------
+    OSError
+        When no address leads to the runner.
+    """
+    limit = time.monotonic() + seconds
+    problem: OSError = TimeoutError(f"no answer in {seconds:g} s")
+    for attempt in _attempts(address, limit):
+        if isinstance(attempt, OSError):
+            problem = attempt
+            continue
+        try:
+            return Link(_greet(attempt, rank, secret))
+        except OSError as error:
+            problem = error
+            attempt.close()
+    raise problem
+
+
+def _attempts(address: str, limit: float) -> Iterator[socket.socket | OSError]:
+    """Yield a socket for each address as it connects, or why it does not."""
+    pending = []
+    for family, target in _targets(address):
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        # On this machine a full queue of connections is waited for; non-blocking it is an error.
+        connection.setblocking(family == socket.AF_UNIX)
+        code = connection.connect_ex(target)
+        if code in (0, errno.EINPROGRESS):
+            pending.append(connection)
+        else:
+            connection.close()
+            yield OSError(code, os.strerror(code))
+    try:
+        while pending and (left := limit - time.monotonic()) > 0:
+            _, ready, _ = select.select([], pending, [], left)
+            for connection in ready:
+                pending.remove(connection)
+                code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if code:
+                    connection.close()
+                yield OSError(code, os.strerror(code)) if code else connection
+    finally:
+        for connection in pending:
+            connection.close()
+
+
+def _targets(address: str) -> Iterator[tuple[int, str | tuple[str, int]]]:
+    """Yield family and address of each way to the runner."""
+    if address.startswith("@"):
+        yield socket.AF_UNIX, "\0" + address[1:]
+        return
+    port, _, hosts = address.partition("/")
+    for host in hosts.split(","):
+        yield socket.AF_INET6 if ":" in host else socket.AF_INET, (host, int(port))
+
+
+def _greet(connection: socket.socket, rank: int, secret: bytes) -> socket.socket:
+    """Prove this process to the runner, and have the runner prove itself."""
+    connection.settimeout(ANSWER_SECONDS)
+    wire.keep_alive(connection)
+    nonce = os.urandom(wire.NONCE_BYTES)
+    challenge = _exactly(connection, wire.NONCE_BYTES)
+    connection.sendall(wire.hello(secret, rank, challenge, nonce))
+    expected = wire.runners_proof(secret, challenge, nonce)
+    if not hmac.compare_digest(_exactly(connection, wire.PROOF_BYTES), expected):
+        raise ConnectionRefusedError("another program answers there")
+    return connection
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    """Receive so many bytes."""
+    data = b""
+    while len(data) < count:
+        piece = connection.recv(count - len(data))
+        if not piece:
+            raise ConnectionResetError("the connection was closed before it was proven")
+        data += piece
+    return data

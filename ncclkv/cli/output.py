@@ -1,0 +1,107 @@
+"""Where the ranks' output goes: to the streams of this process, and to a file a rank."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from ncclkv.cli.lines import Lines
+from ncclkv.cli.wire import ERR, OUT
+
+_SUFFIXES = {OUT: "out", ERR: "err"}
+
+
+class Output:
+    """Both streams of all ranks.
+
+    Parameters
+    ----------
+    ranks : int
+    note : callable
+        ``note(rank, line)`` gets each whole line of stderr.
+    unread : callable
+        Called without arguments when nobody reads a stream of this process any more.
+    folder : Path or None
+        Where `path_of` has a file for each stream of a rank.  Output is appended as it was written.
+    """
+
+    def __init__(
+        self,
+        note: Callable[[int, str], None],
+        unread: Callable[[], None],
+        folder: Path | None = None,
+    ) -> None:
+        self._unread = unread
+        self._folder = folder
+        self._lines = {
+            OUT: Lines(partial(self._write, 1), lambda rank, line: None),
+            ERR: Lines(partial(self._write, 2), note),
+        }
+
+    def feed(self, rank: int, kind: bytes, data: bytes) -> None:
+        """Take what a rank has written to the stream of this kind, `wire.OUT` or `wire.ERR`."""
+        if self._folder is not None:
+            try:
+                # Opened each time: a job may have more ranks than a process may have open files.
+                with path_of(self._folder, rank, kind).open("ab", buffering=0) as file:
+                    file.write(data)
+            except OSError as error:
+                self._folder = None
+                self.between(ERR, f"ncclkv run: no more output is kept in files: {error}")
+        self._lines[kind].feed(rank, data)
+
+    def between(self, kind: bytes, line: str) -> None:
+        """Write a line of no rank's."""
+        self._lines[kind].between(f"{line}\n".encode())
+
+    def idle(self) -> set[int]:
+        """Write what has waited for long enough; return the ranks that are to wait."""
+        crowded: set[int] = set()
+        for lines in self._lines.values():
+            lines.idle()
+            crowded |= lines.crowded
+        return crowded
+
+    def end(self) -> None:
+        """Write all that waits; nothing more will come."""
+        for lines in self._lines.values():
+            lines.end()
+
+    def _write(self, number: int, data: bytes) -> None:
+        """Write to a stream of this process."""
+        while data:
+            try:
+                data = data[os.write(number, data) :]
+            except BlockingIOError:  # a terminal, which launchers may tell not to block
+                select.select([], [number], [])
+            except BrokenPipeError:
+                self._unread()
+                return
+
+
+def path_of(folder: Path, rank: int, kind: bytes) -> Path:
+    """Return the file of a rank's stream.
+
+    Examples
+    --------
+    >>> path_of(Path("logs"), 3, ERR).name
+    'rank-3.err'
+    """
+    return folder / f"rank-{rank}.{_SUFFIXES[kind]}"
+
+
+def begin_files(folder: Path, ranks: int) -> None:
+    """Make the folder and an empty file for each stream of each rank.
+
+    Raises
+    ------
+    OSError
+        When one cannot be made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank in range(ranks):
+        for kind in _SUFFIXES:
+            path_of(folder, rank, kind).write_bytes(b"")

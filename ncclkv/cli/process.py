@@ -1,0 +1,69 @@
+"""What a supervisor asks of the operating system: to start a command, and to end as it did."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import resource
+import signal
+import struct
+import termios
+from contextlib import suppress
+
+from ncclkv import env, notify
+from ncclkv.cli import wire
+
+_PR_SET_PDEATHSIG = 1
+_COMMAND_NOT_FOUND = 127
+
+
+def wake_on_child_signals() -> int:
+    """Return a descriptor that can be read when a child has stopped, gone on or ended."""
+    ended, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return ended
+
+
+def become(command: list[str], streams: dict[int, int], events: int) -> None:
+    """Go on as the command; does not return."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
+        signal.signal(each, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    # Should this process be killed alone, the command is not left behind.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number, stream in streams.items():
+        os.dup2(stream, number)
+    os.set_inheritable(events, True)
+    variables = env.for_ranks({notify.PIPE: f"{events}:{os.fstat(events).st_ino}"}, {})
+    variables.pop(wire.SECRET, None)
+    try:
+        os.execvpe(command[0], command, variables)
+    except OSError as error:
+        os.write(2, f"ncclkv: {command[0]} cannot be started: {error}\n".encode())
+        os._exit(_COMMAND_NOT_FOUND)
+
+
+def end_like(code: int) -> int:
+    """Return the exit code of this process; end it where the command ended by a signal."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command's own dump is enough
+        with suppress(OSError):  # SIGKILL has no other disposition
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def readable_bytes(pipe: int) -> int:
+    """Return how many bytes a pipe holds now; more may come from processes that share it."""
+    count: int = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
+    return count
+
+
+def write(descriptor: int, data: bytes) -> None:
+    """Write all of it; nobody may be reading."""
+    with suppress(OSError):
+        while data:
+            data = data[os.write(descriptor, data) :]

@@ -1,0 +1,117 @@
+"""Frames between ``ncclkv run`` and the supervisors of its ranks, and proofs of their secret.
+
+A frame is a kind (a byte), a length (four bytes) and that many bytes.  Before the first frame the
+runner sends a nonce; the supervisor answers with its rank, a nonce of its own and a proof that it
+has the secret; the runner answers with its own proof.  The secret itself is never sent.
+"""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import struct
+from collections.abc import Iterator
+
+SECRET = "NCCLKV_RUN_SECRET"
+"""The variable with the secret of a runner and its supervisors."""
+
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+HELLO = struct.Struct(f"!I{NONCE_BYTES}s{PROOF_BYTES}s")
+"""The supervisor's answer: rank, nonce, proof."""
+
+BEGAN = b"b"
+OUT, ERR = b"o", b"e"
+STOPPED, CONTINUED = b"s", b"c"
+EVENT = b"n"
+ENDED = b"x"
+"""From a supervisor: pid and host; output; a signal's number; a line of `notify`; an exit code."""
+
+KILL = b"K"
+ALL_ENDED = b"A"
+"""From the runner: end the command now; every rank has ended."""
+
+CHUNK = 1 << 16
+"""Bytes of output that a frame has at most."""
+
+_HEAD = struct.Struct("!cI")
+
+# A peer whose host is gone is found after some two minutes, and not after two hours.
+_KEEPALIVE = (
+    (socket.TCP_KEEPIDLE, 30),
+    (socket.TCP_KEEPINTVL, 10),
+    (socket.TCP_KEEPCNT, 9),
+    (socket.TCP_USER_TIMEOUT, 120_000),
+)
+
+
+class Malformed(OSError):
+    """The bytes of a peer are no frames."""
+
+
+def frame(kind: bytes, data: bytes = b"") -> bytes:
+    r"""Return a frame's bytes.
+
+    Examples
+    --------
+    >>> frame(OUT, b"hi")
+    b'o\x00\x00\x00\x02hi'
+    """
+    return _HEAD.pack(kind, len(data)) + data
+
+
+class Frames:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield kind and data of each frame that these bytes complete."""
+        self._rest += data
+        start = 0
+        while len(self._rest) - start >= _HEAD.size:
+            kind, length = _HEAD.unpack_from(self._rest, start)
+            if length > CHUNK:
+                raise Malformed(f"a frame of {length} bytes, and {CHUNK} are allowed")
+            end = start + _HEAD.size + length
+            if end > len(self._rest):
+                break
+            yield kind, self._rest[start + _HEAD.size : end]
+            start = end
+        self._rest = self._rest[start:]
+
+
+def proof(secret: bytes, role: bytes, *parts: bytes) -> bytes:
+    """Return what only a holder of the secret can compute of a role and the nonces of both."""
+    return hmac.digest(secret, b"\0".join((role, *parts)), "sha256")
+
+
+def hello(secret: bytes, rank: int, challenge: bytes, nonce: bytes) -> bytes:
+    """Return a supervisor's answer to the runner's nonce."""
+    proven = proof(secret, b"rank %d" % rank, challenge, nonce)
+    return HELLO.pack(rank, nonce, proven)
+
+
+def welcome(secret: bytes, challenge: bytes, answer: bytes) -> tuple[int, bytes] | None:
+    """Return the rank of an answer and the runner's own proof; None for a wrong answer."""
+    rank, nonce, proven = HELLO.unpack(answer)
+    expected = proof(secret, b"rank %d" % rank, challenge, nonce)
+    if not hmac.compare_digest(proven, expected):
+        return None
+    return rank, runners_proof(secret, challenge, nonce)
+
+
+def runners_proof(secret: bytes, challenge: bytes, nonce: bytes) -> bytes:
+    """Return the proof by which a supervisor knows the runner."""
+    return proof(secret, b"runner", challenge, nonce)
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Have a TCP connection send small frames at once, and fail when its peer's host is gone."""
+    if connection.family == socket.AF_UNIX:
+        return
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,46 @@
+"""Events that a rank sends to ``ncclkv run``: a failure and its reason, and the start of MPI.
+
+They travel by a pipe that the rank inherits from its supervisor, `ncclkv.cli.rank`, and never as
+text on stderr, which any program may write.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from ncclkv import env
+
+PIPE = "NCCLKV_RUN_EVENTS"
+"""The variable with descriptor and inode of the pipe to this rank's supervisor."""
+
+FAILED = "failed"
+"""The rank ends the job; the reason follows."""
+
+MPI_BEGINS = "mpi-begins"
+MPI_RUNS = "mpi-runs"
+"""The rank has entered MPI's start, which waits for all ranks; and has left it."""
+
+_LONGEST = 2048
+"""Bytes of an event.  A pipe takes up to 4096 in one piece."""
+
+
+def notify(event: str, text: str = "") -> None:
+    """Send an event to the supervisor of this rank, if it has one.
+
+    Parameters
+    ----------
+    event : str
+        One of the names above.
+    text : str, optional
+        Only its first line is sent.
+    """
+    descriptor, _, inode = env.for_ranks({}, {}).get(PIPE, "").partition(":")
+    if not (descriptor.isdecimal() and inode.isdecimal()):
+        return
+    first = text.splitlines()[0] if text else ""
+    line = f"{event} {first}".encode(errors="backslashreplace")[:_LONGEST]
+    with suppress(OSError):
+        # A process that closed its inherited files may have opened another under that number.
+        if os.fstat(int(descriptor)).st_ino == int(inode):
+            os.write(int(descriptor), line + b"\n")

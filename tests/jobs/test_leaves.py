@@ -1,0 +1,66 @@
+"""``ncclkv run`` when ranks end with exit code 0 at different times, rightly or not."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.harness.slow import stretched
+from tests.jobs.conftest import Job
+
+SECONDS = stretched(6.0)
+"""From a rank's end to the end of the job."""
+
+LEFT = r"rank 1 on \S+ \(pid \d+\) ended with exit code 0, [\d.]+ s after the start, while "
+
+
+def headline(err: str) -> str:
+    """The line in which the report begins."""
+    return next(line for line in err.splitlines() if ": the job failed after " in line)
+
+
+@pytest.mark.parametrize("way", ["exit", "exec"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_that_leaves_in_mid_training(job: Job, ranks: int, way: str) -> None:
+    ended = job("leaves.py", "steps", way, ranks=ranks, run=True)
+    assert ended.code == 1, ended.err
+    assert ended.seconds < SECONDS, ended.err
+    others = "rank 0" if ranks == 2 else "ranks 0 and 2"
+    assert re.search(rf": {LEFT}{others} had not ended$", headline(ended.err)), ended.err
+    assert re.search(r"ncclkv: rank 0 of .* failed, ending the job: RankDied: ", ended.err), (
+        "the others have time to print what they miss"
+    )
+
+
+@pytest.mark.limit(60)
+def test_a_rank_that_nobody_misses_in_time(job: Job) -> None:
+    """MPICH kills the others in the end, before any of them can print a word."""
+    ended = job("leaves.py", "computes", "exit", ranks=3, run=True, limit=stretched(30))
+    assert ended.code == 1, ended.err
+    assert re.search(rf": {LEFT}ranks 0 and 2 had not ended$", headline(ended.err)), ended.err
+
+
+@pytest.mark.limit(60)
+def test_a_rank_goes_on_alone_for_as_long_as_it_likes(job: Job) -> None:
+    """The supervisors of the others wait for no more than ten seconds of these."""
+    ended = job("leaves.py", "evaluates", "12", ranks=3, run=True, limit=stretched(30))
+    assert (ended.code, ended.out, ended.err) == (0, "[0] evaluated\n", "")
+
+
+def test_a_rank_that_never_comes_to_the_start_of_mpi(job: Job) -> None:
+    ended = job("leaves.py", "before", "sleeps", ranks=3, run=True, NCCLKV_TIMEOUT="3")
+    assert ended.code == 1, ended.err
+    said = r"rank 1 on \S+ \(pid \d+\) never came to MPI's start, where ranks 0 and 2 waited for it"
+    assert re.search(rf": {said}$", headline(ended.err)), ended.err
+
+
+def test_a_rank_that_ends_before_the_start_of_mpi(job: Job) -> None:
+    """The deadline, five minutes, is not waited for."""
+    ended = job("leaves.py", "before", "exits", ranks=3, run=True)
+    assert ended.code == 1, ended.err
+    assert ended.seconds < SECONDS, ended.err
+    said = (
+        r"never came to MPI's start, where ranks 0 and 2 waited for it: it ended with exit code 0"
+    )
+    assert re.search(rf": rank 1 on \S+ \(pid \d+\) {said}", headline(ended.err)), ended.err
