@@ -150,6 +150,8 @@ class Lookout:
         now = time.monotonic()
         calls.inquire([*waits.chain(calls, missing)], now - waited)
         chain, ends = waits.chain(calls, missing), waits.ends(calls, missing)
+        # Calls that differ were found before: each of these ranks has sent what the others lack.
+        circle = calls.board.count > 0 and bool(chain) and all(chain.values())
         silent = [
             node
             for node in waits.silent(calls, now - min(_ANSWER_SECONDS, limit / 2))
@@ -161,7 +163,8 @@ class Lookout:
         parts = [
             *_links(chain),
             *map(self._silence, silent),
-            _ADVICE.format(named(answering)) if answering else "",
+            self._lost(chain) if circle else "",
+            _ADVICE.format(named(answering)) if answering and not circle else "",
             calls.last(ends),
             calls.last(chain.keys() - ends),
         ]
@@ -187,6 +190,17 @@ class Lookout:
         what = f"{work} waits for {named(missing)}"
         stall.report(
             rank, self._transport.size, what, waited, limit, "; ".join(filter(None, parts))
+        )
+
+    def _lost(self, chain: Mapping[int, Sequence[int]]) -> str:
+        """Describe ranks that wait for each other, and have made the same calls."""
+        ranks, roster = {self._transport.rank, *chain}, self._calls.roster
+        members = [] if roster is None else [roster.members[rank] for rank in sorted(ranks)]
+        hosts = ", ".join(dict.fromkeys(member.host for member in members))
+        return (
+            f"{named(ranks)} wait for each other, and have made the same calls: messages between "
+            f"them are lost, or slower than the timeout allows; look at the network"
+            f"{' of ' if hosts else ''}{hosts}"
         )
 
     def _silence(self, node: Sequence[int]) -> str:

@@ -3,65 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterable
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from ncclkv.comm import calls as module
-from ncclkv.comm import waits
 from ncclkv.comm.board import REPORTED, Board
 from ncclkv.comm.calls import Calls
-from ncclkv.comm.roster import Member, Roster
 from ncclkv.errors import OrderMismatch
-
-
-class Post:
-    """The transport of one rank among several in this test, as far as `Calls` uses it."""
-
-    def __init__(self, rank: int, all_of_them: list[Post], size: int) -> None:
-        self.rank, self.size = rank, size
-        self.heard: list[tuple[int, bytes]] = []
-        self.told: list[int] = []
-        self._all = all_of_them
-        all_of_them.append(self)
-
-    def inform(self, data: bytes, peers: Iterable[int]) -> None:
-        for peer in peers:
-            self.told.append(peer)
-            self._all[peer].heard.append((self.rank, data))
-
-    def departed(self) -> dict[int, str]:
-        return {}
-
-    def pause(self, attempt: int) -> None:
-        return None
-
-
-def ranks(size: int) -> list[Any]:
-    """`Calls` of so many ranks that share no memory."""
-    posts: list[Post] = []
-    return [Calls(Post(rank, posts, size)) for rank in range(size)]  # type: ignore[arg-type]
-
-
-def _frame() -> FrameType:
-    return sys._getframe()
-
-
-FRAME = _frame()
-"""Where all calls of these tests come from."""
-
-
-def note(calls: Calls, *whats: int, keys: int = 0, text: str = "") -> None:
-    """Note calls that are numbers."""
-    board = calls.board
-    for what in whats:
-        words = text or f"call {what} at train.py:{what}"
-        if board.notes.put(what, keys, 0, FRAME) is None:
-            board.notes.learn(what, keys, board.text(words), FRAME)
-            board.notes.put(what, keys, 0, FRAME)
+from tests.unit.talking import note, ranks
 
 
 def test_who_is_asked_answers_and_both_find_the_difference() -> None:
@@ -236,57 +186,6 @@ def test_a_verdict_that_is_passed_on_names_who_found_it() -> None:
     second.tell(str(found))
     third._transport.heard.pop(0)  # the first one's own is lost on its way
     assert str(third.found()) == "rank 2 of 3: rank 0 found: rank 0 of 3: it is wrong"
-
-
-# Whom ranks wait for
-
-
-def test_waits_are_followed_from_rank_to_rank() -> None:
-    first, second, third, fourth = ranks(4)
-    note(second, 1)
-    second.board.wait_for({2}, "a sum", 1.0)
-    third.board.wait_for({0, 3}, "a sum", 1.0)
-    for each in (second, third, fourth):
-        each.tell("")
-    first.hear()
-    assert waits.chain(first, [1]) == {1: [2], 2: [0, 3], 3: ()}
-    second.board.arrived()
-    second.tell("")
-    first.hear()
-    assert waits.chain(first, [1]) == {1: ()}
-
-
-def member(node: tuple[int, ...]) -> Member:
-    return Member("host", 1, node, None, "files", "", (), "")
-
-
-def test_nodes_of_which_no_rank_is_heard() -> None:
-    first, *others = ranks(6)
-    nodes = [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5)]
-    first.roster = Roster([member(node) for node in nodes], 0.0)
-    assert waits.silent(first, 0.0) == [(2, 3), (4, 5)]
-    others[2].tell("")
-    first.hear()
-    assert waits.silent(first, 0.0) == [(4, 5)]
-    assert waits.silent(first, module.time.monotonic() + 1) == [(2, 3), (4, 5)], (
-        "that was too long ago"
-    )
-
-
-def test_ranks_of_other_nodes_are_told_of_a_wait_and_asked_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "_PATIENCE", 0.01)
-    calls = ranks(4)
-    pages = {rank: module.np.zeros(module.NBYTES, module.np.uint8) for rank in (0, 1)}
-    for rank in (0, 1):
-        calls[rank].board = Board(rank, pages)
-    note(calls[0], 1)
-    note(calls[1], 1, 2)
-    calls[0].inquire([1, 3], 0.0)
-    assert calls[0]._transport.told == [2, 3], "one message each"
-    calls[2].hear()
-    assert [calls[2].report(rank).calls[-1].number for rank in (0, 1)] == [1, 2]
 
 
 # The last words of ranks

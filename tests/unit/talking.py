@@ -1,0 +1,56 @@
+"""Ranks of a test that share no memory, and what they tell each other of their calls."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any
+
+from ncclkv.comm.calls import Calls
+
+
+class Post:
+    """The transport of one rank among several in this test, as far as `Calls` uses it."""
+
+    def __init__(self, rank: int, all_of_them: list[Post], size: int) -> None:
+        self.rank, self.size = rank, size
+        self.heard: list[tuple[int, bytes]] = []
+        self.told: list[int] = []
+        self._all = all_of_them
+        all_of_them.append(self)
+
+    def inform(self, data: bytes, peers: Iterable[int]) -> None:
+        for peer in peers:
+            self.told.append(peer)
+            self._all[peer].heard.append((self.rank, data))
+
+    def departed(self) -> dict[int, str]:
+        return {}
+
+    def pause(self, attempt: int) -> None:
+        return None
+
+
+def ranks(size: int) -> list[Any]:
+    """`Calls` of so many ranks that share no memory."""
+    posts: list[Post] = []
+    return [Calls(Post(rank, posts, size)) for rank in range(size)]  # type: ignore[arg-type]
+
+
+def _frame() -> FrameType:
+    return sys._getframe()
+
+
+FRAME = _frame()
+"""Where all calls of these tests come from."""
+
+
+def note(calls: Calls, *whats: int, keys: int = 0, text: str = "") -> None:
+    """Note calls that are numbers."""
+    board = calls.board
+    for what in whats:
+        words = text or f"call {what} at train.py:{what}"
+        if board.notes.put(what, keys, 0, FRAME) is None:
+            board.notes.learn(what, keys, board.text(words), FRAME)
+            board.notes.put(what, keys, 0, FRAME)

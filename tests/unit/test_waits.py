@@ -1,0 +1,86 @@
+"""Which rank waits for which: followed from rank to rank, over nodes that answer or do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ncclkv.comm import calls as module
+from ncclkv.comm import waits
+from ncclkv.comm.board import Board
+from ncclkv.comm.lookout import Lookout
+from ncclkv.comm.roster import Member, Roster
+from tests.unit.talking import note, ranks
+
+
+def test_waits_are_followed_from_rank_to_rank() -> None:
+    first, second, third, fourth = ranks(4)
+    note(second, 1)
+    second.board.wait_for({2}, "a sum", 1.0)
+    third.board.wait_for({0, 3}, "a sum", 1.0)
+    for each in (second, third, fourth):
+        each.tell("")
+    first.hear()
+    assert waits.chain(first, [1]) == {1: [2], 2: [0, 3], 3: ()}
+    second.board.arrived()
+    second.tell("")
+    first.hear()
+    assert waits.chain(first, [1]) == {1: ()}
+
+
+def member(node: tuple[int, ...]) -> Member:
+    return Member("host", 1, node, None, "files", "", (), "")
+
+
+def test_nodes_of_which_no_rank_is_heard() -> None:
+    first, *others = ranks(6)
+    nodes = [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5)]
+    first.roster = Roster([member(node) for node in nodes], 0.0)
+    assert waits.silent(first, 0.0) == [(2, 3), (4, 5)]
+    others[2].tell("")
+    first.hear()
+    assert waits.silent(first, 0.0) == [(4, 5)]
+    assert waits.silent(first, module.time.monotonic() + 1) == [(2, 3), (4, 5)], (
+        "that was too long ago"
+    )
+
+
+def test_ranks_of_other_nodes_are_told_of_a_wait_and_asked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 0.01)
+    calls = ranks(4)
+    pages = {rank: module.np.zeros(module.NBYTES, module.np.uint8) for rank in (0, 1)}
+    for rank in (0, 1):
+        calls[rank].board = Board(rank, pages)
+    note(calls[0], 1)
+    note(calls[1], 1, 2)
+    calls[0].inquire([1, 3], 0.0)
+    assert calls[0]._transport.told == [2, 3], "one message each"
+    calls[2].hear()
+    assert [calls[2].report(rank).calls[-1].number for rank in (0, 1)] == [1, 2]
+
+
+def test_ranks_that_wait_for_each_other_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 0.01)
+    first, second = ranks(2)
+    first.roster = Roster([member((rank,))._replace(host=f"node{rank}") for rank in (0, 1)], 0.0)
+    late = Lookout(first.transport, first).late
+    work: Any = "a sum"
+    note(first, 1, 2)
+    note(second, 1)
+    second.board.wait_for({0}, "a sum", 4.0)
+    second.tell("")
+    first.hear()
+    assert (
+        "; rank 1 waits for rank 0; ranks 0, 1 wait for each other, and have made the same calls: "
+        "messages between them are lost, or slower than the timeout allows; look at the network "
+        "of node0, node1; rank 1 on "
+    ) in str(late(work, {1}, 5.0, 5.0))
+    second.board.arrived()
+    second.tell("")
+    first.hear()
+    assert "; all ranks must make the same calls in the same order: look at what rank 1 did" in str(
+        late(work, {1}, 5.0, 5.0)
+    )
