@@ -12,6 +12,7 @@
       CommError      the transport is in an unknown state; the store is broken
         CommTimeout(TimeoutError)  RankLost  RankDied(RankLost)  CommAborted
       NonFinite      a gradient holds NaN or infinity
+      UpdaterError   the updater raised on the root, and this rank is another
       CheckpointError
       LaunchError    the job was started wrongly; the text has the command that mends it
 
@@ -103,6 +104,10 @@ class CommAborted(CommError):
 
 class NonFinite(KVStoreError):
     """A gradient holds NaN or infinity."""
+
+
+class UpdaterError(KVStoreError):
+    """The updater raised on the rank that it runs on; this one goes on with that rank's values."""
 
 
 class CheckpointError(KVStoreError):

@@ -1,7 +1,6 @@
 """The communicator of hosts: collectives in the memory of a node, and messages over any transport.
 
-Of several nodes, long reductions and broadcasts go through memory on each; the rest is messages
-between all ranks.
+Of several nodes, long reductions and broadcasts go through memory on each, the rest by messages.
 """
 
 from __future__ import annotations
@@ -99,8 +98,7 @@ class ExchangeCommunicator(Communicator):
         among: Control | None = None,
     ) -> None:
         self.rank, self.size = transport.rank, transport.size
-        self.local_rank = transport.node.index(transport.rank)
-        self.local_size = len(transport.node)
+        self.local_rank, self.local_size = transport.node.index(self.rank), len(transport.node)
         self.name = transport.name
         self.timeout = timeout
         self.kernels = HostKernels()
@@ -280,6 +278,8 @@ class ExchangeCommunicator(Communicator):
             self._closed = True
             self._flight.end(CommAborted(left(self.rank, self.size, reason)))
             self._transport.leave(reason)
+            if self._node is not None:
+                self._node.close()
 
     def close(self) -> None:
         if self._closed:

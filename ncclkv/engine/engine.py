@@ -77,15 +77,24 @@ class Engine(Flushes):
         They must have sealed the same keys.
         """
         self.flush()
-        if rule.source is not self.rule.source:
-            self.rule.dispose()
-        self.rule = rule
+        before, self.rule = self.rule, rule
         self.presence.flagged = self._flagged is not None and rule.can_skip
         if isinstance(rule, FunctionRule):
             self.places.part()
         for state in self.places.states:
             state.launched = False
             self._adopt(state)
+        if rule.source is not before.source:
+            self._dispose(before)
+
+    def dispose(self) -> None:
+        """End the use of the rule in force."""
+        self._dispose(self.rule)
+
+    def _dispose(self, rule: Rule) -> None:
+        """End the use of a rule; what the user's code raises there is raised late."""
+        raised = rule.dispose()
+        self.raised = self.raised or raised
 
     def _adopt(self, state: BucketState) -> None:
         """Let the rule get what it needs for a bucket."""

@@ -14,6 +14,7 @@ from ncclkv.engine.presence import Agreed, Part, Presence
 from ncclkv.engine.reads import Reads
 from ncclkv.engine.state import Array, BucketState
 from ncclkv.engine.update import Assign, FunctionRule, Rule
+from ncclkv.errors import UpdaterError
 from ncclkv.kernels.base import Kernels
 from ncclkv.table.registry import Key
 
@@ -30,6 +31,9 @@ class Flushes(Reads):
         What ranks tell each other before a flush.
     raised : Exception or None
         What an updater has raised, until it is taken: what all ranks do comes first.
+    untold : bool
+        Whether a function has run on the root alone since the others heard what it raised; alike on
+        all ranks.
     """
 
     def __init__(
@@ -45,6 +49,8 @@ class Flushes(Reads):
         self.rule: Rule = Assign()
         self.presence = presence
         self.raised: Exception | None = None
+        self.untold = False
+        self._failure: str | None = None
         self._launcher = Launcher(comm, placement, kernels)
         self._flagged: Flagged | None = None
         if presence.looks and not comm.blocks:
@@ -113,7 +119,8 @@ class Flushes(Reads):
         """Flush what ranks agree on."""
         numbers = self.rule.numbers() if self.presence.lenient else None
         buckets = [state.layout.index for state in wanted]
-        agreed = self.presence.agree(buckets, numbers, self.placement.root, part)
+        agreed = self.presence.agree(buckets, numbers, self.placement.root, part, self._failure)
+        self._heard(agreed.failure)
         if part != Part.STAYS and agreed.active:
             self.rule.follow(agreed.numbers)
         step = self.rule.step_of(agreed.numbers) if self.presence.lenient else None
@@ -165,10 +172,34 @@ class Flushes(Reads):
 
     def _update(self, keys: Collection[Key]) -> None:
         """Let the updater fold the sums of keys into their values."""
+        self.untold = self.placement.root is not None and self._comm.size > 1
         if self.placement.updates and isinstance(self.rule, FunctionRule):
             slots = [self.places[key] for key in self.places.registry.update_order(keys)]
             with self._comm.queue():
-                self.raised = self.rule.run(slots) or self.raised
+                raised = self.rule.run(slots)
+            if raised is not None:
+                self.raised, key = raised
+                self._failure = f"{type(self.raised).__name__}: {self.raised}, at key {key!r}"
+
+    def tell(self) -> None:
+        """Tell all ranks what the updater has raised on the root; collective.
+
+        Where flushes begin with an exchange, the next one tells it.
+        """
+        root = self.placement.root
+        if self.untold and root is not None and not self.presence.asked:
+            control = self._comm.control
+            self._heard(control.broadcast(self._failure, root, "what the updater raised"))
+
+    def _heard(self, failure: str | None) -> None:
+        """Raise on this rank, once the verb is done, what the updater has raised on the root."""
+        self.untold, self._failure = False, None
+        if failure is not None and not self.placement.updates:
+            self.raised = self.raised or UpdaterError(
+                f"rank {self._comm.rank} of {self._comm.size}: the updater raised {failure}, on "
+                f"rank {self.placement.root}, and the rest of that flush was not updated; all "
+                f"ranks have the values of rank {self.placement.root}: mend the updater there"
+            )
 
     def take_raised(self) -> Exception | None:
         """What an updater has raised since the last call of this."""

@@ -51,6 +51,8 @@ class Said(NamedTuple):
     numbers : Any
         Of the update, as they are here.
     part : Part
+    failure : str or None
+        What the updater has raised here, of which other ranks have not heard.
     """
 
     pushed: frozenset[int]
@@ -58,6 +60,7 @@ class Said(NamedTuple):
     buckets: tuple[int, ...]
     numbers: Any
     part: Part
+    failure: str | None
 
 
 class Agreed(NamedTuple):
@@ -74,12 +77,15 @@ class Agreed(NamedTuple):
     numbers : Any
         Of the update: the root's if it stays, or the first rank's that does; if all leave, the
         first one's.
+    failure : str or None
+        What the updater has raised on a rank, if it runs on one alone.
     """
 
     keys: dict[Key, int]
     buckets: list[int]
     active: int
     numbers: Any
+    failure: str | None
 
 
 class Presence:
@@ -134,7 +140,12 @@ class Presence:
         return self.zeros or self.uneven
 
     def agree(
-        self, buckets: Iterable[int], numbers: Any, root: int | None, part: Part = Part.STAYS
+        self,
+        buckets: Iterable[int],
+        numbers: Any,
+        root: int | None,
+        part: Part = Part.STAYS,
+        failure: str | None = None,
     ) -> Agreed:
         """What all ranks will do; collective.
 
@@ -149,7 +160,7 @@ class Presence:
             On every rank, when it is to be raised; nothing that was pushed is applied.
         """
         self._places.seal()
-        mine = self._said(buckets, numbers, part)
+        mine = self._said(buckets, numbers, part, failure)
         said = self._comm.control.allgather(tuple(mine), "what was pushed")
         said = [Said(*each) for each in said]
         active = [rank for rank, each in enumerate(said) if each.part != Part.ANSWERS]
@@ -162,16 +173,17 @@ class Presence:
             keys = {}
         self._fill_up(keys)
         first = min(range(len(said)), key=lambda rank: (said[rank].part, rank != root, rank))
-        return Agreed(keys, wanted, len(active), said[first].numbers)
+        failure = None if root is None else said[root].failure
+        return Agreed(keys, wanted, len(active), said[first].numbers, failure)
 
-    def _said(self, buckets: Iterable[int], numbers: Any, part: Part) -> Said:
+    def _said(self, buckets: Iterable[int], numbers: Any, part: Part, failure: str | None) -> Said:
         """What this rank says."""
         registry, pushed, unsound = self._places.registry, [], []
         for state in self._places.states:
             pushed += [registry[key].index for key in state.pushed]
             if state.pushed and self._nonfinite != "ignore":
                 unsound += [registry[key].index for key in self._unsound(state)]
-        return Said(frozenset(pushed), frozenset(unsound), tuple(buckets), numbers, part)
+        return Said(frozenset(pushed), frozenset(unsound), tuple(buckets), numbers, part, failure)
 
     def _unsound(self, state: BucketState) -> list[Key]:
         """The keys of a bucket whose gradients hold NaN or infinity."""

@@ -7,7 +7,7 @@ bucket, lazily.  `FunctionRule`: the user's updater is called key by key before 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -104,8 +104,9 @@ class Rule:
         """What is remembered of a key: flat views, to be read or written."""
         return []
 
-    def dispose(self) -> None:
-        """The rule is no longer used."""
+    def dispose(self) -> Exception | None:
+        """End the use of the rule; return what the user's code raises there."""
+        return None
 
     def compute_with(self, kernels: Kernels) -> None:
         """Make other kernels those that updates run on."""
@@ -173,6 +174,13 @@ class FusedRule(Rule):
         return self.updater.states(slot.state.layout, slot.entry.lo, slot.entry.hi)
 
 
+class Raised(NamedTuple):
+    """An exception of the user's updater, and the key that it was called for."""
+
+    error: Exception
+    key: Key
+
+
 class FunctionRule(Rule):
     """The user's updater, called for one key after another.
 
@@ -206,7 +214,7 @@ class FunctionRule(Rule):
         self._rank = rank
         self.name = name
 
-    def run(self, slots: Sequence[Slot]) -> Exception | None:
+    def run(self, slots: Sequence[Slot]) -> Raised | None:
         """Update the keys in the order given, up to an exception; return it, with its key named.
 
         With the updater on one rank, the others know nothing of the exception: what all ranks have
@@ -218,7 +226,7 @@ class FunctionRule(Rule):
                 self._update(key, slot.gradient.reshape(shape), slot.weight.reshape(shape))
             except Exception as error:
                 annotate(error, f"in the updater, at key {key!r} on rank {self._rank}")
-                return error
+                return Raised(error, key)
         return None
 
     def baked(self) -> dict[str, Any]:
@@ -227,5 +235,15 @@ class FunctionRule(Rule):
             f"optimizer instead, or make the step's calls each time"
         )
 
-    def dispose(self) -> None:
-        self._dispose()
+    def dispose(self) -> Exception | None:
+        dispose, self._dispose = self._dispose, _nothing  # once, also when it raises
+        try:
+            dispose()
+        except Exception as error:
+            annotate(error, f"in dispose() of the updater {self.name} on rank {self._rank}")
+            return error
+        return None
+
+
+def _nothing() -> None:
+    """Do nothing: the updater has been disposed of."""

@@ -176,6 +176,12 @@ class Core(KVStoreBase):
             # Ranks have memory in common: no first value may come after what is written next.
             self._comm.control.barrier(verb)
 
+    def _raise_late(self) -> None:
+        """Raise what an updater raised, after the verb's end: it says nothing of this store."""
+        error = self._engine.take_raised()
+        if error is not None:
+            raise error
+
     # Life
 
     def close(self) -> None:
@@ -192,6 +198,7 @@ class Core(KVStoreBase):
         failure = self._session.failure
         if failure is not None:
             self._leave(f"{type(failure).__name__}: {failure}")
+            self._raise_late()
             return
         with self._session.verb("close"):
             self._operations.note("close")
@@ -200,13 +207,14 @@ class Core(KVStoreBase):
             self._engine.report()
             self._comm.close()
         self._session.closed = True
-        self._engine.rule.dispose()
+        self._engine.dispose()
+        self._raise_late()
 
     def _leave(self, reason: str) -> None:
         """Close without the other ranks, telling them why."""
         self._session.closed = True
         self._comm.abort(reason)
-        self._engine.rule.dispose()
+        self._engine.dispose()
 
     def __enter__(self: Self) -> Self:
         return self

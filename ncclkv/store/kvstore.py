@@ -163,18 +163,20 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
             if type(priority) is not int or priority:
                 whole_priority("pull", priority)
             local = local if type(local) is bool else flag("pull", "local", local)
+            made = None
             if out is None:
-                return self._pull_new(key, local)
-            pull, row = self._to_pull("pull", key, out, local=local)
-            if local:
-                self._engine.read(pull, row)
-            elif self._group is not None:
-                self._group.pull(pull.keys, row)
+                made = self._pull_new(key, local)
             else:
-                self._operations.pull(pull)
-                self._pull(pull, row)
+                pull, row = self._to_pull("pull", key, out, local=local)
+                if local:
+                    self._engine.read(pull, row)
+                elif self._group is not None:
+                    self._group.pull(pull.keys, row)
+                else:
+                    self._operations.pull(pull)
+                    self._pull(pull, row)
         self._raise_late()
-        return None
+        return made
 
     def pushpull(
         self,
@@ -244,6 +246,7 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
 
             self._assign("broadcast", make)
             self._pull(*self._engine.reading(reads))
+        self._raise_late()
 
     @contextmanager
     def group(self) -> Iterator[None]:

@@ -83,6 +83,8 @@ class Transfers(Core):
     def _pull(self, pull: Pull, row: Sequence[Array]) -> None:
         """Flush what concerns some keys, and copy them out."""
         self._engine.settle(pull.states)
+        if self._engine.untold:
+            self._engine.tell()
         self._engine.read(pull, row)
         quiet = self._session.recording or self._engine.presence.uneven
         if self._verify is not None and not quiet:
@@ -102,12 +104,6 @@ class Transfers(Core):
         group.commit()
         pull, row = known or self._planned("group", group.keys, group.outs, reads)
         self._pull(pull, row)
-
-    def _raise_late(self) -> None:
-        """Raise what an updater raised, after the verb's end: it says nothing of this store."""
-        error = self._engine.take_raised()
-        if error is not None:
-            raise error
 
     def _pull_new(self, key: Any, local: bool) -> Array | list[Array]:
         """Pull into new arrays."""

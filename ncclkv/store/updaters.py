@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ncclkv.engine.state import Array
 from ncclkv.engine.update import FunctionRule, FusedRule, Rule
 from ncclkv.errors import UsageError
 from ncclkv.optimizer.base import Optimizer
@@ -13,7 +12,6 @@ from ncclkv.optimizer.fused import FusedUpdater
 from ncclkv.store import check
 from ncclkv.store.agreement import propose
 from ncclkv.store.core import Core
-from ncclkv.table.registry import Key
 from ncclkv.typing import Updater
 
 
@@ -30,7 +28,8 @@ class UpdateVerbs(Core):
             is as the user gave it, `input` the sum over all ranks, both arrays are NumPy arrays of
             the key's shape and the store's own: copy what is to be kept. It is called before
             ``push`` returns, once for each key pushed: ints ascending, strings in the order of
-            their initialisation. What it raises leaves ``push``. ``dispose()`` is called when the
+            their initialisation. What it raises leaves ``push``; with ``update_on="root"`` other
+            ranks raise `UpdaterError` at their next pull or wait. ``dispose()`` is called when the
             updater is replaced or the store closed.
 
         Raises
@@ -59,6 +58,7 @@ class UpdateVerbs(Core):
                 note=self._engine.places.sealed,
             )
             self._install(rule, notes)
+        self._raise_late()
 
     _set_updater = set_updater
 
@@ -103,6 +103,7 @@ class UpdateVerbs(Core):
             )
             if not again:
                 self._install(rule, notes)
+        self._raise_late()
 
     def _fused_rule(self, optimizer: Optimizer) -> FusedRule:
         """Return the rule of an optimizer that can update the store's keys."""
@@ -144,19 +145,17 @@ class UpdateVerbs(Core):
         return FunctionRule(
             updater,
             self._guarded(update),
-            dispose if callable(dispose) else lambda: None,
+            self._guarded(dispose) if callable(dispose) else lambda: None,
             self.rank,
             getattr(updater, "__name__", type(updater).__name__),
         )
 
-    def _guarded(
-        self, update: Callable[[Key, Array, Array], object]
-    ) -> Callable[[Key, Array, Array], object]:
-        """The updater, inside which the store's verbs are refused."""
+    def _guarded(self, function: Callable[..., object]) -> Callable[..., object]:
+        """A function of the user's, inside which the store's verbs are refused."""
 
-        def call(key: Key, total: Array, stored: Array) -> object:
+        def call(*arguments: Any) -> object:
             with self._session.updating():
-                return update(key, total, stored)
+                return function(*arguments)
 
         return call
 

@@ -24,6 +24,7 @@ class WaitVerbs(Transfers):
                 self._engine.places.registry[name]
             self._operations.note("wait", read=keys or ())
             self._engine.settle(None if keys is None else self._engine.places.buckets(keys))
+            self._engine.tell()
             self._comm.synchronize()
             self._engine.report()
             if self._verify is not None and not self._engine.presence.uneven:
@@ -35,6 +36,7 @@ class WaitVerbs(Transfers):
         with self._session.verb("barrier"):
             self._operations.note("barrier")
             self._engine.settle()
+            self._engine.tell()
             self._comm.synchronize()
             self._engine.report()
             if self._verify is not None:

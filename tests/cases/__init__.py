@@ -42,6 +42,7 @@ MODULES = (
     "several_stores",
     "uneven",
     "updaters",
+    "updaters_raising",
     "views",
     "waiting",
 )

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclkv.errors import RankLost
 from tests.cases.expect import full, pulled, same, total
 from tests.cases.registry import case
 from tests.cases.stores import Stores
@@ -220,22 +219,3 @@ def the_same_updater_again_is_not_disposed_of(create: Stores) -> None:
     log.saw(create, kv, (3, kv.num_workers))
     kv.set_updater(Log())
     assert log.disposed == 1
-
-
-@case()
-def an_error_of_another_store_leaves_this_one_whole(create: Stores) -> None:
-    kv = create()
-    kv.init(3, full(1))
-
-    def fail(key: Any, grad: NDArray[Any], stored: NDArray[Any]) -> None:
-        raise RankLost("rank 7 of 8: of another store")
-
-    kv.set_updater(fail)
-    for _ in range(2):
-        try:
-            kv.push(3, full(1))
-        except RankLost:
-            assert create.updates_here(kv)
-        else:
-            assert not create.updates_here(kv)
-    same(pulled(kv, 3), 1)

@@ -6,13 +6,14 @@ limits its size, and a page takes memory only once somebody has written to it.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import secrets
-import sys
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,7 @@ _CAPACITY = 1 << 44
 
 _TOKEN_BYTES = 16
 
-# Older Pythons keep a descriptor for each map.
-_MAP: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Space(ABC):
@@ -105,10 +105,36 @@ class FileSpace(Space):
         return space
 
     def map(self, start: int, nbytes: int) -> Buffer:
-        return np.frombuffer(mmap.mmap(self._descriptor, nbytes, offset=start, **_MAP), np.uint8)
+        return _mapped(self._descriptor, start, nbytes)
 
     def close(self) -> None:
         self._close()
+
+
+def _mapped(descriptor: int, start: int, nbytes: int) -> Buffer:
+    """A part of a file, mapped as long as it is used, by itself or by its views.
+
+    `mmap.mmap` keeps a descriptor of its own for each map before Python 3.13, so a store that was
+    closed would keep some as long as an array of it is used.
+    """
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    where = _libc().mmap(None, nbytes, protection, mmap.MAP_SHARED, descriptor, start)
+    if where == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    memory = (ctypes.c_uint8 * nbytes).from_address(where)
+    weakref.finalize(memory, _libc().munmap, where, nbytes).atexit = False
+    return np.frombuffer(memoryview(memory), np.uint8)
+
+
+@cache
+def _libc() -> Any:
+    """The C library, with the types of its calls."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    pointer, size, number, offset = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_long
+    libc.mmap.restype, libc.mmap.argtypes = pointer, [pointer, size, number, number, number, offset]
+    libc.munmap.argtypes = [pointer, size]
+    return libc
 
 
 class WindowSpace(Space):

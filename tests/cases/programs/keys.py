@@ -44,7 +44,7 @@ def broadcast(stage: Stage, seat: Seat, op: Broadcast) -> None:
     keys, values = forms(given, stage.bare)
     outs, writes, errors = out_form(seat, plans, op.outs, stage.bare)
     errors += seat.forbidden + seat.inadmissible(plans)
-    seat.call(lambda: seat.kv.broadcast(keys, values, outs), errors)
+    seat.call(lambda: seat.kv.broadcast(keys, values, outs), errors, reads=True)
     if not errors:
         for plan, (one,) in given:
             if plan.key in seat.model.values:

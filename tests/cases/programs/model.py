@@ -115,6 +115,8 @@ class Model:
         What an updating rank's updater is called with.
     block : dict or None
         What was pushed in the group that is open.
+    untold : bool
+        Whether an updater has raised on the root, and the other ranks have not heard of it.
     """
 
     def __init__(self, plan: StorePlan, size: int) -> None:
@@ -126,6 +128,7 @@ class Model:
         self.rule: Replace = Replace()
         self.calls: list[tuple[Key, Array]] = []
         self.block: dict[Key, list[list[Array]]] | None = None
+        self.untold = False
 
     def updates(self, rank: int) -> bool:
         """Whether updaters run on `rank`."""
@@ -182,6 +185,7 @@ class Model:
             try:
                 self.rule.fold(key, total, self.values[key])
             except Stumble:
+                self.untold = self.root is not None and self.size > 1
                 return True
         return False
 

@@ -49,7 +49,9 @@ def pushpull(stage: Stage, seat: Seat, op: PushPull) -> None:
         raises = seat.model.push(contributions(items))
         seat.expect(writes)
     priority = op.priority
-    seat.call(lambda: seat.kv.pushpull(keys, values, outs, priority), errors, raises=raises)
+    seat.call(
+        lambda: seat.kv.pushpull(keys, values, outs, priority), errors, raises=raises, reads=True
+    )
     if not errors:
         seat.written(writes)
 
@@ -68,8 +70,9 @@ def pull(stage: Stage, seat: Seat, op: Pull) -> None:
     keys = key_form(plans, stage.bare)
     if op.outs is None:
         errors = seat.missing(plans) + ([] if op.local else seat.forbidden)
-        arrays = seat.call(lambda: seat.kv.pull(keys, local=op.local), errors)
-        if errors:
+        told = seat.told and not op.local
+        arrays = seat.call(lambda: seat.kv.pull(keys, local=op.local), errors, reads=not op.local)
+        if errors or told:
             return
         arrays = arrays if isinstance(keys, (list, tuple)) else [arrays]
         writes = [(plan.key, array) for plan, array in zip(plans, arrays, strict=True)]
@@ -78,7 +81,7 @@ def pull(stage: Stage, seat: Seat, op: Pull) -> None:
         errors += seat.missing(plans)
         if not errors and not op.local:
             seat.expect(writes)
-        seat.call(lambda: seat.kv.pull(keys, outs, local=op.local), errors)
+        seat.call(lambda: seat.kv.pull(keys, outs, local=op.local), errors, reads=not op.local)
         if errors:
             return
     if op.local:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ncclkv.errors import DTypeMismatch
+from ncclkv.errors import DTypeMismatch, UpdaterError
 from tests.cases.programs.arrays import dtype_of
 from tests.cases.programs.forms import key_form
 from tests.cases.programs.misuse import MISUSES
@@ -21,7 +21,7 @@ def wait(stage: Stage, seat: Seat, op: Wait) -> None:
     plans = [] if op.keys is None else [seat.key(number) for number in op.keys]
     errors = seat.missing(plans) + seat.forbidden
     keys = None if op.keys is None else key_form(plans, stage.bare)
-    seat.call(lambda: seat.kv.wait(keys), errors)
+    seat.call(lambda: seat.kv.wait(keys), errors, reads=True)
     if not errors:
         known = seat.model.values if op.keys is None else [plan.key for plan in plans]
         seat.model.settle(known)
@@ -29,7 +29,7 @@ def wait(stage: Stage, seat: Seat, op: Wait) -> None:
 
 @does(Barrier)
 def barrier(stage: Stage, seat: Seat, op: Barrier) -> None:
-    seat.call(seat.kv.barrier, seat.forbidden)
+    seat.call(seat.kv.barrier, seat.forbidden, reads=True)
     if not seat.in_group:
         seat.model.settle(seat.model.values)
 
@@ -74,7 +74,7 @@ def group(stage: Stage, seat: Seat, op: Group) -> None:
         seat.call(block.__enter__, seat.forbidden)
         return
     seat.model.block, seat.reads = {}, []
-    left = raised = expected = False
+    left = raised = told = expected = False
     try:
         with block:
             for inner in op.body:
@@ -86,6 +86,10 @@ def group(stage: Stage, seat: Seat, op: Group) -> None:
         left = seat.model.close_group(dropped=True) or True
     except Stumble:
         raised = True
+    except UpdaterError:
+        told = True
     assert raised == (expected and seat.updates), f"the updater raised: {raised}"
+    assert told == (seat.told and not left), f"this rank was told what the updater raised: {told}"
     if not left:
+        seat.model.untold = False
         seat.compare(seat.reads)

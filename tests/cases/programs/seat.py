@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.errors import DTypeMismatch, KeyNotInitialized, UsageError
+from ncclkv.errors import DTypeMismatch, KeyNotInitialized, UpdaterError, UsageError
 from tests.cases.programs.arrays import Array, dtype_of, equal
 from tests.cases.programs.model import Adder, Model, Stumble
 from tests.cases.programs.plan import Key, KeyPlan, StorePlan
@@ -106,12 +106,23 @@ class Seat:
         new = [plan for plan in plans if plan.key not in self.model.values]
         return [DTypeMismatch for plan in new if not self.model.rule.admits(dtype_of(plan.dtype))]
 
-    def call(self, call: Callable[[], Any], errors: Errors = (), *, raises: bool = False) -> Any:
+    def call(
+        self,
+        call: Callable[[], Any],
+        errors: Errors = (),
+        *,
+        raises: bool = False,
+        reads: bool = False,
+    ) -> Any:
         """Make a call that must be refused with one of `errors`, if there are any.
 
-        `raises` tells that the updater must raise, where it runs.
+        `raises` tells that the updater must raise, where it runs; `reads` that ranks where it does
+        not run must hear of it.
         """
         expected = tuple(errors) or ((Stumble,) if raises and self.updates else ())
+        if reads and not errors and not self.in_group:
+            expected += (UpdaterError,) if self.told else ()
+            self.model.untold = False
         try:
             result = call()
         except expected as error:
@@ -121,6 +132,11 @@ class Seat:
         names = " or ".join(sorted({each.__name__ for each in expected}))
         assert not expected, f"the call raised nothing instead of {names}"
         return result
+
+    @property
+    def told(self) -> bool:
+        """Whether the next call that reads tells this rank what the updater has raised."""
+        return self.model.untold and not self.updates and not self.in_group
 
     @property
     def updates(self) -> bool:
