@@ -20,6 +20,8 @@ WORDS = "ncclkv: "
 _FAILED = re.compile(r"ncclkv: (?:a rank|rank (\d+)).* failed, ending the job: (.*)")
 
 _OF_ANOTHER = ("RankLost", "RankDied")
+_OF_MPI = "Other MPI error"
+"""Begins what MPICH reports of a connection that broke, as the one to a rank that failed before."""
 
 
 @dataclass

@@ -127,7 +127,7 @@ class Board:
 
     def is_closing(self, rank: int) -> bool:
         """Whether a rank whose page can be read here has said so."""
-        return bool(self._pages[rank][_CLOSING])
+        return rank in self._pages and bool(self._pages[rank][_CLOSING])
 
     def __contains__(self, rank: int) -> bool:
         """Whether a rank's page can be read here."""

@@ -149,9 +149,8 @@ class Calls:
                     self._inform([rank], [peer])
 
     def dead(self) -> set[int]:
-        """The neighbours whose processes have ended."""
-        known = ((rank, self.board.process(rank)) for rank in self._peers if rank in self.board)
-        return {rank for rank, process in known if process is not None and process.has_ended()}
+        """The ranks whose processes are known to have ended."""
+        return {rank for rank in self._peers if self._transport.has_ended(rank)}
 
     # Comparing
 

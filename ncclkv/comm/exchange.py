@@ -109,8 +109,8 @@ class ExchangeCommunicator(Communicator):
         self._lanes = Lanes(transport, self._flight, offset=0)
         self.control: ExchangeControl = ExchangeControl(transport, self._flight)
         self._node = self._form(among or self.control) if share else None
+        self._flight.relayed = share and (self._node is None or len(self._node.nodes) > 1)
         if self._node is not None:
-            self._flight.relayed = len(self._node.nodes) > 1
             self._node.flags.mark = self.mark
             self._flight.calls.board = Board(transport.rank, self._node.boards)
         self._shorts: dict[tuple[int, np.dtype[Any], str, int | None], Short] = {}

@@ -10,7 +10,7 @@ from ncclkv.comm import stall, waits
 from ncclkv.comm.board import EVERYONE
 from ncclkv.comm.calls import LONG_SECONDS, Calls, is_due
 from ncclkv.comm.reports import last
-from ncclkv.comm.transport import Transport
+from ncclkv.comm.transport import PeerFailed, Transport
 from ncclkv.comm.words import named
 from ncclkv.errors import CommTimeout, KVStoreError, OrderMismatch, RankDied, RankLost
 
@@ -31,6 +31,9 @@ _ADVICE = "all ranks must make the same calls in the same order: look at what {}
 
 # What a process sent before its end is looked for so long.
 _ARRIVAL_SECONDS = 0.05
+
+# When a message has failed, its peer's farewell or the end of its process is looked for so long.
+_FAILED_SECONDS = 0.3
 
 
 class Lookout:
@@ -120,13 +123,32 @@ class Lookout:
             self._ended.setdefault(rank, now)
         return {rank for rank, since in self._ended.items() if now - since > _ARRIVAL_SECONDS}
 
-    def _died(self, rank: int, work: HostWork) -> RankDied:
-        """What to raise when a neighbour's process has ended."""
+    def _died(self, rank: int, work: HostWork, report: str = "") -> RankDied:
+        """What to raise when a rank's process has ended."""
         process = self._calls.board.process(rank)
         how = "has ended" if process is None else process.end()
+        roster = self._calls.roster
+        where = f" on {roster.members[rank].host}" if roster and not self._last(rank) else ""
         return RankDied(
-            f"{self._where}rank {rank} {how} while {work} waited for it, and said nothing"
-            f"{self._last(rank)}"
+            f"{self._where}rank {rank}{where} {how} while {work} waited for it, and said nothing"
+            f"{report}{self._last(rank)}"
+        )
+
+    def failed(self, work: HostWork, failure: PeerFailed) -> KVStoreError:
+        """Return what to raise when a message failed: why its peer left, if that becomes known."""
+        begin, attempt, peer = time.monotonic(), 0, failure.peer
+        report = f"; MPI reports: {failure.report}" if failure.report else ""
+        while (waited := time.monotonic() - begin) < _FAILED_SECONDS:
+            departed = self._transport.departed()
+            if peer in departed:
+                return self._left(peer, departed[peer] + report, work)
+            if waited > _ARRIVAL_SECONDS and peer in self._calls.dead():
+                return self._died(peer, work, report)
+            attempt += 1
+            self._transport.pause(attempt)
+        return RankLost(
+            f"{self._where}the connection to rank {peer} broke while {work} waited for it{report}; "
+            f"look at how rank {peer} ended, and at the network{self._last(peer)}"
         )
 
     def _last(self, rank: int) -> str:
@@ -225,4 +247,4 @@ def _links(chain: Mapping[int, Sequence[int]]) -> list[str]:
 
 def _follows(reason: str) -> bool:
     """Whether a rank left because another had."""
-    return reason.startswith(RankLost.__name__)
+    return reason.startswith((RankLost.__name__, RankDied.__name__))

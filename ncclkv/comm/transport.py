@@ -43,6 +43,21 @@ class WrongLength(OrderMismatch):
         self.rank, self.peer, self.count, self.expected = rank, peer, count, expected
 
 
+class PeerFailed(Exception):
+    """A message to or from a peer failed, or the peer's process has ended.
+
+    Parameters
+    ----------
+    peer : int
+    report : str
+        What the library that carries messages reported; empty when it was not asked.
+    """
+
+    def __init__(self, peer: int, report: str = "") -> None:
+        super().__init__(f"rank {peer}: {report}")
+        self.peer, self.report = peer, report
+
+
 class Messages(ABC):
     """Ranks that can send each other bytes.
 
@@ -55,7 +70,13 @@ class Messages(ABC):
 
     @abstractmethod
     def send(self, data: Buffer, peer: int, tag: int) -> Pending:
-        """Start sending `data`, which must not change until the message is done."""
+        """Start sending `data`, which must not change until the message is done.
+
+        Raises
+        ------
+        PeerFailed
+            Here, or by the message's `done`.
+        """
 
     @abstractmethod
     def receive(self, into: Buffer, peer: int, tag: int) -> Pending:
@@ -122,6 +143,10 @@ class Transport(Messages):
             Where it cannot be had.
         """
         raise OSError(f"{self.name} has no windows")
+
+    def has_ended(self, peer: int) -> bool:
+        """Tell whether the process of a peer is known to have ended."""
+        return False
 
     @abstractmethod
     def departed(self) -> dict[int, str]:

@@ -15,7 +15,7 @@ from ncclkv.comm.calls import Calls
 from ncclkv.comm.control import Mark
 from ncclkv.comm.host import finalize
 from ncclkv.comm.lookout import Lookout
-from ncclkv.comm.transport import Pending, Transport
+from ncclkv.comm.transport import PeerFailed, Pending, Transport
 from ncclkv.errors import CommAborted, KVStoreError, OrderMismatch
 
 Made = TypeVar("Made", bound="HostWork")
@@ -59,7 +59,7 @@ class Flight:
     failure : KVStoreError or None
         What is raised by every later call.
     relayed : bool
-        Whether a rank that is waited for may itself wait for others, of other nodes.
+        Whether a rank that is waited for may itself wait for others, by messages.
     moment : int
         The transport's.
     mark : Mark
@@ -150,6 +150,9 @@ class Flight:
             work.finished = work.advance()
         except OrderMismatch as error:
             self.failure = self.calls.explained(error)
+            raise self.failure from error
+        except PeerFailed as error:
+            self.failure = self._lookout.failed(work, error)
             raise self.failure from error
         except KVStoreError as error:
             self.failure = error

@@ -94,6 +94,16 @@ def test_neighbours_say_that_a_rank_has_died(job: Job) -> None:
         assert re.search(r"rank 1 on \S+ \(pid \d+\) last called pu\w+\('large'\) at ", line), line
 
 
+def test_ranks_without_shared_memory_name_who_was_killed(job: Job) -> None:
+    """What MPI reports of it may follow, and never leads."""
+    ended = job("lost.py", "during", "kill", "1", ranks=3, run=True, **MESSAGES)
+    raised = [line for line in ended.out.splitlines() if " raises " in line]
+    assert len(raised) == 2, ended.out
+    for line in raised:
+        assert re.match(r"(\[\d\] )?rank \d raises RankDied: rank \d of 3: rank 1 ", line), line
+    named(ended, 1, "was killed by SIGKILL")
+
+
 @pytest.mark.parametrize(
     ("ranks", "variables", "rank", "place"),
     [

@@ -74,6 +74,29 @@ def test_mpirun_ends_the_job_of_a_killed_rank(hosts: Jobs) -> None:
     ended_in_time(hosts.program("steps.py", "kill", str(hosts.size - 1), STEPS))
 
 
+@pytest.mark.parametrize("way", ["kill", "kill-unseen"])
+def test_ncclkv_run_names_a_killed_rank_and_the_others_live_to_raise(hosts: Jobs, way: str) -> None:
+    """MPICH over UCX crashes in a message to a process that has ended: there is to be none."""
+    lost = hosts.size - 1
+    ended = hosts.program("steps.py", way, str(lost), STEPS, run=True)
+    ended_in_time(ended)
+    raised(hosts, lost, rf"(RankDied|RankLost): .*\brank {lost}\b.* (has ended|was killed)")
+    assert "signal 11" not in ended.err
+    assert "SIGSEGV" not in ended.err
+    assert re.search(rf"ncclkv run: the job failed .*: rank {lost}\b", ended.err), ended.err
+
+
+def test_an_error_of_mpi_is_told_as_the_loss_of_its_peer(hosts: Jobs) -> None:
+    """Over libfabric MPICH reports an error where it crashes over UCX."""
+    lost = hosts.size - 1
+    ended = hosts.program(
+        "steps.py", "kill-unseen", str(lost), STEPS, run=True, MPIR_CVAR_CH4_NETMOD="ofi"
+    )
+    ended_in_time(ended)
+    raised(hosts, lost, rf"(RankDied|RankLost): .*\brank {lost}\b")
+    assert "failed, ending the job: Exception" not in ended.err
+
+
 def beyond(jobs: Jobs) -> None:
     """Fail unless all ranks timed out, and each host names a rank or a host that is cut off."""
     last = jobs.network.hosts[-1].name

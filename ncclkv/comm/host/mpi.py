@@ -6,7 +6,7 @@ import atexit
 import os
 import time
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -14,8 +14,10 @@ import numpy as np
 from ncclkv import env, watchdog
 from ncclkv.comm.base import Buffer
 from ncclkv.comm.host import finalize, window
-from ncclkv.comm.transport import Pending, Transport, WrongLength
-from ncclkv.errors import CommAborted
+from ncclkv.comm.host.messages import Incoming, Outgoing, failed
+from ncclkv.comm.host.peers import Peers
+from ncclkv.comm.transport import PeerFailed, Pending, Transport
+from ncclkv.errors import CommAborted, KVStoreError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,65 +38,6 @@ _FAREWELL_SECONDS = 1.0
 # Kept here until closed: a store that was dropped must still say at the end that it has left.
 _open: set[MpiTransport] = set()
 _process = os.getpid()
-
-
-class _Message(Pending):
-    """A message on its way, by MPI's request for it."""
-
-    def __init__(self, peer: int, where: str) -> None:
-        self.peer = peer
-        self._where = where
-        self._request: MPI.Request | None = None
-
-    def done(self) -> bool:
-        from mpi4py import MPI
-
-        try:
-            request = self._request or self._begin()
-            return request is not None and bool(request.Test())
-        except MPI.Exception as error:
-            raise CommAborted(f"{self._where}: MPI reports: {error}") from error
-
-    def _begin(self) -> MPI.Request | None:
-        """The request, once it can be made."""
-        return self._request
-
-
-class _Outgoing(_Message):
-    """A message to a peer."""
-
-    def __init__(self, request: MPI.Request, peer: int, where: str) -> None:
-        super().__init__(peer, where)
-        self._request = request
-
-
-class _Incoming(_Message):
-    """A message from a peer, whose length is looked at before it is received.
-
-    Some MPIs write past the end of a buffer that is too short for what arrives: Open MPI 5.0 does.
-    """
-
-    def __init__(self, comm: MPI.Comm, into: Buffer, peer: int, tag: int, where: str) -> None:
-        super().__init__(peer, where)
-        self._comm = comm
-        self._into = into
-        self._tag = tag
-
-    def _begin(self) -> MPI.Request | None:
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        message = self._comm.Improbe(self.peer, self._tag, status)
-        if message is None:
-            return None
-        count, expected = status.Get_count(MPI.BYTE), self._into.size
-        if count != expected:
-            # Taken all the same, into memory of its own: its sender may be waiting for that.
-            self._into = np.empty(count, np.uint8)
-        self._request = message.Irecv([self._into, MPI.BYTE])
-        if count != expected:
-            raise WrongLength(self._comm.Get_rank(), self.peer, count, expected)
-        return self._request
 
 
 class MpiTransport(Transport):
@@ -123,6 +66,7 @@ class MpiTransport(Transport):
         with self._guard():
             machine = comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
             self.node = env.split_node(machine.allgather(self.rank), self.rank)
+            self._peers = Peers(comm, machine)
             machine.Free()
         self.name = _library()
         self._where = f"rank {self.rank}"
@@ -137,13 +81,25 @@ class MpiTransport(Transport):
         return watchdog.guard("making an MPI communicator or window", self._timeout)
 
     def send(self, data: Buffer, peer: int, tag: int) -> Pending:
+        from mpi4py import MPI
+
         self._check()
-        request = self._comm.Isend([data, self._bytes], peer, tag)
-        return _Outgoing(request, peer, self._where)
+        # MPICH over UCX crashes in a message to a process of another machine that has ended.
+        if self._peers.has_ended(peer):
+            raise PeerFailed(peer)
+        try:
+            request = self._comm.Isend([data, self._bytes], peer, tag)
+        except MPI.Exception as error:
+            self._peers.failed.add(peer)
+            raise failed(peer, error) from error
+        return Outgoing(request, peer, self._peers.failed)
 
     def receive(self, into: Buffer, peer: int, tag: int) -> Pending:
         self._check()
-        return _Incoming(self._comm, into, peer, tag, self._where)
+        return Incoming(self._comm, into, peer, tag, self._peers.failed)
+
+    def has_ended(self, peer: int) -> bool:
+        return self._peers.has_ended(peer)
 
     def ranks_in(self, comm: MPI.Intracomm) -> list[int]:
         """Return the ranks of this transport that are in another MPI communicator, too."""
@@ -194,25 +150,39 @@ class MpiTransport(Transport):
 
         self._check()
         status = MPI.Status()
-        while self._comm.Iprobe(MPI.ANY_SOURCE, _NOTICE_TAG, status):
-            peer = status.Get_source()
-            text = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-            self._comm.Recv([text, self._bytes], peer, _NOTICE_TAG)
-            kind, said = text[:1].tobytes(), text[1:].tobytes()
-            if kind == _NEWS:
-                self.heard.append((peer, said))
-            else:
-                self._departed[peer] = said.decode(errors="replace")
+        try:
+            while self._comm.Iprobe(MPI.ANY_SOURCE, _NOTICE_TAG, status):
+                peer = status.Get_source()
+                text = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+                self._comm.Recv([text, self._bytes], peer, _NOTICE_TAG)
+                self._take(peer, text.tobytes())
+        except MPI.Exception as error:
+            # Of which peer it is MPI does not tell.  The end of a process is found without MPI.
+            if not any(self._peers.has_ended(peer) for peer in range(self.size)):
+                raise CommAborted(f"{self._where}: MPI reports: {error}") from error
         return self._departed
 
+    def _take(self, peer: int, notice: bytes) -> None:
+        """Take in what a peer told."""
+        if notice[:1] == _NEWS:
+            self.heard.append((peer, notice[1:]))
+        else:
+            self._departed[peer] = notice[1:].decode(errors="replace")
+
     def inform(self, data: bytes, peers: Iterable[int]) -> None:
-        self._informing = [message for message in self._informing if not message.done()]
+        self._informing = [message for message in self._informing if not _is_over(message)]
         self._informing += self._tell(_NEWS + data, peers)
 
     def _tell(self, data: bytes, peers: Iterable[int]) -> list[Pending]:
-        """Start to send a notice to each peer."""
+        """Start to send a notice to each peer that may still take one."""
         text = np.frombuffer(data, np.uint8)
-        return [self.send(text, peer, _NOTICE_TAG) for peer in peers]
+        troubled = bool(self._departed)
+        sent = []
+        for peer in peers:
+            if self._peers.may_tell(peer, troubled=troubled):
+                with suppress(PeerFailed):
+                    sent.append(self.send(text, peer, _NOTICE_TAG))
+        return sent
 
     def leave(self, reason: str) -> None:
         if self._closed or self._finalized():
@@ -224,7 +194,7 @@ class MpiTransport(Transport):
         messages = [*self._informing, *self._tell(_FAREWELL + short, peers)]
         # Short messages leave at once; a peer that is gone may never take its own.
         limit = time.monotonic() + _FAREWELL_SECONDS
-        while not all(message.done() for message in messages) and time.monotonic() < limit:
+        while not all(map(_is_over, messages)) and time.monotonic() < limit:
             time.sleep(_FIRST_SLEEP)
 
     def split(self, color: int, key: int) -> Transport:
@@ -242,6 +212,14 @@ class MpiTransport(Transport):
             self._closed = True
             _open.discard(self)
             self._comm.Free()
+
+
+def _is_over(message: Pending) -> bool:
+    """Tell whether nothing more will come of a notice: it was sent, or it cannot be."""
+    try:
+        return message.done()
+    except (PeerFailed, KVStoreError):
+        return True
 
 
 def no_communicator(where: str, error: Exception) -> CommAborted:

@@ -2,7 +2,8 @@
 
 ``python steps.py WAY RANK STEPS``: the way of failing, the rank that fails in step `BEGIN`, and the
 number of steps.  The rank touches the file MARK before it fails.  With the way ``none`` it does
-nothing else.  With ``catch`` all ranks catch what they raise, and exit with code 5.  Each rank
+nothing else.  With ``catch`` all ranks catch what they raise, and exit with code 5.  With
+``kill-unseen`` the rank is killed while the others are outside of the store.  Each rank
 writes one line to the file MARK.RANK, which a cut network does not hold back: what it raises, or
 that its sums were exact.
 """
@@ -60,6 +61,7 @@ WAYS = {
     "order": differ,
     "none": nothing,
     "catch": nothing,
+    "kill-unseen": kill,
 }
 
 
@@ -70,6 +72,8 @@ def train(kv: Any) -> None:
         if step == BEGIN and kv.rank == LOST:
             Path(os.environ["MARK"]).touch()
             WAYS[WAY](kv)
+        if step == BEGIN and WAY == "kill-unseen":
+            time.sleep(0.5)
         kv.push(
             list(SIZES), [np.full(size, (kv.rank + 1) * (step + 1.0)) for size in SIZES.values()]
         )

@@ -1,0 +1,149 @@
+"""The end of a process on another machine is seen by a connection; nothing else is taken for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ncclkv.comm.host.liveness import Endpoint, Liveness
+from tests.harness.slow import stretched
+
+HERE = ("127.0.0.1",)
+
+LISTENS = """
+import os, sys
+from ncclkv.comm.host.liveness import Liveness
+listening = Liveness()
+print(listening.here.port, flush=True)
+if sys.argv[1] == "forks" and os.fork() == 0:
+    sys.stdin.read()
+    os._exit(0)
+if sys.argv[1] == "drops":
+    sys.stdin.readline()
+    listening._listening.accept()[0].close()
+    print("dropped", flush=True)
+sys.stdin.read()
+"""
+
+
+class Peer:
+    """A process with a port, and this one's connection to it."""
+
+    def __init__(self, way: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LISTENS, way],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+        self.endpoint = Endpoint(HERE, int(self.stdout.readline()))
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.stdin.close()
+        self.stdout.close()
+
+
+@pytest.fixture
+def peer(request: pytest.FixtureRequest) -> Iterator[Peer]:
+    """Another process; the parameter is what it does."""
+    made = Peer(getattr(request, "param", "waits"))
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def watching(peer: Peer) -> Iterator[Liveness]:
+    """This process, connected to the other."""
+    made = Liveness()
+    made.watch([peer.endpoint])
+    assert made.watches(peer.endpoint)
+    yield made
+    made.close()
+
+
+def soon(what: Callable[[], bool]) -> bool:
+    """Tell whether it comes true in a second."""
+    limit = time.monotonic() + stretched(1.0)
+    while not (found := what()) and time.monotonic() < limit:
+        time.sleep(0.005)
+    return found
+
+
+def never(what: Callable[[], bool]) -> bool:
+    """Tell whether it stays untrue for some tenths of a second."""
+    limit = time.monotonic() + 0.3
+    while not (found := what()) and time.monotonic() < limit:
+        time.sleep(0.005)
+    return not found
+
+
+def test_the_end_of_a_process_is_seen(peer: Peer, watching: Liveness) -> None:
+    assert not watching.has_ended(peer.endpoint)
+    peer.process.send_signal(signal.SIGKILL)
+    assert soon(lambda: watching.has_ended(peer.endpoint))
+
+
+def test_a_process_that_is_stopped_has_not_ended(peer: Peer, watching: Liveness) -> None:
+    peer.process.send_signal(signal.SIGSTOP)
+    assert never(lambda: watching.has_ended(peer.endpoint))
+
+
+@pytest.mark.parametrize("peer", ["drops"], indirect=True)
+def test_a_connection_that_something_cuts_is_made_again(peer: Peer, watching: Liveness) -> None:
+    peer.stdin.write("\n")
+    peer.stdin.flush()
+    assert peer.stdout.readline() == "dropped\n"
+    assert never(lambda: watching.has_ended(peer.endpoint))
+    peer.process.send_signal(signal.SIGKILL)
+    assert soon(lambda: watching.has_ended(peer.endpoint)), "the new connection is watched, too"
+
+
+@pytest.mark.parametrize("peer", ["forks"], indirect=True)
+def test_a_forked_child_does_not_hide_its_parents_end(peer: Peer, watching: Liveness) -> None:
+    peer.process.send_signal(signal.SIGKILL)
+    assert soon(lambda: watching.has_ended(peer.endpoint))
+
+
+def test_who_cannot_be_reached_is_not_watched_and_never_ended() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    nobody = Endpoint(HERE, port)
+    made = Liveness()
+    made.watch([nobody, Endpoint((), port)])
+    assert not made.watches(nobody)
+    assert not made.has_ended(nobody)
+    made.close()
+
+
+def test_the_first_address_that_answers_is_taken(peer: Peer) -> None:
+    made = Liveness()
+    # 192.0.2.0/24 is for examples, and routed nowhere.
+    both = Endpoint(("192.0.2.1", *HERE), peer.endpoint.port)
+    begin = time.monotonic()
+    made.watch([both])
+    assert made.watches(both)
+    assert time.monotonic() - begin < 0.4, "nobody waits for the other address"
+    made.close()
+
+
+def test_a_watch_takes_descriptors_once_and_gives_them_back(peer: Peer) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    made = Liveness()
+    made.watch([peer.endpoint])
+    held = len(os.listdir("/proc/self/fd"))
+    made.watch([peer.endpoint])
+    assert len(os.listdir("/proc/self/fd")) == held == before + 3
+    made.close()
+    assert len(os.listdir("/proc/self/fd")) == before
