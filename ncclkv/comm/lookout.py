@@ -134,7 +134,13 @@ class Lookout:
             f"{report}{self._last(rank)}"
         )
 
-    def failed(self, work: HostWork, failure: PeerFailed) -> KVStoreError:
+    def explained(self, work: HostWork, error: OrderMismatch | PeerFailed) -> KVStoreError:
+        """Return what to raise for an error of one message, once more is known."""
+        if isinstance(error, OrderMismatch):
+            return self._calls.explained(error)
+        return self._failed(work, error)
+
+    def _failed(self, work: HostWork, failure: PeerFailed) -> KVStoreError:
         """Return what to raise when a message failed: why its peer left, if that becomes known."""
         begin, attempt, peer = time.monotonic(), 0, failure.peer
         report = f"; MPI reports: {failure.report}" if failure.report else ""

@@ -148,11 +148,8 @@ class Flight:
         """Let a collective go on; what goes wrong breaks the flight."""
         try:
             work.finished = work.advance()
-        except OrderMismatch as error:
-            self.failure = self.calls.explained(error)
-            raise self.failure from error
-        except PeerFailed as error:
-            self.failure = self._lookout.failed(work, error)
+        except (OrderMismatch, PeerFailed) as error:
+            self.failure = self._lookout.explained(work, error)
             raise self.failure from error
         except KVStoreError as error:
             self.failure = error

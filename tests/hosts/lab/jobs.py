@@ -19,6 +19,9 @@ PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 LIMIT = 30.0
 """Seconds after which a job hangs, and its test has failed."""
 
+GRACE = 1.5
+"""Seconds between the error of a rank and its end, in which the others raise, too."""
+
 LINGER = 3.0
 """Seconds that a process of a job may live after the job's end."""
 
@@ -153,4 +156,5 @@ class Jobs:
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "MARK": str(self.mark),
+            "GRACE": f"{stretched(GRACE):g}",
         }

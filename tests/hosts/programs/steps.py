@@ -25,7 +25,7 @@ import ncclkv
 WAY, LOST, STEPS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 BEGIN = 5
 SIZES = {"w": 3, "large": 20_000}
-GRACE = 1.2
+GRACE = float(os.environ["GRACE"])
 """Seconds between what a rank raises and its end, in which the others raise, too."""
 
 
