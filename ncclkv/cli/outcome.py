@@ -115,7 +115,9 @@ class Rank:
     @property
     def follows(self) -> bool:
         """Whether it failed because another rank had."""
-        return self.failure is not None and self.failure[0].startswith(_OF_ANOTHER)
+        if self.failure is None:
+            return False
+        return self.failure[0].startswith(_OF_ANOTHER) or _OF_MPI in self.failure[0]
 
     def failed(self) -> float | None:
         """When it failed; None when it did not."""

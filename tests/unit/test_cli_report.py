@@ -58,6 +58,16 @@ def test_a_rank_that_says_why_it_failed():
     assert ended.code == 1, "the signal was its way to end the job"
 
 
+def test_an_error_of_mpi_follows_and_never_leads():
+    broken = rank(0, 1, 9.0)
+    fails(broken, "Exception: Other MPI error, error stack:", 9.0)
+    ended = outcome(broken, rank(1, 7, 10.0))
+    first = report(ended, "").splitlines()[0]
+    assert first.endswith(
+        "rank 1 on node1 (pid 101) ended with exit code 7, 10.0 s after the start"
+    )
+
+
 def test_its_own_exit_code_counts():
     ended = outcome(rank(0, 0, 5.0), rank(1, 7, 6.0), launcher=9)
     assert ended.code == 7
