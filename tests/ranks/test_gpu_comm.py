@@ -14,7 +14,7 @@ from tests.cases.place import at, in_rank_order
 from tests.nccl.gpu import need_gpu
 from tests.nccl.place import GpuPlace
 
-pytestmark = pytest.mark.limit(40)
+pytestmark = pytest.mark.limit(60)
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +26,10 @@ def world() -> Iterator[Communicator]:
     comm.close()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in FAILURES])
 def test_case(name: str, world: Communicator) -> None:
-    if world.size > 1 or name not in FAILURES:
-        with at(GpuPlace()):
-            CASES[name](world)
+    with at(GpuPlace()):
+        CASES[name](world)
 
 
 @pytest.mark.parametrize("name", IN_ORDER)
@@ -40,3 +39,11 @@ def test_case_in_rank_order(name: str, world: Communicator) -> None:
     with at(GpuPlace()), in_rank_order():
         CASES[name](own)
     own.close()
+
+
+# Behind the others, and a part of their own in launch/on_gpu.sh: each breaks a communicator.
+@pytest.mark.parametrize("name", sorted(FAILURES))
+def test_failure(name: str, world: Communicator) -> None:
+    if world.size > 1:
+        with at(GpuPlace()):
+            CASES[name](world)
