@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -48,6 +49,20 @@ class Process:
         looked = select.poll()
         looked.register(self._descriptor, select.POLLIN)
         return bool(looked.poll(0))
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if the process still runs.
+
+        It goes by the descriptor, so a later process that was given the same number gets none.
+        Without a descriptor (a kernel before 5.3) it goes by the number.
+        """
+        if self.has_ended():
+            return
+        with suppress(OSError):
+            if self._descriptor is None:
+                os.kill(self._number, number)
+            else:
+                signal.pidfd_send_signal(self._descriptor, number)
 
     def state(self) -> str:
         """Why others wait for it, as far as the system can tell; else empty."""

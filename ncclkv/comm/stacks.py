@@ -7,13 +7,12 @@ in the middle of a call into another library.
 from __future__ import annotations
 
 import faulthandler
-import os
 import signal
 import sys
-from contextlib import suppress
 from functools import cache
 
 from ncclkv import abort
+from ncclkv.comm.processes import process
 
 
 @cache
@@ -37,5 +36,4 @@ def signal_here() -> int:
 def show(number: int, chosen: int) -> None:
     """Let the process of that number show its stacks; one that takes no signal is left alone."""
     if chosen:
-        with suppress(OSError):
-            os.kill(number, chosen)
+        process(number).signal(chosen)

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ncclkv.errors import CheckpointError
+
+_log = logging.getLogger("ncclkv")
 
 HEAD = "checkpoint.json"
 SUMS = "checkpoint.sha256"
@@ -52,20 +56,60 @@ def next_name(found: Sequence[Generation], step: int, *, values: bool) -> str:
     return f"step-{step:09}-save-{save:06}{'' if values else '-states'}"
 
 
+def named_step(path: str) -> int | None:
+    """Return the step that a checkpoint's name says; None for another name."""
+    match = _NAME.fullmatch(os.path.basename(path))
+    return int(match[1]) if match else None
+
+
 def remove(directory: str, old: Sequence[Generation]) -> None:
-    """Remove checkpoints, each of which is there as a whole or has no checkpoint's name."""
+    """Remove checkpoints, each of which is there as a whole or has no checkpoint's name.
+
+    One that cannot be removed is logged: the newer ones are complete.
+    """
     for generation in old:
-        name = os.path.basename(generation.path)
-        aside = os.path.join(directory, f".removing-{name}")
-        os.rename(generation.path, aside)
-        shutil.rmtree(aside)
+        aside = os.path.join(directory, f".removing-{os.path.basename(generation.path)}")
+        with _logged(generation.path):
+            os.rename(generation.path, aside)
+            _delete(aside)
 
 
 def remove_leftovers(directory: str) -> None:
-    """Remove what a killed save has left behind."""
+    """Remove what a killed save has left behind; what cannot be removed is logged."""
     for name in os.listdir(directory):
         if _LEFT.fullmatch(name):
-            shutil.rmtree(os.path.join(directory, name))
+            path = os.path.join(directory, name)
+            with _logged(path):
+                _delete(path)
+
+
+def _delete(path: str) -> None:
+    """Remove a directory with all that is in it; of a link or another file, that alone."""
+    if stat.S_ISDIR(os.lstat(path).st_mode):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+@contextmanager
+def _logged(path: str) -> Iterator[None]:
+    """Log a failure to remove what is no longer needed."""
+    try:
+        yield
+    except OSError as error:
+        _log.warning(
+            "%s is no longer needed and cannot be removed (%s); remove it by hand",
+            path,
+            reason(error),
+        )
+
+
+def reason(error: BaseException) -> str:
+    """Return what went wrong, in the system's words, and where."""
+    if isinstance(error, OSError) and error.strerror:
+        where: Any = error.filename
+        return f"{where}: {error.strerror}" if where else error.strerror
+    return f"{type(error).__name__}: {error}"
 
 
 def make(directory: str) -> None:

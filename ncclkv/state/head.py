@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ncclkv.arrays.dtypes import dtype_name
-from ncclkv.state.plain import Fields, Unsound
+from ncclkv.state.plain import Fields, Limits, Unsound
 from ncclkv.state.tensors import Tensor, tensor
 from ncclkv.table.registry import Key, KeySpec
 
 _OPS = ("sum", "avg", "max", "min")
+_RUN = re.compile(r"[0-9a-f]{32}")
+
+_KEY_BYTES = 1024
+"""What ``checkpoint.json`` may say of a key, its name apart."""
+
+_REST_BYTES = 4 * 1024 * 1024
+"""And of all else: extra, the optimizer, the plain values of an updater."""
+
+_UNKNOWN_BYTES = 32 * 1024 * 1024
+"""What it may have for a store without keys: some 200,000 of them with names of 20 characters."""
+
 _NUMBERS = (int, float, str, bool, type(None))
 
 
@@ -50,6 +63,8 @@ class Head:
         Of each key: the arrays of its shape that the optimizer remembers.
     updater : list of (key, Tensor or value) or None
         What an updater object has given as its state: arrays, or plain values in a list of one.
+    run : str or None
+        Which store saved it, as 32 hexadecimal digits; None in checkpoints of old versions.
     """
 
     step: int
@@ -59,6 +74,7 @@ class Head:
     optimizer: OptimizerHead | None
     states: tuple[tuple[np.dtype[Any], ...], ...]
     updater: list[tuple[Key, Tensor | list[Any]]] | None
+    run: str | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """The arrays that belong to it, by the names that they have in its files."""
@@ -108,6 +124,7 @@ def to_plain(head: Head) -> dict[str, Any]:
         "values": head.values,
         "optimizer": None if head.optimizer is None else _optimizer_to_plain(head.optimizer),
         "updater": None if head.updater is None else _updater_to_plain(head.updater),
+        "run": head.run,
     }
 
 
@@ -166,7 +183,23 @@ def from_plain(fields: Fields) -> Head:
         None if optimizer is None else _optimizer(Fields(optimizer, "optimizer")),
         tuple(states),
         None if updater is None else _updater(fields.pairs("updater")),
+        _run(fields.optional("run")),
     )
+
+
+def _run(run: Any) -> str | None:
+    """The store that saved a checkpoint."""
+    if run is not None and not (isinstance(run, str) and _RUN.fullmatch(run)):
+        raise Unsound(f"{run!r:.60} is not the id of a run")
+    return run
+
+
+def limits(keys: Iterable[Key] | None) -> Limits:
+    """Return how long ``checkpoint.json`` may be for some keys, or None for keys not known yet."""
+    if keys is None:
+        return Limits(_UNKNOWN_BYTES)
+    # In JSON a character takes up to six bytes.
+    return Limits(_REST_BYTES + sum(_KEY_BYTES + 6 * len(str(key)) for key in keys))
 
 
 def _key(index: int, fields: Fields) -> tuple[KeySpec, tuple[np.dtype[Any], ...]]:

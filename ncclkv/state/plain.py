@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, NoReturn
 
 from ncclkv.errors import CheckpointError, UsageError
 
 _MOST_DIGITS = 1000
+_BYTES_A_CONTAINER = 64
 
 
 class Unsound(CheckpointError):
@@ -62,25 +66,64 @@ def _check(value: Any, what: str) -> None:
         )
 
 
-def loads(blob: bytes) -> Any:
+class Limits(NamedTuple):
+    """Limits of a text of JSON, which may take up to 60 times its length in memory.
+
+    Attributes
+    ----------
+    nbytes : int
+        Its length.  It may have a list or an object for each `_BYTES_A_CONTAINER` of that.
+    """
+
+    nbytes: int
+
+    def check(self, blob: bytes) -> None:
+        """Refuse a text that is beyond the limits.
+
+        Raises
+        ------
+        Unsound
+        """
+        if len(blob) > self.nbytes:
+            raise Unsound(f"it has {len(blob):,} bytes, and {self.nbytes:,} are the most")
+        made, most = blob.count(b"[") + blob.count(b"{"), self.nbytes // _BYTES_A_CONTAINER
+        if made > most:
+            raise Unsound(f"it has {made:,} lists and objects, and {most:,} are the most")
+
+
+def loads(blob: bytes, limits: Limits) -> Any:
     """What JSON says, without names that come twice and numbers that are not finite.
 
     Raises
     ------
     Unsound
     """
+    limits.check(blob)
     try:
-        return json.loads(
-            blob.decode("utf-8"),
-            object_pairs_hook=_once,
-            parse_constant=_no_number,
-            parse_float=_finite,
-            parse_int=_whole,
-        )
+        with _without_collector():
+            return json.loads(
+                blob.decode("utf-8"),
+                object_pairs_hook=_once,
+                parse_constant=_no_number,
+                parse_float=_finite,
+                parse_int=_whole,
+            )
     except RecursionError as error:
         raise Unsound("it is nested too deeply") from error
     except ValueError as error:
         raise Unsound(f"it is not JSON ({error})") from error
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep the garbage collector from looking again and again at objects that are being made."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -137,6 +180,10 @@ class Fields:
         if name not in self._made:
             raise Unsound(f"{self._what} has no {name!r}")
         return self._made[name]
+
+    def optional(self, name: str) -> Any:
+        """A field of any kind, or None where there is none."""
+        return self._made.get(name)
 
     def _of(self, name: str, kind: type) -> Any:
         """A field of one kind; a bool is no int."""

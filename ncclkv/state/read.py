@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from typing import NamedTuple
 
 from ncclkv.state import plain
-from ncclkv.state.generations import HEAD, SUMS, generations
-from ncclkv.state.head import Head, from_plain
-from ncclkv.state.plain import Fields, Unsound
+from ncclkv.state.generations import HEAD, SUMS, generations, named_step, reason
+from ncclkv.state.head import Head, from_plain, limits
+from ncclkv.state.plain import Fields, Limits, Unsound
 from ncclkv.state.tensors import Array, Tensor, decode
-from ncclkv.state.write import FORMAT, MOST_HEAD_BYTES, VERSION, reason, sums_of
+from ncclkv.state.write import FORMAT, VERSION, sums_of
+from ncclkv.table.registry import Key
+
+_log = logging.getLogger("ncclkv")
 
 _MOST_SUMS_BYTES = 1024
 # What a tensor's name, dtype, shape and place can take in its file's header.
@@ -47,7 +51,12 @@ class Loaded(NamedTuple):
 
 
 def read(
-    directory: str, check: Check, *, values: bool = True
+    directory: str,
+    check: Check,
+    *,
+    values: bool = True,
+    fallback: bool = False,
+    keys: Collection[Key] | None = None,
 ) -> Generator[None, None, Loaded | None]:
     """Load a checkpoint, or the newest in a directory; a generator that yields after each file.
 
@@ -59,6 +68,10 @@ def read(
         Called with the head before any array is read; raises what is wrong with it.
     values : bool
         Whether checkpoints in the directory that have no values are passed over.
+    fallback : bool
+        Whether the newest sound checkpoint is loaded when newer ones are damaged, with a warning.
+    keys : collection of keys, optional
+        Those that it must be of, where they are known; they limit how much is read.
 
     Returns
     -------
@@ -71,35 +84,58 @@ def read(
         When the newest is damaged; the message names an older one that is not.
     OSError
     """
+    most = limits(keys)
     if os.path.lexists(os.path.join(directory, HEAD)):
-        return (yield from _whole(directory, check))
+        return (yield from _whole(directory, check, most))
     try:
         found = generations(directory)
         newest, *older = [other.path for other in found if other.values or not values]
     except (FileNotFoundError, ValueError):
         return None
     try:
-        return (yield from _generation(newest, check))
+        return (yield from _generation(newest, check, most))
     except Unsound as error:
-        sound = yield from _first_sound(older)
-        raise Unsound(f"{error}; {_advice(older, sound)}") from error
+        # Without `fallback` an older one is only named, and so need not fit the store.
+        sound = yield from _first_sound(older, check if fallback else _any_head, most)
+        if not fallback or sound is None:
+            path = None if sound is None else sound.path
+            raise Unsound(f"{error}; {_advice(older, path)}") from error
+        _log.warning("%s; %s is loaded instead", error, sound.path)
+        return sound
 
 
-def _generation(path: str, check: Check) -> Generator[None, None, Loaded]:
+def read_head(path: str) -> Head:
+    """Return what a checkpoint is, without its arrays.
+
+    Raises
+    ------
+    Unsound
+    """
+    with _at(os.path.join(path, HEAD)):
+        head, _ = _head(path, limits(None))
+    return head
+
+
+def _any_head(head: Head) -> None:
+    """Take every head."""
+
+
+def _generation(path: str, check: Check, most: Limits) -> Generator[None, None, Loaded]:
     """A checkpoint that was found, and not named by the user, who may name a link."""
     if not stat.S_ISDIR(os.lstat(path).st_mode):
         raise Unsound(f"{path}: it is no directory")
-    return (yield from _whole(path, check))
+    return (yield from _whole(path, check, most))
 
 
-def _first_sound(paths: list[str]) -> Generator[None, None, str | None]:
+def _first_sound(
+    paths: list[str], check: Check, most: Limits
+) -> Generator[None, None, Loaded | None]:
     """The first checkpoint that is as it was written."""
     for path in paths:
         try:
-            yield from _generation(path, lambda head: None)
+            return (yield from _generation(path, check, most))
         except (Unsound, OSError):
             continue
-        return path
     return None
 
 
@@ -112,10 +148,16 @@ def _advice(older: list[str], sound: str | None) -> str:
     return "copy it anew from where it was saved, or load another one"
 
 
-def _whole(path: str, check: Check) -> Generator[None, None, Loaded]:
+def _whole(path: str, check: Check, most: Limits) -> Generator[None, None, Loaded]:
     """A checkpoint, all of it checked."""
     with _at(os.path.join(path, HEAD)):
-        head, files = _head(path)
+        head, files = _head(path, most)
+        named = named_step(path)
+        if named not in (None, head.step):
+            raise Unsound(
+                f"it is of step {head.step}, and its directory is named as of step {named}: it was "
+                f"renamed"
+            )
         wanted = head.tensors()
         _check_sizes(files, wanted)
     check(head)
@@ -145,12 +187,12 @@ def _at(path: str) -> Iterator[None]:
         raise Unsound(f"{path}: it is nested too deeply") from error
 
 
-def _head(path: str) -> tuple[Head, list[File]]:
+def _head(path: str, most: Limits) -> tuple[Head, list[File]]:
     """What ``checkpoint.json`` says, if it is whole and of this kind."""
-    text = _bytes(os.path.join(path, HEAD), MOST_HEAD_BYTES)
+    text = _bytes(os.path.join(path, HEAD), most.nbytes)
     if _bytes(os.path.join(path, SUMS), _MOST_SUMS_BYTES) != sums_of(text):
         raise Unsound(f"it is not what {SUMS} beside it was made of: one of them is damaged")
-    fields = Fields(plain.loads(text), "it")
+    fields = Fields(plain.loads(text, most), "it")
     if fields.any("format") != FORMAT:
         raise Unsound(f"its format is {fields.any('format')!r:.60}, not {FORMAT!r}")
     version = fields.whole("version")

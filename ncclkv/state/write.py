@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 from collections.abc import Generator, Iterable, Iterator
-from typing import Any
 
 from ncclkv.errors import CheckpointError
 from ncclkv.state import plain
@@ -17,18 +16,16 @@ from ncclkv.state.generations import (
     locked,
     make,
     next_name,
+    reason,
     remove,
     remove_leftovers,
     sync,
 )
-from ncclkv.state.head import Head, to_plain
+from ncclkv.state.head import Head, limits, to_plain
 from ncclkv.state.tensors import Array, encode
 
 FORMAT = "ncclkv checkpoint"
 VERSION = 1
-
-MOST_HEAD_BYTES = 256 * 1024 * 1024
-"""``checkpoint.json`` is no longer than this."""
 
 FILE_BYTES = 128 * 1024 * 1024
 """A file is full once its arrays have so many bytes; so much is in memory again while saving."""
@@ -68,7 +65,8 @@ def write(
     make(directory)
     with locked(directory):
         remove_leftovers(directory)
-        name = next_name(generations(directory), head.step, values=head.values)
+        found = generations(directory)
+        name = next_name(found, head.step, values=head.values)
         aside = os.path.join(directory, f".saving-{name}")
         path = os.path.join(directory, name)
         try:
@@ -78,14 +76,13 @@ def write(
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        sync(directory)
-        alike = [other for other in generations(directory) if other.values == head.values]
         try:
-            remove(directory, alike[keep:])
+            sync(directory)
         except OSError as error:
             raise CheckpointError(
-                f"{path} is complete, but an older checkpoint cannot be removed: {reason(error)}"
+                f"{path} is complete, but may be lost with the power: {reason(error)}"
             ) from error
+        remove(directory, [other for other in found if other.values == head.values][keep - 1 :])
     return path
 
 
@@ -103,11 +100,10 @@ def _fill(
         yield
     about = {"format": FORMAT, "version": VERSION, "author": author, "files": files}
     text = plain.dumps({**about, **to_plain(head)})
-    if len(text) > MOST_HEAD_BYTES:
-        raise CheckpointError(
-            f"{HEAD} would have {len(text):,} bytes, and {MOST_HEAD_BYTES:,} are the most; give "
-            f"less as extra"
-        )
+    try:
+        limits(spec.key for spec in head.specs).check(text)
+    except plain.Unsound as error:
+        raise CheckpointError(f"{HEAD} cannot be written: {error}; give less as extra") from error
     _put(directory, HEAD, text)
     _put(directory, SUMS, sums_of(text))
     sync(directory)
@@ -143,11 +139,3 @@ def _put(directory: str, name: str, blob: bytes) -> None:
     except OSError as error:
         error.filename = path  # a failed write does not know where it was
         raise
-
-
-def reason(error: BaseException) -> str:
-    """What went wrong, in the system's words, and where."""
-    if isinstance(error, OSError) and error.strerror:
-        where: Any = error.filename
-        return f"{where}: {error.strerror}" if where else error.strerror
-    return f"{type(error).__name__}: {error}"

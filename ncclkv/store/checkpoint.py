@@ -21,6 +21,7 @@ from ncclkv.state.write import write
 from ncclkv.store.agreement import propose
 from ncclkv.store.leading import led
 from ncclkv.store.restoring import Restoring
+from ncclkv.store.transfers import flag
 
 
 class Loaded(NamedTuple):
@@ -80,7 +81,9 @@ class CheckpointVerbs(Restoring):
         ------
         CheckpointError
             On every rank, when it cannot be written, with the rank, its host, the path and the
-            system's reason.  The store is as it was, and so are older checkpoints.
+            system's reason.  The store is as it was, and so are older checkpoints.  An older one
+            that cannot be removed is a warning in the log, as is a newest one in the directory that
+            another job has saved and this store has not loaded.
         NotSupported
             When the package safetensors is not installed there.
 
@@ -112,7 +115,11 @@ class CheckpointVerbs(Restoring):
             return led(self._comm, self._leader, "save", work())
 
     def load(
-        self, directory: str | os.PathLike[str] | None = None, *, required: bool = True
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        required: bool = True,
+        fallback: bool = False,
     ) -> Loaded | None:
         """Take all values, and what the optimizer remembers, from a checkpoint; collective.
 
@@ -127,6 +134,9 @@ class CheckpointVerbs(Restoring):
             default the environment's ``NCCLKV_CHECKPOINT``.
         required : bool
             Whether it is an error that there is no checkpoint.
+        fallback : bool
+            Whether the newest sound checkpoint is loaded when newer ones are damaged, with a
+            warning in the log of what is wrong with the newest.
 
         Returns
         -------
@@ -151,7 +161,10 @@ class CheckpointVerbs(Restoring):
         the store's values are in: CuPy's on a GPU.
         """
         with self._session.verb("load"):
-            loaded = self._read("load", directory, required=required, values=True)
+            fallback = flag("load", "fallback", fallback)
+            loaded = self._read(
+                "load", directory, required=required, values=True, fallback=fallback
+            )
             if loaded is None:
                 return None
             path, head = loaded
@@ -224,10 +237,13 @@ class CheckpointVerbs(Restoring):
     ) -> Generator[None, None, str]:
         """Write a checkpoint, on the rank that does."""
         head, arrays = self._to_save(int(step), extra, values=values, config=config)
-        return (yield from write(where, head, arrays, int(keep), self._author()))
+        self._run.warn(where, values=values)
+        path = yield from write(where, head, arrays, int(keep), self._author())
+        self._run.add(path, self._run.id)
+        return path
 
     def _read(
-        self, verb: str, directory: Any, *, required: bool, values: bool
+        self, verb: str, directory: Any, *, required: bool, values: bool, fallback: bool = False
     ) -> tuple[str, Head] | None:
         """Load a checkpoint into the store; return its path and its head."""
         self._operations.note(verb)
@@ -237,13 +253,15 @@ class CheckpointVerbs(Restoring):
         def work() -> Generator[None, None, tuple[str, Head] | None]:
             where = _directory(verb, directory)
             check = partial(self._check_head, values=values)
-            loaded = yield from read(where, check, values=values)
+            known = self.keys() or None
+            loaded = yield from read(where, check, values=values, fallback=fallback, keys=known)
             if loaded is None and required:
                 raise CheckpointError(
                     f"{where} holds no checkpoint; name the directory that was given to save"
                 )
             if loaded is None:
                 return None
+            self._run.add(loaded.path, loaded.head.run)
             arrays.update(loaded.arrays)
             return loaded.path, loaded.head
 

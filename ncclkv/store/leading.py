@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ncclkv.comm.base import Communicator
 from ncclkv.errors import CheckpointError, CommError, ContractError, UsageError
-from ncclkv.state.write import reason
+from ncclkv.state.generations import reason
 
 T = TypeVar("T")
 

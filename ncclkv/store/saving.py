@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from importlib import metadata
 from typing import Any
 
@@ -14,6 +15,7 @@ from ncclkv.engine.update import FunctionRule, FusedRule
 from ncclkv.errors import UsageError
 from ncclkv.state import plain
 from ncclkv.state.head import Head, OptimizerHead, state_name, updater_name, value_name
+from ncclkv.state.run import Run
 from ncclkv.state.tensors import Array, Tensor
 from ncclkv.store.core import Core
 from ncclkv.store.keys import one_key
@@ -30,6 +32,11 @@ class Saving(Core):
         """The rank that writes and reads: the one that has all, where only one has."""
         root = self._engine.placement.root
         return 0 if root is None else root
+
+    @cached_property
+    def _run(self) -> Run:
+        """The checkpoints that this store has saved and loaded, on the rank that does so."""
+        return Run()
 
     @staticmethod
     def _author() -> str:
@@ -53,6 +60,7 @@ class Saving(Core):
             self._optimizer_head(config),
             tuple(tuple(state.dtype for state in self._states(spec.key)) for spec in registry),
             None if items is None else [(key, _form(item)) for key, item in items],
+            self._run.id,
         )
         return head, self._arrays(head, items or [])
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from ncclkv.comm import processes
+from ncclkv.comm import processes, stacks
 from ncclkv.comm.processes import Process
 from tests.harness.slow import stretched
 
@@ -97,3 +97,35 @@ def test_processes_that_know_each_other_by_number_are_of_one_namespace() -> None
     code = "from ncclkv.comm.processes import namespace; print(namespace())"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert int(said.stdout) == processes.namespace() > 0
+
+
+@pytest.mark.parametrize("descriptors", [True, False])
+def test_a_signal_reaches_a_process_that_runs(
+    descriptors: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not descriptors:
+        monkeypatch.delattr(os, "pidfd_open")
+    with sleeper() as other:
+        Process(other.pid).signal(signal.SIGTERM)
+        assert other.wait(SECONDS) == -signal.SIGTERM
+
+
+def test_a_signal_does_not_reach_another_process_of_the_same_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which the system may give to a new process when the old one has been waited for."""
+    killed: list[int] = []
+    with sleeper() as old, sleeper() as new:
+        known = processes.process(old.pid)
+        assert not known.has_ended()
+        old.kill()
+        old.wait()
+        known._number = new.pid  # of the program that has been given the number
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "kill", lambda number, chosen: killed.append(number))
+            stacks.show(old.pid, signal.SIGTERM)
+            patch.setattr(Process, "has_ended", lambda self: False)
+            stacks.show(old.pid, signal.SIGTERM)  # it ends after it was looked at
+        time.sleep(0.05)
+        assert new.poll() is None
+    assert killed == []
