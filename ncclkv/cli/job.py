@@ -17,7 +17,9 @@ from types import FrameType
 
 from ncclkv.cli import wire
 from ncclkv.cli.connections import Connections
+from ncclkv.cli.descendants import adopt, children, end_all
 from ncclkv.cli.launcher import LauncherLines, Whole
+from ncclkv.cli.leftovers import Leftovers, shortage
 from ncclkv.cli.outcome import Outcome, Rank, never_started
 from ncclkv.cli.output import Output
 from ncclkv.cli.report import how
@@ -93,14 +95,22 @@ class Job:
     def run(self) -> Outcome:
         """Do so; only once.  Signals that would end this process end the job instead."""
         before = {number: signal.signal(number, self._note_signal) for number in _SIGNALS}
+        adopt()
+        spared = children()
         try:
+            leftovers = Leftovers()
+            if self._what.launcher and (warning := shortage(len(self._ranks))):
+                self._output.between(wire.ERR, warning)
             with self._begin() as process:
                 try:
                     while process.poll() is None and not self._over(process):
                         self._read(_LOOK_SECONDS)
+                        leftovers.look(process.pid)
                 finally:
                     self._connections.tell(wire.KILL)
                     self._end(process)
+                    end_all(spared)
+                    leftovers.sweep(process.pid)
                 self._finish()
             words = list(self._own.kept)
             return Outcome(self._ranks, self._seconds(), process.returncode, words, self._asked)

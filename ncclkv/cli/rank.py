@@ -32,7 +32,7 @@ if __name__ == "__main__":
     _skip_front_pages()
 
 from ncclkv import env  # noqa: E402
-from ncclkv.cli import process, wire  # noqa: E402
+from ncclkv.cli import descendants, process, wire  # noqa: E402
 from ncclkv.cli.link import Gone, Link, connect  # noqa: E402
 
 GRACE = 2.0
@@ -73,6 +73,7 @@ class Supervisor:
         self._start(command)
         while self._code is None:
             self._turn(None)
+        descendants.end_all()
         for source in tuple(self._sources):
             unread = process.readable_bytes(source)
             while unread > 0:
@@ -140,13 +141,18 @@ class Supervisor:
         except OSError as error:
             self._lose(error)
         except Gone:
-            os.killpg(0, signal.SIGKILL)
+            self._vanish()
 
     def _kill(self) -> None:
         """End the command, whose end is still reported."""
         self._killed = True
         if self._code is None:
             os.kill(self._child, signal.SIGKILL)
+
+    def _vanish(self) -> None:
+        """End at once with all that the command started: the runner is gone."""
+        descendants.end_all()
+        os.killpg(0, signal.SIGKILL)
 
     def _read(self, source: int) -> int:
         """Send on what one of the command's pipes holds, up to a frame; return its length."""
@@ -175,7 +181,7 @@ class Supervisor:
         except OSError as error:
             self._lose(error)
         except Gone:
-            os.killpg(0, signal.SIGKILL)
+            self._vanish()
 
     def _lose(self, error: OSError) -> None:
         """Go on without the runner, from which the network has cut this host off."""
@@ -184,6 +190,7 @@ class Supervisor:
 
     def _reap(self) -> None:
         """Note what became of the command."""
+        descendants.reap(but=self._child)
         while self._code is None:
             pid, status = os.waitpid(self._child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if not pid:
@@ -201,6 +208,7 @@ def main(address: str, command: list[str]) -> int:
     # Launchers signal all of a rank's processes: the command decides what becomes of it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    descendants.adopt()
     rank = env.launched_rank() or 0
     link = None
     try:

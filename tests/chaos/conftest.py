@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.harness.job import job, no_shared_memory_left
+from tests.harness.job import job
 
-__all__ = ["job", "no_shared_memory_left"]
+__all__ = ["job"]

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.faults import test_faults
-from tests.harness.job import no_shared_memory_left
+from tests.harness import leftovers
 
-__all__ = ["no_shared_memory_left"]
+
+@pytest.fixture(autouse=True)
+def no_shared_memory_of_mpirun() -> Iterator[None]:
+    """Remove what mpirun has left in the shared memory of this machine."""
+    there = leftovers.present()
+    yield
+    leftovers.sweep(there)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -6,17 +6,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.harness import leftovers
 from tests.harness.slow import VARIABLE, stretched
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = Path("/dev/shm")
 
 LIMIT = 20.0
 """Seconds after which a job hangs, and its test has failed."""
@@ -67,6 +67,7 @@ def start(
     dropped = ("PYTHONUNBUFFERED", VARIABLE)
     inherited = {name: os.environ[name] for name in os.environ if name not in dropped}
     limit = stretched(limit)
+    there = leftovers.present()
     begin = time.time()
     process = subprocess.run(
         ["timeout", "-k", "2", str(limit), *command],
@@ -78,6 +79,8 @@ def start(
         check=False,
     )
     end = time.time()
+    if not run:  # mpirun leaves them when ranks are killed; `ncclkv run` must not
+        leftovers.sweep(there)
     assert end - begin < limit, f"the job hung:\n{process.stdout}\n{process.stderr}"
     if mark.exists():
         begin = mark.stat().st_mtime
@@ -93,28 +96,3 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
         return start(path, *arguments, ranks=ranks, mark=tmp_path / "mark", **options)
 
     return start_here
-
-
-@pytest.fixture(autouse=True)
-def no_shared_memory_left() -> Iterator[None]:
-    """Remove what MPICH leaves of a job that was ended: some megabytes each time."""
-    yield
-    for path in SHARED.glob("mpich_shm_*"):
-        # A file that is so young may belong to a job that is about to map it.
-        if time.time() - path.stat().st_mtime > 1 and path.owner() == _me() and not mapped(path):
-            path.unlink(missing_ok=True)
-
-
-def _me() -> str:
-    return Path(f"/proc/{os.getpid()}").owner()
-
-
-def mapped(path: Path) -> bool:
-    """Whether any process that we can see has the file in its memory."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            if str(path) in maps.read_text():
-                return True
-        except OSError:
-            continue
-    return False

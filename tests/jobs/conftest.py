@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.harness.job import LIMIT, ROOT, Ended, Job, job, no_shared_memory_left
+from tests.harness.job import LIMIT, ROOT, Ended, Job, job
 
 PROGRAMS = ROOT / "tests" / "jobs" / "programs"
 
-__all__ = ["LIMIT", "PROGRAMS", "ROOT", "Ended", "Job", "job", "no_shared_memory_left"]
+__all__ = ["LIMIT", "PROGRAMS", "ROOT", "Ended", "Job", "job"]

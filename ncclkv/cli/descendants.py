@@ -1,0 +1,63 @@
+"""Processes that a command leaves behind, such as daemons: they are adopted, and ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+_SECONDS = 2.0
+"""For killed processes to be gone."""
+
+_PAUSE = 5e-3
+
+
+def adopt() -> None:
+    """Become the parent of descendants whose own parent ends, in place of init."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def stat_of(pid: int | str) -> list[str]:
+    """Return the fields of ``/proc/PID/stat`` behind the name; none for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def children() -> list[int]:
+    """Return the processes whose parent is this one, those that ended included."""
+    here = str(os.getpid())
+    pids = [name for name in os.listdir("/proc") if name.isdecimal()]
+    return [int(pid) for pid in pids if stat_of(pid)[1:2] == [here]]
+
+
+def reap(but: int) -> None:
+    """Take notice of adopted processes that ended; the end of process `but` is left to others."""
+    with suppress(ChildProcessError):
+        while True:
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            ended = os.waitid(os.P_ALL, 0, options)
+            if ended is None or ended.si_pid == but:
+                return
+            os.waitpid(ended.si_pid, 0)
+
+
+def end_all(spared: Collection[int] = ()) -> None:
+    """Kill all children but those to spare, and all that these leave behind."""
+    limit = time.monotonic() + _SECONDS
+    while left := [pid for pid in children() if pid not in spared]:
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(OSError):
+                os.waitpid(pid, os.WNOHANG)
+        if time.monotonic() > limit:
+            return
+        time.sleep(_PAUSE)

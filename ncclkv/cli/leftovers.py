@@ -1,0 +1,202 @@
+"""Files that MPI leaves behind when a job fails: they are noted while it runs, and removed.
+
+MPICH's ranks share a file in ``/dev/shm`` of some megabytes, and its launcher writes a file to
+``/tmp``.  Both stay when a rank is killed.  A container's ``/dev/shm`` often has 64 MB: starts
+after many failures would end by SIGBUS or SIGSEGV.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ncclkv.cli.descendants import stat_of
+
+SHARED = Path("/dev/shm")
+TEMPORARY = Path("/tmp")
+
+_SHARED_FILES = "mpich_shm_*"
+_TEMPORARY_FILES = "hydra_hwloc_xmlfile_*"
+_RECORDS = "ncclkv-run-"
+_NAMES = "names"
+
+# New files appear when MPI starts; later they are looked for less often.
+_EARLY_SECONDS = 30.0
+_SELDOM_SECONDS = 2.0
+
+_EACH_RANK = 8 << 20
+"""Bytes of ``/dev/shm`` that are enough for a rank."""
+
+
+class Leftovers:
+    """The files of one start of a job.
+
+    Creation removes what runners that were killed have left.  Their files are listed in a folder
+    each, which a runner keeps locked.
+
+    Parameters
+    ----------
+    shared, temporary : Path
+        Where MPICH's ranks and its launcher create files.
+    """
+
+    def __init__(self, shared: Path = SHARED, temporary: Path = TEMPORARY) -> None:
+        self._places = ((shared, _SHARED_FILES), (temporary, _TEMPORARY_FILES))
+        self._records = Path(tempfile.gettempdir())
+        self._sweep_dead()
+        self._folder = Path(tempfile.mkdtemp(prefix=_RECORDS, dir=self._records))
+        self._lock = os.open(self._folder, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        (self._folder / _NAMES).touch()  # which tells that the folder is locked
+        self._known = set(self._present())
+        self._ours: dict[str, bool] = {}
+        self._looked = self._start = time.monotonic()
+
+    def look(self, launcher: int) -> None:
+        """Note the files that have appeared, and those among them that the job's ranks use.
+
+        Parameters
+        ----------
+        launcher : int
+            The process that started the ranks.
+        """
+        now = time.monotonic()
+        if now - self._start > _EARLY_SECONDS and now - self._looked < _SELDOM_SECONDS:
+            return
+        self._looked = now
+        for path in self._present():
+            if path not in self._known and not self._ours.get(path):
+                self._note(path, launcher)
+
+    def _note(self, path: str, launcher: int) -> None:
+        """Note a file, unless only processes of other jobs use it."""
+        used_by = users(path)
+        ours = any(is_descendant(pid, launcher) for pid in used_by)
+        if used_by and not ours:
+            self._known.add(path)
+            self._ours.pop(path, None)
+        elif path not in self._ours or ours:
+            self._ours[path] = ours
+            with (self._folder / _NAMES).open("a") as record:
+                record.write(f"{int(ours)} {path}\n")
+
+    def sweep(self, launcher: int) -> None:
+        """Remove the files of the job, which has ended; one that is still used stays listed."""
+        self._start = time.monotonic()
+        self.look(launcher)
+        left = remove(self._ours)
+        with suppress(OSError):
+            if not left:
+                shutil.rmtree(self._folder)
+        os.close(self._lock)
+
+    def _present(self) -> Iterator[str]:
+        """Return the files that MPICH has created."""
+        for folder, pattern in self._places:
+            yield from map(str, folder.glob(pattern))
+
+    def _sweep_dead(self) -> None:
+        """Remove the files of runners that are gone."""
+        for folder in self._records.glob(f"{_RECORDS}*"):
+            with suppress(OSError):
+                if folder.lstat().st_uid != os.getuid() or not (folder / _NAMES).is_file():
+                    continue
+                lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if not remove(self._read(folder / _NAMES)):
+                        shutil.rmtree(folder)
+                finally:
+                    os.close(lock)
+
+    def _read(self, record: Path) -> dict[str, bool]:
+        """Return the files of a record, each with whether ranks of its job were seen to use it."""
+        found: dict[str, bool] = {}
+        for line in record.read_text().splitlines():
+            ours, _, path = line.partition(" ")
+            if any(Path(path).match(str(folder / pattern)) for folder, pattern in self._places):
+                found[path] = found.get(path, False) or ours == "1"
+        return found
+
+
+def shortage(ranks: int, shared: Path = SHARED) -> str:
+    """Return a warning when MPI may find too little room in ``/dev/shm``; empty when it is enough.
+
+    Parameters
+    ----------
+    ranks : int
+        How many are to start; those of other machines are counted, too.
+    shared : Path
+    """
+    try:
+        room = os.statvfs(shared)
+    except OSError:
+        return ""
+    free, whole = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+    if free >= ranks * _EACH_RANK:
+        return ""
+    return (
+        f"ncclkv run: {shared} has {free >> 20} MiB free of {whole >> 20} MiB; MPI takes up to "
+        f"{_EACH_RANK >> 20} MiB a rank there, and without them ranks end by SIGBUS or SIGSEGV. "
+        f"Remove files from it, or make it larger (docker run --shm-size=1g)"
+    )
+
+
+def remove(files: Mapping[str, bool]) -> list[str]:
+    """Remove files of this user that no process uses; return those that are still in use.
+
+    Parameters
+    ----------
+    files : mapping of str to bool
+        Paths, each with whether ranks of the job were seen to use it.  Other files were there only
+        while the job ran: they count where none of the same kind was seen in use.
+    """
+    seen = {os.path.dirname(path) for path, ours in files.items() if ours}
+    left = []
+    for path, ours in files.items():
+        if not ours and os.path.dirname(path) in seen:
+            continue
+        with suppress(OSError):
+            found = os.lstat(path)
+            if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
+                continue
+            if users(path):
+                left.append(path)
+            else:
+                os.unlink(path)
+    return left
+
+
+def users(path: str) -> list[int]:
+    """Return the processes, of those that can be seen, that have a file open or in their memory."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            maps = (folder / "maps").read_text().splitlines()
+            if any(line.endswith(f" {path}") for line in maps) or path in _open_files(folder):
+                found.append(int(folder.name))
+    return found
+
+
+def _open_files(process: Path) -> Iterator[str]:
+    """Return the files that a process has open."""
+    for each in (process / "fd").iterdir():
+        with suppress(OSError):
+            yield os.readlink(each)
+
+
+def is_descendant(pid: int, ancestor: int) -> bool:
+    """Return whether a process was started by another, or by one that this one started."""
+    while pid > 1:
+        if pid == ancestor:
+            return True
+        fields = stat_of(pid)
+        pid = int(fields[1]) if fields else 0
+    return False
