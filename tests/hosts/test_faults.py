@@ -160,3 +160,13 @@ def test_sums_are_exact_when_the_link_is_down_for_three_seconds(hosts: Jobs) -> 
     ended = hosts.program("steps.py", "none", "0", "500", fault=blip)
     exact(hosts, ended, "500")
     assert ended.seconds > 3
+
+
+def test_a_caught_timeout_ends_the_program_though_the_link_is_cut(hosts: Jobs) -> None:
+    """MPI_Finalize waits for all ranks, and has no deadline: none may enter it then."""
+    network = hosts.network
+    ended = hosts.program(
+        "steps.py", "catch", "0", FOR_EVER, fault=lambda: network.cut(network.hosts[-1]), **DEADLINE
+    )
+    ended_in_time(ended, TIMEOUT)
+    beyond(hosts)
