@@ -27,6 +27,9 @@ _DEAD_SECONDS = 5e-3
 # A rank that sent nothing for so long before a deadline does not answer.
 _ANSWER_SECONDS = 2.0
 
+# In a shorter wait a rank has hardly been asked, and its silence means nothing.
+_MEANINGFUL_SECONDS = 1.0
+
 _ADVICE = "all ranks must make the same calls in the same order: look at what {} did instead"
 
 # What a process sent before its end is looked for so long.
@@ -183,7 +186,7 @@ class Lookout:
         silent = [
             node
             for node in waits.silent(calls, now - min(_ANSWER_SECONDS, limit / 2))
-            if not ends.isdisjoint(node)
+            if not ends.isdisjoint(node) and waited >= _MEANINGFUL_SECONDS
         ]
         answering = ends.difference(*silent)
         for rank in ends:
