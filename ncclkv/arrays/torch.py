@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -25,10 +26,24 @@ def value(x: Any, what: str) -> NDArray[Any]:
 
 
 def out(x: Any, what: str) -> NDArray[Any]:
-    """View `x`, detached, to write into; autograd is not told of the write."""
+    """View `x`, detached, to write into; `mark_written` tells autograd of the write."""
     _check_host(x, what, device.OUT_ADVICE)
     check_eager(x, what)
     return _view(x.detach(), what)
+
+
+def tensors(given: Any) -> list[Any]:
+    """Return the tensors of an array, or of a list of arrays and lists, in order."""
+    if isinstance(given, (list, tuple)):
+        return [tensor for item in given for tensor in tensors(item)]
+    return [given] if recognises(given) else []
+
+
+def mark_written(written: Sequence[Any]) -> None:
+    """Tell autograd that tensors change: a graph that has saved one then refuses to go backward."""
+    for tensor in written:
+        if not tensor.is_inference():  # these have no version
+            sys.modules["torch"].autograd.graph.increment_version(tensor)
 
 
 def check_eager(x: Any, what: str) -> None:

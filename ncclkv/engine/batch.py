@@ -140,6 +140,8 @@ class Pull:
         Whether an array is in host memory.
     number : int or None
         As `Push.number`.
+    tensors : sequence of torch.Tensor
+        Those that are written to; only of a call that is not kept.
     """
 
     keys: list[Key]
@@ -147,6 +149,7 @@ class Pull:
     takes: list[Take]
     to_host: bool
     number: int | None = None
+    tensors: Sequence[Any] = ()
 
 
 def chosen(arrays: Sequence[Array], numbers: Numbers) -> Sequence[Array]:

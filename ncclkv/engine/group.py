@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ncclkv.engine.batch import Push, chosen
+from ncclkv.engine.batch import Pull, Push, chosen
 from ncclkv.engine.engine import Engine
 from ncclkv.engine.state import Array
 from ncclkv.table.registry import Key
@@ -21,12 +21,15 @@ class Group:
     ----------
     keys, outs : list
         What is to be read at the end, and into which arrays, in the order of the calls.
+    tensors : list of torch.Tensor
+        Those that these arrays are views of.
     """
 
     def __init__(self, engine: Engine) -> None:
         engine.flush()
         self.keys: list[Key] = []
         self.outs: list[Array] = []
+        self.tensors: list[Any] = []
         self._engine = engine
         self._priorities: dict[Key, int] = {}
         self._kept: dict[Key, list[Array]] = {}
@@ -52,10 +55,11 @@ class Group:
             self._kept.setdefault(key, []).extend(copy(array) for array in arrays)
         self._engine.stage(batch, row)
 
-    def pull(self, keys: Sequence[Key], outs: Sequence[Array]) -> None:
+    def pull(self, pull: Pull, outs: Sequence[Array]) -> None:
         """Note arrays to be written at the end."""
-        self.keys += keys
+        self.keys += pull.keys
         self.outs += outs
+        self.tensors += pull.tensors
 
     def __contains__(self, key: Key) -> bool:
         """Whether a key was pushed in the block."""

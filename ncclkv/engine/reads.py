@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ncclkv.arrays.torch import mark_written
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.batch import Pull, chosen, pull_of
 from ncclkv.engine.capture import Recording
@@ -62,6 +63,8 @@ class Reads:
             self._take_up(state)
         if pull.to_host:
             self._comm.synchronize()
+        if pull.tensors:
+            mark_written(pull.tensors)
         for take in pull.takes:
             outs = chosen(row, take.numbers)
             take.table = self.kernels.unpack_all(take.sources, outs, take.table)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, overload
 
+from ncclkv.arrays.torch import tensors
 from ncclkv.engine.group import Group
 from ncclkv.store.capture import CaptureVerbs
 from ncclkv.store.checkpoint import CheckpointVerbs
@@ -171,7 +172,7 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
                 if local:
                     self._engine.read(pull, row)
                 elif self._group is not None:
-                    self._group.pull(pull.keys, row)
+                    self._group.pull(pull, row)
                 else:
                     self._operations.pull(pull)
                     self._pull(pull, row)
@@ -206,7 +207,7 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
             pull, row = self._to_pull("pushpull", key, out)
             if self._group is not None:
                 self._group.push(*push, priority)
-                self._group.pull(pull.keys, row)
+                self._group.pull(pull, row)
                 return
             step = self._engine.ready(push[0])
             self._operations.push("pushpull", push[0], pull, priority)
@@ -245,7 +246,9 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
                 return made
 
             self._assign("broadcast", make)
-            self._pull(*self._engine.reading(reads))
+            pull, row = self._engine.reading(reads)
+            pull.tensors = tensors(out)
+            self._pull(pull, row)
         self._raise_late()
 
     @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.arguments import check_length
+from ncclkv.arrays.torch import tensors
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.engine.group import Group
 from ncclkv.engine.state import Array
@@ -61,7 +62,9 @@ class Transfers(Core):
         reads = self._outs(verb, key, out)
         if local or self._group is None:  # a group looks at its end where they lie
             self._engine.places.check_outs(reads, flushed=not local)
-        return self._planned("pull", key, out, reads)
+        pull, row = self._planned("pull", key, out, reads)
+        pull.tensors = tensors(out)
+        return pull, row
 
     def _planned(
         self, verb: str, key: Any, out: Any, reads: list[tuple[Key, Array]]
@@ -103,6 +106,7 @@ class Transfers(Core):
         self._operations.note("end of a group", group.pushed, group.keys)
         group.commit()
         pull, row = known or self._planned("group", group.keys, group.outs, reads)
+        pull.tensors = group.tensors
         self._pull(pull, row)
 
     def _pull_new(self, key: Any, local: bool) -> Array | list[Array]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from ncclkv.errors import DTypeMismatch, ShapeMismatch, UsageError
@@ -145,3 +147,56 @@ def torch_and_numpy_overlap(create: Stores) -> None:
         kv.pull([3, 5], out=[room[:2], torch.from_numpy(room)[1:]])
     same(room, 0)
     intact(kv)
+
+
+@case(needs="torch")
+def torch_notices_that_a_tensor_of_a_graph_was_written(create: Stores) -> None:
+    import torch
+
+    kv = create()
+    kv.init(["t", "u"], [torch.ones(2), torch.ones(2)])
+
+    def in_a_group(out: Any) -> None:
+        with kv.group():
+            kv.pull("u", out=torch.zeros(2))
+            kv.pull("t", out=out)
+
+    writes: list[Callable[[Any], None]] = [
+        lambda out: kv.pull("t", out=out),
+        lambda out: kv.pull(["t", "u"], out=[[torch.zeros(2), out], torch.zeros(2)]),
+        lambda out: kv.pull("t", out=out, local=True),
+        lambda out: kv.pushpull("t", torch.ones(2), out=out),
+        lambda out: kv.pushpull("t", out),
+        lambda out: kv.broadcast("t", torch.ones(2), out=out),
+        in_a_group,
+    ]
+    for write in writes:
+        weight = torch.full((2,), 3.0, requires_grad=True)
+        loss = (weight * weight).sum()
+        write(weight)
+        now = torch.zeros(2)
+        kv.pull("t", out=now, local=True)
+        assert weight.tolist() == now.tolist()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        (weight * weight).sum().backward()
+        assert weight.grad.tolist() == (2 * now).tolist()
+
+
+@case(needs="torch")
+def torch_graphs_outlive_calls_that_write_nothing(create: Stores) -> None:
+    import torch
+
+    kv = create()
+    kv.init("t", torch.ones(2))
+    weight = torch.full((2,), 3.0, requires_grad=True)
+    loss = (weight * weight).sum()
+    kv.push("t", weight)
+    with refused(kv, ShapeMismatch):
+        kv.pull("t", out=[weight, torch.zeros(3)])
+    with torch.inference_mode():
+        out = torch.zeros(2)
+        kv.pull("t", out=out)
+    loss.backward()
+    assert weight.grad.tolist() == [6, 6]
+    assert out.tolist() == [3 * kv.num_workers] * 2
