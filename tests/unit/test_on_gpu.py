@@ -27,7 +27,7 @@ def lease(tmp_path: Path) -> Lease:
     return Lease(tmp_path / "folder", tmp_path / "logs", time.monotonic() + 120)
 
 
-def program(text: str, limit: float = 20.0, **options: object) -> Part:
+def program(text: str, limit: float = 50.0, **options: object) -> Part:
     return Part("part", "first", limit, ("-c", text), **options)  # type: ignore[arg-type]
 
 
@@ -37,7 +37,8 @@ def test_after_each_part_two_files_have_all(lease, monkeypatch):
     folder = lease.folder
     assert sorted(path.name for path in folder.iterdir()) == ["logs.tar.gz", "summary.txt"]
     summary = (folder / "summary.txt").read_text().splitlines()
-    assert summary[:2] == ["part           passed (0 s)", "    what it found"]
+    assert summary[0].startswith("part           passed (")
+    assert summary[1] == "    what it found"
     assert summary[2].startswith("part           FAILED with exit code 4")
     with tarfile.open(folder / "logs.tar.gz") as archive:
         assert "logs/part.txt" in archive.getnames()
