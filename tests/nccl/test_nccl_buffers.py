@@ -40,7 +40,7 @@ def communicator(seat: Seat) -> NcclCommunicator:
 
 def collectives(seat: Seat) -> list[str]:
     """The collectives that were called, as the stand-in noted them."""
-    kinds = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter")
+    kinds = ("all_reduce(", "reduce(", "broadcast(", "all_gather(", "reduce_scatter(")
     return [line for line in seat.log.lines if line.startswith(kinds)]
 
 

@@ -55,13 +55,15 @@ def test_a_collective_that_nobody_joins_passes_its_deadline(lazy):
 
 def test_the_deadline_is_the_communicators_own_unless_given():
     def body(seat: Seat) -> None:
-        comm = communicator(seat).duplicate(timeout=0.1)
+        parent = communicator(seat)
+        comm = parent.duplicate(timeout=0.1)
         if seat.rank == 0:
             array = ones(seat)
             comm.allreduce(array, array).wait()
             with raises(CommTimeout, "(timeout 0.1 s)"):
                 comm.synchronize()
         leave_broken(seat, comm)
+        parent.abort("the test is over")
 
     run_seats(2, body)
 
@@ -198,7 +200,8 @@ def test_what_apply_raises_is_raised_and_breaks_the_communicator():
 
 def test_a_failure_among_the_hosts_breaks_the_device_too():
     def body(seat: Seat) -> None:
-        comm = communicator(seat).duplicate(timeout=0.1)
+        parent = communicator(seat)
+        comm = parent.duplicate(timeout=0.1)
         array = ones(seat)
         if seat.rank == 0:
             barrier = comm.barrier()
@@ -209,6 +212,7 @@ def test_a_failure_among_the_hosts_breaks_the_device_too():
             with raises(CommTimeout, "a barrier (epoch)"):
                 comm.allreduce(array, array)
         leave_broken(seat, comm)
+        parent.abort("the test is over")
 
     run_seats(2, body)
 

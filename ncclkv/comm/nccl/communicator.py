@@ -89,11 +89,11 @@ class NcclCommunicator(Communicator):
         self.kernels = kernels
         self._shared = shared
         self._peers = peers
-        self._binding = binding
-        self._streams = streams
+        self._binding, self._streams = binding, streams
         self._settings = settings
         handle = create(peers, binding, settings)
         self._flight = Flight(peers, binding, streams, handle, settings, watcher)
+        self._flight.dropped.end_with(self)
         self._watcher = watcher
         self.lock, self.thread_multiple = peers.lock, peers.thread_multiple
         self._in_order = InOrder(peers.rank, peers.size, binding, streams, kernels, self._flight)

@@ -19,6 +19,7 @@ from ncclkv.comm.nccl import bounded
 from ncclkv.comm.nccl.accord import Accord
 from ncclkv.comm.nccl.binding import Binding, Handle
 from ncclkv.comm.nccl.diagnosis import Diagnosis
+from ncclkv.comm.nccl.dropped import Dropped
 from ncclkv.comm.nccl.graph import Graphs, NcclGraph
 from ncclkv.comm.nccl.guard import Guard
 from ncclkv.comm.nccl.in_flight import InFlight
@@ -82,7 +83,8 @@ class Flight:
         self.failure: KVStoreError | None = None
         self.guard = Guard(self)
         self.graphs = Graphs(streams)
-        self._view = InFlight(self, self._works, streams, self._diagnosis, watcher)
+        self.dropped = Dropped(self, peers, streams)
+        self.view = InFlight(self, self._works, streams, self._diagnosis, watcher)
         _open.add(self)
 
     def check(self) -> None:
@@ -138,7 +140,7 @@ class Flight:
             self.graphs.recording.keep(*objects)
             return
         with self.guard:
-            self._drop_complete()
+            self.drop_complete()
             self._kept.append((self._streams.record(self._streams.current()), objects))
 
     @contextmanager
@@ -171,7 +173,7 @@ class Flight:
                 return self._record(self.graphs.recording, what, enqueue, apply, *kept)
             work = self._launch(what, enqueue, apply, *kept)
             self._works.append(work)
-            self._view.follow()
+            self.view.follow()
             return work
 
     def _launch(
@@ -179,7 +181,7 @@ class Flight:
     ) -> NcclWork:
         """Put it there; what goes wrong breaks the communicator."""
         try:
-            self._drop_complete()
+            self.drop_complete()
             self._accord.post(what)
             # What `apply` writes is under way as well.
             return NcclWork(self, self._put(what, enqueue, apply), (*kept, apply), what)
@@ -237,12 +239,20 @@ class Flight:
             raise type(error)(f"{self._who}: {what}: {error}") from error
         self._has_launched = True
 
-    def _drop_complete(self) -> None:
-        """Forget the collectives that are complete, and with them their buffers."""
-        while self._works and self._works[0].complete():
-            self._works.popleft()
+    def drop_complete(self) -> bool:
+        """Forget the collectives that are complete, and with them their buffers.
+
+        Returns
+        -------
+        bool
+            Whether all are, and the current stream is done with what was kept for it.
+        """
+        while self._works and self._works[0].reached():
+            # Forgotten first: with what it keeps the communicator itself may be dropped.
+            self._works.popleft().release()
         while self._kept and self._kept[0][0].done():
             self._kept.popleft()
+        return not (self._works or self._kept)
 
     def synchronize(self, timeout: float | None) -> None:
         """Block until all that is in flight is complete, and all work of the current stream."""
@@ -260,11 +270,11 @@ class Flight:
             self._accord.settle(limit)
             while self._works:
                 self._works.popleft().release()
-            self._drop_complete()
+            self.drop_complete()
 
     def _oldest(self) -> NcclWork | str:
         """The first collective that is not complete."""
-        self._drop_complete()
+        self.drop_complete()
         return self._works[0] if self._works else "a collective"
 
 

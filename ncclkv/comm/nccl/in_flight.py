@@ -83,10 +83,9 @@ class InFlight:
             return True
         try:
             self._streams.attach()
-            # What is complete is let go of by the store's own thread.
             first = next((work for work in self._works if not work.reached()), None)
             if first is None:
-                return False
+                return not self._flight.dropped.settle()
             if first is not self._first:
                 self._first, self._watch = first, self._diagnosis.watch()
             self._watch.tick()

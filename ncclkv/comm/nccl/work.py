@@ -52,9 +52,10 @@ class NcclWork(Work):
             return self.complete()
 
     def wait(self, timeout: float | None = None) -> None:
-        if self._event is not None:
+        event = self._event  # the watcher lets go of it once it is known to be done
+        if event is not None:
             with self._flight.guard:
-                self._flight.hold_current(self._event)
+                self._flight.hold_current(event)
 
 
 class HostWork(Work):

@@ -1,0 +1,75 @@
+"""The end of a communicator that the program refers to no more and has not closed."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from typing import TYPE_CHECKING
+
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.nccl.streams import Streams
+from ncclkv.errors import CommAborted, KVStoreError
+
+if TYPE_CHECKING:
+    from ncclkv.comm.nccl.flight import Flight
+
+_REASON = "a communicator of GPUs, or its store, was dropped without an end"
+
+
+class Dropped:
+    """Warns of it, and frees it by abort once nothing of it is in flight.
+
+    Parameters
+    ----------
+    flight : Flight
+    peers : Communicator
+        The ranks in host memory, who are told.
+    streams : Streams
+    """
+
+    def __init__(self, flight: Flight, peers: Communicator, streams: Streams) -> None:
+        self._flight = flight
+        self._peers = peers
+        self._streams = streams
+        self._who = f"rank {peers.rank} of {peers.size}"
+        self._process = os.getpid()
+        self._is_dropped = False
+
+    def end_with(self, owner: object) -> None:
+        """Free the communicator when `owner` is dropped without an end."""
+        weakref.finalize(owner, self._drop).atexit = False
+
+    def _drop(self) -> None:
+        """Nobody refers to the communicator any more."""
+        if os.getpid() != self._process:  # a forked child has no device
+            return
+        with self._flight.lock:
+            if self._flight.handle is None:
+                return
+            self._is_dropped = True
+            warnings.warn(
+                f"{self._who}: {_REASON}; call close(), or create it in a with statement",
+                ResourceWarning,
+                stacklevel=2,
+            )
+            try:
+                if not self.settle():
+                    self._flight.view.follow()
+            except KVStoreError as error:  # the device is lost
+                self._flight.fail(error)
+
+    def settle(self) -> bool:
+        """Let go of what is complete, and of the communicator if it was dropped and is idle.
+
+        Returns
+        -------
+        bool
+            Whether nothing is in flight.
+        """
+        idle = self._flight.drop_complete()
+        if idle and self._is_dropped and self._flight.handle is not None:
+            self._peers.abort(_REASON)
+            self._flight.fail(CommAborted(f"{self._who}: {_REASON}"))
+            self._streams.close()
+        return idle

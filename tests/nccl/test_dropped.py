@@ -1,0 +1,93 @@
+"""Layer 2, recording stand-in, not NCCL: a communicator that is dropped without an end."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
+
+from ncclkv.comm.nccl.communicator import NcclCommunicator
+from ncclkv.errors import RankLost
+from ncclkv.store.kvstore import KVStore
+from ncclkv.store.options import Options
+from tests.nccl.breaking import aborted, ones
+from tests.nccl.standin import Seat, run_seats
+from tests.nccl.test_watched import Eyes, error_of, watched
+
+pytestmark = pytest.mark.limit(30)
+
+
+def dropped(seat: Seat, make: Callable[[NcclCommunicator], Any]) -> Eyes:
+    """What looks at a communicator that nobody refers to any more."""
+    comm, eyes = watched(seat)
+    made = make(comm)
+    del comm, made
+    gc.collect()
+    return eyes
+
+
+@pytest.mark.parametrize("make", [lambda comm: comm, lambda comm: KVStore("nccl", comm, Options())])
+def test_what_is_dropped_without_an_end_warns_and_is_freed_by_abort(make):
+    def body(seat: Seat) -> None:
+        dropped(seat, make)
+        assert aborted(seat)
+
+    with pytest.warns(ResourceWarning) as caught:
+        run_seats(1, body)
+    (warning,) = caught
+    assert str(warning.message) == (
+        "rank 0 of 1: a communicator of GPUs, or its store, was dropped without an end; call "
+        "close(), or create it in a with statement"
+    )
+
+
+def test_a_rank_that_waits_for_one_whose_store_was_dropped_is_told():
+    def body(seat: Seat) -> None:
+        if seat.rank == 0:
+            dropped(seat, lambda comm: comm)
+            return
+        comm, _ = watched(seat)
+        comm._peers.departed = comm._peers._host.departed
+        array = ones(seat)
+        comm.allreduce(array, array)
+        error = error_of(comm.synchronize)
+        assert type(error) is RankLost
+        assert "it said: a communicator of GPUs, or its store, was dropped" in str(error)
+        comm.abort("the test is over")
+
+    with pytest.warns(ResourceWarning, match="rank 0 of 2"):
+        run_seats(2, body)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_what_is_in_flight_when_it_is_dropped_is_done_first(lazy):
+    def body(seat: Seat) -> list[float]:
+        array = ones(seat)
+
+        def launch(comm: NcclCommunicator) -> None:
+            comm.reduce_apply(array, array, "sum", lambda lo, hi: str(comm) and None)
+
+        eyes = dropped(seat, launch)
+        eyes.wait()
+        gc.collect()  # what was launched has kept it
+        assert aborted(seat)
+        return seat.streams.get(array).tolist()
+
+    with pytest.warns(ResourceWarning):
+        assert run_seats(2, body, lazy=lazy) == [[2.0] * 4] * 2
+
+
+def test_what_was_closed_is_dropped_in_silence():
+    def body(seat: Seat) -> None:
+        for end in (lambda comm: comm.close(), lambda comm: comm.abort("enough")):
+            dropped(seat, end)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run_seats(1, body)
+    assert [each for each in caught if each.category is ResourceWarning] == []
