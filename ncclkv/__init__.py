@@ -12,9 +12,23 @@ it.  The verbs and numbers are those of MXNet's KVStore.
 array([[8., 8., 8.],
        [8., 8., 8.]], dtype=float32)
 >>> kv.close()
+
+`create` makes a store.  Its verbs, each of which ``help(ncclkv.KVStore)`` describes:
+
+====================================  ==========================================================
+``init``, ``reset``, ``broadcast``    give keys a first value, or another one: rank 0's
+``push``, ``pull``, ``pushpull``      sum over ranks into the store, copy values out, or both
+``group``, ``uneven``, ``capture``    blocks: one flush for many calls; ranks with different numbers
+                                      of batches; a step as a CUDA graph
+``wait``, ``barrier``, ``close``      wait for what was pushed, for all ranks, and at the end
+``set_optimizer``, ``set_updater``    say how a sum becomes a value
+``save``, ``load``                    write and read a checkpoint
+``value``, ``grad_view``              the store's own arrays of a key, without a copy
+``keys``, ``spec``, ``explain_plan``  what the store holds, and how
+====================================  ==========================================================
 """
 
-from ncclkv import abort, comm, errors, optimizer, testing
+from ncclkv import abort, comm, errors, optimizer, testing, typing
 from ncclkv.comm import Communicator, Work
 from ncclkv.errors import KVStoreError
 from ncclkv.store.create import create
@@ -34,6 +48,13 @@ __all__ = [
     "errors",
     "optimizer",
     "testing",
+    "typing",
 ]
+
+
+def __dir__() -> list[str]:
+    """List the public names, without the modules that are internals."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+
 
 abort.install()

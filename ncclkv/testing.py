@@ -10,7 +10,14 @@ from ncclkv import env
 from ncclkv.comm import threads
 from ncclkv.errors import CommError, UsageError, annotate
 
+__all__ = ["run_ranks"]
+
 Result = TypeVar("Result")
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
 
 
 def run_ranks(

@@ -32,6 +32,12 @@ __all__ = [
     "Updater",
 ]
 
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+
+
 Key: TypeAlias = int | str
 """A key, as a store returns it."""
 

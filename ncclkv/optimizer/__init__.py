@@ -11,6 +11,12 @@ from ncclkv.optimizer.sgd import SGD
 
 __all__ = ["SGD", "Optimizer", "create"]
 
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+
+
 _BY_NAME: dict[str, type[Optimizer]] = {"sgd": SGD}
 
 

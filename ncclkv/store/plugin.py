@@ -77,6 +77,12 @@ class KVStoreBase:
         KVStoreBase.kv_registry[name] = cls
         return cls
 
+    def __dir__(self) -> list[str]:
+        """List the public names, for completion; those with an underscore are internals."""
+        return [
+            name for name in super().__dir__() if name.startswith("__") or not name.startswith("_")
+        ]
+
     def _missing(self, verb: str) -> NotSupported:
         return NotSupported(f"{type(self).__name__} does not offer {verb}")
 

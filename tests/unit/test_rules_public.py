@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
+import rlcompleter
 
 import pytest
 
@@ -31,3 +33,43 @@ def test_public_methods_are_documented(name):
     methods = {key: value for key, value in inspect.getmembers(cls) if not key.startswith("_")}
     bare = [key for key, value in methods.items() if callable(value) and not inspect.getdoc(value)]
     assert bare == []
+
+
+def completions(text, **names):
+    """What a Python prompt offers."""
+    completer = rlcompleter.Completer(names)
+    found = []
+    while (more := completer.complete(text, len(found))) is not None:
+        found.append(more.partition("(")[0])
+    return {name.removeprefix(text) for name in found}
+
+
+@pytest.mark.parametrize("module", [ncclkv, ncclkv.testing, ncclkv.typing, ncclkv.optimizer])
+def test_modules_complete_to_their_public_names(module):
+    names = [name for name in dir(module) if not name.startswith("__")]
+    assert sorted(names) == sorted(module.__all__)
+    assert completions("module.", module=module) == set(module.__all__)
+    assert {"__all__", "__doc__"} <= set(dir(module))
+
+
+def test_a_store_completes_to_its_verbs():
+    with ncclkv.create("local") as kv:
+        assert not [name for name in dir(kv) if name.startswith("_") and name[:2] != "__"]
+        offered = completions("kv.", kv=kv)
+        assert offered == {name for name in dir(ncclkv.KVStore) if not name.startswith("_")}
+        assert {"push", "pull", "init", "rank", "num_workers", "save"} <= offered
+        assert "__enter__" in dir(kv)
+
+
+def test_help_begins_with_the_verbs():
+    text = pydoc.plain(pydoc.render_doc(ncclkv))
+    begin = text[: text.index("PACKAGE CONTENTS")]
+    verbs = {name for name in completions("KVStore.", KVStore=ncclkv.KVStore) if name != "mro"}
+    missing = {name for name in verbs if callable(getattr(ncclkv.KVStore, name))}
+    missing = {name for name in missing if f"``{name}``" not in begin}
+    # MXNet's, those of one class alone, and those that say that they are not there yet.
+    rest = {"is_capable", "save_optimizer_states", "load_optimizer_states", "register"}
+    assert missing == rest | {"row_sparse_pull", "set_gradient_compression"}
+    assert len(begin.splitlines()) < 45
+    head = pydoc.plain(pydoc.render_doc(ncclkv.KVStore))[:3000]
+    assert "push(" in head or "pull(" in head

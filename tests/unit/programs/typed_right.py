@@ -1,0 +1,71 @@
+"""Calls that are right, each in another form; read by a type checker, and never run."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ncclkv
+from ncclkv.typing import ArrayLike, Key, Op, Updater
+
+
+class Name(str, Enum):
+    W = "w"
+
+
+class Tensor:
+    """An array with the signatures of torch's."""
+
+    def __dlpack__(self, stream: Any = None, *, max_version: Any = None) -> Any:
+        return self
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+class Adder:
+    def update(self, key: Key, gradient: NDArray[Any], stored: NDArray[Any]) -> None:
+        stored += gradient
+
+
+def add(key: str, gradient: NDArray[np.float32], stored: NDArray[np.float32]) -> None:
+    stored += gradient
+
+
+def train(weight: NDArray[np.float32], tensor: Tensor, reduction: Op) -> NDArray[Any]:
+    kv: ncclkv.KVStore = ncclkv.create("dist", update_on="root", root=0, bucket_bytes="auto")
+    kv.init("w", weight, op=reduction)
+    kv.init(["a", "b"], [weight, tensor], op="avg")
+    kv.init([5, 7], (weight, weight.astype(np.int64)))
+    kv.init(np.int64(3), np.zeros((), bool))
+    kv.push(Name.W, tensor, priority=2)
+    kv.push([Name.W], [weight])
+    kv.push(("a", "b"), [[weight, weight], tensor])
+    kv.push(3, [np.float32(1), np.float32(2)])
+    several: list[NDArray[Any]] = kv.pull(["a", "b"])
+    one: NDArray[Any] = kv.pull("w", local=True)
+    kv.pull("w", out=one)
+    kv.pull(["a", "b"], out=several, priority=1)
+    kv.pull(["a", "b"], [tensor, [weight, weight]])
+    kv.pushpull("w", weight, out=[weight, tensor])
+    kv.broadcast("w", weight, out=weight)
+    kv.set_updater(add)
+    kv.set_updater(Adder())
+    updater: Updater = lambda key, gradient, stored: None  # noqa: E731
+    kv.set_updater(updater)
+    kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=0.1, momentum=0.9))
+    given: ArrayLike = tensor
+    kv.reset("w", given)
+    kv.grad_view("w")[:] = 1
+    kv.wait()
+    kv.wait(["a", "b"])
+    loaded = kv.load("saved", required=False, fallback=True)
+    step: int = 0 if loaded is None else loaded.step
+    kv.save("saved", step=step, extra={"epoch": 1})
+    keys: list[Key] = kv.keys()
+    with kv, kv.group():
+        kv.push(keys, [kv.value(key) for key in keys])
+    return one

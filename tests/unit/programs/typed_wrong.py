@@ -1,0 +1,55 @@
+"""Mistakes of a user's program, each with what a type checker says of its line; never run.
+
+Behind ``# E:`` stands the code of mypy's error, and a part of its text.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import ncclkv
+
+weight = np.zeros(2)
+kv = ncclkv.create("dist")
+number: int = kv  # E: assignment "KVStore"
+
+# Keys
+kv.push(1.5, weight)  # E: arg-type "float"
+kv.push(None, weight)  # E: arg-type "None"
+kv.push(b"w", weight)  # E: arg-type "bytes"
+kv.init({"a", "b"}, [weight, weight])  # E: arg-type "set[str]"
+kv.value(["a"])  # E: arg-type "list[str]"
+
+# Arrays
+kv.push("w", 3)  # E: arg-type "int"
+kv.push("w", 3.0)  # E: arg-type "float"
+kv.push("w", [1.0, 2.0])  # E: list-item "float"
+kv.init("w", "zeros")  # E: arg-type "str"
+kv.push("w", None)  # E: arg-type "None"
+kv.broadcast("w", weight)  # E: call-arg "out"
+
+# What pull returns
+kv.pull("w").append(weight)  # E: attr-defined "append"
+print(kv.pull(["w"]).shape)  # E: attr-defined "shape"
+weight = kv.pull("w", out=weight)  # E: assignment "None"
+
+# Ops and options
+kv.init("w", weight, op="median")  # E: arg-type "Literal['median']"
+ncclkv.create("dist", update_on="rot")  # E: arg-type "Literal['rot']"
+ncclkv.create("dist", updat_on="root")  # E: call-arg "updat_on"
+ncclkv.create("dist", missing="zero")  # E: arg-type "Literal['zero']"
+ncclkv.create("dist", nonfinite="skip")  # E: arg-type "Literal['skip']"
+ncclkv.create("dist", root="0")  # E: arg-type "str"
+ncclkv.create("dist", bucket_bytes="25 MiB")  # E: arg-type "Literal['25 MiB']"
+ncclkv.create(3)  # E: arg-type "int"
+kv.push("w", weight, priority="high")  # E: arg-type "str"
+
+# Updaters, optimizers, verbs
+kv.set_updater(lambda gradient, stored: None)  # E: arg-type "Callable[[Any, Any], None]"
+kv.set_updater(3)  # E: arg-type "int"
+kv.set_optimizer("sgd")  # E: arg-type "str"
+ncclkv.optimizer.SGD(lr=0.1)  # E: call-arg "lr"
+ncclkv.optimizer.SGD(learning_rate="fast")  # E: arg-type "str"
+kv.pul("w")  # E: attr-defined "pul"
+print(kv.load("saved").step)  # E: union-attr "None"
+kv.save("saved", step="1")  # E: arg-type "str"
