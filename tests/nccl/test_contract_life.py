@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 
@@ -157,7 +158,9 @@ def test_a_stream_is_freed_when_it_is_empty(lazy: bool) -> None:
 
 
 @MODES
-def test_a_rank_that_never_arrives_is_a_timeout(lazy: bool) -> None:
+def test_a_rank_that_never_arrives_is_a_timeout(
+    lazy: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     def body(seat: Seat) -> None:
         comm, array = seat.communicator(0.2), floats(seat, 1)
         comm.allreduce(array, array).wait()
@@ -179,6 +182,14 @@ def test_a_rank_that_never_arrives_is_a_timeout(lazy: bool) -> None:
         comm.abort("over")
 
     run_seats(3, body, lazy=lazy, faults={1: Faults(absent_from=1)})
+    lines = [line for line in capsys.readouterr().err.splitlines() if " has waited " in line]
+    assert lines, "a wait is reported before its deadline"
+    for line in lines:
+        assert re.match(
+            r"ncclkv: rank \d of 3 on \S+ \(pid \d+\) has waited 0\.\d s \(timeout 0\.2 s\): "
+            r"a reduction of 4 bytes to all ranks waits for ranks? .*, or for the network",
+            line,
+        ), line
 
 
 @MODES
