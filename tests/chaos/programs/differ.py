@@ -175,17 +175,17 @@ def shapes_at_init(kv: Any, odd: bool) -> None:
 
 
 @scenario
-def two_stores_crossed(kv: Any, odd: bool) -> None:
-    stores = OTHERS[::-1] if odd else OTHERS
-    for store in stores:
-        store.pushpull("a", full(), out=OUTS[0])
-
-
-@scenario
 def extra_create(kv: Any, odd: bool) -> None:
     if odd:
         ncclkv.create("dist_sync", timeout=20).close()
     kv.pushpull("a", full(), out=OUTS[0])
+
+
+@scenario
+def two_stores_crossed(kv: Any, odd: bool) -> None:
+    stores = OTHERS[::-1] if odd else OTHERS
+    for store in stores:
+        store.pushpull("a", full(), out=OUTS[0])
 
 
 def push_of_a_wrong_shape(kv: Any, odd: bool) -> None:
