@@ -230,7 +230,7 @@ class Calls:
         report = self.report(rank)
         if report is not None and report.calls:
             return last(report) + self._state(rank)
-        if report is not None or self.roster is None:
+        if report is not None or self.roster is None or not self.board.count:
             return ""
         member = self.roster.members[rank]
         return f"nothing was heard from rank {rank} on {member.host} (pid {member.pid})"

@@ -48,8 +48,11 @@ def is_reported(calls: Calls, waited: float) -> bool:
 
 
 def silent(calls: Calls, since: float) -> list[tuple[int, ...]]:
-    """Return the other nodes none of whose ranks has been heard since a time, or has left."""
-    if calls.roster is None:
+    """Return the other nodes none of whose ranks has been heard since a time, or has left.
+
+    Ranks ask each other only about the calls of a store: without any, no node counts as silent.
+    """
+    if calls.roster is None or not calls.board.count:
         return []
     heard = {rank for rank, when in calls.heard.items() if when >= since}
     heard |= {calls.transport.rank, *calls.transport.departed()}

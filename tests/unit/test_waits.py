@@ -37,6 +37,8 @@ def test_nodes_of_which_no_rank_is_heard() -> None:
     first, *others = ranks(6)
     nodes = [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5)]
     first.roster = Roster([member(node) for node in nodes], 0.0)
+    assert waits.silent(first, 0.0) == [], "nobody was asked"
+    note(first, 1)
     assert waits.silent(first, 0.0) == [(2, 3), (4, 5)]
     others[2].tell("")
     first.hear()
