@@ -1,4 +1,4 @@
-"""Layer 0: the watcher in real ranks, by MPI; NCCL and CUDA are functions that only wait."""
+"""Layer 0: real ranks, by MPI, whose NCCL and CUDA are functions that only wait."""
 
 from __future__ import annotations
 
@@ -32,3 +32,12 @@ def test_a_wait_of_cupys_is_ended_and_the_next_call_raises(
     assert ended.code != 0, ended.err
     assert f"rank 0 is told: {words}" in ended.out, f"{ended.out}\n{ended.err}"
     assert ended.seconds < TIMEOUT + SOON
+
+
+def test_communicators_that_timed_out_keep_no_descriptors(job: Job) -> None:
+    ended = job("timed_out.py", ranks=2)
+    assert ended.code == 0, ended.err
+    _, first, *later = ended.out.partition("counts:")[2].splitlines()
+    # The first has started MPI and what it keeps.
+    assert len(later) == 3
+    assert set(later) == {later[0]}, f"descriptors and threads: {[first, *later]}"

@@ -9,14 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
+from no_nccl import NoNccl, device_array, streams
 
 import ncclkv
 from ncclkv.comm.nccl.communicator import NcclCommunicator
@@ -24,56 +21,6 @@ from ncclkv.comm.nccl.watcher import WATCHER
 from ncclkv.errors import KVStoreError
 
 FAULT = sys.argv[1]
-
-
-class NoNccl:
-    """A binding whose collectives never end by themselves."""
-
-    name, uncaptured = "no NCCL", ""
-
-    def __init__(self) -> None:
-        self.ended = threading.Event()
-
-    def version(self) -> int:
-        return 23203
-
-    def unique_id(self) -> bytes:
-        return bytes(128)
-
-    def create(self, size: int, unique_id: bytes, rank: int, look: object) -> object:
-        return object()
-
-    def all_reduce(self, *_: object) -> None:
-        return None
-
-    def async_error(self, comm: object) -> None:
-        return None
-
-    def abort(self, comm: object) -> None:
-        self.ended.set()
-
-
-def streams(binding: NoNccl) -> Any:
-    """Streams whose events come when the binding has aborted."""
-    return SimpleNamespace(
-        communication=1,
-        current=lambda: 2,
-        check_device=lambda: None,
-        attach=lambda: None,
-        on=lambda stream: nullcontext(),
-        record=lambda stream: SimpleNamespace(done=binding.ended.is_set),
-        wait=lambda stream, event: None,
-        close=lambda: None,
-    )
-
-
-def device_array() -> Any:
-    """Memory of the host in an array of CuPy's."""
-    import cupy
-
-    space = np.zeros(4, np.float32)
-    memory = cupy.cuda.UnownedMemory(space.ctypes.data, space.nbytes, space, 0)
-    return cupy.ndarray(4, np.float32, cupy.cuda.MemoryPointer(memory, 0))
 
 
 def main() -> None:
