@@ -77,9 +77,9 @@ class Leftovers:
 
     def _note(self, path: str, launcher: int) -> None:
         """Note a file, unless only processes of other jobs use it."""
-        used_by = users(path)
-        ours = any(is_descendant(pid, launcher) for pid in used_by)
-        if used_by and not ours:
+        found = {is_descendant(pid, launcher) for pid in users(path)}
+        ours = True in found
+        if False in found and not ours:
             self._known.add(path)
             self._ours.pop(path, None)
         elif path not in self._ours or ours:
@@ -192,11 +192,19 @@ def _open_files(process: Path) -> Iterator[str]:
             yield os.readlink(each)
 
 
-def is_descendant(pid: int, ancestor: int) -> bool:
-    """Return whether a process was started by another, or by one that this one started."""
-    while pid > 1:
-        if pid == ancestor:
-            return True
+def is_descendant(pid: int, ancestor: int) -> bool | None:
+    """Return whether a process was started by another, or by one that this one started.
+
+    Returns
+    -------
+    bool or None
+        None when one of the processes on the way has ended meanwhile.
+    """
+    while pid != ancestor:
+        if pid <= 1:
+            return False
         fields = stat_of(pid)
-        pid = int(fields[1]) if fields else 0
-    return False
+        if not fields:
+            return None
+        pid = int(fields[1])
+    return True

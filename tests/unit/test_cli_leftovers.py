@@ -74,6 +74,18 @@ def test_files_of_other_jobs_stay(places: tuple[Path, Path]) -> None:
     assert other.exists(), "processes of another job were seen to use it"
 
 
+def test_a_file_whose_user_ends_while_it_is_looked_for_is_not_anothers(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = Leftovers(*places)
+    path = create(places[0], "mpich_shm_1_0")
+    with monkeypatch.context() as patched:
+        patched.setattr(leftovers, "users", lambda path: [NOBODY])
+        noted.look(os.getpid())
+    noted.sweep(os.getpid())
+    assert not path.exists()
+
+
 def test_a_file_that_nobody_was_seen_to_use_stays_beside_one_of_the_job(
     places: tuple[Path, Path],
 ) -> None:
