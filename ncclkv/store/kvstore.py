@@ -76,7 +76,11 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
             if self._group is not None:
                 self._group.push(push, row, priority)
                 return
-            step = self._engine.ready(push)
+            try:
+                step = self._engine.ready(push)
+            except BaseException as error:
+                self._session.checks.failed(error)
+                raise
             self._operations.push("push", push, None, priority)
             self._stage("push", key, push, row, priority, step)
         self._raise_late()
@@ -209,7 +213,11 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
                 self._group.push(*push, priority)
                 self._group.pull(pull, row)
                 return
-            step = self._engine.ready(push[0])
+            try:
+                step = self._engine.ready(push[0])
+            except BaseException as error:
+                self._session.checks.failed(error)
+                raise
             self._operations.push("pushpull", push[0], pull, priority)
             self._stage("pushpull", key, *push, priority, step)
             self._pull(pull, row)

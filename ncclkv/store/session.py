@@ -65,6 +65,34 @@ class Running:
         return self._refused is not None and self._refused() is error
 
 
+class Checks:
+    """A ``with`` block of a verb before its call is noted.
+
+    What is raised there, by an array's own code or by Ctrl-C, cannot put this rank behind the
+    others, so it breaks nothing.
+    """
+
+    __slots__ = ("_raised",)
+
+    def __init__(self) -> None:
+        self._raised: BaseException | None = None
+
+    def __enter__(self) -> None:
+        self._raised = None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._raised = error
+
+    def failed(self, error: BaseException) -> None:
+        """Note what was raised, where a ``try`` takes the place of the block: it costs nothing."""
+        self._raised = error
+
+    def take(self) -> BaseException | None:
+        """Return what was raised in the block, once."""
+        raised, self._raised = self._raised, None
+        return raised
+
+
 class Creating:
     """A ``with`` block that creates a store: like a verb, it is refused inside of one."""
 
@@ -116,6 +144,8 @@ class Session:
         Whether what is called is captured, and not done.
     running : Running
         Of the thread that the store belongs to.
+    checks : Checks
+        For what a verb does before its call is noted.
     """
 
     def __init__(self, name: str, comm: Communicator) -> None:
@@ -124,6 +154,7 @@ class Session:
         self.inside = ""
         self.recording = False
         self.running = running()
+        self.checks = Checks()
         self._name = name
         self._alone = comm.size == 1
         self.comm = comm
@@ -137,14 +168,15 @@ class Session:
 
     def note(self, name: str, error: BaseException) -> None:
         """Look at what a verb raised: it may break the store."""
+        harmless = self.checks.take() is error
         if isinstance(error, (ContractError, CommError)):
             self.fail(error)
             finalize.failed(error)
         elif isinstance(error, UsageError):
             self.put_rank(error)
-            if self.running.refused(error):
+            if self.running.refused(error) and not harmless:
                 self.broken_off(name, error)
-        elif not isinstance(error, KVStoreError) and not self.recording:
+        elif not (isinstance(error, KVStoreError) or self.recording or harmless):
             self.broken_off(name, error)
 
     def put_rank(self, error: UsageError) -> None:

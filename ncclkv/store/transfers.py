@@ -27,8 +27,10 @@ class Transfers(Core):
         known = self._recent.find("push", key, value)
         if known is not None:
             return known
+        with self._session.checks:
+            values = self._values(verb, key, value)
         try:
-            batch, row = self._engine.batch(self._values(verb, key, value))
+            batch, row = self._engine.batch(values)
         except MemoryError as error:  # of the first push, which makes the buckets
             raise _no_memory(verb, key, error) from error
         self._recent.keep("push", key, value, row, batch)
@@ -59,9 +61,10 @@ class Transfers(Core):
         known = self._recent.find("pull", key, out)
         if known is not None:
             return known
-        reads = self._outs(verb, key, out)
-        if local or self._group is None:  # a group looks at its end where they lie
-            self._engine.places.check_outs(reads, flushed=not local)
+        with self._session.checks:
+            reads = self._outs(verb, key, out)
+            if local or self._group is None:  # a group looks at its end where they lie
+                self._engine.places.check_outs(reads, flushed=not local)
         pull, row = self._planned("pull", key, out, reads)
         pull.tensors = tensors(out)
         return pull, row
@@ -115,8 +118,9 @@ class Transfers(Core):
             raise UsageError(
                 "pull inside a group needs out: the value is there only at the group's end"
             )
-        specs = [self._engine.places.registry[name] for name in key_list(key)]
-        arrays = [self._kernels.empty(spec.shape, spec.dtype) for spec in specs]
+        with self._session.checks:
+            specs = [self._engine.places.registry[name] for name in key_list(key)]
+            arrays = [self._kernels.empty(spec.shape, spec.dtype) for spec in specs]
         reads = [(spec.key, array) for spec, array in zip(specs, arrays, strict=True)]
         pull, row = self._engine.reading(reads)
         if local:

@@ -43,6 +43,7 @@ MODULES = (
     "uneven",
     "updaters",
     "updaters_raising",
+    "unnoted",
     "views",
     "waiting",
 )
