@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ncclkv.errors import UsageError
+from ncclkv.errors import UpdaterError, UsageError
 from tests.cases.expect import full, intact, probed, pulled, refused, same, says, total
 from tests.cases.registry import case
 from tests.cases.stores import Stores
+
+
+@contextmanager
+def told_later(create: Stores, kv: Any, *words: str) -> Iterator[None]:
+    """Expect word of an updater's error on the ranks where it did not run."""
+    if create.updates_here(kv):
+        yield
+    else:
+        with refused(kv, UpdaterError, *words):
+            yield
 
 
 class NoUpdate:
@@ -59,6 +71,8 @@ def an_updater_that_fails_half_way_through_a_list(create: Stores) -> None:
     else:
         kv.push([3, 5], [full(1), full(1)])
     refusing = False
+    with told_later(create, kv, "not yet, at key 5, on rank 0"):
+        kv.pull(3)
     same(pulled(kv, 3), 2 + kv.num_workers)
     same(pulled(kv, 5), 4)
     kv.push(5, full(kv.rank + 1))
@@ -117,6 +131,8 @@ def an_updater_that_calls_its_store(create: Stores) -> None:
             kv.push(3, full(1))
     else:
         kv.push(3, full(1))
+    with told_later(create, kv, "pull was called inside an updater", "at key 3, on rank 0"):
+        kv.pull(3)
     kv.set_updater(lambda key, grad, stored: np.add(stored, grad, out=stored))
     kv.push(3, full(kv.rank + 1))
     same(pulled(kv, 3), 2 + total(kv))

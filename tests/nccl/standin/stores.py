@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ncclkv import env
+from ncclkv.arguments import check_length
 from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.options import Options
@@ -30,6 +31,7 @@ class SeatStores(Stores):
         **options: Any,
     ) -> Any:
         seat = self._seat
+        check_length("timeout", timeout)
         limit = None if timeout is None else env.timeout(timeout)
         peers, streams = seat.peers.duplicate(limit), seat.streams.another()
         return KVStore(
