@@ -77,7 +77,7 @@ def guard(what: str, seconds: float) -> Iterator[None]:
     text = ctypes.create_string_buffer(_letter(what, seconds))
     timer = _create(library, text)
     if timer is not None:
-        _set(library, timer, seconds)
+        library.timer_settime(timer, 0, _times(seconds), None)
     try:
         yield
     finally:
@@ -102,6 +102,8 @@ class Alarm:
         self._made = False
         self._library: Any = None
         self._timer: Any = None
+        # Made once, for a block may be shorter than it takes to make them.
+        self._on, self._off = _times(seconds), _times(None)
 
     def _make(self) -> None:
         """Make the timer, where there may be one."""
@@ -117,11 +119,11 @@ class Alarm:
         if not self._made:
             self._make()
         if self._library is not None:
-            _set(self._library, self._timer, self._seconds)
+            self._library.timer_settime(self._timer, 0, self._on, None)
 
     def __exit__(self, *_: object) -> None:
         if self._library is not None:
-            _set(self._library, self._timer, None)
+            self._library.timer_settime(self._timer, 0, self._off, None)
 
     def close(self) -> None:
         """Free the timer; a block that comes later has none."""
@@ -138,7 +140,7 @@ def arm(what: str, seconds: float) -> None:
         _armed.append(text)
         timer = _create(library, text)
         if timer is not None:
-            _set(library, timer, seconds)
+            library.timer_settime(timer, 0, _times(seconds), None)
 
 
 def _letter(what: str, seconds: float) -> bytes:
@@ -160,13 +162,12 @@ def _create(library: Any, text: ctypes.Array[ctypes.c_char]) -> Any:
     return timer
 
 
-def _set(library: Any, timer: Any, seconds: float | None) -> None:
-    """Have a timer end the process in so many seconds; never, for None."""
-    times = _Times(0, 0, 0, 0)
-    if seconds is not None:
-        whole = int(seconds)
-        times = _Times(0, 0, whole, max(1, int((seconds - whole) * 1e9)))
-    library.timer_settime(timer, 0, ctypes.byref(times), None)
+def _times(seconds: float | None) -> Any:
+    """So many seconds from now, as a timer is set; never, for None."""
+    if seconds is None:
+        return ctypes.byref(_Times(0, 0, 0, 0))
+    whole = int(seconds)
+    return ctypes.byref(_Times(0, 0, whole, max(1, int((seconds - whole) * 1e9))))
 
 
 @cache
