@@ -14,7 +14,8 @@ from ncclkv.comm import threads
 from ncclkv.comm.exchange import ExchangeCommunicator
 from ncclkv.errors import CommAborted, CommTimeout
 from ncclkv.testing import run_ranks
-from tests.cases import combining, communicator_failures
+from tests.cases import combining
+from tests.cases.communicator_all import communicator_failures
 from tests.cases.place import Place, at, near
 from tests.nccl.place import GpuPlace
 

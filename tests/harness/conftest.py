@@ -1,0 +1,13 @@
+"""Settings of the tests of the harness: the limits that they test are not stretched."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.slow import VARIABLE
+
+
+@pytest.fixture(autouse=True)
+def limits_as_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the factor away, for the processes that a test starts, too."""
+    monkeypatch.delenv(VARIABLE, raising=False)
