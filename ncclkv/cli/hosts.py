@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +24,12 @@ _GIVEN = (
 )
 """Variables by which a batch system or the user gives mpirun hosts."""
 
-_NEEDED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-_NEEDED_OF = ("NCCL", "CUDA_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_", "UCX_", "FI_", "GLOO_")
-"""Variables that ranks need on every host, and beginnings of the names of others."""
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+_OF_THIS_HOST = re.compile(
+    r"(_|HOSTNAME|PWD|OLDPWD|SHLVL|TMPDIR|DISPLAY)$|(SSH|XDG|DBUS|SLURM|PBS|LSB|PMI|PMIX|OMPI|PRTE)_"
+)
+"""Variables that mean something on one host alone, or that Open MPI passes on by itself."""
 
 # Each by the name of version 4 and by that of version 5.
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -176,8 +180,10 @@ def given() -> str:
 
 
 def needed(environment: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that ranks on other hosts need, in order."""
-    return sorted(name for name in environment if name in _NEEDED or name.startswith(_NEEDED_OF))
+    """Return the names of the variables that ranks on other hosts are to have, in order."""
+    return sorted(
+        name for name in environment if _NAME.fullmatch(name) and not _OF_THIS_HOST.match(name)
+    )
 
 
 def cores() -> int:

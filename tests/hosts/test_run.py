@@ -17,7 +17,6 @@ pytestmark = pytest.mark.limit(60)
 RUN = (sys.executable, "-m", "ncclkv", "run")
 LEAVES = str(ROOT / "tests/jobs/programs/leaves.py")
 WRITES = "import socket, sys; print(socket.gethostname()); sys.stderr.write('no end')"
-NO_HOST_FILE = {"HYDRA_HOST_FILE": "", "PRTE_MCA_prte_default_hostfile": ""}
 SECONDS = stretched(8.0)
 """From a failure to the end of the job."""
 
@@ -41,7 +40,10 @@ def headline(err: str) -> str:
 def test_ranks_are_where_the_hosts_have_room(hosts: Jobs, way: str) -> None:
     names = [host.name for host in hosts.network.hosts]
     where = [*names, names[-1]] if way != "found" else [hosts.host_of(r) for r in range(hosts.size)]
-    variables = agents(hosts) | (NO_HOST_FILE if way != "found" else {})
+    variables = agents(hosts)
+    if way != "found":
+        del variables["PRTE_MCA_prte_default_hostfile"]
+        variables["HYDRA_HOST_FILE"] = ""
     options = ["-n", str(hosts.size)]
     if way == "list":
         options = ["--hosts", ":1,".join(names) + ":2"]

@@ -118,9 +118,10 @@ def test_in_an_allocation_mpirun_finds_the_hosts(monkeypatch, variable):
 
 
 def test_open_mpi_is_told_which_variables_other_hosts_need():
-    names = ("NCCLKV_TIMEOUT", "NCCL_DEBUG", "PATH", "PYTHONPATH", "OMP_NUM_THREADS")
+    names = ("NCCLKV_TIMEOUT", "NCCL_DEBUG", "PATH", "PYTHONPATH", "DATA", "TMPDIR_OF_ALL")
+    own = ("TMPDIR", "SSH_TTY", "OMPI_x", "PMIX_RANK", "SLURM_JOB_ID", "_", "BASH_FUNC_ml%%")
     found = hosts.launcher(OPEN_MPI, 6, SLOTS)
-    line = found.with_environment(dict.fromkeys([*names, "HOME", "SSH_TTY", "OMPI_x"], "1"))
+    line = found.with_environment(dict.fromkeys([*names, *own], "1"))
     passed = [each for each in line[len(found.line) :] if each != "-x"]
     assert passed == ["NCCLKV_RUN_SECRET", *sorted(names)]
 
