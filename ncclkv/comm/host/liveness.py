@@ -14,7 +14,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 from fcntl import ioctl
 from functools import cache
@@ -84,9 +84,13 @@ class Liveness:
 
     def has_ended(self, endpoint: Endpoint) -> bool:
         """Tell whether a process that is watched has ended."""
+        return endpoint in self.ended()
+
+    def ended(self) -> Set[Endpoint]:
+        """Return all that are watched and have ended."""
         for descriptor, _ in self._poll.poll(0):
             self._look(descriptor)
-        return endpoint in self._ended
+        return self._ended
 
     def _add(self, line: socket.socket, endpoint: Endpoint) -> None:
         self._lines[line.fileno()] = line, endpoint

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ncclkv.comm.base import Buffer
+from ncclkv.comm.host.peers import Peers
 from ncclkv.comm.transport import PeerFailed, Pending, WrongLength
 
 if TYPE_CHECKING:
@@ -26,23 +27,24 @@ class Message(Pending):
     Parameters
     ----------
     peer : int
-    broken : set of int
-        The peers that MPI has reported an error about; this one is added.
+    peers : Peers
+        What is known of all; an error that MPI reports about this one is noted there.
     """
 
-    def __init__(self, peer: int, broken: set[int]) -> None:
+    def __init__(self, peer: int, peers: Peers) -> None:
         self.peer = peer
-        self._broken = broken
+        self._peers = peers
         self._request: MPI.Request | None = None
 
     def done(self) -> bool:
         from mpi4py import MPI
 
+        self._peers.foretell()
         try:
             request = self._request or self._begin()
             return request is not None and bool(request.Test())
         except MPI.Exception as error:
-            self._broken.add(self.peer)
+            self._peers.failed.add(self.peer)
             raise failed(self.peer, error) from error
 
     def _begin(self) -> MPI.Request | None:
@@ -53,8 +55,8 @@ class Message(Pending):
 class Outgoing(Message):
     """A message to a peer."""
 
-    def __init__(self, request: MPI.Request, peer: int, broken: set[int]) -> None:
-        super().__init__(peer, broken)
+    def __init__(self, request: MPI.Request, peer: int, peers: Peers) -> None:
+        super().__init__(peer, peers)
         self._request = request
 
 
@@ -64,8 +66,8 @@ class Incoming(Message):
     Some MPIs write past the end of a buffer that is too short for what arrives: Open MPI 5.0 does.
     """
 
-    def __init__(self, comm: MPI.Comm, into: Buffer, peer: int, tag: int, broken: set[int]) -> None:
-        super().__init__(peer, broken)
+    def __init__(self, comm: MPI.Comm, into: Buffer, peer: int, tag: int, peers: Peers) -> None:
+        super().__init__(peer, peers)
         self._comm = comm
         self._into = into
         self._tag = tag

@@ -63,12 +63,12 @@ class MpiTransport(Transport):
         self.thread_multiple = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.name = _library()
         with self._guard():
             machine = comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
             self.node = env.split_node(machine.allgather(self.rank), self.rank)
-            self._peers = Peers(comm, machine)
+            self._peers = Peers(comm, machine, self.name)
             machine.Free()
-        self.name = _library()
         self._where = f"rank {self.rank}"
         self._departed: dict[int, str] = {}
         self.heard = []
@@ -92,11 +92,11 @@ class MpiTransport(Transport):
         except MPI.Exception as error:
             self._peers.failed.add(peer)
             raise failed(peer, error) from error
-        return Outgoing(request, peer, self._peers.failed)
+        return Outgoing(request, peer, self._peers)
 
     def receive(self, into: Buffer, peer: int, tag: int) -> Pending:
         self._check()
-        return Incoming(self._comm, into, peer, tag, self._peers.failed)
+        return Incoming(self._comm, into, peer, tag, self._peers)
 
     def has_ended(self, peer: int) -> bool:
         return self._peers.has_ended(peer)
@@ -149,6 +149,7 @@ class MpiTransport(Transport):
         from mpi4py import MPI
 
         self._check()
+        self._peers.foretell()
         status = MPI.Status()
         try:
             while self._comm.Iprobe(MPI.ANY_SOURCE, _NOTICE_TAG, status):

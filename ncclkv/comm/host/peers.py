@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
 from typing import TYPE_CHECKING
 
+from ncclkv import abort
 from ncclkv.comm.host.liveness import Endpoint, liveness
 from ncclkv.comm.processes import Process, namespace, process
+from ncclkv.comm.words import named
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -22,6 +26,8 @@ class Peers:
     comm : mpi4py.MPI.Comm
     machine : mpi4py.MPI.Comm
         Of the ranks of `comm` that are on this machine.
+    library : str
+        The MPI library's name.
 
     Attributes
     ----------
@@ -29,7 +35,8 @@ class Peers:
         The ranks that MPI has reported an error about.
     """
 
-    def __init__(self, comm: MPI.Comm, machine: MPI.Comm) -> None:
+    def __init__(self, comm: MPI.Comm, machine: MPI.Comm, library: str) -> None:
+        self._to_foretell = False
         self.failed: set[int] = set()
         self._warned: set[int] = set()
         self._far: dict[int, Endpoint] = {}
@@ -43,18 +50,39 @@ class Peers:
         if len(near) == comm.Get_size():
             return
         self._liveness = liveness()
-        endpoints = [Endpoint(*each) for each in comm.allgather(tuple(self._liveness.here))]
+        told = comm.allgather((socket.gethostname(), *self._liveness.here))
+        self._hosts = [host for host, *_ in told]
+        endpoints = [Endpoint(*each) for _, *each in told]
         others = [rank for rank, *_ in near]
         self._far = {rank: each for rank, each in enumerate(endpoints) if rank not in others}
         # From this rank on, so that no port is asked by more ranks than any other.
         ahead = sorted(self._far, key=lambda rank: (rank - here) % len(endpoints))
         self._liveness.watch(self._far[rank] for rank in ahead)
+        # Open MPI ends a process that finds a connection broken, and asks no error handler.
+        self._to_foretell = "Open MPI" in library
 
     def has_ended(self, rank: int) -> bool:
         """Tell whether the process of a rank is known to have ended."""
         if rank in self._near:
             return self._near[rank].has_ended()
         return rank in self._far and self._liveness.has_ended(self._far[rank])
+
+    def foretell(self) -> None:
+        """Where MPI is about to end this process over a rank that has ended, name that rank first.
+
+        Whoever calls MPI calls this before.
+        """
+        if not self._to_foretell or not (ended := self._liveness.ended()):
+            return
+        self._to_foretell = False
+        lost = [rank for rank, endpoint in self._far.items() if endpoint in ended]
+        if lost:
+            hosts = ", ".join(dict.fromkeys(self._hosts[rank] for rank in lost))
+            sys.stderr.write(
+                f"{abort.here()} has lost {named(lost)} on {hosts}, which ended without a word; "
+                f"Open MPI may now end this rank, too\n"
+            )
+            sys.stderr.flush()
 
     def may_tell(self, rank: int, *, troubled: bool) -> bool:
         """Tell whether a notice may be sent to a rank.
