@@ -61,6 +61,8 @@ def report(outcome: Outcome, attempt: str) -> str:
         if each is not first
     ]
     lines += ["the other ranks said:", *said] if said else []
+    if len(lines) > 2:  # what matters most is the last line on a terminal, too
+        lines.append(f"ncclkv run: {_of_first(first, outcome)}")
     return "\n".join(lines) + "\n"
 
 

@@ -45,6 +45,8 @@ def test_the_first_failure_is_the_reason():
         "the other ranks said:",
         "  [0] " + FAILED.format(0, "RankLost: rank 1 is gone"),
         "  [2] " + FAILED.format(2, "RankLost: rank 1 is gone"),
+        "ncclkv run: rank 1 on node1 (pid 101) was killed by SIGKILL (often the kernel's "
+        "out-of-memory killer: dmesg tells), 10.0 s after the start",
     ]
     assert ended.code == 137
 
@@ -87,8 +89,10 @@ def test_only_the_last_lines_are_repeated():
     for number in range(100):
         failed.hear(f"line {number}")
     said = report(outcome(failed), "").splitlines()
-    assert said[-1] == "  [0] line 99"
-    assert len(said) == 2 + 12
+    *lines, last = said
+    assert lines[-1] == "  [0] line 99"
+    assert len(lines) == 2 + 12
+    assert last == f"ncclkv run: {lines[0].partition(': ')[2].partition(': ')[2]}"
 
 
 def test_a_launcher_that_starts_nothing():
