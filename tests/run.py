@@ -70,7 +70,7 @@ def suite() -> list[Run]:
         Run("chaos", (*pytest, "tests/chaos"), 300),
         Run("faults", (*pytest, "tests/faults"), 300),
         # Without root it says so, and tests nothing.
-        Run("hosts", (*pytest, "--durations=20", "tests/hosts"), 300),
+        Run("hosts", (*pytest, "--durations=20", "tests/hosts"), 600),
         # Without CuPy it says so, and tests the little that needs none.
         Run("nccl", (*pytest, "tests/nccl"), 900),
     ]
