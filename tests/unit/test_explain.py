@@ -91,14 +91,14 @@ def test_torn_and_foreign_files_are_named(folder: Path, capsys: pytest.CaptureFi
     second.write_text(second.read_text()[:200])
     content = json.loads(third.read_text())
     third.write_text(json.dumps({**content, "format": 99}))
-    (folder / "list.json").write_text("[1]")
-    (folder / "bytes.json").write_bytes(b"\xff")
+    (folder / "z-list.json").write_text("[1]")
+    (folder / "z-bytes.json").write_bytes(b"\xff")
     lines = said(folder, capsys).splitlines()
     assert lines[:4] == [
         f"not read: {second.name} (torn, or no JSON)",
         f"not read: {third.name} (not a file of this version: format 99, and 1 is expected)",
-        "not read: bytes.json (torn, or no JSON)",
-        "not read: list.json (not a file of this version: list indices must be integers or "
+        "not read: z-bytes.json (torn, or no JSON)",
+        "not read: z-list.json (not a file of this version: list indices must be integers or "
         "slices, not str)",
     ]
     # What the first saw of the others' calls is in its own file.
