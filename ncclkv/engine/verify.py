@@ -54,7 +54,7 @@ class Verify:
         self._calls = 0
         self.repaired = 0
 
-    def pulled(self, pull: Pull, row: Sequence[Array], cause: Exception | None = None) -> None:
+    def pulled(self, pull: Pull, row: Sequence[Array]) -> None:
         """Count a pull into the arrays of a row, and compare its keys when it is time.
 
         Parameters
@@ -62,17 +62,16 @@ class Verify:
         pull : Pull
         row : sequence of ndarray
             Written already.
-        cause : Exception, optional
-            What an updater raised just before, on this rank.
 
         Raises
         ------
         Divergence
-            On every rank, when ranks differ and nothing is to be repaired.
+            On every rank, when ranks differ and nothing is to be repaired.  Its cause is what an
+            updater raised just before on this rank, if one did.
         """
         if pull.keys and self._due():
             keys = list(dict.fromkeys(pull.keys))
-            found = self._compare(keys, self._outs(pull, row), cause)
+            found = self._compare(keys, self._outs(pull, row))
             if found:
                 self._engine.read(pull, row)
 
@@ -80,7 +79,7 @@ class Verify:
         """Count a call that has settled keys, or all; compare them as `pulled` does."""
         if self._due():
             known = [spec.key for spec in self._engine.places.registry]
-            self._compare(known if keys is None else list(dict.fromkeys(keys)), [], None)
+            self._compare(known if keys is None else list(dict.fromkeys(keys)), [])
 
     def _due(self) -> bool:
         """Whether the call that is made is one to compare after."""
@@ -91,12 +90,7 @@ class Verify:
         """The arrays that a pull has written, with their keys: of one given twice, the last's."""
         return [(pull.keys[number], row[number]) for take in pull.takes for number in take.numbers]
 
-    def _compare(
-        self,
-        keys: Sequence[Key],
-        outs: Sequence[tuple[Key, Array]],
-        cause: Exception | None,
-    ) -> list[Difference]:
+    def _compare(self, keys: Sequence[Key], outs: Sequence[tuple[Key, Array]]) -> list[Difference]:
         """The differences between ranks, which are mended when this returns."""
         mine = self._vote(keys, outs)
         said = self._comm.control.allgather(mine, "checksums of values")
@@ -109,7 +103,7 @@ class Verify:
                 f"{text}look for a rank that writes to its values, or whose updater does other "
                 f"than the others', or let create(..., repair=True) give all ranks rank "
                 f"{self._root}'s"
-            ) from cause
+            ) from self._engine.take_raised()
         self._mend([each.key for each in found if each.held])
         self.repaired += len(found)
         if self._comm.rank == 0:

@@ -94,7 +94,7 @@ class Transfers(Core):
         self._engine.read(pull, row)
         quiet = self._session.recording or self._engine.presence.uneven
         if self._verify is not None and not quiet:
-            self._verify.pulled(pull, row, self._engine.raised)
+            self._verify.pulled(pull, row)
 
     def _flush_group(self, group: Group) -> None:
         """Do what a group has noted: one push, then one pull."""
