@@ -93,9 +93,14 @@ def suite() -> list[Run]:
 
 
 def by_name() -> list[Run]:
-    """All runs that must be asked for: those on a GPU, and a part of others by itself."""
+    """All runs that must be asked for: those on a GPU, a part of others, the oldest NumPy."""
     contract = ("launch/local.sh", "-n", "3", "-m", "pytest", *CONTRACT)
-    return [*gpu_suite(), Run("nccl-ranks", contract, 240)]
+    return [
+        *gpu_suite(),
+        Run("nccl-ranks", contract, 240),
+        # It makes an environment of its own, and so needs a network the first time.
+        Run("oldest", ("launch/oldest.sh",), 420),
+    ]
 
 
 def gpu_suite() -> list[Run]:

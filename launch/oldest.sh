@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Run a part of the tests with the oldest NumPy that ncclkv takes, in the environment $OLDEST.
+#
+# The environment is made here, by launch/setup.sh with the versions of launch/oldest.txt.
+set -eu
+cd "$(dirname "$0")/.."
+
+PYTHON=${PYTHON:-python3}
+export PYTHON VENV="${OLDEST:-.venv-oldest}" PIP_CONSTRAINT="$PWD/launch/oldest.txt"
+
+if ! "$PYTHON" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 12))'; then
+    echo "launch/oldest.sh: $("$PYTHON" --version) has no wheel of NumPy 1.23;" \
+        "name a Python of 3.10 or 3.11: PYTHON=/path/to/python3.11 $0" >&2
+    exit 1
+fi
+for extra in test mpiwheel; do
+    [ "$VENV/.ready-$extra" -nt setup.cfg ] || launch/setup.sh "$extra"
+done
+"$VENV/bin/python" -c 'import numpy; print("NumPy", numpy.__version__)'
+
+"$VENV/bin/python" -m pytest -q tests/unit/test_{arrays,recent,sgd}*.py \
+    tests/unit/test_checkpoint_{files,stray,heads}.py tests/unit/test_kernels_{pack,reduce}.py
+exec launch/local.sh -n 2 -m pytest -q tests/ranks/test_store_cases.py -k every_rank
