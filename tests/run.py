@@ -99,7 +99,7 @@ def by_name() -> list[Run]:
         *gpu_suite(),
         Run("nccl-ranks", contract, 240),
         # It makes an environment of its own, and so needs a network the first time.
-        Run("oldest", ("launch/oldest.sh",), 420),
+        Run("oldest", ("launch/oldest.sh",), 600),
     ]
 
 
