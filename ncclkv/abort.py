@@ -30,7 +30,7 @@ _LAST_WORDS = 0.2
 _GRACE = 0.5
 
 _given: list[object] = []
-"""What the main thread last gave `sys.exit`."""
+"""The argument of the main thread's last `sys.exit`, if there was one."""
 
 
 def install() -> None:
@@ -119,7 +119,7 @@ def here() -> str:
 
 
 def announcement(reason: str) -> str:
-    """What is said of this rank before it ends the job, in one line."""
+    """Return the line that announces the failure of this rank before it ends the job."""
     return f"{here()} failed, ending the job: {reason}"
 
 

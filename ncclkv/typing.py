@@ -94,4 +94,4 @@ class SupportsUpdate(Protocol):
 
 
 Updater: TypeAlias = Callable[[Any, Any, Any], object] | SupportsUpdate
-"""What ``set_updater`` takes; the key is an int or a str, the others are arrays."""
+"""Argument of ``set_updater``; the key is an int or a str, the others are arrays."""

@@ -18,7 +18,7 @@ from ncclkv.comm.words import named
 from ncclkv.errors import LaunchError
 
 _FOLLOWS = ("RankLost", "RankDied", "CommAborted", "CommTimeout", "OrderMismatch", "SpecMismatch")
-"""How the reason of a rank begins that left because of something else."""
+"""Errors that follow from what another rank did: a rank's reason begins with one of these."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Call:
 
 @dataclass
 class Rank:
-    """What is known of a rank, from its own file or from those of others.
+    """Facts about a rank, from its own file or from those of others.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""How the ranks of a job ended, and what follows from it for the job."""
+"""Ends of a job's ranks, and the exit code and cause that follow for the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAST_LINES = 12
 """Of a failed rank's stderr that the report repeats."""
 
 WORDS = "ncclkv: "
-"""What lines of the package's own begin with."""
+"""Prefix of the package's own lines."""
 
 _FAILED = re.compile(r"ncclkv: (?:a rank|rank (\d+)).* failed, ending the job: (.*)")
 
@@ -114,7 +114,7 @@ class Rank:
 
     @property
     def follows(self) -> bool:
-        """Whether it failed because another rank had."""
+        """Tell whether the rank failed because another rank had failed."""
         if self.failure is None:
             return False
         return self.failure[0].startswith(_OF_ANOTHER) or _OF_MPI in self.failure[0]
@@ -133,7 +133,7 @@ class Rank:
 
 @dataclass
 class Outcome:
-    """How a job ended.
+    """End of a job.
 
     Attributes
     ----------

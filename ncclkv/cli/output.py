@@ -1,4 +1,4 @@
-"""Where the ranks' output goes: to the streams of this process, and to a file a rank."""
+"""Output of the ranks: it goes to the streams of this process, and to a file a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a supervisor asks of the operating system: to start a command, and to end as it did."""
+"""Calls of the operating system for a supervisor: start a command, and end as it did."""
 
 from __future__ import annotations
 

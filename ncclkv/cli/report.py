@@ -1,4 +1,4 @@
-"""What is printed of a job that failed."""
+"""The report of a job that failed, as text."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ class Calls:
         return f"nothing was heard from rank {rank} on {member.host} (pid {member.pid})"
 
     def report(self, rank: int, most: int = 1) -> Report | None:
-        """What is known of a rank, with its last calls."""
+        """Return the newest report about a rank, with its last calls."""
         if rank in self.board:
             return self.board.read(rank, most)
         if rank not in self._reports:
@@ -245,7 +245,7 @@ class Calls:
         return report.later(time.monotonic() - heard, most)
 
     def _state(self, rank: int) -> str:
-        """What the system, or the rank itself, says of a rank's process."""
+        """Describe the state of a rank's process, by the system or by the rank's own report."""
         report, state = self.report(rank), self.state(rank)
         if state:
             return f", and {state}"

@@ -1,4 +1,4 @@
-"""What a rank knows when its store breaks, as a file for ``ncclkv explain``."""
+"""Files for ``ncclkv explain``: each rank writes one when its store breaks."""
 
 from __future__ import annotations
 

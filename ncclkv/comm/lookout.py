@@ -127,7 +127,7 @@ class Lookout:
         return {rank for rank, since in self._ended.items() if now - since > _ARRIVAL_SECONDS}
 
     def _died(self, rank: int, work: HostWork, report: str = "") -> RankDied:
-        """What to raise when a rank's process has ended."""
+        """Return the error to raise when a rank's process has ended."""
         process = self._calls.board.process(rank)
         how = "has ended" if process is None else process.end()
         roster = self._calls.roster

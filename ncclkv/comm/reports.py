@@ -72,7 +72,7 @@ class Wait(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a rank tells of itself.
+    """Report of a rank about itself.
 
     Attributes
     ----------
@@ -131,7 +131,7 @@ def plain(report: Report) -> tuple[object, ...]:
 
 
 def of_plain(told: tuple[Any, ...]) -> Report:
-    """What `plain` was made of."""
+    """Return the report that `plain` was made of."""
     name, who, calls, elsewhere, wait, state = told
     return Report(
         name,

@@ -1,4 +1,4 @@
-"""Which ranks wait for which, as far as one rank's pages and reports show."""
+"""Waits between ranks, as far as one rank's pages and reports show them."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ _OPS = ("sum", "avg", "max", "min")
 _RUN = re.compile(r"[0-9a-f]{32}")
 
 _KEY_BYTES = 1024
-"""What ``checkpoint.json`` may say of a key, its name apart."""
+"""Limit in ``checkpoint.json`` for a key, its name apart."""
 
 _REST_BYTES = 4 * 1024 * 1024
 """And of all else: extra, the optimizer, the plain values of an updater."""
 
 _UNKNOWN_BYTES = 32 * 1024 * 1024
-"""What it may have for a store without keys: some 200,000 of them with names of 20 characters."""
+"""Limit for a store without keys: some 200,000 keys with names of 20 characters."""
 
 _NUMBERS = (int, float, str, bool, type(None))
 

@@ -39,7 +39,7 @@ _in_order: Form = attrgetter("flags.carray")
 
 
 class Recent:
-    """What the last calls were made into, by verb and keys.
+    """Prepared forms of the last calls, by verb and keys.
 
     Calls of one key are limited by the keys: a key has one entry a verb, of about 2 KiB.  Calls of
     lists are limited by bytes, and the oldest are evicted.

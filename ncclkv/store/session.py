@@ -1,4 +1,4 @@
-"""Who may call a store, and when: one thread, one process, until it is closed or broken.
+"""Permission to call a store: one thread, one process, until it is closed or broken.
 
 A verb is entered by one call at a time.  A signal handler, or a destructor, runs in the middle of
 whatever the thread is doing, and a verb that it calls there is refused.
@@ -107,7 +107,7 @@ class Creating:
 
 
 def running() -> Running:
-    """What the calling thread is in."""
+    """Return the verbs that the calling thread is in."""
     try:
         found: Running = _thread.running
     except AttributeError:

@@ -132,7 +132,7 @@ class Transfers(Core):
 
 
 def _no_memory(verb: str, key: Any, error: MemoryError) -> OutOfMemory:
-    """What to raise when memory runs out in a push."""
+    """Return the error to raise when memory runs out in a push."""
     keys = key_list(key)
     names = f"key {keys[0]!r}" if len(keys) == 1 else f"{len(keys)} keys, {keys[0]!r} the first"
     return OutOfMemory(f"{verb} of {names}: {str(error) or 'there is no memory left'}")

@@ -14,7 +14,7 @@ _SPAWNED = ("--multiprocessing-fork", "multiprocessing.forkserver")
 """Words of the command line by which multiprocessing starts a process."""
 
 _parents_mpi = False
-"""Whether the MPI of this process was started by the process that it was forked from."""
+"""True when the process that this one was forked from started MPI."""
 
 
 def _note_fork() -> None:

@@ -22,10 +22,10 @@ _barriers: list[FinalBarrier] = []
 _failure: tuple[BaseException, str] | None = None
 
 _ends_here = False
-"""Whether MPI is ended by this module, and not by mpi4py or the program."""
+"""True when this module ends MPI, and not mpi4py or the program."""
 
 _over = False
-"""Whether this rank has met the others at its end, or given up."""
+"""True once this rank has met the others at its end, or given up."""
 
 
 def end_here() -> None:

@@ -1,4 +1,4 @@
-"""Which processes of other machines have ended, by TCP connections that carry no data.
+"""Ends of processes on other machines, seen by TCP connections that carry no data.
 
 MPI does not tell: a rank on another machine that was killed looks like one that is slow, and MPICH
 over UCX crashes in the next message to it.  The kernel does: it refuses connections to a port, and
@@ -21,10 +21,10 @@ from functools import cache
 from typing import NamedTuple
 
 _CONNECT_SECONDS = 0.5
-"""How long the connections of a new communicator may take.  Who is not reached is not watched."""
+"""Limit for the connections of a new communicator; a process not reached is not watched."""
 
 _CONFIRM_SECONDS = 0.3
-"""How long the attempt may take that tells an end from a connection that was cut on the way."""
+"""Limit for the second attempt, which tells an end from a connection cut on the way."""
 
 _MOST = 256
 """Processes that one watches: a descriptor each."""
@@ -34,7 +34,7 @@ _BACKLOG = 4096
 
 
 class Endpoint(NamedTuple):
-    """Where the kernel of a process's machine answers for the process.
+    """Address at which the kernel of a process's machine answers for the process.
 
     Attributes
     ----------

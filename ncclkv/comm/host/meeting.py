@@ -47,7 +47,7 @@ class Meeting:
         self._vain_since: float | None = None
         self._fail(failure)
         self.ends_job = False
-        """Whether ``NCCLKV_EXIT_TIMEOUT`` has passed."""
+        """True once ``NCCLKV_EXIT_TIMEOUT`` has passed."""
 
     def wait(self) -> str:
         """Wait; return the reason to end without ``MPI_Finalize``, empty when all have arrived."""

@@ -1,4 +1,4 @@
-"""What is known of the processes of a communicator's other ranks without MPI."""
+"""Processes of a communicator's other ranks, watched without MPI."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Peers:
         return rank in self._far and self._liveness.has_ended(self._far[rank])
 
     def foretell(self) -> None:
-        """Where MPI is about to end this process over a rank that has ended, name that rank first.
+        """Name a rank that has ended, where MPI is about to end this process because of it.
 
         Whoever calls MPI calls this before.
         """

@@ -64,7 +64,7 @@ class Accord:
         self._looks = 0
 
     def look(self, watch: Watch, what: str) -> OrderMismatch | None:
-        """How ranks' calls differ, as far as can be seen now; reports a wait that lasts.
+        """Return the first difference between the ranks' calls, if one shows; report a long wait.
 
         Parameters
         ----------

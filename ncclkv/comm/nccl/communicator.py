@@ -102,7 +102,7 @@ class NcclCommunicator(Communicator):
 
     @property
     def reproducible(self) -> bool:
-        """Whether all sums are made in rank order; collective to set.
+        """True when all sums are made in rank order; collective to set.
 
         The ranks connect for the messages that it takes: NCCL does so later, without a deadline.
         """

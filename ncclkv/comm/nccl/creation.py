@@ -65,7 +65,7 @@ def _check(peers: Communicator) -> None:
 
 
 def _attempt(call: Callable[[], Result]) -> tuple[Result | None, str | None]:
-    """What a call returns, and what its error says."""
+    """Return a call's result, and the text of its error."""
     try:
         return call(), None
     except KVStoreError as error:

@@ -14,7 +14,7 @@ from ncclkv.errors import CommAborted, CommTimeout, RankDied, RankLost
 
 
 class Diagnosis:
-    """What the waits of one communicator look at.
+    """Checks that the waits of one communicator make.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class Diagnosis:
             )
 
     def _missing(self) -> str:
-        """What a collective that does not end waits for."""
+        """Describe the ranks that a collective waits for."""
         if self._peers.size == 1:
             return "the device; give it a longer timeout"
         last = self._accord.last(self._accord.others)

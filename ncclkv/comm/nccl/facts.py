@@ -51,7 +51,7 @@ class Facts:
     obstacle: str = ""
     """Why there is no GPU or no NCCL, with what to do; the rest then means nothing."""
     bus: str = ""
-    """Where the GPU is on the host: slices of one (MIG) have this in common, and not `gpu`."""
+    """The GPU's place on the host: slices of one (MIG) have this in common, and not `gpu`."""
 
 
 def device_of(local_rank: int, devices: int) -> int:
@@ -85,7 +85,7 @@ def _as_nccl_sees(each: Facts) -> str:
 
 
 def settings(facts: Sequence[Facts], rank: int) -> dict[str, str]:
-    """What to set in the environment of `rank`, unless the user has, before NCCL reads it.
+    """Return the settings of NCCL for `rank`; those that the user made win over them.
 
     NCCL reads a parameter where it first needs it: at creation, at the first launch, or at the
     first captured collective.

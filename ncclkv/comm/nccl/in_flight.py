@@ -1,4 +1,4 @@
-"""What is in flight of one communicator, as the watcher looks at it."""
+"""Collectives in flight of one communicator, as the watcher looks at them."""
 
 from __future__ import annotations
 

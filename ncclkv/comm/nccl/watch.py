@@ -62,7 +62,7 @@ class Watch:
         return now
 
     def late(self) -> bool:
-        """Whether the limit had passed at the last `pause` or `tick`."""
+        """Tell whether the limit had passed at the last `pause` or `tick`."""
         return self.waited > self.limit
 
     def lost_long_ago(self) -> bool:

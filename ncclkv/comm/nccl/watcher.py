@@ -109,7 +109,7 @@ class Watcher:
 
 
 def _looked(watched: Watched) -> bool:
-    """What one look finds; one that fails is the last."""
+    """Look once; return whether to look again, which a failure ends."""
     try:
         return watched.look_over()
     except Exception:

@@ -38,7 +38,7 @@ class NcclWork(Work):
         return self._event is None
 
     def reached(self) -> bool:
-        """Whether the device is done with it; lets go of nothing."""
+        """Tell whether the device has finished; release nothing."""
         return self._event is None or self._event.done()
 
     def release(self) -> None:
