@@ -8,6 +8,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn, TypeVar
 
+from ncclkv.arguments import check_length
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.engine import Engine
 from ncclkv.engine.group import Group
@@ -115,6 +116,7 @@ class Core(KVStoreBase):
         """
         if isinstance(capability, str) and capability.lower() == KVStoreBase.OPTIMIZER:
             return True
+        check_length("a capability", capability)
         raise UsageError(
             f"unknown capability {capability!r}; the one there is is {KVStoreBase.OPTIMIZER!r}"
         )

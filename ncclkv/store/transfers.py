@@ -147,7 +147,8 @@ def whole_priority(verb: str, priority: Any) -> int:
 
 
 def flag(verb: str, name: str, value: Any) -> bool:
-    """An argument that is true or false: an array has no truth."""
+    """Return an argument that is true or false: an array has no truth."""
     if not isinstance(value, (bool, np.bool_)):
+        check_length(f"{verb}: {name}", value)
         raise UsageError(f"{verb}: {name}={value!r} is not a bool")
     return bool(value)

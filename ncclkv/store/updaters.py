@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ncclkv.arguments import check_length
 from ncclkv.engine.update import FunctionRule, FusedRule, Rule
 from ncclkv.errors import UsageError
 from ncclkv.optimizer.base import Optimizer
@@ -137,6 +138,7 @@ class UpdateVerbs(Core):
             )
         update = updater if callable(updater) else getattr(updater, "update", None)
         if isinstance(updater, type) or not callable(update):
+            check_length("set_updater: the updater", updater)
             raise UsageError(
                 f"set_updater takes a function of (key, input, stored), or an object with such an "
                 f"update method, not {updater!r}; a store without an updater is a new one"

@@ -194,6 +194,12 @@ def integers_too_long_to_be_shown(create: Stores) -> None:
         assert key not in kv
         with refused(kv, UsageError, "priority", "16,610 bits"):
             kv.push(3, full(1), priority=key)
+        with refused(kv, UsageError, "pull: local", "16,610 bits"):
+            kv.pull(3, local=key)
+        with refused(kv, UsageError, "set_updater", "16,610 bits"):
+            kv.set_updater(key)
+        with pytest.raises(UsageError, match="a capability is an int of 16,610 bits"):
+            kv.is_capable(key)
     intact(kv)
     kv.init(2**3000 - 1, full(7))
     same(kv.pull(2**3000 - 1), 7)
