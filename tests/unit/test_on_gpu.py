@@ -87,7 +87,12 @@ def test_a_lost_test_is_named_and_the_others_run(lease, monkeypatch):
 def test_where_ranks_share_nccl_tells_its_ways(lease):
     variables = {part.name: part.variables for part in on_gpu.PARTS}
     assert variables["comm-2"]["NCCL_DEBUG"] == variables["faults"]["NCCL_DEBUG"] == "INFO"
-    text = "import os; print(os.environ['NCCLKV_SHARE_GPU'], os.environ['WAY'])"
+    # In one write, since the lines of two ranks may run into each other.
+    text = (
+        "import os, sys; "
+        "sys.stdout.write('{NCCLKV_SHARE_GPU} {WAY}\\n'.format(**os.environ)); "
+        "sys.stdout.flush()"
+    )
     assert lease.run(program(text, ranks=2, variables={"WAY": "{logs}/x-%p.txt"}))
     assert (lease.logs / "part.txt").read_text() == f"1 {lease.logs}/x-%p.txt\n" * 2
 

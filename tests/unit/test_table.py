@@ -170,8 +170,15 @@ def test_runs_are_as_long_as_can_be(layout: tuple[list[KeySpec], int], data: st.
         asked = data.draw(st.sets(st.sampled_from(known)))
         runs = bucket.runs(asked)
         for before, after in pairwise(runs):
-            between = [e.key for e in bucket.entries if before[1] <= e.lo < after[0]]
+            # A strange key without elements begins where the key behind it does.
+            between = [e.key for e in bucket.entries if before[1] <= e.lo <= after[0]]
             assert set(between) - asked, "two runs with no strange key between them"
+
+
+def test_a_strange_key_without_elements_separates_runs() -> None:
+    (bucket,) = place(specs_of(3, 0, 3), 1024)
+    assert bucket.runs({"k0", "k2"}) == [(0, 3), (64, 67)]
+    assert bucket.runs({"k0", "k1", "k2"}) == [(0, 67)]
 
 
 @few
