@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ncclkv.comm import stall, waits
@@ -188,12 +188,14 @@ class Lookout:
             for node in waits.silent(calls, now - min(_ANSWER_SECONDS, limit / 2))
             if not ends.isdisjoint(node) and waited >= _MEANINGFUL_SECONDS
         ]
-        answering = ends.difference(*silent)
+        unanswered = self._without_answer(ends, waited).difference(*silent)
+        answering = ends.difference(unanswered, *silent)
         for rank in ends:
             calls.board.show_stacks(rank)
         parts = [
             *_links(chain),
             *map(self._silence, silent),
+            self._unanswered(unanswered) if unanswered else "",
             self._lost(chain) if circle else "",
             _ADVICE.format(named(answering)) if answering and not circle else "",
             calls.last(ends),
@@ -225,14 +227,40 @@ class Lookout:
 
     def _lost(self, chain: Mapping[int, Sequence[int]]) -> str:
         """Describe ranks that wait for each other, and have made the same calls."""
-        ranks, roster = {self._transport.rank, *chain}, self._calls.roster
-        members = [] if roster is None else [roster.members[rank] for rank in sorted(ranks)]
-        hosts = ", ".join(dict.fromkeys(member.host for member in members))
+        ranks = {self._transport.rank, *chain}
         return (
             f"{named(ranks)} wait for each other, and have made the same calls: messages between "
-            f"them are lost, or slower than the timeout allows; look at the network"
-            f"{' of ' if hosts else ''}{hosts}"
+            f"them are lost, or slower than the timeout allows; {self._look_at_network(ranks)}"
         )
+
+    def _without_answer(self, ranks: Iterable[int], waited: float) -> set[int]:
+        """Return those ranks about whom neighbours of theirs, which were asked, have not answered.
+
+        Ranks answer for neighbours whose pages they share.  Elsewhere a busy rank is silent, too.
+        """
+        calls, rank = self._calls, self._transport.rank
+        shares = any(each in calls.board for each in range(self._transport.size) if each != rank)
+        if calls.roster is None or not (calls.board.count and shares):
+            return set()
+        if waited < _MEANINGFUL_SECONDS:
+            return set()
+        members = calls.roster.members
+        return {each for each in ranks if len(members[each].node) > 1 and not calls.report(each)}
+
+    def _unanswered(self, ranks: set[int]) -> str:
+        """Describe ranks about which questions had no answer, though their hosts are heard."""
+        return (
+            f"no question about {named(ranks)} was answered, though messages from there arrive: "
+            f"some are lost, or slower than the timeout allows; "
+            f"{self._look_at_network({self._transport.rank, *ranks})}"
+        )
+
+    def _look_at_network(self, ranks: Iterable[int]) -> str:
+        """Return the advice to look at the network between the hosts of some ranks."""
+        roster = self._calls.roster
+        members = [] if roster is None else [roster.members[rank] for rank in sorted(ranks)]
+        hosts = ", ".join(dict.fromkeys(member.host for member in members))
+        return f"look at the network{' of ' if hosts else ''}{hosts}"
 
     def _silence(self, node: Sequence[int]) -> str:
         """Describe a node none of whose ranks answers."""
