@@ -205,6 +205,9 @@ class Network:
             self.mend(host)
         while self._filtered:
             self._filtered.pop().run(sys.executable, HERE / "packets.py")
+        # Addresses that were asked for while a link was down stay unknown for a second.
+        for machine in (self.login, *self.hosts):
+            machine.run("ip", "neigh", "flush", "all")
 
     def _filter(self, host: Machine, *arguments: str) -> None:
         host.run(sys.executable, HERE / "packets.py", *arguments)
