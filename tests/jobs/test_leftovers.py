@@ -62,11 +62,16 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
+def is_mpich() -> bool:
+    """Tell whether the mpirun beside this Python, or else on PATH, is MPICH's."""
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    tool = shutil.which("mpirun", path=places)
+    line = [tool or "false", "--version"]
+    return "HYDRA" in subprocess.run(line, capture_output=True, text=True, check=False).stdout
+
+
 needs_mpich = pytest.mark.skipif(
-    "HYDRA" not in subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
-    if shutil.which("mpirun")
-    else True,
-    reason="these are files of MPICH, and mpirun is of another MPI",
+    not is_mpich(), reason="these are files of MPICH, and mpirun is of another MPI"
 )
 
 
