@@ -107,7 +107,7 @@ class Job:
                         self._read(_LOOK_SECONDS)
                         leftovers.look(process.pid)
                 finally:
-                    self._connections.tell(wire.KILL)
+                    self._kill()
                     self._end(process)
                     end_all(spared)
                     leftovers.sweep(process.pid)
@@ -179,6 +179,13 @@ class Job:
         return any(rank.failed() is not None for rank in ranks) or any(
             rank.code == 0 for rank in never_started(ranks)
         )
+
+    def _kill(self) -> None:
+        """Have the supervisors kill what still runs, which then has not failed by itself."""
+        self._read(0)
+        for rank in self._ranks.values():
+            rank.killed = not rank.over
+        self._connections.tell(wire.KILL)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         """See that the launcher and the ranks are gone."""

@@ -43,6 +43,8 @@ class Rank:
         The reason that the rank itself reported for its end, and when.
     mpi : str
         `notify.MPI_BEGINS` from when it entered MPI's start, `notify.MPI_RUNS` from when it left.
+    killed : bool
+        The runner told its supervisor to kill it: an end by SIGKILL is then no failure of its own.
     last : deque of str
         The last lines of its stderr.
     said : list of str
@@ -58,6 +60,7 @@ class Rank:
     lost: float | None = None
     failure: tuple[str, float] | None = None
     mpi: str = ""
+    killed: bool = False
     last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     said: list[str] = field(default_factory=list)
 
@@ -122,7 +125,7 @@ class Rank:
     def failed(self) -> float | None:
         """When it failed; None when it did not."""
         times = [self.failure[1]] if self.failure else []
-        if self.code:
+        if self.code and not (self.killed and self.code == -signal.SIGKILL):
             times.append(self.ended)
         return min(times, default=None)
 

@@ -162,6 +162,21 @@ def test_a_rank_that_never_came_to_the_start_of_mpi():
     )
 
 
+def test_ranks_that_the_runner_killed_have_not_failed():
+    waits = [rank(0, -9, 3.7), rank(2, -9, 3.7)]
+    for each in waits:
+        each.mpi, each.killed = notify.MPI_BEGINS, True
+    ended = outcome(*waits, rank(1, 0, 0.6))
+    assert ended.first is None
+    assert ended.code == 1
+    assert (
+        "rank 1 on node1 (pid 101) never came to MPI's start" in report(ended, "").splitlines()[0]
+    )
+    # Its own end, which is only heard of after the others were told to end.
+    waits[1].code = 3
+    assert outcome(*waits, rank(1, 0, 0.6)).code == 3
+
+
 def test_the_words_of_a_call_that_never_returned():
     """The watchdog can report by nothing but text; the end by SIGABRT is the rank's own."""
     aborted = rank(1, -6, 9.0)
