@@ -12,35 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs.begun import Begun, left
 from tests.jobs.conftest import LIMIT, PROGRAMS, ROOT
 
 PROGRAM = str(PROGRAMS / "leaves_files.py")
-
-
-def begin(folder: Path, *arguments: str, ranks: int = 2) -> subprocess.Popen[str]:
-    """Start ``ncclkv run``."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "ncclkv", "run", "-n", str(ranks), *arguments],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "MARK": str(folder / "mark"),
-            "TMPDIR": str(folder),
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Wait for its end; return what it wrote."""
-    try:
-        return process.communicate(timeout=LIMIT)
-    finally:
-        process.kill()
 
 
 def made(out: str) -> list[Path]:
@@ -48,18 +23,6 @@ def made(out: str) -> list[Path]:
     files = sorted({Path(name) for name in re.findall(r"made (\S+)", out)})
     assert any("mpich_shm_" in each.name for each in files), f"no file of MPICH:\n{out}"
     return files
-
-
-def processes_of(folder: Path) -> list[str]:
-    """Processes with the MARK of this test in their environment."""
-    found = []
-    for each in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"MARK={folder / 'mark'}".encode() in (each / "environ").read_bytes():
-                found.append((each / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return found
 
 
 def is_mpich() -> bool:
@@ -78,41 +41,38 @@ needs_mpich = pytest.mark.skipif(
 @needs_mpich
 @pytest.mark.parametrize("case", ["well", "kill", "kill-all"])
 def test_no_file_is_left(tmp_path: Path, case: str) -> None:
-    out, err = ended(begin(tmp_path, "--", sys.executable, PROGRAM, case))
-    left = [path for path in made(out) if path.exists()]
-    assert not left, f"{case} leaves {left}\n{err}"
-    assert not list(tmp_path.glob("ncclkv-run-*")), "the list of files is left"
+    ended = Begun(tmp_path, "--", sys.executable, PROGRAM, case, ranks=2).end()
+    files = [path for path in made(ended.out) if path.exists()]
+    assert not files, f"{case} leaves {files}\n{ended.err}"
 
 
 @needs_mpich
 def test_the_files_of_a_runner_that_was_killed_are_removed_by_the_next(tmp_path: Path) -> None:
-    process = begin(tmp_path, "--", sys.executable, PROGRAM, "waits")
+    job = Begun(tmp_path, "--", sys.executable, PROGRAM, "waits", ranks=2)
     limit = time.monotonic() + LIMIT
     listed = ""
     while "/mpich_shm_" not in listed and time.monotonic() < limit:
         time.sleep(0.05)
-        listed = "".join(each.read_text() for each in tmp_path.glob("ncclkv-run-*/names"))
-    process.kill()
-    ended(process)
+        listed = "".join(each.read_text() for each in job.temporary.glob("ncclkv-run-*/names"))
+    job.process.kill()
+    job.output()
     files = [Path(line.partition(" ")[2]) for line in listed.splitlines()]
     assert files, "the runner has listed no file"
-    while processes_of(tmp_path) and time.monotonic() < limit:
+    while left(tmp_path) and time.monotonic() < limit:
         time.sleep(0.05)
-    assert not processes_of(tmp_path)
+    assert not left(tmp_path)
     assert any(path.exists() for path in files), "there is nothing to be removed"
-    ended(begin(tmp_path, "--", "true", ranks=1))
+    Begun(tmp_path, "--", "true", ranks=1).end()
     assert not [path for path in files if path.exists()]
-    assert not list(tmp_path.glob("ncclkv-run-*"))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_no_daemon_is_left(tmp_path: Path, ranks: int) -> None:
     start = time.monotonic()
-    process = begin(tmp_path, "--", sys.executable, PROGRAM, "daemon", ranks=ranks)
-    _, err = ended(process)
-    assert process.returncode == 0, err
+    ended = Begun(tmp_path, "--", sys.executable, PROGRAM, "daemon", ranks=ranks).end()
+    assert ended.code == 0, ended.err
     assert time.monotonic() - start < LIMIT, "it waits for the daemons"
-    assert not processes_of(tmp_path)
+    assert not left(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.slow import stretched
+from tests.jobs.begun import Begun, left
 from tests.jobs.conftest import LIMIT, PROGRAMS, ROOT, Ended
 
 SECONDS = stretched(6.0)
@@ -21,46 +21,6 @@ SECONDS = stretched(6.0)
 
 Run = Callable[..., Ended]
 PROGRAM = str(PROGRAMS / "restarts.py")
-
-
-class Begun:
-    """A job under ``ncclkv run``."""
-
-    def __init__(self, folder: Path, *arguments: str, ranks: int = 4) -> None:
-        self.mark = folder / "mark"
-        (folder / "tmp").mkdir()
-        self.temporary = folder / "tmp"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "ncclkv", "run", "-n", str(ranks), *arguments],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "MARK": str(self.mark),
-                "TMPDIR": str(self.temporary),
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def end(self) -> Ended:
-        """Wait for it."""
-        begin = time.time()
-        try:
-            out, err = self.process.communicate(timeout=LIMIT)
-        finally:
-            self.process.kill()
-        seconds = time.time() - (self.mark.stat().st_mtime if self.mark.exists() else begin)
-        assert not list(self.temporary.glob("ncclkv-run-*")), "it leaves a folder"
-        return Ended(self.process.returncode, out, err, seconds)
-
-    def wait_for_mark(self) -> None:
-        limit = time.monotonic() + stretched(15)
-        while not self.mark.exists() and time.monotonic() < limit:
-            time.sleep(0.05)
-        assert self.mark.exists(), "the job never got to its wait"
 
 
 @pytest.fixture
@@ -74,18 +34,6 @@ def run(tmp_path: Path) -> Run:
         return ended
 
     return go
-
-
-def left(folder: Path) -> list[str]:
-    """Processes with the MARK of this test in their environment."""
-    found = []
-    for each in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"MARK={folder / 'mark'}".encode() in (each / "environ").read_bytes():
-                found.append((each / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return found
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -19,7 +19,6 @@ pytest.importorskip("cupy", reason="layers 2 and 3 need CuPy: pip install 'ncclk
 import cupy
 import numpy as np
 
-from ncclkv import env
 from ncclkv.comm import threads
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl import launch as module
@@ -268,34 +267,3 @@ def test_layer_2_a_rank_that_cannot_join_is_named_by_the_others_at_once(end):
             "nothing",
         }
         assert texts[rank] == words[end].format(rank)
-
-
-def test_the_environment_says_whether_to_share(monkeypatch):
-    assert not env.share_gpu()
-    for text, shares in (("1", True), ("0", False), ("", False)):
-        monkeypatch.setenv("NCCLKV_SHARE_GPU", text)
-        assert env.share_gpu() is shares
-
-
-def test_the_environment_says_whether_nccl_blocks(monkeypatch):
-    assert env.nccl_blocks()
-    for text, blocks in (("0", False), (" 0", False), ("1", True)):
-        monkeypatch.setenv("NCCL_COMM_BLOCKING", text)
-        assert env.nccl_blocks() is blocks
-
-
-def test_settings_of_the_user_stay(monkeypatch):
-    monkeypatch.setenv("NCCL_NET", "IB")
-    with env.temporarily({"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}):
-        assert nccls() == {"NCCL_NET": "IB", "NCCL_IB_DISABLE": "1"}
-    assert nccls() == {"NCCL_NET": "IB"}
-
-
-def test_settings_end_with_the_last_block_that_has_them():
-    one, other = (env.temporarily({"NCCL_IB_DISABLE": "1"}) for _ in range(2))
-    one.__enter__()
-    other.__enter__()
-    one.__exit__(None, None, None)
-    assert nccls() == {"NCCL_IB_DISABLE": "1"}
-    other.__exit__(None, None, None)
-    assert nccls() == {}

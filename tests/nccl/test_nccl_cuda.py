@@ -16,41 +16,16 @@ pytest.importorskip("cupy", reason="these tests need CuPy: pip install 'ncclkv[c
 
 import cupy
 
-from ncclkv.comm.nccl import launch
 from ncclkv.comm.nccl.streams import CupyEvent, CupyStreams
-from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.errors import CommAborted, LaunchError, OutOfMemory, UsageError
+from ncclkv.errors import CommAborted, OutOfMemory, UsageError
 from ncclkv.kernels.device import launch as kernels_launch
 from ncclkv.kernels.device.launch import Launcher
 from ncclkv.kernels.device.programs import SGD
+from tests.nccl.cuda import cuda
 
-Cuda = Any
+__all__ = ["cuda"]
+
 OUT_OF_MEMORY = cupy.cuda.memory.OutOfMemoryError
-
-
-@pytest.fixture(autouse=True)
-def _binding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same one whatever is installed."""
-    monkeypatch.setenv("NCCLKV_NCCL_BINDING", "cupy")
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    """``cupy.cuda`` with calls that are noted; a name that CuPy does not have fails."""
-    real = cupy.cuda
-    cuda = mock.MagicMock(spec=real)
-    cuda.runtime = mock.MagicMock(spec=real.runtime)
-    cuda.runtime.CUDARuntimeError = real.runtime.CUDARuntimeError
-    cuda.runtime.streamCaptureModeThreadLocal = real.runtime.streamCaptureModeThreadLocal
-    cuda.driver = SimpleNamespace(CUDADriverError=real.driver.CUDADriverError)
-    cuda.Stream = mock.MagicMock(spec=real.Stream)
-    cuda.Stream.return_value.ptr = 1000
-    # As CuPy's, this returns CUDA's code and raises nothing.
-    cuda.runtime.eventQuery.return_value = 0
-    cuda.Event = mock.MagicMock(side_effect=lambda **_: SimpleNamespace(ptr=77))
-    monkeypatch.setattr(cupy, "cuda", cuda)
-    monkeypatch.setattr(launch, "_DRIVER", "libc.so.6")
-    return cuda
 
 
 def cuda_error(code: int = 700) -> Exception:
@@ -266,42 +241,3 @@ def test_close_twice(cuda):
     streams = CupyStreams(0)
     streams.close()
     streams.close()
-
-
-def test_facts_are_those_of_the_rank_and_its_device(cuda, monkeypatch):
-    binding = mock.MagicMock()
-    binding.return_value.version.return_value = 23203
-    monkeypatch.setattr(launch, "BINDINGS", {"cupy": binding})
-    monkeypatch.setattr(launch.socket, "gethostname", lambda: "node7")
-    cuda.runtime.getDeviceCount.return_value = 4
-    cuda.runtime.getDeviceProperties.return_value = {"uuid": b"\xab\xcd"}
-    cuda.runtime.deviceGetPCIBusId.return_value = "0000:1B:00.0"
-    cuda.runtime.driverGetVersion.return_value = 12080
-    peers = SoloCommunicator(1.0)
-    peers.size, peers.local_rank = 8, 6
-    (own,) = launch.survey(peers)
-    cuda.Device.assert_called_once_with(2)
-    cuda.Device.return_value.use.assert_called_once_with()
-    assert (own.rank, own.host, own.devices, own.device) == (0, "node7", 4, 2)
-    assert (own.gpu, own.bus) == ("0000:1B:00.0 abcd", "0000:1B:00.0")
-    assert (own.nccl, own.cupy, own.driver) == (23203, cupy.__version__, 12080)
-    assert (own.share, own.blocks, own.binding, own.obstacle) == (False, True, "cupy", "")
-
-
-def test_a_process_by_itself_stays_on_its_device(cuda, monkeypatch):
-    monkeypatch.setattr(launch, "BINDINGS", {"cupy": mock.MagicMock()})
-    cuda.runtime.getDeviceCount.return_value = 4
-    cuda.runtime.getDevice.return_value = 3
-    cuda.runtime.getDeviceProperties.return_value = {}
-    (own,) = launch.survey(SoloCommunicator(1.0))
-    assert own.device == 3
-
-
-def test_without_nccl_the_fact_is_why(monkeypatch):
-    def missing() -> None:
-        raise LaunchError("CuPy finds no NCCL library")
-
-    monkeypatch.setattr(launch, "_DRIVER", "libc.so.6")
-    monkeypatch.setattr(launch, "BINDINGS", {"cupy": missing})
-    (own,) = launch.survey(SoloCommunicator(1.0))
-    assert own.obstacle == "CuPy finds no NCCL library"

@@ -1,0 +1,33 @@
+"""A stand-in for `cupy.cuda` that has CuPy's names and no more."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import cupy
+import pytest
+
+from ncclkv.comm.nccl import launch
+
+Cuda = Any
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    """``cupy.cuda`` with calls that are noted; a name that CuPy does not have fails."""
+    real = cupy.cuda
+    cuda = mock.MagicMock(spec=real)
+    cuda.runtime = mock.MagicMock(spec=real.runtime)
+    cuda.runtime.CUDARuntimeError = real.runtime.CUDARuntimeError
+    cuda.runtime.streamCaptureModeThreadLocal = real.runtime.streamCaptureModeThreadLocal
+    cuda.driver = SimpleNamespace(CUDADriverError=real.driver.CUDADriverError)
+    cuda.Stream = mock.MagicMock(spec=real.Stream)
+    cuda.Stream.return_value.ptr = 1000
+    # As CuPy's, this returns CUDA's code and raises nothing.
+    cuda.runtime.eventQuery.return_value = 0
+    cuda.Event = mock.MagicMock(side_effect=lambda **_: SimpleNamespace(ptr=77))
+    monkeypatch.setattr(cupy, "cuda", cuda)
+    monkeypatch.setattr(launch, "_DRIVER", "libc.so.6")
+    return cuda

@@ -1,0 +1,63 @@
+"""Layer 0: what a rank finds out about its device, on a stand-in for `cupy.cuda`."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+pytest.importorskip("cupy", reason="these tests need CuPy: pip install 'ncclkv[cuda12]'")
+
+import cupy
+
+from ncclkv.comm.nccl import launch
+from ncclkv.comm.solo import SoloCommunicator
+from ncclkv.errors import LaunchError
+from tests.nccl.cuda import cuda
+
+__all__ = ["cuda"]
+
+
+@pytest.fixture(autouse=True)
+def _binding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same one whatever is installed."""
+    monkeypatch.setenv("NCCLKV_NCCL_BINDING", "cupy")
+
+
+def test_facts_are_those_of_the_rank_and_its_device(cuda, monkeypatch):
+    binding = mock.MagicMock()
+    binding.return_value.version.return_value = 23203
+    monkeypatch.setattr(launch, "BINDINGS", {"cupy": binding})
+    monkeypatch.setattr(launch.socket, "gethostname", lambda: "node7")
+    cuda.runtime.getDeviceCount.return_value = 4
+    cuda.runtime.getDeviceProperties.return_value = {"uuid": b"\xab\xcd"}
+    cuda.runtime.deviceGetPCIBusId.return_value = "0000:1B:00.0"
+    cuda.runtime.driverGetVersion.return_value = 12080
+    peers = SoloCommunicator(1.0)
+    peers.size, peers.local_rank = 8, 6
+    (own,) = launch.survey(peers)
+    cuda.Device.assert_called_once_with(2)
+    cuda.Device.return_value.use.assert_called_once_with()
+    assert (own.rank, own.host, own.devices, own.device) == (0, "node7", 4, 2)
+    assert (own.gpu, own.bus) == ("0000:1B:00.0 abcd", "0000:1B:00.0")
+    assert (own.nccl, own.cupy, own.driver) == (23203, cupy.__version__, 12080)
+    assert (own.share, own.blocks, own.binding, own.obstacle) == (False, True, "cupy", "")
+
+
+def test_a_process_by_itself_stays_on_its_device(cuda, monkeypatch):
+    monkeypatch.setattr(launch, "BINDINGS", {"cupy": mock.MagicMock()})
+    cuda.runtime.getDeviceCount.return_value = 4
+    cuda.runtime.getDevice.return_value = 3
+    cuda.runtime.getDeviceProperties.return_value = {}
+    (own,) = launch.survey(SoloCommunicator(1.0))
+    assert own.device == 3
+
+
+def test_without_nccl_the_fact_is_why(monkeypatch):
+    def missing() -> None:
+        raise LaunchError("CuPy finds no NCCL library")
+
+    monkeypatch.setattr(launch, "_DRIVER", "libc.so.6")
+    monkeypatch.setattr(launch, "BINDINGS", {"cupy": missing})
+    (own,) = launch.survey(SoloCommunicator(1.0))
+    assert own.obstacle == "CuPy finds no NCCL library"

@@ -1,0 +1,52 @@
+"""Variables of the environment about NCCL, and settings that are in it for a while."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ncclkv import env
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the variables away that are set outside."""
+    for name in [name for name in os.environ if name.startswith(("NCCL_", "NCCLKV_SHARE"))]:
+        monkeypatch.delenv(name)
+
+
+def nccls() -> dict[str, str]:
+    """Return the variables of NCCL's that are set."""
+    return {name: text for name, text in os.environ.items() if name.startswith("NCCL_")}
+
+
+def test_the_environment_says_whether_to_share(monkeypatch):
+    assert not env.share_gpu()
+    for text, shares in (("1", True), ("0", False), ("", False)):
+        monkeypatch.setenv("NCCLKV_SHARE_GPU", text)
+        assert env.share_gpu() is shares
+
+
+def test_the_environment_says_whether_nccl_blocks(monkeypatch):
+    assert env.nccl_blocks()
+    for text, blocks in (("0", False), (" 0", False), ("1", True)):
+        monkeypatch.setenv("NCCL_COMM_BLOCKING", text)
+        assert env.nccl_blocks() is blocks
+
+
+def test_settings_of_the_user_stay(monkeypatch):
+    monkeypatch.setenv("NCCL_NET", "IB")
+    with env.temporarily({"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}):
+        assert nccls() == {"NCCL_NET": "IB", "NCCL_IB_DISABLE": "1"}
+    assert nccls() == {"NCCL_NET": "IB"}
+
+
+def test_settings_end_with_the_last_block_that_has_them():
+    one, other = (env.temporarily({"NCCL_IB_DISABLE": "1"}) for _ in range(2))
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert nccls() == {"NCCL_IB_DISABLE": "1"}
+    other.__exit__(None, None, None)
+    assert nccls() == {}
