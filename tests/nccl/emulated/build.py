@@ -7,10 +7,8 @@ are.  What is fetched stays there when sources change, and only what has changed
 from __future__ import annotations
 
 import fcntl
-import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -19,14 +17,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tests.nccl.emulated import compiler, fetched, stubs
+from tests.nccl.emulated import compiler, fetched, modules, stubs
 from tests.nccl.emulated.missing import Missing
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2] / "build" / "emulated"
-MODULE = "cupy_backends.cuda.api.runtime"
-"""CuPy's module that is built anew: the wheel's has the vendor's runtime in it."""
-
 CUDART = "libemulated_cudart.so"
 
 
@@ -46,11 +41,6 @@ class Built:
     def libraries(self) -> Path:
         """The folder of the shared libraries, for LD_LIBRARY_PATH."""
         return self.folder / "lib"
-
-    @property
-    def module(self) -> Path:
-        """CuPy's module over the emulated runtime."""
-        return self.folder / "runtime.so"
 
 
 @dataclass(frozen=True)
@@ -95,53 +85,11 @@ class Recipe:
             _write(path, stubs.source(interfaces, include, driver))
         return compiler.Source(path, ("-x", "c", *compiler.FLAGS), (), "")
 
-    def module(self, work: Path) -> compiler.Source:
-        """Return CuPy's module as C++, which Cython makes once."""
-        path = work / f"runtime-{compiler.digest(self.headers)}.cpp"
-        if not path.exists():
-            self._translate(path)
-        include = (
-            HERE / "runtime",
-            self.cupy / MODULE.replace(".", "/").rpartition("/")[0],
-            self.cupy / "cupy/_core/include/cupy",
-            *self.cuda,
-            Path(sysconfig.get_paths()["include"]),
+    def translator(self) -> modules.Translator:
+        """Return what makes CuPy's modules."""
+        return modules.Translator(
+            self.cupy, self.cython, self.cuda, self.version_of_cuda, self.headers
         )
-        flags = (*compiler.FLAGS, "-O1", "-w", "-D_FORCE_INLINES=1", "-DCUPY_CACHE_KEY=0")
-        return compiler.Source(path, flags, include, self.headers)
-
-    def _translate(self, path: Path) -> None:
-        version = subprocess.run(
-            [sys.executable, "-m", "cython", "-V"],
-            env={**os.environ, "PYTHONPATH": str(self.cython)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        constants = {
-            "CUPY_CUDA_VERSION": self.version_of_cuda,
-            "CUPY_HIP_VERSION": 0,
-            "CUPY_USE_CUDA_PYTHON": False,
-            "CUPY_CUFFT_STATIC": False,
-            "CUPY_CYTHON_VERSION": (version.stdout + version.stderr).split()[-1],
-        }
-        words = ",".join(f"{name}={value}" for name, value in constants.items())
-        unfinished = path.with_suffix(".unfinished.cpp")
-        ended = subprocess.run(
-            [
-                *(sys.executable, "-m", "cython", "--cplus", "-3", "-E", words),
-                *("--module-name", MODULE, "-o", str(unfinished)),
-                MODULE.replace(".", "/") + ".pyx",
-            ],
-            cwd=self.cupy,
-            env={**os.environ, "PYTHONPATH": str(self.cython)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if ended.returncode:
-            raise compiler.Failed(f"Cython cannot translate {MODULE}:\n{ended.stderr}")
-        unfinished.replace(path)
 
 
 def build() -> Built:
@@ -182,8 +130,11 @@ def _built(recipe: Recipe) -> Built:
         ),
     ]
     nccl = [*recipe.own("nccl"), recipe.stubs("nccl", (stubs.NCCL,), work, ())]
-    module = recipe.module(work)
-    sources = [*runtime, *nccl, module]
+    translator = recipe.translator()
+    extensions = {
+        module: translator.source(module, work) for module in (modules.RUNTIME, modules.CUB)
+    }
+    sources = [*runtime, *nccl, *extensions.values()]
     here = compiler.digest_of([HERE / "build.py", HERE / "compiler.py"])
     built = Built(ROOT / compiler.digest(here, *(source.key() for source in sources)))
     if built.folder.is_dir():
@@ -191,19 +142,34 @@ def _built(recipe: Recipe) -> Built:
     objects = dict(zip(sources, compiler.compile_all(sources, work), strict=True))
     unfinished = Built(ROOT / f".{built.folder.name}")
     shutil.rmtree(unfinished.folder, ignore_errors=True)
-    _link(unfinished, [objects[s] for s in runtime], [objects[s] for s in nccl], objects[module])
+    _link(unfinished, [objects[s] for s in runtime], [objects[s] for s in nccl])
+    for module, source in extensions.items():
+        _link_beside(unfinished, unfinished.folder / module.file, [objects[source]], "lib")
     unfinished.folder.rename(built.folder)
     return built
 
 
-def _link(built: Built, runtime: Sequence[Path], nccl: Sequence[Path], module: Path) -> None:
+def _link(built: Built, runtime: Sequence[Path], nccl: Sequence[Path]) -> None:
+    """Link the libraries."""
     folder = built.libraries
-    cudart = ("-Wl,--no-as-needed", f"-L{folder}", f"-l:{CUDART}")
-    beside = (*cudart, "-Wl,-rpath,$ORIGIN")
     compiler.link(folder / CUDART, runtime, f"-Wl,-soname,{CUDART}", "-ldl", "-lrt")
-    compiler.link(folder / "libcuda.so.1", (), "-Wl,-soname,libcuda.so.1", *beside)
-    compiler.link(folder / "libnccl.so.2", nccl, "-Wl,-soname,libnccl.so.2", "-lrt", *beside)
-    compiler.link(built.module, (module,), *cudart, "-Wl,-rpath,$ORIGIN/lib")
+    for name, objects in (("libcuda.so.1", ()), ("libnccl.so.2", nccl)):
+        _link_beside(built, folder / name, objects, ".", f"-Wl,-soname,{name}", "-lrt")
+
+
+def _link_beside(
+    built: Built, target: Path, objects: Sequence[Path], way: str, *arguments: str
+) -> None:
+    """Link what depends on the emulated runtime, which is found by a way from the target."""
+    compiler.link(
+        target,
+        objects,
+        *arguments,
+        "-Wl,--no-as-needed",
+        f"-L{built.libraries}",
+        f"-l:{CUDART}",
+        f"-Wl,-rpath,$ORIGIN/{way}",
+    )
 
 
 def _write(path: Path, text: str) -> None:

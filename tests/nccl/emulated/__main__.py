@@ -1,0 +1,88 @@
+"""Run a command in layer 3b: ``python -m tests.nccl.emulated COMMAND ...``.
+
+The layer is built where it is not built yet.  A command that ends in ``.py`` or begins with ``-``
+is given to this Python.  The environment of the command goes on to all that it starts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.nccl.emulated import build, compiler, driver
+from tests.nccl.emulated.missing import Missing
+
+ROOT = build.HERE.parents[2]
+USAGE = """usage: python -m tests.nccl.emulated COMMAND ...
+
+    python -m tests.nccl.emulated launch/local.sh -n 2 -m pytest tests/ranks/test_gpu_store.py
+    python -m tests.nccl.emulated train.py --kvstore nccl
+    python -m tests.nccl.emulated -c 'import cupy; print(cupy.arange(3) + 1)'
+"""
+
+
+def environment(built: build.Built, before: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a command in layer 3b.
+
+    Parameters
+    ----------
+    built : build.Built
+    before : mapping of str to str
+        The variables outside of it.
+    """
+    caches = built.folder / "caches"
+    paths = [str(build.HERE / "finder"), str(ROOT)]
+    return {
+        **before,
+        "NCCLKV_EMULATED": "1",
+        "EMULATED_BUILD": str(built.folder),
+        "LD_LIBRARY_PATH": _joined([str(built.libraries)], before.get("LD_LIBRARY_PATH", "")),
+        "PYTHONPATH": _joined(paths, before.get("PYTHONPATH", "")),
+        # CuPy's default would be cub, which contains the vendor's runtime.
+        "CUPY_ACCELERATORS": "",
+        # Kernels for the host must never lie where a GPU's are looked for, nor the other way.
+        "CUPY_CACHE_DIR": str(caches / "cupy"),
+        "NCCLKV_KERNEL_CACHE": str(caches / "ncclkv"),
+        "EMULATED_KERNELS": str(caches / "compiled"),
+        "VENV": before.get("VENV", sys.prefix),
+    }
+
+
+def _joined(first: Sequence[str], rest: str) -> str:
+    others = [part for part in rest.split(":") if part and part not in first]
+    return ":".join([*first, *others])
+
+
+def main(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)
+        return 0 if arguments else 2
+    try:
+        built = build.build()
+    except Missing as missing:
+        print(f"layer 3b cannot be built here: {missing}", file=sys.stderr)
+        return 2
+    except compiler.Failed as failed:
+        print(failed, file=sys.stderr)
+        return 1
+    if found := driver.present(built.libraries):
+        print(
+            f"layer 3b does not start where a driver is present, and there is {found}",
+            file=sys.stderr,
+        )
+        return 2
+    command = list(arguments)
+    if command[0].startswith("-") or (command[0].endswith(".py") and Path(command[0]).is_file()):
+        command.insert(0, sys.executable)
+    sys.stdout.flush()
+    try:
+        os.execvpe(command[0], command, environment(built, os.environ))
+    except OSError as error:
+        print(f"{command[0]} cannot be started: {error.strerror}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

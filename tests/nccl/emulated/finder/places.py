@@ -1,0 +1,206 @@
+"""A finder that gives CuPy the emulated modules, and refuses those with the vendor's runtime."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+LAYER = "layer 3b, CuPy on an emulated device"
+LIBRARIES = {
+    "cudart": "libemulated_cudart.so",
+    "cuda": "libcuda.so.1",
+    "nccl": "libnccl.so.2",
+}
+"""Names of cuda.pathfinder, and the libraries that it gives here."""
+
+REFUSED = {
+    "cupy.cuda.thrust",
+    "cupy.cuda.jitify",
+    "cupy.cuda.cufft",
+    "cupy_backends.cuda.libs.cublas",
+    "cupy_backends.cuda.libs.curand",
+    "cupy_backends.cuda.libs.cusolver",
+    "cupy_backends.cuda.libs.cusparse",
+    "cupy_backends.cuda.libs.cusparselt",
+    "cupy_backends.cuda.libs.cutensor",
+    "cuda.bindings",
+}
+"""Modules that contain the vendor's runtime, or load a library that does."""
+
+VENDORS = re.compile(
+    r"/lib(cudart|cublas|cublasLt|nvblas|cufft|curand|cusolver|cusparse|cutensor|nvrtc|cudnn)"
+    r"(\.|Mg|w\.)|/nvidia/.*/lib/lib|/cupy/cuda/(cub|thrust|jitify)\.|/random/_generator_api\."
+    r"|/cuda/api/runtime\.cpython"
+)
+"""Files that must not be mapped; see `mapped`."""
+
+
+def install() -> None:
+    """Take the places, or end the process where a driver is present."""
+    built = Path(os.environ["EMULATED_BUILD"])
+    found = _driver().present(built / "lib")
+    if found:
+        message = f"{LAYER}: it does not start where a driver is present, and there is {found}\n"
+        sys.stderr.write(message)
+        sys.stderr.flush()
+        # An exception would leave Python running without the refusals below.
+        os._exit(2)
+    _choose_devices()
+    sys.meta_path.insert(0, Finder(built))
+
+
+def _driver() -> Any:
+    """Return driver.py, which is loaded by its file, since `tests` may be another package here."""
+    spec = importlib.util.spec_from_file_location("_emulated_driver", HERE.parent / "driver.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _choose_devices() -> None:
+    """Give each rank a device of its own, or all ranks one, where nobody has said how many."""
+    if os.environ.get("EMULATED_DEVICES") and not os.environ.get("EMULATED_DEVICES_CHOSEN"):
+        return
+    shared = os.environ.get("NCCLKV_SHARE_GPU") == "1"
+    os.environ["EMULATED_DEVICES"] = "1" if shared else "4"
+    # A process that this one starts chooses anew.
+    os.environ["EMULATED_DEVICES_CHOSEN"] = "1"
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Answers for the modules that are not the wheel's.
+
+    Parameters
+    ----------
+    built : pathlib.Path
+        The folder that build.py has made.
+    """
+
+    def __init__(self, built: Path) -> None:
+        self._built = built
+        self._loaded: dict[str, ctypes.CDLL] = {}
+        self._afterwards: dict[str, Callable[[ModuleType], None]] = {
+            "cuda.pathfinder": self._mend_pathfinder,
+            "cupy_backends.cuda.libs.nvrtc": _install_kernels,
+        }
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name in REFUSED:
+            raise ImportError(
+                f"{LAYER}: {name} is refused, since it brings the vendor's runtime", name=name
+            )
+        if name == "torch":
+            return _torch(name, path)
+        if name == "cupy_backends":
+            self._load_libraries()
+        if name == "cupy_backends.cuda.api.runtime":
+            return _extension(name, self._built / "runtime.so")
+        if name == "cupy.cuda.cub":
+            return _extension(name, self._built / "cub.so")
+        if name == "cupy.random._generator_api":
+            return importlib.util.spec_from_file_location(name, HERE / "generator_api.py")
+        if name in self._afterwards:
+            return _followed(name, path, self._afterwards[name])
+        return None
+
+    def _load_libraries(self) -> None:
+        """Load the emulated libraries, by whose names others then find them."""
+        if self._loaded:
+            return
+        for name, file in LIBRARIES.items():
+            self._loaded[name] = ctypes.CDLL(str(self._built / "lib" / file))
+        atexit.register(_check_maps, self._built)
+
+    def _mend_pathfinder(self, pathfinder: ModuleType) -> None:
+        """Let cuda.pathfinder find the emulated libraries, and none of the vendor's."""
+
+        def load_nvidia_dynamic_lib(libname: str) -> Any:
+            if libname not in LIBRARIES:
+                raise pathfinder.DynamicLibNotFoundError(
+                    f"{LAYER}: the library {libname} is refused, since it brings the vendor's "
+                    "runtime"
+                )
+            self._load_libraries()
+            path = str(self._built / "lib" / LIBRARIES[libname])
+            return pathfinder.LoadedDL(path, False, self._loaded[libname]._handle, "emulated")
+
+        pathfinder.load_nvidia_dynamic_lib = load_nvidia_dynamic_lib  # type: ignore[attr-defined]
+
+
+def _extension(name: str, path: Path) -> importlib.machinery.ModuleSpec:
+    """Return the spec of an extension module that lies elsewhere than its package."""
+    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec
+    return spec
+
+
+def _followed(
+    name: str, path: Sequence[str] | None, then: Callable[[ModuleType], None]
+) -> importlib.machinery.ModuleSpec | None:
+    """Return the usual spec of a module, on which `then` is called once it is loaded."""
+    spec = importlib.machinery.PathFinder.find_spec(name, path)
+    if spec is None or spec.loader is None:
+        return spec
+    execute = spec.loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        then(module)
+
+    spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+    return spec
+
+
+def _install_kernels(nvrtc: ModuleType) -> None:
+    """Give NVRTC's place in CuPy's binding to g++."""
+    if importlib.util.find_spec("tests.nccl.emulated.kernels") is None:
+        return  # until it is written
+    from tests.nccl.emulated import kernels
+
+    kernels.install(nvrtc)
+
+
+def _torch(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+    """Return the spec of torch, unless it is a build with CUDA."""
+    spec = importlib.machinery.PathFinder.find_spec(name, path)
+    if spec and spec.origin and (Path(spec.origin).parent / "lib/libtorch_cuda.so").exists():
+        raise ImportError(
+            f"{LAYER}: this build of torch is refused, since it brings the vendor's runtime; its "
+            "build for CPUs is not",
+            name=name,
+        )
+    return spec
+
+
+def mapped(built: Path) -> list[str]:
+    """Return the files of the vendor's runtime that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    files = {line.split(maxsplit=5)[5] for line in lines if line.count(" ") >= 5 and "/" in line}
+    return sorted(
+        file for file in files if VENDORS.search(file) and not file.startswith(f"{built}/")
+    )
+
+
+def _check_maps(built: Path) -> None:
+    """End a process with an error if it has mapped the vendor's runtime."""
+    found = mapped(built)
+    if found:
+        sys.stderr.write(f"{LAYER}: the vendor's runtime is mapped: {', '.join(found)}\n")
+        sys.stderr.flush()
+        os._exit(70)
