@@ -3,9 +3,12 @@
 // The image of a module is the shared library itself.  For each kernel NAME it exports
 //
 //     extern "C" const emulated::Argument emulated_arguments_NAME[];   // ended by size 0
-//     extern "C" void emulated_run_NAME(const emulated::Launch*, void** arguments);
+//     extern "C" int emulated_run_NAME(const emulated::Launch*, void** arguments,
+//                                      const char** words);
 //
-// and optionally  extern "C" const int emulated_cannot_NAME  with  emulated_why_NAME, a sentence.
+// The second runs all threads before it returns.  It returns 0, or the error by which the device is
+// lost (719 cudaErrorLaunchFailure, 710 cudaErrorAssert, 716 cudaErrorMisalignedAddress) with a
+// sentence in `words`, which is valid until this thread's next launch.
 #pragma once
 
 namespace emulated {
@@ -18,6 +21,7 @@ struct Launch {
     unsigned grid[3];            // in blocks
     unsigned block[3];           // in threads
     unsigned shared;             // bytes of dynamic shared memory
+    unsigned long long first = 0;  // blocks before this one are not run; 0 but in tests
 };
 
 }  // namespace emulated
