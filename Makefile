@@ -23,7 +23,7 @@ test: $(READY)-test $(READY)-mpi$(MPI) $(WITH:%=$(READY)-%)  ## run all tests, o
 	$(TOOLS)/python -m tests.run $(RUNS)
 
 test-gpu: $(READY)-test $(READY)-mpi$(MPI) $(WITH:%=$(READY)-%)  ## run the tests that need a GPU, which ranks share
-	$(TOOLS)/python -m tests.run gpu
+	$(TOOLS)/python -m tests.run $(if $(EMULATED),emulated,gpu)
 
 bench: $(READY)-bench $(READY)-mpi$(MPI) $(if $(PEERS),$(READY)-torch)  ## measure on hosts, beside MPI and torch
 	launch/local.sh -n $(N) -m bench $(if $(QUICK),--quick) $(ARGS)
@@ -51,7 +51,8 @@ $(READY)-%: setup.cfg setup.py pyproject.toml launch/setup.sh $(KERNELS)
 #  with test:    RUNS='unit ranks-3' runs, and no others; WITH=torch, to download and test it too
 #                NCCLKV_TEST_SLOW=4, to give each test four times its limit on a slow machine
 #  with test-gpu: WITH=cuda12 or WITH=cuda13, to download CuPy and NCCL; NCCLKV_REQUIRE_GPU=1, to fail
-#                without a GPU
+#                without a GPU; EMULATED=1 WITH=cuda12, to run them on an emulated device instead,
+#                which is no GPU and says nothing about one (tests/nccl/emulated/README.md)
 #  with bench:   N=2 ranks; QUICK=1, for a look of less than a minute; PEERS=1, to install torch and
 #                measure it too (its CPU build, where pip's settings name the index that has it);
 #                ARGS='--only models --rounds 11' or other options of python -m bench

@@ -18,6 +18,10 @@ set -u
 case "${1:-}" in
     '' | -h | --help) sed -n '2,16s/^# \{0,1\}//p' "$0"; [ $# -gt 0 ]; exit $(($? * 2)) ;;
 esac
+if [ "${NCCLKV_EMULATED:-}" = 1 ]; then
+    echo 'launch/on_gpu.sh: layer 3b has no GPU, and nothing it shows is a result of one' >&2
+    exit 2
+fi
 started=$(date +%s)
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 python=$(command -v python3)

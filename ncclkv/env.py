@@ -266,7 +266,12 @@ _CHECKS: dict[str, Callable[[], object] | None] = {
 """Every variable, with what raises a `LaunchError` when its value is wrong, if `check` is to."""
 
 # Read by the tests of the package and by launch/on_gpu.sh.
-_OF_TESTS = ("NCCLKV_REQUIRE_GPU", "NCCLKV_TEST_SLOW", "NCCLKV_TEST_FAULTS")
+_OF_TESTS = (
+    "NCCLKV_REQUIRE_GPU",
+    "NCCLKV_TEST_SLOW",
+    "NCCLKV_TEST_FAULTS",
+    "NCCLKV_EMULATED",
+)
 
 
 def check() -> None:

@@ -1,10 +1,11 @@
 """Run the whole test suite: pytest in this process's Python, then in jobs of 1 to 4 ranks.
 
-``python -m tests.run`` runs all that need no GPU, ``python -m tests.run unit ranks-3`` some, and
-``python -m tests.run gpu`` all that need one.  Each run has a time limit of its own; after one that
-failed or was stopped the others still run.  A test that ends its process, past its own limit or by
-a crash, fails alone: pytest is started again behind it.  The last lines say how each went.
-The exit code is 0 only when all passed.
+``python -m tests.run`` runs all that need no GPU, ``python -m tests.run unit ranks-3`` some,
+``python -m tests.run gpu`` all that need one, and ``python -m tests.run emulated`` these in layer
+3b, on an emulated device; ``emulated-few`` is a part of them.  Each run has a time limit of its
+own; after one that failed or was stopped the others still run.  A test that ends its process, past
+its own limit or by a crash, fails alone: pytest is started again behind it.  The last lines say how
+each went.  The exit code is 0 only when all passed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.harness import leftovers, rounds
@@ -33,6 +34,10 @@ ALONE_ON_GPU = (
     "tests/nccl/test_gpu_first.py",
     "tests/nccl/test_gpu_kernels.py",
 )
+SEVERAL_GPUS = ("tests/nccl/test_gpu_several.py", "tests/nccl/test_arrays_gpus.py")
+INSIDE = (sys.executable, "-m", "tests.nccl.emulated")
+"""What stands before a command that is to run in layer 3b."""
+
 ON_NODES = (
     "tests/ranks/test_comm_conformance.py",
     "tests/ranks/test_store_cases.py",
@@ -93,10 +98,12 @@ def suite() -> list[Run]:
 
 
 def by_name() -> list[Run]:
-    """All runs that must be asked for: those on a GPU, a part of others, the oldest NumPy."""
+    """All runs that must be asked for: on a GPU, in layer 3b, parts of others, the oldest NumPy."""
     contract = ("launch/local.sh", "-n", "3", "-m", "pytest", *CONTRACT)
     return [
         *gpu_suite(),
+        *emulated_suite(),
+        *emulated_few(),
         Run("nccl-ranks", contract, 240),
         # It makes an environment of its own, and so needs a network the first time.
         Run("oldest", ("launch/oldest.sh",), 600),
@@ -113,6 +120,28 @@ def gpu_suite() -> list[Run]:
         runs.append(Run(f"gpu-{size}", (*share, *job), 600))
     runs.append(Run("gpu-faults", (*pytest, "tests/nccl/test_gpu_faults.py"), 600))
     return runs
+
+
+def emulated_suite() -> list[Run]:
+    """All runs of layer 3b: its own rules, then the runs on a GPU as they are."""
+    pytest = (sys.executable, "-m", "pytest")
+    several = ("env", "EMULATED_DEVICES=4", *pytest, *SEVERAL_GPUS)
+    runs = [
+        Run("rules", (*pytest, "tests/nccl/emulated"), 600),
+        *(replace(run, limit=1800) for run in gpu_suite()),
+        Run("gpu-several", several, 300),
+    ]
+    return [_inside(run) for run in runs]
+
+
+def emulated_few() -> list[Run]:
+    """The part of layer 3b that takes three minutes."""
+    job = ("launch/local.sh", "-n", "2", "-m", "pytest", *ON_GPU, "-m", "first")
+    return [_inside(Run("few-2", job, 180))]
+
+
+def _inside(run: Run) -> Run:
+    return Run(f"emulated-{run.name}", (*INSIDE, *run.command), run.limit)
 
 
 def execute(run: Run) -> str:
@@ -167,11 +196,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(names: list[str]) -> int:
-    if names == ["gpu"]:
-        if lacking := gpu.missing():
-            print(f"no test of a GPU can run: {lacking}")
-            return int(gpu.required())
-        names = [run.name for run in gpu_suite()]
+    if names == ["gpu"] and (lacking := gpu.missing()):
+        print(f"no test of a GPU can run: {lacking}")
+        return int(gpu.required())
+    groups = {"gpu": gpu_suite, "emulated": emulated_suite, "emulated-few": emulated_few}
+    if len(names) == 1 and names[0] in groups:
+        names = [run.name for run in groups[names[0]]()]
     runs = suite() + (by_name() if names else [])
     unknown = set(names) - {run.name for run in runs}
     if unknown:
@@ -185,8 +215,9 @@ def main(names: list[str]) -> int:
         leftovers.sweep(before)
         print(f"===== {run.name}: {results[-1]}", flush=True)
     print()
+    width = max(10, *(len(run.name) for run in chosen))
     for run, result in zip(chosen, results, strict=True):
-        print(f"{run.name:10} {result}")
+        print(f"{run.name:{width}} {result}")
     passed = sum(result.startswith("passed") for result in results)
     print(f"runs: {passed} passed, {len(chosen) - passed} failed")
     return int(passed < len(chosen))

@@ -14,13 +14,16 @@ from typing import Any
 
 from ncclkv import env
 from tests.harness.source import ROOT
+from tests.nccl import gpu
 
 LAYERS = {
-    2: "recording stand-in, not NCCL",
-    3: "libnccl and NVRTC, no GPU",
-    4: "one rank on a GPU",
-    5: "several ranks on a GPU",
+    "2": "recording stand-in, not NCCL",
+    "3": "libnccl and NVRTC, no GPU",
+    "3b": "CuPy on an emulated device, no GPU",
+    "4": "one rank on a GPU",
+    "5": "several ranks on a GPU",
 }
+ON_A_GPU = ("4", "5")
 
 
 def summary(stats: Mapping[str, Sequence[Any]]) -> str:
@@ -40,27 +43,28 @@ def summary(stats: Mapping[str, Sequence[Any]]) -> str:
     return "layers of NCCL: " + "; ".join(said)
 
 
-def _count(reports: Any) -> Counter[int]:
+def _count(reports: Any) -> Counter[str]:
     """How many tests there are of each layer."""
     layers = (layer_of(report.nodeid) for report in reports if hasattr(report, "nodeid"))
     return Counter(layer for layer in layers if layer is not None)
 
 
-def layer_of(nodeid: str) -> int | None:
-    """The layer of a test by pytest's name for it."""
+def layer_of(nodeid: str) -> str | None:
+    """The layer of a test by pytest's name for it; on an emulated device none is of a GPU."""
     path, _, name = nodeid.partition("::")
     own = re.match(r"test_layer_(\d)", name)
-    return int(own[1]) if own else _of_module(path)
+    layer = own[1] if own else _of_module(path)
+    return "3b" if layer in ON_A_GPU and gpu.emulated() else layer
 
 
 @cache
-def _of_module(path: str) -> int | None:
+def _of_module(path: str) -> str | None:
     """The layer that the first line of a module says."""
     file = ROOT / Path(path)
     if not file.is_file():
         return None
     first = file.read_text().partition("\n")[0]
     if first.startswith('"""Layers 4 and 5'):
-        return 4 if (env.launched_size() or 1) == 1 else 5
-    layer = re.match(r'"""Layer (\d)', first)
-    return int(layer[1]) if layer else None
+        return "4" if (env.launched_size() or 1) == 1 else "5"
+    layer = re.match(r'"""Layer (\d\w?)', first)
+    return layer[1] if layer else None

@@ -58,23 +58,31 @@ def test_suite_names_every_run_once():
 @pytest.mark.parametrize(
     ("nodeid", "layer"),
     [
-        ("tests/nccl/test_contract_store.py::test_case[keys.x-1-root]", 2),
-        ("tests/nccl/test_launch_ranks.py::test_layer_3_a_survey[2]", 3),
-        ("tests/nccl/test_gpu_kernels.py::test_x", 4),
+        ("tests/nccl/test_contract_store.py::test_case[keys.x-1-root]", "2"),
+        ("tests/nccl/test_launch_ranks.py::test_layer_3_a_survey[2]", "3"),
+        ("tests/nccl/test_gpu_kernels.py::test_x", "4"),
         ("tests/unit/test_wait.py::test_x", None),
     ],
 )
-def test_the_layer_of_a_test_of_nccl(nodeid: str, layer: int | None) -> None:
+def test_the_layer_of_a_test_of_nccl(nodeid: str, layer: str | None, monkeypatch) -> None:
+    monkeypatch.delenv("NCCLKV_EMULATED", raising=False)
     assert layers.layer_of(nodeid) == layer
+    monkeypatch.setenv("NCCLKV_EMULATED", "1")
+    assert layers.layer_of(nodeid) == ("3b" if layer == "4" else layer)
 
 
-def test_the_closing_line_counts_what_passed() -> None:
+def test_the_closing_line_counts_what_passed(monkeypatch) -> None:
+    monkeypatch.delenv("NCCLKV_EMULATED", raising=False)
     passed = SimpleNamespace(nodeid="tests/nccl/test_contract_store.py::test_case")
     skipped = SimpleNamespace(nodeid="tests/nccl/test_gpu_kernels.py::test_x")
     line = layers.summary({"passed": [passed, passed], "skipped": [skipped]})
     assert "2 (recording stand-in, not NCCL): 2 passed;" in line
     assert "4 (one rank on a GPU): none passed;" in line
     assert layers.summary({"passed": [SimpleNamespace(nodeid="tests/unit/test_wait.py::x")]}) == ""
+    monkeypatch.setenv("NCCLKV_EMULATED", "1")
+    line = layers.summary({"passed": [skipped]})
+    assert "3b (CuPy on an emulated device, no GPU): 1 passed;" in line
+    assert "4 (one rank on a GPU): none passed;" in line
 
 
 def test_without_a_gpu_a_sentence_says_so(monkeypatch, capfd):

@@ -11,6 +11,11 @@ OPTIONAL = "nccl4py is not installed"
 """How the reason of a skip begins that is none for want of a GPU."""
 
 
+def emulated() -> bool:
+    """Tell whether this is layer 3b, whose device is no GPU."""
+    return os.environ.get("NCCLKV_EMULATED") == "1"
+
+
 def required() -> bool:
     """Whether tests that need a GPU must run: where this is so, a skip is a failure."""
     return os.environ.get("NCCLKV_REQUIRE_GPU") == "1"
@@ -26,7 +31,12 @@ def need_gpu() -> None:
 
 
 def missing() -> str:
-    """What is not there, in words; empty when all is."""
+    """What is not there, in words; empty when all is.
+
+    Tests that need a GPU run on an emulated device too, unless a GPU is `required`.
+    """
+    if emulated() and required():
+        return "the device of layer 3b is emulated, and no GPU"
     try:
         import cupy
     except ImportError:

@@ -26,19 +26,21 @@ USAGE = """usage: python -m tests.nccl.emulated COMMAND ...
 def environment(built: build.Built, before: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a command in layer 3b.
 
+    None of them names the folder of the libraries to the system's loader: a process without the
+    finder must find no libcuda, over which it would load the vendor's runtime.
+
     Parameters
     ----------
     built : build.Built
     before : mapping of str to str
         The variables outside of it.
     """
-    caches = built.folder / "caches"
+    caches = build.caches()
     paths = [str(build.HERE / "finder"), str(ROOT)]
     return {
         **before,
         "NCCLKV_EMULATED": "1",
         "EMULATED_BUILD": str(built.folder),
-        "LD_LIBRARY_PATH": _joined([str(built.libraries)], before.get("LD_LIBRARY_PATH", "")),
         "PYTHONPATH": _joined(paths, before.get("PYTHONPATH", "")),
         # CuPy's default would be cub, which contains the vendor's runtime.
         "CUPY_ACCELERATORS": "",

@@ -39,7 +39,7 @@ class Built:
 
     @property
     def libraries(self) -> Path:
-        """The folder of the shared libraries, for LD_LIBRARY_PATH."""
+        """The folder of the shared libraries."""
         return self.folder / "lib"
 
 
@@ -108,6 +108,13 @@ def build() -> Built:
             fetched.cython(wheels.cupy, ROOT / "tools"),
         )
         return _built(recipe)
+
+
+def caches() -> Path:
+    """Return the folder for compiled kernels, which depend on no other source than these."""
+    sources = [HERE / "runtime" / "kernel.h", *HERE.glob("kernel*.py"), *HERE.glob("prelude/**/*")]
+    files = compiler.digest_of([path for path in sources if path.is_file()])
+    return ROOT / "caches" / compiler.digest(compiler.version(), sys.version, files)
 
 
 @contextmanager
