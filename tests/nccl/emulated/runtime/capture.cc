@@ -20,15 +20,17 @@ std::vector<std::shared_ptr<Capture>>& ongoing() {
     return made;
 }
 
-// Spoil the captures of blocking streams of a device; return whether there are any.
-bool spoil_blocking(int device, const Held& held) {
-    bool any = false;
-    for (const StreamPtr& stream : all_streams(held)) {
-        if (!stream->capture || !stream->is_blocking() || stream->device != device) continue;
-        stream->capture->is_invalid = true;
-        any = true;
-    }
-    return any;
+bool is_mode(int mode) {
+    return mode >= cudaStreamCaptureModeGlobal && mode <= cudaStreamCaptureModeRelaxed;
+}
+
+// Return the blocking streams of a device that are captured.
+std::vector<StreamPtr> captured_blocking(int device, const Held& held) {
+    std::vector<StreamPtr> found;
+    for (const StreamPtr& stream : all_streams(held))
+        if (stream->capture && stream->is_blocking() && stream->device == device)
+            found.push_back(stream);
+    return found;
 }
 
 // A thread's mode says which captures forbid it what is unsafe.
@@ -58,42 +60,53 @@ bool is_joined(const Capture& capture, const Stream& origin, const Held& held) {
     return all_reached(capture.lost_tails);
 }
 
-// Take all streams out of a capture.
-void finish(const std::shared_ptr<Capture>& capture, const Held& held) {
+// Take all streams out of a capture, and the graph.
+cudaGraph_t finish(const std::shared_ptr<Capture>& capture, const Held& held) {
     for (const StreamPtr& stream : all_streams(held)) {
         if (stream->capture != capture) continue;
         stream->capture = nullptr;
         stream->tails.clear();
     }
-    capture->is_over = true;
     auto& all = ongoing();
     all.erase(std::remove(all.begin(), all.end(), capture), all.end());
-    held.drop(capture);
     count(captures, -1);
+    const cudaGraph_t graph = capture->graph->handle;
+    capture->graph->is_captured = false;
+    capture->graph = nullptr;  // which the handle keeps
+    return graph;
 }
 
 }  // namespace
 
+cudaError_t spoil(Capture& capture, cudaError_t error) {
+    capture.is_invalid = true;
+    return error;
+}
+
 cudaError_t check_usable(const Stream& stream, const Held& held) {
     if (stream.capture && stream.capture->is_invalid) return cudaErrorStreamCaptureInvalidated;
-    if (stream.is_legacy && spoil_blocking(stream.device, held))
-        return cudaErrorStreamCaptureImplicit;
-    return cudaSuccess;
+    cudaError_t error = cudaSuccess;
+    if (!stream.is_legacy) return error;
+    for (const StreamPtr& other : captured_blocking(stream.device, held))
+        error = spoil(*other->capture, cudaErrorStreamCaptureImplicit);
+    return error;
+}
+
+bool is_blocked(int device, const Held& held) {
+    return !captured_blocking(device, held).empty();
 }
 
 cudaError_t check_observable(const Stream& stream, const Held& held) {
     if (const cudaError_t error = check_usable(stream, held)) return error;
     if (!stream.capture) return cudaSuccess;
-    stream.capture->is_invalid = true;
-    return cudaErrorStreamCaptureUnsupported;
+    return spoil(*stream.capture, cudaErrorStreamCaptureUnsupported);
 }
 
 cudaError_t check_observable(int device, const Held& held) {
     cudaError_t error = cudaSuccess;
     for (const StreamPtr& stream : all_streams(held)) {
         if (!stream->capture || stream->device != device) continue;
-        stream->capture->is_invalid = true;
-        error = cudaErrorStreamCaptureUnsupported;
+        error = spoil(*stream->capture, cudaErrorStreamCaptureUnsupported);
     }
     return error;
 }
@@ -102,8 +115,7 @@ cudaError_t check_safe(const Held&) {
     cudaError_t error = cudaSuccess;
     for (const std::shared_ptr<Capture>& capture : ongoing()) {
         if (!is_forbidden_by(*capture)) continue;
-        capture->is_invalid = true;
-        error = cudaErrorStreamCaptureUnsupported;
+        error = spoil(*capture, cudaErrorStreamCaptureUnsupported);
     }
     return error;
 }
@@ -112,9 +124,10 @@ cudaError_t unsafe_call() {
     return check_safe(hold());
 }
 
-void add_node(Stream& stream, Make make, const Held&) {
+void add_node(Stream& stream, Node node, const Held&) {
     std::vector<Node>& nodes = stream.capture->graph->nodes;
-    nodes.push_back({std::move(make), std::move(stream.tails)});
+    node.after = std::move(stream.tails);
+    nodes.push_back(std::move(node));
     stream.tails = {nodes.size() - 1};
 }
 
@@ -122,8 +135,7 @@ void leave_capture(const StreamPtr& stream, const Held& held) {
     const std::shared_ptr<Capture> capture = stream->capture;
     if (!capture) return;
     if (capture->origin.lock() == stream) {  // nothing can end it any more
-        finish(capture, held);
-        remove_graph(capture->graph->handle, held);
+        remove_graph(finish(capture, held), held);
         return;
     }
     auto& lost_tails = capture->lost_tails;
@@ -132,11 +144,10 @@ void leave_capture(const StreamPtr& stream, const Held& held) {
 }
 
 cudaError_t begin_capture(cudaStream_t handle, cudaStreamCaptureMode mode) {
-    if (mode < cudaStreamCaptureModeGlobal || mode > cudaStreamCaptureModeRelaxed)
-        return cudaErrorInvalidValue;
+    if (!is_mode(mode)) return cudaErrorInvalidValue;
     const Held held = hold();
-    const StreamPtr stream = find_stream(handle, held);
-    if (!stream) return cudaErrorInvalidResourceHandle;
+    StreamPtr stream;
+    if (const cudaError_t error = find_stream(handle, stream, held)) return error;
     if (stream->is_legacy) return cudaErrorStreamCaptureUnsupported;
     if (stream->capture) return cudaErrorIllegalState;
     static unsigned long long ids = 0;
@@ -146,6 +157,7 @@ cudaError_t begin_capture(cudaStream_t handle, cudaStreamCaptureMode mode) {
     capture->thread = std::this_thread::get_id();
     capture->origin = stream;
     capture->graph = add_graph(held);
+    capture->graph->is_captured = true;
     stream->capture = capture;
     stream->tails.clear();
     ongoing().push_back(std::move(capture));
@@ -157,53 +169,30 @@ cudaError_t end_capture(cudaStream_t handle, cudaGraph_t* graph) {
     if (!graph) return cudaErrorInvalidValue;
     *graph = nullptr;
     const Held held = hold();
-    const StreamPtr stream = find_stream(handle, held);
-    if (!stream) return cudaErrorInvalidResourceHandle;
+    StreamPtr stream;
+    if (const cudaError_t error = find_stream(handle, stream, held)) return error;
     const std::shared_ptr<Capture> capture = stream->capture;
     if (!capture) return cudaErrorIllegalState;
-    if (capture->origin.lock() != stream) return cudaErrorStreamCaptureUnmatched;
+    if (capture->origin.lock() != stream)
+        return spoil(*capture, cudaErrorStreamCaptureUnmatched);
     if (capture->mode != cudaStreamCaptureModeRelaxed &&
         capture->thread != std::this_thread::get_id())
-        return cudaErrorStreamCaptureWrongThread;
+        return spoil(*capture, cudaErrorStreamCaptureWrongThread);
     const bool joined = is_joined(*capture, *stream, held);
-    finish(capture, held);
-    if (capture->is_invalid || !joined) {
-        remove_graph(capture->graph->handle, held);
-        return capture->is_invalid ? cudaErrorStreamCaptureInvalidated
-                                   : cudaErrorStreamCaptureUnjoined;
+    const cudaGraph_t made = finish(capture, held);
+    if (!capture->is_invalid && joined) {
+        *graph = made;
+        return cudaSuccess;
     }
-    *graph = capture->graph->handle;
+    remove_graph(made, held);
+    return capture->is_invalid ? cudaErrorStreamCaptureInvalidated
+                               : cudaErrorStreamCaptureUnjoined;
+}
+
+cudaError_t exchange_mode(cudaStreamCaptureMode* mode) {
+    if (!mode || !is_mode(*mode)) return cudaErrorInvalidValue;
+    std::swap(*mode, thread_mode);
     return cudaSuccess;
 }
 
 }  // namespace emulated
-
-using namespace emulated;
-
-extern "C" {
-
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-    return call(__func__, [&]() -> cudaError_t {
-        if (!mode || *mode < cudaStreamCaptureModeGlobal || *mode > cudaStreamCaptureModeRelaxed)
-            return cudaErrorInvalidValue;
-        std::swap(*mode, thread_mode);
-        return cudaSuccess;
-    });
-}
-
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-    return driver_call(__func__, [&] {
-        return cudaThreadExchangeStreamCaptureMode(
-            reinterpret_cast<cudaStreamCaptureMode*>(mode));
-    });
-}
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
-    return call(__func__, [&] { return begin_capture(stream, mode); });
-}
-
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-    return call(__func__, [&] { return end_capture(stream, graph); });
-}
-
-}

@@ -32,6 +32,8 @@ void lose(cudaError_t error);
 cudaError_t lost();
 // Return when a job may run: never, on a device that a test has stopped.
 void wait_until_answering(int device);
+// Say on stderr that something is not emulated; return cudaErrorNotSupported.
+cudaError_t not_emulated(const char* what);
 
 template <class Body>
 cudaError_t call(const char* function, Body body) {
@@ -80,6 +82,10 @@ void synchronize_device(int device);
 // Tell the device of a stream; -1 for a handle that is none.
 int device_of(cudaStream_t stream);
 bool is_captured(cudaStream_t stream);
+// Tell whether this thread runs a function of the user's for a stream: CUDA may not be called there.
+bool is_host_function();
+// Tell whether this process is a fork of the one that used the device: it has none of its threads.
+bool is_forked();
 
 // capture.cc
 

@@ -147,6 +147,9 @@ bool is_of_runtime(const char* function) { return !std::strncmp(function, "cuda"
 }  // namespace
 
 cudaError_t begin(const char* function) {
+    // A context does not survive a fork, and locks may be held for ever there.
+    if (is_forked()) return cudaErrorInitializationError;
+    if (is_host_function()) return cudaErrorNotPermitted;
     const Fault fault = counted(function);
     if (fault.code && fault.sticky) lose(static_cast<cudaError_t>(fault.code));
     if (const cudaError_t error = lost()) return error;
@@ -169,6 +172,11 @@ cudaError_t lost() { return static_cast<cudaError_t>(sticky_error.load()); }
 void wait_until_answering(int device) {
     std::unique_lock<std::mutex> hold(faults().mutex);
     faults().answers.wait(hold, [&] { return !faults().stopped.count(device); });
+}
+
+cudaError_t not_emulated(const char* what) {
+    std::fprintf(stderr, "emulated: %s is not emulated\n", what);
+    return cudaErrorNotSupported;
 }
 
 void count(Kind kind, long change) { live[kind] += change; }

@@ -3,6 +3,8 @@
 
 #include "streams.h"
 
+#include <map>
+
 namespace emulated {
 
 // Makes the job of one launch.
@@ -10,7 +12,8 @@ using Make = std::function<Job(const Held&)>;
 
 struct Node {
     Make make;
-    std::vector<std::size_t> after;  // nodes before it in the same graph
+    std::vector<std::size_t> after;  // nodes before it in the same graph, of lower numbers
+    bool is_wait = false;            // for an event of outside
 };
 
 class UserObject;
@@ -22,16 +25,17 @@ public:
     References(const References& other);
     References& operator=(const References&) = delete;
     ~References();
-    void add(const std::shared_ptr<UserObject>& object, unsigned count);
-    // Return false where it has fewer.
-    bool drop(const std::shared_ptr<UserObject>& object, unsigned count);
+    void add(const std::shared_ptr<UserObject>& object, unsigned number);
+    // Return false where there are fewer.
+    bool remove(const std::shared_ptr<UserObject>& object, unsigned number);
 
 private:
-    std::vector<std::pair<std::shared_ptr<UserObject>, unsigned>> objects_;
+    std::map<std::shared_ptr<UserObject>, unsigned long> objects_;
 };
 
 struct Graph {
     cudaGraph_t handle = nullptr;
+    bool is_captured = false;        // right now
     std::vector<Node> nodes;
     References references;
 };
@@ -39,12 +43,15 @@ struct Graph {
 // graphs.cc
 
 // A node that does the same at each launch.
-Make plain_node(Job job);
+Node plain_node(Job job);
 std::shared_ptr<Graph> add_graph(const Held&);
+std::shared_ptr<Graph> find_graph(cudaGraph_t handle, const Held&);
 // Return false for a handle that is none.
 bool remove_graph(cudaGraph_t handle, const Held&);
-cudaGraphNode_t node_handle(const Graph& graph, std::size_t node);
-// Find the node of a handle; false where the graph has none such.
-bool find_node(const Graph& graph, cudaGraphNode_t handle, std::size_t& node);
+
+// launch.cc
+
+// Make a job that runs the nodes, each after those before it, in an order that `seed` chooses.
+Job launch_job(const std::vector<Node>& nodes, unsigned long seed, const Held&);
 
 }  // namespace emulated

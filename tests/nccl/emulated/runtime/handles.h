@@ -13,7 +13,7 @@ class Handles {
 public:
     // The handles of one kind begin at `kind` << 48, beyond all memory; they are `step` apart.
     explicit Handles(std::uintptr_t kind, std::uintptr_t step = 16)
-        : step_(step), next_(kind << 48) {}
+        : first_(kind << 48), step_(step), next_(first_) {}
 
     Handle add(std::shared_ptr<Thing> thing) {
         next_ += step_;
@@ -27,6 +27,13 @@ public:
         return found == things_.end() ? nullptr : found->second;
     }
 
+    // Tell whether there was such a thing once.
+    bool was(Handle handle) const {
+        const auto number = reinterpret_cast<std::uintptr_t>(handle);
+        return number > first_ && number <= next_ && (number - first_) % step_ == 0 &&
+               !things_.count(number);
+    }
+
     std::shared_ptr<Thing> remove(Handle handle) {
         const std::shared_ptr<Thing> thing = find(handle);
         things_.erase(reinterpret_cast<std::uintptr_t>(handle));
@@ -36,7 +43,7 @@ public:
     const std::map<std::uintptr_t, std::shared_ptr<Thing>>& all() const { return things_; }
 
 private:
-    const std::uintptr_t step_;
+    const std::uintptr_t first_, step_;
     std::uintptr_t next_;
     std::map<std::uintptr_t, std::shared_ptr<Thing>> things_;
 };

@@ -13,8 +13,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void*
     return call(__func__, [&]() -> cudaError_t {
         if (!function) return cudaErrorInvalidValue;
         const Held held = hold();
-        const StreamPtr stream = find_stream(handle, held);
-        if (!stream) return cudaErrorInvalidResourceHandle;
+        StreamPtr stream;
+        if (const cudaError_t error = find_stream(handle, stream, held)) return error;
         Job job = host_work(stream->device, [function, data] { function(data); });
         return put_or_capture(*stream, std::move(job), held);
     });
@@ -25,8 +25,8 @@ cudaError_t cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t call
     return call(__func__, [&]() -> cudaError_t {
         if (!callback || flags) return cudaErrorInvalidValue;
         const Held held = hold();
-        const StreamPtr stream = find_stream(handle, held);
-        if (!stream) return cudaErrorInvalidResourceHandle;
+        StreamPtr stream;
+        if (const cudaError_t error = find_stream(handle, stream, held)) return error;
         if (const cudaError_t error = check_observable(*stream, held)) return error;
         const auto job = [=] { callback(handle, lost(), data); };
         put(*stream, callback_work(stream->device, job), held);

@@ -69,7 +69,4 @@ private:
     std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();
 };
 
-// Tell whether this process is a fork of the one that used the device: it has none of its threads.
-bool is_forked();
-
 }  // namespace emulated

@@ -12,8 +12,8 @@ namespace {
 template <class Tell>
 cudaError_t about(cudaStream_t handle, const void* answer, Tell tell) {
     const Held held = hold();
-    const StreamPtr stream = find_stream(handle, held);
-    if (!stream) return cudaErrorInvalidResourceHandle;
+    StreamPtr stream;
+    if (const cudaError_t error = find_stream(handle, stream, held)) return error;
     if (!answer) return cudaErrorInvalidValue;
     tell(*stream);
     return cudaSuccess;

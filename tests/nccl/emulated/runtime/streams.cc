@@ -99,10 +99,14 @@ Held hold() {
     return Held(state().mutex);
 }
 
-StreamPtr find_stream(cudaStream_t handle, const Held&) {
-    if (!handle || handle == cudaStreamLegacy) return legacy_stream(current_device());
-    if (handle == cudaStreamPerThread) return per_thread_stream(current_device());
-    return state().streams.find(handle);
+cudaError_t find_stream(cudaStream_t handle, StreamPtr& stream, const Held&) {
+    const int device = current_device();
+    stream = !handle || handle == cudaStreamLegacy ? legacy_stream(device)
+           : handle == cudaStreamPerThread         ? per_thread_stream(device)
+                                                   : state().streams.find(handle);
+    if (stream) return cudaSuccess;
+    return state().streams.was(handle) ? cudaErrorContextIsDestroyed
+                                       : cudaErrorInvalidResourceHandle;
 }
 
 std::vector<StreamPtr> all_streams(const Held&) {
@@ -152,8 +156,8 @@ cudaError_t put_or_capture(Stream& stream, Job job, const Held& held) {
 
 cudaError_t enqueue(cudaStream_t handle, Job job) {
     const Held held = hold();
-    const StreamPtr stream = find_stream(handle, held);
-    if (!stream) return cudaErrorInvalidResourceHandle;
+    StreamPtr stream;
+    if (const cudaError_t error = find_stream(handle, stream, held)) return error;
     return put_or_capture(*stream, device_work(stream->device, std::move(job)), held);
 }
 
@@ -171,13 +175,15 @@ void synchronize_device(int device) {
 
 int device_of(cudaStream_t handle) {
     const Held held = hold();
-    const StreamPtr stream = find_stream(handle, held);
+    StreamPtr stream;
+    find_stream(handle, stream, held);
     return stream ? stream->device : -1;
 }
 
 bool is_captured(cudaStream_t handle) {
     const Held held = hold();
-    const StreamPtr stream = find_stream(handle, held);
+    StreamPtr stream;
+    find_stream(handle, stream, held);
     return stream && stream->capture;
 }
 
@@ -193,8 +199,10 @@ cudaError_t create_stream(cudaStream_t* handle, unsigned flags, int priority) {
 
 cudaError_t destroy_stream(cudaStream_t handle) {
     const Held held = hold();
-    const StreamPtr stream = state().streams.remove(handle);
-    if (!stream) return cudaErrorInvalidResourceHandle;
+    StreamPtr stream;
+    if (const cudaError_t error = find_stream(handle, stream, held)) return error;
+    // The default streams are nobody's to destroy.
+    if (!state().streams.remove(handle)) return cudaErrorInvalidResourceHandle;
     leave(stream, held);
     count(streams, -1);
     return cudaSuccess;

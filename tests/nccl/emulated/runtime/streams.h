@@ -23,6 +23,8 @@ struct Stream {
     std::shared_ptr<Capture> capture;            // null: what is put there runs
     std::vector<std::size_t> tails;              // nodes that the next one will depend on
 
+    std::vector<cudaGraphNode_t> told;           // the same, as cudaStreamGetCaptureInfo told it
+
     bool is_blocking() const { return !is_legacy && !(flags & cudaStreamNonBlocking); }
 };
 
@@ -45,8 +47,8 @@ Held hold();
 
 // streams.cc
 
-// Find the stream of a handle; null for a handle that is none.
-StreamPtr find_stream(cudaStream_t handle, const Held&);
+// Find the stream of a handle, or return the error of one that is none, or none any more.
+cudaError_t find_stream(cudaStream_t handle, StreamPtr& stream, const Held&);
 // Return all that there are, the legacy ones and those of the threads included.
 std::vector<StreamPtr> all_streams(const Held&);
 // Return what work that is put on the stream now comes after, besides the stream's own.
@@ -67,9 +69,13 @@ constexpr int least_priority = 0, greatest_priority = -5;
 
 // Work of a device: it runs once the device answers, with memory open, and not on a lost one.
 Job device_work(int device, Job job);
+// What touches no memory, such as a mark of the device's progress.
+Job quiet_work(int device, Job job);
 // A function of the user's on the host: no memory is open, and it may not call CUDA.
 Job host_work(int device, Job job);
 // The same, but it runs on a lost device too.
 Job callback_work(int device, Job job);
+// Run a function of the user's: on this thread CUDA may not be called meanwhile.
+void on_host(const Job& job);
 
 }  // namespace emulated

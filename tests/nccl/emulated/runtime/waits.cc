@@ -12,8 +12,8 @@ cudaError_t wait_for(const std::vector<Point>& points) {
 
 // Find what a stream stands for, where it may be waited for or queried.
 cudaError_t observe(cudaStream_t handle, std::vector<Point>& points, const Held& held) {
-    const StreamPtr stream = find_stream(handle, held);
-    if (!stream) return cudaErrorInvalidResourceHandle;
+    StreamPtr stream;
+    if (const cudaError_t error = find_stream(handle, stream, held)) return error;
     if (const cudaError_t error = check_observable(*stream, held)) return error;
     points = encompassed(*stream, held);
     return cudaSuccess;

@@ -9,33 +9,35 @@ namespace {
 
 thread_local bool in_function = false;
 
-void on_host(const Job& job) {
-    in_function = true;
-    job();
-    in_function = false;
-}
-
 }  // namespace
 
 bool is_host_function() {
     return in_function;
 }
 
-Job device_work(int device, Job job) {
+void on_host(const Job& job) {
+    in_function = true;
+    job();
+    in_function = false;
+}
+
+Job quiet_work(int device, Job job) {
     return [device, job = std::move(job)] {
         wait_until_answering(device);
-        if (lost()) return;
-        open_memory();
-        job();
-        close_memory();
+        if (!lost()) job();
     };
 }
 
+Job device_work(int device, Job job) {
+    return quiet_work(device, [job = std::move(job)] {
+        open_memory();
+        job();
+        close_memory();
+    });
+}
+
 Job host_work(int device, Job job) {
-    return [device, job = std::move(job)] {
-        wait_until_answering(device);
-        if (!lost()) on_host(job);
-    };
+    return quiet_work(device, [job = std::move(job)] { on_host(job); });
 }
 
 Job callback_work(int device, Job job) {
