@@ -97,6 +97,16 @@ class SkipCases:
                 assert same_bits(stage.get(array), expected)
             assert stage.get(skip).tolist() == [flag]
 
+    def test_a_step_without_a_flag_is_made(self, stage: Stage) -> None:
+        """Tables are used again: none remembers a flag."""
+        weights, gradients = np.ones(9, np.float32), np.ones(9, np.float32)
+        device = [stage.put(array) for array in (weights, gradients)]
+        stage.kernels.sgd(*device, None, skip=stage.put(np.ones(1, np.int32)), **STEP)
+        assert same_bits(stage.get(device[0]), weights)
+        HOST.sgd(weights, gradients, None, **STEP)
+        stage.kernels.sgd(*device, None, **STEP)
+        assert same_bits(stage.get(device[0]), weights)
+
     @pytest.mark.parametrize("name", ["bool", "int8", "bfloat16", "float32", "complex128"])
     def test_a_sum_is_assigned_or_not(self, stage: Stage, name: str) -> None:
         rng = np.random.default_rng(9)

@@ -203,6 +203,10 @@ class SgdCases:
             stage.kernels.sgd(*device, **numbers | {"learning_rate": place})
             for array, expected in zip(device, (weights, gradients, momenta), strict=True):
                 assert same_bits(stage.get(array), expected)
+        # Tables are used again: none remembers a place.
+        HOST.sgd(weights, gradients, momenta, **STEP | {"segments": cut})
+        stage.kernels.sgd(*device, **STEP | {"segments": cut})
+        assert same_bits(stage.get(device[0]), weights)
 
 
 class CopyCases:

@@ -15,13 +15,29 @@ from ncclkv.errors import UsageError
 class Tensor:
     """A torch tensor on a GPU, as far as it is looked at."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int, conj: bool = False, neg: bool = False) -> None:
         self.device = SimpleNamespace(type="cuda", index=device)
+        self.conj, self.neg = conj, neg
 
     def detach(self) -> Tensor:
         return self
 
-    resolve_conj = resolve_neg = detach
+    def resolve_conj(self) -> Tensor:
+        return Tensor(self.device.index, neg=self.neg)
+
+    def resolve_neg(self) -> Tensor:
+        return Tensor(self.device.index, conj=self.conj)
+
+    def is_conj(self) -> bool:
+        return self.conj
+
+    def is_neg(self) -> bool:
+        return self.neg
+
+    def view(self) -> str:
+        """Return what CuPy makes of it."""
+        assert (self.conj, self.neg) == (False, False), "DLPack does not tell of these"
+        return f"view on {self.device.index}"
 
 
 @pytest.fixture
@@ -37,7 +53,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
         Tensor=Tensor, cuda=SimpleNamespace(current_stream=lambda device: current("torch", device))
     )
     cuda = SimpleNamespace(get_current_stream=lambda device: current("cupy", device))
-    cupy = SimpleNamespace(cuda=cuda, from_dlpack=lambda tensor: f"view on {tensor.device.index}")
+    cupy = SimpleNamespace(cuda=cuda, from_dlpack=Tensor.view)
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     return streams
@@ -47,6 +63,14 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
 def test_a_tensor_of_any_gpu_is_viewed(streams, device):
     assert arrays.recognises(Tensor(device))
     assert arrays.value(Tensor(device), "push of key 3") == f"view on {device}"
+
+
+@pytest.mark.parametrize("lazily", [{"conj": True}, {"neg": True}, {"conj": True, "neg": True}])
+def test_what_torch_does_lazily_is_carried_out_in_values_and_refused_as_out(streams, lazily):
+    assert arrays.value(Tensor(1, **lazily), "push of key 3") == "view on 1"
+    assert arrays.out(Tensor(1), "pull of key 3") == "view on 1"
+    with pytest.raises(UsageError, match="^pull of key 3: out is a lazily conjugated or negated"):
+        arrays.out(Tensor(1, **lazily), "pull of key 3")
 
 
 def test_the_streams_of_its_own_gpu_have_to_be_the_same(streams):

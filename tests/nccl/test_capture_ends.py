@@ -127,6 +127,23 @@ def test_a_dropped_step_is_freed_with_its_arrays() -> None:
     run_seats(2, body, lazy=True)
 
 
+def test_a_graph_that_an_abort_frees_in_flight_keeps_its_arrays() -> None:
+    """Until NCCL has been told to stop, its kernels read them."""
+
+    def body(seat: Seat) -> None:
+        comm, array = seat.communicator(), floats(seat, 1)
+        with comm.capture() as graph:
+            comm.allreduce(array, array).wait()
+        graph.launch()
+        alive = weakref.ref(array)
+        del array
+        comm.abort("enough")
+        assert alive() is not None
+        seat.spoilt = True
+
+    run_seats(2, body, lazy=True)
+
+
 @pytest.mark.parametrize("how", ["close", "drop", "drop the store"])
 def test_a_step_that_is_let_go_of_in_flight_is_done_first(how: str) -> None:
     def body(seat: Seat) -> None:

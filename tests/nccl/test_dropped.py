@@ -82,6 +82,18 @@ def test_what_is_in_flight_when_it_is_dropped_is_done_first(lazy):
         assert run_seats(2, body, lazy=lazy) == [[2.0] * 4] * 2
 
 
+def test_it_is_aborted_when_nothing_is_in_flight_and_not_before():
+    def body(seat: Seat) -> None:
+        array = ones(seat)
+        eyes = dropped(seat, lambda comm: comm.allreduce(array, array))
+        assert not aborted(seat)
+        eyes.wait()
+        assert aborted(seat)
+
+    with pytest.warns(ResourceWarning):
+        run_seats(2, body, lazy=True)
+
+
 def test_what_was_closed_is_dropped_in_silence():
     def body(seat: Seat) -> None:
         for end in (lambda comm: comm.close(), lambda comm: comm.abort("enough")):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,6 +152,19 @@ def test_without_a_gpu_creation_fails_in_words_and_at_once(binding):
 def test_without_a_gpu_the_device_is_named_first():
     with pytest.raises(LaunchError, match="cudaErrorInsufficientDriver|cudaErrorNoDevice"):
         CupyBinding(device=0).create(1, b"\0" * UNIQUE_ID_BYTES, 0, nobody)
+
+
+def test_a_rank_joins_on_its_own_device(monkeypatch):
+    """In a thread, whose current device is the first one until another is chosen."""
+    used: dict[int, int] = {}
+
+    def device(number: int) -> Any:
+        return SimpleNamespace(use=lambda: used.update({threading.get_ident(): number}))
+
+    binding = CupyBinding(device=3, timeout=10)
+    monkeypatch.setattr(binding, "_cuda", SimpleNamespace(Device=device))
+    monkeypatch.setattr(nccl, "NcclCommunicator", lambda *_: used[threading.get_ident()])
+    assert binding.create(2, bytes(UNIQUE_ID_BYTES), 1, nobody) == 3
 
 
 @pytest.mark.parametrize(("name", "cupys", "_", "count"), CALLS)

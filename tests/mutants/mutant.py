@@ -1,0 +1,59 @@
+"""A fault, and the tests that are to find it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+LAYERS = ("0", "2", "3", "3b")
+"""Plain tests of parts; the recording stand-in; libraries without a GPU; the emulated device."""
+
+
+class Stale(Exception):
+    """The text that a mutant replaces is not in its file exactly once."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Tests of one layer: those of a file that pytest's ``-k`` chooses by `keyword`."""
+
+    layer: str
+    path: str
+    """From the folder ``tests`` on."""
+    keyword: str = ""
+    ranks: int = 0
+    """How many ranks run them; 0 for a process without MPI."""
+
+    def __str__(self) -> str:
+        return f"{self.path} -k {self.keyword!r}" if self.keyword else self.path
+
+    def command(self) -> list[str]:
+        """Return the command that runs them."""
+        emulated = [sys.executable, "-m", "tests.nccl.emulated"] if self.layer == "3b" else []
+        python = ["launch/local.sh", "-n", str(self.ranks)] if self.ranks else [sys.executable]
+        chosen = [f"tests/{self.path}", *(["-k", self.keyword] if self.keyword else [])]
+        # Ranks must go on together.
+        quick = [] if self.ranks else ["-x"]
+        return [*emulated, *python, "-m", "pytest", "-p", "no:cacheprovider", *quick, *chosen]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: a text in a file, which is there once, and what replaces it."""
+
+    name: str
+    file: str
+    """From the root of the repository on."""
+    old: str
+    new: str
+    why: str
+    """What a user suffers by it."""
+    tests: tuple[Selection, ...]
+    """Each of them is to fail; the cheapest one first."""
+
+    def plant(self, text: str) -> str:
+        """Return the file's text with the fault; raise `Stale` when it has no place there."""
+        found = text.count(self.old)
+        if found != 1:
+            raise Stale(f"{self.file} has the text to replace {found} times: {self.old!r}")
+        return text.replace(self.old, self.new)

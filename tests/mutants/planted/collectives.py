@@ -1,0 +1,144 @@
+"""Faults in what is told to NCCL: calls, numbers, the order of sums, settings, devices."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant, Selection
+
+BINDING = "ncclkv/comm/nccl/binding.py"
+COMMUNICATOR = "ncclkv/comm/nccl/communicator.py"
+CUPY_BINDING = "ncclkv/comm/nccl/cupy_binding.py"
+FACTS = "ncclkv/comm/nccl/facts.py"
+IN_ORDER = "ncclkv/comm/nccl/in_order.py"
+WIRE = "ncclkv/comm/nccl/wire.py"
+WORK = "ncclkv/comm/nccl/work.py"
+
+MUTANTS = (
+    Mutant(
+        name="wait-of-a-work-does-nothing",
+        file=WORK,
+        old="                self._flight.hold_current(event)\n",
+        new="                pass\n",
+        why="what the caller puts on its stream next does not find the result",
+        tests=(Selection("2", "nccl/test_nccl_buffers.py", "waits_for_the_current_stream"),),
+    ),
+    Mutant(
+        name="broadcast-from-rank-0",
+        file=COMMUNICATOR,
+        old="self._binding.broadcast(handle, *places, way.dtype, root, stream)",
+        new="self._binding.broadcast(handle, *places, way.dtype, 0, stream)",
+        why="every rank gets another rank's value",
+        tests=(Selection("2", "nccl/test_contract_communicator.py", "broadcast"),),
+    ),
+    Mutant(
+        name="room-not-kept",
+        file=COMMUNICATOR,
+        old="(send, receive, room), update)",
+        new="(send, receive), update)",
+        why="a replay of sums in rank order works in memory that has been freed",
+        tests=(Selection("2", "nccl/test_in_flight.py", "keeps_the_room"),),
+    ),
+    Mutant(
+        name="complex-numbers-counted-once",
+        file=COMMUNICATOR,
+        old="places = address(send), address(receive), send.size * way.factor\n        binding =",
+        new="places = address(send), address(receive), send.size\n        binding =",
+        why="half of an array of complex numbers is not reduced",
+        tests=(Selection("2", "nccl/test_nccl_buffers.py", "bools_and_complex"),),
+    ),
+    Mutant(
+        name="close-does-not-wait",
+        file=COMMUNICATOR,
+        old='        self.synchronize()\n        try:\n            self.control.barrier("close")',
+        new='        try:\n            self.control.barrier("close")',
+        why="NCCL destroys a communicator whose collectives still run",
+        tests=(Selection("2", "nccl/test_nccl_end.py", "close_ends_all"),),
+    ),
+    Mutant(
+        name="child-forgets-the-order",
+        file=COMMUNICATOR,
+        old="        made.reproducible = self.reproducible\n",
+        new="",
+        why="a store made from a reproducible communicator is not reproducible",
+        tests=(Selection("2", "nccl/test_contract_in_order.py", "made_of_it"),),
+    ),
+    Mutant(
+        name="messages-without-a-group",
+        file=IN_ORDER,
+        old="""\
+        self._binding.group_start()
+        try:
+            yield
+        finally:
+            self._binding.group_end()
+""",
+        new="        yield\n",
+        why="every rank waits in its first message for one that another rank has yet to send",
+        tests=(Selection("2", "nccl/test_contract_in_order.py", "every_length_to_all and 3-True"),),
+    ),
+    Mutant(
+        name="parts-in-one-place",
+        file=IN_ORDER,
+        old="parts[peer] = room[slot * own : (slot + 1) * own]",
+        new="parts[peer] = room[:own]",
+        why="sums of three ranks and more are wrong",
+        tests=(Selection("2", "nccl/test_contract_in_order.py", "every_length_to_all and 3-True"),),
+    ),
+    Mutant(
+        name="sum-off-its-stream",
+        file=IN_ORDER,
+        old="""\
+        with self._streams.on(stream):
+            self._kernels.reduce(parts, total, op)""",
+        new="        self._kernels.reduce(parts, total, op)",
+        why="parts are added up before they have come",
+        tests=(Selection("2", "nccl/test_contract_in_order.py", "every_length_to_all and 3-True"),),
+    ),
+    Mutant(
+        name="dtypes-of-16-bits-swapped",
+        file=BINDING,
+        old='    "float16": 6,\n    "float32": 7,\n    "float64": 8,\n    "bfloat16": 9,',
+        new='    "float16": 9,\n    "float32": 7,\n    "float64": 8,\n    "bfloat16": 6,',
+        why="NCCL adds bfloat16 as if it were float16",
+        tests=(Selection("3", "nccl/test_library.py", "numbers_are"),),
+    ),
+    Mutant(
+        name="largest-and-smallest-swapped",
+        file=BINDING,
+        old='"max": 2, "min": 3',
+        new='"max": 3, "min": 2',
+        why="a maximum is a minimum",
+        tests=(Selection("3", "nccl/test_library.py", "numbers_are"),),
+    ),
+    Mutant(
+        name="bools-added-as-bytes",
+        file=WIRE,
+        old='_OPS_OF_BOOL = {"sum": "max"',
+        new='_OPS_OF_BOOL = {"sum": "sum"',
+        why="the sum of two trues is a byte of 2, and of 256 trues it is false",
+        tests=(Selection("2", "nccl/test_nccl_buffers.py", "bools_and_complex"),),
+    ),
+    Mutant(
+        name="communicator-on-another-device",
+        file=CUPY_BINDING,
+        old="self._cuda.Device(self._device).use()",
+        new="self._cuda.Device(0).use()",
+        why="every rank of a node makes its communicator on the first GPU",
+        tests=(Selection("3", "nccl/test_library.py", "joins_on_its_own"),),
+    ),
+    Mutant(
+        name="connects-in-the-first-collective",
+        file=FACTS,
+        old='        "NCCL_RUNTIME_CONNECT": "0",\n',
+        new="",
+        why="NCCL waits for a missing rank in a call without a deadline",
+        tests=(Selection("0", "nccl/test_launch_facts.py", "needs_few_settings"),),
+    ),
+    Mutant(
+        name="buffers-of-captures-registered",
+        file=FACTS,
+        old='        "NCCL_GRAPH_REGISTER": "0",\n',
+        new="",
+        why="a capture spins for ever where one rank of a node has left the block",
+        tests=(Selection("0", "nccl/test_launch_facts.py", "needs_few_settings"),),
+    ),
+)

@@ -1,0 +1,209 @@
+"""Faults in what is in flight: its order, what it keeps alive, and its graphs."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant, Selection
+
+FLIGHT = "ncclkv/comm/nccl/flight.py"
+GRAPH = "ncclkv/comm/nccl/graph.py"
+
+MUTANTS = (
+    Mutant(
+        name="no-wait-for-the-producer",
+        file=FLIGHT,
+        old="""\
+        streams.wait(stream, streams.record(streams.current()))
+        self._enqueue(""",
+        new="""\
+        self._enqueue(""",
+        why="a collective reads gradients that are still being written",
+        tests=(Selection("2", "nccl/test_nccl_buffers.py", "waits_for_the_current_stream"),),
+    ),
+    Mutant(
+        name="event-before-apply",
+        file=FLIGHT,
+        old="""\
+        if apply is not None:
+            with streams.on(stream):
+                apply()
+        return streams.record(stream)""",
+        new="""\
+        event = streams.record(stream)
+        if apply is not None:
+            with streams.on(stream):
+                apply()
+        return event""",
+        why="a pull reads weights that are still being updated",
+        tests=(Selection("2", "nccl/test_contract_pushpull.py", "arrays and 2"),),
+    ),
+    Mutant(
+        name="apply-on-the-caller-s-stream",
+        file=FLIGHT,
+        old="""\
+            with streams.on(stream):
+                apply()""",
+        new="""\
+            apply()""",
+        why="an update runs before its sum has come",
+        tests=(Selection("2", "nccl/test_contract_pushpull.py", "arrays and 2"),),
+    ),
+    Mutant(
+        name="buffers-not-kept",
+        file=FLIGHT,
+        old="(*kept, apply), what)",
+        new="(), what)",
+        why="memory of a collective in flight is given to others",
+        tests=(Selection("2", "nccl/test_nccl_buffers.py", "kept_until"),),
+    ),
+    Mutant(
+        name="no-order-between-current-streams",
+        file=FLIGHT,
+        old="            self._streams.wait(current, self._streams.record(self._last))\n",
+        new="            pass\n",
+        why="a call on a new stream of the user's overtakes the call before it",
+        tests=(Selection("2", "nccl/test_contract_keeping.py", "another_stream"),),
+    ),
+    Mutant(
+        name="copies-not-kept",
+        file=FLIGHT,
+        old="self._streams.record(self._streams.current()), objects)",
+        new="self._streams.record(self._streams.current()), ())",
+        why="a copy that a group made is freed while another stream reads it",
+        tests=(Selection("2", "nccl/test_contract_keeping.py", "another_stream"),),
+    ),
+    Mutant(
+        name="queue-not-waited-for",
+        file=FLIGHT,
+        old="            self.hold_current(streams.record(stream))\n",
+        new="            pass\n",
+        why="the caller's stream overtakes what was queued behind the collectives",
+        tests=(Selection("2", "nccl/test_contract_store.py", "updaters and 2 and every_rank"),),
+    ),
+    Mutant(
+        name="synchronize-forgets-the-current-stream",
+        file=FLIGHT,
+        old="while not (collectives.done() and others.done()):",
+        new="while not collectives.done():",
+        why="after a wait of the host the caller's own kernels still run",
+        tests=(Selection("2", "nccl/test_nccl_failures.py", "slow_work"),),
+    ),
+    Mutant(
+        name="calls-not-compared-at-a-wait",
+        file=FLIGHT,
+        old="            self._accord.settle(limit)\n",
+        new="",
+        why="kv.wait() returns before the hosts have compared their calls",
+        tests=(Selection("2", "nccl/test_in_flight.py", "hosts_have_compared"),),
+    ),
+    Mutant(
+        name="calls-never-compared",
+        file=FLIGHT,
+        old="            self._accord.post(what)\n",
+        new="",
+        why="ranks that call different things mix up their numbers or hang",
+        tests=(Selection("2", "nccl/test_mismatch.py", "share_no_bucket"),),
+    ),
+    Mutant(
+        name="complete-works-never-dropped",
+        file=FLIGHT,
+        old="            self.drop_complete()\n            self._accord.post(what)",
+        new="            self._accord.post(what)",
+        why="a loop of pushes without a wait keeps every event and buffer for ever",
+        tests=(Selection("2", "nccl/test_in_flight.py", "dropped_by_later_launches"),),
+    ),
+    Mutant(
+        name="deadline-forgotten",
+        file=FLIGHT,
+        old="watch = self._diagnosis.watch(limit)",
+        new="watch = self._diagnosis.watch(1e9)",
+        why="a wait for a rank that never comes has no end",
+        tests=(Selection("2", "nccl/test_nccl_failures.py", "nobody_joins and False"),),
+    ),
+    Mutant(
+        name="no-look-while-waiting",
+        file=FLIGHT,
+        old="                    self._diagnosis.check(self.handle, watch, work)\n",
+        new="                    pass\n",
+        why="a wait for a rank that left, or for an error of NCCL's, has no end",
+        tests=(Selection("2", "nccl/test_nccl_failures.py", "leaves_is_named"),),
+    ),
+    Mutant(
+        name="launches-not-watched",
+        file=FLIGHT,
+        old="            self.view.follow()\n",
+        new="",
+        why="nobody looks while a program waits by CuPy, and it waits for ever",
+        tests=(Selection("2", "nccl/test_watched.py", "it_looks_from_a_launch and False"),),
+    ),
+    Mutant(
+        name="settings-left-out-of-a-capture",
+        file=FLIGHT,
+        old="reads = not self._has_launched or self.graphs.recording is not None",
+        new="reads = not self._has_launched",
+        why="NCCL registers buffers at the first captured collective, in a loop without a deadline",
+        tests=(Selection("2", "nccl/test_launch_ranks.py", "settings_are_there_while"),),
+    ),
+    Mutant(
+        name="no-abort-at-a-failure",
+        file=FLIGHT,
+        old="                    self._binding.abort(handle)\n",
+        new="                    pass\n",
+        why="kernels of a broken communicator hold the GPU for ever",
+        tests=(Selection("2", "nccl/test_nccl_failures.py", "leaves_is_named"),),
+    ),
+    Mutant(
+        name="graphs-after-destroy",
+        file=FLIGHT,
+        old="""\
+            self.graphs.free()
+            self._binding.destroy(handle)""",
+        new="""\
+            self._binding.destroy(handle)
+            self.graphs.free()""",
+        why="NCCL waits for ever for graphs that are freed afterwards",
+        tests=(Selection("2", "nccl/test_capture_ends.py", "close_frees and every_rank"),),
+    ),
+    Mutant(
+        name="graphs-kept-at-an-abort",
+        file=FLIGHT,
+        old="""\
+            self.graphs.free()
+            if handle is not None:""",
+        new="""\
+            if handle is not None:""",
+        why="NCCL's abort waits for ever for graphs that nobody frees",
+        tests=(Selection("2", "nccl/test_capture_ends.py", "end_of_the_process"),),
+    ),
+    Mutant(
+        name="graph-keeps-no-buffers",
+        file=FLIGHT,
+        old="        graph.keep(*kept, apply)\n",
+        new="",
+        why="a replay reads and writes memory that has been given to others",
+        tests=(Selection("2", "nccl/test_in_flight.py", "keeps_the_arrays"),),
+    ),
+    Mutant(
+        name="replay-keeps-no-graph",
+        file=GRAPH,
+        old="lambda _, stream: self._run(stream), None, self)",
+        new="lambda _, stream: self._run(stream), None)",
+        why="a step that is dropped in flight takes its arrays along",
+        tests=(Selection("2", "nccl/test_capture_ends.py", "let_go_of_in_flight and drop"),),
+    ),
+    Mutant(
+        name="freed-graph-forgets-what-it-keeps",
+        file=GRAPH,
+        old="        self._graph = None\n\n\n",
+        new="        self._graph = None\n        self._kept.clear()\n\n\n",
+        why="an abort frees arrays that a replay in flight still reads",
+        tests=(Selection("2", "nccl/test_capture_ends.py", "abort_frees_in_flight"),),
+    ),
+    Mutant(
+        name="capture-takes-any-stream",
+        file=GRAPH,
+        old="        if current != self.stream:\n",
+        new="        if False:\n",
+        why="work on another stream is left out of the graph in silence",
+        tests=(Selection("2", "nccl/test_capture_misuse.py", "another_current_stream"),),
+    ),
+)

@@ -1,0 +1,157 @@
+"""Faults in the kernels, in what they are told, and in what the engine asks of them."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant, Selection
+
+CAPTURE = "ncclkv/engine/capture.py"
+COPIES = "ncclkv/kernels/device/copies.py"
+CUBINS = "ncclkv/kernels/device/cubins.py"
+FINITE = "ncclkv/kernels/device/finite.py"
+FLAGGED = "ncclkv/engine/flagged.py"
+KERNELS = "ncclkv/kernels/device/kernels.py"
+LAUNCH = "ncclkv/kernels/device/launch.py"
+PEERS = "ncclkv/kernels/device/peers.py"
+
+MUTANTS = (
+    Mutant(
+        name="functions-of-any-device",
+        file=LAUNCH,
+        old="key = (cupy.cuda.runtime.getDevice(), program)",
+        new="key = (0, program)",
+        why="a function that is loaded on one GPU is launched on another",
+        tests=(Selection("3", "nccl/test_kernel_cache.py", "each_device"),),
+    ),
+    Mutant(
+        name="kernel-loaded-in-a-capture",
+        file=LAUNCH,
+        old="            if cupy.cuda.get_current_stream().is_capturing():\n",
+        new="            if False:\n",
+        why="the first use of a kernel in a capture spoils it, in CUDA's words",
+        tests=(Selection("0", "nccl/test_nccl_cuda.py", "not_loaded_in_a_capture"),),
+    ),
+    Mutant(
+        name="cubins-of-other-headers",
+        file=CUBINS,
+        old="        *map(repr, headers().items()),\n",
+        new="",
+        why="after an upgrade the kernels of the version before are launched",
+        tests=(Selection("3", "nccl/test_kernel_cache.py", "the_key_has"),),
+    ),
+    Mutant(
+        name="damaged-cubin-loaded",
+        file=CUBINS,
+        old="return code if hashlib.sha256(code).digest() == digest else None",
+        new="return code",
+        why="a file that was cut short breaks every later process",
+        tests=(Selection("3", "nccl/test_kernel_cache.py", "damaged_file"),),
+    ),
+    Mutant(
+        name="copies-across-devices-as-one-of-bytes",
+        file=COPIES,
+        old="            and self.device == other.device\n",
+        new="",
+        why="a kernel reads memory of another GPU, which it may not reach",
+        tests=(Selection("3", "nccl/test_kernels_peers.py", "takes_each_value_the_way"),),
+    ),
+    Mutant(
+        name="table-serves-other-dtypes",
+        file=COPIES,
+        old="            and self.dtype == other.dtype\n",
+        new="",
+        why="float16 is copied into float32 byte by byte",
+        tests=(Selection("3", "nccl/test_kernels_tables.py", "leaves_alone"),),
+    ),
+    Mutant(
+        name="peer-copy-before-its-source",
+        file=PEERS,
+        old="        stream.wait_event(made)\n",
+        new="",
+        why="a gradient of another GPU is copied while it is written",
+        tests=(Selection("3", "nccl/test_kernels_peers.py", "another_device_is_packed"),),
+    ),
+    Mutant(
+        name="peer-copy-s-source-freed",
+        file=PEERS,
+        old="        cuda.get_current_stream().wait_event(copied)\n",
+        new="        pass\n",
+        why="a gradient of another GPU is overwritten while it is copied",
+        tests=(Selection("3", "nccl/test_kernels_peers.py", "another_device_is_packed"),),
+    ),
+    Mutant(
+        name="complex-numbers-half-searched",
+        file=FINITE,
+        old='    argument["size"] = array.size\n',
+        new='    argument["size"] = array.nbytes // 8\n',
+        why="NaN in the second half of an array of float32 is not found",
+        tests=(Selection("3", "nccl/test_kernels_as_cpp.py", "every_place_is_looked_at"),),
+    ),
+    Mutant(
+        name="step-ignores-its-flag",
+        file=KERNELS,
+        old='            argument["skip"] = 0 if skip is None else skip.data.ptr\n',
+        new='            argument["skip"] = 0\n',
+        why="a step with NaN is made, and the weights are lost",
+        tests=(Selection("3", "nccl/test_kernels_as_cpp.py", "skipped_as_memory_says"),),
+    ),
+    Mutant(
+        name="flag-of-a-step-not-reset",
+        file=KERNELS,
+        old='            argument["skip"] = 0 if skip is None else skip.data.ptr\n',
+        new='            if skip is not None:\n                argument["skip"] = skip.data.ptr\n',
+        why="a step without a flag reads the flag of an earlier one, in memory that may be freed",
+        tests=(Selection("3", "nccl/test_kernels_as_cpp.py", "step_without_a_flag"),),
+    ),
+    Mutant(
+        name="rate-in-memory-not-reset",
+        file=KERNELS,
+        old='            argument["learning_rate_at"] = place\n',
+        new='            if place:\n                argument["learning_rate_at"] = place\n',
+        why="after a capture every step uses the learning rate of the graph",
+        tests=(Selection("3", "nccl/test_kernels_as_cpp.py", "learning_rate_in_memory"),),
+    ),
+    Mutant(
+        name="averages-not-divided",
+        file=KERNELS,
+        old='self._fold(parts, out, "sum", divisor=len(parts))',
+        new='self._fold(parts, out, "sum", divisor=0)',
+        why="averages of a reproducible store are sums",
+        tests=(Selection("3", "nccl/test_kernels_as_cpp.py", "averages"),),
+    ),
+    Mutant(
+        name="push-into-what-flies",
+        file="ncclkv/engine/reads.py",
+        old="        state.flying.complete()\n",
+        new="",
+        why="a push overwrites gradients that a collective still reads",
+        tests=(Selection("2", "nccl/test_contract_store.py", "every_optimizer_push and 2-root"),),
+    ),
+    Mutant(
+        name="rate-baked-into-a-graph",
+        file=CAPTURE,
+        old="weights, gradients, momenta, learning_rate=self._rate, skip=skip, **numbers",
+        new="weights, gradients, momenta, learning_rate=learning_rate, skip=skip, **numbers",
+        why="a replay goes on with the learning rate of its capture",
+        tests=(Selection("2", "nccl/test_capture_steps.py", "rate and every_rank and 2"),),
+    ),
+    Mutant(
+        name="flag-of-a-flush-not-reset",
+        file=FLAGGED,
+        old="        kernels.fill(self.skip, 0)\n",
+        new="",
+        why="after one NaN no step is made any more",
+        tests=(Selection("2", "nccl/test_flagged.py", "hear_of_it_when"),),
+    ),
+    Mutant(
+        name="flag-of-a-flush-not-agreed-on",
+        file=FLAGGED,
+        old="""\
+        work = self._comm.allreduce(self.skip, self.skip, "max")
+        work.label = "whether NaN or infinity was pushed"
+        work.wait()
+""",
+        new="",
+        why="the rank with NaN leaves a step out, and the others make it",
+        tests=(Selection("2", "nccl/test_flagged.py", "hear_of_it_when"),),
+    ),
+)

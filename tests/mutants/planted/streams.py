@@ -1,0 +1,141 @@
+"""Faults in what is asked of CUDA: streams, events, memory and captures of one device."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant, Selection
+
+STREAMS = "ncclkv/comm/nccl/streams.py"
+STAGING = "ncclkv/kernels/device/staging.py"
+
+MUTANTS = (
+    Mutant(
+        name="event-error-taken-for-not-ready",
+        file=STREAMS,
+        old="        if code in (_DONE, _NOT_READY):\n",
+        new="        if True:\n",
+        why="after an illegal address a wait lasts to its deadline and blames the other ranks",
+        tests=(
+            Selection("0", "nccl/test_nccl_cuda.py", "any_other_code"),
+            Selection("3b", "nccl/test_gpu_errors.py", "illegal_address"),
+        ),
+    ),
+    Mutant(
+        name="text-of-cuda-swallowed",
+        file=STREAMS,
+        old="CUDA reports at {what}: {error}; the device",
+        new="CUDA reports at {what}; the device",
+        why="a user reads that CUDA failed, and not why",
+        tests=(Selection("0", "nccl/test_nccl_cuda.py", "errors_of_cuda"),),
+    ),
+    Mutant(
+        name="one-stream-seen",
+        file=STREAMS,
+        old="deque(maxlen=2)",
+        new="deque(maxlen=1)",
+        why="an event is recorded on a stream that its owner has dropped",
+        tests=(Selection("0", "nccl/test_cuda_devices.py", "stream_before"),),
+    ),
+    Mutant(
+        name="stream-entered-on-another-device",
+        file=STREAMS,
+        old="        with self._cuda.Device(self._device), made:\n",
+        new="        with made:\n",
+        why="CuPy refuses the store's stream while another device is current",
+        tests=(Selection("0", "nccl/test_cuda_devices.py", "made_current"),),
+    ),
+    Mutant(
+        name="buckets-on-the-current-device",
+        file=STREAMS,
+        old='        with self._cuda.Device(self._device), memory(f"{nbytes:,} bytes"):\n',
+        new='        with memory(f"{nbytes:,} bytes"):\n',
+        why="buckets lie on another GPU than the communicator",
+        tests=(Selection("0", "nccl/test_cuda_devices.py", "memory_is_of_its_device"),),
+    ),
+    Mutant(
+        name="capture-stream-on-the-current-device",
+        file=STREAMS,
+        old="""\
+                with self._cuda.Device(self._device):
+                    # The""",
+        new="""\
+                with suppress():
+                    # The""",
+        why="a capture on another GPU than the communicator's",
+        tests=(Selection("0", "nccl/test_cuda_devices.py", "of_its_device"),),
+    ),
+    Mutant(
+        name="stream-that-waits-for-the-default-stream",
+        file=STREAMS,
+        old="self._cuda.Stream(non_blocking=True, priority=_HIGHEST)",
+        new="self._cuda.Stream(priority=_HIGHEST)",
+        why="collectives stand behind all work of the default stream, in no order of ours",
+        tests=(Selection("0", "nccl/test_nccl_cuda.py", "non_blocking"),),
+    ),
+    Mutant(
+        name="capture-of-all-threads",
+        file=STREAMS,
+        old="streamCaptureModeThreadLocal",
+        new="streamCaptureModeGlobal",
+        why="a look of the watcher's spoils the capture of the program",
+        tests=(Selection("0", "nccl/test_nccl_cuda.py", "capture_is_of_this_thread"),),
+    ),
+    Mutant(
+        name="looks-spoil-captures",
+        file=STREAMS,
+        old="_RELAXED = 2",
+        new="_RELAXED = 0",
+        why="a look of the watcher's spoils a capture of another library's",
+        tests=(Selection("0", "nccl/test_nccl_cuda.py", "minds_no_capture"),),
+    ),
+    Mutant(
+        name="another-device-accepted",
+        file=STREAMS,
+        old="        if current != self._device:\n",
+        new="        if False:\n",
+        why="the store's kernels go to another GPU than its buckets",
+        tests=(
+            Selection("0", "nccl/test_nccl_cuda.py", "refused_in_words"),
+            Selection("3b", "nccl/test_gpu_several.py", "not_used_from_another"),
+        ),
+    ),
+    Mutant(
+        name="pinned-memory-not-held",
+        file=STAGING,
+        old="        self._busy.append((event, memory))\n",
+        new="        self._busy.append((event, None))\n",
+        why="a push from NumPy sends what the next push has put there",
+        tests=(Selection("0", "nccl/test_cuda_devices.py", "held_until"),),
+    ),
+    Mutant(
+        name="pinned-memory-held-to-an-event-before-its-copy",
+        file=STAGING,
+        old="""\
+        slot.data.copy_from_host_async(staged.ctypes.data, slot.nbytes)
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record()
+""",
+        new="""\
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record()
+        slot.data.copy_from_host_async(staged.ctypes.data, slot.nbytes)
+""",
+        why="a push from NumPy sends, now and then, what the next push has put there",
+        tests=(Selection("0", "nccl/test_cuda_devices.py", "behind_its_event"),),
+    ),
+    Mutant(
+        name="pinned-memory-never-given-back",
+        file=STAGING,
+        old=" if not event.done]",
+        new="]",
+        why="pushes from NumPy take more and more page-locked memory",
+        tests=(Selection("0", "nccl/test_cuda_devices.py", "given_back"),),
+    ),
+    Mutant(
+        name="pull-to-the-host-not-waited-for",
+        file=STAGING,
+        old="slot.get(out=out.reshape(-1))",
+        new="slot.get(out=out.reshape(-1), blocking=False)",
+        why="a pull into NumPy returns before the value is there",
+        tests=(Selection("3b", "ranks/test_gpu_store.py", "views", ranks=2),),
+    ),
+)

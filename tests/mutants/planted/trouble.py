@@ -1,0 +1,96 @@
+"""Faults in what is done when something goes wrong: deadlines, errors, the watcher, the end."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant, Selection
+
+ACCORD = "ncclkv/comm/nccl/accord.py"
+BOUNDED = "ncclkv/comm/nccl/bounded.py"
+DIAGNOSIS = "ncclkv/comm/nccl/diagnosis.py"
+DROPPED = "ncclkv/comm/nccl/dropped.py"
+GUARD = "ncclkv/comm/nccl/guard.py"
+IN_FLIGHT = "ncclkv/comm/nccl/in_flight.py"
+WATCHER = "ncclkv/comm/nccl/watcher.py"
+
+MUTANTS = (
+    Mutant(
+        name="a-barrier-for-each-bucket",
+        file=ACCORD,
+        old="        if self._peers.mark.value == self._posted:\n            return\n",
+        new="",
+        why="each bucket costs a barrier of the hosts",
+        tests=(Selection("2", "nccl/test_contract_pushpull.py", "views and 2"),),
+    ),
+    Mutant(
+        name="errors-of-nccl-ignored",
+        file=DIAGNOSIS,
+        old="        if problem is not None:\n",
+        new="        if False:\n",
+        why="a broken network is a wait to the deadline that blames the other ranks",
+        tests=(Selection("2", "nccl/test_nccl_failures.py", "what_nccl_reports"),),
+    ),
+    Mutant(
+        name="failure-does-not-break",
+        file=GUARD,
+        old="                self._flight.fail(error)\n",
+        new="                pass\n",
+        why="a communicator goes on after a rank was lost, with other numbers on each rank",
+        tests=(Selection("2", "nccl/test_nccl_failures.py", "failure_among_the_hosts"),),
+    ),
+    Mutant(
+        name="error-of-a-bounded-call-swallowed",
+        file=BOUNDED,
+        old="            outcome[:] = [None, error]\n",
+        new="            outcome[:] = [None, None]\n",
+        why="a creation that NCCL refuses goes on without a communicator",
+        tests=(Selection("3", "nccl/test_library.py", "without_a_gpu_creation"),),
+    ),
+    Mutant(
+        name="bounded-call-without-a-deadline",
+        file=BOUNDED,
+        old="    thread.join(max(0.0, limit - time.monotonic()))\n",
+        new="    thread.join()\n",
+        why="a rank that never comes to a creation or an end holds the others for ever",
+        tests=(Selection("3", "nccl/test_library.py", "hangs_is_left_behind"),),
+    ),
+    Mutant(
+        name="watcher-never-looks",
+        file=WATCHER,
+        old="            self._look()\n",
+        new="            pass\n",
+        why="a program that waits by CuPy for a rank that died waits for ever",
+        tests=(Selection("0", "nccl/test_watcher.py", "until_nothing_is_in_flight"),),
+    ),
+    Mutant(
+        name="watcher-looks-once",
+        file=WATCHER,
+        old="            if again:\n",
+        new="            if False:\n",
+        why="a rank that dies later than a tenth of a second is not noticed",
+        tests=(Selection("0", "nccl/test_watcher.py", "until_nothing_is_in_flight"),),
+    ),
+    Mutant(
+        name="watcher-s-clock-stands-still",
+        file=IN_FLIGHT,
+        old="            self._watch.tick()\n",
+        new="",
+        why="a wait by CuPy has no deadline",
+        tests=(Selection("2", "nccl/test_watched.py", "deadline_counts"),),
+    ),
+    Mutant(
+        name="watcher-looks-in-a-capture",
+        file=IN_FLIGHT,
+        old="        if self._flight.graphs.recording is not None:",
+        new="        if False:",
+        why="a capture is spoilt now and then, by the watcher",
+        tests=(Selection("2", "nccl/test_watched.py", "looked_at_in_a_capture"),),
+    ),
+    Mutant(
+        name="dropped-store-freed-in-flight",
+        file=DROPPED,
+        old="        if idle and self._is_dropped",
+        new="        if self._is_dropped",
+        why="a store that is dropped after its last push loses that push",
+        tests=(Selection("2", "nccl/test_dropped.py", "not_before"),),
+    ),
+)

@@ -1,0 +1,117 @@
+"""Tests run on a copy of the tree in which one fault is planted."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.harness import leftovers
+from tests.harness.slow import stretched
+from tests.mutants.mutant import Mutant, Selection, Stale
+from tests.run import ROOT, end
+
+LIMIT = 120.0
+"""Seconds for the tests of one selection."""
+
+PARTS = ("bench", "docs", "launch", "ncclkv", "tests", "setup.cfg", "train.py")
+"""What of the tree is copied."""
+
+KILLED, SURVIVED, STALE, NOT_RUN = "killed", "SURVIVED", "STALE", "NOT RUN"
+
+# Of pytest: interrupted (a module cannot be imported), an error of its own, wrong use, no test.
+_NO_VERDICT = (2, 3, 4, 5)
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
+    """Make a copy of the tree, which is removed afterwards."""
+    emulated = ROOT / "build" / "emulated"  # built once for all copies
+    emulated.mkdir(parents=True, exist_ok=True)
+    above = ROOT / "build" / "mutants"
+    above.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=above) as folder:
+        tree = Path(folder)
+        for part in PARTS:
+            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy2
+            copy(ROOT / part, tree / part)
+        (tree / "build").mkdir()
+        (tree / "build" / "emulated").symlink_to(emulated)
+        yield tree
+
+
+def try_mutant(mutant: Mutant, tests: Sequence[Selection], tree: Path) -> tuple[str, str, str]:
+    """Plant a fault in a copy, run tests until one fails, and mend the copy.
+
+    Return the verdict, what it rests on, and the layer.
+    """
+    file = tree / mutant.file
+    try:
+        file.write_text(mutant.plant(file.read_text()))
+        for each in tests:
+            verdict, detail = run(each, tree)
+            if verdict != SURVIVED:
+                break
+        return verdict, detail, each.layer
+    except Stale as error:
+        return STALE, str(error), ""
+    finally:
+        # With its time: compiled files of the original are right again.
+        shutil.copy2(ROOT / mutant.file, file)
+
+
+def run(tests: Selection, tree: Path) -> tuple[str, str]:
+    """Run tests in a copy; return the verdict and what it rests on."""
+    environment = {
+        "VENV": sys.prefix,
+        # Before the tree that this environment has installed.
+        "PYTHONPATH": str(tree),
+        # A mutant and its original may have one size and one time.
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "EMULATED_DEVICES": str(max(1, tests.ranks)),
+    }
+    before = leftovers.present()
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            tests.command(),
+            cwd=tree,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(stretched(LIMIT))
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            if process.returncode is None:
+                end(process)
+            leftovers.sweep(before)
+        output.seek(0)
+        return judged(code, output.read(), tests)
+
+
+def judged(code: int | None, output: str, tests: Selection) -> tuple[str, str]:
+    """Tell by its exit code (None: it was stopped) and its output how a run of pytest went."""
+    last = output.strip().rpartition("\n")[2]
+    if code is None:
+        return KILLED, f"{tests} did not end"
+    if code == 0:
+        passed = re.search(r"\b[1-9]\d* passed", output)
+        return (SURVIVED, str(tests)) if passed else (NOT_RUN, f"{tests}: {last}")
+    if failed := re.search(r"^(?:.*: )?(?:FAILED|ERROR) (tests/\S.*?)(?: - .*)?$", output, re.M):
+        return KILLED, failed[1]
+    if late := re.search(r"^(?:.*: )?(tests/\S.*?): past the limit of", output, re.M):
+        return KILLED, f"{late[1]} (past its limit)"
+    # Other codes tell of a signal.  Without its first line pytest has not been started.
+    if 0 <= code <= 128 and (code in _NO_VERDICT or "test session starts" not in output):
+        return NOT_RUN, f"{tests}: {last}"
+    return KILLED, f"{tests} ended with exit code {code}"
