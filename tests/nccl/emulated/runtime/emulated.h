@@ -66,7 +66,7 @@ struct Block {
 // Find the live block that has all of [pointer, pointer + bytes).
 bool find(const void* pointer, std::size_t bytes, Block& block);
 bool is_on_device(const void* pointer, std::size_t bytes);
-// Memory of devices can be touched between these two alone; they nest, and any thread may call them.
+// A thread can touch memory of devices between these two alone; they nest.
 void open_memory();
 void close_memory();
 

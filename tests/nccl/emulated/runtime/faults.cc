@@ -2,7 +2,7 @@
 //
 // Rules from "CUDA Runtime API", Error Handling: cudaGetLastError resets the error of the calling
 // thread, cudaErrorNotReady is no error, and errors of a lost context stay until the process ends.
-#include "emulated.h"
+#include "device.h"
 
 #include <unistd.h>
 
@@ -151,6 +151,7 @@ cudaError_t begin(const char* function) {
     if (is_forked()) return cudaErrorInitializationError;
     if (is_host_function()) return cudaErrorNotPermitted;
     const Fault fault = counted(function);
+    if (is_of_runtime(function)) bind_context_for(function);
     if (fault.code && fault.sticky) lose(static_cast<cudaError_t>(fault.code));
     if (const cudaError_t error = lost()) return error;
     return static_cast<cudaError_t>(fault.code);

@@ -1,0 +1,120 @@
+// How many devices there are, which of them a thread uses, and where they sit.
+//
+// Rules from "CUDA Runtime API", Device Management.
+#include "device.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace emulated {
+namespace {
+
+constexpr int most = 4;
+
+int read_devices() {
+    const char* value = std::getenv("EMULATED_DEVICES");
+    if (!value) return 1;
+    char* end = nullptr;
+    const long number = std::strtol(value, &end, 10);
+    if (end != value && !*end && number >= 1 && number <= most) return static_cast<int>(number);
+    std::fprintf(stderr, "emulated: EMULATED_DEVICES is '%s', none of 1 to %d\n", value, most);
+    std::_Exit(2);
+}
+
+thread_local int current = 0;
+
+}  // namespace
+
+int devices() {
+    static const int number = read_devices();
+    return number;
+}
+
+int current_device() { return current; }
+void set_current_device(int device) { current = device; }
+bool is_device(int number) { return number >= 0 && number < devices(); }
+
+cudaUUID_t uuid(int device) {
+    cudaUUID_t made;
+    char text[sizeof made.bytes + 1];
+    std::snprintf(text, sizeof text, "emulated dev %03d", device);
+    std::memcpy(made.bytes, text, sizeof made.bytes);
+    return made;
+}
+
+}  // namespace emulated
+
+using namespace emulated;
+
+extern "C" {
+
+int emulated_current_device(void) { return current_device(); }
+
+cudaError_t cudaGetDeviceCount(int* number) {
+    return call(__func__, [&]() -> cudaError_t {
+        if (!number) return cudaErrorInvalidValue;
+        *number = devices();
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaGetDevice(int* device) {
+    return call(__func__, [&]() -> cudaError_t {
+        if (!device) return cudaErrorInvalidValue;
+        *device = current_device();
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaSetDevice(int device) {
+    return call(__func__, [&]() -> cudaError_t {
+        if (!is_device(device)) return cudaErrorInvalidDevice;
+        set_current_device(device);
+        return cudaSuccess;
+    });
+}
+
+// The versions answer on a lost device too: they touch none.
+cudaError_t cudaRuntimeGetVersion(int* version) {
+    if (!version) return end(__func__, cudaErrorInvalidValue);
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int* version) {
+    if (!version) return end(__func__, cudaErrorInvalidValue);
+    *version = CUDA_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
+    return call(__func__, [&]() -> cudaError_t {
+        if (!text || size <= 0) return cudaErrorInvalidValue;
+        if (!is_device(device)) return cudaErrorInvalidDevice;
+        const int need = std::snprintf(text, static_cast<std::size_t>(size), "%04X:%02X:%02X.0",
+                                       pci_domain, pci_bus(device), pci_slot);
+        return need < size ? cudaSuccess : cudaErrorInvalidValue;
+    });
+}
+
+cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* text) {
+    return call(__func__, [&]() -> cudaError_t {
+        if (!device || !text) return cudaErrorInvalidValue;
+        unsigned parts[3] = {};  // [domain:]bus:device[.function]
+        const int found = std::sscanf(text, "%x:%x:%x", &parts[0], &parts[1], &parts[2]);
+        if (found < 2) return cudaErrorInvalidValue;
+        const unsigned bus = found == 3 ? parts[1] : parts[0];
+        const unsigned slot = found == 3 ? parts[2] : parts[1];
+        const unsigned domain = found == 3 ? parts[0] : pci_domain;
+        for (int number = 0; number < devices(); ++number) {
+            const bool here = bus == static_cast<unsigned>(pci_bus(number));
+            if (!here || slot != pci_slot || domain != pci_domain) continue;
+            *device = number;
+            return cudaSuccess;
+        }
+        return cudaErrorInvalidDevice;
+    });
+}
+
+}
