@@ -15,11 +15,13 @@ import pytest
 pytest.importorskip("cupy", reason="these tests need CuPy: pip install 'ncclkv[cuda12]'")
 
 import cupy
+import numpy as np
 
 from ncclkv.comm.nccl.streams import CupyEvent, CupyStreams
 from ncclkv.errors import CommAborted, OutOfMemory, UsageError
 from ncclkv.kernels.device import launch as kernels_launch
 from ncclkv.kernels.device.launch import Launcher
+from ncclkv.kernels.device.memory import empty, zeros
 from ncclkv.kernels.device.programs import SGD
 from tests.nccl.cuda import cuda
 
@@ -235,6 +237,28 @@ def test_no_memory_on_the_device_is_ours_and_says_what_there_is(cuda, monkeypatc
         "process holds 700 through CuPy, 600 of them in arrays (Out of memory allocating 4,096 "
         "bytes (allocated so far: 700 bytes).); keep less there, or use more GPUs"
     )
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: zeros(1024, np.dtype(np.float32)), "4,096 bytes"),
+        (lambda: empty((2, 512), np.dtype(np.float32)), r"an array of float32 \(2, 512\)"),
+    ],
+    ids=["zeros", "empty"],
+)
+def test_no_memory_for_an_array_is_ours(cuda, monkeypatch, make, what):
+    def refuse(*_: object) -> None:
+        raise OUT_OF_MEMORY(4096, 700)
+
+    cuda.memory = SimpleNamespace(OutOfMemoryError=OUT_OF_MEMORY)
+    cuda.runtime.memGetInfo.return_value = (500, 80_000)
+    pool = SimpleNamespace(total_bytes=lambda: 700, used_bytes=lambda: 600)
+    monkeypatch.setattr(cupy, "get_default_memory_pool", lambda: pool)
+    monkeypatch.setattr(cupy, "zeros", refuse)
+    monkeypatch.setattr(cupy, "empty", refuse)
+    with pytest.raises(OutOfMemory, match=f"has no memory for {what}: 500 of its 80,000 bytes"):
+        make()
 
 
 def test_close_twice(cuda):

@@ -136,6 +136,22 @@ MUTANTS = (
         old="slot.get(out=out.reshape(-1))",
         new="slot.get(out=out.reshape(-1), blocking=False)",
         why="a pull into NumPy returns before the value is there",
-        tests=(Selection("3b", "ranks/test_gpu_store.py", "views", ranks=2),),
+        tests=(Selection("3b", "nccl/test_gpu_kernels.py", "pack_and_unpack and host"),),
+    ),
+    Mutant(
+        name="pull-to-the-host-without-a-cast",
+        file=STAGING,
+        old="    if out.dtype == slot.dtype and out.flags.c_contiguous:\n",
+        new="    if out.flags.c_contiguous:\n",
+        why="a pull into NumPy of another dtype writes raw bytes, or beyond the array",
+        tests=(Selection("3b", "nccl/test_gpu_kernels.py", "unpack_casts and host"),),
+    ),
+    Mutant(
+        name="byte-order-of-the-host-kept",
+        file=STAGING,
+        old="staged = np.ndarray(value.shape, slot.dtype, memory)",
+        new="staged = np.ndarray(value.shape, value.dtype, memory)",
+        why="a push of numbers in the other byte order sends other numbers",
+        tests=(Selection("3b", "ranks/test_gpu_store.py", "other_byte_order", ranks=2),),
     ),
 )
