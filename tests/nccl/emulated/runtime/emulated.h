@@ -82,7 +82,7 @@ void synchronize_device(int device);
 // Tell the device of a stream; -1 for a handle that is none.
 int device_of(cudaStream_t stream);
 bool is_captured(cudaStream_t stream);
-// Tell whether this thread runs a function of the user's for a stream: CUDA may not be called there.
+// Tell whether this thread runs a function of the user's: CUDA may not be called there.
 bool is_host_function();
 // Tell whether this process is a fork of the one that used the device: it has none of its threads.
 bool is_forked();

@@ -1,0 +1,202 @@
+"""Calls of the emulated runtime by ctypes, and work in Python for its streams."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from enum import IntEnum
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from tests.harness.source import ROOT
+from tests.nccl.emulated import control
+from tests.nccl.emulated.control import library
+
+LEGACY, PER_THREAD = 1, 2
+"""Handles of the default streams, as in driver_types.h."""
+
+BLOCKING, NON_BLOCKING = 0, 1
+"""Flags of streams."""
+
+LONG = 20.0
+"""Seconds after which work gives up its wait, so that a test fails and does not hang."""
+
+
+class Error(IntEnum):
+    """Codes of CUDA's that the tests name."""
+
+    SUCCESS = 0
+    INVALID_VALUE = 1
+    INITIALIZATION = 3
+    INVALID_HANDLE = 400
+    ILLEGAL_STATE = 401
+    NOT_READY = 600
+    DESTROYED = 709
+    LAUNCH_FAILURE = 719
+    NOT_PERMITTED = 800
+    NOT_SUPPORTED = 801
+    UNSUPPORTED = 900
+    INVALIDATED = 901
+    MERGE = 902
+    UNMATCHED = 903
+    UNJOINED = 904
+    ISOLATION = 905
+    IMPLICIT = 906
+    CAPTURED_EVENT = 907
+    WRONG_THREAD = 908
+
+
+FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_numbers = itertools.count(1)
+_functions: dict[int, Any] = {}
+
+
+def code(name: str, *arguments: Any) -> int:
+    """Call a function; return its code.  An int may be a handle."""
+    wide = [ctypes.c_void_p(a) if isinstance(a, int) else a for a in arguments]
+    return int(getattr(library(), name)(*wide))
+
+
+def ok(name: str, *arguments: Any) -> None:
+    """Call a function that must succeed."""
+    got = code(name, *arguments)
+    assert got == 0, f"{name}: {got}"
+
+
+def made(name: str, *arguments: Any) -> int:
+    """Call a function whose first argument is where a handle goes; return that."""
+    handle = ctypes.c_void_p()
+    ok(name, ctypes.byref(handle), *arguments)
+    return handle.value or 0
+
+
+def number(name: str, *arguments: Any, type: Any = ctypes.c_int) -> Any:
+    """Call a function whose last argument is where a number goes; return that."""
+    value = type()
+    ok(name, *arguments, ctypes.byref(value))
+    return value.value
+
+
+def function(run: Callable[[], object]) -> Any:
+    """Return a C function of one pointer that calls `run`; it is never freed."""
+    made_of = FUNCTION(lambda _: run())
+    _functions[next(_numbers)] = made_of
+    return made_of
+
+
+def put(stream: int, run: Callable[[], object]) -> int:
+    """Put work of the device on a stream, as libnccl does; return the code."""
+    return code("emulated_enqueue", stream, function(run), None, None)
+
+
+class Log(list[str]):
+    """Names of work in the order in which it ran."""
+
+    def put(self, stream: int, name: str) -> None:
+        assert put(stream, lambda: self.append(name)) == 0
+
+
+class Gate:
+    """Work that holds what comes after it on a stream until it is opened."""
+
+    def __init__(self, *streams: int) -> None:
+        self._opened = threading.Event()
+        self._begun = threading.Event()
+        for stream in streams:
+            assert put(stream, self._wait) == 0
+
+    def _wait(self) -> None:
+        self._begun.set()
+        self._opened.wait(LONG)
+
+    def begun(self) -> None:
+        """Wait until it holds a stream."""
+        assert self._begun.wait(LONG)
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+class Things:
+    """Streams, events and graphs that are destroyed at the end of a test, and gates opened."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Things:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def stream(self, flags: int = NON_BLOCKING) -> int:
+        return self._made("cudaStreamCreateWithFlags", "cudaStreamDestroy", flags)
+
+    def event(self, flags: int = 0) -> int:
+        return self._made("cudaEventCreateWithFlags", "cudaEventDestroy", flags)
+
+    def recorded(self, stream: int) -> int:
+        """A new event that is recorded on a stream."""
+        event = self.event()
+        ok("cudaEventRecord", event, stream)
+        return event
+
+    def gate(self, *streams: int) -> Gate:
+        gate = Gate(*streams)
+        self._stack.callback(gate.open)
+        return gate
+
+    def captured(self, stream: int) -> int:
+        """The graph of a capture, which ends here."""
+        graph = made_last("cudaStreamEndCapture", stream)
+        self._stack.callback(code, "cudaGraphDestroy", graph)
+        return graph
+
+    def exec(self, graph: int) -> int:
+        return self._made("cudaGraphInstantiate", "cudaGraphExecDestroy", graph, 0)
+
+    def _made(self, create: str, destroy: str, *arguments: int) -> int:
+        handle = made(create, *arguments)
+        self._stack.callback(code, destroy, handle)
+        return handle
+
+
+def made_last(name: str, *arguments: Any) -> int:
+    """Call a function whose last argument is where a handle goes; return that."""
+    return int(number(name, *arguments, type=ctypes.c_void_p) or 0)
+
+
+def alone(run: FunctionType, **variables: str) -> str:
+    """Run a function of a module of tests in a process of its own; return what it printed."""
+    module = f"tests.nccl.emulated.{Path(run.__code__.co_filename).stem}"
+    command = f"from {module} import {run.__name__}; {run.__name__}()"
+    ended = subprocess.run(
+        [sys.executable, "-c", command],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@contextmanager
+def nothing_left() -> Iterator[Things]:
+    """Things for a test, after which as many are alive as before."""
+    kinds = ("streams", "events", "graphs", "graph_execs", "captures")
+    before = [control.count(kind) for kind in kinds]
+    with Things() as things:
+        yield things
+    ok("cudaDeviceSynchronize")
+    assert [control.count(kind) for kind in kinds] == before, kinds
