@@ -23,6 +23,8 @@ from tests.nccl.emulated.missing import Missing
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2] / "build" / "emulated"
 CUDART = "libemulated_cudart.so"
+WHOLE = "-Wl,--no-undefined"
+"""The linker's word for: a library that calls what nobody has written is an error."""
 
 
 @dataclass(frozen=True)
@@ -159,9 +161,9 @@ def _built(recipe: Recipe) -> Built:
 def _link(built: Built, runtime: Sequence[Path], nccl: Sequence[Path]) -> None:
     """Link the libraries."""
     folder = built.libraries
-    compiler.link(folder / CUDART, runtime, f"-Wl,-soname,{CUDART}", "-ldl", "-lrt")
+    compiler.link(folder / CUDART, runtime, f"-Wl,-soname,{CUDART}", WHOLE, "-ldl")
     for name, objects in (("libcuda.so.1", ()), ("libnccl.so.2", nccl)):
-        _link_beside(built, folder / name, objects, ".", f"-Wl,-soname,{name}", "-lrt")
+        _link_beside(built, folder / name, objects, ".", f"-Wl,-soname,{name}", WHOLE, "-lrt")
 
 
 def _link_beside(
