@@ -34,11 +34,26 @@ class Error(IntEnum):
 
     SUCCESS = 0
     INVALID_VALUE = 1
+    OUT_OF_MEMORY = 2
     INITIALIZATION = 3
+    INVALID_PITCH = 12
+    INVALID_DIRECTION = 21
+    INVALID_DEVICE = 101
+    INVALID_IMAGE = 200
+    INVALID_CONTEXT = 201
+    NO_BINARY = 209
+    UNSUPPORTED_LIMIT = 215
+    FILE_NOT_FOUND = 301
     INVALID_HANDLE = 400
     ILLEGAL_STATE = 401
+    NOT_FOUND = 500
     NOT_READY = 600
+    ILLEGAL_ADDRESS = 700
+    PEER_ALREADY_ENABLED = 704
+    PEER_NOT_ENABLED = 705
     DESTROYED = 709
+    ALREADY_REGISTERED = 712
+    NOT_REGISTERED = 713
     LAUNCH_FAILURE = 719
     NOT_PERMITTED = 800
     NOT_SUPPORTED = 801
@@ -173,12 +188,21 @@ def made_last(name: str, *arguments: Any) -> int:
     return int(number(name, *arguments, type=ctypes.c_void_p) or 0)
 
 
-def alone(run: FunctionType, **variables: str) -> str:
-    """Run a function of a module of tests in a process of its own; return what it printed."""
+def ended(run: FunctionType, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a function of a module of tests in a process of its own, which may end badly.
+
+    Parameters
+    ----------
+    run : function
+    *options : str
+        Of Python.
+    **variables : str
+        Of the environment.
+    """
     module = f"tests.nccl.emulated.{Path(run.__code__.co_filename).stem}"
     command = f"from {module} import {run.__name__}; {run.__name__}()"
-    ended = subprocess.run(
-        [sys.executable, "-c", command],
+    return subprocess.run(
+        [sys.executable, *options, "-c", command],
         cwd=ROOT,
         env={**os.environ, **variables},
         stdin=subprocess.DEVNULL,
@@ -187,8 +211,13 @@ def alone(run: FunctionType, **variables: str) -> str:
         timeout=50,
         check=False,
     )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+
+
+def alone(run: FunctionType, **variables: str) -> str:
+    """Run a function of a module of tests in a process of its own; return what it printed."""
+    process = ended(run, **variables)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 @contextmanager

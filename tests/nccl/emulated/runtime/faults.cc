@@ -65,7 +65,7 @@ bool is_number(const std::string& text) {
 // The rank of this process, as Open MPI or another launcher tells it; "" for none.
 std::string rank() {
     for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"})
-        if (const char* value = std::getenv(variable)) return value;
+        if (const char* value = std::getenv(variable); value && *value) return value;
     return "";
 }
 

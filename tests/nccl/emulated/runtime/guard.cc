@@ -24,7 +24,7 @@ namespace emulated {
 namespace {
 
 // The part of a large block that a fault opens, in bytes.
-constexpr std::uintptr_t part = 256 << 10;
+constexpr std::uintptr_t part = 2048 << 10;
 
 struct Range {
     std::uintptr_t begin, end;
