@@ -115,6 +115,8 @@ int emulated_begin(const char* function);
 // Let the nth call of `function` from now fail with `code`; `sticky`: the device is lost by it.
 // nth == 0 takes it back; nth < 0: each call from the -nth on fails.
 void emulated_fail(const char* function, long nth, int code, int sticky);
+// Lose the context by an error, as a kernel does that reads an illegal address.
+void emulated_lose(int code);
 // Let nothing more run on a device, or run again.
 void emulated_stop(int device, int stopped);
 // Return how many calls of `function` there were.

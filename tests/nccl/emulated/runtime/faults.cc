@@ -207,6 +207,8 @@ void emulated_fail(const char* function, long nth, int code, int sticky) {
     set(faults().functions[function], nth, code, sticky);
 }
 
+void emulated_lose(int code) { lose(static_cast<cudaError_t>(code)); }
+
 void emulated_stop(int device, int stopped) {
     const std::lock_guard<std::mutex> hold(faults().mutex);
     if (stopped) faults().stopped.insert(device);

@@ -1,0 +1,80 @@
+#include "settings.h"
+
+#include <nccl.h>
+#include <strings.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace emulated_nccl {
+
+namespace {
+
+long number(const char* variable, long otherwise) {
+    const char* text = std::getenv(variable);
+    if (!text || !*text) return otherwise;
+    char* end = nullptr;
+    const long value = std::strtol(text, &end, 0);
+    return *end ? otherwise : value;
+}
+
+std::string this_host() {
+    if (const char* id = std::getenv("NCCL_HOSTID")) return id;
+    char name[256] = "";
+    gethostname(name, sizeof name - 1);
+    std::string boot;
+    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+    return name + boot;
+}
+
+Debug read_debug_level() {
+    const char* text = std::getenv("NCCL_DEBUG");
+    if (!text) return Debug::none;
+    if (!strcasecmp(text, "VERSION")) return Debug::version;
+    if (!strcasecmp(text, "WARN")) return Debug::warn;
+    // ABORT and TRACE print no less than INFO does.
+    return strcasecmp(text, "NONE") ? Debug::info : Debug::none;
+}
+
+}  // namespace
+
+int version() {
+    static const int read = static_cast<int>(number("EMULATED_NCCL_VERSION", NCCL_VERSION_CODE));
+    return read;
+}
+
+double seconds(const char* variable) {
+    const char* text = std::getenv(variable);
+    return text ? std::strtod(text, nullptr) : 0.0;
+}
+
+long parameter(const char* variable, long otherwise) {
+    static std::mutex& mutex = *new std::mutex;
+    static auto& known = *new std::map<std::string, long>;
+    const std::lock_guard<std::mutex> guard(mutex);
+    const auto found = known.find(variable);
+    if (found != known.end()) return found->second;
+    return known[variable] = number(variable, otherwise);
+}
+
+std::uint64_t host_hash() {
+    static const std::uint64_t hash = std::hash<std::string>()(this_host());
+    return hash;
+}
+
+Debug debug_level() {
+    static const Debug level = read_debug_level();
+    return level;
+}
+
+bool explains() {
+    static const bool read = number("EMULATED_NCCL_EXPLAIN", 0) == 1;
+    return read;
+}
+
+}  // namespace emulated_nccl
