@@ -271,9 +271,10 @@ def test_events_by_cupy() -> None:
     with cupy.cuda.Stream(non_blocking=True) as stream:
         start, end = cupy.cuda.Event(), cupy.cuda.Event()
         stream.record(start)
-        ones = cupy.ones(1000, "float32")
+        array = cupy.empty(1000, "uint8")
+        array.data.memset_async(7, array.nbytes)
         stream.record(end)
         end.synchronize()
         assert end.done
         assert cupy.cuda.get_elapsed_time(start, end) > 0
-        assert (ones.get() == 1).all()
+        assert (array.get() == 7).all()
