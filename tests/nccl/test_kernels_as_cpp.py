@@ -49,8 +49,8 @@ class HostStage(Stage):
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> CppLauncher:
-    return CppLauncher(tmp_path_factory.mktemp("kernels"))
+def launcher() -> CppLauncher:
+    return CppLauncher()
 
 
 @pytest.fixture

@@ -34,8 +34,8 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> CppLauncher:
-    return CppLauncher(tmp_path_factory.mktemp("kernels"))
+def launcher() -> CppLauncher:
+    return CppLauncher()
 
 
 @pytest.fixture(params=list(permutations(range(3))), ids=str)

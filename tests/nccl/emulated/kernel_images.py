@@ -1,0 +1,195 @@
+"""Images of kernels: shared libraries for the host, which g++ makes from CUDA C++.
+
+They are kept in a folder by a digest of all that they are made from.  Processes may make the same
+one at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from tests.nccl.emulated import compiler, kernel_options, kernel_text
+
+HERE = Path(__file__).resolve().parent
+PRELUDE = HERE / "prelude"
+KEPT = HERE.parents[2] / "build" / "kernels"
+"""The folder where EMULATED_KERNELS names none."""
+
+FLAGS = (
+    "-O1",
+    "-fPIC",
+    "-w",
+    "-fvisibility=hidden",
+    # CUDA's rules, as far as C++ has the settings: integers wrap, words may be read as others.
+    "-fwrapv",
+    "-fno-strict-aliasing",
+    "-fno-math-errno",
+    # It would forbid changes between stacks.
+    "-U_FORTIFY_SOURCE",
+    # See prelude/undefined.cc.
+    "-fsanitize=alignment,shift-exponent,integer-divide-by-zero",
+)
+LIMIT = 120.0
+"""Seconds that one call of g++ may take."""
+
+NOTE = "layer 3b: g++ compiles in the place of NVRTC; tests/nccl/emulated/README.md, Kernels\n"
+
+
+class Refused(Exception):
+    """A source that g++ does not compile; the message is its log."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an image is made from.
+
+    Attributes
+    ----------
+    text : str
+    name : str
+        Of the source, for messages.
+    headers : mapping of str to bytes
+        Texts by the names under which they are included.
+    options : sequence of str
+        NVRTC's.
+    expressions : sequence of str
+        Name expressions: kernels that are instances of templates, or in namespaces.
+    """
+
+    text: str
+    name: str = "default_program"
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    options: Sequence[str] = ()
+    expressions: Sequence[str] = ()
+
+
+def folder() -> Path:
+    """Return the folder of images."""
+    return Path(os.environ.get("EMULATED_KERNELS") or KEPT).resolve()
+
+
+@cache
+def digest() -> str:
+    """Return a digest of all that images depend on beside their sources."""
+    files = [HERE / "kernel_text.py", HERE / "kernel_options.py", Path(__file__)]
+    files += [HERE / "runtime" / "kernel.h", *filter(Path.is_file, PRELUDE.rglob("*"))]
+    return compiler.digest(compiler.version(), compiler.digest_of(files))
+
+
+def lowered(expression: str) -> str:
+    """Return the name of a name expression's kernel in an image."""
+    return f"{re.sub(r'[^A-Za-z0-9]+', '_', expression)}_{compiler.digest(expression)}"
+
+
+def image(source: Source, kept: Path | None = None) -> Path:
+    """Return the file of a source's image, after compiling it where there is none.
+
+    Parameters
+    ----------
+    source : Source
+    kept : pathlib.Path, optional
+        The folder of images.
+
+    Raises
+    ------
+    Refused
+    kernel_options.Unknown
+    """
+    options = kernel_options.read(source.options)
+    kept = (kept or folder()).resolve()
+    key = compiler.digest(
+        digest(),
+        source.text,
+        source.name,
+        repr(sorted(source.headers.items())),
+        repr(options),
+        repr(sorted(source.expressions)),
+    )
+    path = kept / f"{key}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(prefix="emulated-") as work:
+            _compile(source, options, Path(work), path)
+    return path
+
+
+def _compile(source: Source, options: kernel_options.Options, work: Path, target: Path) -> None:
+    """Preprocess, add the entry points, compile and link."""
+    for name, content in source.headers.items():
+        header = work / "headers" / name
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.write_bytes(content)
+    whole = work / "whole.cpp"
+    # Line numbers are those of the source, in which a quoted name would end early.
+    shown = Path(source.name).name.replace('"', "'") or "default_program"
+    begin = ['#include "prelude.h"', kernel_text.BEGIN, *options.macros, f'#line 1 "{shown}"']
+    whole.write_text("\n".join([*begin, source.text, ""]))
+    include = [f"-I{path}" for path in (PRELUDE, PRELUDE / "include", work / "headers")]
+    text = _gxx([*FLAGS, *include, *options.of_gxx(), "-E", str(whole)])
+    prelude, mark, own = text.partition(kernel_text.BEGIN)
+    names = kernel_text.kernels(own)
+    functions = [(name, name) for name in names]
+    functions += [(lowered(expression), expression) for expression in source.expressions]
+    ready, objects, library = work / "ready.ii", work / "ready.o", work / "ready.so"
+    ready.write_text(
+        prelude
+        + mark
+        + kernel_text.renamed(kernel_text.with_dynamic_shared(own), names)
+        + kernel_text.entry_points(
+            [(name, shown, kernel_text.renamed(shown, names)) for name, shown in functions],
+            _flushes(options, source.text),
+        )
+    )
+    _gxx([*FLAGS, *options.of_gxx(), "-c", str(ready), "-o", str(objects)])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # By its path, so that it is found from an image that lies in no folder.
+    threads = _threads(target.parent)
+    _gxx(["-shared", "-s", str(objects), str(threads), "-o", str(library), "-Wl,-z,defs"])
+    _put(library, target)
+
+
+def _flushes(options: kernel_options.Options, text: str) -> bool:
+    """Return whether the processor is to flush subnormal numbers: it would flush doubles too."""
+    return options.flushes and not re.search(r"\bdouble\b", text)
+
+
+def _threads(kept: Path) -> Path:
+    """Return the library that runs the threads of all kernels, after compiling it once."""
+    target = kept / f"libemulated_threads-{digest()}.so"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(prefix="emulated-") as work:
+            library = Path(work) / "threads.so"
+            flags = (*compiler.OWN_FLAGS, "-U_FORTIFY_SOURCE", "-shared")
+            _gxx([*flags, *map(str, sorted(PRELUDE.glob("*.cc"))), "-o", str(library)])
+            _put(library, target)
+    return target
+
+
+def _put(file: Path, target: Path) -> None:
+    """Put a file in its place, whole; several processes may do so at a time."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".new-")
+    with os.fdopen(handle, "wb") as copy:
+        copy.write(file.read_bytes())
+    os.chmod(name, 0o755)
+    os.replace(name, target)
+
+
+def _gxx(arguments: Sequence[str]) -> str:
+    """Call g++; return what it prints."""
+    ended = subprocess.run(
+        [compiler.gxx(), *arguments],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=LIMIT,
+        check=False,
+    )
+    if ended.returncode:
+        raise Refused(ended.stderr + NOTE)
+    return ended.stdout

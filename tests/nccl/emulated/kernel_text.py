@@ -1,0 +1,90 @@
+"""Kernels in a CUDA C++ text, found and made ready for g++.
+
+The text has gone through the preprocessor, where prelude.h has put attributes in the place of
+CUDA's words.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+BEGIN = "typedef void emulated_source_begins;"
+"""Text between the prelude and the source."""
+
+# A function after __global__, which may stand on either side of `void`.
+_KERNEL = re.compile(
+    r"__attribute__\(\(emulated_kernel\)\)"
+    r"(?:\s|\bvoid\b|\binline\b|\bstatic\b|__attribute__\(\((?:[^()]|\([^()]*\))*\)\))*"
+    r"(\w+)\s*\("
+)
+_SHARED = r"static thread_local __attribute__\(\(aligned\(16\)\)\)"
+_DYNAMIC = re.compile(rf"\bextern\b([^;{{}}]*?){_SHARED}([^;{{}}]*?)\b(\w+)\s*\[\s*\]\s*;")
+_C_BLOCK = re.compile(r'extern\s*"C"\s*\{')
+_BRACE_OR_QUOTED = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|[{}]')
+
+
+def kernels(source: str) -> list[str]:
+    """Return the names of the kernels with C linkage: those that CUDA finds by their names."""
+    blocks = list(_c_blocks(source))
+    begins = [begin for begin, _ in blocks]
+    names: dict[str, None] = {}
+    for found in _KERNEL.finditer(source):
+        before = source[: found.start()]
+        declaration = before[max(before.rfind(mark) for mark in ";{}") + 1 :]
+        block = bisect_right(begins, found.start()) - 1
+        if re.search(r'extern\s*"C"', declaration) or (
+            block >= 0 and found.start() < blocks[block][1] and "template" not in declaration
+        ):
+            names[found[1]] = None
+    return list(names)
+
+
+def _c_blocks(source: str) -> Iterator[tuple[int, int]]:
+    """Yield where each ``extern "C"`` block begins and ends."""
+    for found in _C_BLOCK.finditer(source):
+        depth = 1
+        end = len(source)
+        for token in _BRACE_OR_QUOTED.finditer(source, found.end()):
+            depth += {"{": 1, "}": -1}.get(token[0], 0)
+            if depth == 0:
+                end = token.start()
+                break
+        yield found.start(), end
+
+
+def with_dynamic_shared(source: str) -> str:
+    """Return a source whose dynamic shared arrays are pointers to the block's memory."""
+    return _DYNAMIC.sub(r"static thread_local \1\2* const \3 = emulated::DynamicShared();", source)
+
+
+def renamed(source: str, names: Iterable[str]) -> str:
+    """Return a source whose kernels have names that no function of the C library has."""
+    names = list(names)
+    if not names:
+        return source
+    # Names of members, and what is quoted, stay.
+    pattern = re.compile(rf'"(?:\\.|[^"\\])*"|(?<![\w.])(?<!->)({"|".join(names)})\b')
+    return pattern.sub(lambda found: f"kernel_{found[1]}" if found[1] else found[0], source)
+
+
+def entry_points(functions: Iterable[tuple[str, str, str]], flushes: bool) -> str:
+    """Return the text of the functions of kernel.h.
+
+    Parameters
+    ----------
+    functions : iterable of (str, str, str)
+        The name of each, how it is called in messages, and the C++ expression of its kernel.
+    flushes : bool
+        Subnormal numbers of single precision are zeros.
+    """
+    export = 'extern "C" __attribute__((visibility("default")))'
+    return "".join(
+        f"{export} const auto emulated_arguments_{name} = emulated::sizes({kernel});\n"
+        f"{export} int emulated_run_{name}"
+        "(const emulated::Launch* launch, void** arguments, const char** words) {\n"
+        f'    return emulated::launch("{shown}", {kernel}, {str(flushes).lower()}, '
+        "launch, arguments, words);\n}\n"
+        for name, shown, kernel in functions
+    )
