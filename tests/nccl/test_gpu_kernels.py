@@ -193,6 +193,19 @@ class TestCopy(CopyCases):
             assert np.array_equal(stage.get(slot), expected)
             value[:] = expected
 
+    def test_an_out_in_page_locked_memory_is_written_when_unpack_returns(
+        self, stage: Stage
+    ) -> None:
+        """CUDA copies to it while the host goes on, and waits for other memory of the host's."""
+        import cupy
+
+        slot = cupy.zeros(2**20, np.float32)
+        out = np.frombuffer(cupy.cuda.alloc_pinned_memory(slot.nbytes), np.float32, slot.size)
+        for _ in range(100):
+            slot += 1
+        stage.kernels.unpack(slot, out)
+        assert (out == 100).all()
+
     def test_work_is_in_the_current_stream_and_is_not_waited_for(self, stage: Stage) -> None:
         import cupy
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
 from ncclkv.comm.nccl import flight
-from ncclkv.errors import CommAborted, CommTimeout, UsageError
+from ncclkv.errors import CommAborted, CommTimeout, RankLost, UsageError
 from tests.nccl.breaking import aborted, communicator, ones, raises
 from tests.nccl.standin import Seat, run_seats
 
@@ -45,6 +45,17 @@ def test_close_aborts_what_a_lost_rank_would_hold_up():
         assert "destroy communicator 0" not in seat.log.lines
 
     run_seats(3, body)
+
+
+def test_the_first_failure_is_the_one_that_is_told():
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        comm._flight.fail(RankLost("rank 7 left"))
+        comm.abort("enough")
+        with raises(RankLost, "rank 7 left"):
+            comm.synchronize()
+
+    run_seats(1, body)
 
 
 def test_a_destroy_that_fails_is_raised_and_told():

@@ -5,12 +5,14 @@ What every communicator must do is in the conformance suite; here is what only t
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
 from ncclkv import watchdog
-from ncclkv.comm.nccl import bounded, flight
+from ncclkv.comm.nccl import bounded, flight, watch
 from ncclkv.errors import CommAborted, CommTimeout, RankLost
 from tests.nccl.breaking import aborted, communicator, leave_broken, ones, raises
 from tests.nccl.standin import Seat, run_seats
@@ -116,6 +118,22 @@ def test_what_a_rank_did_before_it_left_counts():
     assert run_seats(2, body) == [[2.0] * 4] * 2
 
 
+def test_a_rank_that_left_has_a_moment_for_what_it_did(monkeypatch):
+    monkeypatch.setattr(watch, "_GRACE_SECONDS", 10.0)
+
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        array = ones(seat)
+        if seat.rank == 1:
+            time.sleep(0.2)  # in which rank 0 looks around
+        comm.allreduce(array, array).wait()
+        comm._peers.gone = {1: "no more"} if seat.rank == 0 else {}
+        comm.synchronize(10)
+        leave_broken(seat, comm)
+
+    run_seats(2, body)
+
+
 def test_what_nccl_reports_is_raised_with_its_name():
     def body(seat: Seat) -> None:
         comm = communicator(seat)
@@ -211,6 +229,29 @@ def test_a_failure_among_the_hosts_breaks_the_device_too():
             assert aborted(seat)
             with raises(CommTimeout, "a barrier (epoch)"):
                 comm.allreduce(array, array)
+        leave_broken(seat, comm)
+        parent.abort("the test is over")
+
+    run_seats(2, body)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda control: control.allgather(0, "epoch"),
+        lambda control: control.broadcast(0, 1, "epoch"),
+        lambda control: control.barrier("epoch"),
+    ],
+    ids=["allgather", "broadcast", "barrier"],
+)
+def test_host_objects_that_do_not_come_break_the_device_too(wait):
+    def body(seat: Seat) -> None:
+        parent = communicator(seat)
+        comm = parent.duplicate(timeout=0.1)
+        if seat.rank == 0:
+            with raises(CommTimeout, "epoch"):
+                wait(comm.control)
+            assert aborted(seat)
         leave_broken(seat, comm)
         parent.abort("the test is over")
 

@@ -135,8 +135,8 @@ MUTANTS = (
         file=STAGING,
         old="slot.get(out=out.reshape(-1))",
         new="slot.get(out=out.reshape(-1), blocking=False)",
-        why="a pull into NumPy returns before the value is there",
-        tests=(Selection("3b", "nccl/test_gpu_kernels.py", "pack_and_unpack and host"),),
+        why="a pull into page-locked memory returns before the value is there",
+        tests=(Selection("3b", "nccl/test_gpu_kernels.py", "page_locked"),),
     ),
     Mutant(
         name="pull-to-the-host-without-a-cast",

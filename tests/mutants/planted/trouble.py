@@ -6,10 +6,12 @@ from tests.mutants.mutant import Mutant, Selection
 
 ACCORD = "ncclkv/comm/nccl/accord.py"
 BOUNDED = "ncclkv/comm/nccl/bounded.py"
+CREATION = "ncclkv/comm/nccl/creation.py"
 DIAGNOSIS = "ncclkv/comm/nccl/diagnosis.py"
 DROPPED = "ncclkv/comm/nccl/dropped.py"
 GUARD = "ncclkv/comm/nccl/guard.py"
 IN_FLIGHT = "ncclkv/comm/nccl/in_flight.py"
+NCCL4PY = "ncclkv/comm/nccl/nccl4py_binding.py"
 WATCHER = "ncclkv/comm/nccl/watcher.py"
 
 MUTANTS = (
@@ -52,6 +54,80 @@ MUTANTS = (
         new="    thread.join()\n",
         why="a rank that never comes to a creation or an end holds the others for ever",
         tests=(Selection("3", "nccl/test_library.py", "hangs_is_left_behind"),),
+    ),
+    Mutant(
+        name="lost-rank-not-noticed-at-a-creation",
+        file=CREATION,
+        old="    if departed:\n",
+        new="    if False:\n",
+        why="where a creation fails on one rank the others wait for 300 s",
+        tests=(Selection("2", "nccl/test_launch_ranks.py", "cannot_join_is_named"),),
+    ),
+    Mutant(
+        name="failed-creation-not-told",
+        file=CREATION,
+        old='        peers.abort(f"{type(error).__name__}: {error}")\n',
+        new="",
+        why="where a creation fails on one rank the others wait for 300 s",
+        tests=(Selection("2", "nccl/test_launch_ranks.py", "cannot_join_is_named"),),
+    ),
+    Mutant(
+        name="failure-among-the-hosts-is-theirs-alone",
+        file="ncclkv/comm/nccl/control.py",
+        old="""\
+        with self._flight.guard:
+            return self._control.allgather(item, label)""",
+        new="        return self._control.allgather(item, label)",
+        why="collectives go on where the hosts have lost each other",
+        tests=(Selection("2", "nccl/test_nccl_failures.py", "host_objects"),),
+    ),
+    Mutant(
+        name="lost-rank-blamed-at-once",
+        file="ncclkv/comm/nccl/watch.py",
+        old="        return self.waited - self._lost > _GRACE_SECONDS",
+        new="        return True",
+        why="a rank that leaves after its last collective breaks the others in it",
+        tests=(Selection("2", "nccl/test_nccl_failures.py", "has_a_moment"),),
+    ),
+    Mutant(
+        name="calls-not-compared-while-waiting",
+        file=ACCORD,
+        old="        if calls is None:\n            return None\n",
+        new="        return None\n",
+        why="ranks that call different things wait for each other to the deadline",
+        tests=(Selection("2", "nccl/test_mismatch.py", "fewer_steps-root-2"),),
+    ),
+    Mutant(
+        name="rank-that-followed-another-named",
+        file=DIAGNOSIS,
+        old="key=lambda each: (each[1].startswith(follow), each[0])",
+        new="key=lambda each: each[0]",
+        why="a rank that only followed is blamed, and the cause is not shown",
+        tests=(Selection("2", "nccl/test_nccl_failures.py", "did_not_follow_another"),),
+    ),
+    Mutant(
+        name="last-error-hides-the-first",
+        file="ncclkv/comm/nccl/flight.py",
+        old="self.failure = self.failure or error",
+        new="self.failure = error",
+        why="a user reads of a consequence and not of the cause",
+        tests=(Selection("2", "nccl/test_nccl_end.py", "the_first_failure"),),
+    ),
+    Mutant(
+        name="nccl4py-not-asked-until-it-is-done",
+        file=NCCL4PY,
+        old="            self._settle(operation, comm)\n\n    def _settle(",
+        new="            pass\n\n    def _settle(",
+        why="NCCL is called again before it has done what it was asked for",
+        tests=(Selection("3", "nccl/test_nccl4py.py", "returns_when_nccl_is_done"),),
+    ),
+    Mutant(
+        name="nccl4py-s-text-swallowed",
+        file=NCCL4PY,
+        old="        if last:\n",
+        new="        if False:\n",
+        why="a user reads NCCL's code and not what NCCL says of it",
+        tests=(Selection("3", "nccl/test_nccl4py.py", "last_message"),),
     ),
     Mutant(
         name="watcher-never-looks",
