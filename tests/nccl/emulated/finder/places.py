@@ -57,7 +57,10 @@ def install() -> None:
         # An exception would leave Python running without the refusals below.
         os._exit(2)
     _choose_devices()
-    sys.meta_path.insert(0, Finder(built))
+    # By their names others find them afterwards, as ncclkv does the driver before it has CuPy.
+    loaded = {name: ctypes.CDLL(str(built / "lib" / file)) for name, file in LIBRARIES.items()}
+    atexit.register(_check_maps, built)
+    sys.meta_path.insert(0, Finder(built, loaded))
 
 
 def _driver() -> Any:
@@ -87,11 +90,13 @@ class Finder(importlib.abc.MetaPathFinder):
     ----------
     built : pathlib.Path
         The folder that build.py has made.
+    loaded : dict of str to ctypes.CDLL
+        The emulated libraries, by their names in cuda.pathfinder.
     """
 
-    def __init__(self, built: Path) -> None:
+    def __init__(self, built: Path, loaded: dict[str, ctypes.CDLL]) -> None:
         self._built = built
-        self._loaded: dict[str, ctypes.CDLL] = {}
+        self._loaded = loaded
         self._afterwards: dict[str, Callable[[ModuleType], None]] = {
             "cuda.pathfinder": self._mend_pathfinder,
             "cupy_backends.cuda.libs.nvrtc": _install_kernels,
@@ -106,8 +111,6 @@ class Finder(importlib.abc.MetaPathFinder):
             )
         if name == "torch":
             return _torch(name, path)
-        if name == "cupy_backends":
-            self._load_libraries()
         if name == "cupy_backends.cuda.api.runtime":
             return _extension(name, self._built / "runtime.so")
         if name == "cupy.cuda.cub":
@@ -118,14 +121,6 @@ class Finder(importlib.abc.MetaPathFinder):
             return _followed(name, path, self._afterwards[name])
         return None
 
-    def _load_libraries(self) -> None:
-        """Load the emulated libraries, by whose names others then find them."""
-        if self._loaded:
-            return
-        for name, file in LIBRARIES.items():
-            self._loaded[name] = ctypes.CDLL(str(self._built / "lib" / file))
-        atexit.register(_check_maps, self._built)
-
     def _mend_pathfinder(self, pathfinder: ModuleType) -> None:
         """Let cuda.pathfinder find the emulated libraries, and none of the vendor's."""
 
@@ -135,7 +130,6 @@ class Finder(importlib.abc.MetaPathFinder):
                     f"{LAYER}: the library {libname} is refused, since it brings the vendor's "
                     "runtime"
                 )
-            self._load_libraries()
             path = str(self._built / "lib" / LIBRARIES[libname])
             return pathfinder.LoadedDL(path, False, self._loaded[libname]._handle, "emulated")
 
