@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import itertools
 import os
 import subprocess
@@ -12,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import IntEnum
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 from tests.harness.source import ROOT
@@ -188,7 +188,9 @@ def made_last(name: str, *arguments: Any) -> int:
     return int(number(name, *arguments, type=ctypes.c_void_p) or 0)
 
 
-def ended(run: FunctionType, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def ended(
+    run: Callable[[], None], *options: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run a function of a module of tests in a process of its own, which may end badly.
 
     Parameters
@@ -199,7 +201,7 @@ def ended(run: FunctionType, *options: str, **variables: str) -> subprocess.Comp
     **variables : str
         Of the environment.
     """
-    module = f"tests.nccl.emulated.{Path(run.__code__.co_filename).stem}"
+    module = f"tests.nccl.emulated.{Path(inspect.getfile(run)).stem}"
     command = f"from {module} import {run.__name__}; {run.__name__}()"
     return subprocess.run(
         [sys.executable, *options, "-c", command],
@@ -213,7 +215,7 @@ def ended(run: FunctionType, *options: str, **variables: str) -> subprocess.Comp
     )
 
 
-def alone(run: FunctionType, **variables: str) -> str:
+def alone(run: Callable[[], None], **variables: str) -> str:
     """Run a function of a module of tests in a process of its own; return what it printed."""
     process = ended(run, **variables)
     assert process.returncode == 0, process.stderr

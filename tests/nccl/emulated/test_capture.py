@@ -417,6 +417,25 @@ def test_the_legacy_stream_is_free_beside_a_captured_non_blocking_one(
     things.captured(stream)
 
 
+@MODES
+@pytest.mark.parametrize("flags", [BLOCKING, NON_BLOCKING])
+def test_a_synchronous_call_is_one_of_the_legacy_stream(
+    things: Things, mode: int, flags: int
+) -> None:
+    memory, stream = made("cudaMalloc", 8), things.stream(flags)
+    try:
+        begin(stream, mode)
+        got = code("cudaMemset", memory, 0, 8)
+        if flags == NON_BLOCKING and mode == RELAXED:
+            assert got == 0
+            things.captured(stream)
+        else:
+            assert got == (Error.IMPLICIT if flags == BLOCKING else Error.UNSUPPORTED)
+            assert end(stream) == Error.INVALIDATED
+    finally:
+        ok("cudaFree", memory)
+
+
 def test_a_question_about_the_legacy_stream_spoils_nothing(things: Things) -> None:
     stream = things.stream(BLOCKING)
     begin(stream)

@@ -124,6 +124,14 @@ cudaError_t unsafe_call() {
     return check_safe(hold());
 }
 
+cudaError_t unsafe_synchronous_call() {
+    const Held held = hold();
+    StreamPtr legacy;
+    if (const cudaError_t error = find_stream(cudaStreamLegacy, legacy, held)) return error;
+    if (const cudaError_t error = check_usable(*legacy, held)) return error;
+    return check_safe(held);
+}
+
 void add_node(Stream& stream, Node node, const Held&) {
     std::vector<Node>& nodes = stream.capture->graph->nodes;
     node.after = std::move(stream.tails);

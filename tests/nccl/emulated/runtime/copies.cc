@@ -111,7 +111,7 @@ cudaError_t copy(const Rows& to, const Rows& from, cudaMemcpyKind kind) {
     if (is_empty(from)) return cudaSuccess;
     Sides sides;
     if (const cudaError_t error = check(to, from, kind, sides)) return error;
-    if (const cudaError_t error = unsafe_call()) return error;
+    if (const cudaError_t error = unsafe_synchronous_call()) return error;
     if (sides.from == Side::pageable && !is_of_host(sides.to)) {
         if (const cudaError_t error = synchronize(nullptr)) return error;
         return enqueue_staged(nullptr, to, from);
@@ -148,7 +148,7 @@ cudaError_t fill_async(void* memory, int value, std::size_t bytes, cudaStream_t 
 }
 
 cudaError_t fill(void* memory, int value, std::size_t bytes) {
-    if (const cudaError_t error = unsafe_call()) return error;
+    if (const cudaError_t error = unsafe_synchronous_call()) return error;
     if (const cudaError_t error = fill_async(memory, value, bytes, nullptr)) return error;
     Block block;
     const bool on_device = find(memory, bytes, block) && block.kind == Memory::device;
@@ -207,7 +207,7 @@ cudaError_t cudaMemcpyPeer(void* to, int to_device, const void* from, int from_d
         const Rows there = line(to, bytes), here = line(from, bytes);
         if (const cudaError_t error = check_peers(there, to_device, here, from_device))
             return error;
-        if (const cudaError_t error = unsafe_call()) return error;
+        if (const cudaError_t error = unsafe_synchronous_call()) return error;
         for (const int device : {to_device, from_device}) synchronize_device(device);
         if (const cudaError_t error = enqueue_copy(nullptr, there, here)) return error;
         return synchronize(nullptr);

@@ -91,6 +91,8 @@ bool is_forked();
 
 // Return the error of a call that a capture forbids (an allocation, a wait), after spoiling it.
 cudaError_t unsafe_call();
+// The same of a call that works on the legacy stream of the current device and waits for it.
+cudaError_t unsafe_synchronous_call();
 
 // Live things, by kind, for tests that look for leaks.
 enum Kind { streams, events, graphs, graph_execs, captures, device_blocks, device_bytes,

@@ -123,16 +123,6 @@ cudaError_t find_event(cudaEvent_t handle, EventPtr& event, const Held&) {
     return all_events().was(handle) ? cudaErrorContextIsDestroyed : cudaErrorInvalidResourceHandle;
 }
 
-void destroy_events(int device, const Held&) {
-    std::vector<std::uintptr_t> handles;
-    for (const auto& [handle, event] : all_events().all())
-        if (event->device == device) handles.push_back(handle);
-    for (const std::uintptr_t handle : handles) {
-        all_events().remove(reinterpret_cast<cudaEvent_t>(handle));
-        count(events, -1);
-    }
-}
-
 }  // namespace emulated
 
 using namespace emulated;

@@ -208,14 +208,4 @@ cudaError_t destroy_stream(cudaStream_t handle) {
     return cudaSuccess;
 }
 
-void destroy_streams(int device, const Held& held) {
-    std::vector<std::uintptr_t> handles;
-    for (const auto& [handle, stream] : state().streams.all())
-        if (stream->device == device) handles.push_back(handle);
-    for (const std::uintptr_t handle : handles) {
-        leave(state().streams.remove(reinterpret_cast<cudaStream_t>(handle)), held);
-        count(streams, -1);
-    }
-}
-
 }  // namespace emulated

@@ -61,7 +61,6 @@ Point put(const Stream& stream, Job job, const Held&, std::vector<Point> after =
 cudaError_t put_or_capture(Stream& stream, Job job, const Held&);
 cudaError_t create_stream(cudaStream_t* handle, unsigned flags, int priority);
 cudaError_t destroy_stream(cudaStream_t handle);
-void destroy_streams(int device, const Held&);
 
 constexpr int least_priority = 0, greatest_priority = -5;
 
