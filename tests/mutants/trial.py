@@ -74,7 +74,7 @@ def run(tests: Selection, tree: Path) -> tuple[str, str]:
         "PYTHONPATH": str(tree),
         # A mutant and its original may have one size and one time.
         "PYTHONDONTWRITEBYTECODE": "1",
-        "EMULATED_DEVICES": str(max(1, tests.ranks)),
+        "EMULATED_DEVICES": str(max(2, tests.ranks)),
     }
     before = leftovers.present()
     with tempfile.TemporaryFile("w+") as output:

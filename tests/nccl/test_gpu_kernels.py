@@ -193,6 +193,18 @@ class TestCopy(CopyCases):
             assert np.array_equal(stage.get(slot), expected)
             value[:] = expected
 
+    def test_values_in_host_memory_are_held_until_they_are_copied(self, stage: Stage) -> None:
+        import cupy
+
+        busy = cupy.zeros(2**20, np.float32)
+        slots = [stage.poisoned(2**16, busy.dtype) for _ in range(8)]
+        for _ in range(100):
+            busy += 1
+        for number, slot in enumerate(slots):
+            stage.kernels.pack(np.full(slot.size, number, slot.dtype), slot)
+        for number, slot in enumerate(slots):
+            assert (stage.get(slot) == number).all()
+
     def test_an_out_in_page_locked_memory_is_written_when_unpack_returns(
         self, stage: Stage
     ) -> None:

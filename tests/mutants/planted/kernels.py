@@ -84,18 +84,7 @@ MUTANTS = (
         old="        cupy.cuda.Device(device).use()\n",
         new="",
         why="arrays of every rank of a node lie on its first GPU",
-        tests=(
-            Selection("0", "nccl/test_cuda_facts.py", "facts_are_those"),
-            Selection("3b", "ranks/test_gpu_store.py", "value_follows_pushes", ranks=2),
-        ),
-    ),
-    Mutant(
-        name="complex-numbers-cast-one-by-one",
-        file="ncclkv/kernels/device/memory.py",
-        old='    if source.dtype.kind == "c" and destination.dtype.kind != "c":\n',
-        new="    if False:\n",
-        why="a pull of complex numbers into real ones is an error of CuPy's compiler",
-        tests=(Selection("3b", "nccl/test_gpu_kernels.py", "complex_numbers_into_others"),),
+        tests=(Selection("0", "nccl/test_cuda_facts.py", "facts_are_those"),),
     ),
     Mutant(
         name="no-memory-in-cupy-s-words",

@@ -104,7 +104,10 @@ MUTANTS = (
         old="        self._busy.append((event, memory))\n",
         new="        self._busy.append((event, None))\n",
         why="a push from NumPy sends what the next push has put there",
-        tests=(Selection("0", "nccl/test_cuda_devices.py", "held_until"),),
+        tests=(
+            Selection("0", "nccl/test_cuda_devices.py", "held_until"),
+            Selection("3b", "nccl/test_gpu_kernels.py", "held_until"),
+        ),
     ),
     Mutant(
         name="pinned-memory-held-to-an-event-before-its-copy",
@@ -145,13 +148,5 @@ MUTANTS = (
         new="    if out.flags.c_contiguous:\n",
         why="a pull into NumPy of another dtype writes raw bytes, or beyond the array",
         tests=(Selection("3b", "nccl/test_gpu_kernels.py", "unpack_casts and host"),),
-    ),
-    Mutant(
-        name="byte-order-of-the-host-kept",
-        file=STAGING,
-        old="staged = np.ndarray(value.shape, slot.dtype, memory)",
-        new="staged = np.ndarray(value.shape, value.dtype, memory)",
-        why="a push of numbers in the other byte order sends other numbers",
-        tests=(Selection("3b", "ranks/test_gpu_store.py", "other_byte_order", ranks=2),),
     ),
 )
