@@ -441,8 +441,7 @@ def test_a_question_about_the_legacy_stream_spoils_nothing(things: Things) -> No
     begin(stream)
     state = ctypes.byref(ctypes.c_int())
     assert code("cudaStreamIsCapturing", LEGACY, state) == Error.IMPLICIT
-    infos = (state, None, None, None, None)
-    assert code("cudaStreamGetCaptureInfo_v2", LEGACY, *infos) == Error.IMPLICIT
+    assert code(names(3)[0], LEGACY, state, *[None] * 5) == Error.IMPLICIT
     things.captured(stream)
     assert status(LEGACY) == NONE
 
@@ -577,15 +576,25 @@ def test_modes_that_are_none(things: Things) -> None:
 # What a capture tells of itself
 
 
+def names(version: int) -> tuple[str, str, bool]:
+    """The names of two functions, and whether they have edges; CUDA 13 has one version of each."""
+    info, update = "cudaStreamGetCaptureInfo", "cudaStreamUpdateCaptureDependencies"
+    if number("cudaRuntimeGetVersion") >= 13000:
+        return info, update, True
+    if version == 3:
+        return f"{info}_v3", f"{update}_v2", True
+    return f"{info}_v2", update, False
+
+
 class Info:
     """What cudaStreamGetCaptureInfo says."""
 
     def __init__(self, stream: int, version: int = 2) -> None:
         status, id, graph = ctypes.c_int(), ctypes.c_ulonglong(), ctypes.c_void_p()
         nodes, number = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_size_t()
-        edges = [ctypes.byref(ctypes.c_void_p())] * (version - 2)
+        name, _, has_edges = names(version)
+        edges = [ctypes.byref(ctypes.c_void_p())] * has_edges
         places = [ctypes.byref(place) for place in (status, id, graph, nodes)]
-        name = f"cudaStreamGetCaptureInfo_v{version}"
         ok(name, stream, *places, *edges, ctypes.byref(number))
         self.status, self.id, self.graph = status.value, id.value, graph.value
         self.nodes = [nodes[i] or 0 for i in range(number.value)]
@@ -614,11 +623,10 @@ def test_what_a_capture_tells_of_itself(things: Things, version: int) -> None:
 
 def test_places_of_answers(things: Things) -> None:
     stream = things.stream()
-    none = [None] * 4
-    assert code("cudaStreamGetCaptureInfo_v2", stream, None, *none) == Error.INVALID_VALUE
+    name, _, _ = names(3)
     state, edges = ctypes.byref(ctypes.c_int()), ctypes.byref(ctypes.c_void_p())
-    ok("cudaStreamGetCaptureInfo_v2", stream, state, *none)
-    name = "cudaStreamGetCaptureInfo_v3"
+    assert code(name, stream, None, *[None] * 5) == Error.INVALID_VALUE
+    ok(name, stream, state, *[None] * 5)
     assert code(name, stream, state, None, None, None, edges, None) == Error.INVALID_VALUE
     assert code("cudaStreamIsCapturing", stream, None) == Error.INVALID_VALUE
 
@@ -627,12 +635,11 @@ def nodes(handles: list[int]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(handles))(*handles)
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [2, 3])
 def test_dependencies_are_added_or_replaced(things: Things, version: int) -> None:
     stream, other, log = things.stream(), things.stream(), Log()
-    name, edges = ("cudaStreamUpdateCaptureDependencies", [])
-    if version == 2:
-        name, edges = f"{name}_v2", [None]
+    _, name, has_edges = names(version)
+    edges = [None] * has_edges
     begin(stream)
     fork(things, stream, other)
     log.put(other, "other")
@@ -650,14 +657,14 @@ def test_dependencies_are_added_or_replaced(things: Things, version: int) -> Non
 
 
 def test_dependencies_that_are_none(things: Things) -> None:
-    stream, name = things.stream(), "cudaStreamUpdateCaptureDependencies"
+    stream, (_, name, _) = things.stream(), names(3)
     begin(stream)
     put(stream, lambda: None)
     (node,) = Info(stream).nodes
-    assert code(name, stream, nodes([node]), 1, 2) == Error.INVALID_VALUE
-    assert code(name, stream, None, 1, 0) == Error.INVALID_VALUE
+    assert code(name, stream, nodes([node]), None, 1, 2) == Error.INVALID_VALUE
+    assert code(name, stream, None, None, 1, 0) == Error.INVALID_VALUE
     for wrong in (0, node + 1, node - 1):
-        assert code(name, stream, nodes([wrong]), 1, 0) == Error.INVALID_VALUE
+        assert code(name, stream, nodes([wrong]), None, 1, 0) == Error.INVALID_VALUE
     assert Info(stream).nodes == [node]
     things.captured(stream)
 
@@ -667,7 +674,7 @@ def test_edges_with_data_are_refused_by_name(
 ) -> None:
     stream, data = things.stream(), ctypes.create_string_buffer(8)
     begin(stream)
-    name = "cudaStreamUpdateCaptureDependencies_v2"
+    _, name, _ = names(3)
     assert code(name, stream, nodes([0]), data, 1, 0) == Error.NOT_SUPPORTED
     assert capfd.readouterr().err == "emulated: cudaGraphEdgeData is not emulated\n"
     things.captured(stream)
