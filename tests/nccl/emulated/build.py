@@ -55,10 +55,15 @@ class Recipe:
     cython: Path
 
     @cached_property
+    def header_of_cuda(self) -> Path:
+        """cuda.h, beside which the other headers of the runtime are."""
+        (header,) = (path for folder in self.cuda for path in folder.glob("cuda.h"))
+        return header
+
+    @cached_property
     def version_of_cuda(self) -> int:
         """CUDA_VERSION of the headers."""
-        (header,) = (path for folder in self.cuda for path in folder.glob("cuda.h"))
-        found = re.search(r"#define CUDA_VERSION (\d+)", header.read_text())
+        found = re.search(r"#define CUDA_VERSION (\d+)", self.header_of_cuda.read_text())
         assert found
         return int(found[1])
 
@@ -154,6 +159,8 @@ def _built(recipe: Recipe) -> Built:
     _link(unfinished, [objects[s] for s in runtime], [objects[s] for s in nccl])
     for module, source in extensions.items():
         _link_beside(unfinished, unfinished.folder / module.file, [objects[source]], "lib")
+    # Where cuda.pathfinder is said to find the headers.
+    (unfinished.folder / "include").symlink_to(recipe.header_of_cuda.parent)
     unfinished.folder.rename(built.folder)
     return built
 

@@ -122,7 +122,7 @@ class Finder(importlib.abc.MetaPathFinder):
         return None
 
     def _mend_pathfinder(self, pathfinder: ModuleType) -> None:
-        """Let cuda.pathfinder find the emulated libraries, and none of the vendor's."""
+        """Let cuda.pathfinder find the emulated libraries and our headers, and load no others."""
 
         def load_nvidia_dynamic_lib(libname: str) -> Any:
             if libname not in LIBRARIES:
@@ -133,7 +133,14 @@ class Finder(importlib.abc.MetaPathFinder):
             path = str(self._built / "lib" / LIBRARIES[libname])
             return pathfinder.LoadedDL(path, False, self._loaded[libname]._handle, "emulated")
 
+        def find_nvidia_header_directory(libname: str) -> str | None:
+            # Its own search may load a library of the vendor's, to see where that is.
+            return str(self._built / "include") if libname == "cudart" else None
+
         pathfinder.load_nvidia_dynamic_lib = load_nvidia_dynamic_lib  # type: ignore[attr-defined]
+        pathfinder.find_nvidia_header_directory = (  # type: ignore[attr-defined]
+            find_nvidia_header_directory
+        )
 
 
 def _extension(name: str, path: Path) -> importlib.machinery.ModuleSpec:
