@@ -203,10 +203,12 @@ def ended(
     """
     module = f"tests.nccl.emulated.{Path(inspect.getfile(run)).stem}"
     command = f"from {module} import {run.__name__}; {run.__name__}()"
+    # A number of devices that the finder has chosen for this process is not kept.
+    chosen = {"EMULATED_DEVICES_CHOSEN": ""}
     return subprocess.run(
         [sys.executable, *options, "-c", command],
         cwd=ROOT,
-        env={**os.environ, **variables},
+        env={**os.environ, **chosen, **variables},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

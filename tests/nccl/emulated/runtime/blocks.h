@@ -24,6 +24,8 @@ bool retire_block(const void* memory);
 bool remove_block(const void* memory);
 // Find the pages of the live block of device memory that has an address.
 bool find_pages(std::uintptr_t address, std::uintptr_t& begin, std::uintptr_t& end);
+// Tell whether some of [pointer, pointer + bytes) is in a live block or in the pages around it.
+bool meets_any(const void* pointer, std::size_t bytes);
 // Tell in words what an address is.
 std::string describe(std::uintptr_t address);
 

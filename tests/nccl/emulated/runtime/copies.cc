@@ -25,7 +25,7 @@ struct Rows {
 
 enum class Side { pageable, pinned, managed, device };
 
-// Tell what memory the rows are in; false where they run over the end of it.
+// Tell what memory the rows are in; false where they are in more than one.
 bool side_of(const Rows& rows, Side& side) {
     Block block;
     if (find(rows.begin, rows.extent(), block)) {
@@ -34,7 +34,7 @@ bool side_of(const Rows& rows, Side& side) {
         return true;
     }
     side = Side::pageable;
-    return !find(rows.begin, 1, block) && !find(rows.row(rows.height - 1), 1, block);
+    return !meets_any(rows.begin, rows.extent());
 }
 
 bool allows(cudaMemcpyKind kind, Side to, Side from) {

@@ -24,6 +24,7 @@ using Address = std::uintptr_t;
 constexpr std::size_t page = 4096;
 // cudaMalloc aligns to 256 bytes at least; CuPy's pool wants 512, and has them of every GPU.
 constexpr std::size_t alignment = 512;
+constexpr std::size_t most = std::size_t{1} << 46;       // of addresses that a process has
 constexpr unsigned char poison = 0xA5;
 constexpr std::size_t poisoned = 4 << 20;
 
@@ -120,7 +121,7 @@ std::size_t free_memory(int device) {
 }
 
 cudaError_t map_block(void** memory, std::size_t size, int device, Memory kind) {
-    if (size > memory_of_device()) return cudaErrorMemoryAllocation;
+    if (size > most) return cudaErrorMemoryAllocation;
     const std::size_t need = rounded(size, alignment), length = rounded(need, page);
     const std::lock_guard<std::mutex> hold(table().mutex);
     std::size_t& used = table().used[static_cast<std::size_t>(device)];
@@ -196,6 +197,21 @@ bool find_pages(std::uintptr_t address, std::uintptr_t& begin, std::uintptr_t& e
     begin = mapped.pages;
     end = mapped.pages + mapped.length;
     return mapped.block.kind == Memory::device && address >= begin && address < end;
+}
+
+bool meets_any(const void* pointer, std::size_t bytes) {
+    const Address begin = reinterpret_cast<Address>(pointer), end = begin + bytes;
+    const std::lock_guard<std::mutex> hold(table().mutex);
+    for (auto next = table().live.lower_bound(end + 2 * page); next != table().live.begin();) {
+        const Mapped& mapped = (--next)->second;
+        const Block& block = mapped.block;
+        const Address low = mapped.pages ? mapped.pages - page : block.begin;
+        const Address high = mapped.pages ? mapped.pages + mapped.length + page
+                                          : block.begin + block.size;
+        if (high <= begin) return false;
+        if (low < end) return true;
+    }
+    return false;
 }
 
 bool is_on_device(const void* pointer, std::size_t bytes) {
