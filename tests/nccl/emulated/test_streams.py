@@ -482,3 +482,28 @@ def test_what_work_holds_is_released_once_it_has_run(things: Things) -> None:
     assert released == [5]
     assert code("emulated_enqueue", 0x5EED, function(lambda: None), 6, release)
     assert released == [5, 6]
+
+
+# By CuPy
+
+
+def test_streams_by_cupy() -> None:
+    cupy = pytest.importorskip("cupy")
+    before, got = control.count("streams"), list[object]()
+    stream = cupy.cuda.Stream(non_blocking=True, priority=-3)
+    assert (stream.is_non_blocking, stream.priority, stream.done) == (True, -3, True)
+    assert not cupy.cuda.Stream().is_non_blocking
+    for default in (cupy.cuda.Stream.null, cupy.cuda.Stream.ptds):
+        assert default.done
+        default.synchronize()
+    gate = Gate(stream.ptr)
+    stream.launch_host_func(got.append, "host")
+    stream.add_callback(lambda *arguments: got.append(arguments[1:]), "data")
+    assert not stream.done
+    gate.open()
+    stream.synchronize()
+    assert got == ["host", (0, "data")]
+    got.clear()
+    # The callback's closure.
+    del stream
+    assert control.count("streams") == before
