@@ -4,6 +4,7 @@
 #include "settings.h"
 
 #include <chrono>
+#include <map>
 
 namespace emulated_nccl {
 

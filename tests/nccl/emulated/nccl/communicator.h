@@ -6,18 +6,11 @@
 #include <nccl.h>
 
 #include <condition_variable>
-#include <map>
 #include <mutex>
 #include <set>
 #include <vector>
 
 namespace emulated_nccl {
-
-// The order of jobs: that of the calls, or, in each run of a graph, that of its capture.
-struct Order {
-    std::uint64_t given = 0, done = 0;
-    bool repeats = false;
-};
 
 struct Communicator : std::enable_shared_from_this<Communicator> {
     ncclComm_t handle = nullptr;
@@ -37,12 +30,15 @@ struct Communicator : std::enable_shared_from_this<Communicator> {
     // Jobs and calls, guarded by the mutex; `changed` tells of each change.
     std::mutex mutex;
     std::condition_variable changed;
-    Order live;
-    std::map<unsigned long long, std::shared_ptr<Order>> captured;  // by capture
+    std::uint64_t called = 0, done = 0;  // jobs that are not captured; they run in this order
     long jobs = 0, captured_jobs = 0;
     long users = 0;                    // calls of this thread or others that use it
     bool is_running = false;           // a job of this communicator
     std::uint32_t step = 0;            // of collectives; of the running job alone
+
+    // In a capture: its number, and what is recorded behind the last operation.
+    unsigned long long capture = 0;
+    cudaEvent_t captured = nullptr;
 
     void* memory = nullptr;            // on the device: EMULATED_NCCL_MEMORY
     std::set<void*> registered;        // handles of buffers and windows

@@ -34,7 +34,9 @@ ncclResult_t finalize(Communicator& comm) {
 }
 
 ncclResult_t free(const CommunicatorPtr& comm) {
-    if (!forget(comm) || !comm->memory) return ncclSuccess;
+    if (!forget(comm)) return ncclSuccess;
+    if (comm->captured) cudaEventDestroy(comm->captured);
+    if (!comm->memory) return ncclSuccess;
     const OnDevice device(comm->device);
     return device.result ? device.result : cuda_result(cudaFree(comm->memory));
 }

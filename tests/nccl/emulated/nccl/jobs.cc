@@ -16,22 +16,17 @@ namespace {
 struct Job {
     CommunicatorPtr comm;
     std::vector<Operation> collectives, messages;
-    std::shared_ptr<Order> order;
-    std::uint64_t number;
-    bool is_captured;
+    std::uint64_t number;  // among the calls
+    bool is_captured;      // and so ordered by its graph
 };
-
-bool is_next(const Job& job) {
-    const Order& order = *job.order;
-    return job.number == (order.repeats ? order.done % order.given : order.done);
-}
 
 // Wait until all jobs before this one have run; false when aborted meanwhile.
 bool begin(const Job& job) {
     Communicator& comm = *job.comm;
     std::unique_lock<std::mutex> lock(comm.mutex);
     const auto ends = [&] { return comm.aborted || comm.revoked; };
-    comm.changed.wait(lock, [&] { return ends() || (!comm.is_running && is_next(job)); });
+    const auto is_next = [&] { return job.is_captured || job.number == comm.done; };
+    comm.changed.wait(lock, [&] { return ends() || (!comm.is_running && is_next()); });
     if (ends()) return false;
     comm.is_running = true;
     return true;
@@ -41,7 +36,7 @@ void end(const Job& job) {
     Communicator& comm = *job.comm;
     const std::lock_guard<std::mutex> guard(comm.mutex);
     comm.is_running = false;
-    ++job.order->done;
+    if (!job.is_captured) ++comm.done;
     comm.changed.notify_all();
 }
 
@@ -90,16 +85,7 @@ void release(void* data) {
     Communicator& comm = *job->comm;
     const std::lock_guard<std::mutex> guard(comm.mutex);
     --(job->is_captured ? comm.captured_jobs : comm.jobs);
-    if (comm.captured_jobs == 0) comm.captured.clear();
     comm.changed.notify_all();
-}
-
-std::shared_ptr<Order> order_of(Communicator& comm, unsigned long long capture) {
-    if (!capture) return {comm.shared_from_this(), &comm.live};
-    std::shared_ptr<Order>& order = comm.captured[capture];
-    if (!order) order = std::make_shared<Order>();
-    order->repeats = true;
-    return order;
 }
 
 std::unique_ptr<Job> make_job(Plan& plan) {
@@ -112,21 +98,36 @@ std::unique_ptr<Job> make_job(Plan& plan) {
     return job;
 }
 
-ncclResult_t enqueue(std::unique_ptr<Job> job, cudaStream_t stream, unsigned long long capture) {
-    Communicator& comm = *job->comm;
-    const CommunicatorPtr kept = job->comm;
+ncclResult_t enqueue(std::unique_ptr<Job> job, cudaStream_t stream) {
+    const CommunicatorPtr comm = job->comm;
+    const bool is_captured = job->is_captured;
     {
-        const std::lock_guard<std::mutex> guard(comm.mutex);
-        job->order = order_of(comm, capture);
-        job->number = job->order->given++;
-        ++(job->is_captured ? comm.captured_jobs : comm.jobs);
+        const std::lock_guard<std::mutex> guard(comm->mutex);
+        ++(is_captured ? comm->captured_jobs : comm->jobs);
+        if (!is_captured) job->number = comm->called++;
     }
-    const std::shared_ptr<Order> order = job->order;
     const int error = emulated_enqueue(stream, run, job.release(), release);
-    if (!error) return ncclSuccess;
-    const std::lock_guard<std::mutex> guard(comm.mutex);
-    --order->given;
+    if (error && !is_captured) {
+        const std::lock_guard<std::mutex> guard(comm->mutex);
+        --comm->called;
+    }
     return cuda_result(error);
+}
+
+// In a graph the operations of one communicator depend on each other, on whatever streams they
+// were captured.
+cudaError_t follow_captured(Communicator& comm, const Plan& plan) {
+    if (!plan.capture || plan.capture != comm.capture) return cudaSuccess;
+    return cudaStreamWaitEvent(plan.streams.front(), comm.captured, 0);
+}
+
+cudaError_t note_captured(Communicator& comm, const Plan& plan) {
+    if (!plan.capture) return cudaSuccess;
+    comm.capture = plan.capture;
+    if (!comm.captured)
+        if (const auto error = cudaEventCreateWithFlags(&comm.captured, cudaEventDisableTiming))
+            return error;
+    return cudaEventRecord(comm.captured, plan.streams.front());
 }
 
 // Let one stream wait for all that another has.
@@ -151,7 +152,10 @@ ncclResult_t launch(Plan& plan) {
     for (std::size_t other = 1; other < plan.streams.size(); ++other)
         if (const auto result = cuda_result(wait_for_stream(stream, plan.streams[other])))
             return result;
-    if (const ncclResult_t result = enqueue(make_job(plan), stream, plan.capture)) return result;
+    Communicator& comm = *plan.comm;
+    if (const auto result = cuda_result(follow_captured(comm, plan))) return result;
+    if (const ncclResult_t result = enqueue(make_job(plan), stream)) return result;
+    if (const auto result = cuda_result(note_captured(comm, plan))) return result;
     for (std::size_t other = 1; other < plan.streams.size(); ++other)
         if (const auto result = cuda_result(wait_for_stream(plan.streams[other], stream)))
             return result;
