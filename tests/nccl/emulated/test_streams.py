@@ -427,6 +427,21 @@ def test_a_fork_is_told_that_it_has_no_device() -> None:
     assert alone(_a_fork) == f"{[int(Error.INITIALIZATION)] * 4}\n"
 
 
+def _a_fork_before_any_use() -> None:
+    number("cudaRuntimeGetVersion")
+    child = os.fork()
+    if not child:
+        stream = made("cudaStreamCreateWithFlags", NON_BLOCKING)
+        ok("cudaStreamSynchronize", stream)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+
+
+def test_a_fork_of_what_has_not_used_the_device_has_one() -> None:
+    alone(_a_fork_before_any_use)
+
+
 def _an_end_with_work_pending() -> None:
     for flags in (BLOCKING, NON_BLOCKING):
         stream = made("cudaStreamCreateWithFlags", flags)

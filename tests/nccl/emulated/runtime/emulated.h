@@ -84,8 +84,9 @@ int device_of(cudaStream_t stream);
 bool is_captured(cudaStream_t stream);
 // Tell whether this thread runs a function of the user's: CUDA may not be called there.
 bool is_host_function();
-// Tell whether this process is a fork of the one that used the device: it has none of its threads.
+// Tell whether this process is a fork of one that used the device: it has none of its threads.
 bool is_forked();
+void note_use();
 
 // capture.cc
 

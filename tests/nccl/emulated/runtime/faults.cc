@@ -149,6 +149,8 @@ bool is_of_runtime(const char* function) { return !std::strncmp(function, "cuda"
 cudaError_t begin(const char* function) {
     // A context does not survive a fork, and locks may be held for ever there.
     if (is_forked()) return cudaErrorInitializationError;
+    // Versions can be asked before a fork that uses the device.
+    if (!std::strstr(function, "GetVersion")) note_use();
     if (is_host_function()) return cudaErrorNotPermitted;
     const Fault fault = counted(function);
     if (is_of_runtime(function)) bind_context_for(function);

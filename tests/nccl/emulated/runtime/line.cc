@@ -15,13 +15,17 @@ constexpr std::uint64_t nobody = std::numeric_limits<std::uint64_t>::max();
 // The loss of a context does not wake those who wait: they look for it this often.
 constexpr std::chrono::milliseconds look{5};
 
-std::atomic<bool> forked{false};
-const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+std::atomic<bool> used{false}, forked{false};
+const int registered = pthread_atfork(nullptr, nullptr, [] { forked = used.load(); });
 
 }  // namespace
 
 bool is_forked() {
     return registered == 0 && forked;
+}
+
+void note_use() {
+    used = true;
 }
 
 Progress::Progress() : wanted_(nobody) {}
