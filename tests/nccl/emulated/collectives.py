@@ -251,9 +251,7 @@ def create(world: World, id: bytes | None = None, **fields: Any) -> Comm:
     return Comm(handle, world.rank, world.size)
 
 
-def begin(
-    id: bytes, rank: int, size: int, settings: Config | None = None
-) -> tuple[Result, int]:
+def begin(id: bytes, rank: int, size: int, settings: Config | None = None) -> tuple[Result, int]:
     """Call ncclCommInitRankConfig; return its result, and the handle or 0."""
     handle = ctypes.c_void_p()
     result = call(

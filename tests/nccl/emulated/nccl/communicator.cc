@@ -123,7 +123,7 @@ void Communicator::stop() {
 void Communicator::begin(const std::shared_ptr<Segment>& shared, int own_rank) {
     const std::lock_guard<std::mutex> guard(mutex);
     rank = own_rank;
-    size = shared->size;
+    size = shared ? shared->size : 0;
     segment = shared;
 }
 

@@ -50,7 +50,7 @@ struct Communicator : std::enable_shared_from_this<Communicator> {
     bool tell(const Note& mine, std::vector<Note>& all);
     // Let all waits of this rank end, for good or until it has been revoked.
     void stop();
-    // The ranks have met.
+    // The ranks have met; or have not, where `shared` is null.
     void begin(const std::shared_ptr<Segment>& shared, int own_rank);
     bool is_made();
     Member& own() const { return segment->member(rank); }

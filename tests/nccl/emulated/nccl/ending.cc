@@ -65,7 +65,6 @@ ncclResult_t abort(const CommunicatorPtr& comm) {
 }
 
 ncclResult_t revoke(const CommunicatorPtr& comm) {
-    wait_for_users(*comm);
     wait_for_jobs(*comm);
     comm->aborted = false;
     return ncclSuccess;
@@ -129,6 +128,7 @@ ncclResult_t ncclCommRevoke(ncclComm_t handle, int flags) {
     if (flags != 0 || comm->finalized || comm->revoked) return ncclInvalidArgument;
     comm->revoked = comm->finalized = true;
     comm->stop();
+    wait_for_users(*comm);
     const ncclResult_t result =
         in_group([&] { return add_task({comm, [comm] { return revoke(comm); }, false}); });
     return comm->blocking ? result : asynchronous(*comm);

@@ -222,6 +222,11 @@ ncclResult_t check_gpus(const Segment& segment) {
     return ncclSuccess;
 }
 
+ncclResult_t check_ranks(const Segment& segment, int rank) {
+    const ncclResult_t result = check_versions(segment, rank);
+    return result ? result : check_gpus(segment);
+}
+
 }  // namespace
 
 ncclResult_t make_identity(ncclUniqueId& id) {
@@ -260,10 +265,13 @@ ncclResult_t join(Communicator& comm, const ncclUniqueId& id, int size, int rank
     if (memory < 0) return ncclInternalError;
     const auto segment = Segment::map(memory, size);
     if (!segment) return warn(ncclSystemError, "Call to mmap failed: %s", std::strerror(errno));
-    if (const ncclResult_t result = check_versions(*segment, rank)) return result;
-    if (const ncclResult_t result = check_gpus(*segment)) return result;
     comm.begin(segment, rank);
-    return ncclSuccess;
+    // Nobody goes on before all have the memory, whose giver might end.
+    std::vector<Note> all;
+    ncclResult_t result = ncclInternalError;
+    if (comm.tell({Note::join, 0, 0, {}}, all)) result = check_ranks(*segment, rank);
+    if (result) comm.begin(nullptr, 0);
+    return result;
 }
 
 }  // namespace emulated_nccl

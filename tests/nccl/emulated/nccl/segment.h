@@ -30,7 +30,7 @@ struct Description {
 
 // What a rank tells all others outside of streams.
 struct Note {
-    enum Purpose : std::int32_t { connect, split, identity, window } purpose;
+    enum Purpose : std::int32_t { join, connect, split, identity, window } purpose;
     std::int32_t color, key;
     ncclUniqueId id;
 };

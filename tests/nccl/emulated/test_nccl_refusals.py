@@ -1,0 +1,404 @@
+"""What the emulated NCCL refuses, with NCCL's codes and texts."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.nccl.emulated.calls import made, ok
+from tests.nccl.emulated.collectives import (
+    Array,
+    Comm,
+    Config,
+    Result,
+    UniqueId,
+    begin,
+    call,
+    check,
+    config,
+    create,
+    last_error,
+    nccl,
+    unique_id,
+)
+from tests.nccl.emulated.worlds import World, run
+
+ARGUMENT, USAGE = Result.INVALID_ARGUMENT, Result.INVALID_USAGE
+
+
+def refused(result: Result, code: Result, *words: str) -> None:
+    """Check a refusal and its text."""
+    assert result == code, (result, last_error())
+    for each in words:
+        assert each in last_error()
+
+
+def alone() -> Comm:
+    """Make a communicator of one rank."""
+    result, handle = begin(unique_id(), 0, 1)
+    check(result)
+    return Comm(handle, 0, 1)
+
+
+# Arguments of collectives
+
+
+def arguments(world: World) -> None:
+    comm = create(world)
+    array = Array(np.ones(8, np.float32))
+    here = array.pointer
+
+    def summed(count: int = 4, dtype: Any = np.float32, op: Any = "sum", **more: Any) -> Result:
+        return comm.all_reduce(more.get("source", here), more.get("to", here), count, dtype, op)
+
+    refused(summed(dtype=12), ARGUMENT, "AllReduce : invalid type 12")
+    refused(summed(dtype=-1), ARGUMENT, "AllReduce : invalid type -1")
+    refused(summed(op=-1), ARGUMENT, "AllReduce : invalid reduction operation -1")
+    unknown = "AllReduce : reduction operation 5 unknown to this communicator"
+    refused(summed(op=5), ARGUMENT, unknown)
+    for root in (-1, 2):
+        words = f"invalid root {root} (root should be in the 0..2 range)"
+        refused(comm.broadcast(here, here, 4, np.float32, root), ARGUMENT, f"Broadcast : {words}")
+        refused(comm.reduce(here, here, 4, np.int8, root=root), ARGUMENT, f"Reduce : {words}")
+        refused(comm.send(here, 4, np.int8, root), ARGUMENT, f"Send : {words}")
+        refused(comm.receive(here, 4, np.int8, root), ARGUMENT, f"Recv : {words}")
+    refused(summed(dtype=10), USAGE, "a reduction of fp8 numbers is not emulated")
+    # None of these has spoilt the communicator.
+    check(summed())
+    comm.synchronize()
+    assert list(array.get()) == [2.0] * 4 + [1.0] * 4
+    # Where there is nothing to do, nothing is looked at.
+    check(comm.all_reduce(0, 0, 0, np.float32))
+    check(comm.destroy())
+
+
+def test_arguments_of_collectives() -> None:
+    run(arguments, 2)
+
+
+def memory(world: World) -> None:
+    """Give memory that is not the device's, too short, freed, or another device's."""
+    comm = create(world)
+    array = Array(np.ones(8, np.float32))
+    ok("cudaSetDevice", ctypes.c_int(1 - world.rank))
+    other = Array(np.ones(8, np.float32))
+    ok("cudaSetDevice", ctypes.c_int(world.rank))
+    freed = Array(np.ones(8, np.float32))
+    freed.free()
+    host = np.ones(8, np.float32).ctypes.data
+    here = array.pointer
+    for pointer in (0, 8, host, freed.pointer, array.at(7)):
+        sent = comm.all_reduce(pointer, here, 4, np.float32)
+        refused(sent, ARGUMENT, "AllReduce : sendbuff", "is not a valid pointer")
+        received = comm.all_reduce(here, pointer, 4, np.float32)
+        refused(received, ARGUMENT, "AllReduce : recvbuff", "is not a valid pointer")
+        refused(comm.send(pointer, 4, np.float32, 0), ARGUMENT, "Send : buff")
+        refused(comm.receive(pointer, 4, np.float32, 0), ARGUMENT, "Recv : buff")
+    elsewhere = f"allocated on device {1 - world.rank} mismatchs with NCCL device {world.rank}"
+    refused(comm.all_reduce(other.pointer, here, 4, np.float32), ARGUMENT, elsewhere)
+    # What these two send or receive in all is too long.
+    refused(comm.all_gather(here, here, 5, np.float32), ARGUMENT, "AllGather : recvbuff")
+    refused(comm.reduce_scatter(here, here, 5, np.float32), ARGUMENT, "ReduceScatter : sendbuff")
+    # Who is no root needs no place for the result, or nothing to send.
+    unused = 0 if world.rank else here
+    check(comm.reduce(here, unused, 4, np.float32))
+    check(comm.broadcast(unused, here, 4, np.float32))
+    comm.synchronize()
+    check(comm.destroy())
+
+
+def test_memory_that_is_none_of_the_device() -> None:
+    run(memory, 2)
+
+
+def streams(world: World) -> None:
+    comm = create(world)
+    array = Array(np.ones(8, np.float32))
+    ok("cudaSetDevice", ctypes.c_int(1 - world.rank))
+    elsewhere = made("cudaStreamCreateWithFlags", 1)
+    ok("cudaSetDevice", ctypes.c_int(world.rank))
+    for stream in (elsewhere, 12345):
+        result = comm.all_reduce(array.pointer, array.pointer, 4, np.float32, stream=stream)
+        refused(result, Result.CUDA_ERROR, "Cuda failure 400 'invalid resource handle'")
+    check(comm.destroy())
+
+
+def test_streams_of_other_devices() -> None:
+    run(streams, 2)
+
+
+# Communicators
+
+
+def handles(world: World) -> None:
+    comm = alone()
+    array = Array(np.ones(8, np.float32))
+    here = array.pointer
+    null = Comm(0, 0, 1)
+    value = ctypes.byref(ctypes.c_int())
+    refused(null.all_reduce(here, here, 4, np.float32), ARGUMENT, "AllReduce : comm argument is")
+    refused(call("ncclCommCount", 0, value), ARGUMENT, "CommCount : comm argument is NULL")
+    refused(call("ncclCommCount", comm.handle, 0), ARGUMENT, "CommCount : count argument is NULL")
+    refused(call("ncclCommUserRank", 4096, value), ARGUMENT, "corrupted comm object detected")
+    for name in ("ncclCommDestroy", "ncclCommAbort", "ncclCommFinalize"):
+        check(call(name, 0))
+        refused(call(name, 4096), ARGUMENT, "corrupted comm object detected")
+    check(comm.destroy())
+    for end in (comm.destroy, comm.abort, comm.finalize):
+        refused(end(), ARGUMENT, "has already been destroyed")
+    refused(comm.all_reduce(here, here, 4, np.float32), ARGUMENT, "has already been destroyed")
+    other = alone()
+    check(other.abort())
+    refused(other.abort(), ARGUMENT, "has already been destroyed")
+
+
+def test_communicators_that_are_none() -> None:
+    (rank,) = run(handles, 1)
+    assert rank.err.count("has already been destroyed") == 5
+    assert "emulated NCCL: CommDestroy : comm 0xecc000000000000 has already been" in rank.err
+
+
+def creations(world: World) -> None:
+    id = unique_id()
+    for rank, size in ((-1, 2), (2, 2), (0, 0), (0, -1)):
+        refused(begin(id, rank, size)[0], ARGUMENT, f"Invalid rank requested : {rank}/{size}")
+    missing = call("ncclCommInitRank", 0, ctypes.c_int(1), UniqueId(), ctypes.c_int(0))
+    refused(missing, ARGUMENT, "CommInitRank : newcomm argument is NULL")
+    refused(call("ncclGetUniqueId", 0), ARGUMENT, "GetUniqueId : out argument is NULL")
+    refused(begin(b"\1" * 128, 0, 1)[0], Result.INTERNAL_ERROR, "is none that ncclGetUniqueId")
+    # An id is good for one communicator.
+    check(begin(id, 0, 1)[0])
+    refused(begin(id, 0, 1)[0], Result.REMOTE_ERROR, "Connection refused")
+
+
+def test_creations() -> None:
+    run(creations, 1)
+
+
+def configurations(world: World) -> None:
+    def made_with(settings: Config) -> Result:
+        return begin(unique_id(), 0, 1, settings)[0]
+
+    check(made_with(config()))
+    check(made_with(config(minCTAs=1, maxCTAs=4, cgaClusterSize=2, splitShare=1, blocking=1)))
+    short = config(CTAPolicy=7, collnetEnable=9)
+    short.size = Config.trafficClass.offset  # as an older version has it
+    check(made_with(short))
+    wrong = config()
+    wrong.magic = 0
+    refused(made_with(wrong), ARGUMENT, "not initialized via NCCL_CONFIG_INITIALIZER")
+    for name, value in (("blocking", 2), ("cgaClusterSize", -1), ("splitShare", 2)):
+        words = f"Invalid config {name} attribute value {value}"
+        refused(made_with(config(**{name: value})), ARGUMENT, words)
+    words = "Invalid config min/max channels attribute value"
+    refused(made_with(config(minCTAs=4, maxCTAs=2)), ARGUMENT, f"{words} 4/2")
+    # NCCL compares a minimum with the maximum that is not set.
+    refused(made_with(config(minCTAs=4)), ARGUMENT, words)
+    refused(made_with(config(maxCTAs=0)), ARGUMENT, words)
+
+
+def test_configurations() -> None:
+    run(configurations, 1)
+
+
+def devices_of_a_process(world: World) -> None:
+    comms = (ctypes.c_void_p * 2)()
+    for wrong in ([0, 2], [-1, 0]):
+        result = call("ncclCommInitAll", comms, ctypes.c_int(2), (ctypes.c_int * 2)(*wrong))
+        refused(result, ARGUMENT, "Invalid device")
+    same = (ctypes.c_int * 2)(1, 1)
+    assert call("ncclCommInitAll", comms, ctypes.c_int(2), same) == USAGE
+    refused(
+        call("ncclCommInitAll", comms, ctypes.c_int(-1), None), ARGUMENT, "Invalid device count"
+    )
+    refused(call("ncclCommInitAll", 0, ctypes.c_int(1), None), ARGUMENT, "comms argument is NULL")
+
+
+def test_devices_of_a_process() -> None:
+    run(devices_of_a_process, 1, EMULATED_DEVICES="2")
+
+
+# Ranks on one device
+
+
+def on_one_device(world: World) -> tuple[Result, str]:
+    id = world.tell(unique_id() if world.rank == 0 else None)[0]
+    result, handle = begin(id, world.rank, world.size)
+    if result == Result.SUCCESS:
+        check(Comm(handle, world.rank, world.size).destroy())
+    return result, last_error()
+
+
+def test_ranks_on_one_device_are_refused() -> None:
+    old = run(on_one_device, 2, EMULATED_DEVICES="1", EMULATED_NCCL_VERSION="22809")
+    new = run(on_one_device, 2, EMULATED_DEVICES="1", EMULATED_NCCL_VERSION="23003")
+    for before, after in zip(old, new, strict=True):
+        assert before.result[0] == after.result[0] == USAGE
+        assert "Duplicate GPU detected : rank 0 and rank 1 both on CUDA" in before.result[1]
+        assert "Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable" in after.result[1]
+
+
+@pytest.mark.parametrize(("version", "result"), [("22809", USAGE), ("23003", Result.SUCCESS)])
+def test_the_variable_that_allows_them_is_of_2_30_3(version: str, result: Result) -> None:
+    variables = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "EMULATED_NCCL_VERSION": version}
+    for rank in run(on_one_device, 2, EMULATED_DEVICES="1", **variables):
+        assert rank.result[0] == result
+
+
+def on_hosts(world: World) -> tuple[Result, str]:
+    os.environ["NCCL_HOSTID"] = f"host {world.rank}"
+    return on_one_device(world)
+
+
+def test_ranks_on_one_device_may_say_that_they_are_on_other_hosts() -> None:
+    for rank in run(on_hosts, 2, EMULATED_DEVICES="1", EMULATED_NCCL_VERSION="22809"):
+        assert rank.result[0] == Result.SUCCESS
+
+
+def other_versions(world: World) -> tuple[Result, str]:
+    os.environ["EMULATED_NCCL_VERSION"] = str(22700 + world.rank)
+    ok("cudaSetDevice", ctypes.c_int(world.rank))
+    return on_one_device(world)
+
+
+def test_ranks_with_other_versions_are_refused() -> None:
+    for rank, ended in enumerate(run(other_versions, 2)):
+        assert ended.result[0] == USAGE
+        found = f"rank {1 - rank} version {22701 - rank} rank {rank} version {22700 + rank}"
+        assert ended.result[1] == f"Mismatched NCCL version detected : {found}"
+
+
+# Versions and functions
+
+
+def version_of(world: World) -> tuple[int, list[str]]:
+    value = ctypes.c_int()
+    check(call("ncclGetVersion", ctypes.byref(value)))
+    comm = alone()
+    array = Array(np.ones(8, np.float32))
+    here, handle, stream = array.pointer, comm.handle, comm.stream
+    memory = ctypes.c_void_p()
+    other = ctypes.c_void_p()
+    id = UniqueId.from_buffer_copy(unique_id())
+    newer: dict[str, tuple[Any, ...]] = {
+        "ncclMemAlloc": (ctypes.byref(memory), 64),
+        "ncclCommRegister": (handle, here, 32, ctypes.byref(other)),
+        "ncclCommInitRankScalable": (
+            ctypes.byref(other),
+            *(ctypes.c_int(n) for n in (1, 0, 1)),
+            ctypes.byref(id),
+            None,
+        ),
+        "ncclCommWindowRegister": (handle, here, 32, ctypes.byref(other), ctypes.c_int(0)),
+        "ncclAlltoAll": (here, here, 4, ctypes.c_int(7), handle, stream),
+        "ncclCommRevoke": (handle, ctypes.c_int(0)),
+    }
+    return value.value, [name for name, given in newer.items() if call(name, *given) == USAGE]
+
+
+def test_a_version_has_what_it_had() -> None:
+    functions = [
+        "ncclMemAlloc",
+        "ncclCommRegister",
+        "ncclCommInitRankScalable",
+        "ncclCommWindowRegister",
+        "ncclAlltoAll",
+        "ncclCommRevoke",
+    ]
+    for version, missing in (
+        (21801, 6),
+        (21901, 4),
+        (22304, 3),
+        (22703, 2),
+        (22803, 1),
+        (22809, 0),
+    ):
+        (rank,) = run(version_of, 1, EMULATED_NCCL_VERSION=str(version))
+        assert rank.result == (version, functions[6 - missing :])
+        for name in functions[6 - missing :]:
+            assert f"emulated NCCL: {name} is not in NCCL {version}" in rank.err
+
+
+def not_emulated(world: World) -> None:
+    for name in ("ncclRedOpCreatePreMulSum", "ncclRedOpDestroy", "ncclCommShrink"):
+        assert call(name) == USAGE
+    check(call("ncclGroupStart"))
+    refused(call("ncclGroupSimulateEnd", 0), USAGE, "ncclGroupSimulateEnd is not emulated")
+    refused(call("ncclGroupEnd"), USAGE, "not in a group call")
+
+
+def test_what_is_not_emulated_says_so_by_name() -> None:
+    (rank,) = run(not_emulated, 1)
+    for name in ("ncclRedOpCreatePreMulSum", "ncclRedOpDestroy", "ncclCommShrink"):
+        assert f"emulated: {name} is not emulated" in rank.err
+
+
+def fp8(world: World) -> None:
+    comm = alone()
+    array = Array(np.ones(8, np.uint8))
+    check(comm.broadcast(array.pointer, array.pointer, 4, 9))
+    refused(comm.broadcast(array.pointer, array.pointer, 4, 10), ARGUMENT, "invalid type 10")
+
+
+def test_older_versions_have_no_fp8() -> None:
+    run(fp8, 1, EMULATED_NCCL_VERSION="22304")
+
+
+def error_strings(world: World) -> list[str]:
+    text = nccl().ncclGetErrorString
+    return [text(code).decode() for code in range(9)]
+
+
+def test_texts_of_the_codes() -> None:
+    (rank,) = run(error_strings, 1)
+    assert rank.result == [
+        "no error",
+        "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        "unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        "internal error - please report this issue to the NCCL developers",
+        "invalid argument (run with NCCL_DEBUG=WARN for details)",
+        "invalid usage (run with NCCL_DEBUG=WARN for details)",
+        "remote process exited or there was a network error",
+        "NCCL operation in progress",
+        "unknown result code",
+    ]
+
+
+# Registration
+
+
+def registered(world: World) -> None:
+    """Register memory, which changes nothing; windows are made by all ranks."""
+    comm = create(world)
+    pointer = ctypes.c_void_p()
+    check(call("ncclMemAlloc", ctypes.byref(pointer), 4096))
+    memory = pointer.value or 0
+    handle, window = ctypes.c_void_p(), ctypes.c_void_p()
+    check(call("ncclCommRegister", comm.handle, memory, 4096, ctypes.byref(handle)))
+    flags = ctypes.c_int(1)
+    arguments = (comm.handle, memory, 4096, ctypes.byref(window), flags)
+    check(call("ncclCommWindowRegister", *arguments))
+    assert handle.value
+    assert window.value
+    ok("cudaMemset", memory, ctypes.c_int(0), 4096)
+    ok("cudaDeviceSynchronize")
+    check(comm.all_reduce(memory, memory, 1024, np.float32))
+    comm.synchronize()
+    check(call("ncclCommWindowDeregister", comm.handle, window))
+    check(call("ncclCommDeregister", comm.handle, handle))
+    refused(call("ncclCommDeregister", comm.handle, handle), USAGE, "Could not find handle")
+    words = "is not a valid pointer"
+    given = (comm.handle, 4096, 64, ctypes.byref(handle))
+    refused(call("ncclCommRegister", *given), ARGUMENT, words)
+    given = (comm.handle, 4096, 64, ctypes.byref(window), flags)
+    refused(call("ncclCommWindowRegister", *given), ARGUMENT, "invalid pointer")
+    check(call("ncclMemFree", memory))
+    check(comm.destroy())
+
+
+def test_registered_memory() -> None:
+    run(registered, 2)
