@@ -16,6 +16,11 @@ def emulated() -> bool:
     return os.environ.get("NCCLKV_EMULATED") == "1"
 
 
+def busy(elements: int) -> int:
+    """Return how many elements keep the device as busy as so many keep a GPU."""
+    return elements // 1024 if emulated() else elements
+
+
 def required() -> bool:
     """Whether tests that need a GPU must run: where this is so, a skip is a failure."""
     return os.environ.get("NCCLKV_REQUIRE_GPU") == "1"

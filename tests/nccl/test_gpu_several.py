@@ -9,6 +9,7 @@ import pytest
 
 import ncclkv
 from ncclkv.errors import UsageError
+from tests.nccl import gpu
 from tests.nccl.gpu import need_gpu
 
 SHAPE = (300, 700)
@@ -36,7 +37,7 @@ def on_each(devices: list[Any], busy: bool) -> list[Any]:
         with device:
             array = cupy.zeros(SHAPE, np.float32)
             if busy:
-                other = cupy.ones(2**26, np.float32)
+                other = cupy.ones(gpu.busy(2**26), np.float32)
                 for _ in range(20):
                     other *= 2
             array += number + 1

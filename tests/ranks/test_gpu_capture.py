@@ -14,6 +14,7 @@ from tests.cases.captures_all import CAPTURES, MISUSES, Ready
 from tests.cases.expect import same, total
 from tests.cases.place import at
 from tests.cases.stores import Stores
+from tests.nccl import gpu
 from tests.nccl.gpu import need_gpu
 from tests.nccl.place import GpuPlace
 
@@ -81,7 +82,7 @@ def test_replays_follow_the_current_stream_and_the_host_waits_for_none(ready: Re
 
     step, kv = ready.step(), ready.kv
     step.replay()
-    busy, stream = cupy.ones(2**28, np.float32), cupy.cuda.Stream(non_blocking=True)
+    busy, stream = cupy.ones(gpu.busy(2**28), np.float32), cupy.cuda.Stream(non_blocking=True)
     kv.wait()
     for value in (5, 6):
         with stream:
