@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import IntEnum
@@ -26,7 +27,7 @@ BLOCKING, NON_BLOCKING = 0, 1
 """Flags of streams."""
 
 LONG = 20.0
-"""Seconds after which work gives up its wait, so that a test fails and does not hang."""
+"""Seconds that nothing takes; work that is held longer goes on, and its test fails."""
 
 
 class Error(IntEnum):
@@ -124,19 +125,25 @@ class Gate:
     def __init__(self, *streams: int) -> None:
         self._opened = threading.Event()
         self._begun = threading.Event()
+        self._late = False
         for stream in streams:
             assert put(stream, self._wait) == 0
 
     def _wait(self) -> None:
         self._begun.set()
-        self._opened.wait(LONG)
+        self._late = not self._opened.wait(LONG)
 
     def begun(self) -> None:
         """Wait until it holds a stream."""
         assert self._begun.wait(LONG)
 
     def open(self) -> None:
+        assert not self._late, "something waited for the work behind a gate"
         self._opened.set()
+
+    def open_later(self) -> None:
+        """Open it while this thread waits."""
+        threading.Timer(0.05, self._opened.set).start()
 
 
 class Things:
@@ -215,6 +222,15 @@ def ended(
         timeout=50,
         check=False,
     )
+
+
+def settled_threads() -> int:
+    """How many threads of streams there are once those of destroyed streams have ended."""
+    before = -1
+    while before != (now := control.count("threads")):
+        before = now
+        time.sleep(0.05)
+    return now
 
 
 def alone(run: Callable[[], None], **variables: str) -> str:

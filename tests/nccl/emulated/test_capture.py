@@ -276,6 +276,14 @@ def test_a_captured_stream_cannot_wait_for_an_event_of_outside(things: Things) -
         assert end(stream) == Error.INVALIDATED
 
 
+def test_unknown_flags_are_refused_in_a_capture_too(things: Things) -> None:
+    stream, event = things.stream(), things.event()
+    begin(stream)
+    assert code("cudaEventRecordWithFlags", event, stream, 2) == Error.INVALID_VALUE
+    assert code("cudaStreamWaitEvent", stream, event, 2) == Error.INVALID_VALUE
+    things.captured(stream)
+
+
 def test_the_end_of_a_capture_ends_its_events(things: Things) -> None:
     stream, other = things.stream(), things.stream()
     begin(stream)

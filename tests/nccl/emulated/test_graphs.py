@@ -23,6 +23,7 @@ from tests.nccl.emulated.calls import (
     made,
     ok,
     put,
+    settled_threads,
 )
 
 AUTO_FREE, DEVICE_LAUNCH, NODE_PRIORITY = 1, 4, 8
@@ -287,7 +288,7 @@ def test_no_node_runs_on_a_lost_device() -> None:
 
 def test_many_graphs_leave_nothing(things: Things) -> None:
     stream, log = things.stream(), Log()
-    threads = control.count("threads")
+    threads = settled_threads()
     for n in range(200):
         with Things() as short:
             exec = branches(short, log, 2)
@@ -297,10 +298,7 @@ def test_many_graphs_leave_nothing(things: Things) -> None:
     ok("cudaStreamSynchronize", stream)
     assert len(log) == 200 * 6
     assert control.count("graph_execs") == control.count("graphs") == 0
-    end = time.monotonic() + LONG
-    while control.count("threads") > threads + 1:
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    assert settled_threads() <= threads + 1
 
 
 # What work holds

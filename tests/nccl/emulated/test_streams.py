@@ -29,6 +29,7 @@ from tests.nccl.emulated.calls import (
     number,
     ok,
     put,
+    settled_threads,
 )
 
 FLAGS = pytest.mark.parametrize("flags", [BLOCKING, NON_BLOCKING])
@@ -58,6 +59,17 @@ def test_work_runs_in_order_and_the_host_goes_on(things: Things, flags: int) -> 
     ok("cudaStreamSynchronize", stream)
     assert log == [str(n) for n in range(100)]
     ok("cudaStreamQuery", stream)
+
+
+@FLAGS
+def test_the_host_waits_for_a_stream_or_the_device(things: Things, flags: int) -> None:
+    stream, log = things.stream(flags), Log()
+    for name, *arguments in (("cudaStreamSynchronize", stream), ("cudaDeviceSynchronize",)):
+        gate = things.gate(stream)
+        log.put(stream, str(name))
+        gate.open_later()
+        ok(name, *arguments)
+        assert log[-1:] == [name]
 
 
 @FLAGS
@@ -198,21 +210,15 @@ def test_work_of_a_thread_that_ended_goes_on(things: Things) -> None:
         gates.append(things.gate(PER_THREAD))
         log.put(PER_THREAD, "other")
 
-    before = control.count("threads")
+    # The thread of the legacy stream stays.
+    assert put(LEGACY, lambda: None) == 0
+    before = settled_threads()
     in_thread(other)
     assert code("cudaStreamQuery", LEGACY) == Error.NOT_READY
     gates[0].open()
     ok("cudaStreamSynchronize", LEGACY)
     assert log == ["other"]
-    ends(before)
-
-
-def ends(threads: int) -> None:
-    """Wait until there are no more threads of streams than before."""
-    end = time.monotonic() + LONG
-    while control.count("threads") > threads:
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    assert settled_threads() == before
 
 
 # Creation and destruction
@@ -248,19 +254,19 @@ def test_work_of_a_destroyed_stream_goes_on(things: Things, flags: int) -> None:
     assert time.monotonic() - begin < LONG / 2
     expected = Error.NOT_READY if flags == BLOCKING else Error.SUCCESS
     assert code("cudaStreamQuery", LEGACY) == expected
-    gate.open()
+    gate.open_later()
     ok("cudaDeviceSynchronize")
     assert log == ["late"]
 
 
 def test_a_thread_begins_with_the_first_work_and_ends_with_the_stream() -> None:
-    before = control.count("threads")
+    before = settled_threads()
     stream = made("cudaStreamCreateWithFlags", NON_BLOCKING)
     assert control.count("threads") == before
     assert put(stream, lambda: None) == 0
     assert control.count("threads") == before + 1
     ok("cudaStreamDestroy", stream)
-    ends(before)
+    assert settled_threads() == before
 
 
 def test_a_handle_after_its_end_is_found_and_so_is_one_that_never_was(things: Things) -> None:
