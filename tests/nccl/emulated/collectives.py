@@ -132,7 +132,7 @@ class Array:
         if self.nbytes:
             self._copy(self.pointer, values.ctypes.data, 1)
             # The copy from pageable memory may still be in flight, and streams do not wait for it.
-            ok("cudaDeviceSynchronize")
+            ok("cudaStreamSynchronize", 0)
 
     def get(self) -> Any:
         """Return its values."""

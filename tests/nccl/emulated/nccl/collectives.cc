@@ -120,8 +120,6 @@ ncclResult_t call(const Asked& asked, ncclComm_t handle, int since, Then then) {
     if (const ncclResult_t result = find(handle, asked.name(), comm)) return spoil(result);
     Call made(asked.function, comm->rank, since, &comm->aborted);
     if (made.result) return spoil(made.result);
-    for (const Fault& fault : made.left)
-        if (fault.what == Fault::asynchronous) comm->remote = fault.code;
     if (comm->revoked)
         return spoil(warn(ncclInvalidUsage, "%s: communicator was revoked", asked.name()));
     const ncclResult_t result = in_group([&] {
@@ -134,6 +132,8 @@ ncclResult_t call(const Asked& asked, ncclComm_t handle, int since, Then then) {
              static_cast<void*>(handle), comm->size, static_cast<void*>(asked.stream));
         return then(comm, made.left);
     });
+    for (const Fault& fault : made.left)
+        if (fault.what == Fault::asynchronous) comm->remote = fault.code;
     if (comm->blocking) return result;
     if (result != ncclSuccess && result != ncclInProgress) comm->state = result;
     return asynchronous(*comm);

@@ -37,8 +37,9 @@ Debug read_debug_level() {
     if (!text) return Debug::none;
     if (!strcasecmp(text, "VERSION")) return Debug::version;
     if (!strcasecmp(text, "WARN")) return Debug::warn;
-    // ABORT and TRACE print no less than INFO does.
-    return strcasecmp(text, "NONE") ? Debug::info : Debug::none;
+    for (const char* more : {"INFO", "ABORT", "TRACE"})
+        if (!strcasecmp(text, more)) return Debug::info;
+    return Debug::none;
 }
 
 }  // namespace
