@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import secrets
 import selectors
 import socket
@@ -24,7 +25,10 @@ _HELLO_SECONDS = 10.0
 """For a process that connects to prove itself."""
 
 _SPARE = 16
-"""Unproven connections beyond one a rank; the oldest are closed."""
+"""Unproven connections beyond one a rank and address; the oldest are closed."""
+
+_OTHER_FILES = 64
+"""Descriptors of this process that are no connections."""
 
 Take = Callable[[int, bytes, bytes], None]
 
@@ -64,7 +68,9 @@ class Connections:
         self._guests: list[_Guest] = []
         self._peers: dict[int, _Peer] = {}
         self._paused: set[int] = set()
-        self._server, self.address = _listen(port, ranks + _SPARE)
+        self._server, self.address, addresses = _listen(port, ranks)
+        self._expected = ranks * addresses
+        _allow_files(ranks + self._expected + _SPARE + _OTHER_FILES)
         self._server.setblocking(False)
         selector.register(self._server, selectors.EVENT_READ, self._accept)
 
@@ -98,13 +104,16 @@ class Connections:
 
     def _accept(self) -> None:
         """Take a new connection, send it a nonce, and close those that prove nothing."""
-        connection, _ = self._server.accept()
-        connection.setblocking(False)
-        wire.keep_alive(connection)
         now = time.monotonic()
         for old in tuple(self._guests):
-            if now - old.since > _HELLO_SECONDS or len(self._guests) >= self._ranks + _SPARE:
+            if now - old.since > _HELLO_SECONDS or len(self._guests) >= self._expected + _SPARE:
                 self._dismiss(old)
+        try:
+            connection, _ = self._server.accept()
+        except OSError:  # no descriptor is left: the connection waits in the queue
+            return
+        connection.setblocking(False)
+        wire.keep_alive(connection)
         guest = _Guest(connection, os.urandom(wire.NONCE_BYTES), now)
         self._guests.append(guest)
         self._selector.register(connection, selectors.EVENT_READ, partial(self._prove, guest))
@@ -113,6 +122,8 @@ class Connections:
 
     def _prove(self, guest: _Guest) -> None:
         """Read the answer to a nonce; a connection that does not prove itself is closed."""
+        if guest not in self._guests:  # dismissed since this look at all connections
+            return
         try:
             data = guest.connection.recv(wire.HELLO.size - len(guest.answer))
             guest.answer += data
@@ -146,12 +157,13 @@ class Connections:
         peer = self._peers[rank]
         try:
             data = peer.connection.recv(wire.CHUNK)
-            for kind, frame in peer.frames.feed(data):
-                self._take(rank, kind, frame)
+            frames = [*peer.frames.feed(data)]
         except BlockingIOError:
             return
         except OSError:
-            data = b""
+            data, frames = b"", []
+        for kind, frame in frames:
+            self._take(rank, kind, frame)
         if not data:
             self._selector.unregister(peer.connection)
             peer.connection.close()
@@ -177,23 +189,32 @@ class _Peer:
     frames: wire.Frames
 
 
-def _listen(port: int | None, backlog: int) -> tuple[socket.socket, str]:
-    """Return a listening socket and its address for `link.connect`."""
+def _allow_files(count: int) -> None:
+    """Raise the limit on open files to `count`, or as far as this process may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
+
+
+def _listen(port: int | None, ranks: int) -> tuple[socket.socket, str, int]:
+    """Return a listening socket, its address for `link.connect`, and how many that are in one."""
     if port is None:
         name = f"ncclkv-run-{os.getpid()}-{secrets.token_hex(4)}"
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         server.bind("\0" + name)
-        server.listen(backlog)
-        return server, "@" + name
+        server.listen(ranks + _SPARE)
+        return server, "@" + name, 1
+    hosts = _addresses()
     try:
+        several = [*hosts, *_addresses_6()]
+        backlog = ranks * len(several) + _SPARE
         server = socket.create_server(
             ("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
         )
-        hosts = _addresses() + _addresses_6()
+        hosts = several
     except (OSError, ValueError):  # a machine without IPv6
-        server = socket.create_server(("", port), backlog=backlog)
-        hosts = _addresses()
-    return server, f"{server.getsockname()[1]}/{','.join(hosts)}"
+        server = socket.create_server(("", port), backlog=ranks * len(hosts) + _SPARE)
+    return server, f"{server.getsockname()[1]}/{','.join(hosts)}", len(hosts)
 
 
 def _addresses() -> list[str]:

@@ -122,7 +122,11 @@ def _attempts(address: str, limit: float) -> Iterator[socket.socket | OSError]:
     """Yield a socket for each address as it connects, or why it does not."""
     pending = []
     for family, target in _targets(address):
-        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connection = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:  # a machine without IPv6
+            yield error
+            continue
         # On this machine a full queue of connections is waited for; non-blocking it is an error.
         connection.setblocking(family == socket.AF_UNIX)
         code = connection.connect_ex(target)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import select
 import selectors
 import socket
@@ -120,9 +122,113 @@ def test_strangers_do_no_harm(runner, monkeypatch):
     peer = connect(runner, 0)
     peer.send(wire.OUT, b"x")
     runner.wait_for((0, wire.OUT, b"x"))
-    assert len(runner.connections._guests) <= 5
+    addresses = len(list(link._targets(runner.connections.address)))
+    assert len(runner.connections._guests) <= 2 * addresses + 3
     for each in (*strangers, peer._connection):
         each.close()
+
+
+@pytest.fixture
+def alone() -> Iterator[tuple[Connections, selectors.BaseSelector]]:
+    """Connections of one rank whose events a test takes itself."""
+    selector = selectors.DefaultSelector()
+    made = Connections(1, None, selector, lambda rank, kind, data: None)
+    yield made, selector
+    made.close()
+    selector.close()
+
+
+def knock(made: Connections) -> socket.socket:
+    """Connect as a stranger, who has proven nothing."""
+    stranger = socket.socket(socket.AF_UNIX)
+    stranger.connect("\0" + made.address[1:])
+    return stranger
+
+
+def test_a_stranger_whose_time_is_over_may_speak_at_that_moment(alone, monkeypatch):
+    made, selector = alone
+    old = knock(made)
+    made._accept()
+    old.send(b"late")
+    new = knock(made)
+    monkeypatch.setattr(connections, "_HELLO_SECONDS", -1.0)
+    ready = [key for key, _ in selector.select(stretched(5))]
+    assert len(ready) == 2, "both come with one look"
+    for key in sorted(ready, key=lambda each: each.data != made._accept):
+        key.data()
+    assert len(made._guests) == 1
+    assert old.recv(1 << 10)[wire.NONCE_BYTES :] == b""
+    old.close()
+    new.close()
+
+
+def test_no_descriptor_is_left_for_a_connection(alone, monkeypatch):
+    made, _ = alone
+    server = made._server
+
+    class Full:
+        def accept(self) -> None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        def close(self) -> None:
+            server.close()
+
+    monkeypatch.setattr(made, "_server", Full())
+    made._accept()
+    assert not made._guests
+
+
+def test_a_large_job_may_open_as_many_files_as_it_has_ranks():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        for ranks, enough in ((4, 256), (1000, 1000)):
+            with selectors.DefaultSelector() as selector:
+                Connections(ranks, None, selector, lambda rank, kind, data: None).close()
+            found = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            assert found >= enough
+            assert (found == 256) == (ranks == 4), "programs inherit the limit: no more than needed"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_ranks_that_try_all_addresses_at_once_are_let_in(monkeypatch):
+    """Each rank opens a connection to each address, and proves itself on one."""
+    ranks, addresses = 16, 4
+    monkeypatch.setattr(connections, "_SPARE", 0)
+    monkeypatch.setattr(connections, "_addresses", lambda: ["127.0.0.1"] * addresses)
+    monkeypatch.setattr(connections, "_addresses_6", list)
+    selector = selectors.DefaultSelector()
+    taken: list[int] = []
+    made = Connections(ranks, 0, selector, lambda rank, kind, data: taken.append(rank))
+    port = int(made.address.partition("/")[0])
+    target, wait = ("127.0.0.1", port), stretched(5)
+    guests = [socket.create_connection(target, wait) for _ in range(ranks * addresses)]
+    for _ in guests:
+        made._accept()
+    assert len(made._guests) == ranks * addresses
+    made.close()
+    selector.close()
+    for each in guests:
+        each.close()
+
+
+def test_a_machine_without_a_family_of_addresses(monkeypatch):
+    """The attempt at the other address has begun, and is to go on."""
+
+    class WithoutSix(socket.socket):
+        def __init__(self, family: int = -1, *more: int, **named: int) -> None:
+            if family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+            super().__init__(family, *more, **named)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(socket, "socket", WithoutSix)
+        first, second = link._attempts(f"{port}/127.0.0.1,::1", time.monotonic() + stretched(5))
+        assert isinstance(first, OSError)
+        assert isinstance(second, socket.socket)
+        second.close()
 
 
 def test_another_program_at_the_address_is_no_runner():
@@ -154,11 +260,31 @@ def test_a_silent_address_is_waited_for_within_the_limit(monkeypatch):
 
 
 def test_addresses_of_all_interfaces():
-    server, address = connections._listen(0, 1)
+    server, address, count = connections._listen(0, 1)
     server.close()
+    assert address.count(",") == count - 1
     port, _, hosts = address.partition("/")
     assert int(port) > 0
     assert "127.0.0.1" in hosts.split(",")
+
+
+def test_an_error_in_taking_output_is_not_the_end_of_a_connection():
+    ours, theirs = socket.socketpair()
+
+    def take(rank: int, kind: bytes, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    selector = selectors.DefaultSelector()
+    made = Connections(1, None, selector, take)
+    made._peers[0] = connections._Peer(ours, wire.Frames())
+    made._listen_to(0)
+    theirs.send(wire.frame(wire.OUT, b"x"))
+    with pytest.raises(OSError, match="No space left"):
+        made._read(0)
+    assert made.open
+    made.close()
+    selector.close()
+    theirs.close()
 
 
 def test_a_rank_can_be_made_to_wait(runner):
