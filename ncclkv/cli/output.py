@@ -23,7 +23,7 @@ class Output:
     note : callable
         ``note(rank, line)`` gets each whole line of stderr.
     unread : callable
-        Called without arguments when nobody reads a stream of this process any more.
+        Called without arguments when a stream of this process cannot be written any more.
     folder : Path or None
         Where `path_of` has a file for each stream of a rank.  Output is appended as it was written.
     """
@@ -36,6 +36,7 @@ class Output:
     ) -> None:
         self._unread = unread
         self._folder = folder
+        self._said = False
         self._lines = {
             OUT: Lines(partial(self._write, 1), lambda rank, line: None),
             ERR: Lines(partial(self._write, 2), note),
@@ -80,6 +81,17 @@ class Output:
             except BrokenPipeError:
                 self._unread()
                 return
+            except OSError as error:  # such as a file on a full disk
+                self._unread()
+                self._say_once(number, error)
+                return
+
+    def _say_once(self, number: int, error: OSError) -> None:
+        """Write on the other stream why one cannot be written."""
+        if not self._said:
+            self._said = True
+            name, other = ("stdout", ERR) if number == 1 else ("stderr", OUT)
+            self.between(other, f"ncclkv run: {name} cannot be written: {error}")
 
 
 def path_of(folder: Path, rank: int, kind: bytes) -> Path:

@@ -93,6 +93,29 @@ def test_a_port_that_is_taken() -> None:
     assert f"ncclkv: --port {port} cannot be listened on: ".encode() in done.stderr
 
 
+@pytest.mark.parametrize("script", ["echo short", "while echo long; do sleep 0.05; done"])
+@pytest.mark.parametrize(("stream", "other"), [("stdout", "stderr"), ("stderr", "stdout")])
+def test_a_stream_on_a_full_disk(stream: str, other: str, script: str) -> None:
+    """Said once, on the other stream; the job is ended."""
+    script = f"exec >&2; {script}" if stream == "stderr" else script
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ncclkv", "run", "--", "sh", "-c", script],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=full if stream == "stdout" else subprocess.PIPE,
+            stderr=full if stream == "stderr" else subprocess.PIPE,
+            timeout=stretched(30),
+            check=False,
+        )
+    said: bytes = getattr(done, other)
+    line = f"ncclkv run: {stream} cannot be written: [Errno 28] No space left on device\n"
+    assert said.count(line.encode()) == 1, said
+    assert b"Traceback" not in said
+    if "while" in script:
+        assert done.returncode == 143
+
+
 def test_a_process_that_outlives_its_rank_holds_nothing_up(tmp_path: Path) -> None:
     """It keeps the rank's streams open, and writes to them until their end."""
     script = "sh -c 'while echo still; do sleep 0.05; done' & sleep 0.2; echo over"
