@@ -29,6 +29,7 @@ _NAMES = "names"
 
 # New files appear when MPI starts; later they are looked for less often.
 _EARLY_SECONDS = 30.0
+_SOON_SECONDS = 0.1
 _SELDOM_SECONDS = 2.0
 
 _EACH_RANK = 8 << 20
@@ -39,7 +40,7 @@ class Leftovers:
     """The files of one start of a job.
 
     Creation removes what runners that were killed have left.  Their files are listed in a folder
-    each, which a runner keeps locked.
+    each, which a runner keeps locked.  Without room for a folder nothing is listed.
 
     Parameters
     ----------
@@ -49,15 +50,18 @@ class Leftovers:
 
     def __init__(self, shared: Path = SHARED, temporary: Path = TEMPORARY) -> None:
         self._places = ((shared, _SHARED_FILES), (temporary, _TEMPORARY_FILES))
-        self._records = Path(tempfile.gettempdir())
-        self._sweep_dead()
-        self._folder = Path(tempfile.mkdtemp(prefix=_RECORDS, dir=self._records))
-        self._lock = os.open(self._folder, os.O_RDONLY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        (self._folder / _NAMES).touch()  # which tells that the folder is locked
+        self._folder: Path | None = None
+        self._lock: int | None = None
+        with suppress(OSError):
+            records = Path(tempfile.gettempdir())
+            self._sweep_dead(records)
+            self._folder = Path(tempfile.mkdtemp(prefix=_RECORDS, dir=records))
+            self._lock = os.open(self._folder, os.O_RDONLY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            (self._folder / _NAMES).touch()  # which tells that the folder is locked
         self._known = set(self._present())
         self._ours: dict[str, bool] = {}
-        self._looked = self._start = time.monotonic()
+        self._next = self._start = time.monotonic()
 
     def look(self, launcher: int) -> None:
         """Note the files that have appeared, and those among them that the job's ranks use.
@@ -68,9 +72,12 @@ class Leftovers:
             The process that started the ranks.
         """
         now = time.monotonic()
-        if now - self._start > _EARLY_SECONDS and now - self._looked < _SELDOM_SECONDS:
-            return
-        self._looked = now
+        if now >= self._next:
+            early = now - self._start < _EARLY_SECONDS
+            self._next = now + (_SOON_SECONDS if early else _SELDOM_SECONDS)
+            self._look(launcher)
+
+    def _look(self, launcher: int) -> None:
         for path in self._present():
             if path not in self._known and not self._ours.get(path):
                 self._note(path, launcher)
@@ -84,27 +91,32 @@ class Leftovers:
             self._ours.pop(path, None)
         elif path not in self._ours or ours:
             self._ours[path] = ours
-            with (self._folder / _NAMES).open("a") as record:
-                record.write(f"{int(ours)} {path}\n")
+            self._record(f"{int(ours)} {path}\n")
+
+    def _record(self, line: str) -> None:
+        """Write a line of the list; a full disk is no reason to end a job."""
+        if self._folder is not None:
+            with suppress(OSError), (self._folder / _NAMES).open("a") as record:
+                record.write(line)
 
     def sweep(self, launcher: int) -> None:
         """Remove the files of the job, which has ended; one that is still used stays listed."""
-        self._start = time.monotonic()
-        self.look(launcher)
+        self._look(launcher)
         left = remove(self._ours)
         with suppress(OSError):
-            if not left:
+            if not left and self._folder is not None:
                 shutil.rmtree(self._folder)
-        os.close(self._lock)
+        if self._lock is not None:
+            os.close(self._lock)
 
     def _present(self) -> Iterator[str]:
         """Return the files that MPICH has created."""
         for folder, pattern in self._places:
             yield from map(str, folder.glob(pattern))
 
-    def _sweep_dead(self) -> None:
+    def _sweep_dead(self, records: Path) -> None:
         """Remove the files of runners that are gone."""
-        for folder in self._records.glob(f"{_RECORDS}*"):
+        for folder in records.glob(f"{_RECORDS}*"):
             with suppress(OSError):
                 if folder.lstat().st_uid != os.getuid() or not (folder / _NAMES).is_file():
                     continue

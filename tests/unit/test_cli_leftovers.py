@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -154,6 +156,47 @@ def test_a_link_in_place_of_a_file_stays(places: tuple[Path, Path]) -> None:
     noted.sweep(NOBODY)
     assert link.is_symlink()
     assert target.exists()
+
+
+def test_a_record_that_cannot_be_written_ends_no_job(places: tuple[Path, Path]) -> None:
+    noted = Leftovers(*places)
+    shutil.rmtree(lists(places)[0])
+    path = create(places[0], "mpich_shm_1_0")
+    with mapped(path):
+        noted.look(os.getpid())
+    noted.sweep(NOBODY)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("what", ["gettempdir", "mkdtemp"])
+def test_without_a_place_for_a_record_files_are_removed_all_the_same(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def full(**options: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(leftovers.tempfile, what, full)
+    noted = Leftovers(*places)
+    path = create(places[0], "mpich_shm_1_0")
+    with mapped(path):
+        noted.look(os.getpid())
+    noted.sweep(NOBODY)
+    assert not path.exists()
+    assert not lists(places)
+
+
+def test_processes_are_not_looked_through_at_every_event(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = Leftovers(*places)
+    create(places[1], "hydra_hwloc_xmlfile_J4AR2m")
+    looks = []
+    monkeypatch.setattr(leftovers, "users", lambda path: looks.append(path) or [])
+    for _ in range(50):
+        noted.look(os.getpid())
+    assert len(looks) == 1
+    noted.sweep(NOBODY)
+    assert len(looks) > 1, "the last look does not wait"
 
 
 @pytest.mark.parametrize(("free", "warned"), [(1 << 12, False), (3 << 8, True)])
