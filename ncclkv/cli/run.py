@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ncclkv import env
+from ncclkv import env, values
 from ncclkv.cli import hosts, mpi
 from ncclkv.cli.job import Job, Start
 from ncclkv.cli.outcome import Outcome
@@ -127,7 +127,8 @@ def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
     ranks = options.n or 1
     slots: dict[str, int] = {}
     if options.hosts is not None or options.hostfile is not None:
-        given = hosts.parse(options.hosts) if options.hosts else hosts.read(options.hostfile)
+        named = options.hosts is not None
+        given = hosts.parse(options.hosts) if named else hosts.read(options.hostfile)
         ranks, slots = hosts.placed(given, options.n)
     launcher = hosts.Launcher([])
     if ranks > 1 or slots:
@@ -154,7 +155,10 @@ def started(begin: Start, restart: int) -> Outcome:
     try:
         job = Job(replace(begin, environment=environment))
     except OSError as error:
-        raise LaunchError(f"--port {begin.port} cannot be listened on: {error}") from error
+        what = "the job cannot be started"
+        if begin.port is not None:
+            what = f"--port {begin.port} cannot be listened on"
+        raise LaunchError(f"{what}: {error}") from error
     return job.run()
 
 
@@ -172,8 +176,10 @@ def check(options: argparse.Namespace, command: Sequence[str]) -> None:
         raise LaunchError(f"-n {options.n} is no number of ranks; give 1 or more")
     if options.max_restarts < 0:
         raise LaunchError(f"--max-restarts {options.max_restarts} is below 0; give 0 or more")
-    if options.timeout is not None and not options.timeout > 0:
-        raise LaunchError(f"--timeout {options.timeout:g} is not above 0; give seconds")
+    if options.timeout is not None and not 0 < options.timeout <= values.LONGEST:
+        raise LaunchError(
+            f"--timeout {options.timeout:g} is not a number of seconds; give one above 0"
+        )
     if options.port is not None and not 0 <= options.port < 65536:
         raise LaunchError(f"--port {options.port} is no TCP port; give 0 to 65535")
     if not command:

@@ -181,7 +181,7 @@ def test_nobody_reads_what_it_writes(tmp_path: Path) -> None:
         (["-n", "2", "--", "no-such-program"], "there is no program 'no-such-program'"),
         (["-n", "2", "--", "train.py"], "that can be run; give python train.py"),
         (["--", sys.executable, "-u", "no.py"], "there is no file 'no.py' in "),
-        (["--timeout", "0", "--", "true"], "--timeout 0 is not above 0"),
+        (["--timeout", "0", "--", "true"], "--timeout 0 is not a number of seconds"),
         (["--max-restarts", "-1", "--", "true"], "--max-restarts -1 is below 0"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import re
 from pathlib import Path
 
@@ -160,3 +162,33 @@ def test_a_colon_among_the_arguments(capsys):
     assert "has an argument ':', behind which mpirun would start another program" in said
     assert "sh -c 'echo a : rm'" in said
     assert main(["run", "--dry-run", "--", "echo", "a", ":", "rm"]) == 0, "no mpirun is there"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--hosts", ""], "--hosts  has '', which is no host; give NAME or NAME:RANKS"),
+        (["--timeout", "inf"], "--timeout inf is not a number of seconds; give one above 0"),
+        (["--timeout", "nan"], "--timeout nan is not a number of seconds; give one above 0"),
+        (["--timeout", "1e10"], "--timeout 1e+10 is not a number of seconds; give one above 0"),
+    ],
+)
+def test_an_option_with_a_wrong_value(arguments, said, capsys):
+    assert main(["run", *arguments, "--dry-run", "--", "true"]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "ncclkv: the job cannot be started: [Errno 24] Too many open files\n"),
+        (["--port", "9"], "ncclkv: --port 9 cannot be listened on: [Errno 24] Too many open files"),
+    ],
+)
+def test_a_port_is_named_only_where_one_is_listened_on(options, said, monkeypatch, capsys):
+    def fail(begin: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(run, "Job", fail)
+    assert main(["run", *options, "--", "true"]) == 2
+    assert said in capsys.readouterr().err
