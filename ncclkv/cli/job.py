@@ -17,11 +17,12 @@ from types import FrameType
 
 from ncclkv.cli import wire
 from ncclkv.cli.connections import Connections
-from ncclkv.cli.descendants import adopt, children, end_all
+from ncclkv.cli.descendants import adopt, children, end_all, stat_of
 from ncclkv.cli.launcher import LauncherLines, Whole
 from ncclkv.cli.leftovers import Leftovers, shortage
 from ncclkv.cli.outcome import Outcome, Rank, never_started
 from ncclkv.cli.output import Output
+from ncclkv.cli.rank import ALONE
 from ncclkv.cli.report import how
 
 _RANK = Path(__file__).with_name("rank.py")
@@ -123,7 +124,8 @@ class Job:
     def _begin(self) -> subprocess.Popen[bytes]:
         """Start the launcher, in a session of its own, with which it can be ended."""
         libc = ctypes.CDLL(None)
-        supervisor = [sys.executable, "-I", "-S", str(_RANK), self._connections.address]
+        alone = [] if self._what.launcher else [ALONE]
+        supervisor = [sys.executable, "-I", "-S", str(_RANK), *alone, self._connections.address]
         process = subprocess.Popen(
             [*self._what.launcher, *supervisor, *self._what.command],
             env={**self._what.environment, wire.SECRET: self._connections.secret},
@@ -156,7 +158,7 @@ class Job:
             self._selector.unregister(number)
 
     def _over(self, process: subprocess.Popen[bytes]) -> bool:
-        """Whether it is time to end all that is left."""
+        """Tell whether it is time to end all that is left."""
         now = time.monotonic()
         if self._signals:
             number = self._signals.pop(0)
@@ -198,7 +200,7 @@ class Job:
         process.wait()
 
     def _left(self, process: subprocess.Popen[bytes]) -> bool:
-        """Whether a process of the job is still there."""
+        """Tell whether a process of the job is still there."""
         here = os.uname().nodename
         pids = [rank.pid for rank in self._ranks.values() if rank.host == here]
         return process.poll() is None or any(_runs(pid) for pid in pids)
@@ -242,8 +244,5 @@ class Job:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process is there and has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    """Tell whether a process is there and has not ended."""
+    return stat_of(pid)[:1] not in ([], ["Z"], ["X"])

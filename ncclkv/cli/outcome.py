@@ -123,7 +123,7 @@ class Rank:
         return self.failure[0].startswith(_OF_ANOTHER) or _OF_MPI in self.failure[0]
 
     def failed(self) -> float | None:
-        """When it failed; None when it did not."""
+        """Return when it failed; None when it did not."""
         times = [self.failure[1]] if self.failure else []
         if self.code and not (self.killed and self.code == -signal.SIGKILL):
             times.append(self.ended)

@@ -1,10 +1,12 @@
 """Supervise one rank: start the command, send its output and its end to ``ncclkv run``.
 
-``python rank.py ADDRESS COMMAND ...`` is what mpirun starts, a program by itself.  Launchers report
-the end of a rank late, wrongly or not at all, and kill the other ranks at once.  This process
-reports by a connection of its own, and delays its own end, which the launcher sees: the other ranks
-then have time to find out and to print what they miss.  Without a connection the output takes the
-launcher's way, and nothing is reported.
+``python rank.py ADDRESS COMMAND ...`` is what mpirun starts, a program by itself; without mpirun
+``--alone`` goes ahead of the address, and variables of launchers are another job's.
+
+Launchers report the end of a rank late, wrongly or not at all, and kill the other ranks at once.
+This process reports by a connection of its own, and delays its own end, which the launcher sees:
+the other ranks then have time to find out and to print what they miss.  Without a connection the
+output takes the launcher's way, and nothing is reported.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ from ncclkv import env  # noqa: E402
 from ncclkv.cli import descendants, process, wire  # noqa: E402
 from ncclkv.cli.link import Gone, Link, connect  # noqa: E402
 
+ALONE = "--alone"
+"""The argument of the only rank of a job without a launcher."""
+
 GRACE = 2.0
 """Seconds for the other ranks to print what they miss, before the launcher sees a failure."""
 
@@ -54,11 +59,13 @@ class Supervisor:
 
     Parameters
     ----------
+    rank : int
     link : Link or None
         The connection to the runner; None leaves output to the launcher.
     """
 
-    def __init__(self, link: Link | None) -> None:
+    def __init__(self, rank: int, link: Link | None) -> None:
+        self._rank = rank
         self._link = link
         self._child = 0
         self._code: int | None = None
@@ -186,7 +193,7 @@ class Supervisor:
     def _lose(self, error: OSError) -> None:
         """Go on without the runner, from which the network has cut this host off."""
         self._link = None
-        _complain(f"lost its connection to the runner ({error})")
+        _complain(self._rank, f"lost its connection to the runner ({error})")
 
     def _reap(self) -> None:
         """Note what became of the command."""
@@ -203,33 +210,35 @@ class Supervisor:
                 self._code = os.waitstatus_to_exitcode(status)
 
 
-def main(address: str, command: list[str]) -> int:
-    """Run `command` as this rank; return its exit code, or end by the signal that it ended by."""
+def main(address: str, command: list[str], rank: int) -> int:
+    """Run `command` as that rank; return its exit code, or end by the signal that it ended by."""
     # Launchers signal all of a rank's processes: the command decides what becomes of it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     descendants.adopt()
-    rank = env.launched_rank() or 0
     link = None
     try:
         secret = env.for_ranks({}, {}).get(wire.SECRET, "")
         link = connect(address, rank, secret.encode(), CONNECT_SECONDS)
     except OSError as error:
         _complain(
+            rank,
             f"cannot reach the runner at {address} ({error}): its output takes mpirun's way, and "
-            f"its end is not reported. Name the hosts with --hosts, or open a port and give --port"
+            f"its end is not reported. Name the hosts with --hosts, or open a port and give --port",
         )
-    code = Supervisor(link).run(command)
+    code = Supervisor(rank, link).run(command)
     if code and link is None:
-        _complain(f"failed: {f'exit code {code}' if code > 0 else f'signal {-code}'}")
+        _complain(rank, f"failed: {f'exit code {code}' if code > 0 else f'signal {-code}'}")
     return process.end_like(code)
 
 
-def _complain(words: str) -> None:
+def _complain(rank: int, words: str) -> None:
     """Write a line to the launcher's stderr."""
-    rank, host = env.launched_rank() or 0, os.uname().nodename
+    host = os.uname().nodename
     process.write(2, f"ncclkv run: rank {rank} on {host} {words}\n".encode())
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    if sys.argv[1] == ALONE:
+        sys.exit(main(sys.argv[2], sys.argv[3:], 0))
+    sys.exit(main(sys.argv[1], sys.argv[2:], env.launched_rank() or 0))

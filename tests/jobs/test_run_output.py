@@ -130,6 +130,13 @@ def test_programs_do_not_get_the_secret() -> None:
     assert done.stdout == b"[0] ['NCCLKV_RUN_EVENTS']\n", done.stderr
 
 
+def test_one_rank_started_by_a_rank_of_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_SIZE", "4")
+    monkeypatch.setenv("PMI_RANK", "3")
+    done = run("-n", "1", "--", "sh", "-c", "echo rank $PMI_RANK")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"[0] rank 3\n", b"")
+
+
 def test_a_failure_is_reported_by_the_rank_itself(tmp_path: Path) -> None:
     """Also where its stderr is closed, and nothing could be read there."""
     script = f"exec {sys.executable} {PROGRAMS / 'restarts.py'} bad_end between raise 2>/dev/null"
