@@ -68,7 +68,8 @@ def write(error: BaseException, calls: Calls | None, transport: str = "") -> Non
         unfinished.write_text(content)
         unfinished.replace(path)
         if calls is not None:
-            _await_others(path.parent, store, calls)
+            with suppress(Exception):  # MPI may be gone
+                _await_others(path.parent, store, calls)
     except Exception as trouble:  # the error counts, not what becomes of its file
         with suppress(Exception):
             reason = f"{type(trouble).__name__}: {trouble}"

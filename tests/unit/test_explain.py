@@ -171,3 +171,17 @@ def test_the_first_difference_comes_before_all_else() -> None:
         "differ in call 2: rank 0 called call 2, but rank 1 called another call"
     )
     assert lines[2].startswith("then, or besides: rank 2 is stopped")
+
+
+def test_a_file_that_is_there_is_not_called_missing(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for the others' files fails, as where MPI is gone."""
+
+    def fails(*arguments: object) -> None:
+        raise OSError("gone")
+
+    monkeypatch.setattr(dump, "_await_others", fails)
+    run_ranks(2, mismatch)
+    assert len(list(folder.iterdir())) == 2
+    assert "nothing was written" not in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from ncclkv.comm.host import liveness
 from ncclkv.comm.host.liveness import Endpoint, Liveness
 from tests.harness.slow import stretched
 
@@ -108,6 +110,54 @@ def test_a_connection_that_something_cuts_is_made_again(peer: Peer, watching: Li
     assert never(lambda: watching.has_ended(peer.endpoint))
     peer.process.send_signal(signal.SIGKILL)
     assert soon(lambda: watching.has_ended(peer.endpoint)), "the new connection is watched, too"
+
+
+@pytest.mark.parametrize("peer", ["drops"], indirect=True)
+def test_a_process_that_does_not_answer_for_a_while_is_asked_again(
+    peer: Peer, watching: Liveness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link is down when the connection is cut: neither refused nor connected."""
+    monkeypatch.setattr(liveness, "_AGAIN_SECONDS", 0.05, raising=False)
+    with monkeypatch.context() as down:
+        down.setattr(liveness, "_connected", lambda *arguments: [])
+        peer.stdin.write("\n")
+        peer.stdin.flush()
+        assert peer.stdout.readline() == "dropped\n"
+        assert soon(lambda: not watching.ended() and not watching._lines)
+    assert never(lambda: watching.has_ended(peer.endpoint)), "the link is back"
+    assert watching._lines
+    peer.process.send_signal(signal.SIGKILL)
+    assert soon(lambda: watching.has_ended(peer.endpoint))
+
+
+@pytest.mark.parametrize("peer", ["drops"], indirect=True)
+def test_a_process_that_ends_while_it_does_not_answer(
+    peer: Peer, watching: Liveness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(liveness, "_AGAIN_SECONDS", 0.05, raising=False)
+    with monkeypatch.context() as down:
+        down.setattr(liveness, "_connected", lambda *arguments: asked.append(1) or [])
+        peer.process.send_signal(signal.SIGKILL)
+        begin = time.monotonic()
+        assert never(lambda: watching.has_ended(peer.endpoint))
+        assert len(asked) <= 1 + (time.monotonic() - begin) / 0.05, "not at every look"
+    assert soon(lambda: watching.has_ended(peer.endpoint)), "the link is back"
+
+
+def test_an_address_without_a_route_is_not_taken_for_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket.socket, "connect_ex", lambda *arguments: errno.ENETUNREACH)
+    assert liveness._connected([("192.0.2.1", Endpoint(("192.0.2.1",), 9))], 0.1) == []
+
+
+def test_the_end_of_a_machine_is_found_by_its_silence(watching: Liveness) -> None:
+    ((line, _),) = watching._lines.values()
+    assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    idle, pause, count = (line.getsockopt(socket.IPPROTO_TCP, each) for each in options)
+    assert idle + pause * count <= 15, "seconds"
 
 
 @pytest.mark.parametrize("peer", ["forks"], indirect=True)

@@ -26,6 +26,13 @@ _CONNECT_SECONDS = 0.5
 _CONFIRM_SECONDS = 0.3
 """Limit for the second attempt, which tells an end from a connection cut on the way."""
 
+_AGAIN_SECONDS = 2.0
+_AGAIN_LIMIT = 0.1
+"""Between further attempts at processes that did not answer the second one, and for each."""
+
+# A machine that is gone without a word is found after some 15 s.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3))
+
 _MOST = 256
 """Processes that one watches: a descriptor each."""
 
@@ -63,6 +70,8 @@ class Liveness:
         self._lines: dict[int, tuple[socket.socket, Endpoint]] = {}
         self._known: dict[Endpoint, str | None] = {}
         self._ended: set[Endpoint] = set()
+        self._doubtful: set[Endpoint] = set()
+        self._asked = 0.0
         os.register_at_fork(after_in_child=self.close)
 
     def watch(self, endpoints: Iterable[Endpoint]) -> None:
@@ -90,9 +99,15 @@ class Liveness:
         """Return all that are watched and have ended."""
         for descriptor, _ in self._poll.poll(0):
             self._look(descriptor)
+        if self._doubtful and time.monotonic() - self._asked > _AGAIN_SECONDS:
+            doubtful, self._doubtful = self._doubtful, set()
+            self._confirm(doubtful, _AGAIN_LIMIT)
         return self._ended
 
     def _add(self, line: socket.socket, endpoint: Endpoint) -> None:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE:
+            line.setsockopt(socket.IPPROTO_TCP, option, value)
         self._lines[line.fileno()] = line, endpoint
         self._poll.register(line, select.EPOLLIN | select.EPOLLRDHUP)
 
@@ -104,11 +119,18 @@ class Liveness:
         line, endpoint = found
         self._poll.unregister(descriptor)
         line.close()
+        self._confirm({endpoint}, _CONFIRM_SECONDS)
+
+    def _confirm(self, endpoints: Set[Endpoint], seconds: float) -> None:
+        """Connect to processes again; those that have ended refuse, and others may not answer."""
         refused: list[Endpoint] = []
-        again = [(self._known[endpoint] or "", endpoint)]
-        for _, other in _connected(again, _CONFIRM_SECONDS, refused):
-            self._add(other, endpoint)
+        again = [(self._known[each] or "", each) for each in endpoints]
+        made = _connected(again, seconds, refused)
+        for (_, endpoint), line in made:
+            self._add(line, endpoint)
         self._ended.update(refused)
+        self._doubtful |= endpoints - {endpoint for (_, endpoint), _ in made} - {*refused}
+        self._asked = time.monotonic()
 
     def close(self) -> None:
         """Close the port and all connections; a forked child does, or the port would outlive us."""
@@ -131,7 +153,10 @@ def _connected(
     for address, endpoint in tried:
         line = socket.socket()
         line.setblocking(False)
-        line.connect_ex((address, endpoint.port))
+        code = line.connect_ex((address, endpoint.port))
+        if code not in (0, errno.EINPROGRESS):  # such as a device that is down
+            line.close()
+            continue
         waiting[line.fileno()] = line, (address, endpoint)
         poll.register(line, select.POLLOUT)
     made: list[tuple[Try, socket.socket]] = []

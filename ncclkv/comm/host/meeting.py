@@ -51,8 +51,16 @@ class Meeting:
 
     def wait(self) -> str:
         """Wait; return the reason to end without ``MPI_Finalize``, empty when all have arrived."""
+        from mpi4py import MPI
+
         begin, pause = self._start, _SHORTEST
-        while not self._have_met(time.monotonic() - begin):
+        while True:
+            try:
+                if self._have_met(time.monotonic() - begin):
+                    return ""
+            except MPI.Exception as error:
+                problem = f"CommAborted: MPI reports at the end: {abort.reason_of(error)}"
+                return self._failure or problem
             now = time.monotonic()
             reason = self._in_vain(now) or self._too_long(now - begin, now - self._start)
             if reason:
@@ -62,7 +70,6 @@ class Meeting:
                 self._name_late(now - begin)
             time.sleep(pause)
             pause = min(pause * 1.1, _LONGEST)
-        return ""
 
     def _fail(self, failure: str) -> None:
         """Note why this rank ends badly; from now on it waits a bounded time."""

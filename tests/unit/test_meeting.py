@@ -1,0 +1,58 @@
+"""The wait of a rank for the others at its end, where MPI itself fails."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ncclkv.comm.host.meeting import Meeting
+
+
+class Error(Exception):
+    """An error of MPI, with the lines that MPICH makes of one."""
+
+    def __str__(self) -> str:
+        return "Other MPI error, error stack:\ninternal_Test(93): MPI_Test failed"
+
+
+class Broken:
+    """A barrier in which MPI reports an error."""
+
+    timeout = 1.0
+
+    def announce(self, to: object) -> None:
+        raise Error
+
+    def hear(self) -> None:
+        raise Error
+
+    def late(self) -> list[object]:
+        return []
+
+
+@pytest.fixture(autouse=True)
+def mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a module with the exception of MPI in mpi4py's place."""
+    package: Any = ModuleType("mpi4py")
+    package.MPI = ModuleType("mpi4py.MPI")
+    package.MPI.Exception = Error
+    monkeypatch.setitem(sys.modules, "mpi4py", package)
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", package.MPI)
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (
+            "",
+            "CommAborted: MPI reports at the end: Error: Other MPI error, error stack:",
+        ),
+        ("RankLost: rank 1 is gone", "RankLost: rank 1 is gone"),
+    ],
+)
+def test_an_error_of_mpi_is_a_reason_to_end_without_it(failure: str, reason: str) -> None:
+    barriers: list[Any] = [Broken()]
+    assert Meeting(barriers, failure).wait() == reason
