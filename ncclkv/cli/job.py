@@ -37,6 +37,9 @@ _ASKED_SECONDS = 5.0
 _FAILED_SECONDS = 3.0
 """For the other ranks to end after one has failed; its launcher learns of that a second before."""
 
+_LAUNCHER_SECONDS = 10.0
+"""For the launcher to end by itself once every rank has ended with exit code 0."""
+
 _LAST_SECONDS = 2.0
 """Seconds for the launcher to end once its ranks have been killed, and for them to be gone."""
 
@@ -91,6 +94,8 @@ class Job:
         self._asked: int | None = None
         self._limit: float | None = None
         self._all_ended = False
+        self._launcher_limit: float | None = None
+        self._hung = False
         self._start = time.monotonic()
 
     def run(self) -> Outcome:
@@ -113,8 +118,8 @@ class Job:
                     end_all(spared)
                     leftovers.sweep(process.pid)
                 self._finish()
-            words = list(self._own.kept)
-            return Outcome(self._ranks, self._seconds(), process.returncode, words, self._asked)
+            words, code = list(self._own.kept), 0 if self._hung else process.returncode
+            return Outcome(self._ranks, self._seconds(), code, words, self._asked)
         finally:
             self._connections.close()
             self._selector.close()
@@ -173,7 +178,15 @@ class Job:
         if ended and self._limit is None and not self._all_ended:
             self._all_ended = True
             self._connections.tell(wire.ALL_ENDED)
-        return self._limit is not None and (ended or now > self._limit)
+            if all(rank.code == 0 for rank in self._ranks.values()):
+                self._launcher_limit = now + _LAUNCHER_SECONDS
+        if self._limit is not None:
+            return ended or now > self._limit
+        self._hung = self._launcher_limit is not None and now > self._launcher_limit
+        if self._hung:
+            words = f"had not ended {_LAUNCHER_SECONDS:g} s after its ranks, and was killed"
+            self._output.between(wire.ERR, f"ncclkv run: the launcher {words}")
+        return self._hung
 
     def _failed(self) -> bool:
         """Return whether any rank has failed, or cannot but fail."""

@@ -197,3 +197,32 @@ def test_what_cannot_be_started(arguments: list[str], said: str) -> None:
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+HANGS = """
+import os
+from ncclkv.cli import job
+job._LAUNCHER_SECONDS = 0.5
+line = ["sh", "-c", '"$@"; exec sleep 60', "sh"]
+print(job.Job(job.Start(1, line, {command}, dict(os.environ))).run().code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (["true"], "0", "the launcher had not ended 0.5 s after its ranks, and was killed"),
+        (["false"], "1", "ended with exit code 1"),
+    ],
+)
+def test_a_launcher_that_outlives_its_ranks(command: list[str], code: str, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS.format(command=command)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=stretched(20),
+        check=False,
+    )
+    assert done.stdout == f"{code}\n", done.stderr
+    assert said in done.stderr
