@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ncclkv import env, notify, tracebacks
-from ncclkv.errors import KVStoreError, RankDied
+from ncclkv.errors import KVStoreError, RankDied, RankLost
 
 FAILURE = 1
 """The exit code of a rank that ends the job."""
@@ -127,6 +127,11 @@ def reason_of(error: BaseException) -> str:
     """An error in one line: its type, and the first line of its text."""
     lines = str(error).splitlines()
     return type(error).__name__ + (f": {lines[0]}" if lines else "")
+
+
+def follows(reason: str) -> bool:
+    """Return whether a reason, as `reason_of` words it, is that another rank has failed."""
+    return reason.startswith((RankLost.__name__, RankDied.__name__))
 
 
 def announce(reason: str, more: str = "") -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
 import secrets
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,8 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from ncclkv.cli import wire
+from ncclkv.comm.host.liveness import addresses
 
-_SIOCGIFADDR = 0x8915
 _GLOBAL_SCOPE = "00"
 
 _HELLO_SECONDS = 10.0
@@ -68,8 +66,8 @@ class Connections:
         self._guests: list[_Guest] = []
         self._peers: dict[int, _Peer] = {}
         self._paused: set[int] = set()
-        self._server, self.address, addresses = _listen(port, ranks)
-        self._expected = ranks * addresses
+        self._server, self.address, count = _listen(port, ranks)
+        self._expected = ranks * count
         _allow_files(ranks + self._expected + _SPARE + _OTHER_FILES)
         self._server.setblocking(False)
         selector.register(self._server, selectors.EVENT_READ, self._accept)
@@ -204,7 +202,7 @@ def _listen(port: int | None, ranks: int) -> tuple[socket.socket, str, int]:
         server.bind("\0" + name)
         server.listen(ranks + _SPARE)
         return server, "@" + name, 1
-    hosts = _addresses()
+    hosts = [*dict.fromkeys(addresses()), "127.0.0.1"]
     try:
         several = [*hosts, *_addresses_6()]
         backlog = ranks * len(several) + _SPARE
@@ -215,17 +213,6 @@ def _listen(port: int | None, ranks: int) -> tuple[socket.socket, str, int]:
     except (OSError, ValueError):  # a machine without IPv6
         server = socket.create_server(("", port), backlog=ranks * len(hosts) + _SPARE)
     return server, f"{server.getsockname()[1]}/{','.join(hosts)}", len(hosts)
-
-
-def _addresses() -> list[str]:
-    """Return the IPv4 addresses of this machine's interfaces, that of the loopback last."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as each:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # an interface without an address
-                answer = fcntl.ioctl(each, _SIOCGIFADDR, struct.pack("256s", name.encode()))
-                found.append(socket.inet_ntoa(answer[20:24]))
-    return sorted(dict.fromkeys([*found, "127.0.0.1"]), key=lambda host: host.startswith("127."))
 
 
 def _addresses_6() -> list[str]:

@@ -22,12 +22,12 @@ from ncclkv.cli.launcher import LauncherLines, Whole
 from ncclkv.cli.leftovers import Leftovers, shortage
 from ncclkv.cli.outcome import Outcome, Rank, never_started
 from ncclkv.cli.output import Output
+from ncclkv.cli.process import PR_SET_PDEATHSIG
 from ncclkv.cli.rank import ALONE
 from ncclkv.cli.report import how
 
 _RANK = Path(__file__).with_name("rank.py")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_PR_SET_PDEATHSIG = 1
 _CHUNK = 1 << 16
 _LOOK_SECONDS = 0.1
 
@@ -138,7 +138,7 @@ class Job:
             stderr=subprocess.PIPE,
             start_new_session=True,
             # Not left behind by the sudden end of this process.
-            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
         )
         for stream, whole in zip((process.stdout, process.stderr), self._passed, strict=True):
             if stream is not None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ncclkv import notify
+from ncclkv import abort, notify
 from ncclkv.cli import wire
 
 LAST_LINES = 12
@@ -19,7 +19,6 @@ WORDS = "ncclkv: "
 
 _FAILED = re.compile(r"ncclkv: (?:a rank|rank (\d+)).* failed, ending the job: (.*)")
 
-_OF_ANOTHER = ("RankLost", "RankDied")
 _OF_MPI = "Other MPI error"
 """Begins what MPICH reports of a connection that broke, as the one to a rank that failed before."""
 
@@ -120,7 +119,7 @@ class Rank:
         """Tell whether the rank failed because another rank had failed."""
         if self.failure is None:
             return False
-        return self.failure[0].startswith(_OF_ANOTHER) or _OF_MPI in self.failure[0]
+        return abort.follows(self.failure[0]) or _OF_MPI in self.failure[0]
 
     def failed(self) -> float | None:
         """Return when it failed; None when it did not."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 from ncclkv import env, notify
 from ncclkv.cli import wire
 
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 _COMMAND_NOT_FOUND = 127
 
 
@@ -33,7 +33,7 @@ def become(command: list[str], streams: dict[int, int], events: int) -> None:
         signal.signal(each, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     # Should this process be killed alone, the command is not left behind.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number, stream in streams.items():
         os.dup2(stream, number)
     os.set_inheritable(events, True)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ncclkv import abort
 from ncclkv.comm import stall, waits
 from ncclkv.comm.board import EVERYONE
 from ncclkv.comm.calls import LONG_SECONDS, Calls, is_due
@@ -77,7 +78,7 @@ class Lookout:
         lost = gone if relayed and missing else missing & gone
         if not lost or work.finished:
             return None
-        rank = min(lost, key=lambda rank: (_follows(departed.get(rank, "")), rank))
+        rank = min(lost, key=lambda rank: (abort.follows(departed.get(rank, "")), rank))
         if rank in departed:
             return self._left(rank, departed[rank], work)
         return self._died(rank, work)
@@ -280,8 +281,3 @@ class Lookout:
 def _links(chain: Mapping[int, Sequence[int]]) -> list[str]:
     """Describe whom ranks wait for that others wait for."""
     return [f"rank {rank} waits for {named(each)}" for rank, each in chain.items() if each]
-
-
-def _follows(reason: str) -> bool:
-    """Whether a rank left because another had."""
-    return reason.startswith((RankLost.__name__, RankDied.__name__))

@@ -196,11 +196,12 @@ def test_ranks_that_try_all_addresses_at_once_are_let_in(monkeypatch):
     """Each rank opens a connection to each address, and proves itself on one."""
     ranks, addresses = 16, 4
     monkeypatch.setattr(connections, "_SPARE", 0)
-    monkeypatch.setattr(connections, "_addresses", lambda: ["127.0.0.1"] * addresses)
-    monkeypatch.setattr(connections, "_addresses_6", list)
+    monkeypatch.setattr(connections, "addresses", lambda: ["127.0.0.1"])
+    monkeypatch.setattr(connections, "_addresses_6", lambda: ["::1"] * (addresses - 2))
     selector = selectors.DefaultSelector()
     taken: list[int] = []
     made = Connections(ranks, 0, selector, lambda rank, kind, data: taken.append(rank))
+    assert len(list(link._targets(made.address))) == addresses
     port = int(made.address.partition("/")[0])
     target, wait = ("127.0.0.1", port), stretched(5)
     guests = [socket.create_connection(target, wait) for _ in range(ranks * addresses)]

@@ -65,7 +65,7 @@ class Liveness:
     def __init__(self) -> None:
         # Nothing is ever accepted: the kernel connects, and holds the connections in its queue.
         self._listening = socket.create_server(("", 0), backlog=_BACKLOG)
-        self.here = Endpoint(_addresses(), self._listening.getsockname()[1])
+        self.here = Endpoint(addresses(), self._listening.getsockname()[1])
         self._poll = select.epoll()
         self._lines: dict[int, tuple[socket.socket, Endpoint]] = {}
         self._known: dict[Endpoint, str | None] = {}
@@ -178,8 +178,8 @@ def _connected(
     return made
 
 
-def _addresses() -> tuple[str, ...]:
-    """This machine's IPv4 addresses, without those of the loopback device."""
+def addresses() -> tuple[str, ...]:
+    """Return this machine's IPv4 addresses, without those of the loopback device."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
