@@ -200,8 +200,8 @@ def main(names: list[str]) -> int:
         print(f"no test of a GPU can run: {lacking}")
         return int(gpu.required())
     groups = {"gpu": gpu_suite, "emulated": emulated_suite, "emulated-few": emulated_few}
-    if len(names) == 1 and names[0] in groups:
-        names = [run.name for run in groups[names[0]]()]
+    for name in set(names) & set(groups):
+        names = [each for each in names if each != name] + [run.name for run in groups[name]()]
     runs = suite() + (by_name() if names else [])
     unknown = set(names) - {run.name for run in runs}
     if unknown:
