@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ncclkv.comm.control import Control, Mark
 from ncclkv.comm.graph import Graph
-from ncclkv.errors import NotSupported
+from ncclkv.errors import KVStoreError, NotSupported
 from ncclkv.kernels.base import Kernels
 
 if TYPE_CHECKING:
@@ -258,6 +258,13 @@ class Communicator(ABC):
         """Let the current stream go on after what earlier calls queued, on whatever stream.
 
         On hosts there are no streams.
+        """
+        return None
+
+    def reported(self, error: BaseException, call: str) -> KVStoreError | None:
+        """Return the error to raise for one of CUDA's that left a store's `call`; else None.
+
+        On hosts there is no CUDA.
         """
         return None
 

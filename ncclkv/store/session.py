@@ -167,7 +167,15 @@ class Session:
         return Verb(self, name, allowed_inside)
 
     def note(self, name: str, error: BaseException) -> None:
-        """Look at what a verb raised: it may break the store."""
+        """Look at what a verb raised: it may break the store.
+
+        Raises
+        ------
+        CommAborted
+            In the place of an error of CUDA's.
+        UsageError
+            In the place of one that CUDA gives for what it forbids in a capture of the user's own.
+        """
         harmless = self.checks.take() is error
         if isinstance(error, (ContractError, CommError)):
             self.fail(error)
@@ -177,7 +185,13 @@ class Session:
             if self.running.refused(error) and not harmless:
                 self.broken_off(name, error)
         elif not (isinstance(error, KVStoreError) or self.recording or harmless):
-            self.broken_off(name, error)
+            reported = self.comm.reported(error, name)
+            if isinstance(reported, CommError):
+                self.note(name, reported)
+            else:
+                self.broken_off(name, error)
+            if reported is not None:
+                raise reported from error
 
     def put_rank(self, error: UsageError) -> None:
         """Put this rank before the text of a `UsageError`; other errors name it themselves."""
@@ -281,6 +295,8 @@ class Verb:
         self._running.verb = name
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self._session.note(self._name, error)
-        self._running.verb = ""
+        try:
+            if error is not None:
+                self._session.note(self._name, error)
+        finally:
+            self._running.verb = ""

@@ -22,6 +22,8 @@ import pytest
 POISON = 0xA5
 INVALID_HANDLE = 400
 """cudaErrorInvalidResourceHandle."""
+NOT_READY = 600
+"""cudaErrorNotReady."""
 
 
 class Devices:
@@ -43,6 +45,7 @@ class Devices:
         self._addresses = itertools.count(1000)
         self._stream_of: dict[int, Any] = {}
         self._device_of: dict[int, int] = {0: 0}
+        self._is_done: dict[int, bool] = {}
         self._work: deque[Callable[[], None]] = deque()
         self.current = 0
         self.allocated: list[tuple[int, int]] = []
@@ -52,12 +55,14 @@ class Devices:
             CUDARuntimeError=error,
             getDevice=lambda: self.current,
             eventRecord=self._record,
-            eventQuery=lambda event: 0,
+            # As CuPy's, this returns CUDA's code and raises nothing.
+            eventQuery=lambda event: 0 if self._is_done.get(event, True) else NOT_READY,
             streamWaitEvent=lambda stream, event: self._check(stream),
             streamCaptureModeThreadLocal=1,
         )
         cuda = SimpleNamespace(
             runtime=runtime,
+            driver=self._real.driver,
             Device=lambda number: Device(self, number),
             Stream=type("Stream", (Stream,), {"devices": self}),
             Event=lambda disable_timing=False: Event(self),
@@ -89,6 +94,11 @@ class Devices:
         """Do some work that is queued, or all."""
         for _ in range(len(self._work) if count is None else count):
             self._work.popleft()()
+
+    def record(self, event: int) -> None:
+        """Queue an event, which is not done until then."""
+        self._is_done[event] = False
+        self.do(lambda: self._is_done.update({event: True}))
 
     def _check(self, stream: int) -> None:
         if stream in self.destroyed:
@@ -170,10 +180,9 @@ class Event:
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
         self.ptr = devices.made()
-        self.done = False
 
     def record(self) -> None:
-        self._devices.do(lambda: setattr(self, "done", True))
+        self._devices.record(self.ptr)
 
 
 class Slot:

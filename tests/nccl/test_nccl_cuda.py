@@ -161,6 +161,19 @@ def test_what_cuda_refuses_in_a_capture_does_not_cost_the_device(cuda, code):
     assert streams.broke_capture(error).startswith(words)
 
 
+def test_what_leaves_a_call_is_reported_as_the_store_s_error(cuda):
+    streams = CupyStreams(0)
+    lost = streams.reported(cuda_error(700), "push")
+    assert isinstance(lost, CommAborted)
+    assert str(lost).startswith(f"CUDA reports at push: {cuda_error(700)}; the device is lost")
+    refused = streams.reported(cuda_error(1), "pull")
+    assert isinstance(refused, CommAborted)
+    assert "CUDA refuses a call at pull: cudaErrorInvalidValue" in str(refused)
+    assert "lost" not in str(refused)
+    assert isinstance(streams.reported(cuda_error(900), "push"), UsageError)
+    assert streams.reported(ValueError(700), "push") is None
+
+
 def test_other_errors_are_not_a_capture_s(cuda):
     streams = CupyStreams(0)
     for error in (cuda_error(), cuda_error(909), ValueError(900), KeyboardInterrupt()):

@@ -124,6 +124,9 @@ class NcclCommunicator(Communicator):
     def follow(self) -> None:
         self._flight.follow()
 
+    def reported(self, error: BaseException, call: str) -> KVStoreError | None:
+        return self._streams.reported(error, call)
+
     def keep(self, *objects: object) -> None:
         self._flight.keep(objects)
 

@@ -23,6 +23,10 @@ _HIGHEST = -100
 # cudaSuccess and cudaErrorNotReady.
 _DONE, _NOT_READY = 0, 600
 
+# Of driver_types.h: CUDA refuses the call, and the device goes on.  Invalid values, no memory,
+# functions, images, handles, names, too large launches, and what is not supported.
+_REFUSALS = {1, 2, 98, 200, 209, 400, 500, 701, 801}
+
 # cudaErrorStreamCaptureUnsupported to cudaErrorStreamCaptureWrongThread.
 _OF_CAPTURES = range(900, 909)
 
@@ -92,6 +96,9 @@ class Streams(Protocol):
 
     def drop_capture(self) -> None:
         """End a capture, whatever has become of it, and keep nothing of it."""
+
+    def reported(self, error: BaseException, call: str) -> KVStoreError | None:
+        """Return the error to raise for one of CUDA's that left a store's `call`; else None."""
 
     def broke_capture(self, error: BaseException) -> str:
         """What to say of an error by which CUDA refused something in a capture; else empty."""
@@ -165,6 +172,7 @@ class CupyStreams:
         self._cuda: Any = cupy.cuda
         self._zeros = cupy.zeros
         self._error: type[Exception] = self._cuda.runtime.CUDARuntimeError
+        self._errors = (self._error, self._cuda.driver.CUDADriverError)
         self._device = device
         try:
             self._cuda.Device(device).use()
@@ -248,8 +256,10 @@ class CupyStreams:
             self._captured.end_capture()
 
     def broke_capture(self, error: BaseException) -> str:
-        kinds = (self._error, self._cuda.driver.CUDADriverError)
-        return _said_of_capture(error) if isinstance(error, kinds) else ""
+        return _said_of_capture(error) if isinstance(error, self._errors) else ""
+
+    def reported(self, error: BaseException, call: str) -> KVStoreError | None:
+        return _failed(call, error) if isinstance(error, self._errors) else None
 
     def another(self) -> CupyStreams:
         return CupyStreams(self._device)
@@ -258,13 +268,16 @@ class CupyStreams:
         self._stream = self._captured = None
 
 
-def _failed(what: str, error: Exception) -> KVStoreError:
-    """CUDA's errors stay: whatever this process asks of the device from now on fails as well.
+def _failed(what: str, error: BaseException) -> KVStoreError:
+    """Return the error to raise for one of CUDA's.
 
-    Those of a capture are over with it.
+    Most of these stay: whatever this process asks of the device from now on fails as well.  Those
+    of a capture end with it, and a call that CUDA refuses spoils nothing but this call.
     """
     if said := _said_of_capture(error):
         return UsageError(f"{what}: {said}")
+    if getattr(error, "status", None) in _REFUSALS:
+        return CommAborted(f"CUDA refuses a call at {what}: {error}; close the store")
     return CommAborted(
         f"CUDA reports at {what}: {error}; the device is lost to this process, so start the job "
         f"again (with CUDA_LAUNCH_BLOCKING=1 the failing kernel is the one named)"

@@ -1,0 +1,111 @@
+"""Each call of CUDA in a step fails once, on the last rank; ``python injected.py [FUNCTION ...]``.
+
+Every fault has a store of its own, in one process: a store that was aborted is followed by another.
+Each rank prints one line for each fault, of which `test_injected` knows the parts.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import cupy
+import numpy as np
+
+import ncclkv
+from tests.nccl.emulated import control
+
+TIMEOUT = 6.0
+"""Seconds of the store's deadline, which no fault may reach."""
+
+FUNCTIONS = (
+    "cuLaunchKernel",
+    "cudaEventCreateWithFlags",
+    "cudaEventRecord",
+    "cudaEventQuery",
+    "cudaMemcpyAsync",
+    "cudaStreamSynchronize",
+    "cudaStreamWaitEvent",
+    "ncclAllReduce",
+)
+FAILURES = {True: 2, False: 700}
+"""Codes by whether NCCL returns them: ncclSystemError, cudaErrorIllegalAddress."""
+
+KEYS = ["small", "long"]
+SHAPES = [(1000,), (300, 500)]
+
+
+class Store:
+    """A store that has made a step with arrays of the device and of the host."""
+
+    def __init__(self) -> None:
+        self.kv = ncclkv.create("nccl", timeout=TIMEOUT)
+        self.kv.init(KEYS, [np.zeros(shape, np.float32) for shape in SHAPES])
+        self.kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=0.5, momentum=0.5))
+        self.gradients = [cupy.ones(shape, np.float32) for shape in SHAPES]
+        self.outs = [cupy.empty(shape, np.float32) for shape in SHAPES]
+        self.on_host = [np.ones(shape, np.float32) for shape in SHAPES]
+        self.step()
+
+    def step(self) -> None:
+        self.kv.push(KEYS, self.gradients)
+        self.kv.pull(KEYS, out=self.outs)
+        self.kv.push(KEYS, self.on_host)
+        self.kv.pull(KEYS, out=self.on_host)
+        self.kv.wait()
+
+    def outcome(self) -> str:
+        """Make two steps, and return the name and the text of the error that ended them."""
+        try:
+            self.step()
+            self.step()
+        except BaseException as error:
+            return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return "passed"
+
+    def close(self) -> None:
+        try:
+            self.kv.close()
+        except ncclkv.KVStoreError as error:
+            print(f"close: {type(error).__name__}: {' '.join(str(error).split())}", flush=True)
+
+
+def calls_of_a_step(function: str) -> int:
+    """Return the most calls of a function in a step, over all ranks."""
+    store = Store()
+    before = control.calls(function)
+    store.step()
+    largest = ncclkv.create("dist_sync")
+    largest.init("calls", np.zeros(largest.num_workers))
+    mine = np.zeros(largest.num_workers)
+    mine[largest.rank] = control.calls(function) - before
+    largest.push("calls", mine)
+    calls = int(largest.pull("calls").max())
+    largest.close()
+    store.close()
+    return calls
+
+
+def fail(function: str, nth: int) -> None:
+    """Let the nth call from now fail on the last rank, and print each rank's line."""
+    store = Store()
+    rank, last = store.kv.rank, store.kv.num_workers - 1
+    before = control.calls(function)
+    if rank == last:
+        control.fail(function, nth, FAILURES[function.startswith("nccl")])
+    begin = time.monotonic()
+    outcome = store.outcome()
+    seconds = time.monotonic() - begin
+    failed = rank == last and control.calls(function) - before >= nth
+    control.fail(function, 0, 0)
+    print(f"rank {rank} | {function} {nth} | {failed} | {seconds:.2f} | {outcome}", flush=True)
+    store.close()
+
+
+def main(functions: list[str]) -> None:
+    for function in functions or FUNCTIONS:
+        for nth in range(1, calls_of_a_step(function) + 1):
+            fail(function, nth)
+
+
+main(sys.argv[1:])

@@ -1,0 +1,77 @@
+"""Layer 3b: every call of CUDA in a step fails once, and each rank is told why at once."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+
+import pytest
+
+from tests.harness.slow import stretched
+from tests.harness.source import ROOT
+
+PROGRAM = "tests/nccl/emulated/programs/injected.py"
+WORDS = ("an illegal memory access was encountered", "ncclSystemError", "unhandled system error")
+
+
+@dataclass
+class Line:
+    """One rank's part in one fault.
+
+    Attributes
+    ----------
+    failed : bool
+        A call failed on this rank.
+    seconds : float
+        Until the error.
+    """
+
+    rank: int
+    call: str
+    failed: bool
+    seconds: float
+    outcome: str
+
+
+def lines(function: str, ranks: int) -> list[Line]:
+    """Run the program, and return what it printed of each fault and rank."""
+    command = ["launch/local.sh", "-n", str(ranks), PROGRAM, function]
+    ended = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=stretched(110), check=False
+    )
+    text = f"{ended.stdout}\n{ended.stderr}"
+    assert ended.returncode == 0, text
+    found = []
+    for line in ended.stdout.splitlines():
+        if line.startswith("rank "):
+            rank, call, failed, seconds, outcome = line.removeprefix("rank ").split(" | ", 4)
+            found.append(Line(int(rank), call, failed == "True", float(seconds), outcome))
+    assert found, text
+    assert len(found) % ranks == 0, text
+    return found
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "function",
+    [
+        "cuLaunchKernel",
+        "cudaEventCreateWithFlags",
+        "cudaEventRecord",
+        "cudaEventQuery",
+        "cudaMemcpyAsync",
+        "cudaStreamSynchronize",
+        "cudaStreamWaitEvent",
+        "ncclAllReduce",
+    ],
+)
+def test_each_call_of_a_step(function: str, ranks: int) -> None:
+    found = lines(function, ranks)
+    assert all(line.outcome != "passed" for line in found if line.failed)
+    told = [line for line in found if line.outcome != "passed"]
+    assert told, "no call failed"
+    for line in told:
+        assert line.outcome.startswith(("CommAborted: ", "RankLost: ")), line
+        assert any(word in line.outcome for word in WORDS), line
+        assert line.seconds < stretched(2.0), line
