@@ -1,0 +1,128 @@
+"""The emulated NCCL through the bindings that ncclkv uses: CuPy's and nccl4py's."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ncclkv.comm.nccl.binding import DTYPES, OPS, Binding
+from ncclkv.comm.nccl.cupy_binding import CupyBinding
+from ncclkv.comm.nccl.nccl4py_binding import Nccl4pyBinding, installed
+from ncclkv.errors import CommAborted, LaunchError
+from tests.nccl.emulated.calls import made, ok
+from tests.nccl.emulated.collectives import Array
+from tests.nccl.emulated.worlds import World, run
+
+BINDINGS = pytest.mark.parametrize(
+    "kind",
+    [
+        "cupy",
+        pytest.param(
+            "nccl4py",
+            marks=pytest.mark.skipif(not installed(), reason="nccl4py is not installed"),
+        ),
+    ],
+)
+
+
+def binding(world: World, kind: str) -> Binding:
+    """Return a binding for this rank's device, which is the current one of this thread too."""
+    ok("cudaSetDevice", ctypes.c_int(world.rank))
+    return {"cupy": CupyBinding, "nccl4py": Nccl4pyBinding}[kind](world.rank, 20.0)
+
+
+def create(world: World, chosen: Binding) -> Any:
+    id = world.tell(chosen.unique_id() if world.rank == 0 else None)[0]
+    return chosen.create(world.size, id, world.rank, lambda: None)
+
+
+def everything(world: World, kind: str) -> list[list[float]]:
+    """Make each call of a binding once; return what they gave."""
+    chosen = binding(world, kind)
+    assert chosen.version() == 22809
+    comm = create(world, chosen)
+    size, rank = world.size, world.rank
+    stream = made("cudaStreamCreateWithFlags", 1)
+    dtype, total = DTYPES["float32"], OPS["sum"]
+    results = []
+
+    def done(array: Array) -> None:
+        ok("cudaStreamSynchronize", stream)
+        results.append([float(value) for value in array.get()])
+
+    room = Array(np.zeros(2 * size, np.uint8))
+    peers = [peer for peer in range(size) if peer != rank]
+    chosen.connect(comm, peers, (room.pointer, room.at(1)), stream)
+    own = Array(np.full(2, rank + 1, np.float32))
+    all_of = Array(np.zeros(2 * size, np.float32))
+    chosen.all_gather(comm, own.pointer, all_of.pointer, 2, dtype, stream)
+    done(all_of)
+    part = Array(np.zeros(2, np.float32))
+    chosen.reduce_scatter(comm, all_of.pointer, part.pointer, 2, dtype, total, stream)
+    done(part)
+    chosen.all_reduce(comm, own.pointer, own.pointer, 2, dtype, OPS["avg"], stream)
+    done(own)
+    chosen.reduce(comm, own.pointer, part.pointer, 2, dtype, OPS["max"], 1, stream)
+    chosen.broadcast(comm, part.pointer, part.pointer, 2, dtype, 1, stream)
+    done(part)
+    chosen.group_start()
+    chosen.send(comm, part.pointer, 1, dtype, (rank + 1) % size, stream)
+    chosen.receive(comm, own.pointer, 1, dtype, (rank - 1) % size, stream)
+    chosen.group_end()
+    done(own)
+    assert chosen.async_error(comm) is None
+    chosen.destroy(comm)
+    return results
+
+
+@BINDINGS
+def test_all_calls_of_a_binding(kind: str) -> None:
+    for rank, ended in enumerate(run(everything, 3, kind, EMULATED_NCCL_VERSION="22809")):
+        own = float(rank + 1)
+        assert ended.result == [
+            [1.0, 1.0, 2.0, 2.0, 3.0, 3.0],
+            [3 * own, 3 * own],
+            [2.0, 2.0],
+            [2.0, 2.0],
+            [2.0, 2.0],
+        ]
+
+
+def refused(world: World, kind: str) -> str:
+    chosen = binding(world, kind)
+    with pytest.raises(LaunchError) as failed:
+        create(world, chosen)
+    return str(failed.value)
+
+
+@BINDINGS
+def test_a_refused_creation_in_the_words_of_a_binding(kind: str) -> None:
+    faults = "function=ncclCommInitRankConfig,do=fail:2"
+    for rank in run(refused, 2, kind, EMULATED_NCCL_FAULTS=faults):
+        assert "ncclCommInitRank" in rank.result
+        if kind == "nccl4py":
+            assert "as EMULATED_NCCL_FAULTS asks" in rank.result
+        else:
+            assert "NCCL_ERROR_SYSTEM_ERROR" in rank.result
+
+
+def wrong_call(world: World, kind: str) -> str:
+    chosen = binding(world, kind)
+    comm = create(world, chosen)
+    with pytest.raises(CommAborted) as failed:
+        chosen.all_reduce(comm, 0, 0, 4, 7, 0, 0)
+    chosen.abort(comm)
+    return str(failed.value)
+
+
+@BINDINGS
+def test_a_refused_call_in_the_words_of_a_binding(kind: str) -> None:
+    for rank in run(wrong_call, 1, kind):
+        assert "ncclAllReduce failed: " in rank.result
+        if kind == "nccl4py":
+            assert "AllReduce : sendbuff (nil) is not a valid pointer" in rank.result
+        else:
+            assert "NCCL_ERROR_INVALID_ARGUMENT" in rank.result
