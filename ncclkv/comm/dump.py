@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakSet
 
 from ncclkv import env
+from ncclkv.comm.base import Communicator
 from ncclkv.comm.board import ANSWERED, CALLS
 from ncclkv.comm.calls import Calls
 from ncclkv.comm.reports import Report
@@ -74,6 +75,12 @@ def write(error: BaseException, calls: Calls | None, transport: str = "") -> Non
         with suppress(Exception):
             reason = f"{type(trouble).__name__}: {trouble}"
             sys.stderr.write(f"ncclkv: NCCLKV_DUMP={folder!r}: nothing was written: {reason}\n")
+
+
+def write_of(ranks: Communicator, error: BaseException) -> None:
+    """Write the file of a store's ranks, while no other thread hears what they are told."""
+    with ranks.lock:
+        write(error, ranks.calls, ranks.name)
 
 
 def _await_others(folder: Path, store: str, calls: Calls) -> None:

@@ -62,18 +62,19 @@ class Outside:
         flights = open_flights(get_ident())
         for flight in flights:
             # What fails there is raised by the next call there.
-            with suppress(Exception):
+            with suppress(Exception), flight.lock:
                 flight.progress()
         waited = time.monotonic() - self._begin
         if is_due(waited, self._looks):
             self._looks += 1
             for flight in flights:
-                flight.wait_elsewhere(self._words, self._names(flight.calls))
-                found = flight.calls.found()
-                if found is not None:
-                    flight.end(found)
-                    dump.write(found, flight.calls, flight.calls.transport.name)
-                    raise found
+                with flight.lock:
+                    flight.wait_elsewhere(self._words, self._names(flight.calls))
+                    found = flight.calls.found()
+                    if found is not None:
+                        flight.end(found)
+                        dump.write(found, flight.calls, flight.calls.transport.name)
+                        raise found
         if stall.is_due(waited, self._limit, self._reported):
             self._reported += 1
             # Nobody shows yet that it waits: the lowest rank reports, and the next if that is late.

@@ -39,14 +39,14 @@ def freed_without_store(ranks: Communicator) -> Iterator[None]:
         yield
     except (UsageError, SpecMismatch, LaunchError) as error:
         if isinstance(error, SpecMismatch):
-            dump.write(error, ranks.calls, ranks.name)
+            dump.write_of(ranks, error)
         # All ranks have found the same.
         with suppress(KVStoreError):
             ranks.close()
         raise
     except BaseException as error:
         if isinstance(error, (ContractError, CommError)):
-            dump.write(error, ranks.calls, ranks.name)
+            dump.write_of(ranks, error)
         ranks.abort(f"{type(error).__name__}: {error}")
         raise
 

@@ -213,7 +213,7 @@ class Session:
         """Break the store, and write what this rank knows where ``NCCLKV_DUMP`` asks for it."""
         self.failure = error
         if not self._alone:
-            dump.write(error, self.comm.calls, self.comm.name)
+            dump.write_of(self.comm, error)
 
     @contextmanager
     def updating(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ncclkv.cli import WRONG, explain, main
 from ncclkv.comm import dump
 from ncclkv.errors import OrderMismatch, SpecMismatch
 from ncclkv.testing import run_ranks
+from tests.harness.locks import is_held
 
 
 def mismatch() -> None:
@@ -50,6 +52,31 @@ def test_each_rank_writes_one_file_of_a_store(
     )
     run_ranks(2, mismatch)
     assert said(folder, capsys).count("what happened first: ") == 2, "stores are told apart"
+
+
+def test_what_others_tell_is_heard_by_one_thread_at_a_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is broken, but not its collectives in flight, which a watcher looks at."""
+    locks: dict[Any, threading.RLock] = {}
+    held: list[bool] = []
+    of_store = dump._of_store
+
+    def content(calls: Any, now: float) -> dict[str, Any]:
+        held.append(is_held(locks[calls]))
+        return of_store(calls, now)
+
+    monkeypatch.setattr(dump, "_of_store", content)
+
+    def body() -> None:
+        kv = ncclkv.create("threads", timeout=10)
+        locks[kv._comm.calls] = kv._comm.lock
+        with pytest.raises(SpecMismatch):
+            kv.init("b" if kv.rank == 1 else "a", np.zeros(2))
+        kv.close()
+
+    run_ranks(2, body)
+    assert held == [True, True]
 
 
 def test_nothing_is_written_unless_it_is_asked_for(

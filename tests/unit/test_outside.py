@@ -1,0 +1,72 @@
+"""A wait in no store, which advances the collectives of the thread's open stores meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ncclkv.comm import dump
+from ncclkv.comm.calls import LONG_SECONDS
+from ncclkv.comm.outside import Outside
+from ncclkv.comm.work import Flight, HostWork
+from ncclkv.errors import OrderMismatch
+from tests.harness.locks import is_held
+from tests.unit.test_wait import Still
+
+
+class Looked(HostWork):
+    """A collective that notes, each time it goes on, that no other thread could advance it."""
+
+    def __init__(self, flight: Flight) -> None:
+        super().__init__("a sum")
+        self._flight = flight
+        self.alone: list[bool] = []
+
+    def advance(self) -> bool:
+        self.alone.append(is_held(self._flight.lock))
+        return False
+
+    def stuck(self) -> bool:
+        return False
+
+    def missing(self) -> set[int]:
+        return {1}
+
+
+@pytest.fixture
+def flight() -> Iterator[Flight]:
+    made = Flight(Still(), timeout=1.0)
+    yield made
+    made.end(OrderMismatch("the test is over"))
+
+
+def create(waited: float = 0.0) -> Outside:
+    """A wait that has lasted so many seconds."""
+    wait = Outside("create()", lambda transport: (), rank=0, size=4, limit=300.0)
+    wait._begin -= waited
+    return wait
+
+
+def test_what_is_in_flight_elsewhere_is_advanced_by_one_thread_at_a_time(flight: Flight) -> None:
+    work = Looked(flight)
+    flight.launch(work)
+    work.alone.clear()
+    create().look()
+    assert work.alone == [True]
+
+
+def test_what_others_tell_is_heard_by_one_thread_at_a_time(
+    flight: Flight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[bool] = []
+
+    def found() -> OrderMismatch:
+        held.append(is_held(flight.lock))
+        return OrderMismatch("rank 1 waits for this one")
+
+    monkeypatch.setattr(flight.calls, "found", found)
+    monkeypatch.setattr(dump, "write", lambda *_: held.append(is_held(flight.lock)))
+    with pytest.raises(OrderMismatch, match="rank 1 waits"):
+        create(LONG_SECONDS).look()
+    assert held == [True, True]
