@@ -67,6 +67,22 @@ def memory(what: str) -> Iterator[None]:
         ) from error
 
 
+def left() -> int | None:
+    """Return the bytes that new arrays on the current device may still take.
+
+    CuPy's own pool frees what it keeps of other sizes before it gives up.  What another allocator
+    has left is not known, and None is returned.
+    """
+    pool, cuda = _cupy().get_default_memory_pool(), _cupy().cuda
+    if cuda.get_allocator() != pool.malloc:
+        return None
+    free, _ = cuda.runtime.memGetInfo()
+    limit = pool.get_limit()  # 0 stands for none
+    new: int = min(free, limit - pool.total_bytes()) if limit else free
+    kept: int = pool.free_bytes()
+    return new + kept
+
+
 def _view(x: Any) -> NDArray[Any]:
     """View any library's array but torch's."""
     array: NDArray[Any] = x if isinstance(x, _cupy().ndarray) else _cupy().asarray(x)

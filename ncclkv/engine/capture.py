@@ -137,6 +137,7 @@ class RecordingKernels:
         self._device = device.id
         self._rate = rate
         self._kept = kept
+        self.left = kernels.left
         self.fill = kernels.fill
         self.pack = kernels.pack
         self.unpack = kernels.unpack

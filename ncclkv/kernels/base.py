@@ -41,6 +41,9 @@ class Kernels(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """A new array whose elements may be anything."""
 
+    def left(self) -> int | None:
+        """Return the bytes that new arrays may still take; None where that is not known."""
+
     def fill(self, array: Array, value: float) -> None:
         """Make every element of `array` that number."""
 

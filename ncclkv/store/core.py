@@ -50,8 +50,8 @@ class Core(KVStoreBase):
             zeros=options.missing == "zeros",
             nonfinite=options.nonfinite,
         )
-        self._headroom = Headroom(comm, self._engine.places)
         self._session = Session(name, comm)
+        self._headroom = Headroom(comm, self._engine.places, self._session.checks)
         # Made once, because these may be called once for every key.
         self._pushing = self._session.verb("push", allowed_inside=BLOCKS)
         self._pulling = self._session.verb("pull", allowed_inside=BLOCKS)

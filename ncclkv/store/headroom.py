@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
-from ncclkv.comm.base import ALIGNMENT, Buffer, Communicator
+from ncclkv.comm.base import ALIGNMENT, Communicator
 from ncclkv.comm.room import room
 from ncclkv.engine.places import Places
 from ncclkv.errors import OutOfMemory
 from ncclkv.kernels.host import HostKernels
+from ncclkv.store.session import Checks
 from ncclkv.table.registry import KeySpec
 
 LOOK_BYTES = 16 * 1024 * 1024
@@ -18,13 +20,21 @@ LOOK_BYTES = 16 * 1024 * 1024
 class Headroom:
     """Looks at what is left before keys are added, for a limit of memory ends a job without a word.
 
-    A GPU refuses what it has no memory for, on one rank maybe.  So each rank allocates there what
-    the keys take, and frees it: CuPy keeps it for their buckets.
+    A GPU refuses what it has no memory for, on one rank maybe.  So each rank compares what the keys
+    take with what its GPU has left, each time.
+
+    Parameters
+    ----------
+    comm : Communicator
+    places : Places
+    checks : Checks
+        What is refused here breaks no store, since all ranks refuse it.
     """
 
-    def __init__(self, comm: Communicator, places: Places) -> None:
+    def __init__(self, comm: Communicator, places: Places, checks: Checks) -> None:
         self._comm = comm
         self._places = places
+        self._checks = checks
         self._unseen = 0
 
     def check(self, verb: str, specs: Sequence[KeySpec]) -> None:
@@ -36,7 +46,7 @@ class Headroom:
             On every rank, when one rank's node or GPU has not the room.
         """
         if not isinstance(self._comm.kernels, HostKernels):
-            self._try(verb, specs)
+            self._check_gpus(verb, specs)
             return
         self._unseen += sum(spec.nbytes for spec in specs)
         if self._unseen < LOOK_BYTES:
@@ -45,27 +55,34 @@ class Headroom:
         votes = self._comm.control.allgather(self._lack(specs), f"room for {verb}")
         for rank, lack in enumerate(votes):
             if lack:
-                raise OutOfMemory(f"{verb}: on the node of rank {rank}, {lack}")
+                self._refuse(f"{verb}: on the node of rank {rank}, {lack}")
 
-    def _try(self, verb: str, specs: Sequence[KeySpec]) -> None:
-        """Allocate what new keys take on each rank's GPU, and free it; collective."""
+    def _refuse(self, text: str) -> NoReturn:
+        """Raise what all ranks raise."""
+        error = OutOfMemory(text)
+        self._checks.failed(error)
+        raise error
+
+    def _check_gpus(self, verb: str, specs: Sequence[KeySpec]) -> None:
+        """Compare what new keys take with what each rank's GPU has left; collective."""
         if not specs:
             return
-        new, lack = _padded(specs), ""
-        held: list[Buffer] = []
-        try:
-            # The values from rank 0; the gradients and weights of all keys that have no bucket.
-            for nbytes in (new, *[new + self._places.waiting] * 2):
-                held.append(self._comm.allocate(nbytes))
-        except OutOfMemory as error:
-            lack = str(error)
-        held.clear()
+        new, waiting = _padded(specs), self._places.waiting
+        # The values from rank 0; the gradients and weights of all keys that have no bucket.
+        needed = new + 2 * (new + waiting)
+        left, lack = self._comm.kernels.left(), ""
+        if left is not None and left < needed:
+            lack = (
+                f"they need {needed:,} bytes"
+                f"{', earlier keys without a bucket included,' if waiting else ','} and "
+                f"its GPU has {left:,} left"
+            )
         votes = self._comm.control.allgather(lack, f"room for {verb}")
         for rank, lack in enumerate(votes):
             if lack:
-                raise OutOfMemory(
+                self._refuse(
                     f"{verb}: {len(specs)} new keys of {new:,} bytes, with gradients and weights, "
-                    f"do not fit on rank {rank}: {lack}"
+                    f"do not fit on rank {rank}: {lack}; keep less there, or use more GPUs"
                 )
 
     def _lack(self, specs: Sequence[KeySpec]) -> str:

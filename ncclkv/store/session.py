@@ -18,7 +18,14 @@ from weakref import ref
 from ncclkv.comm import dump
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import finalize
-from ncclkv.errors import CommAborted, CommError, ContractError, KVStoreError, UsageError
+from ncclkv.errors import (
+    CommAborted,
+    CommError,
+    ContractError,
+    KVStoreError,
+    OutOfMemory,
+    UsageError,
+)
 
 IN_GROUP = "a group"
 IN_CAPTURE = "a capture"
@@ -182,7 +189,8 @@ class Session:
             finalize.failed(error)
         elif isinstance(error, UsageError):
             self.put_rank(error)
-            if self.running.refused(error) and not harmless:
+            amid = isinstance(error, OutOfMemory) and not self.recording
+            if (amid or self.running.refused(error)) and not harmless:
                 self.broken_off(name, error)
         elif not (isinstance(error, KVStoreError) or self.recording or harmless):
             reported = self.comm.reported(error, name)

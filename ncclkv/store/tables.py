@@ -169,7 +169,7 @@ are ints, such as 3; use one kind
         """
         with self._session.verb("value", allowed_inside=BLOCKS):
             name = one_key(key)
-            self._engine.places[name]
+            self._place(name)
             view: Array = self._engine.current(name).view()
             return view
 
@@ -210,4 +210,13 @@ are ints, such as 3; use one kind
                     f"grad_view of key {name!r}: it was pushed in this group, so its gradient is "
                     f"the store's; ask for it after the group's end"
                 )
+            self._place(name)
             return self._engine.gradient(name)
+
+    def _place(self, key: Key) -> None:
+        """Give a key its place in a local verb, which breaks nothing where there is no memory."""
+        try:
+            self._engine.places[key]
+        except MemoryError as error:
+            self._session.checks.failed(error)
+            raise

@@ -32,7 +32,9 @@ class Transfers(Core):
         try:
             batch, row = self._engine.batch(values)
         except MemoryError as error:  # of the first push, which makes the buckets
-            raise _no_memory(verb, key, error) from error
+            lack = _no_memory(verb, key, error)
+            self._session.checks.failed(lack)  # nothing has been noted
+            raise lack from error
         self._recent.keep("push", key, value, row, batch)
         return batch, row
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from ncclkv.comm.nccl.streams import CupyEvent, CupyStreams
 from ncclkv.errors import CommAborted, OutOfMemory, UsageError
+from ncclkv.kernels.device import DeviceKernels
 from ncclkv.kernels.device import launch as kernels_launch
 from ncclkv.kernels.device.launch import Launcher
 from ncclkv.kernels.device.memory import empty, zeros
@@ -272,6 +273,38 @@ def test_no_memory_for_an_array_is_ours(cuda, monkeypatch, make, what):
     monkeypatch.setattr(cupy, "empty", refuse)
     with pytest.raises(OutOfMemory, match=f"has no memory for {what}: 500 of its 80,000 bytes"):
         make()
+
+
+class Pool:
+    """CuPy's pool, of which 600 bytes are in arrays and 100 are not."""
+
+    def __init__(self, limit: int = 0) -> None:
+        self.get_limit = lambda: limit
+        self.free_bytes = lambda: 100
+        self.total_bytes = lambda: 700
+
+    def malloc(self, nbytes: int) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(("limit", "left"), [(0, 600), (10_000, 600), (900, 300), (700, 100)])
+def test_what_is_left_is_what_is_free_and_what_the_pool_keeps(cuda, monkeypatch, limit, left):
+    pool = Pool(limit)
+    cuda.get_allocator.return_value = pool.malloc
+    cuda.runtime.memGetInfo.return_value = (500, 80_000)
+    monkeypatch.setattr(cupy, "get_default_memory_pool", lambda: pool)
+    assert DeviceKernels().left() == left
+
+
+def test_what_another_allocator_has_left_is_not_known(cuda, monkeypatch):
+    cuda.get_allocator.return_value = Pool().malloc
+    monkeypatch.setattr(cupy, "get_default_memory_pool", Pool)
+    assert DeviceKernels().left() is None
+    cuda.runtime.memGetInfo.assert_not_called()
+
+
+def test_cupy_takes_memory_from_its_own_pool():
+    assert cupy.cuda.get_allocator() == cupy.get_default_memory_pool().malloc
 
 
 def test_close_twice(cuda):

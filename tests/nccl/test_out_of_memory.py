@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from tests.nccl.standin.stores import SeatStores
 pytestmark = pytest.mark.limit(30)
 
 ROOM = 100_000
-"""Bytes that the GPU of rank 1 has for one allocation."""
+"""Bytes that the GPU of rank 1 has left."""
 
 LARGE = np.ones(20_000, np.float64)
 SMALL = np.ones(1_000, np.float64)
@@ -46,12 +47,14 @@ def test_init_is_refused_on_every_rank_and_the_store_goes_on(update_on):
         with at(DevicePlace(seat)), SeatStores(seat, update_on) as create:
             kv = create()
             kv.init("small", SMALL)
-            seat.device.room = ROOM if seat.rank == 1 else None
-            error = no_memory(lambda: kv.init(["large", "other"], [LARGE, SMALL]))
+            seat.device.leave(ROOM if seat.rank == 1 else None)
+            with seat.calls() as lines:
+                error = no_memory(lambda: kv.init(["large", "other"], [LARGE, SMALL]))
+            assert not [line for line in lines if "allocate" in line]
             assert kv.keys() == ["small"]
             kv.init("tiny", SMALL[:10])
             assert sum_of(kv, "small", SMALL) == 3.0
-            seat.device.room = None
+            seat.device.leave(None)
             kv.init("large", LARGE)
             assert sum_of(kv, "large", LARGE) == 3.0
             kv.barrier()
@@ -60,8 +63,54 @@ def test_init_is_refused_on_every_rank_and_the_store_goes_on(update_on):
     for rank, text in enumerate(run_seats(3, body)):
         assert text == (
             f"rank {rank} of 3: init: 2 new keys of 168,192 bytes, with gradients and weights, do "
-            f"not fit on rank 1: device 0 has no memory for 168,192 bytes"
+            f"not fit on rank 1: they need 520,576 bytes, earlier keys without a bucket included, "
+            f"and its GPU has 100,000 left; keep less there, or use more GPUs"
         )
+
+
+def test_what_fits_to_the_byte_is_taken():
+    def body(seat: Seat) -> None:
+        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+            kv = create()
+            # The value from rank 0, the gradient and the weight.
+            seat.device.leave(3 * 160_000 - 1)
+            no_memory(lambda: kv.init("large", LARGE))
+            seat.device.leave(3 * 160_000)
+            kv.init("large", LARGE)
+            assert sum_of(kv, "large", LARGE) == 2.0
+
+    run_seats(2, body)
+
+
+def test_where_nobody_says_what_is_left_all_keys_are_taken():
+    def body(seat: Seat) -> None:
+        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+            kv = create()
+            seat.device.leave(None)
+            kv.init("large", LARGE)
+            assert sum_of(kv, "large", LARGE) == 2.0
+
+    run_seats(2, body)
+
+
+def test_what_is_taken_while_init_runs_breaks_the_store():
+    def body(seat: Seat) -> None:
+        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+            kv = create()
+            seat.spoilt = True
+            check = kv._headroom.check
+
+            def taken(*arguments: Any) -> None:
+                check(*arguments)
+                seat.device.leave(0)
+
+            kv._headroom.check = taken
+            text = str(no_memory(lambda: kv.init("large", LARGE)))
+            assert text == f"rank {seat.rank} of 2: device 0 has no memory for 160,000 bytes"
+            with pytest.raises(CommAborted, match="init was broken off by OutOfMemory"):
+                kv.barrier()
+
+    run_seats(2, body)
 
 
 def test_a_first_push_names_the_key_and_may_come_again_when_there_is_memory():
@@ -70,12 +119,12 @@ def test_a_first_push_names_the_key_and_may_come_again_when_there_is_memory():
             kv = create()
             kv.init("large", LARGE)
             if seat.rank == 1:
-                seat.device.room = ROOM  # taken by somebody else in the meantime
+                seat.device.leave(ROOM)  # taken by somebody else in the meantime
                 error = no_memory(lambda: kv.push("large", LARGE))
                 assert str(error) == (
                     "rank 1 of 2: push of key 'large': device 0 has no memory for 160,000 bytes"
                 )
-                seat.device.room = None
+                seat.device.leave(None)
             return sum_of(kv, "large", LARGE)
 
     assert run_seats(2, body) == [2.0, 2.0]
@@ -133,10 +182,69 @@ def test_what_an_optimizer_remembers_has_no_room_when_it_is_set():
             kv.init("large", LARGE)
             assert sum_of(kv, "large", LARGE) == 2.0
             seat.spoilt = True
-            seat.device.room = ROOM
+            seat.device.leave(ROOM)
             error = no_memory(lambda: kv.set_optimizer(SGD(learning_rate=0.5, momentum=0.5)))
             assert "device 0 has no memory for 160,000 bytes" in str(error)
             with pytest.raises(CommAborted, match="the change of the updater was broken off"):
+                kv.barrier()
+
+    run_seats(2, body)
+
+
+def test_a_local_verb_may_come_again_when_there_is_memory():
+    def body(seat: Seat) -> float:
+        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+            kv = create()
+            kv.init("large", LARGE)
+            seat.device.leave(ROOM)
+            no_memory(lambda: kv.value("large"))
+            no_memory(lambda: kv.grad_view("large"))
+            seat.device.leave(None)
+            return sum_of(kv, "large", LARGE)
+
+    assert run_seats(2, body) == [2.0, 2.0]
+
+
+def test_what_a_call_needs_once_it_is_noted_breaks_the_store():
+    """The other ranks have gone on with the call, which this one has not made."""
+
+    def body(seat: Seat) -> None:
+        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+            kv = create(reproducible=True)
+            kv.init(["large", "small"], [LARGE, SMALL])
+            assert sum_of(kv, "large", LARGE) == 2.0
+            seat.spoilt = True
+
+            def allocate(nbytes: int) -> Any:
+                raise OutOfMemory(f"device 0 has no memory for {nbytes:,} bytes")
+
+            kv._comm._in_order._memory = None
+            kv._comm._in_order._streams = SimpleNamespace(allocate=allocate)
+            kv.push("large", LARGE)
+            no_memory(lambda: kv.pull("large"))
+            with pytest.raises(CommAborted, match="pull was broken off by OutOfMemory"):
+                kv.barrier()
+
+    run_seats(2, body)
+
+
+def test_a_group_that_is_noted_breaks_the_store():
+    def body(seat: Seat) -> None:
+        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+            kv = create(reproducible=True)
+            kv.init("large", LARGE)
+            seat.spoilt = True
+
+            def refuse(*_: Any) -> Any:
+                raise OutOfMemory("device 0 has no memory for 80,000 bytes")
+
+            def block() -> None:
+                with kv.group():
+                    kv.push("large", LARGE)
+                    kv._comm._in_order._room = refuse
+
+            no_memory(block)
+            with pytest.raises(CommAborted, match="group was broken off by OutOfMemory"):
                 kv.barrier()
 
     run_seats(2, body)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ncclkv.arrays import as_gpu_out, as_gpu_value
+from ncclkv.arrays.cupy import left
 from ncclkv.arrays.dtypes import dtype_name, is_low_precision
 from ncclkv.kernels.base import Segments
 from ncclkv.kernels.device import arguments
@@ -52,6 +53,7 @@ class DeviceKernels:
     out = staticmethod(as_gpu_out)
     zeros = staticmethod(zeros)
     empty = staticmethod(empty)
+    left = staticmethod(left)
     fill = staticmethod(fill)
     copy = staticmethod(copy)
 

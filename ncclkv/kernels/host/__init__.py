@@ -11,7 +11,7 @@ from ncclkv.arrays import as_out, as_value
 from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.checksum import checksums
 from ncclkv.kernels.host.finite import find_nonfinite
-from ncclkv.kernels.host.memory import copy, empty, fill, zeros
+from ncclkv.kernels.host.memory import copy, empty, fill, left, zeros
 from ncclkv.kernels.host.pack import pack, pack_all, unpack, unpack_all
 from ncclkv.kernels.host.pieces import PIECE_BYTES
 from ncclkv.kernels.host.reduce import combine, reduce
@@ -39,6 +39,7 @@ class HostKernels:
     out = staticmethod(as_out)
     zeros = staticmethod(zeros)
     empty = staticmethod(empty)
+    left = staticmethod(left)
     fill = staticmethod(fill)
     copy = staticmethod(copy)
     pack = staticmethod(pack)

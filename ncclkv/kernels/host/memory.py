@@ -20,6 +20,10 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return np.empty(shape, dtype)
 
 
+def left() -> None:
+    """Return None: what a node has left is one sum for all its ranks."""
+
+
 def fill(array: Array, value: float) -> None:
     """Make every element of `array` that number."""
     array.fill(value)

@@ -67,7 +67,7 @@ class Device:
     capture : Capture or None
         What is being recorded.
     room : int or None
-        Bytes that one allocation may have at most.
+        Bytes of its memory, of which arrays take some; None where there is no end of it.
     """
 
     def __init__(self, rank: int, lazy: bool, limit: float) -> None:
@@ -112,6 +112,14 @@ class Device:
     def _new_flight(self) -> Flight:
         """What makes every wait of this thread move the device."""
         return Flight(NoWire(self.rank), self.limit)  # type: ignore[arg-type]
+
+    def leave(self, nbytes: int | None) -> None:
+        """Have memory for so many more bytes, or for any."""
+        self.room = None if nbytes is None else self.memory.used() + nbytes
+
+    def left(self) -> int | None:
+        """The bytes that may still be allocated; None where there is no end of them."""
+        return None if self.room is None else self.room - self.memory.used()
 
     def mend(self) -> None:
         """Go on after a break that a test has made on purpose."""

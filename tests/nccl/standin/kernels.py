@@ -33,6 +33,9 @@ class StandInKernels:
         self._streams.poison(array)
         return array.reshape(shape)
 
+    def left(self) -> int | None:
+        return self._streams.device.left()
+
     def fill(self, array: Any, value: float) -> None:
         self._streams.work(f"fill {value} into", (), [array], lambda view: view.fill(value))
 

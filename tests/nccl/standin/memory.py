@@ -88,6 +88,10 @@ class Memory:
         pointer = cupy.cuda.UnownedMemory(allocation.start, max(nbytes, 1), owner, 0)
         return StandInArray((nbytes,), np.uint8, cupy.cuda.MemoryPointer(pointer, 0))
 
+    def used(self) -> int:
+        """The bytes of all that somebody refers to."""
+        return sum(allocation.nbytes for allocation in list(self._live.values()))
+
     def _drop(self, allocation: Allocation) -> None:
         """Nobody can name the memory any more."""
         del self._live[allocation.start]

@@ -119,7 +119,8 @@ class RecordingStreams:
         device = self.device
         device.check()
         device.refuse(f"an allocation of {nbytes} bytes")
-        if device.room is not None and nbytes > device.room:
+        left = device.left()
+        if left is not None and nbytes > left:
             raise OutOfMemory(f"device 0 has no memory for {nbytes:,} bytes")
         array = device.memory.allocate(nbytes, device.current, self)
         device.log.add(f"allocate {nbytes} bytes")
