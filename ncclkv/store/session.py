@@ -297,7 +297,9 @@ class Verb:
             session.put_rank(error)
             raise
         except (ContractError, CommError) as error:
-            session.fail(error)  # found while no verb was under way
+            if session.failure is None:  # found while no verb was under way
+                session.fail(error)
+                finalize.failed(error)
             raise
         # Last: an exception that a signal handler raises in here must not leave it set.
         self._running.verb = name

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
+from ncclkv.comm.host import finalize
 from ncclkv.comm.nccl import flight
 from ncclkv.errors import CommAborted, CommTimeout, RankLost, UsageError
 from tests.nccl.breaking import aborted, communicator, ones, raises
@@ -58,6 +59,20 @@ def test_the_first_failure_is_the_one_that_is_told():
     run_seats(1, body)
 
 
+def test_close_forgives_a_lost_rank_as_on_hosts(monkeypatch):
+    monkeypatch.setattr(finalize, "_failure", None)
+
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        if seat.rank == 1:
+            comm.abort("first to go")
+        else:
+            comm.close()
+
+    run_seats(2, body)
+    assert finalize._failure is None
+
+
 def test_a_destroy_that_fails_is_raised_and_told():
     def fail(*_: object) -> None:
         raise CommTimeout("NCCL 2.32.3: ncclCommDestroy waited 300 s")
@@ -68,6 +83,7 @@ def test_a_destroy_that_fails_is_raised_and_told():
             seat.binding.destroy = fail
             with raises(CommTimeout, "ncclCommDestroy"):
                 comm.close()
+            assert seat.streams._closed
             comm.close()
             assert comm._peers.said == ["NCCL 2.32.3: ncclCommDestroy waited 300 s"]
         else:

@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
+from ncclkv.comm.host import finalize
 from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.comm.nccl.watcher import Watched
 from ncclkv.errors import CommAborted, CommTimeout, KVStoreError, OrderMismatch, RankDied, RankLost
@@ -110,6 +111,55 @@ def test_a_rank_that_left_ends_the_wait_and_the_next_call_raises(caplog):
     (record,) = caplog.records
     assert "rank 1 left while" in record.message
     assert "what is read of this store's values now may be wrong" in record.message
+
+
+def test_what_it_finds_is_noted_once_for_the_end_of_mpi(monkeypatch):
+    noted: list[BaseException] = []
+    monkeypatch.setattr(finalize, "failed", noted.append)
+
+    def body(seat: Seat) -> None:
+        comm, eyes = watched(seat)
+        with at(DevicePlace(seat)):
+            kv = KVStore("nccl", comm, Options())
+            kv.init("a", full(0))
+            kv.barrier()
+            seat.spoilt = True
+            if kv.rank == 0:
+                array = ones(seat)
+                comm.allreduce(array, array)
+                comm._peers.gone = {1: "ValueError: on purpose"}
+                eyes.wait()
+                for call in (kv.wait, kv.barrier):
+                    assert type(error_of(call)) is RankLost
+            leave_broken(seat, comm)
+
+    run_seats(2, body)
+    (error,) = noted
+    assert isinstance(error, RankLost)
+
+
+def test_a_wait_that_has_ended_is_shown_no_more():
+    def body(seat: Seat) -> None:
+        comm, eyes = watched(seat)
+        board = comm.calls.board
+        array = ones(seat)
+        if seat.rank == 0:
+            comm.allreduce(array, array)
+            limit = time.monotonic() + SOON
+            while board.read(0).wait is None:
+                assert eyes.look()
+                assert time.monotonic() < limit, "the wait is not shown"
+                time.sleep(0.01)
+            seat.peers.control.barrier("it is shown")
+        else:
+            seat.peers.control.barrier("it is shown")
+            comm.allreduce(array, array)
+        eyes.wait()
+        assert board.read(0).wait is None
+        seat.peers.control.barrier("it was looked at")
+        comm.close()
+
+    run_seats(2, body)
 
 
 def test_a_rank_whose_process_has_ended_is_named():

@@ -15,6 +15,7 @@ from ncclkv.comm.base import Apply, Buffer, Communicator, DoneWork, Work
 from ncclkv.comm.buffers import check_buffer, check_places, check_root
 from ncclkv.comm.ended import closed, left
 from ncclkv.comm.graph import Graph
+from ncclkv.comm.host import finalize
 from ncclkv.comm.nccl import wire
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
 from ncclkv.comm.nccl.control import NcclControl
@@ -24,13 +25,7 @@ from ncclkv.comm.nccl.in_order import InOrder
 from ncclkv.comm.nccl.streams import Streams
 from ncclkv.comm.nccl.watcher import Watcher
 from ncclkv.comm.nccl.work import HostWork
-from ncclkv.errors import (
-    CommAborted,
-    KVStoreError,
-    NotSupported,
-    RankLost,
-    UsageError,
-)
+from ncclkv.errors import CommAborted, KVStoreError, NotSupported, RankLost, UsageError
 from ncclkv.kernels.base import Kernels
 
 
@@ -289,6 +284,7 @@ class NcclCommunicator(Communicator):
         try:
             self.control.barrier("close")
         except RankLost as lost:
+            finalize.forgive(lost)
             # Whoever has left will not ask for anything any more.
             self.abort(str(lost))
             return
@@ -298,6 +294,7 @@ class NcclCommunicator(Communicator):
         except KVStoreError as error:
             self._peers.abort(str(error))
             raise
-        self._streams.close()
+        finally:
+            self._streams.close()
         with self.lock:
             self._peers.close()

@@ -85,6 +85,8 @@ class InFlight:
             self._streams.attach()
             first = next((work for work in self._works if not work.reached()), None)
             if first is None:
+                if self._first is not None:
+                    self._first, self._watch = None, self._diagnosis.watch()
                 return not self._flight.dropped.settle()
             if first is not self._first:
                 self._first, self._watch = first, self._diagnosis.watch()
