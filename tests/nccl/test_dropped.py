@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +35,7 @@ def dropped(seat: Seat, make: Callable[[NcclCommunicator], Any]) -> Eyes:
 @pytest.mark.parametrize("make", [lambda comm: comm, lambda comm: KVStore("nccl", comm, Options())])
 def test_what_is_dropped_without_an_end_warns_and_is_freed_by_abort(make):
     def body(seat: Seat) -> None:
-        dropped(seat, make)
+        dropped(seat, make).wait()
         assert aborted(seat)
 
     with pytest.warns(ResourceWarning) as caught:
@@ -49,7 +50,7 @@ def test_what_is_dropped_without_an_end_warns_and_is_freed_by_abort(make):
 def test_a_rank_that_waits_for_one_whose_store_was_dropped_is_told():
     def body(seat: Seat) -> None:
         if seat.rank == 0:
-            dropped(seat, lambda comm: comm)
+            dropped(seat, lambda comm: comm).wait()
             return
         comm, _ = watched(seat)
         comm._peers.departed = comm._peers._host.departed
@@ -92,6 +93,59 @@ def test_it_is_aborted_when_nothing_is_in_flight_and_not_before():
 
     with pytest.warns(ResourceWarning):
         run_seats(2, body, lazy=True)
+
+
+@pytest.fixture
+def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
+    """What is raised where nobody can catch it."""
+    found: list[BaseException | None] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: found.append(args.exc_value))
+    return found
+
+
+def test_what_is_dropped_is_freed_where_warnings_are_errors(unraisable):
+    def body(seat: Seat) -> None:
+        dropped(seat, lambda comm: comm).wait()
+        assert aborted(seat)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_seats(1, body)
+    assert [type(each) for each in unraisable] == [ResourceWarning]
+
+
+def test_what_is_dropped_amid_a_capture_does_not_spoil_it(unraisable):
+    def body(seat: Seat) -> None:
+        comm, eyes = watched(seat)
+        array = ones(seat)
+        comm.allreduce(array, array)
+        other = NcclCommunicator(
+            seat.peers.duplicate(), seat.binding, seat.streams.another(), seat.kernels
+        )
+        with other.capture() as graph:
+            del comm
+            gc.collect()
+            other.allreduce(array, array).wait()
+        assert not aborted(seat)
+        eyes.wait()
+        assert aborted(seat)
+        graph.launch().wait()
+        other.close()
+
+    with pytest.warns(ResourceWarning):
+        run_seats(1, body, lazy=True)
+    assert unraisable == []
+
+
+def test_where_nobody_looks_it_is_freed_at_once():
+    def body(seat: Seat) -> None:
+        comm = NcclCommunicator(seat.peers, seat.binding, seat.streams, seat.kernels)
+        del comm
+        gc.collect()
+        assert aborted(seat)
+
+    with pytest.warns(ResourceWarning):
+        run_seats(1, body)
 
 
 def test_what_was_closed_is_dropped_in_silence():

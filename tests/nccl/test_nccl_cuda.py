@@ -99,6 +99,13 @@ def test_a_thread_that_only_looks_is_on_the_device_and_minds_no_capture(cuda, mo
     assert modes == [2]  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
+def test_an_earlier_error_of_the_device_is_ours_where_a_thread_looks(cuda):
+    streams = CupyStreams(3)
+    cuda.Device.return_value.use.side_effect = cuda_error()
+    with pytest.raises(CommAborted, match="CUDA reports at making the device current: cudaErrorIl"):
+        streams.attach()
+
+
 def test_another_has_a_stream_of_its_own_on_the_same_device(cuda):
     CupyStreams(3).another()
     assert cuda.Stream.call_count == 2

@@ -48,16 +48,18 @@ class Dropped:
             if self._flight.handle is None:
                 return
             self._is_dropped = True
-            warnings.warn(
-                f"{self._who}: {_REASON}; call close(), or create it in a with statement",
-                ResourceWarning,
-                stacklevel=2,
-            )
-            try:
-                if not self.settle():
-                    self._flight.view.follow()
-            except KVStoreError as error:  # the device is lost
-                self._flight.fail(error)
+            # This thread may be amid a capture, which a look at an event spoils.
+            if not self._flight.view.follow():
+                try:
+                    self.settle()
+                except KVStoreError as error:  # the device is lost
+                    self._flight.fail(error)
+        # Last, for it raises where warnings are errors.
+        warnings.warn(
+            f"{self._who}: {_REASON}; call close(), or create it in a with statement",
+            ResourceWarning,
+            stacklevel=2,
+        )
 
     def settle(self) -> bool:
         """Let go of what is complete, and of the communicator if it was dropped and is idle.

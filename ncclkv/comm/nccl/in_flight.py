@@ -19,7 +19,7 @@ _log = logging.getLogger("ncclkv")
 
 
 class InFlight:
-    """Has the watcher look at a flight from a launch until nothing is in flight.
+    """Has the watcher look at a flight from a launch, or a drop, until nothing is in flight.
 
     Parameters
     ----------
@@ -50,11 +50,20 @@ class InFlight:
         self._first: NcclWork | None = None
         self._watch = diagnosis.watch()
 
-    def follow(self) -> None:
-        """Have the watcher look, after a launch; the caller holds the flight's lock."""
-        if not self._is_watched and self._watcher is not None:
+    def follow(self) -> bool:
+        """Have the watcher look, if there is one; the caller holds the flight's lock.
+
+        Returns
+        -------
+        bool
+            Whether there is a watcher.
+        """
+        if self._watcher is None:
+            return False
+        if not self._is_watched:
             self._is_watched = True
             self._watcher.add(self)
+        return True
 
     def look_over(self) -> bool:
         """Look at what is in flight, as a wait of the host does; called by the watcher.

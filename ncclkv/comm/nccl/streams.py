@@ -201,7 +201,10 @@ class CupyStreams:
 
     def attach(self) -> None:
         # A new thread has device 0, on which a look would begin to use memory.
-        self._cuda.Device(self._device).use()
+        try:
+            self._cuda.Device(self._device).use()
+        except self._error as error:  # of work of before, maybe
+            raise _failed("making the device current", error) from error
         # Else a look spoils a capture of another thread's that is not of that thread alone.
         mode = ctypes.c_int(_RELAXED)
         ctypes.CDLL(DRIVER).cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
