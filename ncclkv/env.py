@@ -231,7 +231,9 @@ def nccl_binding() -> str:
 def kernel_cache() -> str:
     """Return the directory of compiled CUDA kernels; empty when none are to be kept."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    named = os.environ.get("NCCLKV_KERNEL_CACHE") or os.path.join(home, "ncclkv", "kernels")
+    # Where a user has no home, the name stays as it is.
+    usual = "0" if home.startswith("~") else os.path.join(home, "ncclkv", "kernels")
+    named = os.environ.get("NCCLKV_KERNEL_CACHE") or usual
     return "" if named == "0" else named
 
 

@@ -29,5 +29,5 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     cuda.runtime.eventQuery.return_value = 0
     cuda.Event = mock.MagicMock(side_effect=lambda **_: SimpleNamespace(ptr=77))
     monkeypatch.setattr(cupy, "cuda", cuda)
-    monkeypatch.setattr(launch, "_DRIVER", "libc.so.6")
+    monkeypatch.setattr(launch, "DRIVER", "libc.so.6")
     return cuda

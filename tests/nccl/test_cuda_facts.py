@@ -57,7 +57,7 @@ def test_without_nccl_the_fact_is_why(monkeypatch):
     def missing() -> None:
         raise LaunchError("CuPy finds no NCCL library")
 
-    monkeypatch.setattr(launch, "_DRIVER", "libc.so.6")
+    monkeypatch.setattr(launch, "DRIVER", "libc.so.6")
     monkeypatch.setattr(launch, "BINDINGS", {"cupy": missing})
     (own,) = launch.survey(SoloCommunicator(1.0))
     assert own.obstacle == "CuPy finds no NCCL library"

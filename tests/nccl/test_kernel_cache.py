@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pwd
 import stat
 import subprocess
 import sys
@@ -165,6 +166,18 @@ def test_the_usual_place_is_the_user_s_cache_directory(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/user")
     assert cubins.env.kernel_cache() == "/home/user/.cache/ncclkv/kernels"
+
+
+def test_a_user_without_a_home_keeps_no_kernels(monkeypatch, tmp_path):
+    def unknown(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    for name in ("NCCLKV_KERNEL_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert cubins.env.kernel_cache() == ""
+    monkeypatch.setenv("NCCLKV_KERNEL_CACHE", str(tmp_path))
+    assert cubins.env.kernel_cache() == str(tmp_path)
 
 
 def test_what_cannot_be_written_is_compiled(folder, built, monkeypatch):

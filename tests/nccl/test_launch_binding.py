@@ -69,7 +69,7 @@ def test_its_absence_is_said_in_words(monkeypatch, version, found, words):
     assert words in str(caught.value)
     assert "or set NCCLKV_NCCL_BINDING=cupy on every rank" in str(caught.value)
     monkeypatch.setenv("NCCLKV_NCCL_BINDING", "nccl4py")
-    monkeypatch.setattr(launch, "_DRIVER", "libc.so.6")
+    monkeypatch.setattr(launch, "DRIVER", "libc.so.6")
     (own,) = launch.survey(SoloCommunicator(1.0))
     assert words in own.obstacle
 

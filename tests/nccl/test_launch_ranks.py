@@ -119,7 +119,7 @@ def watch(seat: Seat, name: str) -> list[dict[str, str]]:
 )
 @pytest.mark.parametrize("size", SIZES)
 def test_layer_3_without_a_gpu_every_rank_fails_with_one_text(monkeypatch, size, driver, words):
-    monkeypatch.setattr(module, "_DRIVER", driver)
+    monkeypatch.setattr(module, "DRIVER", driver)
     errors = errors_of(size, launch)
     assert len({str(error) for error in errors}) == 1
     for error in errors:

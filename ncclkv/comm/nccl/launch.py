@@ -20,8 +20,6 @@ from ncclkv.comm.nccl.watcher import WATCHER
 from ncclkv.errors import KVStoreError, LaunchError
 from ncclkv.kernels.device import DeviceKernels
 
-_DRIVER = DRIVER
-
 BINDINGS: dict[str, Callable[..., Binding]] = {"cupy": CupyBinding, "nccl4py": Nccl4pyBinding}
 """By their names in the environment; called with a device and a deadline in seconds, or nothing."""
 
@@ -91,10 +89,10 @@ def _binding() -> str:
 def _find_driver() -> None:
     """Refuse a machine that cannot have a GPU, before CuPy is imported for nothing."""
     try:
-        ctypes.CDLL(_DRIVER)
+        ctypes.CDLL(DRIVER)
     except OSError as error:
         raise LaunchError(
-            f"there is no NVIDIA driver ({_DRIVER}); with one, pip install 'ncclkv[cuda12]' (or "
+            f"there is no NVIDIA driver ({DRIVER}); with one, pip install 'ncclkv[cuda12]' (or "
             f"'ncclkv[cuda13]', as the driver has it)"
         ) from error
 
