@@ -119,6 +119,26 @@ def test_a_group_of_several_communicators() -> None:
     run(several_communicators, 3)
 
 
+def blocking_and_not(world: World) -> None:
+    blocking, other = create(world), create(world, blocking=0)
+    assert other.settled() == Result.SUCCESS
+    array = floats(4, 1)
+    check(call("ncclGroupStart"))
+    check(summed(blocking, array))
+    assert summed(other, array) == Result.INVALID_ARGUMENT
+    words = "Blocking and nonblocking communicators are not allowed in the same group."
+    assert last_error() == words
+    assert call("ncclGroupEnd") == Result.INVALID_ARGUMENT
+    comm = create(world)
+    check(summed(comm, array))
+    comm.synchronize()
+    assert list(array.get()) == [2.0] * 4
+
+
+def test_a_group_blocks_or_does_not() -> None:
+    run(blocking_and_not, 2)
+
+
 # Messages
 
 
@@ -460,6 +480,21 @@ def _sum_on_all(comms: list[Comm]) -> None:
 
 def test_all_devices_of_a_process() -> None:
     run(all_devices, 1, EMULATED_DEVICES="3")
+
+
+def one_creation_fails(world: World) -> None:
+    """Make two ranks of a process of which one has no room: the other does not wait for it."""
+    ok("cudaSetDevice", ctypes.c_int(1))
+    made("cudaMalloc", ctypes.c_size_t(900 << 20))
+    handles = (ctypes.c_void_p * 2)()
+    assert call("ncclCommInitAll", handles, ctypes.c_int(2), None) == Result.CUDA_ERROR
+    for handle in handles:
+        check(call("ncclCommDestroy", handle))
+
+
+def test_a_creation_that_fails_ends_the_others_of_its_group() -> None:
+    variables = {"EMULATED_NCCL_MEMORY": "200", "EMULATED_MEMORY": "1000"}
+    run(one_creation_fails, 1, EMULATED_DEVICES="2", **variables)
 
 
 def _thread(function: Any) -> Any:

@@ -252,6 +252,29 @@ def test_splits() -> None:
 # Differences
 
 
+def calls_of_hosts(world: World) -> None:
+    """Split on one rank and make the first sum on the other: both wait for what never comes."""
+    comm = create(world)
+    array = ones()
+    handle = ctypes.c_void_p()
+    numbers = (ctypes.c_int(0), ctypes.c_int(0))
+    own = Started(
+        lambda: (
+            summed(comm, array)
+            if world.rank
+            else call("ncclCommSplit", comm.handle, *numbers, ctypes.byref(handle), None)
+        )
+    )
+    assert own.hangs()
+    world.tell()
+    check(comm.abort())
+    assert own.returned() == Result.INTERNAL_ERROR
+
+
+def test_hosts_that_differ_hang_until_abort() -> None:
+    run(calls_of_hosts, 2)
+
+
 def different(world: World, kind: str) -> None:
     """Call what differs from the other rank's call; it hangs until abort."""
     comm = create(world)
