@@ -10,6 +10,7 @@ import pytest
 from ncclkv.kernels.device import DeviceKernels
 from ncclkv.kernels.device.launch import Launcher
 from ncclkv.kernels.device.programs import COPY, SGD
+from tests.nccl import gpu
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.gpu import need_gpu
 from tests.nccl.kernel_cases import (
@@ -223,7 +224,7 @@ class TestCopy(CopyCases):
 
         kernels: DeviceKernels = stage.kernels
         value, slot = cupy.ones(1000, np.float32), cupy.zeros(1000, np.float32)
-        busy = cupy.zeros(2**28, np.float32)
+        busy = cupy.zeros(gpu.busy(2**28), np.float32)
         table = kernels.pack_all([value], [slot])
         kernels.combine([value, value], slot, "sum")
         kernels.sgd(slot, value, None, **STEP)

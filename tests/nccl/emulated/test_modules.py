@@ -109,6 +109,7 @@ def module() -> Iterator[int]:
 def out() -> Iterator[int]:
     pointer = made("cudaMalloc", 4 * WORDS)
     ok("cudaMemset", pointer, 0, 4 * WORDS)
+    ok("cudaDeviceSynchronize")  # no other stream comes behind the default one by itself
     yield pointer
     ok("cudaFree", pointer)
 
