@@ -117,6 +117,9 @@ def test_a_copy_stays_within_its_blocks(memory: Memory, target: bool) -> None:
     assert copy(memory.device - 1, 10) == Error.INVALID_VALUE
     assert copy(memory.device - 1, 1) == copy(memory.device + SIZE, 1) == Error.INVALID_VALUE
     assert copy(memory.pinned + 500, 501) == Error.INVALID_VALUE
+    page = 4096
+    assert copy(memory.device - page, 1) == Error.INVALID_VALUE
+    assert copy(memory.device - 3 * page, 3 * page + 1) == Error.INVALID_VALUE
 
 
 def test_other_kinds_and_no_memory_are_refused(memory: Memory) -> None:

@@ -142,6 +142,10 @@ def loses_its_device() -> None:
     for name, *arguments in calls:
         got = code(name, *arguments)
         assert got == Error.ILLEGAL_ADDRESS, (name, got)
+    # They do nothing.
+    pointer, before = ctypes.c_void_p(7), control.count("device_blocks")
+    assert code("cudaMalloc", ctypes.byref(pointer), 64) == Error.ILLEGAL_ADDRESS
+    assert (pointer.value, control.count("device_blocks")) == (7, before)
     # The first one stays, and asking for it does not take it away.
     control.fail("cudaDeviceSynchronize", 1, Error.LAUNCH_FAILURE, sticky=True)
     assert code("cudaDeviceSynchronize") == Error.ILLEGAL_ADDRESS

@@ -291,8 +291,27 @@ def fills_past_the_end() -> None:
     code("cudaStreamSynchronize", stream)
 
 
-@pytest.mark.parametrize("run", [fills_freed_memory, fills_past_the_end])
-def test_work_that_touches_what_is_no_memory_faults(run: object) -> None:
+def reads_freed_memory_of_the_host() -> None:
+    pinned = made("cudaMallocHost", 4096)
+    ctypes.string_at(pinned, 1)
+    ok("cudaFreeHost", pinned)
+    ctypes.string_at(pinned, 1)
+
+
+def reads_past_the_end_on_the_host() -> None:
+    ctypes.string_at(made("cudaMallocHost", 512) + 512, 1)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        fills_freed_memory,
+        fills_past_the_end,
+        reads_freed_memory_of_the_host,
+        reads_past_the_end_on_the_host,
+    ],
+)
+def test_what_touches_no_memory_faults(run: object) -> None:
     assert ended(run).returncode == -signal.SIGSEGV
 
 

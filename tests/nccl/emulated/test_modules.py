@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.nccl.emulated import build, compiler, control
-from tests.nccl.emulated.calls import Error, Things, alone, code, ended, made, number, ok
+from tests.nccl.emulated.calls import Error, Things, alone, code, ended, made, number, ok, put
 
 KERNELS = r"""
 #include "kernel.h"
@@ -384,6 +384,19 @@ def test_faults_of_the_host_are_its_own_after_a_kernels() -> None:
     process = ended(touches_memory_after_a_kernel_failed, "-X", "faulthandler")
     assert process.returncode == -signal.SIGSEGV
     assert "Fatal Python error: Segmentation fault" in process.stderr
+
+
+def other_work_faults_after_a_kernel() -> None:
+    stream = made("cudaStreamCreate")
+    assert launch(function(load(image()), "nothing"), stream=stream) == 0
+    assert put(stream, lambda: ctypes.string_at(64, 1)) == 0
+    code("cudaStreamSynchronize", stream)
+
+
+def test_a_fault_of_other_work_is_no_kernels() -> None:
+    process = ended(other_work_faults_after_a_kernel)
+    assert process.returncode == -signal.SIGSEGV
+    assert "kernel" not in process.stderr
 
 
 # Images
