@@ -565,6 +565,14 @@ def test_the_modes_say_what_other_threads_may_call(
         things.captured(stream)
 
 
+def test_each_thread_has_a_mode_of_its_own(things: Things) -> None:
+    stream, mode = things.stream(), ctypes.c_int(RELAXED)
+    in_thread(lambda: ok("cudaThreadExchangeStreamCaptureMode", ctypes.byref(mode)))
+    begin(stream)
+    assert UNSAFE["cudaStreamQuery"](things, things.stream()) == Error.UNSUPPORTED
+    assert end(stream) == Error.INVALIDATED
+
+
 @pytest.mark.parametrize("name", UNSAFE)
 def test_unsafe_calls(things: Things, name: str) -> None:
     stream, other = things.stream(), things.stream()

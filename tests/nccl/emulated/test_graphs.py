@@ -201,6 +201,10 @@ def test_an_upload_runs_nothing(things: Things) -> None:
     ok("cudaGraphUpload", exec, stream)
     ok("cudaStreamSynchronize", stream)
     assert log == []
+    ok("cudaStreamBeginCapture", stream, 0)
+    assert code("cudaGraphUpload", exec, stream) == Error.UNSUPPORTED
+    graph = ctypes.c_void_p()
+    assert code("cudaStreamEndCapture", stream, ctypes.byref(graph)) == Error.INVALIDATED
 
 
 # Instantiation and the end
@@ -320,6 +324,22 @@ def test_captured_work_is_released_with_the_last_graph_that_has_it(things: Thing
     gate.open()
     ok("cudaStreamSynchronize", stream)
     assert released == [5]
+
+
+@pytest.mark.parametrize("last", ["cudaGraphDestroy", "cudaGraphExecDestroy"])
+def test_what_is_released_may_ask_the_runtime(things: Things, last: str) -> None:
+    stream, devices = things.stream(), list[int]()
+    release = FUNCTION(lambda _: devices.append(code("emulated_stream_device", stream)))
+    ok("cudaStreamBeginCapture", stream, 0)
+    ok("emulated_enqueue", stream, function(lambda: None), 5, release)
+    graph = things.captured(stream)
+    exec = things.exec(graph)
+    for name, handle in (("cudaGraphDestroy", graph), ("cudaGraphExecDestroy", exec)):
+        if name != last:
+            ok(name, handle)
+    assert devices == []
+    ok(last, graph if last == "cudaGraphDestroy" else exec)
+    assert devices == [0]
 
 
 def test_work_of_a_spoilt_capture_is_released(things: Things) -> None:
