@@ -27,6 +27,14 @@ class KVStoreError(Exception):
     """Base of every error that ncclkv raises on purpose."""
 
 
+def again(error: KVStoreError) -> KVStoreError:
+    """Return the same error, to keep or to raise once more, without the frames that it passed.
+
+    These frames would keep alive all that they refer to, such as the store.
+    """
+    return type(error)(*error.args)
+
+
 class UsageError(KVStoreError):
     """The call is wrong here; nothing was sent and the store is unchanged."""
 

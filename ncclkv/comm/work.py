@@ -16,7 +16,7 @@ from ncclkv.comm.control import Mark
 from ncclkv.comm.host import finalize
 from ncclkv.comm.lookout import Lookout
 from ncclkv.comm.transport import PeerFailed, Pending, Transport
-from ncclkv.errors import CommAborted, KVStoreError, OrderMismatch
+from ncclkv.errors import CommAborted, KVStoreError, OrderMismatch, again
 
 Made = TypeVar("Made", bound="HostWork")
 
@@ -98,7 +98,7 @@ class Flight:
 
     def end(self, failure: KVStoreError) -> None:
         """Raise `failure` in all later calls."""
-        self.failure = self.failure or failure
+        self.failure = self.failure or again(failure)
 
     def launch(self, work: Made) -> Made:
         """Start a collective; it makes its first step here."""
@@ -116,7 +116,7 @@ class Flight:
     def check(self) -> None:
         """Raise again what has gone wrong before."""
         if self.failure is not None:
-            raise type(self.failure)(*self.failure.args)
+            raise again(self.failure)
 
     def progress(self) -> None:
         """Advance every collective in flight as far as its messages allow."""
@@ -150,9 +150,9 @@ class Flight:
             work.finished = work.advance()
         except (OrderMismatch, PeerFailed) as error:
             self.failure = self._lookout.explained(work, error)
-            raise self.failure from error
+            raise again(self.failure) from error
         except KVStoreError as error:
-            self.failure = error
+            self.failure = again(error)
             raise
         except BaseException as error:
             # Ctrl-C, or an `apply` of the caller's; the collective has lost its place.
@@ -201,7 +201,7 @@ class Flight:
         if failure is None and waited > limit:
             failure = self._lookout.late(work, self.missing(work), waited, limit)
         if failure is not None:
-            self.failure = failure
+            self.failure = again(failure)
             finalize.failed(failure)
             raise failure
         self._lookout.report(self, work, waited, limit)

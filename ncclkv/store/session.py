@@ -25,6 +25,7 @@ from ncclkv.errors import (
     KVStoreError,
     OutOfMemory,
     UsageError,
+    again,
 )
 
 IN_GROUP = "a group"
@@ -291,7 +292,7 @@ class Verb:
                     f"{name} was called inside {session.inside}; call it after its end"
                 )
             if session.failure is not None:
-                raise type(session.failure)(*session.failure.args)
+                raise again(session.failure)
             session.comm.follow()
         except UsageError as error:
             session.put_rank(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from ncclkv import abort, env, watchdog
 from ncclkv.comm.host.final_barrier import FinalBarrier
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _barriers: list[FinalBarrier] = []
-_failure: tuple[BaseException, str] | None = None
+_failure: tuple[ref[BaseException], str] | None = None
 
 _ends_here = False
 """True when this module ends MPI, and not mpi4py or the program."""
@@ -67,13 +68,14 @@ def failed(error: BaseException) -> None:
     """Note an error after which other ranks may never come to the end of MPI."""
     global _failure
     if isinstance(error, (ContractError, CommError)):
-        _failure = error, abort.reason_of(error)
+        # The error itself would keep the store alive, by the frames that it passed.
+        _failure = ref(error), abort.reason_of(error)
 
 
 def forgive(error: BaseException) -> None:
     """Drop the note of `error`: the rank that it names has ended as it should."""
     global _failure
-    if _failure is not None and _failure[0] is error:
+    if _failure is not None and _failure[0]() is error:
         _failure = None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl.streams import Streams
@@ -35,10 +35,21 @@ class Dropped:
         self._who = f"rank {peers.rank} of {peers.size}"
         self._process = os.getpid()
         self._is_dropped = False
+        self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def end_with(self, owner: object) -> None:
         """Free the communicator when `owner` is dropped without an end."""
-        weakref.finalize(owner, self._drop).atexit = False
+        self._finalizer = weakref.finalize(owner, self._drop)
+        self._finalizer.atexit = False
+
+    def forget(self) -> None:
+        """Free nothing any more: the communicator has ended.
+
+        A finalizer is alive until then, and by the flight that it frees all that is in flight,
+        which may refer to the owner.
+        """
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     def _drop(self) -> None:
         """Nobody refers to the communicator any more."""

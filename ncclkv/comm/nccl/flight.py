@@ -30,6 +30,7 @@ from ncclkv.errors import (
     CommAborted,
     CommError,
     KVStoreError,
+    again,
 )
 
 Enqueue = Callable[[Handle, int], None]
@@ -90,15 +91,16 @@ class Flight:
     def check(self) -> None:
         """Raise again what has gone wrong before."""
         if self.failure is not None:
-            raise type(self.failure)(*self.failure.args)
+            raise again(self.failure)
 
     def fail(self, error: KVStoreError) -> None:
         """Stop what is in flight, and raise `error` in all later calls."""
         with self.lock:
-            self.failure = self.failure or error
+            self.failure = self.failure or again(error)
             handle, self.handle = self.handle, None
             self._alarm.close()
             self.graphs.free()
+            self.dropped.forget()
             if handle is not None:
                 _open.discard(self)
                 with suppress(KVStoreError):  # what has gone wrong already says more
@@ -112,6 +114,7 @@ class Flight:
             self._alarm.close()
             _open.discard(self)
             self.graphs.free()
+            self.dropped.forget()
             self._binding.destroy(handle)
 
     def hold_current(self, event: Event) -> None:

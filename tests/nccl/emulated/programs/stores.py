@@ -1,0 +1,103 @@
+"""Stores one after the other, and what they leave; ``python stores.py HOW COUNT``.
+
+HOW is ``plain``, ``options``, ``capture``, ``failed`` or ``dropped``.  Each rank prints what is
+alive after a few stores, and after all of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import cupy
+import numpy as np
+
+import ncclkv
+from tests.nccl.emulated import control
+
+WARM = 5
+"""Stores after which nothing more is kept by CuPy, MPI or Python."""
+
+SIZE = 20_000
+FREED = 5.0
+"""Seconds after which a store that was dropped is freed."""
+
+
+def alive() -> dict[str, int]:
+    """Return how many things of each kind are alive in this process."""
+    gc.collect()
+    limit = time.monotonic() + FREED
+    while control.count("streams") and time.monotonic() < limit:
+        time.sleep(0.01)  # the watcher frees a store that was dropped
+    cupy.get_default_memory_pool().free_all_blocks()
+    cupy.get_default_pinned_memory_pool().free_all_blocks()
+    found = control.counts()
+    found["python_threads"] = threading.active_count()
+    found["descriptors"] = len(os.listdir("/proc/self/fd"))
+    found["tasks"] = len(os.listdir("/proc/self/task"))
+    return found
+
+
+def one(how: str, number: int) -> None:
+    """Make a store, use it, and end it in one of the ways."""
+    options: dict[str, Any] = {}
+    if how == "options":
+        options = {"nonfinite": "skip_step", "verify_every": 1, "reproducible": number % 2 == 0}
+    update_on = "root" if number % 3 == 0 else "every_rank"
+    kv = ncclkv.create("nccl", timeout=20, update_on=update_on, **options)
+    kv.init("w", np.zeros(SIZE, np.float32))
+    kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=0.5, momentum=0.5))
+    gradient, out = cupy.ones(SIZE, np.float32), cupy.empty(SIZE, np.float32)
+    for _ in range(3):
+        kv.pushpull("w", gradient, out=out)
+    if how == "capture":
+        with kv.capture() as step:
+            kv.pushpull("w", gradient, out=out)
+        for _ in range(3):
+            step.replay()
+    if how == "failed":
+        try:
+            fail(kv, gradient)
+        except ncclkv.KVStoreError:
+            pass
+        else:
+            raise SystemExit("the store did not fail")
+    elif how != "dropped":
+        kv.wait()
+        assert float(out.sum()) != 0
+    if how != "dropped":
+        close(kv)
+
+
+def fail(kv: ncclkv.KVStore, gradient: Any) -> None:
+    """Let the device of the last rank fail once."""
+    if kv.rank == kv.num_workers - 1:
+        control.fail("cudaEventQuery", 1, 700)
+    for _ in range(3):
+        kv.push("w", gradient)
+        kv.wait()
+
+
+def close(kv: ncclkv.KVStore) -> None:
+    try:
+        kv.close()
+    except ncclkv.KVStoreError as error:
+        print("close:", error)
+
+
+def main(how: str, count: int) -> None:
+    world = ncclkv.create("dist_sync")
+    for number in range(count):
+        one(how, number)
+        if number + 1 in (WARM, count):
+            world.barrier()
+            print(f"rank {world.rank} | {number + 1} | {json.dumps(alive())}", flush=True)
+            world.barrier()
+
+
+main(sys.argv[1], int(sys.argv[2]))
