@@ -360,6 +360,40 @@ def test_the_first_collective_connects_the_ranks() -> None:
     run(first_collective, 2)
 
 
+def setting_of_the_creation(world: World) -> list[bool]:
+    """Create with the setting and without it; tell which first collectives wait for the others."""
+    waits = []
+    for value in ("0", "1", "0"):
+        os.environ["NCCL_RUNTIME_CONNECT"] = value
+        comm = create(world)
+        os.environ["NCCL_RUNTIME_CONNECT"] = "1"
+        array = ones()
+        if world.rank:
+            world.tell()
+        first = Started(lambda comm=comm, array=array: summed(comm, array))
+        if not world.rank:
+            waits.append(first.hangs())
+            world.tell()
+        assert first.returned() == Result.SUCCESS
+        comm.synchronize()
+        check(comm.destroy())
+    return waits
+
+
+@pytest.mark.parametrize(
+    ("variables", "waits"),
+    [
+        ({}, [False, False, False]),
+        ({"NCCL_NO_CACHE": "X,NCCL_RUNTIME_CONNECT"}, [False, True, False]),
+        ({"NCCL_NO_CACHE": "ALL", "EMULATED_NCCL_VERSION": "22809"}, [False, False, False]),
+    ],
+)
+def test_a_variable_is_read_once_at_the_first_creation(
+    variables: dict[str, str], waits: list[bool]
+) -> None:
+    assert run(setting_of_the_creation, 2, **variables)[0].result == waits
+
+
 def first_messages(world: World) -> None:
     """Send to a rank that does not receive: the host waits, whatever is set, until abort."""
     comm = create(world)

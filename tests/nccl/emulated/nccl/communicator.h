@@ -23,7 +23,8 @@ struct Communicator : std::enable_shared_from_this<Communicator> {
 
     std::atomic<bool> aborted{false};  // all waits end
     std::atomic<bool> revoked{false};
-    bool finalized = false, connected = false;
+    bool finalized = false;
+    bool connected = false;  // all ranks, for collectives
     // What ncclCommGetAsyncError tells: of calls in the background, and then of peers.
     std::atomic<ncclResult_t> state{ncclSuccess}, remote{ncclSuccess};
 

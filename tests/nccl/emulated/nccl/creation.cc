@@ -26,6 +26,8 @@ ncclResult_t allocate(Communicator& comm) {
 ncclResult_t meet(Communicator& comm, const ncclUniqueId& id, int size, int rank) {
     if (const ncclResult_t result = allocate(comm)) return result;
     if (const ncclResult_t result = join(comm, id, size, rank)) return result;
+    constexpr int since_lazy = 22203;
+    comm.connected = version() < since_lazy || !parameter("NCCL_RUNTIME_CONNECT", 1);
     pause_for(seconds("EMULATED_NCCL_INIT"), &comm.aborted);
     info("comm %p rank %d nranks %d cudaDev %d - Init COMPLETE", static_cast<void*>(comm.handle),
          rank, size, comm.device);

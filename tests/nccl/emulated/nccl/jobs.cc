@@ -2,7 +2,6 @@
 
 #include "errors.h"
 #include "exchange.h"
-#include "settings.h"
 
 #include "emulated.h"
 
@@ -165,8 +164,7 @@ ncclResult_t launch(Plan& plan) {
 bool connect_ranks(Plan& plan) {
     Communicator& comm = *plan.comm;
     const auto is_collective = [](const Operation& each) { return !is_message(each.kind); };
-    const bool lazily = version() >= 22203 && parameter("NCCL_RUNTIME_CONNECT", 1);
-    if (lazily && !comm.connected &&
+    if (!comm.connected &&
         std::any_of(plan.operations.begin(), plan.operations.end(), is_collective)) {
         std::vector<Note> all;
         if (!comm.tell({Note::connect, 0, 0, {}}, all)) return false;

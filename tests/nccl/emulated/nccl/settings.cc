@@ -17,10 +17,17 @@ namespace {
 
 long number(const char* variable, long otherwise) {
     const char* text = std::getenv(variable);
-    if (!text || !*text) return otherwise;
-    char* end = nullptr;
-    const long value = std::strtol(text, &end, 0);
-    return *end ? otherwise : value;
+    return text && *text ? std::strtol(text, nullptr, 0) : otherwise;
+}
+
+// NCCL_NO_CACHE names parameters that are read each time, or ALL.
+bool is_read_each_time(const std::string& variable) {
+    constexpr int since = 22907;
+    static const std::string named = [] {
+        const char* text = std::getenv("NCCL_NO_CACHE");
+        return std::string(",") + (text && version() >= since ? text : "") + ",";
+    }();
+    return named == ",ALL," || named.find("," + variable + ",") != std::string::npos;
 }
 
 std::string this_host() {
@@ -60,7 +67,9 @@ long parameter(const char* variable, long otherwise) {
     const std::lock_guard<std::mutex> guard(mutex);
     const auto found = known.find(variable);
     if (found != known.end()) return found->second;
-    return known[variable] = number(variable, otherwise);
+    const long value = number(variable, otherwise);
+    if (!is_read_each_time(variable)) known[variable] = value;
+    return value;
 }
 
 std::uint64_t host_hash() {
