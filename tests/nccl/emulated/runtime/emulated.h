@@ -26,6 +26,8 @@ namespace emulated {
 cudaError_t begin(const char* function);
 // Remember the last error of this thread; cudaErrorNotReady is none.  Return it, or the sticky one.
 cudaError_t end(const char* function, cudaError_t error);
+// Remember the last error of this thread alone.
+cudaError_t remember(const char* function, cudaError_t error);
 // Make `error` the answer of every later call: the context is lost, as after an illegal address.
 void lose(cudaError_t error);
 // Return the sticky error, or cudaSuccess.
@@ -44,6 +46,19 @@ cudaError_t call(const char* function, Body body) {
 template <class Body>
 CUresult driver_call(const char* function, Body body) {
     return static_cast<CUresult>(call(function, body));
+}
+
+// The same for calls that launch kernels: what fails in these, later calls tell ("this function may
+// also return error codes from previous, asynchronous launches").
+template <class Body>
+cudaError_t launch_call(const char* function, Body body) {
+    if (const cudaError_t error = begin(function)) return end(function, error);
+    return remember(function, body());
+}
+
+template <class Body>
+CUresult driver_launch_call(const char* function, Body body) {
+    return static_cast<CUresult>(launch_call(function, body));
 }
 
 // device.cc

@@ -161,6 +161,10 @@ cudaError_t begin(const char* function) {
 
 cudaError_t end(const char* function, cudaError_t error) {
     if (const cudaError_t sticky = lost()) error = sticky;
+    return remember(function, error);
+}
+
+cudaError_t remember(const char* function, cudaError_t error) {
     if (error && error != cudaErrorNotReady && is_of_runtime(function)) last_error = error;
     return error;
 }

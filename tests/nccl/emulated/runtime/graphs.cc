@@ -117,7 +117,7 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* exec, cudaGraph_t gra
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
-    return call(__func__, [&] { return launch(exec, stream); });
+    return launch_call(__func__, [&] { return launch(exec, stream); });
 }
 
 // There is nothing to upload; what it comes after, it cannot be seen to come after.

@@ -83,7 +83,7 @@ extern "C" {
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                         unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                         CUstream stream, void** arguments, void** extra) {
-    return driver_call(__func__, [&] {
+    return driver_launch_call(__func__, [&] {
         const Launch launch{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared};
         return launch_kernel(function, launch, stream, arguments, extra);
     });
@@ -91,7 +91,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments,
                           void** extra) {
-    return driver_call(__func__, [&]() -> cudaError_t {
+    return driver_launch_call(__func__, [&]() -> cudaError_t {
         if (!config) return cudaErrorInvalidValue;
         if (config->numAttrs) {
             std::fprintf(stderr, "emulated: attributes of cuLaunchKernelEx are not emulated\n");
