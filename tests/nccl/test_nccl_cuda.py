@@ -82,6 +82,13 @@ def test_another_current_device_is_refused_in_words(cuda):
         streams.check_device()
 
 
+def test_an_error_of_before_at_the_look_at_the_device_is_told_as_one(cuda):
+    streams = CupyStreams(2)
+    cuda.runtime.getDevice.side_effect = cuda_error(700)
+    with pytest.raises(CommAborted, match="CUDA reports at the look at the current device"):
+        streams.check_device()
+
+
 def test_a_thread_that_only_looks_is_on_the_device_and_minds_no_capture(cuda, monkeypatch):
     modes: list[int] = []
 

@@ -191,7 +191,10 @@ class CupyStreams:
         return int(stream.ptr)
 
     def check_device(self) -> None:
-        current = self._cuda.runtime.getDevice()
+        try:
+            current = self._cuda.runtime.getDevice()
+        except self._error as error:  # of work of before
+            raise _failed("the look at the current device", error) from error
         if current != self._device:
             raise UsageError(
                 f"device {current} is current, and this store is on device {self._device}; call it "
