@@ -12,11 +12,24 @@ from mmap import mmap
 import pytest
 
 from tests.nccl.emulated import control
-from tests.nccl.emulated.calls import BLOCKING, Error, Things, alone, code, ended, made, ok, put
+from tests.nccl.emulated.calls import (
+    BLOCKING,
+    LONG,
+    Error,
+    Gate,
+    Things,
+    alone,
+    code,
+    ended,
+    made,
+    ok,
+    put,
+)
 
 HOST_TO_HOST, TO_DEVICE, TO_HOST, WITHIN_DEVICE, DEFAULT = range(5)
 SIZE = 1000
 SOON = 0.15
+"""Seconds in which a call that does not wait would most likely return."""
 
 
 class Memory:
@@ -65,11 +78,12 @@ def memory() -> Iterator[Memory]:
     made_here.free()
 
 
-def returns_soon(call: Callable[[], object]) -> threading.Thread:
-    """Make a call on a thread of its own, and give it time to return."""
+def started(call: Callable[[], object], waits: bool) -> threading.Thread:
+    """Make a call on a thread of its own, and see that it waits or returns."""
     thread = threading.Thread(target=call)
     thread.start()
-    thread.join(SOON)
+    thread.join(SOON if waits else LONG / 2)
+    assert thread.is_alive() == waits
     return thread
 
 
@@ -162,8 +176,7 @@ def test_an_asynchronous_copy_waits_for_pageable_memory_and_within_the_host(
     stream = things.stream()
     gate = things.gate(stream)
     arguments = (memory[target], memory[source], SIZE, DEFAULT, stream)
-    thread = returns_soon(lambda: ok("cudaMemcpyAsync", *arguments))
-    assert thread.is_alive() == waits
+    thread = started(lambda: ok("cudaMemcpyAsync", *arguments), waits)
     gate.open()
     thread.join(20)
     if not waits:
@@ -217,8 +230,7 @@ def test_a_copy_runs_on_the_legacy_stream_and_waits_but_between_devices(
     memory.set(source, 2)
     gate = things.gate(things.stream(BLOCKING))
     arguments = (memory[target], memory[source], SIZE, DEFAULT)
-    thread = returns_soon(lambda: ok("cudaMemcpy", *arguments))
-    assert thread.is_alive() == waits
+    thread = started(lambda: ok("cudaMemcpy", *arguments), waits)
     gate.open()
     thread.join(20)
     ok("cudaDeviceSynchronize")
@@ -230,8 +242,7 @@ def test_a_fill_waits_for_memory_of_the_host(
     things: Things, memory: Memory, target: str, waits: bool
 ) -> None:
     gate = things.gate(things.stream(BLOCKING))
-    thread = returns_soon(lambda: ok("cudaMemset", memory[target], 5, SIZE))
-    assert thread.is_alive() == waits
+    thread = started(lambda: ok("cudaMemset", memory[target], 5, SIZE), waits)
     gate.open()
     thread.join(20)
     ok("cudaDeviceSynchronize")
@@ -266,9 +277,10 @@ def copies_memory_that_is_gone() -> None:
     area = mmap(-1, SIZE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(area))
     ok("cudaHostRegister", address, SIZE, 0)
-    assert put(stream, lambda: time.sleep(SOON)) == 0
+    gate = Gate(stream)
     ok("cudaMemcpyAsync", pointer, address, SIZE, TO_DEVICE, stream)
     assert ctypes.CDLL(None).munmap(ctypes.c_void_p(address), ctypes.c_size_t(SIZE)) == 0
+    gate.open()
     assert code("cudaStreamSynchronize", stream) == Error.ILLEGAL_ADDRESS
     assert code("cudaFree", pointer) == Error.ILLEGAL_ADDRESS
     print("lost", flush=True)

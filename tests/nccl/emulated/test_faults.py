@@ -246,7 +246,7 @@ def hangs_in_the_second_call() -> None:
     ok("cudaDeviceSynchronize")
     thread = threading.Thread(target=code, args=("cudaDeviceSynchronize",), daemon=True)
     thread.start()
-    thread.join(SOON)
+    thread.join(2)
     ok("cudaFree", None)
     print("hangs" if thread.is_alive() else "returns", flush=True)
     os._exit(0)
@@ -264,9 +264,10 @@ def asks_whether_work_runs() -> None:
     log.put(stream, "work")
     ok("cudaStreamSynchronize", stream)
     number("cudaGetDevice")
-    time.sleep(SOON)
     log.put(stream, "more work")
-    time.sleep(SOON)
+    deadline = time.monotonic() + 2
+    while len(log) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
     print(log, flush=True)
     os._exit(0)
 

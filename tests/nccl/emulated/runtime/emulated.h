@@ -131,7 +131,8 @@ int emulated_current_device(void);
 // Count a call of `function`; return the code with which a test wants it to fail, or 0.
 int emulated_begin(const char* function);
 // Let the nth call of `function` from now fail with `code`; `sticky`: the device is lost by it.
-// nth == 0 takes it back; nth < 0: each call from the -nth on fails.
+// nth == 0 takes it back; nth < 0: each call from the -nth on fails.  Code -1: the call never
+// returns; -2: the calling thread's device stops, and the call goes on.
 void emulated_fail(const char* function, long nth, int code, int sticky);
 // Lose the context by an error, as a kernel does that reads an illegal address.
 void emulated_lose(int code);
