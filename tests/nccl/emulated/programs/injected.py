@@ -98,7 +98,9 @@ def fail(function: str, nth: int) -> None:
     seconds = time.monotonic() - begin
     failed = rank == last and control.calls(function) - before >= nth
     control.fail(function, 0, 0)
-    print(f"rank {rank} | {function} {nth} | {failed} | {seconds:.2f} | {outcome}", flush=True)
+    # In one piece with its end: lines of two ranks may otherwise be one.
+    sys.stdout.write(f"rank {rank} | {function} {nth} | {failed} | {seconds:.2f} | {outcome}\n")
+    sys.stdout.flush()
     store.close()
 
 

@@ -96,7 +96,9 @@ def main(how: str, count: int) -> None:
         one(how, number)
         if number + 1 in (WARM, count):
             world.barrier()
-            print(f"rank {world.rank} | {number + 1} | {json.dumps(alive())}", flush=True)
+            # In one piece with its end: lines of two ranks may otherwise be one.
+            sys.stdout.write(f"rank {world.rank} | {number + 1} | {json.dumps(alive())}\n")
+            sys.stdout.flush()
             world.barrier()
 
 
