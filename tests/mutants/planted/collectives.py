@@ -12,6 +12,8 @@ IN_ORDER = "ncclkv/comm/nccl/in_order.py"
 WIRE = "ncclkv/comm/nccl/wire.py"
 WORK = "ncclkv/comm/nccl/work.py"
 
+STORE = "ranks/test_gpu_store.py"
+
 MUTANTS = (
     Mutant(
         name="wait-of-a-work-does-nothing",
@@ -19,7 +21,10 @@ MUTANTS = (
         old="                self._flight.hold_current(event)\n",
         new="                pass\n",
         why="what the caller puts on its stream next does not find the result",
-        tests=(Selection("2", "nccl/test_nccl_buffers.py", "waits_for_the_current_stream"),),
+        tests=(
+            Selection("2", "nccl/test_nccl_buffers.py", "waits_for_the_current_stream"),
+            Selection("3b", STORE, "groups and every_rank", ranks=2),
+        ),
     ),
     Mutant(
         name="broadcast-from-rank-0",
@@ -73,7 +78,10 @@ MUTANTS = (
 """,
         new="        yield\n",
         why="every rank waits in its first message for one that another rank has yet to send",
-        tests=(Selection("2", "nccl/test_contract_in_order.py", "every_length_to_all and 3-True"),),
+        tests=(
+            Selection("2", "nccl/test_contract_in_order.py", "every_length_to_all and 3-True"),
+            Selection("3b", STORE, "float32_is_summed_in_rank_order and every_rank", ranks=2),
+        ),
     ),
     Mutant(
         name="parts-in-one-place",
@@ -81,7 +89,10 @@ MUTANTS = (
         old="parts[peer] = room[slot * own : (slot + 1) * own]",
         new="parts[peer] = room[:own]",
         why="sums of three ranks and more are wrong",
-        tests=(Selection("2", "nccl/test_contract_in_order.py", "every_length_to_all and 3-True"),),
+        tests=(
+            Selection("2", "nccl/test_contract_in_order.py", "every_length_to_all and 3-True"),
+            Selection("3b", STORE, "float32_is_summed_in_rank_order and every_rank", ranks=3),
+        ),
     ),
     Mutant(
         name="sum-off-its-stream",
@@ -91,7 +102,10 @@ MUTANTS = (
             self._kernels.reduce(parts, total, op)""",
         new="        self._kernels.reduce(parts, total, op)",
         why="parts are added up before they have come",
-        tests=(Selection("2", "nccl/test_contract_in_order.py", "every_length_to_all and 3-True"),),
+        tests=(
+            Selection("2", "nccl/test_contract_in_order.py", "every_length_to_all and 3-True"),
+            Selection("3b", STORE, "float32_is_summed_in_rank_order and every_rank", ranks=2),
+        ),
     ),
     Mutant(
         name="dtypes-of-16-bits-swapped",

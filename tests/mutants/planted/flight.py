@@ -7,6 +7,8 @@ from tests.mutants.mutant import Mutant, Selection
 FLIGHT = "ncclkv/comm/nccl/flight.py"
 GRAPH = "ncclkv/comm/nccl/graph.py"
 
+STORE = "ranks/test_gpu_store.py"
+
 MUTANTS = (
     Mutant(
         name="no-wait-for-the-producer",
@@ -17,7 +19,10 @@ MUTANTS = (
         new="""\
         self._enqueue(""",
         why="a collective reads gradients that are still being written",
-        tests=(Selection("2", "nccl/test_nccl_buffers.py", "waits_for_the_current_stream"),),
+        tests=(
+            Selection("2", "nccl/test_nccl_buffers.py", "waits_for_the_current_stream"),
+            Selection("3b", STORE, "a_buffer_used_again_inside and every_rank", ranks=2),
+        ),
     ),
     Mutant(
         name="event-before-apply",
@@ -34,7 +39,10 @@ MUTANTS = (
                 apply()
         return event""",
         why="a pull reads weights that are still being updated",
-        tests=(Selection("2", "nccl/test_contract_pushpull.py", "arrays and 2"),),
+        tests=(
+            Selection("2", "nccl/test_contract_pushpull.py", "arrays and 2"),
+            Selection("3b", STORE, "every_optimizer_push and every_rank", ranks=2),
+        ),
     ),
     Mutant(
         name="apply-on-the-caller-s-stream",
@@ -45,7 +53,10 @@ MUTANTS = (
         new="""\
             apply()""",
         why="an update runs before its sum has come",
-        tests=(Selection("2", "nccl/test_contract_pushpull.py", "arrays and 2"),),
+        tests=(
+            Selection("2", "nccl/test_contract_pushpull.py", "arrays and 2"),
+            Selection("3b", STORE, "a_push_before_the_group and every_rank", ranks=2),
+        ),
     ),
     Mutant(
         name="buffers-not-kept",
@@ -77,7 +88,10 @@ MUTANTS = (
         old="            self.hold_current(streams.record(stream))\n",
         new="            pass\n",
         why="the caller's stream overtakes what was queued behind the collectives",
-        tests=(Selection("2", "nccl/test_contract_store.py", "updaters and 2 and every_rank"),),
+        tests=(
+            Selection("2", "nccl/test_contract_store.py", "updaters and 2 and every_rank"),
+            Selection("3b", STORE, "a_function_gets_the_same_sums and every_rank", ranks=2),
+        ),
     ),
     Mutant(
         name="synchronize-forgets-the-current-stream",

@@ -13,6 +13,9 @@ KERNELS = "ncclkv/kernels/device/kernels.py"
 LAUNCH = "ncclkv/kernels/device/launch.py"
 PEERS = "ncclkv/kernels/device/peers.py"
 
+CAPTURED = "ranks/test_gpu_capture.py"
+STORE = "ranks/test_gpu_store.py"
+
 MUTANTS = (
     Mutant(
         name="functions-of-any-device",
@@ -161,7 +164,10 @@ MUTANTS = (
         old="        state.flying.complete()\n",
         new="",
         why="a push overwrites gradients that a collective still reads",
-        tests=(Selection("2", "nccl/test_contract_store.py", "every_optimizer_push and 2-root"),),
+        tests=(
+            Selection("2", "nccl/test_contract_store.py", "every_optimizer_push and 2-root"),
+            Selection("3b", STORE, "every_optimizer_push and every_rank", ranks=2),
+        ),
     ),
     Mutant(
         name="rate-baked-into-a-graph",
@@ -169,7 +175,10 @@ MUTANTS = (
         old="weights, gradients, momenta, learning_rate=self._rate, skip=skip, **numbers",
         new="weights, gradients, momenta, learning_rate=learning_rate, skip=skip, **numbers",
         why="a replay goes on with the learning rate of its capture",
-        tests=(Selection("2", "nccl/test_capture_steps.py", "rate and every_rank and 2"),),
+        tests=(
+            Selection("2", "nccl/test_capture_steps.py", "rate and every_rank and 2"),
+            Selection("3b", CAPTURED, "a_learning_rate_that_changes and every_rank", ranks=2),
+        ),
     ),
     Mutant(
         name="flag-of-a-flush-not-reset",
@@ -177,7 +186,10 @@ MUTANTS = (
         old="        kernels.fill(self.skip, 0)\n",
         new="",
         why="after one NaN no step is made any more",
-        tests=(Selection("2", "nccl/test_flagged.py", "hear_of_it_when"),),
+        tests=(
+            Selection("2", "nccl/test_flagged.py", "hear_of_it_when"),
+            Selection("3b", STORE, "nan_raises_on_every_rank and every_rank", ranks=2),
+        ),
     ),
     Mutant(
         name="flag-of-a-flush-not-agreed-on",
@@ -189,6 +201,9 @@ MUTANTS = (
 """,
         new="",
         why="the rank with NaN leaves a step out, and the others make it",
-        tests=(Selection("2", "nccl/test_flagged.py", "hear_of_it_when"),),
+        tests=(
+            Selection("2", "nccl/test_flagged.py", "hear_of_it_when"),
+            Selection("3b", STORE, "nan_raises_on_every_rank and every_rank", ranks=2),
+        ),
     ),
 )
