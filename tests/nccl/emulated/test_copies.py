@@ -17,6 +17,7 @@ from tests.nccl.emulated.calls import (
     LONG,
     Error,
     Gate,
+    Log,
     Things,
     alone,
     code,
@@ -361,11 +362,13 @@ def test_copies_go_between_devices() -> None:
 def copies_while_the_other_device_works() -> None:
     there = made("cudaMalloc", SIZE)
     ok("cudaSetDevice", 1)
-    here, stream, done = made("cudaMalloc", SIZE), made("cudaStreamCreateWithFlags", 1), []
+    here, stream = made("cudaMalloc", SIZE), made("cudaStreamCreateWithFlags", 1)
+    log = Log()
     ok("cudaSetDevice", 0)
-    assert put(stream, lambda: (time.sleep(SOON), done.append(1))) == 0
+    assert put(stream, lambda: time.sleep(SOON)) == 0
+    log.put(stream, "work")
     ok("cudaMemcpyPeer", there, 0, here, 1, ctypes.c_size_t(SIZE))
-    assert done == [1]
+    assert log == ["work"]
 
 
 def test_a_copy_between_devices_waits_for_all_work_of_both() -> None:

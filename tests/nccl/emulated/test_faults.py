@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,6 @@ from tests.nccl.emulated.calls import (
     alone,
     code,
     ended,
-    library,
     made,
     number,
     ok,
@@ -30,9 +30,9 @@ SOON = 0.3
 
 def text(name: str, error: int) -> str:
     """Call a function that returns a text."""
-    function = getattr(library(), name)
+    function = getattr(control.library(), name)
     function.restype = ctypes.c_char_p
-    return function(error).decode()
+    return str(function(error).decode())
 
 
 def last() -> int:
@@ -125,23 +125,24 @@ def loses_its_device() -> None:
     ok("cudaStreamSynchronize", stream)
     control.fail("cudaMemGetInfo", 1, Error.ILLEGAL_ADDRESS, sticky=True)
     one, two = ctypes.c_size_t(), ctypes.c_size_t()
-    calls = [
-        ("cudaMemGetInfo", ctypes.byref(one), ctypes.byref(two)),
-        ("cudaMemGetInfo", ctypes.byref(one), ctypes.byref(two)),
-        ("cudaEventQuery", event),
-        ("cudaStreamQuery", stream),
-        ("cudaStreamSynchronize", stream),
-        ("cudaDeviceSynchronize",),
-        ("cudaGetDevice", ctypes.byref(one)),
-        ("cudaSetDevice", 0),
-        ("cudaMalloc", ctypes.byref(one), 64),
-        ("cudaFree", None),
-        ("cudaEventDestroy", event),
-        ("cuCtxGetDevice", ctypes.byref(one)),
-    ]
-    for name, *arguments in calls:
-        got = code(name, *arguments)
-        assert got == Error.ILLEGAL_ADDRESS, (name, got)
+    where = ctypes.byref(one)
+    calls: dict[str, tuple[Any, ...]] = {
+        "cudaMemGetInfo": (where, ctypes.byref(two)),
+        "cudaEventQuery": (event,),
+        "cudaStreamQuery": (stream,),
+        "cudaStreamSynchronize": (stream,),
+        "cudaDeviceSynchronize": (),
+        "cudaGetDevice": (where,),
+        "cudaSetDevice": (0,),
+        "cudaMalloc": (where, 64),
+        "cudaFree": (None,),
+        "cudaEventDestroy": (event,),
+        "cuCtxGetDevice": (where,),
+    }
+    for _ in range(2):
+        for name, arguments in calls.items():
+            got = code(name, *arguments)
+            assert got == Error.ILLEGAL_ADDRESS, (name, got)
     # They do nothing.
     pointer, before = ctypes.c_void_p(7), control.count("device_blocks")
     assert code("cudaMalloc", ctypes.byref(pointer), 64) == Error.ILLEGAL_ADDRESS
@@ -297,7 +298,7 @@ def test_live_memory_is_counted() -> None:
 
 
 def test_a_count_of_no_kind_is_negative() -> None:
-    count = library().emulated_count
+    count = control.library().emulated_count
     count.restype = ctypes.c_long
     assert (count(-1), count(len(control.KINDS))) == (-1, -1)
 

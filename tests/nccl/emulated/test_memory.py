@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.nccl.emulated import control
-from tests.nccl.emulated.calls import Error, Things, alone, code, ended, library, made, ok, put
+from tests.nccl.emulated.calls import Error, Gate, Things, alone, code, ended, made, ok, put
 
 POISON = 0xA5
 DEFAULT = 4
@@ -193,10 +193,9 @@ def reads_on_the_host() -> None:
 
 
 def reads_on_the_host_while_work_runs() -> None:
-    pointer, running = made("cudaMalloc", 1000), threading.Event()
+    pointer = made("cudaMalloc", 1000)
     stream = made("cudaStreamCreateWithFlags", 1)
-    assert put(stream, lambda: (running.set(), threading.Event().wait(5))) == 0
-    assert running.wait(20)
+    Gate(stream).begun()
     print("before", flush=True)
     ctypes.string_at(pointer + 10, 1)
 
@@ -210,7 +209,7 @@ def reads_fresh_memory_on_the_host() -> None:
 @pytest.mark.parametrize(
     "run", [reads_on_the_host, reads_on_the_host_while_work_runs, reads_fresh_memory_on_the_host]
 )
-def test_host_code_that_touches_memory_of_a_device_faults(run: object) -> None:
+def test_host_code_that_touches_memory_of_a_device_faults(run: Callable[[], None]) -> None:
     process = ended(run)
     assert process.stdout == "before\n"
     assert process.returncode == -signal.SIGSEGV
@@ -236,7 +235,7 @@ def reads_after_the_fault_handler_came() -> None:
 
 
 @pytest.mark.parametrize("run", [reads_on_the_host, reads_after_the_fault_handler_came])
-def test_a_fault_of_the_host_goes_to_the_handler_that_was_there(run: object) -> None:
+def test_a_fault_of_the_host_goes_to_the_handler_that_was_there(run: Callable[[], None]) -> None:
     options = ("-X", "faulthandler") if run is reads_on_the_host else ()
     process = ended(run, *options)
     assert process.returncode == -signal.SIGSEGV
@@ -311,7 +310,7 @@ def reads_past_the_end_on_the_host() -> None:
         reads_past_the_end_on_the_host,
     ],
 )
-def test_what_touches_no_memory_faults(run: object) -> None:
+def test_what_touches_no_memory_faults(run: Callable[[], None]) -> None:
     assert ended(run).returncode == -signal.SIGSEGV
 
 
@@ -335,7 +334,10 @@ def test_managed_memory_is_everybodys() -> None:
     ctypes.memset(pointer, 9, 1000)
     assert contents(pointer, 1000) == b"\t" * 1000
     assert attributes(pointer) == (MANAGED, 0, pointer, pointer)
-    assert library().emulated_memory_device(ctypes.c_void_p(pointer), ctypes.c_size_t(1000)) == 0
+    assert (
+        control.library().emulated_memory_device(ctypes.c_void_p(pointer), ctypes.c_size_t(1000))
+        == 0
+    )
     ok("cudaFree", pointer)
     nothing = ctypes.c_void_p()
     assert code("cudaMallocManaged", ctypes.byref(nothing), 0, 1) == Error.INVALID_VALUE
@@ -380,7 +382,7 @@ def test_pointers_tell_whose_memory_it_is(memory: int) -> None:
 def test_a_range_lies_within_one_block(memory: int) -> None:
     def device(pointer: int, size: int) -> int:
         where = ctypes.c_void_p(pointer)
-        return int(library().emulated_memory_device(where, ctypes.c_size_t(size)))
+        return int(control.library().emulated_memory_device(where, ctypes.c_size_t(size)))
 
     assert device(memory, 1000) == device(memory + 999, 1) == 0
     assert device(memory, 1001) == device(memory - 1, 2) == device(memory + 1000, 1) == -1

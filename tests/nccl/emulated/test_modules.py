@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,7 @@ def function(module: int, name: str) -> int:
 
 def launch(
     kernel: int,
-    *arguments: ctypes._SimpleCData[int],
+    *arguments: Any,
     grid: tuple[int, int, int] = (1, 1, 1),
     block: tuple[int, int, int] = (1, 1, 1),
     shared: int = 0,
@@ -177,7 +178,7 @@ def test_a_graph_runs_a_kernel_with_the_arguments_of_the_capture(
         {"shared": (48 << 10) + 1},
     ],
 )
-def test_a_launch_keeps_to_the_limits(module: int, wrong: dict[str, object]) -> None:
+def test_a_launch_keeps_to_the_limits(module: int, wrong: dict[str, Any]) -> None:
     nothing = function(module, "nothing")
     assert launch(nothing, **wrong) == Error.INVALID_VALUE
 
@@ -321,7 +322,7 @@ def test_a_kernel_runs_on_the_device_of_its_module_and_stream() -> None:
 # Kernels that fail
 
 
-def launches_and_asks(name: str, *arguments: ctypes._SimpleCData[int]) -> int:
+def launches_and_asks(name: str, *arguments: Any) -> int:
     """Launch a kernel; return the error that the device then has."""
     kernel = function(load(image()), name)
     assert launch(kernel, *arguments) == 0
@@ -420,6 +421,9 @@ def test_an_image_may_be_a_file(tmp_path: Path) -> None:
         ok("cuModuleUnload", module)
     nowhere = str(tmp_path / "none").encode()
     pointer = ctypes.c_void_p()
+    path.write_bytes(image()[:-2])
+    got = code("cuModuleLoad", ctypes.byref(pointer), str(path).encode())
+    assert got == Error.INVALID_IMAGE
     assert code("cuModuleLoad", ctypes.byref(pointer), nowhere) == Error.FILE_NOT_FOUND
 
 

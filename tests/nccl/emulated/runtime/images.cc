@@ -86,9 +86,11 @@ CUresult load_file(const char* path, std::shared_ptr<Library>& library) {
     std::ifstream file(path, std::ios::binary);
     if (!file) return CUDA_ERROR_FILE_NOT_FOUND;
     std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    // A byte more, as behind an image in memory: compilers' callers cut the last one off.
     bytes.resize(std::max(bytes.size() + 1, sizeof(Elf64_Ehdr)));
     if (const CUresult error = check(bytes.data())) return error;
-    bytes.resize(std::max(bytes.size(), length_of(bytes.data())));
+    if (length_of(bytes.data()) > bytes.size())
+        return refuse("its end is missing", CUDA_ERROR_INVALID_IMAGE);
     return load(bytes.data(), length_of(bytes.data()), library);
 }
 
