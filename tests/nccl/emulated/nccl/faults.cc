@@ -129,8 +129,9 @@ void die() {
 Call::Call(const char* function, int rank, int since, const std::atomic<bool>* aborted) {
     if (const int code = emulated_begin(function)) {
         // Other codes are CUDA's, of a device that is lost.
-        result = code < ncclNumResults ? warn(static_cast<ncclResult_t>(code), "%s failed", function)
-                                       : cuda_result(code);
+        const bool is_own = code < ncclNumResults;
+        result = is_own ? warn(static_cast<ncclResult_t>(code), "%s failed", function)
+                        : cuda_result(code);
         return;
     }
     if (version() < since) {
