@@ -114,6 +114,7 @@ def wrong_ranks(world: World, kind: str) -> None:
     result, handle = begin(id, rank, size, config(blocking=0))
     assert result == Result.IN_PROGRESS
     comm = Comm(handle, rank, size)
+    world.tell(None)  # both have come
     time.sleep(SOON)
     # Who comes after the root has given up finds nobody.
     assert comm.state() in (Result.IN_PROGRESS, Result.REMOTE_ERROR)
