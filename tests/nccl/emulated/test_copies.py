@@ -137,6 +137,23 @@ def test_a_copy_stays_within_its_blocks(memory: Memory, target: bool) -> None:
     assert copy(memory.device - 3 * page, 3 * page + 1) == Error.INVALID_VALUE
 
 
+def test_memory_of_a_copy_is_registered_throughout_or_not_at_all() -> None:
+    buffer, source = ctypes.create_string_buffer(3000), made("cudaMalloc", 3000)
+    start = ctypes.addressof(buffer)
+    ok("cudaHostRegister", start + 1000, 1000, 0)
+    for begin, size, expected in (
+        (0, 1000, 0),
+        (0, 1001, Error.INVALID_VALUE),
+        (1000, 1000, 0),
+        (1999, 2, Error.INVALID_VALUE),
+        (2000, 1000, 0),
+        (0, 3000, Error.INVALID_VALUE),
+    ):
+        assert code("cudaMemcpy", start + begin, source, size, DEFAULT) == expected
+    ok("cudaHostUnregister", start + 1000)
+    ok("cudaFree", source)
+
+
 def test_other_kinds_and_no_memory_are_refused(memory: Memory) -> None:
     for kind in (-1, 5):
         got = code("cudaMemcpy", memory.device, memory.pageable, 8, ctypes.c_int(kind))
