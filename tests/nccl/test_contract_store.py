@@ -1,4 +1,8 @@
-"""Layer 2, recording stand-in, not NCCL: the store cases over stores in a GPU's memory."""
+"""Layer 2, recording stand-in, not NCCL: the store cases over stores in a GPU's memory.
+
+They show the order that streams and events give to all that a store does.  Layer 3b has the same
+cases at 1 to 4 ranks over the real CuPy.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,13 @@ from tests.nccl.standin.stores import SeatStores
 
 pytestmark = pytest.mark.limit(30)
 PLACEMENTS = ("every_rank", "root")
+SIZES = (1, 3)
+"""Numbers of ranks: no ranks to wait for, and more than one to wait for."""
+
 RUNS = [
     pytest.param(case, size, id=f"{case.name}-{size}")
     for case in CASES
-    for size in (1, 2, 3, 4)
+    for size in SIZES
     if case.fits(size)
 ]
 
