@@ -307,11 +307,11 @@ def test_a_host_function_runs_in_the_stream_s_order(things: Things) -> None:
 
 def test_a_host_function_may_not_call_cuda(things: Things) -> None:
     stream, codes = things.stream(), list[int]()
-    other = things.stream()
+    other, event = things.stream(), things.event()
 
     def calls() -> None:
         codes.append(code("cudaStreamQuery", other))
-        codes.append(code("cudaDeviceSynchronize"))
+        codes.append(code("cudaEventRecord", event, other))
 
     ok("cudaLaunchHostFunc", stream, function(calls), None)
     ok("cudaStreamSynchronize", stream)
