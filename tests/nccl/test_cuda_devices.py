@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("cupy", reason="these tests need CuPy: pip install 'ncclkv[cuda12]'")
 
+import cupy
+
 from ncclkv.comm.nccl.streams import CupyStreams
 from ncclkv.kernels.device.staging import Staging
 from tests.nccl.devices import Devices, Slot
@@ -83,6 +85,14 @@ def test_page_locked_memory_is_given_back_when_its_copy_is_over(devices):
         staging.upload(np.ones(3, np.float32), slot)
         devices.step()
     assert len(staging._busy) == 1
+
+
+def test_a_look_at_staged_memory_sees_that_the_device_is_lost(devices, monkeypatch):
+    staging, slot = Staging(), Slot(devices, 3)
+    staging.upload(np.ones(3, np.float32), slot)
+    monkeypatch.setattr(cupy.cuda.runtime, "eventQuery", lambda event: 700)
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="cudaErrorIllegalAddress"):
+        staging.upload(np.ones(3, np.float32), slot)
 
 
 def test_a_copy_that_waits_behind_its_event_would_read_what_is_gone(devices):

@@ -170,8 +170,10 @@ MUTANTS = (
         file=FLIGHT,
         old="""\
             self.graphs.free()
+            self.dropped.forget()
             self._binding.destroy(handle)""",
         new="""\
+            self.dropped.forget()
             self._binding.destroy(handle)
             self.graphs.free()""",
         why="NCCL waits for ever for graphs that are freed afterwards",
@@ -182,8 +184,10 @@ MUTANTS = (
         file=FLIGHT,
         old="""\
             self.graphs.free()
+            self.dropped.forget()
             if handle is not None:""",
         new="""\
+            self.dropped.forget()
             if handle is not None:""",
         why="NCCL's abort waits for ever for graphs that nobody frees",
         tests=(Selection("2", "nccl/test_capture_ends.py", "end_of_the_process"),),

@@ -128,10 +128,18 @@ MUTANTS = (
     Mutant(
         name="pinned-memory-never-given-back",
         file=STAGING,
-        old=" if not event.done]",
+        old=" if not _is_done(event)]",
         new="]",
         why="pushes from NumPy take more and more page-locked memory",
         tests=(Selection("0", "nccl/test_cuda_devices.py", "given_back"),),
+    ),
+    Mutant(
+        name="error-of-staged-memory-taken-for-not-ready",
+        file=STAGING,
+        old="    if code not in (0, _NOT_READY):\n",
+        new="    if False:\n",
+        why="a device that is lost is noticed by a later call, or by none",
+        tests=(Selection("0", "nccl/test_cuda_devices.py", "staged_memory"),),
     ),
     Mutant(
         name="pull-to-the-host-not-waited-for",

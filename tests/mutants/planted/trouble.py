@@ -8,6 +8,7 @@ ACCORD = "ncclkv/comm/nccl/accord.py"
 BOUNDED = "ncclkv/comm/nccl/bounded.py"
 CREATION = "ncclkv/comm/nccl/creation.py"
 DIAGNOSIS = "ncclkv/comm/nccl/diagnosis.py"
+FLIGHT = "ncclkv/comm/nccl/flight.py"
 DROPPED = "ncclkv/comm/nccl/dropped.py"
 GUARD = "ncclkv/comm/nccl/guard.py"
 IN_FLIGHT = "ncclkv/comm/nccl/in_flight.py"
@@ -107,11 +108,35 @@ MUTANTS = (
     ),
     Mutant(
         name="last-error-hides-the-first",
-        file="ncclkv/comm/nccl/flight.py",
-        old="self.failure = self.failure or error",
-        new="self.failure = error",
+        file=FLIGHT,
+        old="self.failure = self.failure or again(error)",
+        new="self.failure = again(error)",
         why="a user reads of a consequence and not of the cause",
         tests=(Selection("2", "nccl/test_nccl_end.py", "the_first_failure"),),
+    ),
+    Mutant(
+        name="failure-keeps-its-frames",
+        file=FLIGHT,
+        old="self.failure = self.failure or again(error)",
+        new="self.failure = self.failure or error",
+        why="every store that failed keeps its buckets",
+        tests=(Selection("3b", "nccl/emulated/test_stores_in_a_loop.py", "failed"),),
+    ),
+    Mutant(
+        name="ended-communicator-kept-by-its-finalizer",
+        file=FLIGHT,
+        old="            self.dropped.forget()\n            if handle is not None:\n",
+        new="            if handle is not None:\n",
+        why="every store that failed with work in flight keeps its buckets",
+        tests=(Selection("3b", "nccl/emulated/test_stores_in_a_loop.py", "failed"),),
+    ),
+    Mutant(
+        name="errors-of-cuda-left-bare",
+        file="ncclkv/comm/nccl/communicator.py",
+        old="        return self._streams.reported(error, call)\n",
+        new="        return None\n",
+        why="a store is not broken by an error of CUDA's, and other ranks wait for this one",
+        tests=(Selection("3b", "nccl/emulated/test_injected.py", "cuLaunchKernel and 2"),),
     ),
     Mutant(
         name="nccl4py-not-asked-until-it-is-done",
