@@ -255,6 +255,14 @@ def test_a_copy_runs_on_the_legacy_stream_and_waits_but_between_devices(
     assert memory.get(target) == b"\2" * SIZE
 
 
+def test_a_copy_from_pageable_memory_may_arrive_after_it_returns() -> None:
+    size = 64 << 20
+    source, target = ctypes.create_string_buffer(size), made("cudaMalloc", size)
+    ok("cudaMemcpy", target, source, ctypes.c_size_t(size), TO_DEVICE)
+    assert code("cudaStreamQuery", None) == Error.NOT_READY
+    ok("cudaFree", target)
+
+
 @pytest.mark.parametrize(("target", "waits"), [("device", False), ("pinned", True)])
 def test_a_fill_waits_for_memory_of_the_host(
     things: Things, memory: Memory, target: str, waits: bool

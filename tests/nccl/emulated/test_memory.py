@@ -6,6 +6,7 @@ import ctypes
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PROT_READ, PROT_WRITE
 
 import pytest
 
@@ -288,6 +289,36 @@ def fills_past_the_end() -> None:
     stream = made("cudaStreamCreate")
     put(stream, lambda: ctypes.memset(pointer + 4096, 0, 513))
     code("cudaStreamSynchronize", stream)
+
+
+def maps_memory_where_a_block_was_freed() -> None:
+    stream = made("cudaStreamCreateWithFlags", 1)
+    gate = Gate(stream)
+    gate.begun()
+    ok("cudaSetDevice", 1)
+    pointer = made("cudaMalloc", 4096)
+    ok("cudaMemset", pointer, 1, 4096)
+    ok("cudaFree", pointer)
+    area = mmap_at(pointer, 4096)
+    gate.open()
+    ok("cudaSetDevice", 0)
+    ok("cudaStreamSynchronize", stream)
+    ctypes.memset(area, 1, 4096)
+
+
+def mmap_at(address: int, size: int) -> int:
+    """Map memory of the host at an address where there is none."""
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    flags = MAP_PRIVATE | MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE
+    where = (ctypes.c_void_p(address), ctypes.c_size_t(size))
+    got = libc.mmap(*where, PROT_READ | PROT_WRITE, flags, -1, ctypes.c_long(0))
+    assert got == address
+    return address
+
+
+def test_freed_memory_is_not_closed() -> None:
+    alone(maps_memory_where_a_block_was_freed, EMULATED_DEVICES="2")
 
 
 def reads_freed_memory_of_the_host() -> None:
