@@ -89,7 +89,7 @@ MUTANTS = (
         new="            pass\n",
         why="the caller's stream overtakes what was queued behind the collectives",
         tests=(
-            Selection("2", "nccl/test_contract_store.py", "updaters and 2 and every_rank"),
+            Selection("2", "nccl/test_contract_store.py", "updaters and 3 and every_rank"),
             Selection("3b", STORE, "a_function_gets_the_same_sums and every_rank", ranks=2),
         ),
     ),

@@ -165,7 +165,7 @@ MUTANTS = (
         new="",
         why="a push overwrites gradients that a collective still reads",
         tests=(
-            Selection("2", "nccl/test_contract_store.py", "every_optimizer_push and 2-root"),
+            Selection("2", "nccl/test_contract_store.py", "every_optimizer_push and 3-root"),
             Selection("3b", STORE, "every_optimizer_push and every_rank", ranks=2),
         ),
     ),
