@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from tests.nccl.emulated.collectives import (
     group,
     last_error,
 )
-from tests.nccl.emulated.sums import floats, summed
+from tests.nccl.emulated.sums import SOON, floats, ones, summed
 from tests.nccl.emulated.worlds import World, run
 
 
@@ -41,9 +42,30 @@ def all_to_all(world: World, count: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("count", [0, 1, 16_384, 50_001])
+@pytest.mark.parametrize("count", [0, 1, 16_384, 50_001, 400_001])
 def test_messages_of_a_group_go_together(size: int, count: int) -> None:
     run(all_to_all, size, count)
+
+
+def empty_message(world: World) -> None:
+    comm = create(world)
+    array = ones()
+    function = comm.send if world.rank else comm.receive
+    check(function(array.pointer, 4, np.float32, 1 - world.rank))
+    comm.synchronize()
+    if world.rank:
+        world.hear("looked")
+    check(function(array.pointer, 0, np.float32, 1 - world.rank))
+    if not world.rank:
+        time.sleep(SOON)
+        assert not comm.is_done()
+        world.say("looked")
+    comm.synchronize()
+    check(comm.destroy())
+
+
+def test_an_empty_message_is_waited_for() -> None:
+    run(empty_message, 2)
 
 
 def messages_in_turn(world: World) -> None:
