@@ -34,7 +34,7 @@ FLAGS = (
     # It would forbid changes between stacks.
     "-U_FORTIFY_SOURCE",
     # See prelude/undefined.cc.
-    "-fsanitize=alignment,shift-exponent,integer-divide-by-zero",
+    "-fsanitize=alignment,shift-exponent,integer-divide-by-zero,signed-integer-overflow",
 )
 LIMIT = 120.0
 """Seconds that one call of g++ may take."""
@@ -142,7 +142,7 @@ def _compile(source: Source, options: kernel_options.Options, work: Path, target
         + mark
         + kernel_text.renamed(kernel_text.with_dynamic_shared(own), names)
         + kernel_text.entry_points(
-            [(name, shown, kernel_text.renamed(shown, names)) for name, shown in functions],
+            [(name, shown, kernel_text.own_name(shown, names)) for name, shown in functions],
             _flushes(options, source.text),
         )
     )
@@ -165,7 +165,8 @@ def _threads(kept: Path) -> Path:
     if not target.exists():
         with tempfile.TemporaryDirectory(prefix="emulated-") as work:
             library = Path(work) / "threads.so"
-            flags = (*compiler.OWN_FLAGS, "-U_FORTIFY_SOURCE", "-shared")
+            # Never unloaded: threads of the host keep their stacks in it.
+            flags = (*compiler.OWN_FLAGS, "-U_FORTIFY_SOURCE", "-shared", "-Wl,-z,nodelete")
             _gxx([*flags, *map(str, sorted(PRELUDE.glob("*.cc"))), "-o", str(library)])
             _put(library, target)
     return target
@@ -186,8 +187,9 @@ def _gxx(arguments: Sequence[str]) -> str:
         [compiler.gxx(), *arguments],
         capture_output=True,
         text=True,
-        errors="replace",
         timeout=LIMIT,
+        # Messages in ASCII.
+        env={**os.environ, "LC_ALL": "C"},
         check=False,
     )
     if ended.returncode:

@@ -81,6 +81,9 @@ class Options:
         options = [f"-std={self.standard}", f"-D__CUDA_ARCH__={number}0"]
         options += [f"-I{folder}" for folder in self.folders]
         options.append(f"-ffp-contract={'fast' if self.fuses else 'off'}")
+        if self.fuses:
+            # At -O1 nothing is fused without it.
+            options.append("-fexpensive-optimizations")
         if self.fuses and platform.machine() == "x86_64":
             options.append("-mfma")
         return options

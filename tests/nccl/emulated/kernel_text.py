@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 BEGIN = "typedef void emulated_source_begins;"
 """Text between the prelude and the source."""
@@ -59,14 +59,22 @@ def with_dynamic_shared(source: str) -> str:
     return _DYNAMIC.sub(r"static thread_local \1\2* const \3 = emulated::DynamicShared();", source)
 
 
-def renamed(source: str, names: Iterable[str]) -> str:
-    """Return a source whose kernels have names that no function of the C library has."""
-    names = list(names)
-    if not names:
-        return source
-    # Names of members, and what is quoted, stay.
-    pattern = re.compile(rf'"(?:\\.|[^"\\])*"|(?<![\w.])(?<!->)({"|".join(names)})\b')
-    return pattern.sub(lambda found: f"kernel_{found[1]}" if found[1] else found[0], source)
+def renamed(source: str, names: Collection[str]) -> str:
+    """Return a source whose kernels have names that no function of the C library has.
+
+    Only what declares a kernel is changed: no other code can call one.
+    """
+
+    def rename(found: re.Match[str]) -> str:
+        begin, name = found[0][: found.start(1) - found.start()], found[1]
+        return f"{begin}{own_name(name, names)}("
+
+    return _KERNEL.sub(rename, source)
+
+
+def own_name(expression: str, names: Collection[str]) -> str:
+    """Return the C++ expression of a kernel after `renamed`."""
+    return f"kernel_{expression}" if expression in names else expression
 
 
 def entry_points(functions: Iterable[tuple[str, str, str]], flushes: bool) -> str:

@@ -64,6 +64,13 @@ inline float norm3df(float a, float b, float c) { return std::hypot(a, b, c); }
 inline double normcdf(double x) { return 0.5 * std::erfc(-x * M_SQRT1_2); }
 inline float normcdff(float x) { return float(normcdf(x)); }
 
+inline double cyl_bessel_i0(double x) { return std::cyl_bessel_i(0.0, std::fabs(x)); }
+inline double cyl_bessel_i1(double x) {
+    return std::copysign(std::cyl_bessel_i(1.0, std::fabs(x)), x);
+}
+inline float cyl_bessel_i0f(float x) { return float(cyl_bessel_i0(x)); }
+inline float cyl_bessel_i1f(float x) { return float(cyl_bessel_i1(x)); }
+
 // Each is rounded once, to nearest, and never fused with another.
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }

@@ -125,3 +125,5 @@ constexpr auto sizes(void (*)(Arguments...)) {
 #define __asm inline_PTX_is_not_emulated
 #define __asm__ inline_PTX_is_not_emulated
 #define __managed__ managed_variables_are_not_emulated
+#define cudaTextureObject_t textures_are_not_emulated
+#define cudaSurfaceObject_t surfaces_are_not_emulated

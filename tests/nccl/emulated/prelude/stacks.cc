@@ -12,7 +12,7 @@
 namespace emulated {
 namespace {
 
-constexpr std::size_t stack_bytes = 64 << 10;
+constexpr std::size_t stack_bytes = 128 << 10;
 
 // The stack that begins, for a context's function can take no pointer.
 thread_local void* beginning;

@@ -1,6 +1,7 @@
 // What g++ calls where C++ leaves the outcome open and the host would do otherwise than a device.
 //
-// Kernels are compiled with -fsanitize=alignment,shift-exponent,integer-divide-by-zero.  These are
+// Kernels are compiled with -fsanitize=alignment,shift-exponent,integer-divide-by-zero and, for the
+// least integer by -1, signed-integer-overflow: with -fwrapv it is about division alone.  These are
 // the functions that g++ then calls, with the layouts of GCC's libsanitizer (ubsan_handlers.h).
 // Misaligned accesses are errors: "CUDA C++ Programming Guide", Device Memory Accesses.
 #include "threads.h"

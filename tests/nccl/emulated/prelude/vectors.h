@@ -29,5 +29,6 @@ EMULATED_VECTORS(double, double)
 #undef EMULATED_VECTORS
 
 struct dim3 {
-    unsigned x = 1, y = 1, z = 1;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+    unsigned x, y, z;
 };

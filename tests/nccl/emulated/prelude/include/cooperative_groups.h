@@ -1,0 +1,1 @@
+#error "emulated: cooperative groups are not emulated"

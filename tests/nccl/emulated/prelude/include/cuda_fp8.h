@@ -1,0 +1,1 @@
+#error "emulated: floats of 8 bits are not emulated"

@@ -1,0 +1,1 @@
+#error "emulated: the vendor's random numbers are not emulated"

@@ -1,0 +1,1 @@
+#error "emulated: tensor cores are not emulated"
