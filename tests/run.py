@@ -135,9 +135,19 @@ def emulated_suite() -> list[Run]:
 
 
 def emulated_few() -> list[Run]:
-    """The part of layer 3b that takes three minutes."""
-    job = ("launch/local.sh", "-n", "2", "-m", "pytest", *ON_GPU, "-m", "first")
-    return [_inside(Run("few-2", job, 180))]
+    """The part of layer 3b that takes three minutes at most."""
+    pytest = (sys.executable, "-m", "pytest")
+    long = "not test_injected and not test_stores_in_a_loop"
+    ranks = ("launch/local.sh", "-n")
+    share = ("env", "NCCLKV_SHARE_GPU=1")
+    comm, store, capture = ON_GPU
+    runs = [
+        Run("few-rules", (*pytest, "tests/nccl/emulated", "-k", long), 240),
+        Run("few-one", (*pytest, "tests/nccl/test_gpu_errors.py", *SEVERAL_GPUS), 120),
+        Run("few-2", (*share, *ranks, "2", "-m", "pytest", store, "-m", "first"), 120),
+        Run("few-3", (*ranks, "3", "-m", "pytest", comm, capture, "-k", "not failure"), 120),
+    ]
+    return [_inside(run) for run in runs]
 
 
 def _inside(run: Run) -> Run:
