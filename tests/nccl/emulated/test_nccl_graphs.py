@@ -61,6 +61,17 @@ def streams_of_a_group(world: World) -> None:
     ok("cudaStreamSynchronize", other)
     assert eventually(comm.is_done)
     assert (list(one.get()), list(two.get())) == ([2.0] * 10, [4.0] * 10)
+    if world.rank:
+        world.hear("looked")
+    with group():
+        check(summed(comm, one))
+        check(summed(comm, two, other))
+    if not world.rank:
+        time.sleep(SOON)
+        assert code("cudaStreamQuery", other) == Error.NOT_READY
+        world.say("looked")
+    ok("cudaStreamSynchronize", other)
+    assert (list(one.get()), list(two.get())) == ([4.0] * 10, [8.0] * 10)
     check(comm.destroy())
 
 
