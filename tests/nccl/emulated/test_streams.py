@@ -188,9 +188,11 @@ def test_each_thread_has_a_default_stream_of_its_own(things: Things) -> None:
         ok("cudaStreamSynchronize", PER_THREAD)
         ids.append(number("cudaStreamGetId", PER_THREAD, type=ctypes.c_ulonglong))
 
+    # The system may give the second thread the number of the first, which has ended.
     in_thread(other)
-    assert log == ["other"]
-    assert ids[0] != ids[1]
+    in_thread(other)
+    assert log == ["other", "other"]
+    assert len(set(ids)) == 3
 
 
 def test_the_per_thread_stream_is_a_blocking_one(things: Things) -> None:
