@@ -148,6 +148,19 @@ def test_where_nobody_looks_it_is_freed_at_once():
         run_seats(1, body)
 
 
+def test_where_nobody_looks_nothing_is_aborted_in_flight():
+    def body(seat: Seat) -> None:
+        comm, array = seat.communicator(), ones(seat)
+        comm.allreduce(array, array)
+        del comm
+        gc.collect()
+        assert not aborted(seat)
+        seat.spoilt = True  # it is freed at the end of the process
+
+    with pytest.warns(ResourceWarning):
+        run_seats(2, body, lazy=True)
+
+
 def test_what_was_closed_is_dropped_in_silence():
     def body(seat: Seat) -> None:
         for end in (lambda comm: comm.close(), lambda comm: comm.abort("enough")):

@@ -73,6 +73,21 @@ def test_close_forgives_a_lost_rank_as_on_hosts(monkeypatch):
     assert finalize._failure is None
 
 
+def test_a_failure_is_kept_without_the_frames_that_it_passed():
+    """They refer to arrays, and to the store itself."""
+
+    def body(seat: Seat) -> None:
+        comm = communicator(seat)
+        with pytest.raises(RankLost) as caught, comm._flight.guard:
+            raise RankLost("rank 7 left")
+        assert caught.value.__traceback__ is not None
+        assert comm._flight.failure is not None
+        assert comm._flight.failure.__traceback__ is None
+        comm.abort("enough")
+
+    run_seats(1, body)
+
+
 def test_a_destroy_that_fails_is_raised_and_told():
     def fail(*_: object) -> None:
         raise CommTimeout("NCCL 2.32.3: ncclCommDestroy waited 300 s")

@@ -120,7 +120,7 @@ MUTANTS = (
         old="self.failure = self.failure or again(error)",
         new="self.failure = self.failure or error",
         why="every store that failed keeps its buckets",
-        tests=(Selection("3b", "nccl/emulated/test_stores_in_a_loop.py", "failed"),),
+        tests=(Selection("2", "nccl/test_nccl_end.py", "without_the_frames"),),
     ),
     Mutant(
         name="ended-communicator-kept-by-its-finalizer",
@@ -192,6 +192,6 @@ MUTANTS = (
         old="        if idle and self._is_dropped",
         new="        if self._is_dropped",
         why="a store that is dropped after its last push loses that push",
-        tests=(Selection("2", "nccl/test_dropped.py", "not_before"),),
+        tests=(Selection("2", "nccl/test_dropped.py", "nobody_looks"),),
     ),
 )
