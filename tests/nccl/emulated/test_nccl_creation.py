@@ -100,6 +100,13 @@ def without_blocking(world: World) -> None:
     assert comm.settled() == Result.SUCCESS
     other = Comm(handle.value or 0, 1 - world.rank, 2)
     assert other.number("ncclCommUserRank") == 1 - world.rank
+    # It does not block either: in one group the two would not mix.
+    check(call("ncclGroupStart"))
+    for each in (comm, other):
+        check(summed(each, array))
+    assert call("ncclGroupEnd") == Result.IN_PROGRESS
+    for each in (comm, other):
+        assert each.settled() == Result.SUCCESS
     for each in (other, comm):
         assert each.finalize() in (Result.IN_PROGRESS, Result.SUCCESS)
         assert each.settled() == Result.SUCCESS

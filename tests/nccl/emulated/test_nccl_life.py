@@ -68,11 +68,13 @@ def ends(world: World, kind: str) -> None:
         world.tell()
         time.sleep(SOON)
         check(comm.abort() if kind == "abort" else comm.destroy())
+        world.hear("ended")  # a process that is dead counts, too
         return
     end = Started(comm.finalize if kind == "finalize" else comm.destroy)
     assert end.hangs()
     world.tell()
     assert end.returned() == Result.SUCCESS
+    world.say("ended")
     if kind == "finalize":
         assert comm.finalize() == Result.INVALID_ARGUMENT
         check(comm.destroy())

@@ -23,7 +23,7 @@ from tests.nccl.emulated.collectives import (
     nccl,
     unique_id,
 )
-from tests.nccl.emulated.sums import alone, refused
+from tests.nccl.emulated.sums import Started, alone, refused
 from tests.nccl.emulated.worlds import World, run
 
 ARGUMENT, USAGE = Result.INVALID_ARGUMENT, Result.INVALID_USAGE
@@ -188,7 +188,13 @@ def registered(world: World) -> None:
     check(call("ncclCommRegister", comm.handle, memory, 4096, ctypes.byref(handle)))
     flags = ctypes.c_int(1)
     arguments = (comm.handle, memory, 4096, ctypes.byref(window), flags)
-    check(call("ncclCommWindowRegister", *arguments))
+    if world.rank:
+        world.hear("waits")
+    window_made = Started(lambda: call("ncclCommWindowRegister", *arguments))
+    if not world.rank:
+        assert window_made.hangs()
+        world.say("waits")
+    assert window_made.returned() == Result.SUCCESS
     assert handle.value
     assert window.value
     ok("cudaMemset", memory, ctypes.c_int(0), 4096)
