@@ -175,10 +175,14 @@ def _threads(kept: Path) -> Path:
 def _put(file: Path, target: Path) -> None:
     """Put a file in its place, whole; several processes may do so at a time."""
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=".new-")
-    with os.fdopen(handle, "wb") as copy:
-        copy.write(file.read_bytes())
-    os.chmod(name, 0o755)
-    os.replace(name, target)
+    try:
+        with os.fdopen(handle, "wb") as copy:
+            copy.write(file.read_bytes())
+        os.chmod(name, 0o755)
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise
 
 
 def _gxx(arguments: Sequence[str]) -> str:

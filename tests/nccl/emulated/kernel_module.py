@@ -85,9 +85,9 @@ class HostModule:
         ------
         KernelError
         """
-        values = [_value(argument) for argument in arguments]
-        assert [value.nbytes for value in values] == self.sizes(name)
-        pointers = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
+        values = [_value(argument).tobytes() for argument in arguments]
+        assert [len(value) for value in values] == self.sizes(name)
+        _memory, pointers = _at_odd_addresses(values)  # it must live until the launch ends
         launch = _Launch(_three(grid), _three(block), shared, first)
         words = ctypes.c_char_p()
         run = getattr(self._library, f"emulated_run_{name}")
@@ -95,6 +95,19 @@ class HostModule:
         if code:
             assert words.value
             raise KernelError(code, words.value.decode())
+
+
+def _at_odd_addresses(values: Sequence[bytes]) -> tuple[Any, Any]:
+    """Return values in memory and pointers to them: a launch need not align its arguments."""
+    memory = ctypes.create_string_buffer(sum(1 + len(value) for value in values) + 1)
+    pointers = (ctypes.c_void_p * len(values))()
+    place = ctypes.addressof(memory)
+    for number, value in enumerate(values):
+        place += 1 - place % 2
+        ctypes.memmove(place, value, len(value))
+        pointers[number] = place
+        place += len(value)
+    return memory, pointers
 
 
 def _value(argument: Any) -> np.ndarray[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -160,11 +161,12 @@ class TestRefusals:
         assert list(tmp_path.iterdir()) == []
 
 
-class TestKeptImages:
-    @pytest.fixture(scope="class")
-    def folder(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return tmp_path_factory.mktemp("images")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("images")
 
+
+class TestKeptImages:
     @pytest.fixture
     def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         made: list[Any] = []
@@ -228,12 +230,12 @@ class TestKeptImages:
         assert sorted(path.suffix for path in tmp_path.iterdir()) == [".so", ".so"]
 
     def test_what_was_cut_off_is_not_taken(self, monkeypatch, tmp_path):
-        def killed(file: Path, target: Path) -> None:
+        def cut_off(name: str, target: Path) -> None:
             raise KeyboardInterrupt
 
         source = Source(SET, options=("-DVALUE=5",))
         with monkeypatch.context() as patch:
-            patch.setattr(kernel_images, "_put", killed)
+            patch.setattr(os, "replace", cut_off)
             with pytest.raises(KeyboardInterrupt):
                 image(source, tmp_path)
         assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -206,6 +207,14 @@ class TestDivergence:
         for _ in range(3):
             failed(diverges, 2, 64, [])
             assert results("i4", "__syncthreads_count(1)", 64).tolist() == [64] * 64
+
+    def test_failed_launches_leave_nothing(self):
+        diverges = kernel("", "if (t) __syncthreads();")
+        failed(diverges, 1, 1024, [])
+        before = len(Path("/proc/self/maps").read_text().splitlines())
+        for _ in range(3):
+            failed(diverges, 1, 1024, [])
+        assert len(Path("/proc/self/maps").read_text().splitlines()) < before + 500
 
     def test_a_lane_outside_of_its_mask_fails(self):
         code, said = failed(kernel("", "__syncwarp(0xf);"), 1, 32, [])
