@@ -79,6 +79,12 @@ def forgive(error: BaseException) -> None:
         _failure = None
 
 
+def farewell() -> str:
+    """Return what this rank tells those who may wait for it at the end of its process."""
+    words = "its process ended without closing the store"
+    return words if _failure is None else f"{words}, after {_failure[1]}"
+
+
 def end() -> None:
     """End MPI, or this rank without it, at the end of the process."""
     mpi = abort.running_mpi()

@@ -246,5 +246,5 @@ def _leave_all() -> None:
     if os.getpid() != _process:  # a forked child is no rank
         return
     for transport in list(_open):
-        transport.leave("its process ended without closing the store")
+        transport.leave(finalize.farewell())
     finalize.end()

@@ -99,3 +99,12 @@ def test_an_error_of_nccl_s_is_told_on_both_ranks(
     for seconds, _, text in outcomes.values():
         assert seconds < stretched(2.0)
         assert words in text, ended.out
+
+
+def test_a_rank_that_leaves_its_store_open_says_why(tmp_path: Path) -> None:
+    _, outcomes = run("fail:2", "leave", tmp_path / "mark")
+    seconds, kind, text = outcomes[0]
+    assert kind == "RankLost"
+    assert seconds < stretched(4.0)  # the rank ends 1.2 s after its error
+    assert "it said: its process ended without closing the store, after CommAborted: " in text
+    assert "NCCL_ERROR_SYSTEM_ERROR" in text

@@ -2,7 +2,8 @@
 
 WHAT is ``device``, which runs nothing any more, or what `emulated_nccl_faults` takes as ``do``, of
 the rank's next sum.  WAIT is the wait of all ranks: ``wait`` of the store, ``get`` of CuPy, or
-``pull`` into memory of the host.  Each rank prints how its steps ended, and after how many seconds.
+``pull`` into memory of the host; ``leave`` is ``wait``, and the store is not closed.  Each rank
+prints how its steps ended, and after how many seconds.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main(what: str, wait: str) -> None:
     def step() -> None:
         kv.push("w", gradient)
         kv.pull("w", out=on_host if wait == "pull" else out)
-        if wait == "wait":
+        if wait in ("wait", "leave"):
             kv.wait()
         elif wait == "get":
             out.get()
@@ -63,8 +64,9 @@ def main(what: str, wait: str) -> None:
     seconds = time.monotonic() - begin
     sys.stdout.write(f"rank {kv.rank} | {seconds:.2f} | {outcome}\n")
     sys.stdout.flush()
-    with suppress(ncclkv.KVStoreError):
-        kv.close()
+    if wait != "leave":
+        with suppress(ncclkv.KVStoreError):
+            kv.close()
     if not outcome.startswith("passed"):
         time.sleep(GRACE)
         raise SystemExit(1)
