@@ -81,15 +81,6 @@ class Work(ABC):
         """
 
 
-class DoneWork(Work):
-    """A collective that was complete when it was launched."""
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self, timeout: float | None = None) -> None: ...
-
-
 class Communicator(ABC):
     """Ranks that reduce and move buffers together.
 

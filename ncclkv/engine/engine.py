@@ -11,7 +11,8 @@ import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ncclkv.comm.base import Communicator, DoneWork
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.done import DoneWork
 from ncclkv.engine.batch import Push, push_of
 from ncclkv.engine.flushes import Flushes
 from ncclkv.engine.placement import Placement

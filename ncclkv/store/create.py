@@ -11,7 +11,7 @@ from ncclkv.store.kvstore import KVStore
 from ncclkv.store.options import Options
 from ncclkv.store.plugin import KVStoreBase
 from ncclkv.store.ranks import RANKS, freed_without_store
-from ncclkv.store.session import Creating
+from ncclkv.store.running import Creating
 from ncclkv.table.cost import DEFAULT_BUCKET_BYTES
 from ncclkv.typing import MissingPolicy, NonfinitePolicy, Placement
 

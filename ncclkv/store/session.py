@@ -1,7 +1,6 @@
 """Permission to call a store: one thread, one process, until it is closed or broken.
 
-A verb is entered by one call at a time.  A signal handler, or a destructor, runs in the middle of
-whatever the thread is doing, and a verb that it calls there is refused.
+A verb is entered by one call at a time, and `running` refuses another in the middle of it.
 """
 
 from __future__ import annotations
@@ -9,11 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from os import getpid
-from sys import _getframe
-from threading import current_thread, get_ident, local
-from types import FrameType
+from threading import current_thread, get_ident
 from typing import NoReturn
-from weakref import ref
 
 from ncclkv.comm import dump
 from ncclkv.comm.base import Communicator
@@ -27,50 +23,13 @@ from ncclkv.errors import (
     UsageError,
     again,
 )
+from ncclkv.store.running import running
 
 IN_GROUP = "a group"
 IN_CAPTURE = "a capture"
 IN_UNEVEN = "an uneven block"
 BLOCKS = (IN_GROUP, IN_CAPTURE, IN_UNEVEN)
 """What a verb may be called inside of, and `Session.inside` may be; it says more in an updater."""
-
-_PACKAGE = __name__.rpartition(".")[0]
-_thread = local()
-
-
-class Running:
-    """The verb that a thread is in, of any of its stores: all share the progress of collectives.
-
-    Attributes
-    ----------
-    verb : str
-        Its name; empty between verbs, and while code of the user's runs at a point meant for it.
-    """
-
-    __slots__ = ("_refused", "verb")
-
-    def __init__(self) -> None:
-        self.verb = ""
-        self._refused: ref[UsageError] | None = None
-
-    def check(self, name: str) -> None:
-        """Refuse `name` inside of another verb."""
-        if not self.verb:
-            return
-        if not _is_interrupted(_getframe()):
-            # An exception left a verb before the end of its `with` block had begun.
-            self.verb = ""
-            return
-        error = UsageError(
-            f"{name} was called inside {self.verb}, by a signal handler or a destructor; set a "
-            f"flag there, and call {name} when {self.verb} has returned"
-        )
-        self._refused = ref(error)
-        raise error
-
-    def refused(self, error: BaseException) -> bool:
-        """Tell whether an error is the last refusal, which has left its handler."""
-        return self._refused is not None and self._refused() is error
 
 
 class Checks:
@@ -99,42 +58,6 @@ class Checks:
         """Return what was raised in the block, once."""
         raised, self._raised = self._raised, None
         return raised
-
-
-class Creating:
-    """A ``with`` block that creates a store: like a verb, it is refused inside of one."""
-
-    def __enter__(self) -> None:
-        running().check("create")
-        running().verb = "create"
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        running().verb = ""
-        if isinstance(error, (ContractError, CommError)):
-            dump.write(error, None)
-
-
-def running() -> Running:
-    """Return the verbs that the calling thread is in."""
-    try:
-        found: Running = _thread.running
-    except AttributeError:
-        found = _thread.running = Running()
-    return found
-
-
-def _is_interrupted(frame: FrameType | None) -> bool:
-    """Tell whether code of the stores is on the stack, below the call that `frame` is part of."""
-    while frame is not None and _is_ours(frame):
-        frame = frame.f_back
-    while frame is not None and not _is_ours(frame):
-        frame = frame.f_back
-    return frame is not None
-
-
-def _is_ours(frame: FrameType) -> bool:
-    name = frame.f_globals.get("__name__")
-    return isinstance(name, str) and name.startswith(_PACKAGE)
 
 
 class Session:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from ncclkv.arrays.memory import address
-from ncclkv.comm.base import Apply, Buffer, Communicator, DoneWork, Work
+from ncclkv.comm.base import Apply, Buffer, Communicator, Work
 from ncclkv.comm.buffers import check_buffer, check_places, check_root
+from ncclkv.comm.done import DoneWork
 from ncclkv.comm.ended import closed, left
 from ncclkv.comm.graph import Graph
 from ncclkv.comm.host import finalize
@@ -34,8 +35,7 @@ class NcclCommunicator(Communicator):
 
     A collective runs on a stream of the communicator's own: after all that is on the current stream
     when it is launched, and before all that is put on the current stream after its `Work.wait`.
-    Neither blocks the host; `synchronize` does.  `barrier`, `split`, `close` and `control` go from
-    host to host.
+    Only `synchronize` blocks the host.  `barrier`, `split`, `close` and `control` are the hosts'.
 
     The arithmetic is NCCL's.  Sums are made in an order that depends on the length, and 16-bit
     floats are rounded at each step; all ranks get the same bits.  An average of floats is a sum of

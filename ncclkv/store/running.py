@@ -1,0 +1,88 @@
+"""The verb that a thread is in: another one, called in the middle of it, is refused.
+
+A signal handler, or a destructor, runs in the middle of whatever the thread is doing.
+"""
+
+from __future__ import annotations
+
+from sys import _getframe
+from threading import local
+from types import FrameType
+from weakref import ref
+
+from ncclkv.comm import dump
+from ncclkv.errors import CommError, ContractError, UsageError
+
+_PACKAGE = __name__.rpartition(".")[0]
+_thread = local()
+
+
+class Running:
+    """The verb that a thread is in, of any of its stores: all share the progress of collectives.
+
+    Attributes
+    ----------
+    verb : str
+        Its name; empty between verbs, and while code of the user's runs at a point meant for it.
+    """
+
+    __slots__ = ("_refused", "verb")
+
+    def __init__(self) -> None:
+        self.verb = ""
+        self._refused: ref[UsageError] | None = None
+
+    def check(self, name: str) -> None:
+        """Refuse `name` inside of another verb."""
+        if not self.verb:
+            return
+        if not _is_interrupted(_getframe()):
+            # An exception left a verb before the end of its `with` block had begun.
+            self.verb = ""
+            return
+        error = UsageError(
+            f"{name} was called inside {self.verb}, by a signal handler or a destructor; set a "
+            f"flag there, and call {name} when {self.verb} has returned"
+        )
+        self._refused = ref(error)
+        raise error
+
+    def refused(self, error: BaseException) -> bool:
+        """Tell whether an error is the last refusal, which has left its handler."""
+        return self._refused is not None and self._refused() is error
+
+
+class Creating:
+    """A ``with`` block that creates a store: like a verb, it is refused inside of one."""
+
+    def __enter__(self) -> None:
+        running().check("create")
+        running().verb = "create"
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        running().verb = ""
+        if isinstance(error, (ContractError, CommError)):
+            dump.write(error, None)
+
+
+def running() -> Running:
+    """Return the verbs that the calling thread is in."""
+    try:
+        found: Running = _thread.running
+    except AttributeError:
+        found = _thread.running = Running()
+    return found
+
+
+def _is_interrupted(frame: FrameType | None) -> bool:
+    """Tell whether code of the stores is on the stack, below the call that `frame` is part of."""
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+    while frame is not None and not _is_ours(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__")
+    return isinstance(name, str) and name.startswith(_PACKAGE)
