@@ -29,6 +29,9 @@ BLOCKING, NON_BLOCKING = 0, 1
 LONG = 20.0
 """Seconds that nothing takes; work that is held longer goes on, and its test fails."""
 
+SOON = 0.05
+"""Seconds in which work that nothing holds would have run."""
+
 
 class Error(IntEnum):
     """Codes of CUDA's that the tests name."""
@@ -70,6 +73,7 @@ class Error(IntEnum):
 
 
 FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
 _numbers = itertools.count(1)
 _functions: dict[int, Any] = {}
 
@@ -100,6 +104,17 @@ def number(name: str, *arguments: Any, type: Any = ctypes.c_int) -> Any:
     return value.value
 
 
+def text(name: str, error: int) -> str:
+    """Call a function that returns a text."""
+    function = getattr(library(), name)
+    function.restype = ctypes.c_char_p
+    return str(function(error).decode())
+
+
+def last() -> int:
+    return code("cudaGetLastError")
+
+
 def function(run: Callable[[], object]) -> Any:
     """Return a C function of one pointer that calls `run`; it is never freed."""
     made_of = FUNCTION(lambda _: run())
@@ -117,6 +132,12 @@ class Log(list[str]):
 
     def put(self, stream: int, name: str) -> None:
         assert put(stream, lambda: self.append(name)) == 0
+
+
+def quiet(log: list[str]) -> list[str]:
+    """What has run after a moment."""
+    time.sleep(SOON)
+    return list(log)
 
 
 class Gate:
