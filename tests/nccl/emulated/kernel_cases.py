@@ -12,6 +12,25 @@ import pytest
 from tests.nccl.emulated import kernel_images
 from tests.nccl.emulated.kernel_module import HostModule, KernelError
 
+_TREE = """
+    s[t] = x[blockIdx.x * blockDim.x + t];
+    __syncthreads();
+    for (unsigned step = blockDim.x / 2; step; step /= 2) {
+        if (t < step) s[t] += s[t + step];
+        __syncthreads();
+    }
+    if (t == 0) out[blockIdx.x] = s[0];
+"""
+# Of each block, in all ways to have shared memory.
+SUMS = {
+    "static": f"__shared__ double s[256]; {_TREE}",
+    "dynamic": f"extern __shared__ double s[]; {_TREE}",
+    "dynamic, aligned": (
+        "extern __shared__ __align__(16) unsigned char memory[];"
+        f" double* s = reinterpret_cast<double*>(memory); {_TREE}"
+    ),
+}
+
 
 def module(
     text: str, options: Sequence[str] = (), expressions: Sequence[str] = (), **more: Any
