@@ -65,6 +65,7 @@ class Diagnosis:
             When the deadline has passed.
         """
         in_flight = work is not None
+        can_begin = not isinstance(work, NcclWork) or work.can_begin()
         what = str(work) if in_flight else "the work of the current stream"
         problem = self._binding.async_error(handle)
         if problem is not None:
@@ -87,13 +88,18 @@ class Diagnosis:
         if watch.late():
             raise CommTimeout(
                 f"{self._who}: {what} waited {watch.waited:.1f} s (timeout {watch.limit:g} s) for "
-                f"{self._missing() if in_flight else 'the device; give it a longer timeout'}"
+                f"{self._missing(in_flight, can_begin)}"
             )
 
-    def _missing(self) -> str:
-        """Describe the ranks that a collective waits for."""
-        if self._peers.size == 1:
+    def _missing(self, in_flight: bool, can_begin: bool) -> str:
+        """Describe what a wait is for: the device, or other ranks."""
+        if not in_flight or self._peers.size == 1:
             return "the device; give it a longer timeout"
+        if not can_begin:
+            return (
+                "the device, which has not done what this rank gave it before; look for a kernel "
+                "that does not end, or give it a longer timeout"
+            )
         last = self._accord.last(self._accord.others)
         return (
             f"the other ranks ({self._named()} does not tell which of them); all ranks must make "

@@ -218,16 +218,19 @@ class Flight:
         graph.add(work)
         return work
 
-    def _put(self, what: str, enqueue: Enqueue, apply: Callable[[], None] | None) -> Event:
-        """Put it there; the event is after all of it."""
+    def _put(
+        self, what: str, enqueue: Enqueue, apply: Callable[[], None] | None
+    ) -> tuple[Event, Event]:
+        """Put it there; the events are before and after all of it."""
         streams, stream = self._streams, self._streams.communication
         # After what the caller has put on its stream: the gradients are written there.
-        streams.wait(stream, streams.record(streams.current()))
+        ready = streams.record(streams.current())
+        streams.wait(stream, ready)
         self._enqueue(what, enqueue, stream)
         if apply is not None:
             with streams.on(stream):
                 apply()
-        return streams.record(stream)
+        return ready, streams.record(stream)
 
     def _enqueue(self, what: str, enqueue: Enqueue, stream: int) -> None:
         """Call the binding; say who called it for what when it refuses.

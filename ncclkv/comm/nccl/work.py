@@ -17,13 +17,26 @@ class NcclWork(Work):
     Its `wait` does not block: it makes the *current stream* wait, so that whatever the caller puts
     there next finds the result.  It may be called once for every stream that reads the result.
     A deadline has no meaning there; `Communicator.synchronize` has one.
+
+    Parameters
+    ----------
+    flight : Flight
+    events : tuple of two Event
+        After what the collective waits for on the caller's stream, and after the collective.
+    kept : tuple
+        What the device uses until then.
+    what : str
+        The collective, in words.
     """
 
     blocks = False
 
-    def __init__(self, flight: Flight, event: Event, kept: tuple[object, ...], what: str) -> None:
+    def __init__(
+        self, flight: Flight, events: tuple[Event, Event], kept: tuple[object, ...], what: str
+    ) -> None:
         self._flight = flight
-        self._event: Event | None = event
+        self._ready: Event | None = events[0]
+        self._event: Event | None = events[1]
         # CuPy would give their memory to others as soon as nobody refers to it.
         self._kept = kept
         self._what = what
@@ -41,9 +54,13 @@ class NcclWork(Work):
         """Tell whether the device has finished; release nothing."""
         return self._event is None or self._event.done()
 
+    def can_begin(self) -> bool:
+        """Tell whether the device has done all that the caller put on its stream before."""
+        return self._ready is None or self._ready.done()
+
     def release(self) -> None:
         """Let go of what is kept: the device is known to be done with them."""
-        self._event, self._kept = None, ()
+        self._ready, self._event, self._kept = None, None, ()
 
     def done(self) -> bool:
         if self._event is None:

@@ -20,9 +20,9 @@ Outcome = tuple[float, str, str]
 
 
 def run(
-    what: str, wait: str, mark: Path, ranks: int = 2, run: bool = False
+    what: str, wait: str, mark: Path, *more: str, ranks: int = 2, run: bool = False
 ) -> tuple[Ended, dict[int, Outcome]]:
-    ended = jobs.start("silent.py", what, wait, ranks=ranks, mark=mark, limit=30, run=run)
+    ended = jobs.start("silent.py", what, wait, *more, ranks=ranks, mark=mark, limit=40, run=run)
     outcomes = {}
     for rank, ((seconds, kind, text),) in jobs.lines(ended).items():
         outcomes[rank] = (float(seconds), kind, text)
@@ -43,7 +43,17 @@ def test_a_device_that_stops_is_named(tmp_path: Path) -> None:
     assert "for the device" in at_the_deadline(outcomes[0])
 
 
-# The rank of the device has its error later: NCCL's abort waits for the device.
+# The rank of the device has its error ten seconds later: NCCL's abort waits for the device.
+def test_a_device_that_stops_is_named_among_several_ranks(tmp_path: Path) -> None:
+    ended, outcomes = run("device", "wait", tmp_path / "mark", "16")
+    assert ended.code != 0
+    seconds, kind, text = outcomes[1]
+    assert kind == "CommTimeout"
+    assert "for the device, which has not done what this rank gave it before" in text
+    assert seconds < DEADLINE + 10 + stretched(2.0)
+    assert "rank 1 on " in at_the_deadline(outcomes[0])
+
+
 def test_the_other_rank_of_a_device_that_stops_is_told(tmp_path: Path) -> None:
     ended, outcomes = run("device", "get", tmp_path / "mark")
     assert ended.code != 0

@@ -1,4 +1,5 @@
-"""A device or an NCCL that stops answering, on the last rank; ``python silent.py WHAT WAIT``.
+"""A device or an NCCL that stops answering, on the last rank;
+``python silent.py WHAT WAIT [GRACE]``.
 
 WHAT is ``device``, which runs nothing any more, or what `emulated_nccl_faults` takes as ``do``, of
 the rank's next sum.  WAIT is the wait of all ranks: ``wait`` of the store, ``get`` of CuPy, or
@@ -23,7 +24,7 @@ from tests.nccl.emulated import control
 DEADLINE = 4.0
 SIZE = 20_000
 STEPS = 5
-GRACE = 1.2
+GRACE = "1.2"
 """Seconds for the other ranks to raise too, before the first of them ends the job."""
 
 
@@ -35,7 +36,7 @@ def silence(what: str, rank: int) -> None:
     control.library("libnccl.so.2").emulated_nccl_faults(faults.encode())
 
 
-def main(what: str, wait: str) -> None:
+def main(what: str, wait: str, grace: str = GRACE) -> None:
     kv = ncclkv.create("nccl", timeout=DEADLINE)
     kv.init("w", np.zeros(SIZE, np.float32))
     gradient, out = cupy.ones(SIZE, np.float32), cupy.empty(SIZE, np.float32)
@@ -68,7 +69,7 @@ def main(what: str, wait: str) -> None:
         with suppress(ncclkv.KVStoreError):
             kv.close()
     if not outcome.startswith("passed"):
-        time.sleep(GRACE)
+        time.sleep(float(grace))
         raise SystemExit(1)
 
 
