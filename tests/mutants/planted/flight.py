@@ -14,7 +14,7 @@ MUTANTS = (
         name="no-wait-for-the-producer",
         file=FLIGHT,
         old="""\
-        streams.wait(stream, streams.record(streams.current()))
+        streams.wait(stream, ready)
         self._enqueue(""",
         new="""\
         self._enqueue(""",
@@ -31,13 +31,13 @@ MUTANTS = (
         if apply is not None:
             with streams.on(stream):
                 apply()
-        return streams.record(stream)""",
+        return ready, streams.record(stream)""",
         new="""\
         event = streams.record(stream)
         if apply is not None:
             with streams.on(stream):
                 apply()
-        return event""",
+        return ready, event""",
         why="a pull reads weights that are still being updated",
         tests=(
             Selection("2", "nccl/test_contract_pushpull.py", "arrays and 2"),
