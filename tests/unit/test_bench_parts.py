@@ -22,7 +22,7 @@ from bench.place import GpuPlace, Place
 from bench.rounds import Contender, take_turns
 from bench.workload import Workload
 from ncclkv.comm import threads
-from ncclkv.comm.base import DoneWork
+from ncclkv.comm.done import DoneWork
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.testing import run_ranks
 from tests.harness.source import ROOT, Module, length

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ncclkv.comm.base import DoneWork
+from ncclkv.comm.done import DoneWork
 from ncclkv.engine import flying
 from ncclkv.engine.flying import Flying
 
