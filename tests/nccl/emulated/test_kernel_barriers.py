@@ -152,6 +152,16 @@ class TestWarps:
         found = results("i4", f"__shfl_sync({ALL}, int(t), 3)", 96)
         assert found.tolist() == [3] * 32 + [35] * 32 + [67] * 32
 
+    def test_lanes_are_counted_by_x_then_y_then_z(self):
+        made = kernel(
+            "unsigned* out",
+            "const unsigned n = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + t;"
+            f" out[n] = __shfl_down_sync({ALL}, n, 5);",
+        )
+        out = np.zeros(64, np.uint32)
+        made.launch("k", 1, (2, 4, 8), [out])
+        assert out.tolist() == [n + 5 if n % 32 < 27 else n for n in range(64)]
+
     def test_a_sum_by_shuffles(self):
         made = kernel(
             "int* out",

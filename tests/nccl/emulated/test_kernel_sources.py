@@ -39,6 +39,8 @@ class TestNames:
             'extern "C" __global__ void k(int* x) { *x = 7; }',
             'extern "C" __global__ void __launch_bounds__(256, 2) k(int* x) { *x = 7; }',
             'extern "C" void __global__ k(int* x) { *x = 7; }',
+            'extern "C" { extern "C++" { template <class T> __global__ void f(T*) {} }'
+            " __global__ void k(int* x) { *x = 7; } }",
             'extern "C" { /* } */ const char* s = "}"; __global__ void k(int* x) { *x = 7; } }',
             'extern "C" __global__ void k(int*);\nextern "C" __global__ void k(int* x) { *x = 7; }',
             '#define KERNEL(name) extern "C" __global__ void name\nKERNEL(k)(int* x) { *x = 7; }',
