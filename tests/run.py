@@ -38,6 +38,24 @@ SEVERAL_GPUS = ("tests/nccl/test_gpu_several.py", "tests/nccl/test_arrays_gpus.p
 INSIDE = (sys.executable, "-m", "tests.nccl.emulated")
 """What stands before a command that is to run in layer 3b."""
 
+LONG = (
+    "test_checkpoints",
+    "test_injected",
+    "test_kernel_arithmetic",
+    "test_kernel_sources",
+    "test_kernels",
+    "test_little_memory",
+    "test_lost_ranks",
+    "test_mixed",
+    "test_nccl_faults",
+    "test_nccl_life",
+    "test_no_memory",
+    "test_silent",
+    "test_stores_in_a_loop",
+    "test_train",
+)
+"""Files of layer 3b that take long: jobs of their own, and many kernels to compile."""
+
 ON_NODES = (
     "tests/ranks/test_comm_conformance.py",
     "tests/ranks/test_store_cases.py",
@@ -137,12 +155,11 @@ def emulated_suite() -> list[Run]:
 def emulated_few() -> list[Run]:
     """The part of layer 3b that takes three minutes at most."""
     pytest = (sys.executable, "-m", "pytest")
-    long = "not test_injected and not test_stores_in_a_loop"
     ranks = ("launch/local.sh", "-n")
     share = ("env", "NCCLKV_SHARE_GPU=1")
     comm, store, capture = ON_GPU
     runs = [
-        Run("few-rules", (*pytest, "tests/nccl/emulated", "-k", long), 240),
+        Run("few-rules", (*pytest, "tests/nccl/emulated", "-k", f"not ({' or '.join(LONG)})"), 240),
         Run("few-one", (*pytest, "tests/nccl/test_gpu_errors.py", *SEVERAL_GPUS), 120),
         Run("few-2", (*share, *ranks, "2", "-m", "pytest", store, "-m", "first"), 120),
         Run("few-3", (*ranks, "3", "-m", "pytest", comm, capture, "-k", "not failure"), 120),
