@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from ncclkv.arrays import device, dlpack, torch
 from ncclkv.errors import NotSupported, OutOfMemory, UsageError
 
+_DONE, _NOT_READY = 0, 600
+"""cudaSuccess and cudaErrorNotReady."""
+
 
 def recognises(x: Any) -> bool:
     """Tell whether `x` lies in the memory of a GPU, as far as its library says so."""
@@ -65,6 +68,30 @@ def memory(what: str) -> Iterator[None]:
             f"CuPy, {pool.used_bytes():,} of them in arrays ({error}); keep less there, or use "
             f"more GPUs"
         ) from error
+
+
+def event_is_complete(event: int, runtime: Any) -> bool:
+    """Return whether all work before an event is complete; does not block.
+
+    CuPy's ``Event.done`` compares CUDA's code with success, so it takes an error for an incomplete
+    event.
+
+    Parameters
+    ----------
+    event : int
+        The event's address.
+    runtime : module
+        ``cupy.cuda.runtime``.
+
+    Raises
+    ------
+    CUDARuntimeError
+        When the device reports an error: nothing on it completes any more.
+    """
+    code = runtime.eventQuery(event)
+    if code not in (_DONE, _NOT_READY):
+        raise runtime.CUDARuntimeError(code)
+    return bool(code == _DONE)
 
 
 def left() -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ncclkv import abort
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl.accord import Accord
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
@@ -114,5 +115,4 @@ class Diagnosis:
 
 def cause(departed: Mapping[int, str]) -> tuple[int, str]:
     """The rank that left first, as far as the reasons tell, and its reason."""
-    follow = RankLost.__name__, RankDied.__name__
-    return min(departed.items(), key=lambda each: (each[1].startswith(follow), each[0]))
+    return min(departed.items(), key=lambda each: (abort.follows(each[1]), each[0]))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol, cast
 
-from ncclkv.arrays.cupy import memory
+from ncclkv.arrays.cupy import event_is_complete, memory
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 
 DRIVER = "libcuda.so.1"
@@ -19,9 +19,6 @@ _RELAXED = 2
 
 # Lower numbers go first; CUDA takes the highest priority that the device has for any beyond it.
 _HIGHEST = -100
-
-# cudaSuccess and cudaErrorNotReady.
-_DONE, _NOT_READY = 0, 600
 
 # Of driver_types.h: CUDA refuses the call, and the device goes on.  Invalid values, no memory,
 # functions, images, handles, names, too large launches, and what is not supported.
@@ -111,11 +108,7 @@ class Streams(Protocol):
 
 
 class CupyEvent:
-    """An event of CuPy's.
-
-    Its state is asked of ``cupy.cuda.runtime.eventQuery``, which returns CUDA's code.  CuPy's
-    ``Event.done`` compares that code with success, and so takes an error for work in progress.
-    """
+    """An event of CuPy's."""
 
     def __init__(self, event: Any, runtime: Any) -> None:
         self.ptr: int = event.ptr
@@ -123,11 +116,10 @@ class CupyEvent:
         self._runtime = runtime
 
     def done(self) -> bool:
-        code = self._runtime.eventQuery(self.ptr)
-        if code in (_DONE, _NOT_READY):
-            return bool(code == _DONE)
-        error = self._runtime.CUDARuntimeError(code)
-        raise _failed("the query of an event", error)
+        try:
+            return event_is_complete(self.ptr, self._runtime)
+        except self._runtime.CUDARuntimeError as error:
+            raise _failed("the query of an event", error) from error
 
 
 class CupyGraph:
@@ -193,7 +185,7 @@ class CupyStreams:
     def check_device(self) -> None:
         try:
             current = self._cuda.runtime.getDevice()
-        except self._error as error:  # of work of before
+        except self._error as error:  # possibly of earlier work
             raise _failed("the look at the current device", error) from error
         if current != self._device:
             raise UsageError(
@@ -206,7 +198,7 @@ class CupyStreams:
         # A new thread has device 0, on which a look would begin to use memory.
         try:
             self._cuda.Device(self._device).use()
-        except self._error as error:  # of work of before, maybe
+        except self._error as error:  # possibly of earlier work
             raise _failed("making the device current", error) from error
         # Else a look spoils a capture of another thread's that is not of that thread alone.
         mode = ctypes.c_int(_RELAXED)

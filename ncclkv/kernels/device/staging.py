@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclkv.arrays.cupy import event_is_complete
 from ncclkv.kernels.device.copies import DeviceArray
-
-_NOT_READY = 600
-"""cudaErrorNotReady."""
 
 
 class Staging:
@@ -33,7 +31,8 @@ class Staging:
 
         if not value.size:
             return
-        self._busy = [(event, memory) for event, memory in self._busy if not _is_done(event)]
+        runtime = cupy.cuda.runtime
+        self._busy = [each for each in self._busy if not event_is_complete(each[0].ptr, runtime)]
         memory = cupy.cuda.alloc_pinned_memory(slot.nbytes)
         staged = np.ndarray(value.shape, slot.dtype, memory)
         np.copyto(staged, value)
@@ -41,17 +40,6 @@ class Staging:
         event = cupy.cuda.Event(disable_timing=True)
         event.record()
         self._busy.append((event, memory))
-
-
-def _is_done(event: Any) -> bool:
-    """Tell whether an event has come; CuPy's ``Event.done`` takes an error for one that has not."""
-    import cupy
-
-    runtime = cupy.cuda.runtime
-    code = runtime.eventQuery(event.ptr)
-    if code not in (0, _NOT_READY):
-        raise runtime.CUDARuntimeError(code)
-    return bool(code == 0)
 
 
 def download(slot: DeviceArray, out: NDArray[Any]) -> None:

@@ -11,8 +11,8 @@ MUTANTS = (
     Mutant(
         name="event-error-taken-for-not-ready",
         file=STREAMS,
-        old="        if code in (_DONE, _NOT_READY):\n",
-        new="        if True:\n",
+        old="return event_is_complete(self.ptr, self._runtime)",
+        new="return bool(self._runtime.eventQuery(self.ptr) == 0)",
         why="after an illegal address a wait lasts to its deadline and blames the other ranks",
         tests=(
             Selection("0", "nccl/test_nccl_cuda.py", "any_other_code"),
@@ -128,7 +128,7 @@ MUTANTS = (
     Mutant(
         name="pinned-memory-never-given-back",
         file=STAGING,
-        old=" if not _is_done(event)]",
+        old=" if not event_is_complete(each[0].ptr, runtime)]",
         new="]",
         why="pushes from NumPy take more and more page-locked memory",
         tests=(Selection("0", "nccl/test_cuda_devices.py", "given_back"),),
@@ -136,8 +136,8 @@ MUTANTS = (
     Mutant(
         name="error-of-staged-memory-taken-for-not-ready",
         file=STAGING,
-        old="    if code not in (0, _NOT_READY):\n",
-        new="    if False:\n",
+        old="if not event_is_complete(each[0].ptr, runtime)]",
+        new="if runtime.eventQuery(each[0].ptr)]",
         why="a device that is lost is noticed by a later call, or by none",
         tests=(Selection("0", "nccl/test_cuda_devices.py", "staged_memory"),),
     ),

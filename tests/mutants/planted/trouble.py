@@ -101,7 +101,7 @@ MUTANTS = (
     Mutant(
         name="rank-that-followed-another-named",
         file=DIAGNOSIS,
-        old="key=lambda each: (each[1].startswith(follow), each[0])",
+        old="key=lambda each: (abort.follows(each[1]), each[0])",
         new="key=lambda each: each[0]",
         why="a rank that only followed is blamed, and the cause is not shown",
         tests=(Selection("2", "nccl/test_nccl_failures.py", "did_not_follow_another"),),
