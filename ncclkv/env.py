@@ -6,8 +6,8 @@ takes its default instead; `check`, at the creation of every communicator, then 
 ========================  ====================================================================
 ``NCCLKV_TIMEOUT``        seconds that a store waits for its ranks (300); an argument wins over it
 ``NCCLKV_RANKS_PER_NODE``  at most so many ranks share memory; the others are taken for other nodes
-``NCCLKV_NODE_MEMORY``    how ranks of a node share memory: ``files``, ``window``, ``halves`` or
-                          ``messages``; by default the first of these that works
+``NCCLKV_NODE_MEMORY``    how ranks of a node share memory: ``files``, ``halves`` or ``messages``;
+                          by default the first of these that works
 ``NCCLKV_COMPILED``       ``0``: host arrays are summed, updated and copied by NumPy alone
 ``NCCLKV_CHECKPOINT``     the directory of ``kv.save`` and ``kv.load`` that are given none
 ``NCCLKV_DUMP``           a directory to which each rank writes what it knows when its store
@@ -45,7 +45,7 @@ DEFAULT_TIMEOUT = 300.0
 
 _PREFIX = "NCCLKV_"
 
-NODE_MEMORY = ("files", "window", "halves", "messages")
+NODE_MEMORY = ("files", "halves", "messages")
 """What ``NCCLKV_NODE_MEMORY`` may be, the best first."""
 
 NCCL_BINDINGS = ("cupy", "nccl4py")

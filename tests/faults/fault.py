@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 LAYOUTS: tuple[dict[str, str], ...] = (
     {},
     {"NCCLKV_NODE_MEMORY": "messages"},
-    {"NCCLKV_NODE_MEMORY": "window"},
     {"NCCLKV_NODE_MEMORY": "halves"},
     {"NCCLKV_RANKS_PER_NODE": "1"},
     {"NCCLKV_RANKS_PER_NODE": "2"},

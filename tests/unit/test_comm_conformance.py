@@ -40,7 +40,7 @@ def test_threads(name: str, size: int) -> None:
     over_threads(size, name)
 
 
-@pytest.mark.parametrize("way", ["window", "halves", "messages"])
+@pytest.mark.parametrize("way", ["halves", "messages"])
 @pytest.mark.parametrize("name", ORDINARY)
 def test_other_ways_to_share_memory(monkeypatch: pytest.MonkeyPatch, name: str, way: str) -> None:
     monkeypatch.setenv("NCCLKV_NODE_MEMORY", way)

@@ -50,7 +50,7 @@ def test_case(monkeypatch: pytest.MonkeyPatch, name: str, split: Split, size: in
     over_nodes(monkeypatch, split, size, CASES[name])
 
 
-@pytest.mark.parametrize("way", ["window", "halves", "messages"])
+@pytest.mark.parametrize("way", ["halves", "messages"])
 @pytest.mark.parametrize("name", ["every_op_of_every_dtype", "every_length_to_every_root"])
 def test_other_ways_to_share_memory(monkeypatch: pytest.MonkeyPatch, name: str, way: str) -> None:
     monkeypatch.setenv("NCCLKV_NODE_MEMORY", way)

@@ -56,17 +56,12 @@ def sums(place: Place) -> None:
     comm.close()
 
 
-WITH_COMMON = pytest.mark.parametrize("way", ["files", "window"])
 COPIED, SUMMED = ENTERED + 1, ENTERED + 2
 """The further phases of a sum that goes through halves."""
 
 
-@WITH_COMMON
 @pytest.mark.parametrize("place", [common, own, plain])
-def test_sums_are_right_without_any_barrier_around_them(
-    monkeypatch: pytest.MonkeyPatch, place: Place, way: str
-) -> None:
-    monkeypatch.setenv("NCCLKV_NODE_MEMORY", way)
+def test_sums_are_right_without_any_barrier_around_them(place: Place) -> None:
     testing.run_ranks(RANKS, sums, place, timeout=stretched(20.0))
 
 
@@ -83,13 +78,11 @@ def test_sums_through_halves_are_right_too(monkeypatch: pytest.MonkeyPatch, plac
     testing.run_ranks(RANKS, sums, place, timeout=stretched(20.0))
 
 
-@WITH_COMMON
 @pytest.mark.parametrize("place", [common, own])
 @pytest.mark.parametrize("phase", [ENTERED, DONE])
 def test_without_one_of_its_meetings_a_sum_goes_wrong(
-    monkeypatch: pytest.MonkeyPatch, place: Place, phase: int, way: str
+    monkeypatch: pytest.MonkeyPatch, place: Place, phase: int
 ) -> None:
-    monkeypatch.setenv("NCCLKV_NODE_MEMORY", way)
     goes_wrong_without(phase, monkeypatch, place)
 
 

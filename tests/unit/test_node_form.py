@@ -19,10 +19,9 @@ from ncclkv.comm.node.space import MIB, FileSpace, Ticket
 from ncclkv.errors import KVStoreError, LaunchError
 
 SHARING = "the ranks of a node share memory: anonymous files"
-WINDOW = "the ranks of a node share memory: a window"
 HALVES = "the ranks of a node copy through shared memory: a window with halves of 4 MiB"
 ALONE = "the ranks of a node exchange messages"
-BY_NAME = {"files": SHARING, "window": WINDOW, "halves": HALVES, "messages": ALONE}
+BY_NAME = {"files": SHARING, "halves": HALVES, "messages": ALONE}
 
 
 def sums() -> bool:
@@ -47,17 +46,16 @@ def test_ranks_share_memory_and_say_so(caplog: pytest.LogCaptureFixture) -> None
 
 
 @pytest.mark.parametrize("error", [OSError(38, "no such call"), AttributeError("no memfd_create")])
-def test_where_there_are_no_such_files_ranks_share_a_window(
+def test_where_there_are_no_such_files_ranks_copy_through_a_window(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     def refuse(*args: object) -> None:
         raise error
 
     monkeypatch.setattr(os, "memfd_create", refuse)
-    monkeypatch.setattr(threads.ThreadTransport, "windows_left", lambda _: 3 * 200 * 2 * MIB)
     with caplog.at_level(logging.INFO, "ncclkv"):
-        assert testing.run_ranks(3, sums) == [True] * 3
-    assert said(caplog) == {f"{WINDOW} of 200 MiB a rank (files: {error})"}
+        assert testing.run_ranks(3, sums) == [False] * 3
+    assert said(caplog) == {f"{HALVES} (files: {error})"}
 
 
 def test_a_file_that_cannot_be_reached_is_named(
@@ -68,9 +66,9 @@ def test_a_file_that_cannot_be_reached_is_named(
 
     monkeypatch.setattr(FileSpace, "open", refuse)
     with caplog.at_level(logging.INFO, "ncclkv"):
-        assert testing.run_ranks(2, sums) == [True] * 2
+        assert testing.run_ranks(2, sums) == [False] * 2
     (line,) = said(caplog)
-    assert line.startswith(WINDOW)
+    assert line.startswith(HALVES)
     assert "(files: rank 0 cannot open that of rank 1: [Errno 13] Permission denied)" in line
 
 
@@ -79,7 +77,7 @@ def test_few_descriptors_are_a_reason_to_share_no_files(
 ) -> None:
     monkeypatch.setattr(ways, "_free_descriptors", lambda: 70)
     with caplog.at_level(logging.INFO, "ncclkv"):
-        assert testing.run_ranks(2, sums) == [True] * 2
+        assert testing.run_ranks(2, sums) == [False] * 2
     (line,) = said(caplog)
     assert "(files: 70 file descriptors are left; raise the limit by ulimit -n)" in line
 
@@ -96,15 +94,11 @@ def test_without_the_order_of_stores_ranks_exchange_messages(
 @pytest.mark.parametrize(
     ("free", "ends"),
     [
-        (80 * MIB, f"{WINDOW} of 80 MiB a rank (files: none)"),
-        (70 * MIB, f"{HALVES} (files: none; window: half of the memory that is free for windows is "
-                   f"70.0 MiB a rank, and 73.7 are needed)"),
-        (8 * MIB, f"{ALONE} (files: none; window: half of the memory that is free for windows is "
-                  f"8.0 MiB a rank, and 73.7 are needed; halves: half of the memory that is free "
-                  f"for windows is 8.0 MiB a rank, and 9.7 are needed)"),
-        (-MIB, f"{ALONE} (files: none; window: half of the memory that is free for windows is "
-               f"0.0 MiB a rank, and 73.7 are needed; halves: half of the memory that is free "
-               f"for windows is 0.0 MiB a rank, and 9.7 are needed)"),
+        (10 * MIB, f"{HALVES} (files: none)"),
+        (8 * MIB, f"{ALONE} (files: none; halves: half of the memory that is free for windows is "
+                  f"8.0 MiB a rank, and 9.7 are needed)"),
+        (-MIB, f"{ALONE} (files: none; halves: half of the memory that is free for windows is "
+               f"0.0 MiB a rank, and 9.7 are needed)"),
     ],
 )  # fmt: skip
 def test_what_is_free_decides_on_windows(
@@ -120,7 +114,7 @@ def test_what_is_free_decides_on_windows(
         threads.ThreadTransport, "windows_left", lambda transport: left[transport.rank]
     )
     with caplog.at_level(logging.INFO, "ncclkv"):
-        assert testing.run_ranks(3, sums) == [ends.startswith(WINDOW)] * 3
+        assert testing.run_ranks(3, sums) == [False] * 3
     assert said(caplog) == {ends}
 
 
@@ -148,18 +142,18 @@ def test_where_one_rank_has_no_window_none_has(
             raise OSError("not here")
         return made
 
-    monkeypatch.setenv("NCCLKV_NODE_MEMORY", "window")
+    monkeypatch.setenv("NCCLKV_NODE_MEMORY", "halves")
     monkeypatch.setattr(threads.ThreadTransport, "window", window)
     with caplog.at_level(logging.INFO, "ncclkv"):
         assert testing.run_ranks(3, sums) == [False] * 3
-    why = "NCCLKV_NODE_MEMORY=window; window: not here; halves: not here"
+    why = "NCCLKV_NODE_MEMORY=halves; halves: not here"
     assert said(caplog) == {f"{ALONE} ({why})"}
 
 
 def test_ranks_that_are_told_different_ways_take_the_last(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wishes = iter(["files", "halves", "window"])
+    wishes = iter(["files", "halves", "files"])
     monkeypatch.setattr(env, "node_memory", lambda: next(wishes))
     with caplog.at_level(logging.INFO, "ncclkv"):
         assert testing.run_ranks(3, sums) == [False] * 3
@@ -171,7 +165,7 @@ def test_a_way_that_nobody_knows_is_refused_by_all(monkeypatch: pytest.MonkeyPat
     with pytest.raises(LaunchError, match="NCCLKV_NODE_MEMORY='Files'") as caught:
         env.node_memory()
     wrong = str(caught.value)
-    assert "set one of files, window, halves, messages, or unset it" in wrong
+    assert "set one of files, halves, messages, or unset it" in wrong
     monkeypatch.delenv("NCCLKV_NODE_MEMORY")
     right = iter([True, True, False])
 
@@ -190,25 +184,21 @@ def test_a_way_that_nobody_knows_is_refused_by_all(monkeypatch: pytest.MonkeyPat
     assert texts in [{f"rank {rank} of 3: {wrong}"} for rank in range(3)]
 
 
-@pytest.mark.parametrize("way", ["window", "halves"])
 def test_several_nodes_have_a_window_each(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", "2")
-    monkeypatch.setenv("NCCLKV_NODE_MEMORY", way)
+    monkeypatch.setenv("NCCLKV_NODE_MEMORY", "halves")
     with caplog.at_level(logging.INFO, "ncclkv"):
-        assert testing.run_ranks(5, sums) == [way == "window"] * 5
+        assert testing.run_ranks(5, sums) == [False] * 5
     (line,) = said(caplog)
-    assert line.startswith(BY_NAME[way])
+    assert line.startswith(HALVES)
 
 
-def test_what_finds_no_room_in_a_window_is_copied_through_it(
+def test_what_finds_no_room_in_a_space_is_copied_through_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    part = CONTROL_BYTES + 3 * MIB
-    monkeypatch.setenv("NCCLKV_NODE_MEMORY", "window")
-    monkeypatch.setattr(ways, "_LEAST_BYTES", 0)
-    monkeypatch.setattr(threads.ThreadTransport, "windows_left", lambda _: 3 * 2 * part)
+    monkeypatch.setattr(FileSpace, "capacity", CONTROL_BYTES + 3 * MIB)
 
     def body() -> list[bool]:
         comm = threads.world()

@@ -119,20 +119,26 @@ def test_the_file_of_somebody_else_is_not_taken_for_a_rank_s() -> None:
         FileSpace.open(ticket)
 
 
-def test_a_part_of_a_window_is_one_extent() -> None:
-    memory = np.zeros(1 * MIB, np.uint8)
-    space = WindowSpace(memory)
-    arena = Arena(space, 4096, space.capacity)
+def test_what_is_left_of_a_space_is_one_extent(space: FileSpace) -> None:
+    arena = Arena(space, 4096, 1 * MIB)
     assert arena.size == 1 * MIB - 4096
     first, second = taken(arena, 600_000), taken(arena, 400_000)
     place = arena.place(second)
     assert place is not None
     assert (place.start, place.length) == (4096, arena.size)
     second[:] = 3
-    extent = WindowSpace(memory).map(place.start, place.length)
+    extent = space.map(place.start, place.length)
     assert (extent[place.offset : place.offset + 400_000] == 3).all()
     assert not first.any()
     assert arena.take(100_000) is None
+
+
+def test_a_part_of_a_window_is_the_same_memory_until_it_is_closed() -> None:
+    memory = np.zeros(1 * MIB, np.uint8)
+    space = WindowSpace(memory)
+    assert space.capacity == 1 * MIB
+    space.map(4096, 100)[:] = 3
+    assert (WindowSpace(memory).map(4000, 200)[96:196] == 3).all()
     space.close()
     assert space.map(0, 10).size == 0
 

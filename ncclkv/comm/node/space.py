@@ -138,7 +138,7 @@ def _libc() -> Any:
 
 
 class WindowSpace(Space):
-    """A rank's part of a window, which is mapped already."""
+    """A rank's part of a window, mapped already, which has room for no arrays."""
 
     def __init__(self, memory: Buffer) -> None:
         self.capacity = self.extent_bytes = memory.size

@@ -18,9 +18,6 @@ _SPARE_DESCRIPTORS = 64
 """What a rank of the node takes of them: its file, and parts of it that are mapped; and the user's.
 """
 
-_LEAST_BYTES = 64 * MIB
-"""What a rank's part of a window must have for arrays."""
-
 
 class Way(ABC):
     """One way to share memory.
@@ -32,7 +29,7 @@ class Way(ABC):
     name : str
         As in ``NCCLKV_NODE_MEMORY``.
     does : str
-        What the ranks of a node do, for the log; known once they have joined.
+        What the ranks of a node do, for the log.
     """
 
     name: str
@@ -99,51 +96,24 @@ def _free_descriptors() -> int:
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit - used
 
 
-class Window(Way):
-    """The node has a window of half the memory that is free for windows.
-
-    It cannot grow: what finds no room in it is a rank's own, and is copied through it.
-    """
-
-    name = "window"
-
-    def offer(self) -> Any:
-        # Half, since others take memory too, and nobody tells when there is none for a page.
-        part = self._transport.windows_left() // 2 // len(self._ranks) // PAGE * PAGE
-        if part < self._least():
-            raise OSError(
-                f"half of the memory that is free for windows is {max(part, 0) / MIB:.1f} MiB a "
-                f"rank, and {self._least() / MIB:.1f} are needed"
-            )
-        return part
-
-    def _least(self) -> int:
-        """Bytes that a rank's part must have."""
-        return CONTROL_BYTES + _LEAST_BYTES
-
-    def join(self, offers: Sequence[Any]) -> list[Space]:
-        nbytes = min(offers[rank] for rank in self._ranks)
-        self.does = f"share memory: a window of {nbytes // MIB} MiB a rank"
-        return [WindowSpace(part) for part in self._transport.window(nbytes)]
-
-
-class Halves(Window):
-    """The node has a window that only copies go through."""
+class Halves(Way):
+    """The node has a window, of a fixed size, that arrays are copied through."""
 
     name = "halves"
+    does = f"copy through shared memory: a window with halves of {HALF_BYTES // MIB} MiB"
 
     def offer(self) -> Any:
-        super().offer()
-        return CONTROL_BYTES
-
-    def _least(self) -> int:
-        return CONTROL_BYTES
+        # Half, since others take memory too, and a page that cannot be had ends the process.
+        left = self._transport.windows_left() // 2 // len(self._ranks) // PAGE * PAGE
+        if left < CONTROL_BYTES:
+            raise OSError(
+                f"half of the memory that is free for windows is {max(left, 0) / MIB:.1f} MiB a "
+                f"rank, and {CONTROL_BYTES / MIB:.1f} are needed"
+            )
 
     def join(self, offers: Sequence[Any]) -> list[Space]:
-        spaces = super().join(offers)
-        self.does = f"copy through shared memory: a window with halves of {HALF_BYTES // MIB} MiB"
-        return spaces
+        return [WindowSpace(part) for part in self._transport.window(CONTROL_BYTES)]
 
 
-WAYS: tuple[type[Way], ...] = (Files, Window, Halves)
+WAYS: tuple[type[Way], ...] = (Files, Halves)
 """The best first."""
