@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +12,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "ncclkv"
+NOT_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,24 @@ def modules() -> list[Module]:
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         found.append(Module(path, name))
     return found
+
+
+def code_lines(module: Module) -> int:
+    """Return how many lines of a module have code: no docstring, comment or blank line."""
+    docstrings = {
+        line
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    code = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(module.text).readline)
+        if token.type not in NOT_CODE
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    return len(code - docstrings)
 
 
 def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
