@@ -140,11 +140,7 @@ cudaError_t wait_for_stream(cudaStream_t waiting, cudaStream_t other) {
     return error;
 }
 
-}  // namespace
-
-ncclResult_t launch(Plan& plan) {
-    const OnDevice device(plan.comm->device);
-    if (device.result) return device.result;
+ncclResult_t launch_on_streams(Plan& plan) {
     const cudaStream_t stream = plan.streams.front();
     // "This will enforce a stream dependency of all streams before the NCCL kernel starts and
     // block all streams until the NCCL kernel completes" (user guide, CUDA Stream Semantics).
@@ -159,6 +155,16 @@ ncclResult_t launch(Plan& plan) {
         if (const auto result = cuda_result(wait_for_stream(plan.streams[other], stream)))
             return result;
     return ncclSuccess;
+}
+
+}  // namespace
+
+ncclResult_t launch(Plan& plan) {
+    OnDevice device(plan.comm->device);
+    if (device.result) return device.result;
+    const ncclResult_t result = launch_on_streams(plan);
+    const ncclResult_t left = device.leave();
+    return result ? result : left;
 }
 
 bool connect_ranks(Plan& plan) {
@@ -204,8 +210,11 @@ OnDevice::OnDevice(int device) : result(ncclSuccess), before_(emulated_current_d
     if (device != before_) result = cuda_result(cudaSetDevice(device));
 }
 
-OnDevice::~OnDevice() {
-    if (emulated_current_device() != before_) cudaSetDevice(before_);
+OnDevice::~OnDevice() { leave(); }
+
+ncclResult_t OnDevice::leave() {
+    if (emulated_current_device() == before_) return ncclSuccess;
+    return cuda_result(cudaSetDevice(before_));
 }
 
 }  // namespace emulated_nccl

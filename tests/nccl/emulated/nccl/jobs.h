@@ -24,6 +24,8 @@ public:
     ~OnDevice();
     OnDevice(const OnDevice&) = delete;
     OnDevice& operator=(const OnDevice&) = delete;
+    // Go back to the device of before, and return the error of that, which the destructor drops.
+    ncclResult_t leave();
     ncclResult_t result;
 
 private:
