@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Run a part of the tests with the oldest NumPy that ncclkv takes, in the environment $OLDEST.
 #
-# The environment is made here, by launch/setup.sh with the versions of launch/oldest.txt.
+# The environment is made here, by launch/setup.sh with the versions of launch/oldest.txt;
+# `launch/oldest.sh setup` does no more than that.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -16,6 +17,7 @@ fi
 for extra in test mpiwheel; do
     [ "$VENV/.ready-$extra" -nt setup.cfg ] || launch/setup.sh "$extra"
 done
+[ "${1:-}" != setup ] || exit 0
 "$VENV/bin/python" -c 'import numpy; print("NumPy", numpy.__version__)'
 
 "$VENV/bin/python" -m pytest -q tests/unit/test_{arrays,recent,sgd}*.py \

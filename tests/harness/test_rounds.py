@@ -12,7 +12,7 @@ import pytest
 from tests import run
 from tests.harness import rounds
 from tests.harness.progress import Record
-from tests.run import Run
+from tests.suite import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = "tests/harness/samples/loses_two.py"

@@ -11,7 +11,7 @@ import pytest
 from tests import run
 from tests.harness import layers
 from tests.nccl import gpu
-from tests.run import Run
+from tests.suite import Run
 
 
 def python(name: str, program: str, limit: float = 20.0) -> Run:

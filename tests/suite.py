@@ -1,0 +1,175 @@
+"""The runs of the whole suite: their commands, limits and weights."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+
+from tests.harness.side_by_side import ALONE
+
+ON_GPU = (
+    "tests/ranks/test_gpu_comm.py",
+    "tests/ranks/test_gpu_store.py",
+    "tests/ranks/test_gpu_capture.py",
+)
+ALONE_ON_GPU = (
+    "tests/nccl/test_gpu_errors.py",
+    "tests/nccl/test_gpu_first.py",
+    "tests/nccl/test_gpu_kernels.py",
+)
+SEVERAL_GPUS = ("tests/nccl/test_gpu_several.py", "tests/nccl/test_arrays_gpus.py")
+INSIDE = (sys.executable, "-m", "tests.nccl.emulated")
+"""What stands before a command that is to run in layer 3b."""
+
+LONG = (
+    "test_checkpoints",
+    "test_injected",
+    "test_kernel_arithmetic",
+    "test_kernel_sources",
+    "test_kernels",
+    "test_little_memory",
+    "test_lost_ranks",
+    "test_mixed",
+    "test_nccl_faults",
+    "test_nccl_life",
+    "test_no_memory",
+    "test_silent",
+    "test_stores_in_a_loop",
+    "test_train",
+)
+"""Files of layer 3b that take long: jobs of their own, and many kernels to compile."""
+
+ON_NODES = (
+    "tests/ranks/test_comm_conformance.py",
+    "tests/ranks/test_store_cases.py",
+    "tests/ranks/test_programs.py",
+    "tests/ranks/test_store_comm.py",
+)
+ON_WAYS = (
+    "tests/ranks/test_node_memory.py",
+    "tests/ranks/test_comm_conformance.py",
+    "tests/ranks/test_store_cases.py",
+    "tests/ranks/test_programs.py",
+)
+CONTRACT = ("tests/ranks/test_comm_contract.py", "tests/ranks/test_capture_contract.py")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One command of the suite.
+
+    Attributes
+    ----------
+    name : str
+    command : tuple of str
+    limit : float
+        The seconds that it may take.
+    weight : int
+        Processes of it that are busy at once; see `tests.harness.side_by_side`.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    limit: float
+    weight: int = 1
+
+
+def suite() -> list[Run]:
+    """Return all runs, the longest first."""
+    pytest = (sys.executable, "-m", "pytest")
+    split = ("env", "NCCLKV_RANKS_PER_NODE=2")
+    plain = ("env", "NCCLKV_COMPILED=0")
+    runs = [
+        Run("unit", (*pytest, "--durations=20", "tests/unit"), 1200),
+        # Without CuPy it says so, and tests the little that needs none.
+        Run("nccl", (*pytest, "--durations=20", "tests/nccl"), 900),
+        Run("jobs", (*pytest, "--durations=20", "tests/jobs"), 480),
+        # Without root it says so, and tests nothing.
+        Run("hosts", (*pytest, "--durations=20", "tests/hosts"), 600),
+        Run("chaos", (*pytest, "tests/chaos"), 300),
+        Run("faults", (*pytest, "tests/faults"), 300),
+        Run("harness", (*pytest, "tests/harness"), 180),
+    ]
+    runs += [Run(f"ranks-{n}", (*ranks(n), "tests/ranks"), 240, n) for n in (4, 3, 2, 1)]
+    runs += [Run(f"nodes-{n}", (*split, *ranks(n), *ON_NODES), 240, n) for n in (4, 3)]
+    # One placement of the store's cases, which are those of ranks-4.
+    few = ("-k", "not test_ranks or every_rank")
+    halves = ("env", "NCCLKV_NODE_MEMORY=halves")
+    runs.append(Run("halves-4", (*halves, *ranks(4), *ON_WAYS, *few), 240, 4))
+    # The others use the kernels in C, where those are built.
+    runs.append(Run("plain-4", (*plain, *ranks(4), *ON_NODES), 240, 4))
+    runs.append(Run("doctests", (*pytest, "--doctest-modules", "ncclkv"), 60))
+    return runs
+
+
+def ranks(size: int) -> tuple[str, ...]:
+    """Return the beginning of a command that runs pytest on ranks."""
+    return ("launch/local.sh", "-n", str(size), "-m", "pytest")
+
+
+def by_name() -> list[Run]:
+    """Return runs that must be asked for: on a GPU, in layer 3b, parts of others, old NumPy."""
+    return [
+        *gpu_suite(),
+        *emulated_suite(),
+        *emulated_few(),
+        Run("nccl-ranks", (*ranks(3), *CONTRACT), 240, 3),
+        # It makes an environment of its own, and so needs a network the first time.
+        Run("oldest", ("launch/oldest.sh",), 600),
+    ]
+
+
+def ci() -> list[Run]:
+    """Return the runs of ``.ci/run``: all that need no GPU, and a part of layer 3b."""
+    rest = [run for run in by_name() if run.name in ("oldest", "nccl-ranks")]
+    return [*suite(), *rest, *emulated_few()]
+
+
+def gpu_suite() -> list[Run]:
+    """Return all runs on a GPU, which the ranks share, in order."""
+    pytest = (sys.executable, "-m", "pytest")
+    runs = [Run("gpu-kernels", (*pytest, *ALONE_ON_GPU), 600, ALONE)]
+    for size in (1, 2, 3, 4):
+        share = ("env", "NCCLKV_SHARE_GPU=1") if size > 1 else ()
+        runs.append(Run(f"gpu-{size}", (*share, *ranks(size), *ON_GPU), 600, ALONE))
+    runs.append(Run("gpu-faults", (*pytest, "tests/nccl/test_gpu_faults.py"), 600, ALONE))
+    return runs
+
+
+def emulated_suite() -> list[Run]:
+    """Return all runs of layer 3b: its own rules, then the runs on a GPU as they are."""
+    pytest = (sys.executable, "-m", "pytest")
+    several = ("env", "EMULATED_DEVICES=4", *pytest, *SEVERAL_GPUS)
+    runs = [
+        Run("rules", (*pytest, "tests/nccl/emulated"), 600),
+        *(replace(run, limit=1800) for run in gpu_suite()),
+        Run("gpu-several", several, 300, ALONE),
+    ]
+    return [_inside(run) for run in runs]
+
+
+def emulated_few() -> list[Run]:
+    """Return the part of layer 3b that takes three minutes at most."""
+    pytest = (sys.executable, "-m", "pytest")
+    share = ("env", "NCCLKV_SHARE_GPU=1")
+    comm, store, capture = ON_GPU
+    runs = [
+        Run("few-rules", (*pytest, "tests/nccl/emulated", "-k", f"not ({' or '.join(LONG)})"), 240),
+        Run("few-one", (*pytest, "tests/nccl/test_gpu_errors.py", *SEVERAL_GPUS), 120),
+        Run("few-2", (*share, *ranks(2), store, "-m", "first"), 120, 2),
+        Run("few-3", (*ranks(3), comm, capture, "-k", "not failure"), 120, 3),
+    ]
+    return [_inside(run) for run in runs]
+
+
+def _inside(run: Run) -> Run:
+    return replace(run, name=f"emulated-{run.name}", command=(*INSIDE, *run.command))
+
+
+GROUPS = {
+    "ci": ci,
+    "gpu": gpu_suite,
+    "emulated": emulated_suite,
+    "emulated-few": emulated_few,
+}
+"""Names of several runs that must be asked for."""
