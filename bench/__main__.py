@@ -8,14 +8,14 @@ import time
 from collections.abc import Sequence
 
 import ncclkv
-from bench import cases, peers
+from bench import cases, libraries
 from bench.job import Job
 from bench.options import Options, parse
 from bench.place import GpuPlace, Place
 from bench.report import files, machine
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl import launch as gpus
-from ncclkv.comm.nccl.facts import crowded
+from ncclkv.comm.nccl.discovery import shared_gpus
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +40,7 @@ def _on_gpu(comm: Communicator, options: Options) -> int:
         comm.close()
         return int(os.environ.get("NCCLKV_REQUIRE_GPU") == "1")
     ranks = gpus.launch(comm, facts)
-    crowds = crowded(facts).values()
+    crowds = shared_gpus(facts).values()
     sharing = max(map(len, crowds), default=1)
     job = Job(ranks, GpuPlace(ranks, sharing), options)
     if sharing > 1:
@@ -56,7 +56,7 @@ def run(job: Job) -> int:
     """Find the peers, run the parts, write the files."""
     begin = time.perf_counter()
     job.record.update(machine.describe(job), options=_as_json(job.options))
-    absent = peers.find(job, peers.GPU if job.options.gpu else peers.HOST)
+    absent = libraries.find(job, libraries.GPU if job.options.gpu else libraries.HOST)
     _introduce(job, absent)
     parts = {**cases.HOST, **cases.GPU}
     seconds_of = job.record["seconds_of_parts"] = {}
@@ -92,7 +92,7 @@ def _introduce(job: Job, absent: dict[str, str]) -> None:
     for name, why in absent.items():
         job.say(f"# peer {name} is absent: {why}")
     options = job.options
-    job.say(f"# {options.rounds} rounds after {options.warmups} of warm-up; contenders take turns")
+    job.say(f"# {options.rounds} rounds after {options.warmups} of warm-up; candidates take turns")
     if options.quick:
         job.say("# QUICK: a look, not a measurement")
     if not options.gpu and job.comm.local_size > here["cores"]:

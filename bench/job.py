@@ -13,7 +13,7 @@ from bench.place import Place
 from ncclkv.comm.base import Communicator
 
 if TYPE_CHECKING:
-    from bench.peers.base import Peer
+    from bench.libraries.base import Peer
 
 
 @dataclass

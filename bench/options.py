@@ -60,7 +60,7 @@ def parse(argv: Sequence[str] | None, host: Sequence[str], gpu: Sequence[str]) -
     option("--quick", action="store_true", help="less of everything; ratios are rough")
     option("--only", nargs="+", choices=every, metavar="PART", help=f"of: {', '.join(every)}")
     option("--models", nargs="+", choices=list(MODELS), help="key lists of the store's table")
-    option("--rounds", type=int, help="turns of every contender (7; quick: 3)")
+    option("--rounds", type=int, help="turns of every candidate (7; quick: 3)")
     option("--max-bytes", type=int, help="longest buffer (128 MiB; quick: 8 MiB)")
     option("--out", type=Path, default=Options.out, help="folder of the JSON and the plots")
     given = parser.parse_args(argv)

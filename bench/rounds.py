@@ -25,7 +25,7 @@ class Marks:
         self.times.append((phase, time.perf_counter()))
 
 
-class Contender(ABC):
+class Candidate(ABC):
     """One way to do a piece of work.
 
     Attributes
@@ -54,14 +54,14 @@ class Contender(ABC):
 
 @dataclass
 class Result:
-    """The turns of one contender.
+    """The turns of one candidate.
 
     Attributes
     ----------
     seconds : list of float
         Of each round: from the first rank's start to the last one's end, over the calls.
     phases : dict of list of float
-        Seconds of each phase in each round, the mean over ranks: those that the contender marks
+        Seconds of each phase in each round, the mean over ranks: those that the candidate marks
         and the "rest", or "all" when it marks none.
     wrong : int
         Elements over all ranks, warm-up included.
@@ -91,54 +91,54 @@ class Result:
         }
 
 
-def take_turns(job: Job, title: str, contenders: Sequence[Contender]) -> dict[str, Result]:
-    """Run all contenders once a round, each round beginning with another one; by name.
+def take_turns(job: Job, title: str, candidates: Sequence[Candidate]) -> dict[str, Result]:
+    """Run all candidates once a round, each round beginning with another one; by name.
 
-    Steps are counted through, so that no contender meets data that another has left.
+    Steps are counted through, so that no candidate meets data that another has left.
     """
     rounds = job.options.warmups + job.options.rounds
-    move = job.progress(rounds * len(contenders), title)
+    move = job.progress(rounds * len(candidates), title)
     spans: dict[str, list[Any]] = defaultdict(list)
     wrong: dict[str, int] = defaultdict(int)
-    order = [turn + place for turn in range(rounds) for place in range(len(contenders))]
+    order = [turn + place for turn in range(rounds) for place in range(len(candidates))]
     gc.collect()
     gc.disable()
     try:
         for step, index in enumerate(order, 1):
-            contender = contenders[index % len(contenders)]
-            spans[contender.name].append(_turn(job, contender, step))
-            wrong[contender.name] += contender.wrong()
+            candidate = candidates[index % len(candidates)]
+            spans[candidate.name].append(_turn(job, candidate, step))
+            wrong[candidate.name] += candidate.wrong()
             move()
     finally:
         gc.enable()
     everyone = job.comm.control.allgather((dict(spans), dict(wrong)), "times")
     results = {}
-    for contender in contenders:
-        name = contender.name
+    for candidate in candidates:
+        name = candidate.name
         of_ranks = [ranks[name][job.options.warmups :] for ranks, _ in everyone]
-        results[name] = _result(job, contender, of_ranks)
+        results[name] = _result(job, candidate, of_ranks)
         results[name].wrong = sum(counts[name] for _, counts in everyone)
         job.wrong += results[name].wrong
     return results
 
 
-def _turn(job: Job, contender: Contender, step: int) -> list[tuple[str, float]]:
-    """One turn of one contender: the times of its start, its phases and its end."""
-    contender.prepare(step)
+def _turn(job: Job, candidate: Candidate, step: int) -> list[tuple[str, float]]:
+    """One turn of one candidate: the times of its start, its phases and its end."""
+    candidate.prepare(step)
     marks = Marks()
     job.meet()
     marks("start")
 
     def work() -> None:
-        for _ in range(contender.calls):
-            contender.run(marks)
+        for _ in range(candidate.calls):
+            candidate.run(marks)
 
     seconds = job.place.timed(work)
     marks.times.append(("rest", marks.times[0][1] + seconds))
     return marks.times
 
 
-def _result(job: Job, contender: Contender, of_ranks: list[list[Any]]) -> Result:
+def _result(job: Job, candidate: Candidate, of_ranks: list[list[Any]]) -> Result:
     """Put the ranks' times together."""
     one_clock = job.comm.local_size == job.comm.size
     seconds, phases = [], defaultdict(list)
@@ -147,13 +147,13 @@ def _result(job: Job, contender: Contender, of_ranks: list[list[Any]]) -> Result
             span = max(times[-1][1] for times in turns) - min(times[0][1] for times in turns)
         else:
             span = max(times[-1][1] - times[0][1] for times in turns)
-        seconds.append(span / contender.calls)
+        seconds.append(span / candidate.calls)
         sums: dict[str, float] = defaultdict(float)
         for times in turns:
             for (_, before), (phase, after) in pairwise(times):
-                sums[phase] += (after - before) / len(turns) / contender.calls
+                sums[phase] += (after - before) / len(turns) / candidate.calls
         for phase, each in sums.items():
             phases[phase].append(each)
     if list(phases) == ["rest"]:
         phases["all"] = phases.pop("rest")
-    return Result(contender.name, seconds, dict(phases))
+    return Result(candidate.name, seconds, dict(phases))

@@ -28,12 +28,13 @@ array([[8., 8., 8.],
 ====================================  ==========================================================
 """
 
-from ncclkv import abort, comm, errors, optimizer, testing, typing
+from ncclkv import comm, errors, optimizer, testing, typing
 from ncclkv.comm import Communicator, Work
 from ncclkv.errors import KVStoreError
 from ncclkv.store.create import create
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.plugin import KVStoreBase
+from ncclkv.system import abort
 
 __version__ = "0.1.0"
 

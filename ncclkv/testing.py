@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ncclkv import env
-from ncclkv.comm import threads
+from ncclkv.comm.host import threads
 from ncclkv.errors import CommError, UsageError, annotate
 
 __all__ = ["run_ranks"]

@@ -10,20 +10,20 @@ from bench.cases import (
     contract,
     cpu_time,
     kernels,
-    lists_alone,
+    key_lists,
     many_keys,
     models,
-    over_sizes,
     raw,
     short_flush,
+    sweep,
 )
 from bench.job import Job
 
 HOST: dict[str, Callable[[Job], None]] = {
     "raw": raw.run,
-    "sizes": over_sizes.run,
+    "sizes": sweep.run,
     "allreduce": allreduce_64mib.run,
-    "lists": lists_alone.run,
+    "lists": key_lists.run,
     "keys": many_keys.run,
     "flush": short_flush.run,
     "contract": contract.run,
@@ -33,10 +33,10 @@ HOST: dict[str, Callable[[Job], None]] = {
 
 GPU: dict[str, Callable[[Job], None]] = {
     "raw": raw.run,
-    "sizes": over_sizes.run,
+    "sizes": sweep.run,
     "kernels": kernels.run,
     "cpu": cpu_time.run,
-    "lists": lists_alone.run,
+    "lists": key_lists.run,
     "keys": many_keys.run,
     "comparing": comparing.run,
     "models": models.run,

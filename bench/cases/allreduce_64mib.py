@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bench.contenders.rivals import Flat, cut
+from bench.candidates.baselines import Flat, cut
 from bench.data import Sum
 from bench.job import Job
+from bench.libraries.base import Ours, Peer
 from bench.options import MIB
-from bench.peers.base import Ours, Peer
-from bench.report import turns
-from bench.rounds import Contender, Marks, take_turns
+from bench.report import table
+from bench.rounds import Candidate, Marks, take_turns
 from bench.workload import Workload
 from ncclkv.comm.base import Buffer
 
@@ -45,25 +45,25 @@ def run(job: Job) -> None:
     expected = Sum(job.comm.size)
     bucket, plain = job.place.bucket(NBYTES // 4), work.gradients[0]
     ours = Ours(job.comm)
-    contenders: list[Contender] = [
+    candidates: list[Candidate] = [
         Flat(work, ours, [bucket], [bucket], expected, IN_PLACE),
         Into(work, ours, bucket, work.outs[0], expected, OWN),
     ]
     common, best = job.place.common(NBYTES // 4), IN_PLACE
     if common is not None:
-        contenders.append(Into(work, ours, bucket, common, expected, ONE))
+        candidates.append(Into(work, ours, bucket, common, expected, ONE))
         best = ONE
     for peer in job.peers:
-        contenders.append(Flat(work, peer, [plain], [plain], expected, peer.name))
+        candidates.append(Flat(work, peer, [plain], [plain], expected, peer.name))
     for peer in job.peers:
         if peer.name == "MPI":
             pieces = cut(plain, MIB)
             name = f"{peer.name}, {SLICES}"
-            contenders.append(Flat(work, peer, pieces, [plain], expected, name))
-    results = take_turns(job, "allreduce", contenders)
-    turns.table(job, f"allreduce of {NBYTES / MIB:g} MiB float32", results, NBYTES, best)
-    rivals = [peer.name for peer in job.peers]
-    turns.ratio(job, "allreduce, one result", results, best, rivals, 0.20)
-    turns.ratio(job, "allreduce, one result", results, best, [f"MPI, {SLICES}"], 0.45)
-    turns.ratio(job, "allreduce, own result", results, OWN, rivals, 0.35)
+            candidates.append(Flat(work, peer, pieces, [plain], expected, name))
+    results = take_turns(job, "allreduce", candidates)
+    table.table(job, f"allreduce of {NBYTES / MIB:g} MiB float32", results, NBYTES, best)
+    baselines = [peer.name for peer in job.peers]
+    table.ratio(job, "allreduce, one result", results, best, baselines, 0.20)
+    table.ratio(job, "allreduce, one result", results, best, [f"MPI, {SLICES}"], 0.45)
+    table.ratio(job, "allreduce, own result", results, OWN, baselines, 0.35)
     job.say()

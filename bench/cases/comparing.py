@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bench.contenders.store import Lists
+from bench.candidates.store import Lists
 from bench.data import Sum
 from bench.job import Job
 from bench.models import Shapes
 from bench.options import MIB
-from bench.report import turns
-from bench.rounds import Contender, take_turns
+from bench.report import table
+from bench.rounds import Candidate, take_turns
 from bench.workload import Workload
 
 NBYTES = 64 * MIB
@@ -24,14 +24,14 @@ def run(job: Job) -> None:
     shapes: Shapes = {f"key{number}": (NBYTES // 4 // KEYS,) for number in range(KEYS)}
     work = Workload(job, shapes)
     stores = [job.store(), job.store(verify_every=1), job.store(verify_every=100)]
-    contenders: list[Contender] = []
+    candidates: list[Candidate] = []
     for kv, (name, calls) in zip(stores, CALLS.items(), strict=True):
         kv.init(work.names, work.gradients)
-        contenders.append(Lists(work, kv, Sum(job.comm.size), name))
-        contenders[-1].calls = calls
-    results = take_turns(job, "comparing values", contenders)
+        candidates.append(Lists(work, kv, Sum(job.comm.size), name))
+        candidates[-1].calls = calls
+    results = take_turns(job, "comparing values", candidates)
     for kv in stores:
         kv.close()
     title = f"{NBYTES / MIB:g} MiB as {KEYS} keys, values compared"
-    turns.table(job, title, results, NBYTES, OFF)
+    table.table(job, title, results, NBYTES, OFF)
     job.say()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from bench.candidates.store import Lists
 from bench.cases.short_flush import OneKey
-from bench.contenders.store import Lists
 from bench.data import Sum
 from bench.job import Job
 from bench.models import Shapes
 from bench.options import KIB, MIB
-from bench.report import turns
-from bench.rounds import Contender, Marks, take_turns
+from bench.report import table
+from bench.rounds import Candidate, Marks, take_turns
 from bench.workload import Workload
 
 SHORT, SHORT_CALLS = 4 * KIB, 1000
@@ -17,8 +17,8 @@ LONG, LONG_KEYS, LONG_CALLS = 64 * MIB, 200, 5
 NOTED, UNNOTED = "as ever", "calls not noted"
 
 
-class Unnoted(Contender):
-    """The same steps as another contender's, of whose calls no notes are made."""
+class Unnoted(Candidate):
+    """The same steps as another candidate's, of whose calls no notes are made."""
 
     def __init__(self, as_ever: Lists) -> None:
         self.name = UNNOTED
@@ -61,5 +61,5 @@ def run(job: Job) -> None:
 
 def _compare(job: Job, title: str, as_ever: Lists, nbytes: int, bound: float) -> None:
     results = take_turns(job, "notes of calls", [as_ever, Unnoted(as_ever)])
-    turns.table(job, f"{title}, with and without notes of calls", results, nbytes, UNNOTED)
-    turns.ratio(job, f"notes of calls, {title}", results, NOTED, [UNNOTED], bound)
+    table.table(job, f"{title}, with and without notes of calls", results, nbytes, UNNOTED)
+    table.ratio(job, f"notes of calls, {title}", results, NOTED, [UNNOTED], bound)

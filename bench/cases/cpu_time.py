@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 
 import ncclkv
-from bench.contenders.store import Lists, Views
+from bench.candidates.store import Lists, Views
 from bench.data import Sum
 from bench.job import Job
 from bench.models import MODELS
-from bench.report import turns
+from bench.report import table
 from bench.workload import Workload
 from ncclkv.errors import NotSupported
 
@@ -55,7 +55,7 @@ def run(job: Job) -> None:
         ):
             seconds, wrong = measure(job, way, call)
             kind = "views" if way is views else "plain arrays"
-            turns.floor(
+            table.floor(
                 job, f"pushpull of {len(work.names)} {kind}", seconds * 1e6, bound, unit=" us"
             )
             job.wrong += wrong

@@ -10,15 +10,15 @@ from bench.data import LEARNING_RATE, MOMENTUM, addend
 from bench.job import Job
 from bench.models import MODELS
 from bench.options import MIB
-from bench.report import turns
-from bench.rounds import Contender, Marks, Result, take_turns
+from bench.report import table
+from bench.rounds import Candidate, Marks, Result, take_turns
 from bench.workload import Workload
 
 CALLS = 20
 LEAST = 0.85
 
 
-class Kernel(Contender):
+class Kernel(Candidate):
     """A kernel on all keys, whose traffic is `passes` times the bytes of the keys."""
 
     calls = CALLS
@@ -126,16 +126,16 @@ def run(job: Job) -> None:
     work = Workload(job, MODELS[name]())
     if not job.fits(f"kernels on the keys of {name}", 11 * work.nbytes):
         return
-    contenders: list[Kernel] = [Copy(work), Pack(work), Unpack(work), Update(work)]
-    results = take_turns(job, "kernels", contenders)
+    candidates: list[Kernel] = [Copy(work), Pack(work), Unpack(work), Update(work)]
+    results = take_turns(job, "kernels", candidates)
     title = f"kernels on the keys of {name}, {work.nbytes / MIB:.1f} MiB; GB/s of one pass"
-    turns.table(job, title, results, work.nbytes, "copy")
+    table.table(job, title, results, work.nbytes, "copy")
     copied = _speed(results["copy"], work.nbytes, Copy.passes)
     job.say(f"# copy: {copied:.1f} GB/s read and written")
-    for contender in contenders[1:]:
-        speed = _speed(results[contender.name], work.nbytes, contender.passes)
-        text = f"{contender.name} bandwidth / copy bandwidth"
-        turns.floor(job, text, speed / copied, LEAST, least=True)
+    for candidate in candidates[1:]:
+        speed = _speed(results[candidate.name], work.nbytes, candidate.passes)
+        text = f"{candidate.name} bandwidth / copy bandwidth"
+        table.floor(job, text, speed / copied, LEAST, least=True)
     job.say()
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 
 import ncclkv
-from bench.contenders.descent import BucketedDescent, FlatDescent, TorchSGD
-from bench.contenders.rivals import Bucketed, Copies, Flat, cut
-from bench.contenders.store import InGroup, InTurn, KeyByKey, Lists, Views
+from bench.candidates.baselines import Bucketed, Copies, Flat, cut
+from bench.candidates.descent import BucketedDescent, FlatDescent, TorchSGD
+from bench.candidates.store import InGroup, InTurn, KeyByKey, Lists, Views
 from bench.data import LEARNING_RATE, MOMENTUM, Descent, Sum
 from bench.job import Job
+from bench.libraries.base import Ours
+from bench.libraries.torch_dist import TorchPeer
 from bench.models import MODELS, Shapes, elements
 from bench.options import MIB
-from bench.peers.base import Ours
-from bench.peers.torch_dist import TorchPeer
-from bench.report import turns
+from bench.report import table
 from bench.report.machine import memory
-from bench.rounds import Contender, take_turns
+from bench.rounds import Candidate, take_turns
 from bench.workload import Workload
 from ncclkv.comm.base import Buffer
 
@@ -47,37 +47,37 @@ def _plain(job: Job, name: str, title: str, shapes: Shapes) -> None:
     expected = Sum(job.comm.size)
     with job.store() as kv:
         kv.init(work.names, work.gradients)
-        contenders: list[Contender] = [
+        candidates: list[Candidate] = [
             Lists(work, kv, expected, LISTS),
             Views(work, kv, expected, VIEWS),
             KeyByKey(work, kv, expected, KEYS),
             InTurn(work, kv, expected, TURN),
             InGroup(work, kv, expected, GROUP),
         ]
-        contenders += _bare(job, work, expected)
-        results = take_turns(job, name, contenders)
+        candidates += _bare(job, work, expected)
+        results = take_turns(job, name, candidates)
         launches = sum(line.split()[0].isdigit() for line in kv.explain_plan().splitlines())
     _forget(job)
-    turns.table(job, title, results, work.nbytes, RAW)
-    turns.matrix(job, results, [LISTS, VIEWS, KEYS, TURN, GROUP])
+    table.table(job, title, results, work.nbytes, RAW)
+    table.matrix(job, results, [LISTS, VIEWS, KEYS, TURN, GROUP])
     job.say(f"# {launches} launches of collectives a step; {memory(job)}")
     peers = [peer.name for peer in job.peers if peer.name != "MPI"]
-    turns.ratio(job, "lists", results, LISTS, [_copying(name) for name in peers], 0.30)
-    turns.ratio(job, "views", results, VIEWS, [_flat(name) for name in peers], 0.15)
-    turns.ratio(job, "the loop that people write", results, KEYS, [LISTS], 1.10)
-    turns.ratio(job, "MXNet's Module", results, TURN, [LISTS], 1.5)
-    turns.ratio(job, "MXNet's Module, in a group", results, GROUP, [LISTS], 1.1)
+    table.ratio(job, "lists", results, LISTS, [_copying(name) for name in peers], 0.30)
+    table.ratio(job, "views", results, VIEWS, [_flat(name) for name in peers], 0.15)
+    table.ratio(job, "the loop that people write", results, KEYS, [LISTS], 1.10)
+    table.ratio(job, "MXNet's Module", results, TURN, [LISTS], 1.5)
+    table.ratio(job, "MXNet's Module, in a group", results, GROUP, [LISTS], 1.1)
     job.say()
 
 
-def _bare(job: Job, work: Workload, expected: Sum) -> list[Contender]:
+def _bare(job: Job, work: Workload, expected: Sum) -> list[Candidate]:
     """The sum of the same bytes by our communicator and by peers, and a copy of them.
 
     All of them share one flat array.
     """
     flat = job.place.bucket(work.nbytes // 4)
     views, pieces = work.views(flat), cut(flat, BUCKET_BYTES)
-    found: list[Contender] = [Flat(work, Ours(job.comm), pieces, views, expected, RAW)]
+    found: list[Candidate] = [Flat(work, Ours(job.comm), pieces, views, expected, RAW)]
     for peer in job.peers:
         if peer.name == "MPI":
             found.append(Flat(work, peer, [flat], views, expected, "MPI, whole"))
@@ -97,29 +97,29 @@ def _with_sgd(job: Job, name: str, title: str, shapes: Shapes) -> None:
     of_store = Descent(job.comm.size)
     with job.store() as kv:
         _begin_with_zeros(work, kv)
-        contenders: list[Contender] = [
+        candidates: list[Candidate] = [
             Lists(work, kv, of_store, LISTS),
             Views(work, kv, of_store, VIEWS),
         ]
         flat = job.place.bucket(work.nbytes // 4)
         views, pieces = work.views(flat), cut(flat, BUCKET_BYTES)
         sums = Sum(job.comm.size)
-        contenders.append(Flat(work, Ours(job.comm), pieces, views, sums, RAW))
+        candidates.append(Flat(work, Ours(job.comm), pieces, views, sums, RAW))
         for peer in job.peers:
             if isinstance(peer, TorchPeer):
-                contenders += _torch_sgd(work, peer, flat, views)
-        results = take_turns(job, f"{name} + SGD", contenders)
+                candidates += _torch_sgd(work, peer, flat, views)
+        results = take_turns(job, f"{name} + SGD", candidates)
     _forget(job)
-    turns.table(job, title, results, work.nbytes, RAW)
-    turns.matrix(job, results, [LISTS, VIEWS])
+    table.table(job, title, results, work.nbytes, RAW)
+    table.matrix(job, results, [LISTS, VIEWS])
     job.say(f"# {memory(job)}")
     torch = [peer.name for peer in job.peers if isinstance(peer, TorchPeer)]
     copies, flat_sums = (
         [f"{_copying(n)} + SGD" for n in torch],
         [f"{_flat(n)} + SGD" for n in torch],
     )
-    turns.ratio(job, "lists, with SGD", results, LISTS, copies, 0.33)
-    turns.ratio(job, "views, with SGD", results, VIEWS, flat_sums, 0.15)
+    table.ratio(job, "lists, with SGD", results, LISTS, copies, 0.33)
+    table.ratio(job, "views, with SGD", results, VIEWS, flat_sums, 0.15)
     job.say()
 
 
@@ -133,7 +133,7 @@ def _begin_with_zeros(work: Workload, kv: ncclkv.KVStore) -> None:
 
 def _torch_sgd(
     work: Workload, peer: TorchPeer, flat: Buffer, views: list[Buffer]
-) -> list[Contender]:
+) -> list[Candidate]:
     """By torch's sum and torch's SGD: with copies into buckets and back, and on views."""
     job = work.job
     buckets, parts = _buckets(work, flat)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ncclkv
-from bench.cases.over_sizes import OneSum
-from bench.contenders.store import Lists
+from bench.candidates.store import Lists
+from bench.cases.sweep import OneSum
 from bench.data import Sum
 from bench.job import Job
+from bench.libraries.base import Ours
 from bench.options import KIB
-from bench.peers.base import Ours
-from bench.report import turns
-from bench.rounds import Contender, Marks, take_turns
+from bench.report import table
+from bench.rounds import Candidate, Marks, take_turns
 from bench.workload import Workload
 
 NBYTES = 4 * KIB
@@ -38,9 +38,9 @@ def run(job: Job) -> None:
         kv.init(work.names, work.gradients)
         send, receive = job.place.bucket(NBYTES // 4), job.place.bucket(NBYTES // 4)
         peers = [Ours(job.comm), *job.peers]
-        contenders: list[Contender] = [OneSum(job, peer, send, receive, CALLS) for peer in peers]
-        contenders.append(OneKey(work, kv, Sum(job.comm.size), "store, push and wait"))
-        results = take_turns(job, "4 KiB", contenders)
-    turns.table(job, f"4 KiB, the mean of {CALLS} calls", results, NBYTES, Ours.name)
-    turns.ratio(job, "4 KiB, push and flush by the communicator", results, Ours.name, ["MPI"], 0.8)
+        candidates: list[Candidate] = [OneSum(job, peer, send, receive, CALLS) for peer in peers]
+        candidates.append(OneKey(work, kv, Sum(job.comm.size), "store, push and wait"))
+        results = take_turns(job, "4 KiB", candidates)
+    table.table(job, f"4 KiB, the mean of {CALLS} calls", results, NBYTES, Ours.name)
+    table.ratio(job, "4 KiB, push and flush by the communicator", results, Ours.name, ["MPI"], 0.8)
     job.say()

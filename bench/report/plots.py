@@ -26,12 +26,12 @@ def draw(base: Path, record: dict[str, Any]) -> list[str]:
 
 
 def _bandwidth(pyplot: Any, name: str, rows: list[dict[str, Any]]) -> str:
-    """Algorithm bandwidth of every contender over size, both axes logarithmic."""
+    """Algorithm bandwidth of every candidate over size, both axes logarithmic."""
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    for contender in rows[0]["median"]:
+    for candidate in rows[0]["median"]:
         sizes = [row["bytes"] for row in rows]
-        speeds = [row["bytes"] / row["median"][contender] / 1e9 for row in rows]
-        axes.loglog(sizes, speeds, marker="o", label=contender)
+        speeds = [row["bytes"] / row["median"][candidate] / 1e9 for row in rows]
+        axes.loglog(sizes, speeds, marker="o", label=candidate)
     axes.set(xlabel="bytes", ylabel="algorithm bandwidth, GB/s", title="allreduce, out of place")
     axes.grid(alpha=0.3)
     axes.legend()
@@ -46,7 +46,7 @@ def _phased(turns: dict[str, Any]) -> bool:
 
 
 def _steps(pyplot: Any, name: str, tables: list[dict[str, Any]]) -> str:
-    """Bars of each table's contenders, cut at their phases."""
+    """Bars of each table's candidates, cut at their phases."""
     figure, grid = pyplot.subplots(
         len(tables), 1, figsize=(9, 3.5 * len(tables)), squeeze=False, layout="constrained"
     )

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ncclkv.comm.dump import FORMAT
-from ncclkv.comm.words import named
+from ncclkv.comm.diagnosis.dump import FORMAT
+from ncclkv.comm.words import format_ranks
 from ncclkv.errors import LaunchError
 
 _FOLLOWS = ("RankLost", "RankDied", "CommAborted", "CommTimeout", "OrderMismatch", "SpecMismatch")
@@ -186,11 +186,11 @@ def explained(store: Store) -> list[str]:
     ranks = store.ranks
     files = [rank for rank, known in ranks.items() if known.error is not None]
     without = [rank for rank in ranks if rank not in files]
-    missing = f"; none of {named(without)}" if without else ""
+    missing = f"; none of {format_ranks(without)}" if without else ""
     found = [*_causes(ranks)] or ["no cause is in these files: the errors below are all there is"]
     raised = sorted((known.error[1], rank) for rank, known in ranks.items() if known.error)
     return [
-        f"store {store.name}, {len(ranks)} ranks: files of {named(files)}{missing}",
+        f"store {store.name}, {len(ranks)} ranks: files of {format_ranks(files)}{missing}",
         f"what happened first: {found[0]}",
         *(f"then, or besides: {each}" for each in found[1:]),
         "what the ranks raised, in seconds since the store was made:",
@@ -231,7 +231,7 @@ def _difference(ranks: Mapping[int, Rank]) -> Iterator[str]:
         if len(made) > 1:
             # The camps, the largest first: the last is the odd one.
             camps = sorted(made.values(), key=len, reverse=True)
-            texts = [f"{named(camp)} called {_texts(ranks, camp, number)}" for camp in camps]
+            texts = [f"{format_ranks(camp)} called {_texts(ranks, camp, number)}" for camp in camps]
             yield f"the ranks differ in call {number}: {', but '.join(texts)}"
             return
 
@@ -247,4 +247,4 @@ def _missing(ranks: Mapping[int, Rank]) -> Iterator[str]:
     for rank in sorted(waited_for & {*ranks}):
         if not ranks[rank].waits:
             waiting = [each for each, known in ranks.items() if rank in known.waits]
-            yield f"{named(waiting)} waited for {ranks[rank].who}; {ranks[rank].last}"
+            yield f"{format_ranks(waiting)} waited for {ranks[rank].who}; {ranks[rank].last}"

@@ -40,7 +40,7 @@ _OVERSUBSCRIBE = {
 
 
 @dataclass(frozen=True)
-class Launcher:
+class MpiLauncher:
     """A launcher's command line, as far as the ranks' command, and its environment.
 
     Attributes
@@ -141,7 +141,7 @@ def placed(hosts: Hosts, ranks: int | None) -> tuple[int, dict[str, int]]:
     return ranks or room, slots
 
 
-def launcher(mpirun: Mpirun, ranks: int, slots: Mapping[str, int]) -> Launcher:
+def launcher(mpirun: Mpirun, ranks: int, slots: Mapping[str, int]) -> MpiLauncher:
     """Return how an mpirun starts so many ranks.
 
     Without `slots` it finds hosts itself, in an allocation or in its own variables, or starts all
@@ -162,7 +162,7 @@ def launcher(mpirun: Mpirun, ranks: int, slots: Mapping[str, int]) -> Launcher:
             # Output of ranks that cannot reach the runner.
             line += ["--tag-output"] if "Open MPI) 4" in mpirun.said else ["--output", "tag"]
         crowded = not several and ranks > cores()
-        return Launcher(line, _AS_ROOT, _OVERSUBSCRIBE if crowded else {}, several)
+        return MpiLauncher(line, _AS_ROOT, _OVERSUBSCRIBE if crowded else {}, several)
     if slots and not mpirun.is_hydra:
         raise LaunchError(
             f"{mpirun.path} is neither MPICH's nor Open MPI's, so how it is given hosts is not "
@@ -170,7 +170,7 @@ def launcher(mpirun: Mpirun, ranks: int, slots: Mapping[str, int]) -> Launcher:
         )
     if mpirun.is_hydra and several:
         line += [*(["-hosts", listed] if slots else []), "-prepend-rank"]
-    return Launcher(line)
+    return MpiLauncher(line)
 
 
 def given() -> str:

@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ncclkv import abort, notify
+from ncclkv import notify
 from ncclkv.cli import wire
+from ncclkv.system import abort
 
 LAST_LINES = 12
 """Of a failed rank's stderr that the report repeats."""

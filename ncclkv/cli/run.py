@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ncclkv import env, values
+from ncclkv.checkpoint.directory import generations
 from ncclkv.cli import hosts, mpi
 from ncclkv.cli.job import Job, Start
 from ncclkv.cli.outcome import Outcome
 from ncclkv.cli.output import begin_files
 from ncclkv.cli.report import report
 from ncclkv.errors import LaunchError
-from ncclkv.state.generations import generations
 
 WRONG_ARGUMENTS = 2
 """The exit code of a program that does not understand its arguments: it would not the next time."""
@@ -130,7 +130,7 @@ def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
         named = options.hosts is not None
         given = hosts.parse(options.hosts) if named else hosts.read(options.hostfile)
         ranks, slots = hosts.placed(given, options.n)
-    launcher = hosts.Launcher([])
+    launcher = hosts.MpiLauncher([])
     if ranks > 1 or slots:
         check_for_launcher(command)
         launcher = hosts.launcher(mpi.find(command), ranks, slots)

@@ -1,7 +1,7 @@
 """Communicators: ranks that reduce and move buffers, and small host objects beside them."""
 
 from ncclkv.comm.base import Communicator, Work
-from ncclkv.comm.control import Control
+from ncclkv.comm.control import ObjectComm
 from ncclkv.comm.host.launch import world
 
-__all__ = ["Communicator", "Control", "Work", "world"]
+__all__ = ["Communicator", "ObjectComm", "Work", "world"]

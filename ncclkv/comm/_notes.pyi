@@ -1,4 +1,4 @@
-"""Notes of calls in C: as `ncclkv.comm.notes.PlainNotes`, whose page and marks are the same.
+"""Notes of calls in C: twin of `ncclkv.comm.diagnosis.call_log.PlainNotes`.
 
 All raise TypeError for a wrong number of arguments or one of a wrong kind, and ValueError for a
 page that does not hold the calls.

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclkv.comm.control import Control, Mark
+from ncclkv.comm.control import CallDigest, ObjectComm
 from ncclkv.comm.graph import Graph
 from ncclkv.errors import KVStoreError, NotSupported
 from ncclkv.kernels.base import Kernels
 
 if TYPE_CHECKING:
-    from ncclkv.comm.calls import Calls
+    from ncclkv.comm.diagnosis.mismatch import CallComparison
 
 Buffer = NDArray[Any]
 Apply = Callable[[int, int], None]
@@ -117,12 +117,12 @@ class Communicator(ABC):
     local_rank: int
     local_size: int
     timeout: float
-    control: Control
+    control: ObjectComm
     kernels: Kernels
     name: str
     blocks: bool = True
-    mark: Mark
-    calls: Calls | None = None
+    mark: CallDigest
+    calls: CallComparison | None = None
     reproducible: bool = False
     lock: threading.RLock
     thread_multiple: bool = True

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 
-class Mark:
+class CallDigest:
     """What all ranks must have alike at each launch: a number of all that they were called for.
 
     Attributes
@@ -21,7 +21,7 @@ class Mark:
         self.value = 0
 
 
-class Control(ABC):
+class ObjectComm(ABC):
     """Small host objects between the ranks; collective, blocking, with the same deadline."""
 
     @abstractmethod

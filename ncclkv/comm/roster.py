@@ -12,9 +12,9 @@ from functools import cache
 from typing import NamedTuple
 
 from ncclkv import env
-from ncclkv.comm.control import Control
+from ncclkv.comm.control import ObjectComm
 from ncclkv.comm.transport import Transport
-from ncclkv.comm.words import named
+from ncclkv.comm.words import format_ranks
 from ncclkv.errors import LaunchError
 
 _log = logging.getLogger("ncclkv")
@@ -77,7 +77,7 @@ class Roster(NamedTuple):
         return list(dict.fromkeys(member.node for member in self.members))
 
 
-def meet(transport: Transport, control: Control) -> Roster:
+def meet(transport: Transport, control: ObjectComm) -> Roster:
     """Exchange descriptions with all ranks, and check that their environments fit together.
 
     Collective over all ranks.
@@ -132,7 +132,8 @@ def _check_nodes(transport: Transport, members: Sequence[Member]) -> None:
     if len(ranks) == 1:
         return
     said = ", ".join(
-        f"{'unset' if limit is None else limit} on {named(each)}" for limit, each in ranks.items()
+        f"{'unset' if limit is None else limit} on {format_ranks(each)}"
+        for limit, each in ranks.items()
     )
     raise LaunchError(
         f"rank {transport.rank} of {transport.size}: NCCLKV_RANKS_PER_NODE differs between ranks: "

@@ -17,7 +17,7 @@ from ncclkv.comm.buffers import (
     check_pair,
     check_root,
 )
-from ncclkv.comm.control import Control, Mark
+from ncclkv.comm.control import CallDigest, ObjectComm
 from ncclkv.comm.done import DoneWork
 from ncclkv.comm.ended import closed, left
 from ncclkv.comm.roster import check_alone
@@ -25,7 +25,7 @@ from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.kernels.host import HostKernels
 
 
-class SoloControl(Control):
+class SoloObjectComm(ObjectComm):
     """Objects between a rank and itself."""
 
     def allgather(self, item: Any, label: str = "") -> list[Any]:
@@ -59,8 +59,8 @@ class SoloCommunicator(Communicator):
     def __init__(self, timeout: float) -> None:
         check_alone()
         self.timeout = timeout
-        self.control = SoloControl()
-        self.mark = Mark()
+        self.control = SoloObjectComm()
+        self.mark = CallDigest()
         self.kernels = HostKernels()
         self.lock = threading.RLock()
         self._failure: KVStoreError | None = None

@@ -10,7 +10,7 @@ from ncclkv.comm.base import Buffer
 from ncclkv.errors import OrderMismatch
 
 
-class Pending(Protocol):
+class Request(Protocol):
     """A message on its way."""
 
     peer: int
@@ -69,7 +69,7 @@ class Messages(ABC):
     size: int
 
     @abstractmethod
-    def send(self, data: Buffer, peer: int, tag: int) -> Pending:
+    def send(self, data: Buffer, peer: int, tag: int) -> Request:
         """Start sending `data`, which must not change until the message is done.
 
         Raises
@@ -79,7 +79,7 @@ class Messages(ABC):
         """
 
     @abstractmethod
-    def receive(self, into: Buffer, peer: int, tag: int) -> Pending:
+    def receive(self, into: Buffer, peer: int, tag: int) -> Request:
         """Start receiving a message of exactly the length of `into`."""
 
 

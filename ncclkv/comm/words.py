@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 
-def named(ranks: Collection[int], most: int | None = None) -> str:
+def format_ranks(ranks: Collection[int], most: int | None = None) -> str:
     """Ranks in a row, the lowest first; of more than `most` the rest are counted.
 
     Examples

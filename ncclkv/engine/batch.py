@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ncclkv.arrays.memory import identity, is_on_host
-from ncclkv.engine.state import Array, BucketState, Slot
+from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.kernels.base import Kernels
 from ncclkv.table.registry import Key
 
@@ -39,7 +39,7 @@ class Targets:
 
 
 @dataclass(eq=False)
-class Load:
+class BucketPush:
     """What a push brings into one bucket.
 
     Attributes
@@ -106,7 +106,7 @@ class Push:
     """
 
     numbers: dict[Key, Numbers]
-    loads: list[Load]
+    loads: list[BucketPush]
     number: int | None = None
 
     def __post_init__(self) -> None:
@@ -117,7 +117,7 @@ class Push:
 
 
 @dataclass(eq=False)
-class Take:
+class BucketPull:
     """What a pull takes out of one bucket, or of the values that have no place yet."""
 
     sources: list[Array]
@@ -146,7 +146,7 @@ class Pull:
 
     keys: list[Key]
     states: list[BucketState]
-    takes: list[Take]
+    takes: list[BucketPull]
     to_host: bool
     number: int | None = None
     tensors: Sequence[Any] = ()
@@ -172,14 +172,14 @@ def push_of(
     safe: Callable[[Array], Array],
 ) -> tuple[Push, list[Array]]:
     """Sort a push of several arrays a key; return them in a row, too, made `safe`."""
-    loads: dict[int, Load] = {}
+    loads: dict[int, BucketPush] = {}
     singles: dict[int, list[int]] = {}
     of_key: dict[Key, Numbers] = {}
     row: list[Array] = []
     for key, arrays in values.items():
         slot = place(key)
         index = slot.state.layout.index
-        load = loads.setdefault(index, Load(slot.state))
+        load = loads.setdefault(index, BucketPush(slot.state))
         numbers = of_key[key] = range(len(row), len(row) + len(arrays))
         held = len(arrays) == 1 and slot.holds(arrays[0])
         if load.add(slot, numbers, held=held):
@@ -206,7 +206,7 @@ def pull_of(
         state, _ = sources[number]
         taken.setdefault(-1 if state is None else state.layout.index, []).append(number)
     takes = [
-        Take([sources[number][1] for number in numbers], _in_a_row(numbers))
+        BucketPull([sources[number][1] for number in numbers], _in_a_row(numbers))
         for numbers in taken.values()
     ]
     row = [out for _, out in reads]

@@ -10,8 +10,8 @@ import numpy as np
 
 from ncclkv.arrays import cupy
 from ncclkv.comm.graph import Graph
-from ncclkv.engine.state import Array, BucketState
-from ncclkv.engine.update import Rule
+from ncclkv.engine.bucket_state import Array, BucketState
+from ncclkv.engine.update_rule import Rule
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 

@@ -14,12 +14,12 @@ from typing import Any
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.done import DoneWork
 from ncclkv.engine.batch import Push, push_of
-from ncclkv.engine.flushes import Flushes
+from ncclkv.engine.bucket_state import Array, BucketState
+from ncclkv.engine.flush import Flushes
+from ncclkv.engine.flush_agreement import FlushAgreement
+from ncclkv.engine.layout import Layout
 from ncclkv.engine.placement import Placement
-from ncclkv.engine.places import Places
-from ncclkv.engine.presence import Presence
-from ncclkv.engine.state import Array, BucketState
-from ncclkv.engine.update import Assign, FunctionRule, Rule
+from ncclkv.engine.update_rule import Assign, FunctionRule, Rule
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.table import plan
@@ -42,8 +42,8 @@ class Engine(Flushes):
     ) -> None:
         # Weak, or a store that is dropped would keep its memory until the garbage is collected.
         adopt = weakref.WeakMethod(self._adopt)
-        places = Places(comm, kernels, sizing, adopt, common=placement.root is None)
-        presence = Presence(comm, places, kernels, zeros, nonfinite)
+        places = Layout(comm, kernels, sizing, adopt, common=placement.root is None)
+        presence = FlushAgreement(comm, places, kernels, zeros, nonfinite)
         super().__init__(comm, kernels, places, placement, presence)
 
     # Keys

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ncclkv.engine.batch import Pull, Push, chosen
+from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.engine import Engine
-from ncclkv.engine.state import Array
 from ncclkv.table.registry import Key
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from ncclkv.comm.base import Communicator
 from ncclkv.engine import votes
 from ncclkv.engine.batch import Pull
+from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.engine import Engine
-from ncclkv.engine.state import Array
-from ncclkv.engine.update import FunctionRule
-from ncclkv.engine.votes import Difference, Vote
+from ncclkv.engine.update_rule import FunctionRule
+from ncclkv.engine.votes import Checksums, Difference
 from ncclkv.errors import Divergence
 from ncclkv.table.registry import Key
 
@@ -121,7 +121,7 @@ class Verify:
             return f", but for what the updater {self._engine.rule.name} remembers"
         return ""
 
-    def _vote(self, keys: Sequence[Key], outs: Sequence[tuple[Key, Array]]) -> Vote:
+    def _vote(self, keys: Sequence[Key], outs: Sequence[tuple[Key, Array]]) -> Checksums:
         """What this rank has to say of some keys."""
         vote = votes.blank(len(keys))
         own = [number for number, key in enumerate(keys) if not self._in_common(key)]

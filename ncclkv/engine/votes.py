@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclkv.comm.words import named
+from ncclkv.comm.words import format_ranks
 from ncclkv.table.registry import Key
 
 HELD, LEAST, GREATEST = range(3)
-"""Rows of `Vote.sums`: of the value, and the least and greatest of what was pulled of it."""
+"""Rows of `Checksums.sums`: of the value, and the least and greatest of what was pulled of it."""
 
 PULLED = 1
-"""The second row of `Vote.counts`; the first is `HELD`."""
+"""The second row of `Checksums.counts`; the first is `HELD`."""
 
 # So many keys are shown in a message, and so many ranks; the rest are counted.
 _SHOWN = 4
 
 
-class Vote(NamedTuple):
+class Checksums(NamedTuple):
     """What one rank says of some keys.
 
     Attributes
@@ -51,12 +51,12 @@ class Difference(NamedTuple):
     pulled: tuple[int, ...]
 
 
-def blank(count: int) -> Vote:
+def blank(count: int) -> Checksums:
     """A vote on so many keys in which nothing counts yet."""
-    return Vote(np.zeros((3, count), np.uint64), np.zeros((2, count), bool))
+    return Checksums(np.zeros((3, count), np.uint64), np.zeros((2, count), bool))
 
 
-def differences(votes: Sequence[Vote], keys: Sequence[Key], root: int) -> list[Difference]:
+def differences(votes: Sequence[Checksums], keys: Sequence[Key], root: int) -> list[Difference]:
     """The keys that ranks have not alike; what counts on some ranks only is left out."""
     sums = np.stack([vote.sums for vote in votes])
     counts = np.logical_and.reduce([vote.counts for vote in votes])
@@ -104,7 +104,7 @@ def _against(odd: tuple[int, ...], size: int) -> str:
     """Odd ranks and the others."""
     others = [rank for rank in range(size) if rank not in odd]
     has = "has" if len(odd) == 1 else "have"
-    return f"{named(odd, _SHOWN)} {has} other bits than {named(others, _SHOWN)}"
+    return f"{format_ranks(odd, _SHOWN)} {has} other bits than {format_ranks(others, _SHOWN)}"
 
 
 def _more(count: int, what: str) -> str:

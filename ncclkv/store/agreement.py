@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 from ncclkv.comm.base import ALIGNMENT, Communicator
-from ncclkv.engine.state import Array
+from ncclkv.engine.bucket_state import Array
 from ncclkv.errors import SpecMismatch
 
 Made = TypeVar("Made")

@@ -9,8 +9,8 @@ from ncclkv.engine.capture import Recording, recorded
 from ncclkv.engine.engine import Engine
 from ncclkv.errors import NotSupported, UsageError
 from ncclkv.store.agreement import agree, propose
-from ncclkv.store.operations import Operations
-from ncclkv.store.recent import Recent
+from ncclkv.store.call_cache import CallCache
+from ncclkv.store.call_log import CallLog
 from ncclkv.store.session import IN_CAPTURE, Session
 from ncclkv.store.transfers import Transfers
 
@@ -21,7 +21,7 @@ class CapturedStep:
     It keeps all arrays that they name until it is closed or dropped.
     """
 
-    def __init__(self, session: Session, engine: Engine, operations: Operations) -> None:
+    def __init__(self, session: Session, engine: Engine, operations: CallLog) -> None:
         self._session = session
         self._operations = operations
         self._engine = engine
@@ -169,7 +169,7 @@ class CaptureVerbs(Transfers):
         """Take the calls of a block for part of a captured step."""
         session = self._session
         # Of a call that is known nobody would see the arrays.
-        known, self._recent = self._recent, Recent(self._engine.places.registry)
+        known, self._recent = self._recent, CallCache(self._engine.places.registry)
         session.inside, session.recording = IN_CAPTURE, True
         try:
             with recorded(self._engine, recording), self._operations.quietly():

@@ -7,7 +7,7 @@ from typing import Any
 
 from ncclkv.arrays.dtypes import check_dtype
 from ncclkv.arrays.memory import bounds, identity, share
-from ncclkv.engine.state import Array
+from ncclkv.engine.bucket_state import Array
 from ncclkv.errors import DTypeMismatch, ShapeMismatch, UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.store.keys import Pairs

@@ -10,19 +10,19 @@ from typing import NoReturn, TypeVar
 
 from ncclkv.arguments import check_length
 from ncclkv.comm.base import Communicator
+from ncclkv.engine.autotune import sizing
 from ncclkv.engine.engine import Engine
 from ncclkv.engine.group import Group
-from ncclkv.engine.measure import sizing
 from ncclkv.engine.verify import Verify
 from ncclkv.errors import KeyTypeMismatch, UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.store.agreement import propose
-from ncclkv.store.headroom import Headroom
+from ncclkv.store.call_cache import CallCache
+from ncclkv.store.call_log import CallLog
 from ncclkv.store.keys import one_key
-from ncclkv.store.operations import Operations
+from ncclkv.store.memory_check import MemoryCheck
 from ncclkv.store.options import Options
 from ncclkv.store.plugin import KVStoreBase
-from ncclkv.store.recent import Recent
 from ncclkv.store.session import BLOCKS, Session
 from ncclkv.table.registry import Key, KeySpec
 from ncclkv.typing import KeyLike
@@ -51,13 +51,13 @@ class Core(KVStoreBase):
             nonfinite=options.nonfinite,
         )
         self._session = Session(name, comm)
-        self._headroom = Headroom(comm, self._engine.places, self._session.checks)
+        self._headroom = MemoryCheck(comm, self._engine.places, self._session.checks)
         # Made once, because these may be called once for every key.
         self._pushing = self._session.verb("push", allowed_inside=BLOCKS)
         self._pulling = self._session.verb("pull", allowed_inside=BLOCKS)
-        self._operations = Operations(comm, self._engine.presence, self._engine.places.registry)
+        self._operations = CallLog(comm, self._engine.presence, self._engine.places.registry)
         self._group: Group | None = None
-        self._recent = Recent(self._engine.places.registry)
+        self._recent = CallCache(self._engine.places.registry)
         self._verify: Verify | None = None
         if options.verify_every and comm.size > 1:
             self._verify = Verify(

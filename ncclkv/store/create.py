@@ -7,10 +7,10 @@ from typing import Any, Literal, cast
 from ncclkv import env
 from ncclkv.arguments import check_length, known_arguments, nearest
 from ncclkv.errors import UsageError
+from ncclkv.store.backends import RANKS, freed_without_store
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.options import Options
 from ncclkv.store.plugin import KVStoreBase
-from ncclkv.store.ranks import RANKS, freed_without_store
 from ncclkv.store.running import Creating
 from ncclkv.table.cost import DEFAULT_BUCKET_BYTES
 from ncclkv.typing import MissingPolicy, NonfinitePolicy, Placement

@@ -9,10 +9,10 @@ from typing import Any, overload
 from ncclkv.arrays.torch import tensors
 from ncclkv.engine.group import Group
 from ncclkv.store.capture import CaptureVerbs
-from ncclkv.store.checkpoint import CheckpointVerbs
+from ncclkv.store.checkpoints import CheckpointVerbs
 from ncclkv.store.later import LaterVerbs
+from ncclkv.store.registration import Assignment, TableVerbs
 from ncclkv.store.session import BLOCKS, IN_CAPTURE, IN_GROUP, IN_UNEVEN
-from ncclkv.store.tables import Assignment, TableVerbs
 from ncclkv.store.transfers import flag, whole_priority
 from ncclkv.store.uneven import UnevenVerbs
 from ncclkv.store.waiting import WaitVerbs

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.engine.state import Array
-from ncclkv.engine.update import FunctionRule, FusedRule
+from ncclkv.checkpoint.manifest import Manifest, state_name, updater_name, value_name
+from ncclkv.checkpoint.tensors import Tensor
+from ncclkv.engine.bucket_state import Array
+from ncclkv.engine.update_rule import FunctionRule, FusedRule
 from ncclkv.errors import CheckpointError, UsageError
 from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.fused import FusedUpdater, state_dtype
 from ncclkv.optimizer.restore import check_config, from_config, set_config
-from ncclkv.state.head import Head, state_name, updater_name, value_name
-from ncclkv.state.tensors import Tensor
 from ncclkv.store.agreement import from_rank, propose
 from ncclkv.store.saving import Saving
 from ncclkv.store.updaters import UpdateVerbs
@@ -31,7 +31,7 @@ class Restoring(Saving, UpdateVerbs):
 
     # What must be right before anything is changed
 
-    def _check_head(self, head: Head, *, values: bool) -> None:
+    def _check_head(self, head: Manifest, *, values: bool) -> None:
         """Refuse a checkpoint of another kind, of other keys, or of another updater."""
         if values and not head.values:
             raise CheckpointError(
@@ -53,7 +53,7 @@ class Restoring(Saving, UpdateVerbs):
                 f"object that has, first"
             )
 
-    def _optimizer_of(self, head: Head) -> Optimizer | None:
+    def _optimizer_of(self, head: Manifest) -> Optimizer | None:
         """A new optimizer, where the store has none; one that it has must fit."""
         saved, rule = head.optimizer, self._engine.rule
         if saved is None:
@@ -85,7 +85,9 @@ class Restoring(Saving, UpdateVerbs):
 
     # Putting it in
 
-    def _restore(self, verb: str, head: Head, arrays: Mapping[str, Array], *, values: bool) -> None:
+    def _restore(
+        self, verb: str, head: Manifest, arrays: Mapping[str, Array], *, values: bool
+    ) -> None:
         """Make the store what the checkpoint holds; `arrays` are the leader's."""
         known = len(self._engine.places.registry)
         new = [] if known else list(head.specs)
@@ -107,7 +109,7 @@ class Restoring(Saving, UpdateVerbs):
         if head.optimizer is not None:
             self._put_states(head, arrays)
 
-    def _put_optimizer(self, head: Head, new: Optimizer | None, sealed: Sequence[bool]) -> None:
+    def _put_optimizer(self, head: Manifest, new: Optimizer | None, sealed: Sequence[bool]) -> None:
         """Set a new optimizer, or give the store's the numbers that were saved."""
         rule, saved = self._engine.rule, head.optimizer
         if new is not None:
@@ -116,7 +118,7 @@ class Restoring(Saving, UpdateVerbs):
         elif isinstance(rule, FusedRule) and saved is not None and saved.config is not None:
             set_config(rule.updater.optimizer, saved.config)
 
-    def _put_values(self, head: Head, arrays: Mapping[str, Array], *, new: bool) -> None:
+    def _put_values(self, head: Manifest, arrays: Mapping[str, Array], *, new: bool) -> None:
         """Give all ranks the values."""
         for specs in _parts(head.specs):
             wanted = [(value_name(spec.index), Tensor(spec.shape, spec.dtype)) for spec in specs]
@@ -128,7 +130,7 @@ class Restoring(Saving, UpdateVerbs):
                 self._engine.replace(spec.key, value)
             self._comm.keep(*given)
 
-    def _put_states(self, head: Head, arrays: Mapping[str, Array]) -> None:
+    def _put_states(self, head: Manifest, arrays: Mapping[str, Array]) -> None:
         """Give the ranks that update what the optimizer remembers of each key."""
         places, rule = self._engine.places, self._engine.rule
         places.seal()
@@ -157,7 +159,7 @@ class Restoring(Saving, UpdateVerbs):
         self._kernels.pack(given, made.reshape(-1))
         return made
 
-    def _give_updater(self, verb: str, head: Head, arrays: Mapping[str, Array]) -> None:
+    def _give_updater(self, verb: str, head: Manifest, arrays: Mapping[str, Array]) -> None:
         """Call ``load_state_dict`` of the updater wherever it runs."""
         if head.updater is None:
             return
@@ -200,7 +202,7 @@ def _check_keys(saved: Sequence[KeySpec], known: Sequence[KeySpec]) -> None:
         )
 
 
-def _check_states(head: Head, optimizer: Optimizer) -> None:
+def _check_states(head: Manifest, optimizer: Optimizer) -> None:
     """Refuse what an optimizer like this does not remember."""
     for spec, dtypes in zip(head.specs, head.states, strict=True):
         # A key that had no place yet has none, which are zeros.

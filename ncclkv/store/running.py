@@ -10,7 +10,7 @@ from threading import local
 from types import FrameType
 from weakref import ref
 
-from ncclkv.comm import dump
+from ncclkv.comm.diagnosis import dump
 from ncclkv.errors import CommError, ContractError, UsageError
 
 _PACKAGE = __name__.rpartition(".")[0]

@@ -11,12 +11,18 @@ import numpy as np
 
 from ncclkv.arrays import cupy, device
 from ncclkv.arrays.dtypes import check_dtype
-from ncclkv.engine.update import FunctionRule, FusedRule
+from ncclkv.checkpoint import strict_json
+from ncclkv.checkpoint.manifest import (
+    Manifest,
+    OptimizerManifest,
+    state_name,
+    updater_name,
+    value_name,
+)
+from ncclkv.checkpoint.run import Run
+from ncclkv.checkpoint.tensors import Array, Tensor
+from ncclkv.engine.update_rule import FunctionRule, FusedRule
 from ncclkv.errors import UsageError
-from ncclkv.state import plain
-from ncclkv.state.head import Head, OptimizerHead, state_name, updater_name, value_name
-from ncclkv.state.run import Run
-from ncclkv.state.tensors import Array, Tensor
 from ncclkv.store.core import Core
 from ncclkv.store.keys import one_key
 from ncclkv.table.registry import Key
@@ -48,11 +54,11 @@ class Saving(Core):
 
     def _to_save(
         self, step: int, extra: Any, *, values: bool, config: bool
-    ) -> tuple[Head, Iterator[tuple[str, Array]]]:
+    ) -> tuple[Manifest, Iterator[tuple[str, Array]]]:
         """The head of a checkpoint, and its arrays, each made when it is asked for."""
         items = self._updater_state() if values else None
         registry = self._engine.places.registry
-        head = Head(
+        head = Manifest(
             step,
             extra,
             tuple(registry),
@@ -64,29 +70,29 @@ class Saving(Core):
         )
         return head, self._arrays(head, items or [])
 
-    def _optimizer_head(self, config: bool) -> OptimizerHead | None:
+    def _optimizer_head(self, config: bool) -> OptimizerManifest | None:
         """The optimizer that is set."""
         if not isinstance(self._engine.rule, FusedRule):
             return None
         optimizer = self._engine.rule.updater.optimizer
         kind = type(optimizer).__name__
         if not config:
-            return OptimizerHead(kind, None)
+            return OptimizerManifest(kind, None)
         numbers = {}
         for name, number in optimizer.config().items():
             if isinstance(number, dict):  # factors by key, which are checked already
                 numbers[name] = {one_key(key): factor for key, factor in number.items()}
             else:
-                plain.check(number, f"{name} of {optimizer!r}")
+                strict_json.check(number, f"{name} of {optimizer!r}")
                 numbers[name] = number
-        return OptimizerHead(kind, numbers)
+        return OptimizerManifest(kind, numbers)
 
     def _states(self, key: Key) -> list[Array]:
         """What the optimizer remembers of a key; nothing yet, where the key has no place."""
         places = self._engine.places
         return self._engine.rule.states(places[key]) if key in places else []
 
-    def _arrays(self, head: Head, items: Items) -> Iterator[tuple[str, Array]]:
+    def _arrays(self, head: Manifest, items: Items) -> Iterator[tuple[str, Array]]:
         """The head's tensors, in host memory."""
         for spec in head.specs:
             if head.values:
@@ -123,7 +129,7 @@ class Saving(Core):
             array = np.asarray(value)
             return np.array(array, check_dtype(array.dtype, what), order="C")
         if not (cupy.is_own(value) or device.recognises(value)):
-            plain.check(value, what)
+            strict_json.check(value, what)
             return value
         view = self._kernels.value(value, what)
         out = np.empty(view.shape, check_dtype(view.dtype, what))

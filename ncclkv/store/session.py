@@ -11,8 +11,8 @@ from os import getpid
 from threading import current_thread, get_ident
 from typing import NoReturn
 
-from ncclkv.comm import dump
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.diagnosis import dump
 from ncclkv.comm.host import finalize
 from ncclkv.errors import (
     CommAborted,

@@ -10,8 +10,8 @@ import numpy as np
 from ncclkv.arguments import check_length
 from ncclkv.arrays.torch import tensors
 from ncclkv.engine.batch import Pull, Push
+from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.group import Group
-from ncclkv.engine.state import Array
 from ncclkv.errors import OutOfMemory, UsageError
 from ncclkv.store import check
 from ncclkv.store.core import Core

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ncclkv.arguments import check_length
-from ncclkv.engine.update import FunctionRule, FusedRule, Rule
+from ncclkv.engine.update_rule import FunctionRule, FusedRule, Rule
 from ncclkv.errors import UsageError
 from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.fused import FusedUpdater

@@ -2,8 +2,9 @@
 
 A call is two numbers: what is called, and its keys.  The keys of one call are a set: their order in
 a list means nothing, so their number is a sum of one number for each.  All calls so far make one
-number, the *mark* (`ncclkv.comm.notes`), which two ranks have alike when they have made the same
-calls in the same order; that others have it alike by chance happens once in some 10^18 times.
+number, the *mark* (`ncclkv.comm.diagnosis.call_log`), which two ranks have alike when they
+have made the same calls in the same order; that others have it alike by chance happens once in
+some 10^18 times.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases.readme import README
+from tests.conformance.readme import README
 from tests.harness.slow import stretched
 from tests.jobs.conftest import LIMIT, ROOT
 

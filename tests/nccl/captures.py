@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.cases.captures_all import Ready
+from tests.conformance.captures_all import Ready
 from tests.nccl.standin import Seat
 from tests.nccl.standin.stores import SeatStores
 

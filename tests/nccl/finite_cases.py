@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.kernels.device.arguments import COPY_BYTES
+from ncclkv.kernels.device.kernel_args import COPY_BYTES
 from ncclkv.kernels.device.launch import THREADS
-from ncclkv.kernels.device.programs import NONFINITE, SGD
+from ncclkv.kernels.device.sources import NONFINITE, SGD
 from tests.nccl.kernel_cases import HOST, STEP, Stage, any_bits, dtype_of, same_bits
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from ncclkv.kernels.base import Kernels, Segments
 from ncclkv.kernels.device import DeviceKernels, SegmentTable
-from ncclkv.kernels.device.arguments import COPY_BYTES, PARTS, PIECES, SGD_ELEMENTS, SUMMED_BYTES
+from ncclkv.kernels.device.kernel_args import COPY_BYTES, PARTS, PIECES, SGD_ELEMENTS, SUMMED_BYTES
 from ncclkv.kernels.device.launch import Launch
-from ncclkv.kernels.device.programs import CHECKSUM, COMBINE, COPY, SGD, Program
+from ncclkv.kernels.device.sources import CHECKSUM, COMBINE, COPY, SGD, Program
 from ncclkv.kernels.host import HostKernels
 
 HOST: Kernels = HostKernels()

@@ -12,7 +12,7 @@ import shutil
 import numpy as np
 
 from ncclkv.kernels.device.launch import THREADS
-from ncclkv.kernels.device.programs import Program, headers
+from ncclkv.kernels.device.sources import Program, headers
 from tests.nccl.emulated.kernel_images import Source, image
 from tests.nccl.emulated.kernel_module import HostModule
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from ncclkv.kernels.device.launch import Launch
-from ncclkv.kernels.device.programs import Program
+from ncclkv.kernels.device.sources import Program
 from tests.nccl.kernel_cases import POISON
 
 Work = Callable[[], bool | None]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclkv.errors import CommTimeout
-from tests.cases.place import Place, Promises
+from tests.conformance.capabilities import Capabilities, Place
 
 
 def refused(dtype: np.dtype[Any], op: str) -> str:
@@ -26,7 +26,7 @@ def refused(dtype: np.dtype[Any], op: str) -> str:
 class GpuPlace(Place):
     """The memory of the current device, through CuPy."""
 
-    promises = Promises(
+    promises = Capabilities(
         rank_order=False,
         nan_wins=False,
         missing="the other ranks (",

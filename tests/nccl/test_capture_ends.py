@@ -10,15 +10,15 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
-from ncclkv.comm.nccl import flight
+from ncclkv.comm.nccl import progress
 from ncclkv.errors import CommAborted, UsageError
-from tests.cases.expect import same, total
-from tests.cases.place import at
+from tests.conformance.capabilities import at
+from tests.conformance.expect import same, total
 from tests.nccl.breaking import raises
 from tests.nccl.captures import ends, graphs_of, opened
 from tests.nccl.standin import Seat, run_seats
+from tests.nccl.standin.capabilities import DevicePlace
 from tests.nccl.standin.drive import floats
-from tests.nccl.standin.place import DevicePlace
 
 pytestmark = pytest.mark.limit(30)
 PLACEMENTS = pytest.mark.parametrize("update_on", ["every_rank", "root"])
@@ -89,13 +89,13 @@ def test_a_store_left_in_the_middle_of_a_capture() -> None:
 
 
 def test_the_end_of_the_process_frees_graphs_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight, "_open", set())  # those of other tests are not this one's affair
+    monkeypatch.setattr(progress, "_open", set())  # those of other tests are not this one's affair
 
     def body(seat: Seat) -> None:
         with at(DevicePlace(seat)):
             ready = opened(seat)
             step = ready.step()
-            flight._abort_all()
+            progress._abort_all()
             assert ends(seat) == ["abort"]
             with raises(CommAborted, "without closing the communicator"):
                 step.replay()

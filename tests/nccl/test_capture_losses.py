@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
 from ncclkv.errors import CommAborted, CommTimeout, RankLost
-from tests.cases.place import at
+from tests.conformance.capabilities import at
 from tests.nccl.captures import ends, graphs_of, opened
 from tests.nccl.standin import Faults, Seat, run_seats
-from tests.nccl.standin.place import DevicePlace
+from tests.nccl.standin.capabilities import DevicePlace
 
 pytestmark = pytest.mark.limit(30)
 PLACEMENTS = pytest.mark.parametrize("update_on", ["every_rank", "root"])

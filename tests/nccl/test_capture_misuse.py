@@ -15,11 +15,11 @@ import cupy
 
 from ncclkv.comm.nccl.nccl4py_binding import Nccl4pyBinding
 from ncclkv.errors import NotSupported, UsageError
-from tests.cases.captures_all import MISUSES, Ready
-from tests.cases.expect import refused
-from tests.cases.place import at
+from tests.conformance.capabilities import at
+from tests.conformance.captures_all import MISUSES, Ready
+from tests.conformance.expect import refused
 from tests.nccl.standin import Seat, run_seats
-from tests.nccl.standin.place import DevicePlace
+from tests.nccl.standin.capabilities import DevicePlace
 from tests.nccl.standin.stores import SeatStores
 
 pytestmark = pytest.mark.limit(30)

@@ -6,12 +6,12 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
-from tests.cases.captures_all import Ready
-from tests.cases.expect import same, total
-from tests.cases.place import at
+from tests.conformance.capabilities import at
+from tests.conformance.captures_all import Ready
+from tests.conformance.expect import same, total
 from tests.nccl.captures import opened
 from tests.nccl.standin import Seat, run_seats
-from tests.nccl.standin.place import DevicePlace
+from tests.nccl.standin.capabilities import DevicePlace
 from tests.nccl.standin.stores import SeatStores
 
 pytestmark = pytest.mark.limit(30)

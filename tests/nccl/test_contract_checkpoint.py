@@ -15,10 +15,10 @@ import cupy
 
 from ncclkv.optimizer import SGD
 from ncclkv.testing import run_ranks
-from tests.cases.place import at, here
-from tests.cases.stores import Stores
+from tests.conformance.capabilities import at, here
+from tests.conformance.stores import Stores
 from tests.nccl.standin import Seat, run_seats
-from tests.nccl.standin.place import DevicePlace
+from tests.nccl.standin.capabilities import DevicePlace
 from tests.nccl.standin.stores import SeatStores
 
 PLACEMENTS = ("every_rank", "root")

@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
-from tests.cases.communicator_all import CASES, FAILURES
-from tests.cases.place import at
+from tests.conformance.capabilities import at
+from tests.conformance.communicator_all import CASES, FAILURES
 from tests.nccl.standin import Seat, run_seats
-from tests.nccl.standin.place import DevicePlace
+from tests.nccl.standin.capabilities import DevicePlace
 
 pytestmark = pytest.mark.limit(30)
 MODE = {False: "prompt", True: "lazy"}

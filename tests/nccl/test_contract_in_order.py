@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.nccl import in_order
+from ncclkv.comm.nccl import ordered_reduce
 from ncclkv.errors import CommTimeout, UsageError
-from tests.cases.captures_all import CAPTURES
-from tests.cases.communicator_all import CASES, IN_ORDER
-from tests.cases.place import at
+from tests.conformance.capabilities import at
+from tests.conformance.captures_all import CAPTURES
+from tests.conformance.communicator_all import CASES, IN_ORDER
 from tests.nccl.standin import Seat, run_seats
+from tests.nccl.standin.capabilities import DevicePlace
 from tests.nccl.standin.drive import F32, breaks, floats, follow, result
-from tests.nccl.standin.place import DevicePlace
 from tests.nccl.standin.stores import SeatStores
 
 pytestmark = pytest.mark.limit(60)
@@ -37,8 +37,8 @@ RUNS = [(3, False), (3, True), (4, True)]
 
 def cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let arrays of a few hundred KiB go the way of those of hundreds of MiB."""
-    monkeypatch.setattr(in_order, "SHORT_BYTES", 1024)
-    monkeypatch.setattr(in_order, "ROOM_BYTES", 300_000)
+    monkeypatch.setattr(ordered_reduce, "SHORT_BYTES", 1024)
+    monkeypatch.setattr(ordered_reduce, "ROOM_BYTES", 300_000)
 
 
 @pytest.mark.parametrize(("size", "pieces"), RUNS)
@@ -170,7 +170,9 @@ def test_a_step_is_captured(
     monkeypatch: pytest.MonkeyPatch, name: str, update_on: str, shares: bool
 ) -> None:
     if shares:
-        monkeypatch.setattr(in_order, "SHORT_BYTES", 768)  # the stand-in needs a share for each
+        monkeypatch.setattr(
+            ordered_reduce, "SHORT_BYTES", 768
+        )  # the stand-in needs a share for each
 
     def body(seat: Seat) -> None:
         with at(DevicePlace(seat)), InOrderStores(seat, update_on) as create:

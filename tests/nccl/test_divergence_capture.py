@@ -8,11 +8,11 @@ import pytest
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
 from ncclkv.errors import Divergence
-from tests.cases.expect import full, same, says, total
-from tests.cases.place import at, here
-from tests.cases.spoiling import last, together, watched, weight
+from tests.conformance.capabilities import at, here
+from tests.conformance.expect import full, same, says, total
+from tests.conformance.overwrite import last, together, watched, weight
 from tests.nccl.standin import Seat, run_seats
-from tests.nccl.standin.place import DevicePlace
+from tests.nccl.standin.capabilities import DevicePlace
 from tests.nccl.standin.stores import SeatStores
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cases import CASES, Case
-from tests.cases.place import at
-from tests.cases.stores import Stores
+from tests.conformance import CASES, Case
+from tests.conformance.capabilities import at
+from tests.conformance.stores import Stores
 from tests.nccl.first import FIRST
 from tests.nccl.gpu import need_gpu
 from tests.nccl.place import GpuPlace

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ncclkv.kernels.device import DeviceKernels
-from ncclkv.kernels.device.launch import Launcher
-from ncclkv.kernels.device.programs import COPY, SGD
+from ncclkv.kernels.device.launch import KernelLauncher
+from ncclkv.kernels.device.sources import COPY, SGD
 from tests.nccl import gpu
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.gpu import need_gpu
@@ -27,7 +27,7 @@ from tests.nccl.kernel_cases import (
 )
 
 pytestmark = pytest.mark.limit(60)
-LAUNCHER = Launcher()
+LAUNCHER = KernelLauncher()
 """One for all tests, so that each kernel is compiled once."""
 DTYPES = ["bool", "int8", "int64", "float16", "bfloat16", "float32", "float64", "complex64"]
 SHAPES: dict[str, Any] = {

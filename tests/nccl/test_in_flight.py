@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
 from ncclkv.comm.base import Work
-from ncclkv.comm.control import Mark
+from ncclkv.comm.control import CallDigest
 from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.errors import OrderMismatch
 from tests.nccl.standin import Seat, run_seats
@@ -40,7 +40,7 @@ class LatePeers:
 
     def __init__(self, host: Any) -> None:
         self._host = host
-        self.mark = Mark()
+        self.mark = CallDigest()
         self.late = LateBarrier()
 
     def __getattr__(self, name: str) -> Any:

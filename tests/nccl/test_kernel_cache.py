@@ -20,8 +20,8 @@ from ncclkv.errors import LaunchError
 from ncclkv.kernels.device import DeviceKernels, cubins, launch
 from ncclkv.kernels.device.compiler import build, whole
 from ncclkv.kernels.device.cubins import cubin
-from ncclkv.kernels.device.launch import Launcher
-from ncclkv.kernels.device.programs import COPY, NONFINITE, Program
+from ncclkv.kernels.device.launch import KernelLauncher
+from ncclkv.kernels.device.sources import COPY, NONFINITE, Program
 
 cupy = pytest.importorskip("cupy", reason="layer 3 needs CuPy: pip install 'ncclkv[cuda12]'")
 try:
@@ -221,9 +221,9 @@ def test_stores_of_a_process_share_what_is_loaded(folder, loads):
 
 
 def test_each_device_has_functions_of_its_own(folder, loads):
-    assert Launcher().load(COPY) == (0, "copy")
+    assert KernelLauncher().load(COPY) == (0, "copy")
     cupy.cuda.runtime.getDevice.return_value = 1
-    assert Launcher().load(COPY) == (1, "copy")
+    assert KernelLauncher().load(COPY) == (1, "copy")
     assert [device for device, _ in loads] == [0, 1]
 
 
@@ -232,7 +232,7 @@ def test_threads_load_a_kernel_once(folder, loads):
 
     def load() -> None:
         start.wait()
-        Launcher().load(COPY)
+        KernelLauncher().load(COPY)
 
     threads = [threading.Thread(target=load) for _ in range(4)]
     for thread in threads:

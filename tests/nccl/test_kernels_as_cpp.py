@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from ncclkv.kernels.device import SegmentTable
-from ncclkv.kernels.device.arguments import COMBINATION, COPY_BYTES, SGD_ELEMENTS, new
 from ncclkv.kernels.device.copies import plan_copies
+from ncclkv.kernels.device.kernel_args import COMBINATION, COPY_BYTES, SGD_ELEMENTS, new
 from ncclkv.kernels.device.launch import THREADS
-from ncclkv.kernels.device.programs import COMBINE, COPY, SGD
+from ncclkv.kernels.device.sources import COMBINE, COPY, SGD
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.kernel_cases import (
     STEP,

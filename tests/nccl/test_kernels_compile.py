@@ -10,7 +10,7 @@ import pytest
 
 from ncclkv.errors import LaunchError
 from ncclkv.kernels.device.compiler import build, include_options
-from ncclkv.kernels.device.programs import (
+from ncclkv.kernels.device.sources import (
     CHECKSUM,
     COMBINE,
     COPY,

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclkv.kernels.device import CopyTable, SegmentTable
-from ncclkv.kernels.device.arguments import COPY_BYTES, PIECES, SGD_ELEMENTS, first_blocks
 from ncclkv.kernels.device.copies import plan_copies
+from ncclkv.kernels.device.kernel_args import COPY_BYTES, PIECES, SGD_ELEMENTS, first_blocks
 
 NEAR_BLOCKS = st.integers(0, 5).flatmap(
     lambda blocks: st.integers(-2, 2).map(lambda more: max(0, blocks * COPY_BYTES + more))

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from ncclkv.comm.nccl.facts import (
+from ncclkv.comm.nccl.discovery import (
     OLDEST_NCCL,
-    Facts,
-    crowded,
+    DeviceInfo,
     device_of,
+    launch_problem,
     settings,
-    trouble,
+    shared_gpus,
 )
 
-WELL = Facts(
+WELL = DeviceInfo(
     rank=0,
     host="node0",
     devices=2,
@@ -31,7 +31,7 @@ WELL = Facts(
 )
 
 
-def job(hosts: int = 2, ranks: int = 2, devices: int = 2, **changes: object) -> list[Facts]:
+def job(hosts: int = 2, ranks: int = 2, devices: int = 2, **changes: object) -> list[DeviceInfo]:
     """Facts of so many ranks on each of so many hosts, which have so many GPUs each."""
     facts = []
     for rank in range(hosts * ranks):
@@ -42,15 +42,15 @@ def job(hosts: int = 2, ranks: int = 2, devices: int = 2, **changes: object) -> 
     return facts
 
 
-def but(facts: Sequence[Facts], rank: int, **changes: object) -> list[Facts]:
+def but(facts: Sequence[DeviceInfo], rank: int, **changes: object) -> list[DeviceInfo]:
     """The same facts, with some of one rank changed."""
     return [replace(each, **changes) if each.rank == rank else each for each in facts]
 
 
-def says(facts: Sequence[Facts], *words: str) -> None:
+def says(facts: Sequence[DeviceInfo], *words: str) -> None:
     """Fail unless these ranks may not start, and are told so in these words."""
     __tracebackhide__ = True
-    text = trouble(facts)
+    text = launch_problem(facts)
     assert text is not None
     missing = [word for word in words if word not in text]
     assert not missing, f"does not say {missing}: {text}"
@@ -60,7 +60,7 @@ def says(facts: Sequence[Facts], *words: str) -> None:
     ("hosts", "ranks", "devices"), [(1, 1, 1), (1, 8, 8), (4, 2, 2), (2, 1, 4)]
 )
 def test_a_gpu_for_each_is_well(hosts, ranks, devices):
-    assert trouble(job(hosts, ranks, devices)) is None
+    assert launch_problem(job(hosts, ranks, devices)) is None
 
 
 def test_devices_go_round():
@@ -72,14 +72,14 @@ def test_the_launcher_may_show_each_rank_one_gpu():
     facts = [
         replace(each, device=0, devices=1, gpu=f"0000:{each.rank}B:00.0 x") for each in job(1, 4, 4)
     ]
-    assert trouble(facts) is None
+    assert launch_problem(facts) is None
 
 
 def test_the_same_bus_on_two_hosts_is_two_gpus():
     facts = job(2, 1, 1)
     assert facts[0].gpu == facts[1].gpu
-    assert trouble(facts) is None
-    assert crowded(facts) == {}
+    assert launch_problem(facts) is None
+    assert shared_gpus(facts) == {}
 
 
 def test_two_ranks_on_one_gpu_are_named_with_a_command():
@@ -93,7 +93,7 @@ def test_two_ranks_on_one_gpu_are_named_with_a_command():
 
 
 def test_sharing_on_purpose_is_well():
-    assert trouble(job(1, 4, 1, share=True)) is None
+    assert launch_problem(job(1, 4, 1, share=True)) is None
 
 
 def test_a_rank_without_a_gpu_is_named_with_its_reason():
@@ -112,7 +112,7 @@ def test_an_nccl_that_does_not_block_is_refused():
 
 
 def test_an_nccl_that_does_not_block_is_well_with_nccl4py():
-    assert trouble(job(blocks=False, binding="nccl4py")) is None
+    assert launch_problem(job(blocks=False, binding="nccl4py")) is None
 
 
 def test_bindings_are_the_same_everywhere():
@@ -121,7 +121,7 @@ def test_bindings_are_the_same_everywhere():
         "through different bindings: cupy on ranks 0, 1, 2 (node0, node1), nccl4py on rank 3",
         "set NCCLKV_NCCL_BINDING=cupy on every rank",
     )
-    assert trouble(job(binding="nccl4py")) is None
+    assert launch_problem(job(binding="nccl4py")) is None
 
 
 def test_sharing_is_set_on_all_ranks_or_none():
@@ -147,9 +147,9 @@ def test_versions_are_the_same_everywhere(change, words):
 
 def test_old_libraries_are_refused():
     says(job(nccl=OLDEST_NCCL - 1), "NCCL 2.18.0 on rank 0 (node0) is older than 2.18.1", "pip")
-    assert trouble(job(nccl=OLDEST_NCCL)) is None
+    assert launch_problem(job(nccl=OLDEST_NCCL)) is None
     says(job(cupy="13.6.0"), "CuPy 13.6.0 on rank 0 (node0) is older than 14", "pip")
-    assert trouble(job(cupy="15.0.0rc1")) is None
+    assert launch_problem(job(cupy="15.0.0rc1")) is None
 
 
 HANGS = {"NCCL_RUNTIME_CONNECT": "0", "NCCL_GRAPH_REGISTER": "0"}
@@ -198,11 +198,11 @@ def test_of_an_old_nccl_each_rank_is_a_host(nccl):
 
 def test_settings_of_sharing_go_to_all_ranks_when_any_share():
     facts = but(job(1, 3, 3, share=True, nccl=23203), 2, gpu="0000:1B:00.0 a1", device=1)
-    assert crowded(facts) == {("node0", "0000:1B:00.0 a1"): [1, 2]}
+    assert shared_gpus(facts) == {("node0", "0000:1B:00.0 a1"): [1, 2]}
     assert all("NCCL_MULTI_RANK_GPU_ENABLE" in settings(facts, rank) for rank in range(3))
 
 
-def slices(nccl: int, **changes: object) -> list[Facts]:
+def slices(nccl: int, **changes: object) -> list[DeviceInfo]:
     """Two ranks on two slices of one GPU."""
     facts = but(job(1, 2, 2, nccl=nccl, **changes), 1, gpu="0000:1B:00.0 b2")
     return [replace(each, bus="0000:1B:00.0") for each in facts]
@@ -215,8 +215,8 @@ def test_slices_of_one_gpu_are_refused_in_our_words_where_nccl_refuses_them():
         "NCCL 2.28.9 takes for the same GPU",
         "NCCLKV_SHARE_GPU=1 on every rank",
     )
-    assert trouble(slices(23003)) is None
+    assert launch_problem(slices(23003)) is None
     shared = slices(22809, share=True)
-    assert trouble(shared) is None
+    assert launch_problem(shared) is None
     assert settings(shared, 0)["NCCL_HOSTID"] != settings(shared, 1)["NCCL_HOSTID"]
     assert "NCCL_MAX_CTAS" not in settings(slices(23003), 0)

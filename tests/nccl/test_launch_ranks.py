@@ -19,11 +19,11 @@ pytest.importorskip("cupy", reason="layers 2 and 3 need CuPy: pip install 'ncclk
 import cupy
 import numpy as np
 
-from ncclkv.comm import threads
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.host import threads
 from ncclkv.comm.nccl import launch as module
 from ncclkv.comm.nccl.communicator import NcclCommunicator
-from ncclkv.comm.nccl.facts import Facts, settings
+from ncclkv.comm.nccl.discovery import DeviceInfo, settings
 from ncclkv.comm.nccl.launch import launch, survey
 from ncclkv.errors import CommAborted, KVStoreError, LaunchError
 from ncclkv.testing import run_ranks
@@ -36,7 +36,7 @@ SIZES = (1, 2, 3)
 _seats: dict[int, Seat] = {}
 
 
-def facts_of(rank: int, **changes: Any) -> Facts:
+def facts_of(rank: int, **changes: Any) -> DeviceInfo:
     """A rank with a GPU of its own."""
     own = {
         "rank": rank,
@@ -51,7 +51,7 @@ def facts_of(rank: int, **changes: Any) -> Facts:
         "blocks": True,
         "binding": "cupy",
     }
-    return Facts(**{**own, **changes})
+    return DeviceInfo(**{**own, **changes})
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,9 @@ def errors_of(size: int, body: Callable[[Communicator], object]) -> list[KVStore
     return run_ranks(size, attempt)
 
 
-def launch_on(monkeypatch: pytest.MonkeyPatch, seat: Seat, facts: list[Facts]) -> NcclCommunicator:
+def launch_on(
+    monkeypatch: pytest.MonkeyPatch, seat: Seat, facts: list[DeviceInfo]
+) -> NcclCommunicator:
     """Launch on the stand-in's devices; the ranks are threads, and rank r has device r."""
     _seats[facts[seat.rank].device] = seat
     names = {each.binding for each in facts}

@@ -17,11 +17,11 @@ import pytest
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
 from ncclkv.errors import OrderMismatch, SpecMismatch
-from tests.cases.expect import full, says
-from tests.cases.place import at, here
+from tests.conformance.capabilities import at, here
+from tests.conformance.expect import full, says
 from tests.harness.slow import stretched
 from tests.nccl.standin import Seat, run_seats
-from tests.nccl.standin.place import DevicePlace
+from tests.nccl.standin.capabilities import DevicePlace
 from tests.nccl.standin.stores import SeatStores
 
 pytestmark = pytest.mark.limit(30)

@@ -14,7 +14,7 @@ import pytest
 from ncclkv.comm.nccl import bounded
 from ncclkv.comm.nccl.binding import DTYPES, OPS, UNIQUE_ID_BYTES, version_text
 from ncclkv.comm.nccl.cupy_binding import CupyBinding
-from ncclkv.comm.nccl.facts import OLDEST_NCCL
+from ncclkv.comm.nccl.discovery import OLDEST_NCCL
 from ncclkv.comm.nccl.nccl4py_binding import SERIES, Nccl4pyBinding, installed
 from ncclkv.errors import CommAborted, CommTimeout, LaunchError, RankLost
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from ncclkv.arrays.dtypes import SUPPORTED
 from ncclkv.comm.buffers import check_op
-from ncclkv.comm.nccl import wire
+from ncclkv.comm.nccl import dtypes
 from ncclkv.comm.nccl.binding import DTYPES, OPS
 from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.errors import NotSupported, UsageError
@@ -48,7 +48,7 @@ def test_every_dtype_moves_with_all_its_bytes():
     sizes = {DTYPES[name]: dtype_of(name).itemsize for name in DTYPES}
     for name in SUPPORTED:
         dtype = dtype_of(name)
-        way = wire.movement(dtype)
+        way = dtypes.movement(dtype)
         assert sizes[way.dtype] * way.factor == dtype.itemsize, name
 
 
@@ -65,7 +65,7 @@ def test_every_dtype_is_reduced_or_refused_in_words():
     refused = {}
     for name, op in product(SUPPORTED, OPS):
         by_hosts = refusal(partial(check_op, op, dtype_of(name)))
-        by_nccl = refusal(partial(wire.reduction, dtype_of(name), op))
+        by_nccl = refusal(partial(dtypes.reduction, dtype_of(name), op))
         if by_hosts is None and by_nccl is not None:
             refused[name, op] = by_nccl
     assert refused.keys() == {
@@ -80,7 +80,7 @@ def test_every_dtype_is_reduced_or_refused_in_words():
 def test_16_bit_integers_are_told_the_wider_dtype():
     for name, wider in (("int16", "int32"), ("uint16", "uint32")):
         with pytest.raises(NotSupported, match=rf"use \.astype\('{wider}'\)"):
-            wire.reduction(np.dtype(name), "sum")
+            dtypes.reduction(np.dtype(name), "sum")
 
 
 def test_bools_and_complex_numbers_come_out_right():

@@ -21,9 +21,9 @@ from ncclkv.comm.nccl.streams import CupyEvent, CupyStreams
 from ncclkv.errors import CommAborted, OutOfMemory, UsageError
 from ncclkv.kernels.device import DeviceKernels
 from ncclkv.kernels.device import launch as kernels_launch
-from ncclkv.kernels.device.launch import Launcher
+from ncclkv.kernels.device.launch import KernelLauncher
 from ncclkv.kernels.device.memory import empty, zeros
-from ncclkv.kernels.device.programs import SGD
+from ncclkv.kernels.device.sources import SGD
 from tests.nccl.cuda import cuda
 
 __all__ = ["cuda"]
@@ -207,7 +207,7 @@ def test_other_errors_are_not_a_capture_s(cuda):
 def test_a_kernel_is_not_loaded_in_a_capture(cuda, monkeypatch):
     stream = cuda.get_current_stream.return_value
     stream.is_capturing.return_value = True
-    launcher = Launcher()
+    launcher = KernelLauncher()
     words = "kernel sgd of float32 is launched for the first time, .* make the same step once befor"
     with pytest.raises(UsageError, match=words):
         launcher.load(SGD["float32"])

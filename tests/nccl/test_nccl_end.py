@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
 from ncclkv.comm.host import finalize
-from ncclkv.comm.nccl import flight
+from ncclkv.comm.nccl import progress
 from ncclkv.errors import CommAborted, CommTimeout, RankLost, UsageError
 from tests.nccl.breaking import aborted, communicator, ones, raises
 from tests.nccl.standin import Seat, run_seats
@@ -109,16 +109,16 @@ def test_a_destroy_that_fails_is_raised_and_told():
 
 
 def test_the_end_of_the_process_aborts_what_is_open(monkeypatch):
-    monkeypatch.setattr(flight, "_open", set())  # those of other tests are not this one's affair
+    monkeypatch.setattr(progress, "_open", set())  # those of other tests are not this one's affair
 
     def body(seat: Seat) -> None:
         forgotten = communicator(seat)
         closed = forgotten.duplicate()
-        assert len(flight._open) == 2
+        assert len(progress._open) == 2
         closed.close()
-        assert len(flight._open) == 1
-        flight._abort_all()
-        assert not flight._open
+        assert len(progress._open) == 1
+        progress._abort_all()
+        assert not progress._open
         assert [line for line in seat.log.lines if "abort" in line] == ["abort communicator 0"]
         with raises(CommAborted, "without closing the communicator"):
             forgotten.barrier()
@@ -127,13 +127,13 @@ def test_the_end_of_the_process_aborts_what_is_open(monkeypatch):
 
 
 def test_a_forked_child_aborts_nothing(monkeypatch):
-    monkeypatch.setattr(flight, "_open", set())
+    monkeypatch.setattr(progress, "_open", set())
 
     def body(seat: Seat) -> None:
         comm = communicator(seat)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(flight, "_process", -1)
-            flight._abort_all()
+            patch.setattr(progress, "_process", -1)
+            progress._abort_all()
         comm.close()
         assert not aborted(seat)
 

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
-from ncclkv import watchdog
-from ncclkv.comm.nccl import bounded, flight, watch
+from ncclkv.comm.nccl import bounded, progress, waiting
 from ncclkv.errors import CommAborted, CommTimeout, RankLost
+from ncclkv.system import watchdog
 from tests.nccl.breaking import aborted, communicator, leave_broken, ones, raises
 from tests.nccl.standin import Seat, run_seats
 from tests.nccl.standin.faults import Faults
@@ -119,7 +119,7 @@ def test_what_a_rank_did_before_it_left_counts():
 
 
 def test_a_rank_that_left_has_a_moment_for_what_it_did(monkeypatch):
-    monkeypatch.setattr(watch, "_GRACE_SECONDS", 10.0)
+    monkeypatch.setattr(waiting, "_GRACE_SECONDS", 10.0)
 
     def body(seat: Seat) -> None:
         comm = communicator(seat)
@@ -177,7 +177,7 @@ def test_a_call_of_nccls_that_never_returns_has_the_watchdog_in_a_capture_too(mo
         def __exit__(self, *_: object) -> None:
             armed.pop()
 
-    monkeypatch.setattr(flight.watchdog, "Alarm", Alarm)
+    monkeypatch.setattr(progress.watchdog, "Alarm", Alarm)
     seen = []
 
     def body(seat: Seat) -> None:
@@ -281,7 +281,7 @@ def test_ctrl_c_in_a_wait_breaks_nothing():
         if seat.rank == 0:
             work = comm.allreduce(array, array)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(flight.os, "sched_yield", _interrupt)
+                patch.setattr(progress.os, "sched_yield", _interrupt)
                 with pytest.raises(KeyboardInterrupt):
                     comm.synchronize()
         seat.peers.control.barrier()

@@ -12,9 +12,9 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 
 from ncclkv.errors import CommAborted, OutOfMemory
 from ncclkv.optimizer import SGD
-from tests.cases.place import at
+from tests.conformance.capabilities import at
 from tests.nccl.standin import Seat, run_seats
-from tests.nccl.standin.place import DevicePlace
+from tests.nccl.standin.capabilities import DevicePlace
 from tests.nccl.standin.stores import SeatStores
 
 pytestmark = pytest.mark.limit(30)

@@ -22,13 +22,13 @@ from ncclkv.comm.nccl.watcher import Watched
 from ncclkv.errors import CommAborted, CommTimeout, KVStoreError, OrderMismatch, RankDied, RankLost
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.options import Options
-from tests.cases.expect import full
-from tests.cases.place import at
+from tests.conformance.capabilities import at
+from tests.conformance.expect import full
 from tests.harness.slow import stretched
 from tests.nccl.breaking import Told, aborted, leave_broken, ones
 from tests.nccl.standin import Seat, run_seats
+from tests.nccl.standin.capabilities import DevicePlace
 from tests.nccl.standin.faults import Faults
-from tests.nccl.standin.place import DevicePlace
 
 pytestmark = pytest.mark.limit(30)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from mpi4py import MPI
 
-from tests.cases.place import SeveralNodes, at, here
+from tests.conformance.capabilities import SeveralNodes, at, here
 from tests.harness.ranks import pytest_configure
 
 __all__ = ["pytest_configure"]

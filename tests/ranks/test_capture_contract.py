@@ -10,11 +10,11 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import launch
-from tests.cases.captures_all import CAPTURES, MISUSES
-from tests.cases.place import at
+from tests.conformance.capabilities import at
+from tests.conformance.captures_all import CAPTURES, MISUSES
 from tests.harness.slow import stretched
 from tests.nccl.standin import Seat
-from tests.nccl.standin.place import DevicePlace
+from tests.nccl.standin.capabilities import DevicePlace
 from tests.nccl.standin.stores import SeatStores
 
 pytestmark = pytest.mark.limit(60)

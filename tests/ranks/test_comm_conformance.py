@@ -8,8 +8,8 @@ import pytest
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import launch
-from tests.cases.communicator_all import CASES, FAILURES, IN_ORDER
-from tests.cases.place import in_rank_order
+from tests.conformance.capabilities import in_rank_order
+from tests.conformance.communicator_all import CASES, FAILURES, IN_ORDER
 from tests.harness.slow import stretched
 
 

@@ -10,11 +10,11 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import launch
-from tests.cases.communicator_all import CASES, FAILURES
-from tests.cases.place import at
+from tests.conformance.capabilities import at
+from tests.conformance.communicator_all import CASES, FAILURES
 from tests.harness.slow import stretched
 from tests.nccl.standin import Seat
-from tests.nccl.standin.place import DevicePlace
+from tests.nccl.standin.capabilities import DevicePlace
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 
 from ncclkv.comm.nccl import nccl4py_binding
 from ncclkv.errors import NotSupported, UsageError
-from tests.cases.captures_all import CAPTURES, MISUSES, Ready
-from tests.cases.expect import same, total
-from tests.cases.place import at
-from tests.cases.stores import Stores
+from tests.conformance.capabilities import at
+from tests.conformance.captures_all import CAPTURES, MISUSES, Ready
+from tests.conformance.expect import same, total
+from tests.conformance.stores import Stores
 from tests.nccl import gpu
 from tests.nccl.gpu import need_gpu
 from tests.nccl.place import GpuPlace

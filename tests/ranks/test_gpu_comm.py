@@ -9,8 +9,8 @@ import pytest
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import launch as hosts
 from ncclkv.comm.nccl import launch as gpus
-from tests.cases.communicator_all import CASES, FAILURES, IN_ORDER
-from tests.cases.place import at, in_rank_order
+from tests.conformance.capabilities import at, in_rank_order
+from tests.conformance.communicator_all import CASES, FAILURES, IN_ORDER
 from tests.nccl.gpu import need_gpu
 from tests.nccl.place import GpuPlace
 

@@ -12,8 +12,8 @@ from mpi4py import MPI
 
 import ncclkv
 from ncclkv.comm.host import window
-from ncclkv.comm.node.node import CONTROL_BYTES
-from ncclkv.comm.room import Room
+from ncclkv.comm.shm.node import CONTROL_BYTES
+from ncclkv.system.memory import Room
 
 WORDS = {
     "files": "share memory: anonymous files",

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 import ncclkv
-from tests.cases.programs import LIMIT, Program, hunt, play
+from tests.conformance.programs import LIMIT, Program, hunt, play
 from tests.harness.exchange import Exchange
 from tests.harness.slow import stretched
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpi4py import MPI
 
-from tests.cases.readme import check_first_program
+from tests.conformance.readme import check_first_program
 
 
 def test_the_first_program_gives_what_its_comments_say() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from mpi4py import MPI
 
-from tests.cases import CASES, Case
-from tests.cases.stores import Stores
+from tests.conformance import CASES, Case
+from tests.conformance.stores import Stores
 
 SIZE = MPI.COMM_WORLD.Get_size()
 

@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 import ncclkv
-import ncclkv.store.ranks as find_store
+import ncclkv.store.backends as find_store
 from ncclkv.errors import UsageError
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclkv.state.head import Head, OptimizerHead, state_name, value_name
-from ncclkv.state.read import Loaded, read
-from ncclkv.state.tensors import Tensor
-from ncclkv.state.write import write
+from ncclkv.checkpoint.manifest import Manifest, OptimizerManifest, state_name, value_name
+from ncclkv.checkpoint.read import LoadedCheckpoint, read
+from ncclkv.checkpoint.tensors import Tensor
+from ncclkv.checkpoint.write import write
 from ncclkv.table.registry import KeySpec
 
 Array = NDArray[Any]
@@ -22,13 +22,13 @@ Array = NDArray[Any]
 KEYS = {"a": np.dtype("float32"), "b": np.dtype("bool")}
 
 
-def head(step: int = 7) -> Head:
+def head(step: int = 7) -> Manifest:
     """Two keys of two elements, of one of which an optimizer remembers something."""
     specs = tuple(KeySpec(k, i, (2,), dtype) for i, (k, dtype) in enumerate(KEYS.items()))
     config = {"name": "sgd", "learning_rate": 0.5, "lr_mult": {"a": 2.0}}
     updater: list[Any] = [("n", [{"of": 3}]), (5, Tensor((1,), np.dtype("int64")))]
     states = ((np.dtype("float32"),), ())
-    return Head(step, [1, None], specs, True, OptimizerHead("SGD", config), states, updater)
+    return Manifest(step, [1, None], specs, True, OptimizerManifest("SGD", config), states, updater)
 
 
 def arrays() -> dict[str, Array]:
@@ -46,9 +46,9 @@ def written(directory: Path, step: int = 7, keep: int = 9) -> Path:
     return Path(result(write(str(directory), head(step), arrays().items(), keep, "a test")))
 
 
-def loaded(path: Path) -> Loaded | None:
+def loaded(path: Path) -> LoadedCheckpoint | None:
     """What is in a directory, or one checkpoint of it."""
-    found: Loaded | None = result(read(str(path), lambda head: None))
+    found: LoadedCheckpoint | None = result(read(str(path), lambda head: None))
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import ncclkv
-from ncclkv.comm.board import Call
+from ncclkv.comm.diagnosis.flight_recorder import RecordedCall
 from ncclkv.testing import run_ranks
 from tests.harness.slow import stretched
 
@@ -17,7 +17,7 @@ def full(value: float = 1.0) -> np.ndarray:
     return np.full(3, value, np.float64)
 
 
-def last(kv: Any) -> Call:
+def last(kv: Any) -> RecordedCall:
     """The last call that is noted."""
     return kv._comm.calls.board.read(kv.rank, 1).calls[-1]
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
-from ncclkv.comm.calls import Calls
+from ncclkv.comm.diagnosis.mismatch import CallComparison
 
 
 class Post:
-    """The transport of one rank among several in this test, as far as `Calls` uses it."""
+    """The transport of one rank among several in this test, as far as `CallComparison` uses it."""
 
     def __init__(self, rank: int, all_of_them: list[Post], size: int) -> None:
         self.rank, self.size = rank, size
@@ -33,9 +33,9 @@ class Post:
 
 
 def ranks(size: int) -> list[Any]:
-    """`Calls` of so many ranks that share no memory."""
+    """`CallComparison` of so many ranks that share no memory."""
     posts: list[Post] = []
-    return [Calls(Post(rank, posts, size)) for rank in range(size)]  # type: ignore[arg-type]
+    return [CallComparison(Post(rank, posts, size)) for rank in range(size)]  # type: ignore[arg-type]
 
 
 def _frame() -> FrameType:
@@ -46,7 +46,7 @@ FRAME = _frame()
 """Where all calls of these tests come from."""
 
 
-def note(calls: Calls, *whats: int, keys: int = 0, text: str = "") -> None:
+def note(calls: CallComparison, *whats: int, keys: int = 0, text: str = "") -> None:
     """Note calls that are numbers."""
     board = calls.board
     for what in whats:

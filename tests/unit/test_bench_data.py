@@ -60,7 +60,7 @@ def test_steps_of_different_turns_differ():
 
 @pytest.mark.parametrize("size", [1, 4, 8])
 def test_descent_is_exact_for_as_many_rounds_as_are_allowed(pattern, size):
-    """In float32, against the steps themselves; two contenders share a store's weights."""
+    """In float32, against the steps themselves; two candidates share a store's weights."""
     expected = Descent(size)
     weights, momenta = np.zeros(LONG, np.float32), np.zeros(LONG, np.float32)
     for step in range(1, 2 * (MOST_ROUNDS + 2) + 1):

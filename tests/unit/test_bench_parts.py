@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from bench import __main__ as program
-from bench import cases, peers
+from bench import cases, libraries
+from bench.candidates import baselines
 from bench.cases import allreduce_64mib, many_keys, models
-from bench.contenders import rivals
 from bench.data import Sum
 from bench.job import Job
+from bench.libraries.base import Absent, Ours
+from bench.libraries.torch_dist import TorchPeer
 from bench.options import KIB, Options
-from bench.peers.base import Absent, Ours
-from bench.peers.torch_dist import TorchPeer
 from bench.place import GpuPlace, Place
-from bench.rounds import Contender, take_turns
+from bench.rounds import Candidate, take_turns
 from bench.workload import Workload
-from ncclkv.comm import threads
 from ncclkv.comm.done import DoneWork
+from ncclkv.comm.host import threads
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.testing import run_ranks
 from tests.harness.source import ROOT, Module, length
@@ -112,7 +112,7 @@ def test_a_wrong_communicator_fails_the_part(part):
 @pytest.mark.parametrize("part", ["lists", "keys", "models"])
 def test_a_wrong_store_fails_the_part(part, monkeypatch):
     """One number of the first key is off by one at every pull."""
-    from bench.contenders.store import Lists
+    from bench.candidates.store import Lists
 
     pull = Lists.wrong
 
@@ -126,7 +126,7 @@ def test_a_wrong_store_fails_the_part(part, monkeypatch):
     assert job.wrong > 0
 
 
-class Counting(Contender):
+class Counting(Candidate):
     """Remembers its turns."""
 
     def __init__(self, name, log):
@@ -162,7 +162,7 @@ def test_buckets_and_cuts():
     work = Workload(job, {str(number): (10,) for number in range(5)})
     assert work.buckets(80) == [(0, 2), (2, 4), (4, 5)]
     assert work.buckets(1) == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]
-    assert [piece.size for piece in rivals.cut(np.zeros(10, np.float32), 16)] == [4, 4, 2]
+    assert [piece.size for piece in baselines.cut(np.zeros(10, np.float32), 16)] == [4, 4, 2]
 
 
 def test_bucketed_rival_is_right_and_can_be_wrong():
@@ -171,7 +171,7 @@ def test_bucketed_rival_is_right_and_can_be_wrong():
         flat = job.place.bucket(work.nbytes // 4)
         views, expected = work.views(flat), Sum(2)
         ranges, pieces = models._buckets(work, flat)
-        rival = rivals.Bucketed(work, Ours(job.comm), views, ranges, pieces, expected, "rival")
+        rival = baselines.Bucketed(work, Ours(job.comm), views, ranges, pieces, expected, "rival")
         take_turns(job, "", [rival])
         right = job.wrong
         rival.into[0][0, 0] += 1
@@ -185,7 +185,7 @@ def test_absent_peers_are_named(monkeypatch):
         raise Absent("it is not installed")
 
     here = solo()
-    reasons = peers.find(here, {"one": absent, "two": lambda job: Second(job.comm)})
+    reasons = libraries.find(here, {"one": absent, "two": lambda job: Second(job.comm)})
     assert reasons == {"one": "it is not installed"}
     assert [peer.name for peer in here.peers] == ["Gloo"]
 
@@ -195,7 +195,7 @@ def test_torch_as_a_peer(monkeypatch, capsys):
     pytest.importorskip("torch", reason="torch is not installed: the extra `torch` has it")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     job = solo()
-    assert peers.find(job, {"Gloo": TorchPeer}) == {}
+    assert libraries.find(job, {"Gloo": TorchPeer}) == {}
     try:
         for part in ("sizes", "allreduce", "models"):
             PARTS[part](job)
@@ -256,7 +256,7 @@ def test_a_gpu_s_clock_is_a_pair_of_events(monkeypatch):
 
 @pytest.fixture
 def _no_peers(monkeypatch):
-    monkeypatch.setattr(peers, "HOST", {})
+    monkeypatch.setattr(libraries, "HOST", {})
 
 
 @pytest.mark.usefixtures("_no_peers")

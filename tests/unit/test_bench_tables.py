@@ -12,7 +12,7 @@ from bench.options import MIB, Options, parse
 from bench.place import Place
 from bench.raw import COLLECTIVES
 from bench.raw.measure import iterations, sizes
-from bench.report import files, machine, nccl_tests, turns
+from bench.report import files, machine, nccl_tests, table
 from bench.report.nccl_tests import Cell, Row
 from bench.rounds import Result
 from ncclkv.comm.solo import SoloCommunicator
@@ -108,8 +108,8 @@ def test_sizes_and_calls():
 
 def test_floors_are_said_and_kept(capsys):
     here = job()
-    turns.floor(here, "work", 0.5, 0.4)
-    turns.floor(here, "work", 0.5, 0.4, least=True)
+    table.floor(here, "work", 0.5, 0.4)
+    table.floor(here, "work", 0.5, 0.4, least=True)
     said = capsys.readouterr().out.splitlines()
     assert said[0].endswith("0.500  floor: at most 0.4  not met")
     assert said[1].endswith("0.500  floor: at least 0.4  met")
@@ -120,9 +120,9 @@ def test_ratio_is_to_the_best_rival_that_is_here(capsys):
     results = {
         name: Result(name, [seconds]) for name, seconds in (("us", 1.0), ("a", 4.0), ("b", 2.0))
     }
-    turns.ratio(job(), "work", results, "us", ["a", "b", "absent"], 0.5)
-    turns.ratio(job(), "work", results, "us", ["absent"], 0.5)
-    turns.ratio(job(gpu=True), "work", results, "us", ["a"], 0.5)
+    table.ratio(job(), "work", results, "us", ["a", "b", "absent"], 0.5)
+    table.ratio(job(), "work", results, "us", ["absent"], 0.5)
+    table.ratio(job(gpu=True), "work", results, "us", ["a"], 0.5)
     said = capsys.readouterr().out.splitlines()
     assert "work: us / b" in said[0]
     assert said[0].endswith("0.500  floor: at most 0.5  met")

@@ -15,10 +15,10 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from ncclkv.comm import board
-from ncclkv.comm.board import CALLS, NBYTES, Board
-from ncclkv.comm.notes import CALL
-from ncclkv.comm.reports import Call, Report, difference, last
+from ncclkv.comm.diagnosis import flight_recorder
+from ncclkv.comm.diagnosis.call_log import CALL
+from ncclkv.comm.diagnosis.flight_recorder import CALLS, NBYTES, FlightRecorder
+from ncclkv.comm.diagnosis.reports import RecordedCall, Report, difference, last
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,11 +33,11 @@ FRAME = _frame()
 WRITER = """
 import mmap, sys, time
 import numpy as np
-from ncclkv.comm.board import NBYTES, Board
+from ncclkv.comm.diagnosis.flight_recorder import NBYTES, FlightRecorder
 
 with open(sys.argv[1], "r+b") as file:
     page = np.frombuffer(mmap.mmap(file.fileno(), NBYTES), np.uint8)
-board = Board(3, {3: page})
+board = FlightRecorder(3, {3: page})
 frame = (lambda: sys._getframe())()
 for what in range(500):
     board.notes.learn(what, 2 * what, board.text(f"push({what}) at train.py:7"), frame)
@@ -56,14 +56,14 @@ def page() -> np.ndarray:
     return np.zeros(NBYTES, np.uint8)
 
 
-def note(own: Board, what: int, keys: int, text: str) -> None:
+def note(own: FlightRecorder, what: int, keys: int, text: str) -> None:
     """Note a call, whose words are written down when they are not known."""
     if own.notes.put(what, keys, 0, FRAME) is None:
         own.notes.learn(what, keys, own.text(text), FRAME)
         own.notes.put(what, keys, 0, FRAME)
 
 
-def noted(own: Board, count: int) -> None:
+def noted(own: FlightRecorder, count: int) -> None:
     """Note calls that are known by their numbers."""
     for _ in range(count):
         number = own.count + 1
@@ -78,7 +78,7 @@ class Writer:
         path.write_bytes(bytes(NBYTES))
         with path.open("r+b") as file:
             shared = np.frombuffer(mmap.mmap(file.fileno(), NBYTES), np.uint8)
-        self.board = Board(0, {0: page(), 3: shared})
+        self.board = FlightRecorder(0, {0: page(), 3: shared})
         self.process = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(path), str(count)],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -113,7 +113,7 @@ def test_a_page_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
                 what = call.number % 500
                 assert (call.what, call.keys) == (what, 2 * what)
                 assert call.text == f"push({what}) at train.py:7"
-            (latest,) = writer.board.read(3, 1).calls[-1:] or [Call(newest, 0, 0, "", 0)]
+            (latest,) = writer.board.read(3, 1).calls[-1:] or [RecordedCall(newest, 0, 0, "", 0)]
             assert latest.number >= newest
             newest = latest.number
         assert newest > CALLS, "the writer was too slow to write over anything"
@@ -122,16 +122,16 @@ def test_a_page_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
 
 
 def test_a_record_of_another_call_is_left_out() -> None:
-    own = Board(0, {0: page()})
+    own = FlightRecorder(0, {0: page()})
     noted(own, 5)
-    torn = board._CALLS_FROM + 3 * CALL.size
+    torn = flight_recorder._CALLS_FROM + 3 * CALL.size
     CALL.pack_into(own._own, torn, 3 + CALLS, 0, 0, 0, 0)
     assert [call.number for call in own.read(0).calls] == [1, 2, 4, 5]
 
 
 @pytest.mark.parametrize("count", [0, 1, CALLS - 2, CALLS - 1, CALLS, CALLS + 1, 3 * CALLS + 7])
 def test_the_last_calls_are_there(count: int) -> None:
-    own = Board(0, {0: page()})
+    own = FlightRecorder(0, {0: page()})
     noted(own, count)
     calls = own.read(0).calls
     first = max(1, count - CALLS + 2)
@@ -143,7 +143,7 @@ def test_the_last_calls_are_there(count: int) -> None:
 
 
 def test_texts_stay_while_a_call_on_the_page_has_used_them() -> None:
-    own = Board(0, {0: page()})
+    own = FlightRecorder(0, {0: page()})
     expected: list[str] = []
     # Old words are used again just before they are forgotten, all at once.
     old = range(CALLS)
@@ -156,30 +156,32 @@ def test_texts_stay_while_a_call_on_the_page_has_used_them() -> None:
 
 
 def test_long_and_strange_texts() -> None:
-    own = Board(0, {0: page()})
+    own = FlightRecorder(0, {0: page()})
     for what, text in enumerate(
         ("", "ä" * 500, "x" * 159 + "ä", "\N{SNOWMAN}" * 53 + "xé", "bad \udcff name")
     ):
         note(own, what, 0, text)
         said = own.read(0, 1).calls[0].text
-        shown = text.encode(errors="replace")[: board._TEXT_BYTES].decode(errors="replace")
+        shown = text.encode(errors="replace")[: flight_recorder._TEXT_BYTES].decode(
+            errors="replace"
+        )
         assert said == shown
 
 
 def test_a_rank_without_a_page_here() -> None:
-    own = Board(1, {1: page(), 2: page()})
+    own = FlightRecorder(1, {1: page(), 2: page()})
     assert 1 in own
     assert 2 in own
     assert 0 not in own
 
 
 def test_a_page_that_nobody_has_written_yet() -> None:
-    own = Board(0, {0: page(), 1: page()})
+    own = FlightRecorder(0, {0: page(), 1: page()})
     assert own.read(1).calls == []
 
 
 def test_reading_while_a_thread_writes() -> None:
-    own = Board(0, {0: page()})
+    own = FlightRecorder(0, {0: page()})
     over = threading.Event()
 
     def write() -> None:
@@ -198,7 +200,7 @@ def test_reading_while_a_thread_writes() -> None:
 
 
 def test_a_wait_in_another_store() -> None:
-    own = Board(0, {0: page()})
+    own = FlightRecorder(0, {0: page()})
     assert own.read(0).elsewhere is None
     own.wait_elsewhere("a reduction of key 'w'", ["host/1/2", "host/3/4"])
     elsewhere = own.read(0).elsewhere
@@ -209,7 +211,7 @@ def test_a_wait_in_another_store() -> None:
 
 
 def test_a_wait_in_this_store() -> None:
-    own = Board(0, {0: page()})
+    own = FlightRecorder(0, {0: page()})
     assert own.read(0).wait is None
     own.wait_for({40, 3, *range(5, 30)}, "a reduction of key 'w'", 2.5)
     wait = own.read(0).wait
@@ -225,8 +227,11 @@ def test_a_wait_in_this_store() -> None:
 # What reports are compared by
 
 
-def made(*whats: int, first: int = 1) -> list[Call]:
-    return [Call(first + place, what, 0, f"call {what}", 0.0) for place, what in enumerate(whats)]
+def made(*whats: int, first: int = 1) -> list[RecordedCall]:
+    return [
+        RecordedCall(first + place, what, 0, f"call {what}", 0.0)
+        for place, what in enumerate(whats)
+    ]
 
 
 def test_the_first_difference() -> None:
@@ -251,7 +256,9 @@ def test_keys_make_a_difference() -> None:
         (made(8, 9, first=10), made(1, 9, first=11)[:0]),
     ],
 )
-def test_no_difference_as_far_as_both_are_known(mine: list[Call], theirs: list[Call]) -> None:
+def test_no_difference_as_far_as_both_are_known(
+    mine: list[RecordedCall], theirs: list[RecordedCall]
+) -> None:
     assert difference(mine, theirs) is None
 
 
@@ -262,7 +269,7 @@ def test_calls_are_compared_by_number() -> None:
 
 
 def test_the_last_call_in_words() -> None:
-    call = Call(4, 0, 0, "push('w') at a.py:3", 2.345)
+    call = RecordedCall(4, 0, 0, "push('w') at a.py:3", 2.345)
     report = Report("node7/9/1", "rank 1 on node7 (pid 9)", [call], None)
     said = "rank 1 on node7 (pid 9) last called push('w') at a.py:3, 2.3 s ago"
     assert last(report) == said

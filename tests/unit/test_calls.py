@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ncclkv.comm import calls as module
-from ncclkv.comm.board import REPORTED, Board
-from ncclkv.comm.calls import Calls
+from ncclkv.comm.diagnosis import mismatch as module
+from ncclkv.comm.diagnosis.flight_recorder import REPORTED, FlightRecorder
+from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.errors import OrderMismatch
 from tests.unit.talking import note, ranks
 
@@ -93,7 +93,7 @@ def test_neighbours_pages_are_looked_at() -> None:
     first, second, third = ranks(3)
     pages = {rank: module.np.zeros(module.NBYTES, module.np.uint8) for rank in (0, 1)}
     for rank, calls in enumerate((first, second)):
-        calls.board = Board(rank, pages)
+        calls.board = FlightRecorder(rank, pages)
     note(first, 1, 2)
     note(second, 1, 3)
     note(third, 1, 4)
@@ -114,7 +114,9 @@ def test_the_rank_with_the_lowest_number_that_differs_is_shown() -> None:
 # The keys that two calls do not have in common
 
 
-def odd(first: Calls, second: Calls, texts: tuple[str, str], found: tuple[Any, Any]) -> str:
+def odd(
+    first: CallComparison, second: CallComparison, texts: tuple[str, str], found: tuple[Any, Any]
+) -> str:
     """What the second rank says when keys differ and `found` are the odd ones."""
     note(first, 1, keys=10, text=texts[0])
     note(second, 1, keys=20, text=texts[1])

@@ -23,12 +23,12 @@ pytest.importorskip("safetensors", reason="safetensors is absent: the extra `che
 
 import ncclkv
 from ncclkv.arrays.dtypes import SUPPORTED, bfloat16
+from ncclkv.checkpoint import write as writing
+from ncclkv.checkpoint.manifest import from_plain, to_plain
+from ncclkv.checkpoint.strict_json import Fields
+from ncclkv.checkpoint.tensors import Tensor, decode, encode
 from ncclkv.errors import CheckpointError, NotSupported
-from ncclkv.state import write as writing
-from ncclkv.state.head import from_plain, to_plain
-from ncclkv.state.plain import Fields
-from ncclkv.state.tensors import Tensor, decode, encode
-from ncclkv.store import checkpoint as verbs
+from ncclkv.store import checkpoints as verbs
 from ncclkv.testing import run_ranks
 from tests.unit import checkpoint as small
 

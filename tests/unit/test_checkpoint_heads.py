@@ -15,10 +15,10 @@ import pytest
 pytest.importorskip("safetensors", reason="safetensors is absent: the extra `checkpoint`")
 
 import ncclkv
+from ncclkv.checkpoint import strict_json
+from ncclkv.checkpoint.manifest import limits
+from ncclkv.checkpoint.strict_json import Limits, Unsound
 from ncclkv.errors import CheckpointError
-from ncclkv.state import plain
-from ncclkv.state.head import limits
-from ncclkv.state.plain import Limits, Unsound
 from ncclkv.testing import run_ranks
 from tests.harness.slow import stretched
 from tests.unit import checkpoint as small
@@ -114,13 +114,13 @@ def test_json_is_parsed_with_the_collector_off(
         seen.append(gc.isenabled())
         return int(text)
 
-    monkeypatch.setattr(plain, "_whole", note)
+    monkeypatch.setattr(strict_json, "_whole", note)
     before = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
-        assert plain.loads(b"[3]", Limits(1000)) == [3]
+        assert strict_json.loads(b"[3]", Limits(1000)) == [3]
         with pytest.raises(Unsound):
-            plain.loads(b"[3", Limits(1000))
+            strict_json.loads(b"[3", Limits(1000))
         assert seen == [False, False]
         assert gc.isenabled() == enabled
     finally:

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ncclkv
+from ncclkv.checkpoint.strict_json import Unsound
 from ncclkv.errors import CheckpointError
-from ncclkv.state.plain import Unsound
 from tests.unit import checkpoint as small
 
 FILES = ["checkpoint.json", "checkpoint.sha256", "tensors-0000.safetensors"]

@@ -89,7 +89,7 @@ def test_a_leader_that_works_for_longer_than_the_deadline(
     """The others are told that it goes on: the deadline is for silence."""
     from time import sleep
 
-    from ncclkv.state import write as writing
+    from ncclkv.checkpoint import write as writing
 
     monkeypatch.setattr(writing, "FILE_BYTES", 1)
     put = writing._put

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ncclkv.comm import threads
+from ncclkv.comm.host import threads
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.testing import run_ranks
-from tests.cases.communicator_all import CASES, FAILURES
+from tests.conformance.communicator_all import CASES, FAILURES
 from tests.harness.slow import stretched
 
 TIMEOUT = stretched(20.0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclkv.comm.notes import follow
+from ncclkv.comm.diagnosis.call_log import follow
 from ncclkv.table import contract
 
 FEW = settings(max_examples=200, deadline=None, derandomize=True)
@@ -83,7 +83,7 @@ def test_verbs_and_priorities_have_numbers_of_their_own() -> None:
 @pytest.mark.parametrize("seed", ["0", "1", "random"])
 def test_a_mark_is_the_same_in_every_process(seed: str) -> None:
     program = (
-        "from ncclkv.comm.notes import follow\n"
+        "from ncclkv.comm.diagnosis.call_log import follow\n"
         "from ncclkv.table import contract\n"
         "print(follow(7, contract.number('push', -2), contract.pushed(3)))"
     )

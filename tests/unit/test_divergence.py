@@ -11,16 +11,16 @@ import pytest
 
 import ncclkv
 from ncclkv.engine import votes
-from ncclkv.engine.votes import Difference, Vote, differences, in_words
+from ncclkv.engine.votes import Checksums, Difference, differences, in_words
 from ncclkv.errors import Divergence
 from ncclkv.testing import run_ranks
-from tests.cases import CASES, Case
-from tests.cases.stores import Stores
+from tests.conformance import CASES, Case
+from tests.conformance.stores import Stores
 
 HERE = [case for case in CASES if case.name.startswith("divergence")]
 
 
-def vote(held: list[int], pulled: list[int] | None = None, counts: bool = True) -> Vote:
+def vote(held: list[int], pulled: list[int] | None = None, counts: bool = True) -> Checksums:
     """A rank's sums of as many keys."""
     made = votes.blank(len(held))
     made.sums[votes.HELD] = held

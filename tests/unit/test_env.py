@@ -10,7 +10,8 @@ import pytest
 
 import ncclkv
 from ncclkv import env, testing
-from ncclkv.comm import roster, threads
+from ncclkv.comm import roster
+from ncclkv.comm.host import threads
 from ncclkv.errors import LaunchError
 
 ROOT = Path(__file__).resolve().parents[2]

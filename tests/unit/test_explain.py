@@ -12,7 +12,7 @@ import pytest
 
 import ncclkv
 from ncclkv.cli import WRONG, explain, main
-from ncclkv.comm import dump
+from ncclkv.comm.diagnosis import dump
 from ncclkv.errors import OrderMismatch, SpecMismatch
 from ncclkv.testing import run_ranks
 from tests.harness.locks import is_held
@@ -90,7 +90,7 @@ def test_nothing_is_written_unless_it_is_asked_for(
 
 def test_a_store_that_is_never_made(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def body() -> None:
-        rank = ncclkv.comm.threads.world().rank
+        rank = ncclkv.comm.host.threads.world().rank
         with pytest.raises(SpecMismatch):
             ncclkv.create("threads", root=rank)
 

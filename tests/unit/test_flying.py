@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ncclkv.comm.done import DoneWork
-from ncclkv.engine import flying
-from ncclkv.engine.flying import Flying
+from ncclkv.engine import in_flight
+from ncclkv.engine.in_flight import InFlight
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(flying, "perf_counter", made)
+    monkeypatch.setattr(in_flight, "perf_counter", made)
     return made
 
 
@@ -39,7 +39,7 @@ class Failing(DoneWork):
         raise TimeoutError
 
 
-def took(bucket: Flying, clock: Clock, seconds: float) -> None:
+def took(bucket: InFlight, clock: Clock, seconds: float) -> None:
     """Launch, and be done after so many seconds."""
     bucket.add(DoneWork(), clock.now)
     clock.now += seconds
@@ -47,7 +47,7 @@ def took(bucket: Flying, clock: Clock, seconds: float) -> None:
 
 
 def test_the_median_of_the_last_times(clock: Clock) -> None:
-    bucket = Flying()
+    bucket = InFlight()
     assert bucket.seconds is None
     for _ in range(9):
         took(bucket, clock, 64.0)
@@ -60,7 +60,7 @@ def test_the_median_of_the_last_times(clock: Clock) -> None:
 
 
 def test_what_is_launched_is_there_until_it_is_complete(clock: Clock) -> None:
-    bucket = Flying()
+    bucket = InFlight()
     bucket.complete()
     assert not bucket
     bucket.add(DoneWork())
@@ -71,7 +71,7 @@ def test_what_is_launched_is_there_until_it_is_complete(clock: Clock) -> None:
 
 
 def test_waits_that_do_not_block_the_host_tell_no_time(clock: Clock) -> None:
-    bucket = Flying()
+    bucket = InFlight()
     bucket.add(Streamed(), clock.now)
     clock.now += 1
     bucket.complete()
@@ -79,7 +79,7 @@ def test_waits_that_do_not_block_the_host_tell_no_time(clock: Clock) -> None:
 
 
 def test_what_is_forgotten_or_fails_tells_no_time(clock: Clock) -> None:
-    bucket = Flying()
+    bucket = InFlight()
     bucket.add(DoneWork(), clock.now)
     bucket.clear()
     assert not bucket

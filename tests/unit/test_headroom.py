@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.comm.room import Room
 from ncclkv.errors import OutOfMemory, UsageError
-from ncclkv.store import headroom
+from ncclkv.store import memory_check
+from ncclkv.system.memory import Room
 from ncclkv.testing import run_ranks
 
 RANKS = 3
@@ -25,8 +25,8 @@ class Machine:
     def __init__(self, patch: pytest.MonkeyPatch, *left: int | None) -> None:
         self.left = list(left)
         self.looks = 0
-        patch.setattr(headroom, "room", self.room)
-        patch.setattr(headroom, "LOOK_BYTES", 8000)
+        patch.setattr(memory_check, "room", self.room)
+        patch.setattr(memory_check, "LOOK_BYTES", 8000)
 
     def room(self) -> Room | None:
         self.looks += 1

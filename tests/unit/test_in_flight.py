@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.comm import threads
+from ncclkv.comm.host import threads
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import CommAborted, CommTimeout, RankLost, UsageError
 from ncclkv.testing import run_ranks
@@ -111,9 +111,9 @@ def test_splits_are_forgotten_with_their_communicators() -> None:
             comm.duplicate().close()
         comm.barrier().wait()
         gc.collect()
-        return sum(type(item) is threads.Group for item in gc.get_objects())
+        return sum(type(item) is threads.ThreadGroup for item in gc.get_objects())
 
-    before = sum(type(item) is threads.Group for item in gc.get_objects())
+    before = sum(type(item) is threads.ThreadGroup for item in gc.get_objects())
     assert max(run_ranks(2, body, timeout=stretched(5.0))) - before < 10
 
 

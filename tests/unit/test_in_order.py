@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ncclkv import env
-from ncclkv.comm import threads
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.host import threads
 from ncclkv.testing import run_ranks
-from tests.cases.communicator_all import CASES, IN_ORDER
-from tests.cases.place import SeveralNodes, at, in_rank_order
+from tests.conformance.capabilities import SeveralNodes, at, in_rank_order
+from tests.conformance.communicator_all import CASES, IN_ORDER
 from tests.harness.slow import stretched
 
 Split = Callable[[Sequence[int], int], list[int]]

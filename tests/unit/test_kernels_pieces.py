@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclkv.kernels.host.pieces import PIECE_BYTES, blocks, piece_length, ranges, working_dtype
+from ncclkv.kernels.host.chunks import PIECE_BYTES, blocks, piece_length, ranges, working_dtype
 
 
 @given(st.lists(st.integers(0, 7), max_size=4), st.integers(1, 20))

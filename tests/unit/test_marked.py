@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.comm import marked
-from ncclkv.comm.marked import COPIED_BYTES
+from ncclkv.comm.messages import framing
+from ncclkv.comm.messages.framing import COPIED_BYTES
 from ncclkv.comm.transport import Messages
 from ncclkv.errors import OrderMismatch
 
@@ -84,8 +84,8 @@ def finish(message: Any) -> None:
 @pytest.mark.parametrize("mark", MARKS)
 def test_data_arrive_behind_the_same_mark(size: int, mark: int) -> None:
     loop, into = Loop(), np.full(size, 7, np.uint8)
-    sent = marked.send(loop, bytes_of(size), 1, TAG, mark)
-    received = marked.receive(loop, into, 1, TAG, mark)
+    sent = framing.send(loop, bytes_of(size), 1, TAG, mark)
+    received = framing.receive(loop, into, 1, TAG, mark)
     assert received.peer == sent.peer == 1
     finish(received)
     finish(sent)
@@ -96,8 +96,8 @@ def test_data_arrive_behind_the_same_mark(size: int, mark: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_nothing_is_written_behind_another_mark(size: int) -> None:
     loop, into = Loop(), np.full(size, 7, np.uint8)
-    marked.send(loop, bytes_of(size), 1, TAG, 4)
-    received = marked.receive(loop, into, 1, TAG, 5)
+    framing.send(loop, bytes_of(size), 1, TAG, 4)
+    received = framing.receive(loop, into, 1, TAG, 5)
     with pytest.raises(OrderMismatch, match="rank 1 made this call after other calls"):
         finish(received)
     assert (into == 7).all()
@@ -106,31 +106,31 @@ def test_nothing_is_written_behind_another_mark(size: int) -> None:
 @pytest.mark.parametrize(("size", "lengths"), [(0, 1), (COPIED_BYTES, 1), (COPIED_BYTES + 1, 2)])
 def test_short_messages_are_one(size: int, lengths: int) -> None:
     loop = Loop()
-    marked.send(loop, bytes_of(size), 1, TAG, 0)
+    framing.send(loop, bytes_of(size), 1, TAG, 0)
     assert len(loop.lengths) == lengths
     assert sum(loop.lengths) == size + 8
 
 
 def test_long_data_are_not_copied() -> None:
     loop, data = Loop(), bytes_of(COPIED_BYTES + 1)
-    marked.send(loop, data, 1, TAG, 0)
+    framing.send(loop, data, 1, TAG, 0)
     assert any(sent.data is data for sent in loop.boxes[TAG])
 
 
 def test_short_data_may_change_once_they_are_sent() -> None:
     loop, data, into = Loop(), bytes_of(10), np.zeros(10, np.uint8)
-    marked.send(loop, data, 1, TAG, 0)
+    framing.send(loop, data, 1, TAG, 0)
     data[:] = 99
-    finish(marked.receive(loop, into, 1, TAG, 0))
+    finish(framing.receive(loop, into, 1, TAG, 0))
     assert (into == bytes_of(10)).all()
 
 
 @pytest.mark.parametrize("size", [3, COPIED_BYTES + 1])
 def test_a_message_that_has_not_come_is_not_done(size: int) -> None:
     loop, into = Loop(), np.zeros(size, np.uint8)
-    received = marked.receive(loop, into, 1, TAG, 9)
+    received = framing.receive(loop, into, 1, TAG, 9)
     assert not received.done()
-    sent = marked.send(loop, bytes_of(size), 1, TAG, 9)
+    sent = framing.send(loop, bytes_of(size), 1, TAG, 9)
     assert not sent.done()
     finish(received)
     finish(sent)
@@ -140,7 +140,7 @@ def test_messages_that_follow_each_other() -> None:
     loop = Loop()
     for number, size in enumerate(SIZES):
         into = np.zeros(size, np.uint8)
-        sent = marked.send(loop, bytes_of(size), 1, TAG, number)
-        finish(marked.receive(loop, into, 1, TAG, number))
+        sent = framing.send(loop, bytes_of(size), 1, TAG, number)
+        finish(framing.receive(loop, into, 1, TAG, number))
         finish(sent)
         assert (into == bytes_of(size)).all()

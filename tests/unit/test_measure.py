@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.comm import threads
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.host import threads
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.engine import measure
+from ncclkv.engine import autotune
 from ncclkv.table.cost import MIB, CostModel, Sizing, fit
 from ncclkv.testing import run_ranks
 
@@ -29,13 +29,13 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[int, CostModel], list[
         calls.append((trial._comm.rank, nbytes))
         return models[trial._comm.rank].seconds(nbytes)
 
-    monkeypatch.setattr(measure._Trial, "_seconds", seconds)
+    monkeypatch.setattr(autotune._Trial, "_seconds", seconds)
     return models, calls
 
 
 def chosen(comm: Communicator | None = None) -> Sizing:
     comm = threads.world() if comm is None else comm
-    found = measure.sizing(comm, None, "auto")
+    found = autotune.sizing(comm, None, "auto")
     comm.close()
     return found
 
@@ -84,7 +84,7 @@ def test_one_rank_measures_nothing(clocks: Any) -> None:
 
 def test_a_size_that_is_given_is_not_measured(clocks: Any) -> None:
     comm = SoloCommunicator(5)
-    assert measure.sizing(comm, None, 4096) == Sizing(4096)
+    assert autotune.sizing(comm, None, 4096) == Sizing(4096)
     assert clocks[1] == []
 
 
@@ -116,7 +116,7 @@ def test_the_memory_is_given_back(ranks_per_node: int, monkeypatch: pytest.Monke
             return memory
 
         monkeypatch.setattr(comm, "allocate", noted)
-        assert measure.sizing(comm, None, "auto").bucket_bytes >= MIB
+        assert autotune.sizing(comm, None, "auto").bucket_bytes >= MIB
         left = [reference() is not None for reference in taken]
         comm.close()
         return left

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ncclkv.comm.host.meeting import Meeting
+from ncclkv.comm.host.exit_wait import ExitWait
 
 
 class Error(Exception):
@@ -55,4 +55,4 @@ def mpi(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_an_error_of_mpi_is_a_reason_to_end_without_it(failure: str, reason: str) -> None:
     barriers: list[Any] = [Broken()]
-    assert Meeting(barriers, failure).wait() == reason
+    assert ExitWait(barriers, failure).wait() == reason

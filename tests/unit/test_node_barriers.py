@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from ncclkv import testing
-from ncclkv.comm import threads
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.node import plan
-from ncclkv.comm.node.copies import INLINE_BYTES
-from ncclkv.comm.node.flags import DONE, ENTERED, Turn
+from ncclkv.comm.host import threads
+from ncclkv.comm.shm import plan
+from ncclkv.comm.shm.sequence import DONE, ENTERED, CollectiveSlot
+from ncclkv.comm.shm.staging import INLINE_BYTES
 from tests.harness.slow import stretched
 
 RANKS = 4
@@ -97,7 +97,7 @@ def test_without_one_of_its_meetings_a_sum_through_halves_goes_wrong(
 
 def goes_wrong_without(phase: int, patch: pytest.MonkeyPatch, place: Place) -> None:
     """Let nobody wait for a phase: the sums must show it."""
-    behind = Turn.behind
-    patch.setattr(Turn, "behind", lambda turn, n: [] if n == phase else behind(turn, n))
+    behind = CollectiveSlot.behind
+    patch.setattr(CollectiveSlot, "behind", lambda turn, n: [] if n == phase else behind(turn, n))
     with pytest.raises(Exception, match=r"wrong from|different calls"):
         testing.run_ranks(RANKS, sums, place, timeout=stretched(20.0))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ncclkv import testing
-from ncclkv.comm import threads
 from ncclkv.comm.base import Communicator, Work
-from ncclkv.comm.node import note
+from ncclkv.comm.host import threads
+from ncclkv.comm.shm import header
 from ncclkv.errors import KVStoreError
-from tests.cases.communicator import COMPLEX, FLOATS, INTEGERS
+from tests.conformance.communicator import COMPLEX, FLOATS, INTEGERS
 from tests.harness.slow import stretched
 
 Launch = Callable[[Communicator, int], Work]
@@ -141,15 +141,15 @@ def test_a_call_is_the_same_after_it_was_packed() -> None:
     for dtype in [np.dtype(bool), *INTEGERS, *FLOATS, *COMPLEX]:
         array = np.zeros(5, dtype)
         for call in (
-            note.reduction(array.nbytes, dtype, "sum", None, divided=False),
-            note.reduction(array.nbytes, dtype, "prod", 1000, divided=True),
-            note.broadcast(array, 0),
-            note.broadcast(array, 7),
-            note.reduce_scatter(array, "min"),
-            note.allgather(array),
-            note.BARRIER,
+            header.reduction(array.nbytes, dtype, "sum", None, divided=False),
+            header.reduction(array.nbytes, dtype, "prod", 1000, divided=True),
+            header.broadcast(array, 0),
+            header.broadcast(array, 7),
+            header.reduce_scatter(array, "min"),
+            header.allgather(array),
+            header.BARRIER,
         ):
-            assert note._unpack(*call.pack()) == call
+            assert header._unpack(*call.pack()) == call
 
 
 def test_ranks_of_another_node_are_told_even_of_the_shortest_sums(

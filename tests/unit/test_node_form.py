@@ -12,10 +12,10 @@ import pytest
 
 import ncclkv
 from ncclkv import env, testing
-from ncclkv.comm import threads
-from ncclkv.comm.node import form, ways
-from ncclkv.comm.node.node import CONTROL_BYTES
-from ncclkv.comm.node.space import MIB, FileSpace, Ticket
+from ncclkv.comm.host import threads
+from ncclkv.comm.shm import methods, setup
+from ncclkv.comm.shm.node import CONTROL_BYTES
+from ncclkv.comm.shm.segment import MIB, MemfdSegment, Ticket
 from ncclkv.errors import KVStoreError, LaunchError
 
 SHARING = "the ranks of a node share memory: anonymous files"
@@ -64,7 +64,7 @@ def test_a_file_that_cannot_be_reached_is_named(
     def refuse(ticket: Ticket) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(FileSpace, "open", refuse)
+    monkeypatch.setattr(MemfdSegment, "open", refuse)
     with caplog.at_level(logging.INFO, "ncclkv"):
         assert testing.run_ranks(2, sums) == [False] * 2
     (line,) = said(caplog)
@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_reached_is_named(
 def test_few_descriptors_are_a_reason_to_share_no_files(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ways, "_free_descriptors", lambda: 70)
+    monkeypatch.setattr(methods, "_free_descriptors", lambda: 70)
     with caplog.at_level(logging.INFO, "ncclkv"):
         assert testing.run_ranks(2, sums) == [False] * 2
     (line,) = said(caplog)
@@ -85,7 +85,7 @@ def test_few_descriptors_are_a_reason_to_share_no_files(
 def test_without_the_order_of_stores_ranks_exchange_messages(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(form, "_ORDERED", ())
+    monkeypatch.setattr(setup, "_ORDERED", ())
     with caplog.at_level(logging.INFO, "ncclkv"):
         assert testing.run_ranks(2, sums) == [False] * 2
     assert said(caplog) == {f"{ALONE} ({platform.machine()} does not keep the order of stores)"}
@@ -198,7 +198,7 @@ def test_several_nodes_have_a_window_each(
 def test_what_finds_no_room_in_a_space_is_copied_through_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(FileSpace, "capacity", CONTROL_BYTES + 3 * MIB)
+    monkeypatch.setattr(MemfdSegment, "capacity", CONTROL_BYTES + 3 * MIB)
 
     def body() -> list[bool]:
         comm = threads.world()
@@ -222,9 +222,9 @@ def test_what_finds_no_room_in_a_space_is_copied_through_it(
 
 def test_descriptors_are_counted() -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    free = ways._free_descriptors()
+    free = methods._free_descriptors()
     with open(os.devnull) as _:
-        assert ways._free_descriptors() == free - (limit != resource.RLIM_INFINITY)
+        assert methods._free_descriptors() == free - (limit != resource.RLIM_INFINITY)
 
 
 def test_ranks_of_one_machine_can_be_taken_for_several_nodes(

@@ -12,13 +12,13 @@ import pytest
 
 from ncclkv import testing
 from ncclkv.arrays.memory import address
-from ncclkv.comm import threads
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.node import known
-from ncclkv.comm.node.copies import INLINE_BYTES
+from ncclkv.comm.host import threads
+from ncclkv.comm.shm import plan_cache
+from ncclkv.comm.shm.staging import INLINE_BYTES
 from ncclkv.errors import UsageError
-from ncclkv.kernels.host import quiet
-from ncclkv.kernels.host.quiet import Quiet
+from ncclkv.kernels.host import errstate
+from ncclkv.kernels.host.errstate import Quiet
 from tests.harness.slow import stretched
 
 RANKS = 3
@@ -130,7 +130,7 @@ def test_a_known_pair_of_arrays_is_asked_what_has_changed(
 
 
 def test_many_pairs_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "_MOST", 10)
+    monkeypatch.setattr(plan_cache, "_MOST", 10)
 
     def rank() -> int:
         comm = threads.world()
@@ -148,9 +148,9 @@ def test_many_pairs_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_warning_is_shown_and_the_user_s_settings_stay(
     monkeypatch: pytest.MonkeyPatch, in_contexts: bool
 ) -> None:
-    if in_contexts and not quiet._IN_CONTEXTS:
+    if in_contexts and not errstate._IN_CONTEXTS:
         pytest.skip("this NumPy keeps its settings once a thread, and not in contexts")
-    monkeypatch.setattr(quiet, "_IN_CONTEXTS", in_contexts)
+    monkeypatch.setattr(errstate, "_IN_CONTEXTS", in_contexts)
     large, out = np.full(3, 3e38, np.float32), np.empty(3, np.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -11,27 +11,27 @@ import pytest
 
 from ncclkv.arrays.memory import address
 from ncclkv.comm.base import ALIGNMENT
-from ncclkv.comm.node.arena import Arena
-from ncclkv.comm.node.space import MIB, FileSpace, Ticket, WindowSpace
+from ncclkv.comm.shm.allocator import Allocator
+from ncclkv.comm.shm.segment import MIB, MemfdSegment, Ticket, WindowSegment
 
 MOST = 1 << 40
 
 
 @pytest.fixture
-def space() -> Iterator[FileSpace]:
-    made, _ = FileSpace.create()
+def space() -> Iterator[MemfdSegment]:
+    made, _ = MemfdSegment.create()
     yield made
     made.close()
 
 
-def taken(arena: Arena, nbytes: int) -> np.ndarray:
+def taken(arena: Allocator, nbytes: int) -> np.ndarray:
     array = arena.take(nbytes)
     assert array is not None
     return array
 
 
-def test_arrays_are_aligned_zero_and_apart(space: FileSpace) -> None:
-    arena = Arena(space, 0, MOST)
+def test_arrays_are_aligned_zero_and_apart(space: MemfdSegment) -> None:
+    arena = Allocator(space, 0, MOST)
     arrays = [taken(arena, nbytes) for nbytes in (1, 255, 256, 257, 100 * MIB, 7)]
     for number, array in enumerate(arrays, start=1):
         assert address(array) % ALIGNMENT == 0
@@ -41,8 +41,8 @@ def test_arrays_are_aligned_zero_and_apart(space: FileSpace) -> None:
         assert (array[:1000] == number).all()
 
 
-def test_bytes_come_back_with_the_last_view_and_are_zeroed(space: FileSpace) -> None:
-    arena = Arena(space, 0, MOST)
+def test_bytes_come_back_with_the_last_view_and_are_zeroed(space: MemfdSegment) -> None:
+    arena = Allocator(space, 0, MOST)
     array = taken(arena, 1000)
     where, view = address(array), array.view(np.float32)[10:20]
     array[:] = 1
@@ -56,8 +56,8 @@ def test_bytes_come_back_with_the_last_view_and_are_zeroed(space: FileSpace) -> 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_taken_and_given_back_nothing_overlaps(space: FileSpace, seed: int) -> None:
-    rng, arena = random.Random(seed), Arena(space, 0, MOST)
+def test_whatever_is_taken_and_given_back_nothing_overlaps(space: MemfdSegment, seed: int) -> None:
+    rng, arena = random.Random(seed), Allocator(space, 0, MOST)
     live: list[tuple[np.ndarray, int]] = []
     for step in range(200):
         if live and rng.random() < 0.5:
@@ -70,8 +70,8 @@ def test_whatever_is_taken_and_given_back_nothing_overlaps(space: FileSpace, see
         assert all((other == number).all() for other, number in live)
 
 
-def test_memory_in_common_is_the_same_for_all_who_take_alike(space: FileSpace) -> None:
-    first, second = (Arena(space, 0, MOST, reuse=False) for _ in range(2))
+def test_memory_in_common_is_the_same_for_all_who_take_alike(space: MemfdSegment) -> None:
+    first, second = (Allocator(space, 0, MOST, reuse=False) for _ in range(2))
     early = taken(first, 5000)
     early[:] = 7
     # One that takes later must not spoil what the others have written there.
@@ -83,26 +83,26 @@ def test_memory_in_common_is_the_same_for_all_who_take_alike(space: FileSpace) -
 
 
 def test_a_place_leads_a_neighbour_to_the_same_bytes() -> None:
-    space, ticket = FileSpace.create()
-    arena = Arena(space, 1 * MIB, MOST)
+    space, ticket = MemfdSegment.create()
+    arena = Allocator(space, 1 * MIB, MOST)
     array = taken(arena, 5000)[1000:3000]
     place = arena.place(array)
     assert place is not None
-    extent = FileSpace.open(ticket).map(place.start, place.length)
+    extent = MemfdSegment.open(ticket).map(place.start, place.length)
     extent[place.offset : place.offset + array.nbytes] = 9
     assert (array == 9).all()
 
 
-def test_other_memory_has_no_place(space: FileSpace) -> None:
-    arena = Arena(space, 0, MOST)
+def test_other_memory_has_no_place(space: MemfdSegment) -> None:
+    arena = Allocator(space, 0, MOST)
     assert arena.place(np.zeros(10)) is None
     array = taken(arena, 1000)
     assert arena.place(np.zeros(10)) is None
     assert arena.place(array) is not None
 
 
-def test_a_space_that_is_used_up_says_so(space: FileSpace) -> None:
-    arena = Arena(space, 0, 1 * MIB)
+def test_a_space_that_is_used_up_says_so(space: MemfdSegment) -> None:
+    arena = Allocator(space, 0, 1 * MIB)
     whole = arena.take(1 * MIB)
     assert whole is not None
     assert arena.take(1) is None
@@ -111,16 +111,16 @@ def test_a_space_that_is_used_up_says_so(space: FileSpace) -> None:
 
 
 def test_the_file_of_somebody_else_is_not_taken_for_a_rank_s() -> None:
-    space, ticket = FileSpace.create()
+    space, ticket = MemfdSegment.create()
     with pytest.raises(FileNotFoundError, match="is not the memory of that rank"):
-        FileSpace.open(Ticket(ticket.process, ticket.descriptor, b"x" * 16))
+        MemfdSegment.open(Ticket(ticket.process, ticket.descriptor, b"x" * 16))
     space.close()
     with pytest.raises(OSError, match="No such file"):
-        FileSpace.open(ticket)
+        MemfdSegment.open(ticket)
 
 
-def test_what_is_left_of_a_space_is_one_extent(space: FileSpace) -> None:
-    arena = Arena(space, 4096, 1 * MIB)
+def test_what_is_left_of_a_space_is_one_extent(space: MemfdSegment) -> None:
+    arena = Allocator(space, 4096, 1 * MIB)
     assert arena.size == 1 * MIB - 4096
     first, second = taken(arena, 600_000), taken(arena, 400_000)
     place = arena.place(second)
@@ -135,22 +135,22 @@ def test_what_is_left_of_a_space_is_one_extent(space: FileSpace) -> None:
 
 def test_a_part_of_a_window_is_the_same_memory_until_it_is_closed() -> None:
     memory = np.zeros(1 * MIB, np.uint8)
-    space = WindowSpace(memory)
+    space = WindowSegment(memory)
     assert space.capacity == 1 * MIB
     space.map(4096, 100)[:] = 3
-    assert (WindowSpace(memory).map(4000, 200)[96:196] == 3).all()
+    assert (WindowSegment(memory).map(4000, 200)[96:196] == 3).all()
     space.close()
     assert space.map(0, 10).size == 0
 
 
 @pytest.mark.parametrize("stop", [4096, 1000])
 def test_an_arena_of_nothing_has_no_room(stop: int) -> None:
-    arena = Arena(WindowSpace(np.zeros(4096, np.uint8)), 4096, stop)
+    arena = Allocator(WindowSegment(np.zeros(4096, np.uint8)), 4096, stop)
     assert arena.size == 0
     assert arena.take(1) is None
 
 
-def test_what_nobody_wrote_takes_no_memory(space: FileSpace) -> None:
+def test_what_nobody_wrote_takes_no_memory(space: MemfdSegment) -> None:
     array = space.map(0, 1 << 36)
     array[0] = 1
     assert os.fstat(space._descriptor).st_blocks * 512 < MIB

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from ncclkv import testing
-from ncclkv.comm import threads
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.node import note, shown
-from ncclkv.comm.node.copies import INLINE_BYTES, Halves
-from ncclkv.comm.node.flags import DONE, ENTERED, Turn
+from ncclkv.comm.host import threads
+from ncclkv.comm.shm import gather_scatter, header
+from ncclkv.comm.shm.sequence import DONE, ENTERED, CollectiveSlot
+from ncclkv.comm.shm.staging import INLINE_BYTES, DoubleBuffer
 from tests.harness.slow import stretched
 
 RANKS = 4
@@ -108,20 +108,22 @@ def pairs(place: Place) -> None:
 
 def leave_out(monkeypatch: pytest.MonkeyPatch, phase: int) -> None:
     """Have no rank wait for others to come to a phase."""
-    behind = Turn.behind
-    monkeypatch.setattr(Turn, "behind", lambda turn, n: [] if n == phase else behind(turn, n))
+    behind = CollectiveSlot.behind
+    monkeypatch.setattr(
+        CollectiveSlot, "behind", lambda turn, n: [] if n == phase else behind(turn, n)
+    )
 
 
 def linger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ranks come late to what they may read."""
     for name in ("check", "check_all"):
-        held = getattr(note, name)
+        held = getattr(header, name)
 
         def late(*args: object, held: Callable[..., None] = held) -> None:
             held(*args)
             time.sleep(random.choice([0, 0.003]))
 
-        monkeypatch.setattr(note, name, late)
+        monkeypatch.setattr(header, name, late)
 
 
 @pytest.mark.parametrize("nodes", ["", "2"], ids=["one node", "two nodes"])
@@ -131,7 +133,7 @@ def test_what_is_moved_is_right_without_any_barrier_around_it(
     monkeypatch: pytest.MonkeyPatch, body: Callable[[Place], None], place: Place, nodes: str
 ) -> None:
     monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", nodes)
-    monkeypatch.setattr(shown, "HALF_BYTES", COUNT)  # of a few chunks
+    monkeypatch.setattr(gather_scatter, "HALF_BYTES", COUNT)  # of a few chunks
     linger(monkeypatch)
     testing.run_ranks(RANKS, body, place, timeout=stretched(20.0))
 
@@ -163,7 +165,7 @@ def test_without_one_of_its_meetings_what_is_moved_goes_wrong(
     nodes: str,
 ) -> None:
     monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", nodes)
-    monkeypatch.setattr(shown, "HALF_BYTES", COUNT)  # of a few chunks
+    monkeypatch.setattr(gather_scatter, "HALF_BYTES", COUNT)  # of a few chunks
     linger(monkeypatch)
     leave_out(monkeypatch, phase)
     with pytest.raises(Exception, match=WRONG):
@@ -173,7 +175,7 @@ def test_without_one_of_its_meetings_what_is_moved_goes_wrong(
 def test_copies_that_do_not_wait_for_the_readers_of_those_before_go_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Halves, "take", lambda halves, turn: [])
+    monkeypatch.setattr(DoubleBuffer, "take", lambda halves, turn: [])
     linger(monkeypatch)
     with pytest.raises(Exception, match=WRONG):
         testing.run_ranks(RANKS, pairs, plain, timeout=stretched(20.0))

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.comm.node.flags import DONE, ENTERED, RING, Turn
-from ncclkv.comm.node.node import Node
-from ncclkv.comm.node.short import Short
-from ncclkv.comm.node.space import FileSpace
+from ncclkv.comm.shm.node import Node
+from ncclkv.comm.shm.segment import MemfdSegment
+from ncclkv.comm.shm.sequence import DONE, ENTERED, RING, CollectiveSlot
+from ncclkv.comm.shm.small_allreduce import SmallAllReduce
 from ncclkv.kernels.host import compiled
 
 pytestmark = pytest.mark.usefixtures("in_c")
@@ -24,23 +24,23 @@ NOT_BEGUN, BEGUN = 0, 1
 class Seat:
     """A rank, and its part in sums."""
 
-    def __init__(self, rank: int, spaces: list[FileSpace]) -> None:
+    def __init__(self, rank: int, spaces: list[MemfdSegment]) -> None:
         self.rank = rank
         self.node = Node([0, 1], rank, [[0, 1]], spaces, lambda: None)
         self.short = self.kind()
         self.send = np.arange(COUNT, dtype=F32) * 10**rank
         self.receive = np.full(COUNT, -1, F32)
 
-    def kind(self, op: str = "sum") -> Short:
+    def kind(self, op: str = "sum") -> SmallAllReduce:
         """Sums of another kind."""
-        return Short(self.node, COUNT, F32, op, None)
+        return SmallAllReduce(self.node, COUNT, F32, op, None)
 
-    def turn(self) -> tuple[Turn, int, Turn | None]:
+    def turn(self) -> tuple[CollectiveSlot, int, CollectiveSlot | None]:
         """The next turn, its place for a copy, and whose that was."""
         turn = self.node.flags.turn()
         return (turn, *self.short.ring.take(turn))
 
-    def attend(self, turn: Turn, slot: int, before: Turn | None) -> int:
+    def attend(self, turn: CollectiveSlot, slot: int, before: CollectiveSlot | None) -> int:
         """Take part in a sum, without a second look at the other."""
         assert self.short.tables is not None
         arguments = (*turn.meeting(before), *self.short.words, 0)
@@ -52,7 +52,7 @@ class Seat:
 @pytest.fixture
 def seats() -> tuple[Seat, Seat]:
     """Two ranks."""
-    spaces = [FileSpace.create()[0] for _ in range(2)]
+    spaces = [MemfdSegment.create()[0] for _ in range(2)]
     return Seat(0, spaces), Seat(1, spaces)
 
 

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclkv.comm import notes
-from ncclkv.comm.notes import MASK, PlainNotes, follow
+from ncclkv.comm.diagnosis import call_log
+from ncclkv.comm.diagnosis.call_log import MASK, PlainNotes, follow
 
 CALLS = 8
 FROM = 16
 NBYTES = FROM + CALLS * 40
 
 KINDS = [pytest.param(PlainNotes, id="python")]
-if notes.CompiledNotes is not None:
-    KINDS.append(pytest.param(notes.CompiledNotes, id="c"))
+if call_log.CompiledNotes is not None:
+    KINDS.append(pytest.param(call_log.CompiledNotes, id="c"))
 
 NUMBERS = st.integers(0, MASK)
 
@@ -122,11 +122,11 @@ def test_code_lives_as_long_as_its_place_is_known(kind: Any) -> None:
     assert code() is None
 
 
-@pytest.mark.skipif(notes.CompiledNotes is None, reason="notes in C were not built")
+@pytest.mark.skipif(call_log.CompiledNotes is None, reason="notes in C were not built")
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=30))
 def test_python_and_c_agree(made_calls: list[tuple[int, int]]) -> None:
-    (plain, plain_page), (compiled, compiled_page) = made(PlainNotes), made(notes.CompiledNotes)
+    (plain, plain_page), (compiled, compiled_page) = made(PlainNotes), made(call_log.CompiledNotes)
     frame, marks = here(), [0, 0]
     for what, keys in made_calls:
         marks = [
@@ -137,7 +137,7 @@ def test_python_and_c_agree(made_calls: list[tuple[int, int]]) -> None:
     assert calls(plain_page) == calls(compiled_page)
 
 
-@pytest.mark.skipif(notes.CompiledNotes is None, reason="notes in C were not built")
+@pytest.mark.skipif(call_log.CompiledNotes is None, reason="notes in C were not built")
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -153,12 +153,12 @@ def test_python_and_c_agree(made_calls: list[tuple[int, int]]) -> None:
 )
 def test_pages_that_c_refuses(arguments: tuple[Any, ...], error: Any) -> None:
     with pytest.raises(error):
-        notes.CompiledNotes(*arguments)
+        call_log.CompiledNotes(*arguments)
 
 
-@pytest.mark.skipif(notes.CompiledNotes is None, reason="notes in C were not built")
+@pytest.mark.skipif(call_log.CompiledNotes is None, reason="notes in C were not built")
 def test_calls_that_c_refuses() -> None:
-    known, page = made(notes.CompiledNotes)
+    known, page = made(call_log.CompiledNotes)
     frame = here()
     for arguments in ((1, 2, 3), (1, 2, 3, None), (1, 2.0, 3, frame), (1 << 64, 2, 3, frame)):
         for method in (known.put, known.learn):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import on_gpu
-from tests.cases import CASES
+from tests.conformance import CASES
 from tests.harness.source import ROOT
 from tests.nccl import gpu
 from tests.nccl.first import FIRST

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from ncclkv.comm import dump
-from ncclkv.comm.calls import LONG_SECONDS
-from ncclkv.comm.outside import Outside
-from ncclkv.comm.work import Flight, HostWork
+from ncclkv.comm.diagnosis import dump
+from ncclkv.comm.diagnosis.mismatch import LONG_SECONDS
+from ncclkv.comm.diagnosis.outside_wait import OutsideWait
+from ncclkv.comm.messages.progress import HostWork, ProgressEngine
 from ncclkv.errors import OrderMismatch
 from tests.harness.locks import is_held
 from tests.unit.test_wait import Still
@@ -18,7 +18,7 @@ from tests.unit.test_wait import Still
 class Looked(HostWork):
     """A collective that notes, each time it goes on, that no other thread could advance it."""
 
-    def __init__(self, flight: Flight) -> None:
+    def __init__(self, flight: ProgressEngine) -> None:
         super().__init__("a sum")
         self._flight = flight
         self.alone: list[bool] = []
@@ -35,20 +35,22 @@ class Looked(HostWork):
 
 
 @pytest.fixture
-def flight() -> Iterator[Flight]:
-    made = Flight(Still(), timeout=1.0)
+def flight() -> Iterator[ProgressEngine]:
+    made = ProgressEngine(Still(), timeout=1.0)
     yield made
     made.end(OrderMismatch("the test is over"))
 
 
-def create(waited: float = 0.0) -> Outside:
+def create(waited: float = 0.0) -> OutsideWait:
     """A wait that has lasted so many seconds."""
-    wait = Outside("create()", lambda transport: (), rank=0, size=4, limit=300.0)
+    wait = OutsideWait("create()", lambda transport: (), rank=0, size=4, limit=300.0)
     wait._begin -= waited
     return wait
 
 
-def test_what_is_in_flight_elsewhere_is_advanced_by_one_thread_at_a_time(flight: Flight) -> None:
+def test_what_is_in_flight_elsewhere_is_advanced_by_one_thread_at_a_time(
+    flight: ProgressEngine,
+) -> None:
     work = Looked(flight)
     flight.launch(work)
     work.alone.clear()
@@ -57,7 +59,7 @@ def test_what_is_in_flight_elsewhere_is_advanced_by_one_thread_at_a_time(flight:
 
 
 def test_what_others_tell_is_heard_by_one_thread_at_a_time(
-    flight: Flight, monkeypatch: pytest.MonkeyPatch
+    flight: ProgressEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[bool] = []
 

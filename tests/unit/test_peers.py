@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from ncclkv.comm.host.peers import Peers
-from ncclkv.comm.processes import namespace
+from ncclkv.comm.host.peer_processes import PeerProcesses
+from ncclkv.system.processes import namespace
 
 ADDRESSES: tuple[str, ...] = ()
 """Of a machine that no connection reaches."""
 
 
 class Told:
-    """What a communicator's ranks tell each other when `Peers` are made."""
+    """What a communicator's ranks tell each other when `PeerProcesses` are made."""
 
     def __init__(self, *each: Any) -> None:
         self._each = list(each)
@@ -30,11 +30,11 @@ class Told:
         return self._each
 
 
-def far(library: str = "MPICH 5.0.2") -> Peers:
+def far(library: str = "MPICH 5.0.2") -> PeerProcesses:
     """Rank 0 on this machine, and ranks 1 and 2 on others that cannot be watched."""
     everyone: Any = Told(*((f"node{rank}", ADDRESSES, 1000 + rank) for rank in range(3)))
     machine: Any = Told((0, os.getpid(), namespace()))
-    return Peers(everyone, machine, library)
+    return PeerProcesses(everyone, machine, library)
 
 
 def test_without_trouble_anybody_may_be_told() -> None:

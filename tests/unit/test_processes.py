@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from ncclkv.comm import processes, stacks
-from ncclkv.comm.processes import Process
+from ncclkv.system import processes, stacks
+from ncclkv.system.processes import Process
 from tests.harness.slow import stretched
 
 SECONDS = stretched(10.0)
@@ -94,7 +94,7 @@ def test_one_object_and_one_descriptor_a_process() -> None:
 
 
 def test_processes_that_know_each_other_by_number_are_of_one_namespace() -> None:
-    code = "from ncclkv.comm.processes import namespace; print(namespace())"
+    code = "from ncclkv.system.processes import namespace; print(namespace())"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert int(said.stdout) == processes.namespace() > 0
 

@@ -15,8 +15,8 @@ import ncclkv
 from ncclkv import optimizer
 from ncclkv.errors import UsageError
 from ncclkv.testing import run_ranks
-from tests.cases.expect import says
-from tests.cases.junk import ARRAYS, JUNK, KEYS, SHAPE, Junk
+from tests.conformance.expect import says
+from tests.conformance.malformed import ARRAYS, JUNK, KEYS, SHAPE, Junk
 from tests.harness.slow import stretched
 
 pytestmark = pytest.mark.limit(60)

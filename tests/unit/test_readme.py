@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import ncclkv
-from ncclkv.store.ranks import RANKS
-from tests.cases.readme import README, check_first_program
+from ncclkv.store.backends import RANKS
+from tests.conformance.readme import README, check_first_program
 
 
 def test_the_first_program_runs_on_one_rank() -> None:

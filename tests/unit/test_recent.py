@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.store import recent as recent_calls
-from ncclkv.store.recent import Recent, call_bytes
+from ncclkv.store import call_cache as recent_calls
+from ncclkv.store.call_cache import CallCache, call_bytes
 
 
 def f(*shape: int) -> np.ndarray:
@@ -20,7 +20,7 @@ def f(*shape: int) -> np.ndarray:
 
 
 def test_the_very_same_arrays_are_found_again() -> None:
-    recent, one, two = Recent([]), f(2), f(3)
+    recent, one, two = CallCache([]), f(2), f(3)
     recent.keep("push", [1, 2], [one, two], [one, two], "made")
     assert recent.find("push", [1, 2], (one, two)) == ("made", (one, two))
     for other in (
@@ -40,7 +40,7 @@ def test_the_very_same_arrays_are_found_again() -> None:
 
 
 def test_lists_of_the_same_verb_take_turns() -> None:
-    recent, one, two = Recent([]), f(2), f(3)
+    recent, one, two = CallCache([]), f(2), f(3)
     recent.keep("push", ["a", "b"], [one, two], [one, two], "both")
     recent.keep("push", ["a"], [two], [two], "one")
     for _ in range(2):
@@ -50,7 +50,7 @@ def test_lists_of_the_same_verb_take_turns() -> None:
 
 
 def test_items_of_lists_that_were_replaced() -> None:
-    recent, keys, arrays = Recent([]), ["a", "b", "c"], [f(2), f(2), f(2)]
+    recent, keys, arrays = CallCache([]), ["a", "b", "c"], [f(2), f(2), f(2)]
     recent.keep("push", keys, arrays, arrays, "made")
     assert recent.find("push", keys, arrays) is not None
     arrays[1], old = f(2), arrays[1]
@@ -68,7 +68,7 @@ def test_what_can_be_no_key_is_not_found() -> None:
 
         __hash__ = None  # type: ignore[assignment]
 
-    recent, arrays = Recent([]), [f(2), f(2)]
+    recent, arrays = CallCache([]), [f(2), f(2)]
     recent.keep("push", ["a", "b"], arrays, arrays, "made")
     for odd in (Odd(), f(2), ["a"], None):
         assert recent.find("push", ["a", odd], arrays) is None
@@ -76,7 +76,7 @@ def test_what_can_be_no_key_is_not_found() -> None:
 
 
 def test_arrays_that_are_gone_are_not_mistaken_for_new_ones() -> None:
-    recent, one = Recent([]), f(2)
+    recent, one = CallCache([]), f(2)
     recent.keep("push", 1, one, [one], "made")
     number = id(one)
     del one
@@ -90,7 +90,7 @@ def test_arrays_that_are_gone_are_not_mistaken_for_new_ones() -> None:
 
 
 def test_an_array_of_a_list_that_is_gone_is_not_mistaken_for_a_new_one() -> None:
-    recent, arrays = Recent([]), [f(2), f(2)]
+    recent, arrays = CallCache([]), [f(2), f(2)]
     recent.keep("push", ["a", "b"], arrays, list(arrays), "made")
     number = id(arrays.pop())
     others = [f(2) for _ in range(100)]
@@ -100,7 +100,7 @@ def test_an_array_of_a_list_that_is_gone_is_not_mistaken_for_a_new_one() -> None
 
 
 def test_nothing_is_kept_alive() -> None:
-    recent, one, several = Recent([]), f(2), [f(2), f(2)]
+    recent, one, several = CallCache([]), f(2), [f(2), f(2)]
     recent.keep("push", "a", one, [one], "made")
     recent.keep("pull", ["a", "b"], several, list(several), "made")
     references = [weakref.ref(array) for array in (one, *several)]
@@ -109,7 +109,7 @@ def test_nothing_is_kept_alive() -> None:
 
 
 def test_what_was_converted_or_copied_is_not_kept() -> None:
-    recent, one = Recent([]), f(2)
+    recent, one = CallCache([]), f(2)
     recent.keep("push", 1, one, [one.copy()], "made")
     recent.keep("push", 2, [one, one], [one, one], "made")
     recent.keep("push", 3, one[:], [one], "made")
@@ -127,7 +127,7 @@ def test_numpy_resizes_no_array_that_is_referred_to() -> None:
 
 def test_a_push_and_a_pull_of_many_keys_do_not_evict_each_other() -> None:
     keys = list(range(40_000))
-    recent, values, outs = Recent(keys), [f(1) for _ in keys], [f(1) for _ in keys]
+    recent, values, outs = CallCache(keys), [f(1) for _ in keys], [f(1) for _ in keys]
     recent.keep("push", keys, values, values, "pushed")
     recent.keep("pull", keys, outs, outs, "pulled")
     for key, value in zip(keys, values, strict=True):
@@ -140,7 +140,7 @@ def test_a_push_and_a_pull_of_many_keys_do_not_evict_each_other() -> None:
 def test_the_oldest_lists_are_evicted_first(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = [f(1), f(1)]
     monkeypatch.setattr(recent_calls, "BYTES", 0)
-    recent = Recent(range(1000))  # room for a push and a pull of 1000 keys
+    recent = CallCache(range(1000))  # room for a push and a pull of 1000 keys
     made = range(2000)
     for number in made:
         recent.keep("push", [number, -number], arrays, arrays, number)
@@ -152,7 +152,7 @@ def test_the_oldest_lists_are_evicted_first(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_list_that_is_made_anew_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recent_calls, "BYTES", 0)
-    recent, first = Recent(range(10)), [f(1), f(1)]
+    recent, first = CallCache(range(10)), [f(1), f(1)]
     recent.keep("pull", [1, 2], first, first, "first")
     for _ in range(100):
         arrays = [f(1), f(1)]
@@ -197,7 +197,7 @@ class Names(str, Enum):
 
 
 def test_a_key_that_only_equals_a_kept_one_is_not_found() -> None:
-    recent, one, two = Recent([]), f(2), f(3)
+    recent, one, two = CallCache([]), f(2), f(3)
     recent.keep("push", ["a", "b"], [one, two], [one, two], "made")
     assert recent.find("push", [Named("x"), "b"], [one, two]) is None
     kept = Named("a")
@@ -210,7 +210,7 @@ def test_a_key_that_only_equals_a_kept_one_is_not_found() -> None:
 
 
 def test_equal_keys_that_are_other_objects_are_found() -> None:
-    recent, arrays = Recent([]), [f(2), f(3)]
+    recent, arrays = CallCache([]), [f(2), f(3)]
     for kind, texts in ((str, ["10_1", "10_2"]), (int, ["1001", "1002"]), (np.int64, ["5", "6"])):
         keys, anew = ([kind(text[:1] + text[1:]) for text in texts] for _ in range(2))
         recent.keep("push", keys, arrays, arrays, "made")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclkv.comm.room import Room, room
+from ncclkv.system.memory import Room, room
 
 MEMINFO = "MemTotal:       24000000 kB\nMemFree:         1000 kB\nMemAvailable:    2000000 kB\n"
 MACHINE = Room(2000000 * 1024, "MemAvailable of /proc/meminfo")

@@ -11,7 +11,7 @@ import pytest
 import ncclkv
 from ncclkv.errors import CommTimeout, UsageError
 from ncclkv.testing import run_ranks
-from tests.cases.expect import says
+from tests.conformance.expect import says
 
 
 def number() -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.comm import stall
+from ncclkv.comm.diagnosis import stall
 from ncclkv.testing import run_ranks
 from tests.harness.slow import stretched
 

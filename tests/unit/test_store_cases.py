@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ncclkv.testing import run_ranks
-from tests.cases import CASES, Case
-from tests.cases.stores import Stores
+from tests.conformance import CASES, Case
+from tests.conformance.stores import Stores
 
 PLACEMENTS = ("every_rank", "root")
 

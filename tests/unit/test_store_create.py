@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.comm import Communicator, threads
+from ncclkv.comm import Communicator
+from ncclkv.comm.host import threads
 from ncclkv.errors import LaunchError, NotSupported, RankLost, SpecMismatch, UsageError
 from ncclkv.testing import run_ranks
 from tests.harness.slow import stretched

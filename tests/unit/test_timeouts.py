@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.comm import threads
+from ncclkv.comm.host import threads
 from ncclkv.errors import CommTimeout, LaunchError, UsageError
 from ncclkv.testing import run_ranks
 

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from ncclkv.comm import work
 from ncclkv.comm.base import Buffer
-from ncclkv.comm.transport import Pending, Transport
-from ncclkv.comm.work import Flight, Steps, StepWork
+from ncclkv.comm.messages import progress
+from ncclkv.comm.messages.progress import ProgressEngine, Steps, StepWork
+from ncclkv.comm.transport import Request, Transport
 from ncclkv.errors import CommTimeout, RankLost
 
 
-class Message(Pending):
+class Message(Request):
     """A message that is done once it has been looked at so often."""
 
     def __init__(self, peer: int, looks: float = float("inf")) -> None:
@@ -48,10 +48,10 @@ class Still(Transport):
     def departed(self) -> dict[int, str]:
         return self.gone
 
-    def send(self, data: Buffer, peer: int, tag: int) -> Pending:
+    def send(self, data: Buffer, peer: int, tag: int) -> Request:
         raise NotImplementedError
 
-    def receive(self, into: Buffer, peer: int, tag: int) -> Pending:
+    def receive(self, into: Buffer, peer: int, tag: int) -> Request:
         raise NotImplementedError
 
     def inform(self, data: bytes, peers: Iterable[int]) -> None:
@@ -75,36 +75,38 @@ def steps(*messages: Sequence[Message], log: list[int] | None = None) -> Steps:
         yield needed
 
 
-def launched(flight: Flight, *messages: Sequence[Message]) -> StepWork:
+def launched(flight: ProgressEngine, *messages: Sequence[Message]) -> StepWork:
     return flight.launch(StepWork(steps(*messages), "a sum"))
 
 
 def test_nothing_to_wait_for_is_done_at_launch() -> None:
     transport = Still()
-    work = launched(Flight(transport, 5.0), [], [])
-    work.wait()
-    assert work.done()
+    progress = launched(ProgressEngine(transport, 5.0), [], [])
+    progress.wait()
+    assert progress.done()
     assert transport.pauses == []
 
 
 def test_launch_makes_the_first_step_and_no_other() -> None:
     log: list[int] = []
-    flight = Flight(Still(), 5.0)
+    flight = ProgressEngine(Still(), 5.0)
     flight.launch(StepWork(steps([Message(1)], [Message(2)], log=log), "a sum"))
     assert log == [0]
 
 
 def test_a_wait_ends_with_the_last_message() -> None:
     transport = Still()
-    work = launched(Flight(transport, 5.0), [Message(1, 3), Message(2, 8)], [Message(3, 4)])
-    work.wait()
-    assert work.done()
+    progress = launched(
+        ProgressEngine(transport, 5.0), [Message(1, 3), Message(2, 8)], [Message(3, 4)]
+    )
+    progress.wait()
+    assert progress.done()
     assert transport.pauses == [*range(1, len(transport.pauses) + 1)]
     assert len(transport.pauses) >= 11
 
 
 def test_waiting_for_one_advances_the_others() -> None:
-    flight = Flight(Still(), 5.0)
+    flight = ProgressEngine(Still(), 5.0)
     other = launched(flight, [Message(1, 2)], [Message(2, 2)])
     launched(flight, [Message(3, 30)]).wait()
     looks_left = other.missing()
@@ -115,11 +117,13 @@ def test_waiting_for_one_advances_the_others() -> None:
     ("peers", "names"), [([2], "rank 2"), ([3, 1], "ranks 1, 3"), ([1, 2, 1], "ranks 1, 2")]
 )
 def test_the_deadline_names_those_not_heard_from(peers: list[int], names: str) -> None:
-    work = launched(Flight(Still(), 0.05), [Message(0, 0), *(Message(peer) for peer in peers)])
-    work.label = "key 'w'"
+    progress = launched(
+        ProgressEngine(Still(), 0.05), [Message(0, 0), *(Message(peer) for peer in peers)]
+    )
+    progress.label = "key 'w'"
     begin = time.monotonic()
     with pytest.raises(CommTimeout) as caught:
-        work.wait()
+        progress.wait()
     assert 0.05 < time.monotonic() - begin < 1
     assert re.fullmatch(
         r"rank 0 of 4: a sum \(key 'w'\) waited 0\.\d s \(timeout 0\.05 s\) for " + names + "; all "
@@ -130,24 +134,24 @@ def test_the_deadline_names_those_not_heard_from(peers: list[int], names: str) -
 
 def test_a_wait_may_be_shorter_or_longer_than_the_default() -> None:
     with pytest.raises(CommTimeout, match=r"timeout 0\.03 s"):
-        launched(Flight(Still(), 60.0), [Message(1)]).wait(timeout=0.03)
-    launched(Flight(Still(), 1e-3), [Message(1, 200)]).wait(timeout=60.0)
+        launched(ProgressEngine(Still(), 60.0), [Message(1)]).wait(timeout=0.03)
+    launched(ProgressEngine(Still(), 1e-3), [Message(1, 200)]).wait(timeout=60.0)
 
 
 def test_a_departure_ends_the_wait_for_that_rank() -> None:
     transport = Still()
     transport.gone = {3: "ValueError: boom"}
-    work = launched(Flight(transport, 60.0), [Message(1), Message(3)])
+    progress = launched(ProgressEngine(transport, 60.0), [Message(1), Message(3)])
     text = "rank 0 of 4: rank 3 left while a sum waited for it; it said: ValueError: boom"
     with pytest.raises(RankLost) as caught:
-        work.wait()
+        progress.wait()
     assert str(caught.value) == text
 
 
 def test_a_departure_of_another_rank_does_not() -> None:
     transport = Still()
     transport.gone = {3: "done early"}
-    launched(Flight(transport, 60.0), [Message(1, 100)]).wait()
+    launched(ProgressEngine(transport, 60.0), [Message(1, 100)]).wait()
 
 
 def test_what_came_before_the_departure_counts() -> None:
@@ -159,12 +163,12 @@ def test_what_came_before_the_departure_counts() -> None:
             return {3: "bye"}
 
     message = Message(3)
-    launched(Flight(Late(), 60.0), [message]).wait()
+    launched(ProgressEngine(Late(), 60.0), [message]).wait()
 
 
 @pytest.mark.parametrize("again", ["launch", "wait"])
 def test_a_failure_is_raised_again_at_once(again: str) -> None:
-    flight = Flight(Still(), 0.03)
+    flight = ProgressEngine(Still(), 0.03)
     before = launched(flight, [Message(1)])
     with pytest.raises(CommTimeout) as first:
         launched(flight, [Message(2)]).wait()
@@ -177,7 +181,7 @@ def test_a_failure_is_raised_again_at_once(again: str) -> None:
 
 def test_whom_a_rank_waits_for_may_wait_for_one_that_has_left() -> None:
     transport = Still()
-    flight = Flight(transport, 5.0)
+    flight = ProgressEngine(transport, 5.0)
     flight.relayed = True
     transport.gone = {2: "ValueError: no"}
     begin = time.monotonic()
@@ -188,7 +192,7 @@ def test_whom_a_rank_waits_for_may_wait_for_one_that_has_left() -> None:
 
 def test_a_glance_saves_looks_at_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     # What other tests have left in flight would be looked at, too.
-    monkeypatch.setattr(work, "_busy", set())
+    monkeypatch.setattr(progress, "_busy", set())
 
     class Late(Message):
         def glance(self) -> bool:
@@ -196,5 +200,5 @@ def test_a_glance_saves_looks_at_what_is_not_there(monkeypatch: pytest.MonkeyPat
 
     transport = Still()
     message = Late(1, looks=1)
-    launched(Flight(transport, 5.0), [message]).wait()
+    launched(ProgressEngine(transport, 5.0), [message]).wait()
     assert len(transport.pauses) == 10

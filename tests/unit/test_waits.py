@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ncclkv.comm import calls as module
-from ncclkv.comm import waits
-from ncclkv.comm.board import Board
-from ncclkv.comm.lookout import Lookout
+from ncclkv.comm.diagnosis import mismatch as module
+from ncclkv.comm.diagnosis import waits
+from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
+from ncclkv.comm.diagnosis.hang import HangDetector
 from ncclkv.comm.roster import Member, Roster
 from tests.unit.talking import note, ranks
 
@@ -55,7 +55,7 @@ def test_ranks_of_other_nodes_are_told_of_a_wait_and_asked_once(
     calls = ranks(4)
     pages = {rank: module.np.zeros(module.NBYTES, module.np.uint8) for rank in (0, 1)}
     for rank in (0, 1):
-        calls[rank].board = Board(rank, pages)
+        calls[rank].board = FlightRecorder(rank, pages)
     note(calls[0], 1)
     note(calls[1], 1, 2)
     calls[0].inquire([1, 3], 0.0)
@@ -68,7 +68,7 @@ def test_ranks_that_wait_for_each_other_in_vain(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "_PATIENCE", 0.01)
     first, second = ranks(2)
     first.roster = Roster([member((rank,))._replace(host=f"node{rank}") for rank in (0, 1)], 0.0)
-    late = Lookout(first.transport, first).late
+    late = HangDetector(first.transport, first).late
     work: Any = "a sum"
     note(first, 1, 2)
     note(second, 1)

@@ -1,4 +1,4 @@
-/* Notes of calls, as comm/notes.py makes them in Python: one call of C for each, from the place in
+/* Notes of calls, as comm/diagnosis/call_log.py makes them in Python: one call of C for each, from the place in
    the user's program to the page that other processes read. */
 
 #define PY_SSIZE_T_CLEAN
@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <time.h>
 
-/* As in comm/board.py. */
+/* As in comm/diagnosis/flight_recorder.py. */
 enum { WORDS = 5 };
 
 /* A power of two, four times the places that are known at once: a search ends soon. */
@@ -277,7 +277,7 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, add_type}, {0}};
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_notes",
-    .m_doc = "Notes of calls in C; ncclkv/comm/notes.py says what they are.",
+    .m_doc = "Notes of calls in C; ncclkv/comm/diagnosis/call_log.py says what they are.",
     .m_slots = slots,
 };
 

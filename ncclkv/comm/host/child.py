@@ -7,8 +7,9 @@ import stat
 import sys
 from pathlib import Path
 
-from ncclkv import abort, env
+from ncclkv import env
 from ncclkv.errors import LaunchError
+from ncclkv.system import abort
 
 _SPAWNED = ("--multiprocessing-fork", "multiprocessing.forkserver")
 """Words of the command line by which multiprocessing starts a process."""

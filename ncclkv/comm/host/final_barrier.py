@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ncclkv.comm import processes, stacks
+from ncclkv.system import processes, stacks
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -11,10 +11,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from ncclkv import abort, env, watchdog
+from ncclkv import env
+from ncclkv.comm.host.exit_wait import PATIENCE, ExitWait
 from ncclkv.comm.host.final_barrier import FinalBarrier
-from ncclkv.comm.host.meeting import PATIENCE, Meeting
 from ncclkv.errors import CommError, ContractError
+from ncclkv.system import abort, watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -106,7 +107,7 @@ def _meet() -> bool:
     if _over or not _barriers:
         return True
     _over = True
-    meeting = Meeting(_barriers, _failure[1] if _failure is not None else abort.bad_end())
+    meeting = ExitWait(_barriers, _failure[1] if _failure is not None else abort.bad_end())
     reason = meeting.wait()
     if reason:
         abort.announce(reason)

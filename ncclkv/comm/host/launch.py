@@ -7,15 +7,16 @@ import time
 from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
-from ncclkv import env, notify, watchdog
+from ncclkv import env, notify
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.exchange import ExchangeCommunicator
+from ncclkv.comm.diagnosis.call_log import call_site
+from ncclkv.comm.diagnosis.outside_wait import OutsideWait
 from ncclkv.comm.host import child, finalize
+from ncclkv.comm.host.communicator import HostCommunicator
 from ncclkv.comm.host.mpi import MpiTransport, no_communicator
-from ncclkv.comm.notes import call_site
-from ncclkv.comm.outside import Outside
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import CommTimeout, KVStoreError, LaunchError, UsageError
+from ncclkv.system import watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -97,7 +98,7 @@ def over(comm: MPI.Intracomm, timeout: float) -> Communicator:
     except _mpi().Exception as error:
         where = f"rank {comm.Get_rank()} of {comm.Get_size()}"
         raise no_communicator(where, error) from error
-    return ExchangeCommunicator(transport, timeout, share=True)
+    return HostCommunicator(transport, timeout, share=True)
 
 
 def _copy(comm: MPI.Intracomm, timeout: float) -> MPI.Intracomm:
@@ -105,7 +106,7 @@ def _copy(comm: MPI.Intracomm, timeout: float) -> MPI.Intracomm:
     # The copy that a failed creation has asked for is what the other ranks' next one waits for.
     ours = comm == _mpi().COMM_WORLD
     own, request = _asked.pop() if ours and _asked else comm.Idup()
-    outside = Outside(
+    outside = OutsideWait(
         f"create() at {call_site(_getframe())}",
         lambda transport: transport.ranks_in(comm) if isinstance(transport, MpiTransport) else (),
         rank=comm.Get_rank(),

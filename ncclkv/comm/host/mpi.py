@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from ncclkv import env, watchdog
+from ncclkv import env
 from ncclkv.comm.base import Buffer
 from ncclkv.comm.host import finalize, window
-from ncclkv.comm.host.messages import Incoming, Outgoing, failed
-from ncclkv.comm.host.peers import Peers
-from ncclkv.comm.transport import PeerFailed, Pending, Transport
+from ncclkv.comm.host.peer_processes import PeerProcesses
+from ncclkv.comm.host.requests import Incoming, Outgoing, failed
+from ncclkv.comm.transport import PeerFailed, Request, Transport
 from ncclkv.errors import CommAborted, KVStoreError
+from ncclkv.system import watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -67,12 +68,12 @@ class MpiTransport(Transport):
         with self._guard():
             machine = comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
             self.node = env.split_node(machine.allgather(self.rank), self.rank)
-            self._peers = Peers(comm, machine, self.name)
+            self._peers = PeerProcesses(comm, machine, self.name)
             machine.Free()
         self._where = f"rank {self.rank}"
         self._departed: dict[int, str] = {}
         self.heard = []
-        self._informing: list[Pending] = []
+        self._informing: list[Request] = []
         self._closed = False
         _open.add(self)
 
@@ -80,7 +81,7 @@ class MpiTransport(Transport):
         """A deadline for what MPI makes with all ranks, which it cannot be asked for piecemeal."""
         return watchdog.guard("making an MPI communicator or window", self._timeout)
 
-    def send(self, data: Buffer, peer: int, tag: int) -> Pending:
+    def send(self, data: Buffer, peer: int, tag: int) -> Request:
         from mpi4py import MPI
 
         self._check()
@@ -94,7 +95,7 @@ class MpiTransport(Transport):
             raise failed(peer, error) from error
         return Outgoing(request, peer, self._peers)
 
-    def receive(self, into: Buffer, peer: int, tag: int) -> Pending:
+    def receive(self, into: Buffer, peer: int, tag: int) -> Request:
         self._check()
         return Incoming(self._comm, into, peer, tag, self._peers)
 
@@ -174,7 +175,7 @@ class MpiTransport(Transport):
         self._informing = [message for message in self._informing if not _is_over(message)]
         self._informing += self._tell(_NEWS + data, peers)
 
-    def _tell(self, data: bytes, peers: Iterable[int]) -> list[Pending]:
+    def _tell(self, data: bytes, peers: Iterable[int]) -> list[Request]:
         """Start to send a notice to each peer that may still take one."""
         text = np.frombuffer(data, np.uint8)
         troubled = bool(self._departed)
@@ -215,7 +216,7 @@ class MpiTransport(Transport):
             self._comm.Free()
 
 
-def _is_over(message: Pending) -> bool:
+def _is_over(message: Request) -> bool:
     """Tell whether nothing more will come of a notice: it was sent, or it cannot be."""
     try:
         return message.done()

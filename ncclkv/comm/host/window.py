@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ncclkv.comm.base import Buffer
-from ncclkv.comm.room import room
+from ncclkv.system.memory import room
 
 if TYPE_CHECKING:
     from mpi4py import MPI

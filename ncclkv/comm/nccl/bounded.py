@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ncclkv import watchdog
 from ncclkv.comm.nccl.binding import DTYPES, Binding, Handle
 from ncclkv.errors import CommTimeout
+from ncclkv.system import watchdog
 
 ABORT_SECONDS = 10.0
 """Seconds that an abort may take: peers may be gone, and so may the device."""

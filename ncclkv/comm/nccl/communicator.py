@@ -17,15 +17,15 @@ from ncclkv.comm.done import DoneWork
 from ncclkv.comm.ended import closed, left
 from ncclkv.comm.graph import Graph
 from ncclkv.comm.host import finalize
-from ncclkv.comm.nccl import wire
+from ncclkv.comm.nccl import dtypes
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
-from ncclkv.comm.nccl.control import NcclControl
+from ncclkv.comm.nccl.control import NcclObjectComm
 from ncclkv.comm.nccl.creation import create
-from ncclkv.comm.nccl.flight import Enqueue, Flight
-from ncclkv.comm.nccl.in_order import InOrder
+from ncclkv.comm.nccl.ordered_reduce import OrderedReduce
+from ncclkv.comm.nccl.progress import Enqueue, NcclProgress
 from ncclkv.comm.nccl.streams import Streams
 from ncclkv.comm.nccl.watcher import Watcher
-from ncclkv.comm.nccl.work import HostWork
+from ncclkv.comm.nccl.work import HostBarrierWork
 from ncclkv.errors import CommAborted, KVStoreError, NotSupported, RankLost, UsageError
 from ncclkv.kernels.base import Kernels
 
@@ -87,12 +87,14 @@ class NcclCommunicator(Communicator):
         self._binding, self._streams = binding, streams
         self._settings = settings
         handle = create(peers, binding, settings)
-        self._flight = Flight(peers, binding, streams, handle, settings, watcher)
+        self._flight = NcclProgress(peers, binding, streams, handle, settings, watcher)
         self._flight.dropped.end_with(self)
         self._watcher = watcher
         self.lock, self.thread_multiple = peers.lock, peers.thread_multiple
-        self._in_order = InOrder(peers.rank, peers.size, binding, streams, kernels, self._flight)
-        self.control = NcclControl(self._flight, peers.control)
+        self._in_order = OrderedReduce(
+            peers.rank, peers.size, binding, streams, kernels, self._flight
+        )
+        self.control = NcclObjectComm(self._flight, peers.control)
         self._closed = False
 
     @property
@@ -114,7 +116,7 @@ class NcclCommunicator(Communicator):
         return memory
 
     def check(self, op: str, dtype: np.dtype[Any], what: str = "") -> None:
-        wire.reduction(dtype, op, what)
+        dtypes.reduction(dtype, op, what)
 
     def follow(self) -> None:
         self._flight.follow()
@@ -151,9 +153,9 @@ class NcclCommunicator(Communicator):
         *,
         divided: bool = False,
     ) -> Work:
-        way = wire.reduction(send.dtype, op)
+        way = dtypes.reduction(send.dtype, op)
         check_root(root, self.size)
-        wire.check_sides(send, receive, send.size)
+        dtypes.check_sides(send, receive, send.size)
         check_places(receive, send, 0)
         places = address(send), address(receive), send.size * way.factor
         binding = self._binding
@@ -176,9 +178,9 @@ class NcclCommunicator(Communicator):
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
         check_root(root, self.size)
-        wire.check_device(buffer)
+        dtypes.check_device(buffer)
         check_buffer(buffer)
-        way = wire.movement(buffer.dtype)
+        way = dtypes.movement(buffer.dtype)
         places = address(buffer), address(buffer), buffer.size * way.factor
 
         def enqueue(handle: Handle, stream: int) -> None:
@@ -188,9 +190,9 @@ class NcclCommunicator(Communicator):
         return self._launch(what, enqueue, (buffer,))
 
     def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
-        way = wire.reduction(send.dtype, op)
-        wire.check_sides(send, receive, send.size // self.size)
-        wire.check_sides(receive, send, receive.size * self.size)
+        way = dtypes.reduction(send.dtype, op)
+        dtypes.check_sides(send, receive, send.size // self.size)
+        dtypes.check_sides(receive, send, receive.size * self.size)
         check_places(receive, send, self.rank * receive.nbytes)
         places = address(send), address(receive), receive.size * way.factor
 
@@ -209,9 +211,9 @@ class NcclCommunicator(Communicator):
         return self.reproducible and self.size > 1
 
     def allgather(self, send: Buffer, receive: Buffer) -> Work:
-        wire.check_sides(send, receive, send.size * self.size)
+        dtypes.check_sides(send, receive, send.size * self.size)
         check_places(send, receive, self.rank * send.nbytes)
-        way = wire.movement(send.dtype)
+        way = dtypes.movement(send.dtype)
         places = address(send), address(receive), send.size * way.factor
 
         def enqueue(handle: Handle, stream: int) -> None:
@@ -235,7 +237,7 @@ class NcclCommunicator(Communicator):
 
     def barrier(self) -> Work:
         with self._flight.guard:
-            return HostWork(self._flight, self._peers.barrier())
+            return HostBarrierWork(self._flight, self._peers.barrier())
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         with self._flight.guard:

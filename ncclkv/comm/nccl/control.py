@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ncclkv.comm.control import Control
-from ncclkv.comm.nccl.flight import Flight
+from ncclkv.comm.control import ObjectComm
+from ncclkv.comm.nccl.progress import NcclProgress
 
 
-class NcclControl(Control):
+class NcclObjectComm(ObjectComm):
     """Host objects between the hosts; their failure is one of the whole communicator."""
 
-    def __init__(self, flight: Flight, control: Control) -> None:
+    def __init__(self, flight: NcclProgress, control: ObjectComm) -> None:
         self._flight = flight
         self._control = control
 

@@ -10,7 +10,7 @@ from ncclkv import env
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl.binding import Binding, Handle
 from ncclkv.comm.nccl.diagnosis import cause
-from ncclkv.comm.words import named
+from ncclkv.comm.words import format_ranks
 from ncclkv.errors import KVStoreError, LaunchError, RankDied, RankLost
 
 Result = TypeVar("Result")
@@ -61,7 +61,9 @@ def _check(peers: Communicator) -> None:
         raise RankLost(f"rank {rank} left while NCCL connected the ranks; it said: {reason}")
     dead = set() if peers.calls is None else peers.calls.dead()
     if dead:
-        raise RankDied(f"{named(dead)} ended while NCCL connected the ranks, and said nothing")
+        raise RankDied(
+            f"{format_ranks(dead)} ended while NCCL connected the ranks, and said nothing"
+        )
 
 
 def _attempt(call: Callable[[], Result]) -> tuple[Result | None, str | None]:

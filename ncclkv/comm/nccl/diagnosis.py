@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ncclkv import abort
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.nccl.accord import Accord
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
-from ncclkv.comm.nccl.watch import Watch
+from ncclkv.comm.nccl.order_check import OrderCheck
+from ncclkv.comm.nccl.waiting import Deadline
 from ncclkv.comm.nccl.work import NcclWork
-from ncclkv.comm.words import named
+from ncclkv.comm.words import format_ranks
 from ncclkv.errors import CommAborted, CommTimeout, RankDied, RankLost
+from ncclkv.system import abort
 
 
 class Diagnosis:
@@ -31,19 +31,19 @@ class Diagnosis:
         Whether another thread than the store's may check.
     """
 
-    def __init__(self, peers: Communicator, binding: Binding, accord: Accord) -> None:
+    def __init__(self, peers: Communicator, binding: Binding, accord: OrderCheck) -> None:
         self._peers = peers
         self._binding = binding
         self._accord = accord
         self._who = f"rank {peers.rank} of {peers.size}"
         self.thread_multiple = peers.thread_multiple
 
-    def watch(self, timeout: float | None = None) -> Watch:
+    def watch(self, timeout: float | None = None) -> Deadline:
         """The clock of a wait that begins now, of the communicator's own deadline or another."""
         self._accord.begin()
-        return Watch(self._peers.timeout if timeout is None else timeout)
+        return Deadline(self._peers.timeout if timeout is None else timeout)
 
-    def check(self, handle: Handle, watch: Watch, work: NcclWork | str | None) -> None:
+    def check(self, handle: Handle, watch: Deadline, work: NcclWork | str | None) -> None:
         """Raise when a wait is in vain, or has lasted too long.
 
         Parameters
@@ -83,8 +83,8 @@ class Diagnosis:
             )
         if dead and watch.lost_long_ago():
             raise RankDied(
-                f"{self._who}: {named(dead)} ended while {what} was in flight, and said nothing; "
-                f"{self._accord.last(dead)}"
+                f"{self._who}: {format_ranks(dead)} ended while {what} was in flight, and said "
+                f"nothing; {self._accord.last(dead)}"
             )
         if watch.late():
             raise CommTimeout(

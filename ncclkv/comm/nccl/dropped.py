@@ -12,7 +12,7 @@ from ncclkv.comm.nccl.streams import Streams
 from ncclkv.errors import CommAborted, KVStoreError
 
 if TYPE_CHECKING:
-    from ncclkv.comm.nccl.flight import Flight
+    from ncclkv.comm.nccl.progress import NcclProgress
 
 _REASON = "a communicator of GPUs, or its store, was dropped without an end"
 
@@ -28,7 +28,7 @@ class Dropped:
     streams : Streams
     """
 
-    def __init__(self, flight: Flight, peers: Communicator, streams: Streams) -> None:
+    def __init__(self, flight: NcclProgress, peers: Communicator, streams: Streams) -> None:
         self._flight = flight
         self._peers = peers
         self._streams = streams

@@ -16,14 +16,14 @@ from ncclkv.comm.nccl.streams import StreamGraph, Streams
 from ncclkv.errors import UsageError
 
 if TYPE_CHECKING:
-    from ncclkv.comm.nccl.flight import Flight
+    from ncclkv.comm.nccl.progress import NcclProgress
     from ncclkv.comm.nccl.work import NcclWork
 
 
 class NcclGraph(Graph):
     """The launches of one block."""
 
-    def __init__(self, flight: Flight) -> None:
+    def __init__(self, flight: NcclProgress) -> None:
         self._flight = flight
         self._graph: StreamGraph | None = None
         self._kept: list[object] = []

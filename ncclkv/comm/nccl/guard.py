@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from ncclkv.errors import KVStoreError, UsageError
 
 if TYPE_CHECKING:
-    from ncclkv.comm.nccl.flight import Flight
+    from ncclkv.comm.nccl.progress import NcclProgress
 
 
 class Guard:
     """Locks a flight and checks it on entry; a `KVStoreError` within makes it fail."""
 
-    def __init__(self, flight: Flight) -> None:
+    def __init__(self, flight: NcclProgress) -> None:
         self._flight = flight
 
     def __enter__(self) -> None:

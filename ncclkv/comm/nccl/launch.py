@@ -7,34 +7,35 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ncclkv import env, watchdog
+from ncclkv import env
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl import nccl4py_binding
 from ncclkv.comm.nccl.binding import Binding
 from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.comm.nccl.cupy_binding import CupyBinding
-from ncclkv.comm.nccl.facts import Facts, crowded, device_of, settings, trouble
+from ncclkv.comm.nccl.discovery import DeviceInfo, device_of, launch_problem, settings, shared_gpus
 from ncclkv.comm.nccl.nccl4py_binding import Nccl4pyBinding
 from ncclkv.comm.nccl.streams import DRIVER, CupyStreams
 from ncclkv.comm.nccl.watcher import WATCHER
 from ncclkv.errors import KVStoreError, LaunchError
 from ncclkv.kernels.device import DeviceKernels
+from ncclkv.system import watchdog
 
 BINDINGS: dict[str, Callable[..., Binding]] = {"cupy": CupyBinding, "nccl4py": Nccl4pyBinding}
 """By their names in the environment; called with a device and a deadline in seconds, or nothing."""
 
 
-def survey(peers: Communicator) -> list[Facts]:
+def survey(peers: Communicator) -> list[DeviceInfo]:
     """Every rank's facts, in rank order; collective.
 
-    Each rank's device becomes its current one.  `trouble` tells whether NCCL can run on them.
+    Each rank's device becomes its current one.  `launch_problem` tells whether NCCL can run there.
     """
     with watchdog.guard("finding the GPU", peers.timeout):
         own = _own(peers)
     return peers.control.allgather(own, "GPUs")
 
 
-def launch(peers: Communicator, facts: Sequence[Facts] | None = None) -> NcclCommunicator:
+def launch(peers: Communicator, facts: Sequence[DeviceInfo] | None = None) -> NcclCommunicator:
     """A communicator of the ranks' GPUs; collective.
 
     Parameters
@@ -53,7 +54,7 @@ def launch(peers: Communicator, facts: Sequence[Facts] | None = None) -> NcclCom
         When NCCL does not connect the ranks in time.
     """
     facts = survey(peers) if facts is None else facts
-    problem = trouble(facts)
+    problem = launch_problem(facts)
     if problem is not None:
         raise LaunchError(problem)
     device = facts[peers.rank].device
@@ -67,18 +68,18 @@ def launch(peers: Communicator, facts: Sequence[Facts] | None = None) -> NcclCom
         DeviceKernels(),
         settings=settings(facts, peers.rank),
         watcher=WATCHER,
-        shared=bool(crowded(facts)),
+        shared=bool(shared_gpus(facts)),
     )
 
 
-def _own(peers: Communicator) -> Facts:
+def _own(peers: Communicator) -> DeviceInfo:
     """This rank's facts."""
     rank, host = peers.rank, socket.gethostname()
     share, blocks = env.share_gpu(), env.nccl_blocks()
     try:
         return _gpu(peers, host, share, blocks)
     except KVStoreError as error:
-        return Facts(rank, host, 0, 0, "", 0, "", 0, share, blocks, "", obstacle=str(error))
+        return DeviceInfo(rank, host, 0, 0, "", 0, "", 0, share, blocks, "", obstacle=str(error))
 
 
 def _binding() -> str:
@@ -97,7 +98,7 @@ def _find_driver() -> None:
         ) from error
 
 
-def _gpu(peers: Communicator, host: str, share: bool, blocks: bool) -> Facts:
+def _gpu(peers: Communicator, host: str, share: bool, blocks: bool) -> DeviceInfo:
     """The same, of a rank that has a GPU."""
     binding = _binding()
     _find_driver()
@@ -121,7 +122,7 @@ def _gpu(peers: Communicator, host: str, share: bool, blocks: bool) -> Facts:
             f"CuPy finds no GPU ({error}); see whether nvidia-smi lists one and "
             f"CUDA_VISIBLE_DEVICES hides none"
         ) from error
-    return Facts(
+    return DeviceInfo(
         peers.rank,
         host,
         devices,

@@ -15,7 +15,7 @@ from typing import Any
 
 from ncclkv.comm.nccl import bounded
 from ncclkv.comm.nccl.binding import Handle, version_text
-from ncclkv.comm.nccl.watch import Watch
+from ncclkv.comm.nccl.waiting import Deadline
 from ncclkv.errors import CommAborted, CommError, KVStoreError, LaunchError
 
 SERIES = "0.6"
@@ -195,7 +195,7 @@ class Nccl4pyBinding:
 
     def _settle(self, operation: str, comm: Handle, look: Callable[[], None] | None = None) -> None:
         """Wait until NCCL has done what it was last asked for: not before may it be asked again."""
-        watch = Watch(self._timeout)
+        watch = Deadline(self._timeout)
         while (code := self._state(comm)) == _IN_PROGRESS:
             if watch.pause() and look is not None:
                 look()

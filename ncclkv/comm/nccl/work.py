@@ -8,7 +8,7 @@ from ncclkv.comm.base import Work
 from ncclkv.comm.nccl.streams import Event
 
 if TYPE_CHECKING:
-    from ncclkv.comm.nccl.flight import Flight
+    from ncclkv.comm.nccl.progress import NcclProgress
 
 
 class NcclWork(Work):
@@ -32,7 +32,7 @@ class NcclWork(Work):
     blocks = False
 
     def __init__(
-        self, flight: Flight, events: tuple[Event, Event], kept: tuple[object, ...], what: str
+        self, flight: NcclProgress, events: tuple[Event, Event], kept: tuple[object, ...], what: str
     ) -> None:
         self._flight = flight
         self._ready: Event | None = events[0]
@@ -75,10 +75,10 @@ class NcclWork(Work):
                 self._flight.hold_current(event)
 
 
-class HostWork(Work):
+class HostBarrierWork(Work):
     """A collective of the hosts, whose failure is one of the whole communicator."""
 
-    def __init__(self, flight: Flight, work: Work) -> None:
+    def __init__(self, flight: NcclProgress, work: Work) -> None:
         self._flight = flight
         self._work = work
 

@@ -6,19 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ncclkv.kernels.device.arguments import (
-    PIECES,
-    SUMMED_BYTES,
-    SUMS,
-    batches,
-    first_blocks,
-    new,
-)
 from ncclkv.kernels.device.copies import DeviceArray
+from ncclkv.kernels.device.kernel_args import PIECES, SUMMED_BYTES, SUMS, batches, first_blocks, new
 from ncclkv.kernels.device.launch import Launch
 from ncclkv.kernels.device.memory import zeros
-from ncclkv.kernels.device.peers import Transfer, apart, copy_across
-from ncclkv.kernels.device.programs import CHECKSUM
+from ncclkv.kernels.device.peer_copies import Transfer, apart, copy_across
+from ncclkv.kernels.device.sources import CHECKSUM
 from ncclkv.kernels.host.checksum import checksums as of_host
 
 Upload = Callable[[DeviceArray, DeviceArray], None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ncclkv.errors import LaunchError
-from ncclkv.kernels.device.programs import Program, headers
+from ncclkv.kernels.device.sources import Program, headers
 
 
 def build(program: Program, architecture: str) -> bytes:

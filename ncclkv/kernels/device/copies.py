@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclkv.kernels.device.arguments import COPIES, COPY_BYTES, PIECES, batches, first_blocks, new
+from ncclkv.kernels.device.kernel_args import COPIES, COPY_BYTES, PIECES, batches, first_blocks, new
 
 DeviceArray = Any
 """A ``cupy.ndarray``; where it is said a ``numpy.ndarray`` too."""

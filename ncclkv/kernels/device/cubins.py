@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ncclkv import env
 from ncclkv.kernels.device.compiler import build, include_options
-from ncclkv.kernels.device.programs import Program, headers
+from ncclkv.kernels.device.sources import Program, headers
 
 _log = logging.getLogger("ncclkv")
 

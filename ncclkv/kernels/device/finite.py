@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ncclkv.arrays.dtypes import dtype_name
-from ncclkv.kernels.device.arguments import SEARCH, new
 from ncclkv.kernels.device.copies import DeviceArray
+from ncclkv.kernels.device.kernel_args import SEARCH, new
 from ncclkv.kernels.device.launch import THREADS, Launch
-from ncclkv.kernels.device.programs import NONFINITE
+from ncclkv.kernels.device.sources import NONFINITE
 
 MOST_BLOCKS = 4096
 """Of a search; its threads go on from number to number."""

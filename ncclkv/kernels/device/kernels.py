@@ -10,15 +10,15 @@ from ncclkv.arrays import as_gpu_out, as_gpu_value
 from ncclkv.arrays.cupy import left
 from ncclkv.arrays.dtypes import dtype_name, is_low_precision
 from ncclkv.kernels.base import Segments
-from ncclkv.kernels.device import arguments
+from ncclkv.kernels.device import kernel_args
 from ncclkv.kernels.device.checksums import checksums
 from ncclkv.kernels.device.copies import CopyTable, DeviceArray, plan_copies
 from ncclkv.kernels.device.finite import search
-from ncclkv.kernels.device.launch import THREADS, Launch, Launcher
+from ncclkv.kernels.device.launch import THREADS, KernelLauncher, Launch
 from ncclkv.kernels.device.memory import assign, copy, empty, fill, zeros
-from ncclkv.kernels.device.peers import Transfer, apart, copy_across, transfer
-from ncclkv.kernels.device.programs import COMBINE, COPY, SGD
+from ncclkv.kernels.device.peer_copies import Transfer, apart, copy_across, transfer
 from ncclkv.kernels.device.segments import SegmentTable
+from ncclkv.kernels.device.sources import COMBINE, COPY, SGD
 from ncclkv.kernels.device.staging import Staging, download
 
 MOST_BLOCKS = 4096
@@ -38,13 +38,13 @@ class DeviceKernels:
     Parameters
     ----------
     launch : callable, optional
-        What launches a program, when it is not a `Launcher` of its own.
+        What launches a program, when it is not a `KernelLauncher` of its own.
     transfer : callable, optional
         What copies from device to device.
     """
 
     def __init__(self, launch: Launch | None = None, transfer: Transfer = transfer) -> None:
-        self._launch = Launcher() if launch is None else launch
+        self._launch = KernelLauncher() if launch is None else launch
         self._transfer = transfer
         self._staging = Staging()
         self._segments: dict[Segments, SegmentTable] = {}
@@ -170,10 +170,10 @@ class DeviceKernels:
     def _fold(self, parts: Sequence[DeviceArray], out: DeviceArray, op: str, divisor: int) -> None:
         """Combine `parts` in order; between two launches the result so far is not rounded."""
         program = COMBINE[dtype_name(out.dtype), op]
-        partial = _working_copy(out) if len(parts) > arguments.PARTS else None
+        partial = _working_copy(out) if len(parts) > kernel_args.PARTS else None
         blocks = min(-(-out.size // THREADS), MOST_BLOCKS)
-        for batch in arguments.batches(len(parts), arguments.PARTS):
-            argument = arguments.new(arguments.COMBINATION)
+        for batch in kernel_args.batches(len(parts), kernel_args.PARTS):
+            argument = kernel_args.new(kernel_args.COMBINATION)
             count = batch.stop - batch.start
             argument["part"][:count] = [part.data.ptr for part in parts[batch]]
             argument["partial"] = 0 if partial is None else partial.data.ptr

@@ -8,10 +8,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ncclkv import env, watchdog
+from ncclkv import env
 from ncclkv.errors import UsageError
 from ncclkv.kernels.device.cubins import cubin
-from ncclkv.kernels.device.programs import Program
+from ncclkv.kernels.device.sources import Program
+from ncclkv.system import watchdog
 
 THREADS = 256
 """Of a block."""
@@ -24,7 +25,7 @@ _functions: dict[tuple[int, Program], Any] = {}
 _loading = threading.Lock()
 
 
-class Launcher:
+class KernelLauncher:
     """Launches programs on CuPy's current device and stream, and waits for nothing.
 
     A program is loaded when the process launches it on a device for the first time, and compiled

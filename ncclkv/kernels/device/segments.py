@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ncclkv.kernels.device.arguments import (
+from ncclkv.kernels.device.kernel_args import (
     PIECES,
     SGD_ELEMENTS,
     STEPS,

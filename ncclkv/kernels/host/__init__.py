@@ -10,10 +10,10 @@ from __future__ import annotations
 from ncclkv.arrays import as_out, as_value
 from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.checksum import checksums
+from ncclkv.kernels.host.chunks import PIECE_BYTES
 from ncclkv.kernels.host.finite import find_nonfinite
 from ncclkv.kernels.host.memory import copy, empty, fill, left, zeros
 from ncclkv.kernels.host.pack import pack, pack_all, unpack, unpack_all
-from ncclkv.kernels.host.pieces import PIECE_BYTES
 from ncclkv.kernels.host.reduce import combine, reduce
 from ncclkv.kernels.host.update import assign, sgd
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from ncclkv.arrays.dtypes import dtype_name
 from ncclkv.kernels.base import Array
-from ncclkv.kernels.host.pieces import piece_length, ranges
+from ncclkv.kernels.host.chunks import piece_length, ranges
 
 # Of the floats that NumPy is slow at: a number with all of these bits is not finite.
 _EXPONENTS = {"float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}

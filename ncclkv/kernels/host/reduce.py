@@ -15,8 +15,8 @@ import numpy as np
 
 from ncclkv.kernels.base import Array
 from ncclkv.kernels.host import compiled
-from ncclkv.kernels.host.pieces import blocks, piece_length, ranges, working_dtype
-from ncclkv.kernels.host.quiet import Quiet
+from ncclkv.kernels.host.chunks import blocks, piece_length, ranges, working_dtype
+from ncclkv.kernels.host.errstate import Quiet
 
 _STEP: dict[str, np.ufunc] = {
     "sum": np.add,

@@ -9,8 +9,8 @@ import numpy as np
 
 from ncclkv.kernels.base import Array, Segments
 from ncclkv.kernels.host import compiled
+from ncclkv.kernels.host.chunks import piece_length, ranges, working_dtype
 from ncclkv.kernels.host.memory import move
-from ncclkv.kernels.host.pieces import piece_length, ranges, working_dtype
 
 
 class _Step(NamedTuple):

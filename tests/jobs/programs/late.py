@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import ncclkv
-from ncclkv import watchdog
+from ncclkv.system import watchdog
 
 
 def sleep(seconds: int) -> None:

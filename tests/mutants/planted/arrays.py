@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant, Selection
 CUPY = "ncclkv/arrays/cupy.py"
 DEVICE = "ncclkv/arrays/device.py"
 DLPACK = "ncclkv/arrays/dlpack.py"
-RECENT = "ncclkv/store/recent.py"
+RECENT = "ncclkv/store/call_cache.py"
 TORCH = "ncclkv/arrays/torch.py"
 
 MUTANTS = (

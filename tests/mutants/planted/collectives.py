@@ -7,9 +7,9 @@ from tests.mutants.mutant import Mutant, Selection
 BINDING = "ncclkv/comm/nccl/binding.py"
 COMMUNICATOR = "ncclkv/comm/nccl/communicator.py"
 CUPY_BINDING = "ncclkv/comm/nccl/cupy_binding.py"
-FACTS = "ncclkv/comm/nccl/facts.py"
-IN_ORDER = "ncclkv/comm/nccl/in_order.py"
-WIRE = "ncclkv/comm/nccl/wire.py"
+FACTS = "ncclkv/comm/nccl/discovery.py"
+IN_ORDER = "ncclkv/comm/nccl/ordered_reduce.py"
+WIRE = "ncclkv/comm/nccl/dtypes.py"
 WORK = "ncclkv/comm/nccl/work.py"
 
 STORE = "ranks/test_gpu_store.py"

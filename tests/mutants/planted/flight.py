@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant, Selection
 
-FLIGHT = "ncclkv/comm/nccl/flight.py"
+FLIGHT = "ncclkv/comm/nccl/progress.py"
 GRAPH = "ncclkv/comm/nccl/graph.py"
 
 STORE = "ranks/test_gpu_store.py"

@@ -8,10 +8,10 @@ CAPTURE = "ncclkv/engine/capture.py"
 COPIES = "ncclkv/kernels/device/copies.py"
 CUBINS = "ncclkv/kernels/device/cubins.py"
 FINITE = "ncclkv/kernels/device/finite.py"
-FLAGGED = "ncclkv/engine/flagged.py"
+FLAGGED = "ncclkv/engine/nonfinite.py"
 KERNELS = "ncclkv/kernels/device/kernels.py"
 LAUNCH = "ncclkv/kernels/device/launch.py"
-PEERS = "ncclkv/kernels/device/peers.py"
+PEERS = "ncclkv/kernels/device/peer_copies.py"
 
 CAPTURED = "ranks/test_gpu_capture.py"
 STORE = "ranks/test_gpu_store.py"
@@ -160,7 +160,7 @@ MUTANTS = (
     ),
     Mutant(
         name="push-into-what-flies",
-        file="ncclkv/engine/reads.py",
+        file="ncclkv/engine/read.py",
         old="        state.flying.complete()\n",
         new="",
         why="a push overwrites gradients that a collective still reads",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant, Selection
 
-ACCORD = "ncclkv/comm/nccl/accord.py"
+ACCORD = "ncclkv/comm/nccl/order_check.py"
 BOUNDED = "ncclkv/comm/nccl/bounded.py"
 CREATION = "ncclkv/comm/nccl/creation.py"
 DIAGNOSIS = "ncclkv/comm/nccl/diagnosis.py"
-FLIGHT = "ncclkv/comm/nccl/flight.py"
+FLIGHT = "ncclkv/comm/nccl/progress.py"
 DROPPED = "ncclkv/comm/nccl/dropped.py"
 GUARD = "ncclkv/comm/nccl/guard.py"
-IN_FLIGHT = "ncclkv/comm/nccl/in_flight.py"
+IN_FLIGHT = "ncclkv/comm/nccl/launched.py"
 NCCL4PY = "ncclkv/comm/nccl/nccl4py_binding.py"
 WATCHER = "ncclkv/comm/nccl/watcher.py"
 
@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         name="lost-rank-blamed-at-once",
-        file="ncclkv/comm/nccl/watch.py",
+        file="ncclkv/comm/nccl/waiting.py",
         old="        return self.waited - self._lost > _GRACE_SECONDS",
         new="        return True",
         why="a rank that leaves after its last collective breaks the others in it",

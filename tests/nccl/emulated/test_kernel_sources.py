@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ncclkv.kernels.device.compiler import whole
-from ncclkv.kernels.device.programs import COPY, PROGRAMS, Program, headers
+from ncclkv.kernels.device.sources import COPY, PROGRAMS, Program, headers
 from tests.nccl.emulated import compiler, kernel_images, kernels
 from tests.nccl.emulated.kernel_cases import module, refused
 from tests.nccl.emulated.kernel_images import Source, image

@@ -9,6 +9,6 @@ right calls in an order that is right on any device.  They prove nothing about N
 from tests.nccl.standin.contract import ContractBroken, Died
 from tests.nccl.standin.faults import Faults
 from tests.nccl.standin.log import HEADER
-from tests.nccl.standin.seat import Seat, run_seats
+from tests.nccl.standin.rank import Seat, run_seats
 
 __all__ = ["HEADER", "ContractBroken", "Died", "Faults", "Seat", "run_seats"]

@@ -12,15 +12,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ncclkv.comm.transport import Pending
-from ncclkv.comm.work import Flight, Steps, StepWork
+from ncclkv.comm.messages.progress import ProgressEngine, Steps, StepWork
+from ncclkv.comm.transport import Request
 from ncclkv.errors import CommAborted, CommTimeout
 from tests.nccl.standin.capture import Capture, Node, RecordedGraph
 from tests.nccl.standin.contract import ContractBroken
 from tests.nccl.standin.handle import Handle
 from tests.nccl.standin.log import CallLog
 from tests.nccl.standin.memory import Allocation, Memory
-from tests.nccl.standin.nowire import NoWire
+from tests.nccl.standin.no_fallback import NoWire
 from tests.nccl.standin.order import HOST, Order, Span
 
 DEFAULT_STREAM = 0
@@ -109,9 +109,9 @@ class Device:
             raise ContractBroken(f"stream {stream:#x} does not exist, or not any more")
         return self._names[stream]
 
-    def _new_flight(self) -> Flight:
+    def _new_flight(self) -> ProgressEngine:
         """What makes every wait of this thread move the device."""
-        return Flight(NoWire(self.rank), self.limit)  # type: ignore[arg-type]
+        return ProgressEngine(NoWire(self.rank), self.limit)  # type: ignore[arg-type]
 
     def leave(self, nbytes: int | None) -> None:
         """Have memory for so many more bytes, or for any."""
@@ -260,13 +260,13 @@ class Device:
         self.released()
 
 
-def _once(what: Pending) -> Steps:
+def _once(what: Request) -> Steps:
     """A collective of one step."""
     yield [what]
 
 
-class _Until(Pending):
-    """Something the host waits for, as `Flight` waits for messages."""
+class _Until(Request):
+    """Something the host waits for, as `ProgressEngine` waits for messages."""
 
     peer = -1
 
@@ -280,7 +280,7 @@ class _Until(Pending):
         return self._reached()
 
 
-class _Rest(Pending):
+class _Rest(Request):
     """All that is queued; the first look, at launch, is no wait."""
 
     peer = -1

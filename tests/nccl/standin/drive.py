@@ -13,7 +13,7 @@ from tests.nccl.standin.calls import DTYPES, OPS
 from tests.nccl.standin.contract import ContractBroken
 from tests.nccl.standin.handle import Handle
 from tests.nccl.standin.memory import POISON
-from tests.nccl.standin.seat import Seat
+from tests.nccl.standin.rank import Seat
 
 F32 = DTYPES.index(np.dtype(np.float32))
 SUM = OPS.index("sum")

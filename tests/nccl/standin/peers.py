@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ncclkv.comm.base import Communicator, Work
-from ncclkv.comm.control import Control
+from ncclkv.comm.control import ObjectComm
 from tests.nccl.standin.log import CallLog
 
 
@@ -56,7 +56,7 @@ class Peers:
 class LoggedControl:
     """The small messages of a host communicator, each a line of the log."""
 
-    def __init__(self, control: Control, log: CallLog) -> None:
+    def __init__(self, control: ObjectComm, log: CallLog) -> None:
         self._control = control
         self._log = log
 

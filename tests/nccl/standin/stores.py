@@ -10,8 +10,8 @@ from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.options import Options
 from ncclkv.table.cost import DEFAULT_BUCKET_BYTES
-from tests.cases.stores import Stores
-from tests.nccl.standin.seat import Seat
+from tests.conformance.stores import Stores
+from tests.nccl.standin.rank import Seat
 
 
 class SeatStores(Stores):

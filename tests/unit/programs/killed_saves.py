@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 import ncclkv
-from ncclkv.state import generations, write
+from ncclkv.checkpoint import directory as generations
+from ncclkv.checkpoint import write
 from tests.unit import checkpoint as small
 
 CALLS = ["mkdir", "open", "fsync", "rename", "unlink", "rmdir", "scandir", "listdir", "close"]

@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-#include "moves.h"
+#include "copies.h"
 
 #if !defined(__GNUC__)
 #error "arrays at any address need an attribute of GCC's and Clang's"

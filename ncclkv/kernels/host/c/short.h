@@ -11,7 +11,7 @@ struct shared {
     char *copy;
 };
 
-/* The numbers of a meeting, as comm/node/flags.py has them. */
+/* The numbers of a meeting, as comm/shm/sequence.py has them. */
 struct meeting {
     long long place, note, entered, done, free, before, over, mark, first, second, looks;
 };

@@ -1,0 +1,84 @@
+"""1,000 keys of 1 KiB in a store of one rank, beside bare copies of the same arrays."""
+
+from __future__ import annotations
+
+import warnings
+
+import ncclkv
+from bench.candidates.store import Lists
+from bench.data import Sum
+from bench.job import Job
+from bench.report import table
+from bench.rounds import Candidate, Marks, take_turns
+from bench.workload import Workload
+from ncclkv.comm.solo import SoloCommunicator
+
+KEYS, NUMBERS = 1000, 256
+STORE, COPYTO, ASSIGN = "store, lists", "copyto, in and out", "d[...] = v, in and out"
+
+
+class Bare(Candidate):
+    """Every array copied to a place of its own, and from there to its out."""
+
+    def __init__(self, work: Workload, name: str) -> None:
+        self.name = name
+        self._work = work
+        self._slots = work.views(work.job.place.empty(KEYS * NUMBERS))
+        self._expected = Sum(1)
+
+    def prepare(self, step: int) -> None:
+        self._work.fill(step)
+        self._work.spoil()
+        self._expected.advance(step)
+
+    def run(self, mark: Marks) -> None:
+        work, copyto = self._work, self._work.job.place.xp.copyto
+        for targets, arrays in ((self._slots, work.gradients), (work.outs, self._slots)):
+            for target, array in zip(targets, arrays, strict=True):
+                copyto(target, array)
+
+    def wrong(self) -> int:
+        return self._work.wrong(self._work.outs, self._expected)
+
+
+class Assigned(Bare):
+    """The same by assignment, which NumPy dispatches faster."""
+
+    def run(self, mark: Marks) -> None:
+        work = self._work
+        for targets, arrays in ((self._slots, work.gradients), (work.outs, self._slots)):
+            for target, array in zip(targets, arrays, strict=True):
+                target[...] = array
+
+
+def run(job: Job) -> None:
+    """Rank 0 runs it, as a process of its own; the others wait, and take its verdict."""
+    mine = _alone(job) if job.comm.rank == 0 else (0, {})
+    wrong, record = job.comm.control.broadcast(mine, 0, "what rank 0 found alone")
+    job.wrong += wrong
+    for part, found in record.items():
+        job.record.setdefault(part, []).extend(found)
+
+
+def _alone(job: Job) -> tuple[int, dict[str, list[object]]]:
+    """Measure in this process by itself."""
+    # Of a job of one rank, but in the memory of the job's own communicator.
+    comm = job.comm if job.comm.size == 1 else SoloCommunicator(job.comm.timeout)
+    single = Job(comm, type(job.place)(comm), job.options)
+    work = Workload(single, {f"key{number}": (NUMBERS,) for number in range(KEYS)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is a store of this rank alone is meant
+        kv = ncclkv.create(job.place.alone)
+    with kv:
+        kv.init(work.names, work.gradients)
+        candidates = [
+            Lists(work, kv, Sum(1), STORE),
+            Bare(work, COPYTO),
+            Assigned(work, ASSIGN),
+        ]
+        results = take_turns(single, "1,000 keys alone", candidates)
+    title = "push and pull of 1,000 keys of 1 KiB, one rank"
+    table.table(single, title, results, work.nbytes, COPYTO)
+    table.ratio(single, "1,000 small keys", results, STORE, [COPYTO], 1.2)
+    single.say()
+    return single.wrong, single.record

@@ -1,0 +1,114 @@
+"""Tables of candidates, and floors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.job import Job
+from bench.rounds import Result
+
+
+def table(
+    job: Job, title: str, results: dict[str, Result], nbytes: int, against: str | None = None
+) -> None:
+    """Print and keep the results of candidates that did the same work on so many bytes.
+
+    Parameters
+    ----------
+    against : str, optional
+        The name of the candidate that ratios are taken to.
+    """
+    unit, scale = _unit(results)
+    job.say(f"# {title}")
+    job.say(
+        f"# {'candidate':<40} {'median':>8} {'least':>8} {'most':>8}  {'GB/s':>6} {'ratio':>7} "
+        f"{'#wrong':>7}  phases"
+    )
+    job.say(f"# {'':<40} {unit:>8} {unit:>8} {unit:>8}")
+    base = results[against].median if against else None
+    for name, found in results.items():
+        ratio = f"{found.median / base:7.3f}" if base else f"{'-':>7}"
+        times = " ".join(
+            f"{each * scale:8.2f}"
+            for each in (found.median, min(found.seconds), max(found.seconds))
+        )
+        job.say(
+            f"  {name:<40} {times}  {nbytes / found.median / 1e9:6.2f} {ratio} {found.wrong:7d}"
+            f"  {_phases(found, scale)}"
+        )
+    if against:
+        job.say(f"# ratio: median over that of {against!r}")
+    job.say()
+    job.record.setdefault("turns", []).append(
+        {
+            "title": title,
+            "bytes": nbytes,
+            "against": against,
+            "results": [found.summary() for found in results.values()],
+        }
+    )
+
+
+def matrix(job: Job, results: dict[str, Result], ours: Sequence[str]) -> None:
+    """Print the time of each of our ways over that of each other way."""
+    others = [name for name in results if name not in ours]
+    job.say("# our time over theirs")
+    for number, name in enumerate(others, 1):
+        job.say(f"#  ({number}) {name}")
+    job.say(
+        "# " + " " * 40 + "".join(f"{f'({number})':>8}" for number in range(1, len(others) + 1))
+    )
+    for way in ours:
+        ratios = (results[way].median / results[name].median for name in others)
+        job.say(f"  {way:<40}" + "".join(f"{each:8.3f}" for each in ratios))
+    job.say()
+
+
+def _unit(results: dict[str, Result]) -> tuple[str, float]:
+    """Milliseconds, or microseconds when all is soon done."""
+    longest = max(found.median for found in results.values())
+    return ("(us)", 1e6) if longest < 2e-3 else ("(ms)", 1e3)
+
+
+def _phases(found: Result, scale: float) -> str:
+    """``push 3.20, pull 4.00``; a rest that does not count is left out."""
+    names = [
+        name
+        for name in found.phases
+        if name != "all" and (name != "rest" or found.phase(name) > 0.01 * found.median)
+    ]
+    return ", ".join(f"{name} {found.phase(name) * scale:.2f}" for name in names)
+
+
+def floor(
+    job: Job, work: str, value: float, bound: float, *, least: bool = False, unit: str = ""
+) -> None:
+    """Print and keep a figure beside the bound that it should keep; missing it is no failure."""
+    met = value >= bound if least else value <= bound
+    word = "least" if least else "most"
+    verdict = "met" if met else "not met"
+    job.say(f"  {work:<84} {value:8.3f}{unit}  floor: at {word} {bound:g}{unit}  {verdict}")
+    job.record.setdefault("floors", []).append(
+        {"work": work, "value": value, "bound": bound, "at": word, "met": met}
+    )
+
+
+def ratio(
+    job: Job,
+    work: str,
+    results: dict[str, Result],
+    ours: str,
+    baselines: Sequence[str],
+    bound: float,
+) -> None:
+    """Our median over the best present rival's, and the floor of that on hosts."""
+    present = [name for name in baselines if name in results]
+    if not present:
+        job.say(f"  {work:<84} no figure: there is nothing here to compare with")
+        return
+    best = min(present, key=lambda name: results[name].median)
+    value, text = results[ours].median / results[best].median, f"{work}: {ours} / {best}"
+    if job.options.gpu:
+        job.say(f"  {text:<84} {value:8.3f}")
+    else:
+        floor(job, text, value, bound)

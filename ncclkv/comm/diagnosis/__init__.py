@@ -1,0 +1,1 @@
+"""Calls of every rank, compared and reported when a wait does not end."""

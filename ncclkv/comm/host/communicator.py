@@ -1,0 +1,303 @@
+"""The communicator of hosts: collectives in the memory of a node, and messages over any transport.
+
+Of several nodes, long reductions and broadcasts go through memory on each, the rest by messages.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ncclkv.comm.base import Apply, Buffer, Communicator, Work
+from ncclkv.comm.buffers import (
+    allocate,
+    check_buffer,
+    check_buffers,
+    check_color,
+    check_host,
+    check_op,
+    check_pair,
+    check_root,
+)
+from ncclkv.comm.control import ObjectComm
+from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
+from ncclkv.comm.ended import closed, left
+from ncclkv.comm.host import finalize
+from ncclkv.comm.messages import algorithms
+from ncclkv.comm.messages.algorithms import SHORT_BYTES, Channel
+from ncclkv.comm.messages.progress import HostWork, ProgressEngine, Steps, StepWork
+from ncclkv.comm.messages.tags import TagPool
+from ncclkv.comm.roster import meet
+from ncclkv.comm.shm import header
+from ncclkv.comm.shm.allreduce import AllReduce
+from ncclkv.comm.shm.barrier import barrier
+from ncclkv.comm.shm.broadcast import Broadcast
+from ncclkv.comm.shm.gather import allgather
+from ncclkv.comm.shm.hierarchical import CrossNode
+from ncclkv.comm.shm.in_order import OrderedCrossNode
+from ncclkv.comm.shm.node import Node
+from ncclkv.comm.shm.plan import ReductionCall, ReductionPlan
+from ncclkv.comm.shm.plan_cache import Make, PlanCache
+from ncclkv.comm.shm.scatter import reduce_scatter
+from ncclkv.comm.shm.setup import form
+from ncclkv.comm.shm.small_allreduce import SmallAllReduce, SmallAllReduceWork
+from ncclkv.comm.shm.staging import INLINE_BYTES
+from ncclkv.comm.transport import Transport
+from ncclkv.errors import CommAborted, LaunchError, RankLost, UsageError
+from ncclkv.kernels.host import HostKernels
+
+_MOST_SHORTS = 1024
+
+
+class HostObjectComm(ObjectComm):
+    """Host objects, pickled, over the transport of a communicator, in tags of their own."""
+
+    def __init__(self, transport: Transport, flight: ProgressEngine) -> None:
+        self._rank = transport.rank
+        self._lanes = TagPool(transport, flight, offset=1)
+
+    def allgather(self, item: Any, label: str = "") -> list[Any]:
+        own = np.frombuffer(pickle.dumps(item), np.uint8)
+        received: list[Buffer] = []
+        self._lanes.launch(
+            lambda lane: algorithms.exchange(lane, own, received), "an exchange of objects", label
+        ).wait()
+        return [pickle.loads(part.data) for part in received]
+
+    def broadcast(self, item: Any, root: int = 0, label: str = "") -> Any:
+        return self.allgather(item if self._rank == root else None, label)[root]
+
+    def barrier(self, label: str = "", timeout: float | None = None) -> None:
+        self._lanes.launch(algorithms.barrier, header.BARRIER, label).wait(timeout)
+
+
+class HostCommunicator(Communicator):
+    """Collectives in host memory over a `Transport`.
+
+    Parameters
+    ----------
+    transport : Transport
+    timeout : float
+        Seconds that a wait may take.
+    share : bool
+        Whether the ranks of a node share memory, where they can.
+    among : Control, optional
+        Of the same ranks, who agree on that through it; by default their own.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        timeout: float,
+        *,
+        share: bool = False,
+        among: ObjectComm | None = None,
+    ) -> None:
+        self.rank, self.size = transport.rank, transport.size
+        self.local_rank, self.local_size = transport.node.index(self.rank), len(transport.node)
+        self.name = transport.name
+        self.timeout = timeout
+        self.kernels = HostKernels()
+        self._transport = transport
+        self._flight = ProgressEngine(transport, timeout)
+        self.calls, self.mark = self._flight.calls, self._flight.mark
+        self.lock, self.thread_multiple = self._flight.lock, transport.thread_multiple
+        self._lanes = TagPool(transport, self._flight, offset=0)
+        self.control: HostObjectComm = HostObjectComm(transport, self._flight)
+        self._node = self._form(among or self.control) if share else None
+        self._flight.relayed = share and (self._node is None or len(self._node.nodes) > 1)
+        if self._node is not None:
+            self._node.flags.mark = self.mark
+            self._flight.calls.board = FlightRecorder(transport.rank, self._node.boards)
+        self._shorts: dict[tuple[int, np.dtype[Any], str, int | None], SmallAllReduce] = {}
+        self._known = PlanCache()
+        self._closed = False
+
+    def _form(self, control: ObjectComm) -> Node | None:
+        """The memory that this rank's node shares, if it does."""
+        try:
+            roster = self._flight.calls.roster = meet(self._transport, control)
+        except LaunchError:  # on all ranks alike
+            self._transport.close()
+            raise
+        return form(self._transport, control, roster)
+
+    def allocate(self, nbytes: int) -> Buffer:
+        memory = None if self._node is None else self._node.allocate(nbytes)
+        return allocate(nbytes) if memory is None else memory
+
+    def common(self, nbytes: int) -> Buffer | None:
+        return None if self._node is None else self._node.common(nbytes)
+
+    def check(self, op: str, dtype: np.dtype[Any], what: str = "") -> None:
+        check_op(op, dtype, what)
+
+    def allreduce(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
+        return self.reduce_apply(send, receive, op, None)
+
+    def reduce(self, send: Buffer, receive: Buffer, op: str = "sum", root: int = 0) -> Work:
+        return self.reduce_apply(send, receive, op, None, root)
+
+    def reduce_apply(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        op: str,
+        apply: Apply | None,
+        root: int | None = None,
+        *,
+        divided: bool = False,
+    ) -> Work:
+        make = self._known.find(send, receive, op, root, divided=divided)
+        if make is not None:
+            return self._flight.launch(make(send, receive, apply))
+        check_root(root, self.size)
+        check_pair(send, receive, np.size(send))
+        check_op(op, send.dtype)
+        node = self._node
+        if node is None:
+            return self._by_messages(ReductionCall(send, receive, op, apply, root, divided=False))
+        together = divided or (root is None and node.is_common(receive))
+        request = ReductionCall(send, receive, op, apply, root, together)
+        if len(node.nodes) == 1:
+            make = self._prepare(node, request)
+            self._known.add(send, receive, op, root, make, divided=divided)
+            return self._flight.launch(make(send, receive, apply))
+        if send.nbytes <= SHORT_BYTES and not together:
+            return self._by_messages(request)
+        return self._lanes.launch(lambda lane: self._between(node, request, lane), request.call)
+
+    def _prepare(self, node: Node, request: ReductionCall) -> Make:
+        """What makes reductions such as this one, on one node."""
+        send = request.send
+        if send.nbytes <= INLINE_BYTES and not request.divided:
+            kind = send.size, send.dtype, request.op, request.root
+            if len(self._shorts) >= _MOST_SHORTS:
+                self._shorts.clear()
+            if kind not in self._shorts:
+                self._shorts[kind] = SmallAllReduce(node, *kind)
+            return partial(SmallAllReduceWork, self._shorts[kind])
+        plan = ReductionPlan(node, request)
+
+        def make(send: Buffer, receive: Buffer, apply: Apply | None) -> HostWork:
+            reduction = AllReduce(node, plan, send, receive, apply)
+            return StepWork(reduction.steps(), plan.call)
+
+        return make
+
+    def _between(self, node: Node, request: ReductionCall, lane: Channel) -> Steps:
+        """A reduction that goes over several nodes."""
+        way = OrderedCrossNode if self.reproducible else CrossNode
+        between, plan = way(node, lane, request.root), ReductionPlan(node, request)
+        send, receive, apply = request.send, request.receive, request.apply
+        return AllReduce(node, plan, send, receive, apply, between).steps()
+
+    def _by_messages(self, request: ReductionCall) -> Work:
+        """Launch a reduction that goes from rank to rank."""
+        send, receive, op, apply, root, _ = request
+        return self._lanes.launch(
+            lambda lane: algorithms.reduce(lane, send, receive, op, apply, root), request.call
+        )
+
+    def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
+        check_root(root, self.size)
+        check_host(buffer, to_write=self.rank != root)
+        check_buffer(buffer)
+        node, call = self._node, header.broadcast(buffer, root)
+        if node is not None and len(node.nodes) == 1:
+            return self._flight.launch(StepWork(Broadcast(node, call, buffer).steps(), call))
+        if node is None or buffer.nbytes <= SHORT_BYTES:
+            return self._lanes.launch(lambda lane: algorithms.broadcast(lane, buffer, root), call)
+        return self._lanes.launch(lambda lane: Broadcast(node, call, buffer, lane).steps(), call)
+
+    def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
+        shift = self.rank * np.asarray(receive).nbytes
+        check_pair(send, receive, np.size(send) // self.size, shift)
+        check_buffers(receive, send, receive.size * self.size)
+        check_op(op, send.dtype)
+        call = header.reduce_scatter(send, op)
+        return self._start(
+            call,
+            lambda node: reduce_scatter(node, call, self.kernels, send, receive),
+            lambda lane: algorithms.reduce_scatter(lane, send, receive, op),
+        )
+
+    def allgather(self, send: Buffer, receive: Buffer) -> Work:
+        shift = -self.rank * np.asarray(send).nbytes
+        check_pair(send, receive, np.size(send) * self.size, shift)
+        call = header.allgather(send)
+        return self._start(
+            call,
+            lambda node: allgather(node, call, send, receive),
+            lambda lane: algorithms.allgather(lane, send, receive),
+        )
+
+    def barrier(self) -> Work:
+        return self._start(header.BARRIER, barrier, algorithms.barrier)
+
+    def _start(
+        self,
+        call: header.CollectiveHeader,
+        shared: Callable[[Node], Steps],
+        sent: Callable[[Channel], Steps],
+    ) -> Work:
+        """Launch a collective: in memory where all ranks share it, or else as messages."""
+        if self._node is None or len(self._node.nodes) > 1:
+            return self._lanes.launch(sent, call)
+        return self._flight.launch(StepWork(shared(self._node), call))
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        check_color(color, key)
+        # Numbered from 0, with the ranks to leave out as a group of their own, which is closed.
+        colors = sorted(
+            {other for other in self.control.allgather(color, "split") if other is not None}
+        )
+        number = len(colors) if color is None else colors.index(color)
+        transport = self._transport.split(number, key)
+        if color is None:
+            transport.close()
+            return None
+        part = HostCommunicator(transport, self.timeout, share=True)
+        part.reproducible = self.reproducible
+        return part
+
+    def duplicate(self, timeout: float | None = None) -> Communicator:
+        limit = self.timeout if timeout is None else timeout
+        self.control.barrier("duplicate", limit)
+        transport = self._transport.split(0, self.rank)
+        twin = HostCommunicator(transport, limit, share=True, among=self.control)
+        twin.reproducible = self.reproducible
+        return twin
+
+    def departed(self) -> dict[int, str]:
+        return dict(self._transport.departed())
+
+    def abort(self, reason: str) -> None:
+        if not self._closed:
+            self._closed = True
+            self._flight.end(CommAborted(left(self.rank, self.size, reason)))
+            self._transport.leave(reason)
+            if self._node is not None:
+                self._node.close()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._flight.calls.board.close()
+        try:
+            self.control.barrier("close")
+        except RankLost as lost:
+            finalize.forgive(lost)  # it asks for nothing any more, and close moves no data
+            self.abort(str(lost))
+        else:
+            self._closed = True
+            self._flight.end(UsageError(closed(self.rank, self.size)))
+            # What slow ranks have asked is taken, though nobody answers: MPI keeps it otherwise.
+            self._transport.departed()
+            self._transport.close()
+            if self._node is not None:
+                self._node.close()

@@ -1,0 +1,91 @@
+"""Messages over MPI, each by MPI's request for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ncclkv.comm.base import Buffer
+from ncclkv.comm.host.peer_processes import PeerProcesses
+from ncclkv.comm.transport import PeerFailed, Request, WrongLength
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def failed(peer: int, error: Exception) -> PeerFailed:
+    """Return what to raise for an error of MPI's about a message to or from a peer."""
+    # MPICH's first line says nothing ("Other MPI error"), and its last what happened.
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return PeerFailed(peer, lines[-1] if lines else type(error).__name__)
+
+
+class Message(Request):
+    """A message on its way.
+
+    Parameters
+    ----------
+    peer : int
+    peers : Peers
+        What is known of all; an error that MPI reports about this one is noted there.
+    """
+
+    def __init__(self, peer: int, peers: PeerProcesses) -> None:
+        self.peer = peer
+        self._peers = peers
+        self._request: MPI.Request | None = None
+
+    def done(self) -> bool:
+        from mpi4py import MPI
+
+        self._peers.foretell()
+        try:
+            request = self._request or self._begin()
+            return request is not None and bool(request.Test())
+        except MPI.Exception as error:
+            self._peers.failed.add(self.peer)
+            raise failed(self.peer, error) from error
+
+    def _begin(self) -> MPI.Request | None:
+        """Return the request, once it can be made."""
+        return self._request
+
+
+class Outgoing(Message):
+    """A message to a peer."""
+
+    def __init__(self, request: MPI.Request, peer: int, peers: PeerProcesses) -> None:
+        super().__init__(peer, peers)
+        self._request = request
+
+
+class Incoming(Message):
+    """A message from a peer, whose length is looked at before it is received.
+
+    Some MPIs write past the end of a buffer that is too short for what arrives: Open MPI 5.0 does.
+    """
+
+    def __init__(
+        self, comm: MPI.Comm, into: Buffer, peer: int, tag: int, peers: PeerProcesses
+    ) -> None:
+        super().__init__(peer, peers)
+        self._comm = comm
+        self._into = into
+        self._tag = tag
+
+    def _begin(self) -> MPI.Request | None:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        message = self._comm.Improbe(self.peer, self._tag, status)
+        if message is None:
+            return None
+        count, expected = status.Get_count(MPI.BYTE), self._into.size
+        if count != expected:
+            # Taken all the same, into memory of its own: its sender may be waiting for that.
+            self._into = np.empty(count, np.uint8)
+        self._request = message.Irecv([self._into, MPI.BYTE])
+        if count != expected:
+            raise WrongLength(self._comm.Get_rank(), self.peer, count, expected)
+        return self._request

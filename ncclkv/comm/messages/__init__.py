@@ -1,0 +1,1 @@
+"""Collectives made of messages between two ranks."""

@@ -1,0 +1,89 @@
+"""Messages that begin with a mark, the number that ranks have alike who have made the same calls.
+
+A short message carries it in front of its data: another message would take longer than a copy.
+A long one follows a message of the mark alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ncclkv.comm.base import Buffer
+from ncclkv.comm.transport import Messages, Request, WrongLength
+from ncclkv.errors import OrderMismatch
+
+COPIED_BYTES = 16 * 1024
+"""Up to here data are copied behind the mark."""
+
+_MARK_BYTES = 8
+
+
+def send(transport: Messages, data: Buffer, peer: int, tag: int, mark: int) -> Request:
+    """Start to send bytes with a mark."""
+    head = np.array([mark], np.int64).view(np.uint8)
+    if data.size <= COPIED_BYTES:
+        return transport.send(np.concatenate([head, data]), peer, tag)
+    return _Both(transport.send(head, peer, tag), transport.send(data, peer, tag))
+
+
+def receive(transport: Messages, into: Buffer, peer: int, tag: int, mark: int) -> Request:
+    """Start to receive bytes with a mark; nothing is written when that is another one."""
+    copied = into.size if into.size <= COPIED_BYTES else 0
+    return _Received(transport, np.empty(_MARK_BYTES + copied, np.uint8), into, peer, tag, mark)
+
+
+class _Both(Request):
+    """Two messages to a peer."""
+
+    def __init__(self, first: Request, second: Request) -> None:
+        self.peer = first.peer
+        self._left = [first, second]
+
+    def done(self) -> bool:
+        self._left = [message for message in self._left if not message.done()]
+        return not self._left
+
+
+class _Received(Request):
+    """A message whose first part is looked at before the rest is taken."""
+
+    def __init__(
+        self, transport: Messages, head: Buffer, into: Buffer, peer: int, tag: int, mark: int
+    ) -> None:
+        self._transport = transport
+        self._head = head
+        self._into = into
+        self._tag = tag
+        self._mark = mark
+        self._peer = peer
+        self._first = transport.receive(head, peer, tag)
+        self._second: Request | None = None
+        self.peer = self._first.peer
+
+    def done(self) -> bool:
+        if self._second is None:
+            if not self._has_come():
+                return False
+            self._check()
+            if self._head.size > _MARK_BYTES or not self._into.size:
+                self._into[...] = self._head[_MARK_BYTES:]
+                return True
+            self._second = self._transport.receive(self._into, self._peer, self._tag)
+        return self._second.done()
+
+    def _has_come(self) -> bool:
+        """Whether the first part is here."""
+        try:
+            return self._first.done()
+        except WrongLength as error:
+            # One who reads of it knows of no mark; an empty message is a refusal, and has none.
+            sent = max(0, error.count - _MARK_BYTES)
+            expected = error.expected - _MARK_BYTES
+            raise WrongLength(error.rank, error.peer, sent, expected) from error
+
+    def _check(self) -> None:
+        """Refuse another mark than this rank's."""
+        if self._head[:_MARK_BYTES].view(np.int64)[0] != self._mark:
+            raise OrderMismatch(
+                f"rank {self._first.peer} made this call after other calls than this rank"
+            )

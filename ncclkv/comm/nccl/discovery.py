@@ -1,0 +1,243 @@
+"""What ranks must know of each other before NCCL starts, and what follows from it.
+
+Nothing here asks a device or the environment, so that every decision can be tried with made-up
+facts; every rank decides from the same list, so that all fail together and in the same words.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ncclkv.comm.nccl.binding import version_text
+
+Kind = TypeVar("Kind", bound=Hashable)
+
+OLDEST_NCCL = 21801
+"""The oldest that CuPy 14 takes."""
+
+OLDEST_CUPY = 14
+"""The first whose unique ids are bytes."""
+
+_SEVERAL_RANKS_ON_A_GPU = 23003
+_LAUNCH_ORDER = 22602
+_NO_CACHE = 22907
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What one rank found."""
+
+    rank: int
+    host: str
+    devices: int
+    """How many the rank sees."""
+    device: int
+    """The number of the one that it uses, among these."""
+    gpu: str
+    """What tells that one from all others of the host."""
+    nccl: int
+    cupy: str
+    driver: int
+    """The CUDA version of the driver, such as 12080 for 12.8."""
+    share: bool
+    """Whether ``NCCLKV_SHARE_GPU=1`` is set."""
+    blocks: bool
+    """Whether NCCL returns when it is done, as it does unless its environment says otherwise."""
+    binding: str
+    """What calls NCCL: a name of `ncclkv.env.NCCL_BINDINGS`."""
+    obstacle: str = ""
+    """Why there is no GPU or no NCCL, with what to do; the rest then means nothing."""
+    bus: str = ""
+    """The GPU's place on the host: slices of one (MIG) have this in common, and not `gpu`."""
+
+
+def device_of(local_rank: int, devices: int) -> int:
+    """Which device a rank uses: one after the other on each node.
+
+    A launcher may show each rank a device of its own, which then is number 0 everywhere.
+
+    Examples
+    --------
+    >>> [device_of(local_rank, 4) for local_rank in range(5)]
+    [0, 1, 2, 3, 0]
+    """
+    return local_rank % devices
+
+
+def launch_problem(facts: Sequence[DeviceInfo]) -> str | None:
+    """Why NCCL cannot run on these ranks, with what mends it; None when it can."""
+    findings = (_obstacles, _bindings, _not_blocking, _disagreement, _old, _versions, _crowd)
+    return next(filter(None, (find(facts) for find in findings)), None)
+
+
+def shared_gpus(facts: Sequence[DeviceInfo]) -> dict[tuple[str, str], list[int]]:
+    """The GPUs, by host and identity, that several ranks use, with these ranks."""
+    groups = _by(facts, lambda each: (each.host, _as_nccl_sees(each)))
+    return {gpu: ranks for gpu, ranks in groups.items() if len(ranks) > 1}
+
+
+def _as_nccl_sees(each: DeviceInfo) -> str:
+    """The GPU of a rank: before 2.30.3 NCCL tells GPUs apart by their place on the bus."""
+    return each.bus if each.bus and each.nccl < _SEVERAL_RANKS_ON_A_GPU else each.gpu
+
+
+def settings(facts: Sequence[DeviceInfo], rank: int) -> dict[str, str]:
+    """Return the settings of NCCL for `rank`; those that the user made win over them.
+
+    NCCL reads a parameter where it first needs it: at creation, at the first launch, or at the
+    first captured collective.
+    """
+    chosen = {
+        # Connected at creation, where there is a deadline; by itself NCCL connects in the first
+        # collective, and blocks its caller until all ranks come.
+        "NCCL_RUNTIME_CONNECT": "0",
+        # To register the buffers of a captured collective NCCL meets the node's ranks in a loop
+        # that looks at no deadline and no abort.  It refuses the memory of CuPy's pool afterwards.
+        "NCCL_GRAPH_REGISTER": "0",
+    }
+    if facts[rank].nccl >= _LAUNCH_ORDER:
+        # Each store has a communicator: NCCL orders their kernels on a GPU as they are launched.
+        chosen["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
+    if facts[rank].nccl >= _NO_CACHE:
+        # Then others that use the same libnccl, such as torch, read these two themselves.
+        chosen["NCCL_NO_CACHE"] = "NCCL_RUNTIME_CONNECT,NCCL_GRAPH_REGISTER"
+    if not shared_gpus(facts):
+        return chosen
+    # Kernels of all ranks must fit on the GPU together, and multicast needs a GPU for each.
+    chosen |= {"NCCL_MAX_CTAS": "2", "NCCL_NVLS_ENABLE": "0"}
+    if facts[rank].nccl >= _SEVERAL_RANKS_ON_A_GPU:
+        return chosen | {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    # An older NCCL allows one rank a GPU and host: so each rank says that it is a host.
+    host = facts[rank].host
+    chosen |= {
+        "NCCL_HOSTID": f"{host}-{rank}",
+        "NCCL_NET": "Socket",
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_MNNVL_ENABLE": "0",
+    }
+    if all(each.host == host for each in facts):
+        chosen["NCCL_SOCKET_IFNAME"] = "lo"
+    return chosen
+
+
+def _obstacles(facts: Sequence[DeviceInfo]) -> str | None:
+    """Ranks without a GPU, CuPy or NCCL."""
+    groups = _by(facts, lambda each: each.obstacle)
+    groups.pop("", None)
+    if not groups:
+        return None
+    said = "; ".join(f"{_where(facts, ranks)}: {text}" for text, ranks in groups.items())
+    return f"NCCL needs a GPU on every rank. {said}"
+
+
+def _bindings(facts: Sequence[DeviceInfo]) -> str | None:
+    """Bindings that are not the same everywhere."""
+    groups = _by(facts, lambda each: each.binding)
+    if len(groups) == 1:
+        return None
+    found = ", ".join(f"{name} on {_where(facts, ranks)}" for name, ranks in groups.items())
+    return (
+        f"ranks call NCCL through different bindings: {found}; nccl4py is used where it is "
+        f"installed, so install it for all of them, or set NCCLKV_NCCL_BINDING=cupy on every rank"
+    )
+
+
+def _not_blocking(facts: Sequence[DeviceInfo]) -> str | None:
+    """NCCL told to return before it is done, where CuPy calls it."""
+    ranks = [each.rank for each in facts if not each.blocks and each.binding == "cupy"]
+    if not ranks:
+        return None
+    return (
+        f"NCCL_COMM_BLOCKING=0 is set on {_where(facts, ranks)}, and CuPy fails at every call of "
+        f"an NCCL that returns before it is done; unset NCCL_COMM_BLOCKING"
+    )
+
+
+def _disagreement(facts: Sequence[DeviceInfo]) -> str | None:
+    """Sharing set on some ranks."""
+    groups = _by(facts, lambda each: each.share)
+    if len(groups) == 1:
+        return None
+    return (
+        f"NCCLKV_SHARE_GPU=1 is set on {_where(facts, groups[True])} and not on "
+        f"{_where(facts, groups[False])}; give it to all: mpirun -genv NCCLKV_SHARE_GPU 1 (MPICH) "
+        f"or mpirun -x NCCLKV_SHARE_GPU=1 (Open MPI)"
+    )
+
+
+def _old(facts: Sequence[DeviceInfo]) -> str | None:
+    """Libraries from before what is used of them."""
+    for each in facts:
+        where = _where(facts, [each.rank])
+        if each.nccl < OLDEST_NCCL:
+            return (
+                f"NCCL {version_text(each.nccl)} on {where} is older than "
+                f"{version_text(OLDEST_NCCL)}; pip install -U nvidia-nccl-cu12 (or -cu13)"
+            )
+        if int(each.cupy.split(".")[0]) < OLDEST_CUPY:
+            return (
+                f"CuPy {each.cupy} on {where} is older than {OLDEST_CUPY}; "
+                f"pip install -U cupy-cuda12x (or cupy-cuda13x)"
+            )
+    return None
+
+
+def _versions(facts: Sequence[DeviceInfo]) -> str | None:
+    """Libraries or drivers that are not the same everywhere."""
+    kinds: list[tuple[str, Callable[[DeviceInfo], str], str]] = [
+        ("NCCL", lambda each: version_text(each.nccl), "pip install the same nvidia-nccl-cu12"),
+        ("CuPy", lambda each: each.cupy, "pip install the same cupy-cuda12x"),
+        ("the CUDA driver", lambda each: _driver_text(each.driver), "install the same driver"),
+    ]
+    for name, version, advice in kinds:
+        groups = _by(facts, version)
+        if len(groups) > 1:
+            found = ", ".join(f"{text} on {_where(facts, ranks)}" for text, ranks in groups.items())
+            return f"ranks have different versions of {name}: {found}; {advice} for all of them"
+    return None
+
+
+def _crowd(facts: Sequence[DeviceInfo]) -> str | None:
+    """Ranks that share a GPU, when nobody said that they should."""
+    groups = shared_gpus(facts)
+    if not groups or facts[0].share:
+        return None
+    ranks = next(iter(groups.values()))
+    if len({facts[rank].gpu for rank in ranks}) > 1:
+        return (
+            f"{_where(facts, ranks)} are on slices of one GPU (MIG), which NCCL "
+            f"{version_text(facts[ranks[0]].nccl)} takes for the same GPU and refuses. Give each "
+            f"rank a whole GPU; or, to try things out and slowly, set NCCLKV_SHARE_GPU=1 on every "
+            f"rank"
+        )
+    devices = facts[ranks[0]].devices
+    visible = "1 GPU is" if devices == 1 else f"{devices} GPUs are"
+    gpus = len({(each.host, each.gpu) for each in facts})
+    return (
+        f"{_where(facts, ranks)} would share one GPU: {visible} visible there. Start no more ranks "
+        f"on a node than it has GPUs, here mpirun -n {gpus}; or, to try things out and slowly, set "
+        f"NCCLKV_SHARE_GPU=1 on every rank"
+    )
+
+
+def _by(facts: Sequence[DeviceInfo], key: Callable[[DeviceInfo], Kind]) -> dict[Kind, list[int]]:
+    """Ranks in groups of one kind, in order of the first rank."""
+    groups: dict[Kind, list[int]] = defaultdict(list)
+    for each in facts:
+        groups[key(each)].append(each.rank)
+    return dict(groups)
+
+
+def _where(facts: Sequence[DeviceInfo], ranks: Sequence[int]) -> str:
+    """``ranks 1, 3 (node4)``."""
+    hosts = list(dict.fromkeys(facts[rank].host for rank in ranks))
+    names = ", ".join(str(rank) for rank in ranks)
+    return f"rank{'' if len(ranks) == 1 else 's'} {names} ({', '.join(hosts)})"
+
+
+def _driver_text(code: int) -> str:
+    """12080 as 12.8."""
+    return f"{code // 1000}.{code % 1000 // 10}"

@@ -1,0 +1,224 @@
+"""Reductions in rank order: NCCL moves the parts, and a kernel of the store's adds them up.
+
+NCCL's own sums are made in an order that depends on the length, the ranks, the machine and the
+version.  Here every rank gets its share of what all have, sums it in rank order with the host's
+arithmetic, and sends the sum to the others: each sends and receives as much as in an allreduce that
+is made well.  What is short is gathered whole instead, and summed by all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from ncclkv.arrays.memory import address
+from ncclkv.comm.base import ALIGNMENT, Buffer
+from ncclkv.comm.messages.algorithms import slices
+from ncclkv.comm.nccl import dtypes
+from ncclkv.comm.nccl.binding import Binding, Handle
+from ncclkv.comm.nccl.progress import Enqueue, NcclProgress
+from ncclkv.comm.nccl.streams import Streams
+from ncclkv.errors import UsageError
+from ncclkv.kernels.base import Kernels
+
+SHORT_BYTES = 64 * 1024
+"""Up to here a second trip is taken to cost more than the bytes that it saves."""
+
+ROOM_BYTES = 64 * 1024 * 1024
+"""What the parts of others take at most, nearly; longer arrays go piece by piece."""
+
+
+class OrderedReduce:
+    """The reductions of one communicator.
+
+    Parameters
+    ----------
+    rank, size : int
+    binding : Binding
+    streams : Streams
+    kernels : Kernels
+    flight : Flight
+        What they are launched in.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        binding: Binding,
+        streams: Streams,
+        kernels: Kernels,
+        flight: NcclProgress,
+    ) -> None:
+        self._rank, self._size = rank, size
+        self._peers = [(rank + step) % size for step in range(1, size)]
+        self._binding = binding
+        self._streams = streams
+        self._kernels = kernels
+        self._flight = flight
+        self._memory: Buffer | None = None
+        self._connected = False
+
+    def connect(self) -> None:
+        """Connect the ranks for messages, unless they are; collective, and with a deadline."""
+        if self._connected:
+            return
+        self._connected = True
+        room = self._streams.allocate(1 + len(self._peers))
+        places = address(room), address(room) + 1
+
+        def enqueue(handle: Handle, stream: int) -> None:
+            self._binding.connect(handle, self._peers, places, stream)
+
+        self._flight.launch("connecting the ranks for messages", enqueue, None, room)
+
+    def reduce(
+        self, send: Buffer, receive: Buffer, op: str, root: int | None
+    ) -> tuple[Enqueue, Buffer]:
+        """What puts a reduction on a stream, and the room that it takes, to be kept meanwhile.
+
+        The room is the next one's too, which comes after it on the same stream.
+        """
+        if send.nbytes <= SHORT_BYTES:
+            room = self._room(send, send.size * self._size)
+            return partial(self._reduce_short, send, receive, op, root, room), room
+        pieces = _cut(send.size, send.itemsize, _count(send))
+        longest = max(hi - lo for lo, hi in pieces)
+        share = max(hi - lo for lo, hi in _cut(longest, send.itemsize, self._size))
+        room = self._room(send, share * len(self._peers))
+        return partial(self._reduce_long, send, receive, op, root, room, pieces), room
+
+    def reduce_scatter(self, send: Buffer, receive: Buffer, op: str) -> tuple[Enqueue, Buffer]:
+        """The same, where each rank keeps its part."""
+        pieces = _cut(receive.size, send.itemsize, _count(send))
+        room = self._room(send, max(hi - lo for lo, hi in pieces) * len(self._peers))
+        return partial(self._reduce_scatter, send, receive, op, room, pieces), room
+
+    def _room(self, like: Buffer, count: int) -> Buffer:
+        """Memory for so many elements; it grows and stays."""
+        nbytes = count * like.itemsize
+        if self._memory is None or self._memory.size < nbytes:
+            if self._flight.graphs.recording is not None:
+                raise UsageError(
+                    f"capture: sums in rank order need {nbytes} bytes to work in, and nothing can "
+                    f"be allocated in a capture; make the same step once before it"
+                )
+            self._memory = self._streams.allocate(nbytes)
+        return self._memory[:nbytes].view(like.dtype)
+
+    def _reduce_short(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        op: str,
+        root: int | None,
+        room: Buffer,
+        handle: Handle,
+        stream: int,
+    ) -> None:
+        """Gather all that all ranks have; whoever receives sums it."""
+        way = dtypes.movement(send.dtype)
+        count = send.size * way.factor
+        self._binding.all_gather(handle, address(send), address(room), count, way.dtype, stream)
+        if root in (None, self._rank):
+            parts = [room[lo : lo + send.size] for lo in range(0, room.size, send.size)]
+            self._sum(parts, receive, op, stream)
+
+    def _reduce_long(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        op: str,
+        root: int | None,
+        room: Buffer,
+        pieces: Sequence[tuple[int, int]],
+        handle: Handle,
+        stream: int,
+    ) -> None:
+        """Sum this rank's share of each piece, and send it to those who want it."""
+        for lo, hi in pieces:
+            shares = [slice(lo + a, lo + b) for a, b in _cut(hi - lo, send.itemsize, self._size)]
+            parts = self._swap(handle, stream, [send[share] for share in shares], room)
+            sums = [receive[share] for share in shares]
+            own = sums[self._rank]
+            self._sum(parts, own, op, stream)
+            with self._group():
+                for peer in self._peers:
+                    if root in (None, peer):
+                        self._send(handle, own, peer, stream)
+                    if root in (None, self._rank):
+                        self._receive(handle, sums[peer], peer, stream)
+
+    def _reduce_scatter(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        op: str,
+        room: Buffer,
+        pieces: Sequence[tuple[int, int]],
+        handle: Handle,
+        stream: int,
+    ) -> None:
+        """Sum each piece of the part that this rank keeps."""
+        parts = send.reshape(self._size, -1)
+        for lo, hi in pieces:
+            arrived = self._swap(handle, stream, [part[lo:hi] for part in parts], room)
+            self._sum(arrived, receive[lo:hi], op, stream)
+
+    def _swap(
+        self, handle: Handle, stream: int, shares: Sequence[Buffer], room: Buffer
+    ) -> list[Buffer]:
+        """Send each rank its share, and get every rank's part of this one's, in rank order."""
+        parts = list(shares)
+        own = shares[self._rank].size
+        with self._group():
+            for slot, peer in enumerate(self._peers):
+                parts[peer] = room[slot * own : (slot + 1) * own]
+                self._receive(handle, parts[peer], peer, stream)
+                self._send(handle, shares[peer], peer, stream)
+        return parts
+
+    def _sum(self, parts: Sequence[Buffer], total: Buffer, op: str, stream: int) -> None:
+        """Reduce what has come, after it on the stream."""
+        with self._streams.on(stream):
+            self._kernels.reduce(parts, total, op)
+
+    @contextmanager
+    def _group(self) -> Iterator[None]:
+        """Messages in no order among themselves, so that none waits for another."""
+        self._binding.group_start()
+        try:
+            yield
+        finally:
+            self._binding.group_end()
+
+    def _send(self, handle: Handle, data: Buffer, peer: int, stream: int) -> None:
+        if data.size:
+            way = dtypes.movement(data.dtype)
+            count = data.size * way.factor
+            self._binding.send(handle, address(data), count, way.dtype, peer, stream)
+
+    def _receive(self, handle: Handle, into: Buffer, peer: int, stream: int) -> None:
+        if into.size:
+            way = dtypes.movement(into.dtype)
+            count = into.size * way.factor
+            self._binding.receive(handle, address(into), count, way.dtype, peer, stream)
+
+
+def _count(send: Buffer) -> int:
+    """In how many pieces an array goes."""
+    return max(1, -(-send.nbytes // ROOM_BYTES))
+
+
+def _cut(count: int, itemsize: int, parts: int) -> list[tuple[int, int]]:
+    """Cut ``[0, count)`` into parts as equal as can be that begin where NCCL is quick.
+
+    Examples
+    --------
+    >>> _cut(1000, 4, 4)
+    [(0, 256), (256, 512), (512, 768), (768, 1000)]
+    """
+    unit = ALIGNMENT // itemsize
+    units = slices(-(-count // unit), parts)
+    return [(min(lo * unit, count), min(hi * unit, count)) for lo, hi in units]

@@ -1,0 +1,295 @@
+"""Collectives in flight on a device, what has gone wrong with them, and the wait of the host.
+
+NCCL has no deadline and does not notice a rank that is dead on the same host, so every wait of the
+host is a loop: it looks at an event, and every few milliseconds at the clock, at NCCL's own errors
+and at the ranks that have said farewell.  While the host does not wait here, a watcher looks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+
+from ncclkv import env
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.nccl import bounded
+from ncclkv.comm.nccl.binding import Binding, Handle
+from ncclkv.comm.nccl.diagnosis import Diagnosis
+from ncclkv.comm.nccl.dropped import Dropped
+from ncclkv.comm.nccl.graph import Graphs, NcclGraph
+from ncclkv.comm.nccl.guard import Guard
+from ncclkv.comm.nccl.launched import LaunchedWorks
+from ncclkv.comm.nccl.order_check import OrderCheck
+from ncclkv.comm.nccl.streams import Event, Streams
+from ncclkv.comm.nccl.watcher import WATCHER, Watcher
+from ncclkv.comm.nccl.work import NcclWork
+from ncclkv.errors import (
+    CommAborted,
+    CommError,
+    KVStoreError,
+    again,
+)
+from ncclkv.system import watchdog
+
+Enqueue = Callable[[Handle, int], None]
+"""Puts a collective of an NCCL communicator on a stream."""
+
+_PUTS = "putting a collective on a stream"
+
+# Kept here until closed: CuPy destroys a communicator that nobody refers to, which waits for peers.
+_open: set[NcclProgress] = set()
+_process = os.getpid()
+
+
+class NcclProgress:
+    """The collectives in flight of one NCCL communicator; takes the communicator over.
+
+    Attributes
+    ----------
+    failure : KVStoreError or None
+        What is raised by every later call.
+    handle : Handle or None
+        The communicator, until its end.
+    lock : RLock
+        Held by who uses the flight: the thread of its store, or the watcher.
+    guard : Guard
+        ``with flight.guard:`` around whatever leaves the communicator broken when it fails.
+    """
+
+    def __init__(
+        self,
+        peers: Communicator,
+        binding: Binding,
+        streams: Streams,
+        handle: Handle,
+        settings: Mapping[str, str],
+        watcher: Watcher | None,
+    ) -> None:
+        self._peers = peers
+        self._binding = binding
+        self._streams = streams
+        self.handle: Handle | None = handle
+        self._works: deque[NcclWork] = deque()
+        self._kept: deque[tuple[Event, tuple[object, ...]]] = deque()
+        self._accord = OrderCheck(peers)
+        self._diagnosis = Diagnosis(peers, binding, self._accord)
+        self.lock = peers.lock
+        self._last: int | None = None
+        self._who = f"rank {peers.rank} of {peers.size}"
+        self._settings = settings
+        self._has_launched = False
+        self._alarm = watchdog.Alarm(f"{_PUTS} of {self._who}", peers.timeout + bounded.LEEWAY)
+        self.failure: KVStoreError | None = None
+        self.guard = Guard(self)
+        self.graphs = Graphs(streams)
+        self.dropped = Dropped(self, peers, streams)
+        self.view = LaunchedWorks(self, self._works, streams, self._diagnosis, watcher)
+        _open.add(self)
+
+    def check(self) -> None:
+        """Raise again what has gone wrong before."""
+        if self.failure is not None:
+            raise again(self.failure)
+
+    def fail(self, error: KVStoreError) -> None:
+        """Stop what is in flight, and raise `error` in all later calls."""
+        with self.lock:
+            self.failure = self.failure or again(error)
+            handle, self.handle = self.handle, None
+            self._alarm.close()
+            self.graphs.free()
+            self.dropped.forget()
+            if handle is not None:
+                _open.discard(self)
+                with suppress(KVStoreError):  # what has gone wrong already says more
+                    self._binding.abort(handle)
+
+    def destroy(self, farewell: KVStoreError) -> None:
+        """Free the communicator, which is idle, together with all ranks."""
+        with self.lock:
+            handle, self.handle = self.handle, None
+            self.failure = farewell
+            self._alarm.close()
+            _open.discard(self)
+            self.graphs.free()
+            self.dropped.forget()
+            self._binding.destroy(handle)
+
+    def hold_current(self, event: Event) -> None:
+        """Make the current stream wait for `event`."""
+        self._streams.wait(self._streams.current(), event)
+
+    def follow(self) -> None:
+        """Let the current stream wait for the one that was current before, if that was another."""
+        self.check()
+        self._streams.check_device()
+        current = self._streams.current()
+        if self.graphs.recording is not None:
+            self.graphs.check_stream(current)
+            return
+        if self._last not in (None, current):
+            self._streams.wait(current, self._streams.record(self._last))
+        self._last = current
+
+    def keep(self, objects: tuple[object, ...]) -> None:
+        """Refer to `objects` until the current stream has done what it has been given.
+
+        CuPy gives the memory of an array to others in the order of the stream it was made on, and
+        knows nothing of other streams that still use it.
+        """
+        if self.graphs.recording is not None:
+            self.graphs.recording.keep(*objects)
+            return
+        with self.guard:
+            self.drop_complete()
+            self._kept.append((self._streams.record(self._streams.current()), objects))
+
+    @contextmanager
+    def queue(self) -> Iterator[None]:
+        """Make the communication stream the current one, in the order of the caller's own."""
+        streams, stream = self._streams, self._streams.communication
+        streams.wait(stream, streams.record(streams.current()))
+        try:
+            with streams.on(stream):
+                yield
+        finally:
+            self.hold_current(streams.record(stream))
+
+    def capture(self) -> AbstractContextManager[NcclGraph]:
+        """Record what is launched in a block."""
+        self.check()
+        return self.graphs.record(NcclGraph(self))
+
+    def launch(
+        self,
+        what: str,
+        enqueue: Enqueue,
+        apply: Callable[[], None] | None,
+        *kept: object,
+    ) -> NcclWork:
+        """Put a collective, and what follows it, on the communication stream."""
+        with self.lock:
+            self.check()
+            if self.graphs.recording is not None:
+                return self._record(self.graphs.recording, what, enqueue, apply, *kept)
+            work = self._launch(what, enqueue, apply, *kept)
+            self._works.append(work)
+            self.view.follow()
+            return work
+
+    def _launch(
+        self, what: str, enqueue: Enqueue, apply: Callable[[], None] | None, *kept: object
+    ) -> NcclWork:
+        """Put it there; what goes wrong breaks the communicator."""
+        try:
+            self.drop_complete()
+            self._accord.post(what)
+            # What `apply` writes is under way as well.
+            return NcclWork(self, self._put(what, enqueue, apply), (*kept, apply), what)
+        except KVStoreError as error:
+            self.fail(error)
+            raise
+        except BaseException as error:
+            # Ctrl-C, or an `apply` of the caller's; what is on the stream is not whole.
+            self.fail(
+                CommAborted(
+                    f"{self._who}: {what} was broken off by {type(error).__name__}: {error}"
+                )
+            )
+            raise
+
+    def _record(
+        self,
+        graph: NcclGraph,
+        what: str,
+        enqueue: Enqueue,
+        apply: Callable[[], None] | None,
+        *kept: object,
+    ) -> NcclWork:
+        """The same, into a graph: nothing is in flight, so a wrong call spoils that alone."""
+        try:
+            work = NcclWork(self, self._put(what, enqueue, apply), (), what)
+        except CommError as error:
+            self.fail(error)
+            raise
+        graph.keep(*kept, apply)
+        graph.add(work)
+        return work
+
+    def _put(
+        self, what: str, enqueue: Enqueue, apply: Callable[[], None] | None
+    ) -> tuple[Event, Event]:
+        """Put it there; the events are before and after all of it."""
+        streams, stream = self._streams, self._streams.communication
+        # After what the caller has put on its stream: the gradients are written there.
+        ready = streams.record(streams.current())
+        streams.wait(stream, ready)
+        self._enqueue(what, enqueue, stream)
+        if apply is not None:
+            with streams.on(stream):
+                apply()
+        return ready, streams.record(stream)
+
+    def _enqueue(self, what: str, enqueue: Enqueue, stream: int) -> None:
+        """Call the binding; say who called it for what when it refuses.
+
+        NCCL may connect ranks in there, and wait for one that is missing, whatever else happens.
+        """
+        reads = not self._has_launched or self.graphs.recording is not None
+        try:
+            with self._alarm, env.temporarily(self._settings) if reads else nullcontext():
+                enqueue(self.handle, stream)
+        except KVStoreError as error:
+            raise type(error)(f"{self._who}: {what}: {error}") from error
+        self._has_launched = True
+
+    def drop_complete(self) -> bool:
+        """Forget the collectives that are complete, and with them their buffers.
+
+        Returns
+        -------
+        bool
+            Whether all are, and the current stream is done with what was kept for it.
+        """
+        while self._works and self._works[0].reached():
+            # Forgotten first: with what it keeps the communicator itself may be dropped.
+            self._works.popleft().release()
+        while self._kept and self._kept[0][0].done():
+            self._kept.popleft()
+        return not (self._works or self._kept)
+
+    def synchronize(self, timeout: float | None) -> None:
+        """Block until all that is in flight is complete, and all work of the current stream."""
+        self.graphs.refuse("synchronize")
+        limit = self._peers.timeout if timeout is None else timeout
+        with self.guard:
+            streams = self._streams
+            collectives = streams.record(streams.communication)
+            others = streams.record(streams.current())
+            watch = self._diagnosis.watch(limit)
+            while not (collectives.done() and others.done()):
+                if watch.pause():
+                    work = None if collectives.done() else self._oldest()
+                    self._diagnosis.check(self.handle, watch, work)
+            self._accord.settle(limit)
+            while self._works:
+                self._works.popleft().release()
+            self.drop_complete()
+
+    def _oldest(self) -> NcclWork | str:
+        """The first collective that is not complete."""
+        self.drop_complete()
+        return self._works[0] if self._works else "a collective"
+
+
+@atexit.register
+def _abort_all() -> None:
+    """At the end of the process, free what was not closed, without waiting for anybody."""
+    if os.getpid() != _process:  # a forked child has no device
+        return
+    WATCHER.stop()
+    for flight in list(_open):
+        flight.fail(CommAborted("the process ended without closing the communicator"))

@@ -1,0 +1,123 @@
+"""Arrays cut out of a space, and where they lie in it."""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+import weakref
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from ncclkv.arrays.memory import address
+from ncclkv.comm.base import ALIGNMENT, Buffer
+from ncclkv.comm.shm.segment import Segment
+
+
+class Offset(NamedTuple):
+    """Where an array begins, in bytes: in an extent of a space, and from the extent's beginning."""
+
+    start: int
+    length: int
+    offset: int
+
+
+class Allocator:
+    """Hands out the bytes ``[start, stop)`` of a space.
+
+    Attributes
+    ----------
+    size : int
+        How many bytes that is, at most.
+
+    Parameters
+    ----------
+    space : Space
+    start, stop : int
+        Multiples of a page.
+    reuse : bool
+        Whether the bytes of arrays that are gone are handed out again.  Without that, arrays of the
+        same sizes, taken in the same order, have the same places in every arena over the same
+        bytes: so ranks find memory that they have in common without a word.
+    """
+
+    def __init__(self, space: Segment, start: int, stop: int, *, reuse: bool = True) -> None:
+        self._space = space
+        self._reuse = reuse
+        self.size = max(stop - start, 0)
+        self._next, self._stop = start, stop
+        self._free: list[tuple[int, int, Buffer]] = []
+        # Filled by the garbage collector, which may come at any time.
+        self._returned: deque[tuple[int, int, Buffer]] = deque()
+        self._addresses: list[int] = []
+        self._extents: list[tuple[int, Buffer]] = []
+
+    def take(self, nbytes: int) -> Buffer | None:
+        """Zeroed bytes, aligned to `ALIGNMENT`; None when the space is used up."""
+        if nbytes == 0:
+            return np.zeros(0, np.uint8)
+        size = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        self._collect()
+        for number, (lo, length, extent) in enumerate(self._free):
+            if length >= size:
+                self._free[number] = (lo + size, length - size, extent)
+                if self._reuse:  # or else it is new, and others may have written to it already
+                    extent[lo : lo + nbytes] = 0
+                return self._cut(lo, nbytes, size, extent)
+        new = self._extend(size)
+        if new is None:
+            return None
+        self._free.append((size, new.size - size, new))
+        return self._cut(0, nbytes, size, new)
+
+    def _cut(self, lo: int, nbytes: int, size: int, extent: Buffer) -> Buffer:
+        """An array that gives its bytes back when it and all its views are gone."""
+        # Of a buffer that is no array, views refer to this array and not to the one beneath it.
+        array = np.frombuffer(memoryview(extent.data)[lo : lo + nbytes], np.uint8)
+        if self._reuse:
+            weakref.finalize(array, self._returned.append, (lo, size, extent)).atexit = False
+        return array
+
+    def _collect(self) -> None:
+        """Make free what came back, and one of neighbours."""
+        if not self._returned:
+            return
+        while self._returned:
+            self._free.append(self._returned.popleft())
+        order = sorted(self._free, key=lambda piece: (address(piece[2]), piece[0]))
+        self._free = []
+        for lo, length, extent in order:
+            last = self._free[-1] if self._free else None
+            if last is not None and last[2] is extent and last[0] + last[1] == lo:
+                self._free[-1] = (last[0], last[1] + length, extent)
+            else:
+                self._free.append((lo, length, extent))
+
+    def _extend(self, size: int) -> Buffer | None:
+        """Map more of the space."""
+        page = mmap.ALLOCATIONGRANULARITY
+        wanted = max(-(-size // page) * page, self._space.extent_bytes)
+        length = min(wanted, self._stop - self._next)
+        if length < size:
+            return None
+        extent = self._space.map(self._next, length)
+        number = bisect.bisect(self._addresses, address(extent))
+        self._addresses.insert(number, address(extent))
+        self._extents.insert(number, (self._next, extent))
+        self._next += length
+        return extent
+
+    def place(self, array: Buffer) -> Offset | None:
+        """Where a contiguous array lies, if it lies in this arena."""
+        if not self._extents:
+            return None
+        where = address(array)
+        number = bisect.bisect(self._addresses, where) - 1
+        if number < 0:
+            return None
+        start, extent = self._extents[number]
+        offset = where - self._addresses[number]
+        if offset + array.nbytes > extent.size:
+            return None
+        return Offset(start, extent.size, offset)

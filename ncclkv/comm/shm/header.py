@@ -1,0 +1,155 @@
+"""What the ranks of a node tell each other of their part in a collective, and its words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ncclkv.arrays.dtypes import SUPPORTED, dtype_name
+from ncclkv.comm.base import OPS, Buffer
+from ncclkv.comm.shm.allocator import Offset
+from ncclkv.comm.shm.node import Node
+from ncclkv.errors import OrderMismatch
+
+_WORDS = {
+    "reduction": "a reduction of {nbytes} bytes to {root}",
+    "broadcast": "a broadcast of {nbytes} bytes from {root}",
+    "reduce_scatter": "a reduce_scatter of {nbytes} bytes",
+    "allgather": "an allgather of {nbytes} bytes from each rank",
+    "barrier": "a barrier",
+}
+VERBS = tuple(_WORDS)
+"""What a collective may be."""
+
+_OPS = ("", *OPS)
+
+_NOWHERE = Offset(-1, -1, -1)
+_HEAD = 3
+"""Words of a note before the places: the mark, and what `CollectiveHeader.pack` gives."""
+
+
+class CollectiveHeader(NamedTuple):
+    """What must be the same on all ranks.
+
+    Attributes
+    ----------
+    verb : str
+        One of `VERBS`.
+    nbytes : int
+        What each rank passes to send.
+    dtype : int
+        An index of `SUPPORTED`.
+    op : str
+        One of `OPS`; "" where nothing is summed.
+    root : int
+        -1 for all ranks.
+    divided : bool
+        Whether the ranks of a node update together.
+    """
+
+    verb: str
+    nbytes: int = 0
+    dtype: int = 0
+    op: str = ""
+    root: int = -1
+    divided: bool = False
+
+    def pack(self) -> tuple[int, int]:
+        """As two numbers."""
+        names = _OPS.index(self.op) << 8 | VERBS.index(self.verb) << 12
+        return self.nbytes, self.dtype | names | self.divided << 16 | (self.root + 1) << 24
+
+    def __str__(self) -> str:
+        return _WORDS[self.verb].format(
+            nbytes=self.nbytes, root="all ranks" if self.root < 0 else f"rank {self.root}"
+        )
+
+    def exactly(self) -> str:
+        """All that ranks compare, in words."""
+        if self == BARRIER:
+            return str(self)
+        names = [SUPPORTED[self.dtype], self.op, "updated together" if self.divided else ""]
+        return f"{self} ({', '.join(name for name in names if name)})"
+
+
+def _unpack(nbytes: int, small: int) -> CollectiveHeader:
+    """What `CollectiveHeader.pack` made numbers of."""
+    verb, op = VERBS[small >> 12 & 0xF], _OPS[small >> 8 & 0xF]
+    return CollectiveHeader(
+        verb, nbytes, small & 0xFF, op, (small >> 24) - 1, bool(small >> 16 & 1)
+    )
+
+
+def reduction(
+    nbytes: int, dtype: np.dtype[Any], op: str, root: int | None, *, divided: bool
+) -> CollectiveHeader:
+    """What all ranks say of a reduction."""
+    whole = -1 if root is None else root
+    return CollectiveHeader("reduction", nbytes, _number(dtype), op, whole, divided)
+
+
+def broadcast(buffer: Buffer, root: int) -> CollectiveHeader:
+    """What all ranks say of a broadcast."""
+    return CollectiveHeader("broadcast", buffer.nbytes, _number(buffer.dtype), root=root)
+
+
+def reduce_scatter(send: Buffer, op: str) -> CollectiveHeader:
+    """What all ranks say of a reduction of which each keeps a part."""
+    return CollectiveHeader("reduce_scatter", send.nbytes, _number(send.dtype), op)
+
+
+def allgather(send: Buffer) -> CollectiveHeader:
+    """What all ranks say when each gives the others its array."""
+    return CollectiveHeader("allgather", send.nbytes, _number(send.dtype))
+
+
+BARRIER = CollectiveHeader("barrier")
+"""What all ranks say of a barrier."""
+
+
+@cache
+def _number(dtype: np.dtype[Any]) -> int:
+    """The number of a dtype, the same in every process."""
+    return SUPPORTED.index(dtype_name(dtype))
+
+
+def write(call: CollectiveHeader, send: Offset | None, receive: Offset | None) -> tuple[int, ...]:
+    """A note but for its mark: the call, and where neighbours find this rank's arrays."""
+    return (*call.pack(), *(send or _NOWHERE), *(receive or _NOWHERE))
+
+
+def places(note: Sequence[int]) -> tuple[Offset | None, Offset | None]:
+    """Where the writer's arrays are."""
+    send, receive = Offset(*note[_HEAD : _HEAD + 3]), Offset(*note[_HEAD + 3 : _HEAD + 6])
+    return (None if send == _NOWHERE else send, None if receive == _NOWHERE else receive)
+
+
+def check(call: CollectiveHeader, mark: int, rank: int, other: int, note: Sequence[int]) -> None:
+    """Refuse another call than this rank's, and one with another mark.
+
+    Raises
+    ------
+    OrderMismatch
+        Naming both ranks and both calls.
+    """
+    theirs = _unpack(*note[1:_HEAD])
+    if theirs == call and note[0] == mark:
+        return
+    if theirs == call:
+        what = f"called {call} after other calls than this rank"
+    elif theirs._replace(nbytes=call.nbytes) == call:
+        what = f"sent {theirs.nbytes} bytes where {call.nbytes} were expected"
+    else:
+        what = f"called {theirs.exactly()} where this rank called {call.exactly()}"
+    raise OrderMismatch(f"rank {rank}: rank {other} {what}; the two ranks made different calls")
+
+
+def check_all(call: CollectiveHeader, node: Node, notes: Sequence[Sequence[int]]) -> None:
+    """Refuse notes of other calls than this rank's; as `check`."""
+    own = notes[node.index][:_HEAD]
+    for other, text in zip(node.ranks, notes, strict=True):
+        if text[:_HEAD] != own:
+            check(call, own[0], node.rank, other, text)

@@ -1,0 +1,161 @@
+"""One rank's view of its node: the ranks there, the memory that they share, and their turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ncclkv.comm.base import Buffer
+from ncclkv.comm.diagnosis import flight_recorder
+from ncclkv.comm.shm import sequence, staging
+from ncclkv.comm.shm.allocator import Allocator, Offset
+from ncclkv.comm.shm.segment import Segment
+from ncclkv.comm.shm.sequence import SequenceTable
+from ncclkv.comm.shm.staging import RINGS, DoubleBuffer, SlotRing
+from ncclkv.errors import RankLost
+from ncclkv.kernels.host.reduce import Reducer
+
+PAGE = 64 * 1024
+"""A multiple of the pages of all machines."""
+
+BLOCK_BYTES = 256 * 1024
+"""A slice is summed, sent on and updated in blocks that stay in the cache."""
+
+_COPIES_FROM = -(-(sequence.NBYTES + flight_recorder.NBYTES) // PAGE) * PAGE
+
+CONTROL_BYTES = _COPIES_FROM + staging.NBYTES
+"""The beginning of every rank's space: its flags, its calls and what it copies."""
+
+
+class Node:
+    """Memory and turns that the ranks of one node have in common.
+
+    Parameters
+    ----------
+    ranks : sequence of int
+        The ranks of this node, in order.
+    rank : int
+        This one.
+    nodes : sequence of sequence of int
+        The ranks of all nodes.
+    spaces : sequence of Space
+        Of each rank of the node; taken over.
+    tell
+        As for `SequenceTable`.
+
+    Attributes
+    ----------
+    boards : dict of ndarray by rank
+        The pages of `comm.board`.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        rank: int,
+        nodes: Sequence[Sequence[int]],
+        spaces: Sequence[Segment],
+        tell: Callable[[], None],
+    ) -> None:
+        self.ranks = list(ranks)
+        self.rank = rank
+        self.index = self.ranks.index(rank)
+        self.nodes = nodes
+        self.owners = min(len(each) for each in nodes)
+        self._spaces = spaces
+        self._control = [space.map(0, CONTROL_BYTES) for space in spaces]
+        pages = [page[: sequence.NBYTES] for page in self._control]
+        self.flags = SequenceTable(pages, ranks, self.index, tell)
+        boards = [
+            page[sequence.NBYTES : sequence.NBYTES + flight_recorder.NBYTES]
+            for page in self._control
+        ]
+        self.boards = dict(zip(ranks, boards, strict=True))
+        self._own, self._common = self._arenas()
+        self._maps: dict[tuple[int, int, int], Buffer] = {}
+        self._rings, self.halves = self._copies()
+        self._reducers: dict[tuple[np.dtype[Any], str], Reducer] = {}
+
+    def _arenas(self) -> tuple[Allocator, Allocator]:
+        """What this rank allocates from, and what all allocate from alike: the first one's end."""
+        first, own = self._spaces[0], self._spaces[self.index]
+        middle = (first.capacity + CONTROL_BYTES) // 2 // PAGE * PAGE
+        stop = middle if self.index == 0 else own.capacity - PAGE
+        common = Allocator(first, middle, first.capacity - PAGE, reuse=False)
+        return Allocator(own, CONTROL_BYTES, stop), common
+
+    # Memory
+
+    def allocate(self, nbytes: int) -> Buffer | None:
+        """Zeroed bytes of this rank's own that its neighbours can read; None without room."""
+        try:
+            return self._own.take(nbytes)
+        except OSError:  # of a limit on address space or on files
+            return None
+
+    def common(self, nbytes: int) -> Buffer | None:
+        """Zeroed bytes that all ranks of the node get, in the same order of calls.
+
+        None without room; where there is none at all, not even of no bytes.
+        """
+        return self._common.take(nbytes) if self._common.size else None
+
+    def is_common(self, array: Buffer) -> bool:
+        """Whether an array lies in memory that all ranks have."""
+        return array.size > 0 and self._common.place(array) is not None
+
+    def place(self, array: Buffer) -> Offset | None:
+        """Where neighbours find an array of this rank's own; None where they cannot."""
+        return self._own.place(array) if array.size else None
+
+    def view(self, index: int, place: Offset, nbytes: int) -> Buffer:
+        """A neighbour's array, as bytes.
+
+        Raises
+        ------
+        RankLost
+            When it cannot be opened any more.
+        """
+        where = (index, place.start, place.length)
+        extent = self._maps.get(where)
+        if extent is None:
+            try:
+                extent = self._spaces[index].map(place.start, place.length)
+            except OSError as error:
+                raise RankLost(
+                    f"rank {self.rank}: the memory of rank {self.ranks[index]} cannot be mapped "
+                    f"({error}); it may have left"
+                ) from error
+            self._maps[where] = extent
+        return extent[place.offset : place.offset + nbytes]
+
+    # Arithmetic
+
+    def reducer(self, dtype: np.dtype[Any], op: str) -> Reducer:
+        """What reduces parts of up to `BLOCK_BYTES`; one for all, for it has memory of its own."""
+        known = self._reducers.get((dtype, op))
+        if known is None:
+            known = self._reducers[dtype, op] = Reducer(dtype, BLOCK_BYTES // dtype.itemsize, op)
+        return known
+
+    # Copies
+
+    def ring(self, nbytes: int) -> SlotRing:
+        """The places for copies of so many bytes, `INLINE_BYTES` at most."""
+        return next(ring for ring in self._rings if nbytes <= ring.nbytes)
+
+    def _copies(self) -> tuple[list[SlotRing], DoubleBuffer]:
+        """The places for copies, at the end of each rank's control memory."""
+        rings, lo = [], _COPIES_FROM
+        for nbytes, count in RINGS:
+            pages = [page[lo : lo + nbytes * count] for page in self._control]
+            rings.append(SlotRing(pages, nbytes))
+            lo += nbytes * count
+        return rings, DoubleBuffer([page[lo:] for page in self._control], self.rank)
+
+    def close(self) -> None:
+        """Open no more of the neighbours' memory; what is mapped stays as long as it is used."""
+        for space in self._spaces:
+            space.close()

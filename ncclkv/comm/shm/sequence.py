@@ -1,0 +1,247 @@
+"""How far every rank of a node is with each collective: numbers that only their owner writes.
+
+A rank first writes what others will read, then its number; whoever sees the number sees what was
+written before.  That is so on x86, whose processors keep the order of their stores and loads;
+elsewhere it would need fences, which Python does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ncclkv.arrays.memory import address
+from ncclkv.comm.base import Buffer
+from ncclkv.comm.control import CallDigest
+from ncclkv.comm.transport import Request
+from ncclkv.errors import OrderMismatch
+
+RING = 1024
+"""Collectives of a node that may be under way at once."""
+
+NOTE_WORDS = 9
+"""Numbers in which a rank tells the others of its part in a collective, its mark first."""
+
+NBYTES = RING * 8 * (1 + NOTE_WORDS)
+
+_PHASES = 1 << 24
+
+ENTERED = 1
+"""The first phase of every collective: this rank's part can be read."""
+
+DONE = _PHASES - 1
+"""The last phase of every collective: this rank needs nothing of the others any more."""
+
+FAILED = -1
+"""What stands for a collective that has come to nothing."""
+
+
+class PeerFlag(Request):
+    """A rank that has to come to some point."""
+
+    __slots__ = ("_flags", "_rank", "_slot", "_value", "peer")
+
+    def __init__(self, rank: int, peer: int, flags: memoryview, slot: int, value: int) -> None:
+        self.peer = peer
+        self._rank = rank
+        self._flags = flags
+        self._slot = slot
+        self._value = value
+
+    def done(self) -> bool:
+        reached: int = self._flags[self._slot]
+        if reached == FAILED:
+            raise OrderMismatch(
+                f"rank {self._rank}: rank {self.peer} found that ranks made different calls"
+            )
+        return reached >= self._value
+
+    def glance(self) -> bool:
+        reached: int = self._flags[self._slot]
+        return reached >= self._value or reached == FAILED
+
+
+class SequenceTable:
+    """The memory of the flags of all ranks of a node.
+
+    Parameters
+    ----------
+    pages : sequence of ndarray, shape (NBYTES,)
+        The memory of each rank's, zero at first.
+    ranks : sequence of int
+        Their ranks.
+    index : int
+        Which of them is this one.
+    tell : callable
+        Called after a flag was written, for those who sleep.
+
+    Attributes
+    ----------
+    rank : int
+    numbers, words : list of memoryview
+        Every rank's flags, and the words of their notes.
+    own, own_words : memoryview
+        This rank's.
+    others : list of memoryview
+        The other ranks' flags.
+    peers : list of int
+        Their ranks.
+    tell : callable
+    addresses : list of (int, int)
+        Of every rank's flags and notes.
+    mark : Mark
+        As `Flight.mark`; of the turns that are taken next.
+    """
+
+    def __init__(
+        self,
+        pages: Sequence[Buffer],
+        ranks: Sequence[int],
+        index: int,
+        tell: Callable[[], None],
+    ) -> None:
+        self.rank = ranks[index]
+        self.numbers = [page[: RING * 8].view(np.int64).data for page in pages]
+        self.words = [page[RING * 8 : NBYTES].view(np.int64).data for page in pages]
+        self.own, self.own_words = self.numbers[index], self.words[index]
+        self.others = [each for each in self.numbers if each is not self.own]
+        self.peers = [rank for rank in ranks if rank != self.rank]
+        self.tell = tell
+        self.addresses = [(address(page), address(page) + RING * 8) for page in pages]
+        self.mark = CallDigest()
+        self._count = 0
+
+    def turn(self) -> CollectiveSlot:
+        """The next collective; all ranks take their turns in one order."""
+        self._count += 1
+        return CollectiveSlot(self, self._count)
+
+
+class CollectiveSlot:
+    """One collective, as this rank takes part in it.
+
+    A phase is a number from 1 to `DONE` that only grows.
+
+    Attributes
+    ----------
+    number : int
+        Which collective of the node it is, from 1.
+    mark : int
+        What begins its note.
+    """
+
+    __slots__ = ("_base", "_flags", "_slot", "mark", "number")
+
+    def __init__(self, flags: SequenceTable, number: int) -> None:
+        self._flags = flags
+        self.number = number
+        self.mark = flags.mark.value
+        self._base = number * _PHASES
+        self._slot = number % RING
+
+    # This rank
+
+    def note(self, words: Sequence[int]) -> None:
+        """Tell the others the mark and something more, before the first phase."""
+        own, lo = self._flags.own_words, self._slot * NOTE_WORDS
+        own[lo] = self.mark
+        for place, word in enumerate(words, lo + 1):
+            own[place] = word
+
+    def reach(self, phase: int) -> None:
+        """Say that this rank has come to a phase."""
+        self._flags.own[self._slot] = self._base + phase
+        self._flags.tell()
+
+    def fail(self) -> None:
+        """Say that ranks have made different calls."""
+        self._flags.own[self._slot] = FAILED
+        self._flags.tell()
+
+    # The others
+
+    def notes(self) -> list[list[int]]:
+        """What all ranks, which have come to the first phase, have told."""
+        lo = self._slot * NOTE_WORDS
+        return [words[lo : lo + NOTE_WORDS].tolist() for words in self._flags.words]
+
+    def alike(self, first: int, second: int) -> bool:
+        """Whether the notes of all ranks begin with this one's mark and these words."""
+        lo, mark = self._slot * NOTE_WORDS, self.mark
+        for words in self._flags.words:
+            if words[lo] != mark or words[lo + 1] != first or words[lo + 2] != second:
+                return False
+        return True
+
+    def met(self, phase: int) -> bool:
+        """Whether all other ranks have come to a phase."""
+        return self._met(self._base + phase)
+
+    def behind(self, phase: int) -> list[Request]:
+        """The other ranks that have not come to a phase."""
+        return self._behind(self._base + phase)
+
+    def waiting_for(self, rank: int, phase: int) -> list[Request]:
+        """That rank, unless it has come to a phase."""
+        return [each for each in self.behind(phase) if each.peer == rank]
+
+    def is_over(self) -> bool:
+        """Whether all ranks are done, this one included."""
+        value = self._base + DONE
+        return self._flags.own[self._slot] >= value and self._met(value)
+
+    def unfinished(self) -> list[Request]:
+        """The ranks that are not done, this one included."""
+        flags, value = self._flags, self._base + DONE
+        here = PeerFlag(flags.rank, flags.rank, flags.own, self._slot, value)
+        return [*([] if here.done() else [here]), *self._behind(value)]
+
+    def meeting(
+        self, before: CollectiveSlot | None
+    ) -> tuple[int, int, int, int, int, int, int, int]:
+        """The numbers of a first meeting, for `short_sum`.
+
+        Returns
+        -------
+        place, note, entered, done : int
+            Where the flags and the notes of this turn are, and the two that are written.
+        free : int
+            What the flags there have when the place is free.
+        before, over : int
+            A place, and what the flags there have when the turn `before` is over.
+        mark : int
+            What begins the note.
+        """
+        place, base = self._slot, self._base
+        free = base - RING * _PHASES + DONE if self.number > RING else 0
+        earlier = (place, 0) if before is None else (before._slot, before._base + DONE)
+        meeting = place, place * NOTE_WORDS, base + ENTERED, base + DONE, free
+        return *meeting, *earlier, self.mark
+
+    # The collective that had this one's place before
+
+    def is_free(self) -> bool:
+        """Whether all other ranks are done with it."""
+        return self.number <= RING or self._met(self._base - RING * _PHASES + DONE)
+
+    def free(self) -> list[Request]:
+        """The ranks that are not."""
+        return [] if self.number <= RING else self._behind(self._base - RING * _PHASES + DONE)
+
+    def _met(self, value: int) -> bool:
+        """Whether all other ranks have written as much."""
+        slot = self._slot
+        for numbers in self._flags.others:  # noqa: SIM110  # a loop takes half as long as all()
+            if numbers[slot] < value:
+                return False
+        return True
+
+    def _behind(self, value: int) -> list[Request]:
+        """The other ranks that have not."""
+        flags, slot = self._flags, self._slot
+        return [
+            PeerFlag(flags.rank, rank, numbers, slot, value)
+            for rank, numbers in zip(flags.peers, flags.others, strict=True)
+            if numbers[slot] < value
+        ]

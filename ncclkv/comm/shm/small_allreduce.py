@@ -1,0 +1,153 @@
+"""Short reductions of one node: every rank copies its array to where all can read it, and sums all.
+
+They are over in less time than Python takes for much else, so all that can be is prepared: once for
+each kind of reduction, and not for each that is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ncclkv.arrays.memory import address
+from ncclkv.comm.base import Apply, Buffer
+from ncclkv.comm.messages.progress import HostWork
+from ncclkv.comm.shm import header
+from ncclkv.comm.shm.node import Node
+from ncclkv.comm.shm.sequence import DONE, ENTERED
+from ncclkv.kernels.host import compiled
+from ncclkv.kernels.host.compiled import COMPLETE, MOST_RANKS
+
+
+class SmallAllReduce:
+    """One kind of short reductions: of so many elements, by one op, to one root or to all.
+
+    Parameters
+    ----------
+    node : Node
+    count : int
+        Elements; at most `INLINE_BYTES`.
+    dtype : dtype
+    op : str
+    root : int, optional
+
+    Attributes
+    ----------
+    copies : list of list of ndarray, shape (count,)
+        For each place of the ring, every rank's copy.
+    tables : list of bytes or None
+        The same for `short_sum`; None where that does not make such sums.
+    """
+
+    def __init__(
+        self, node: Node, count: int, dtype: np.dtype[Any], op: str, root: int | None
+    ) -> None:
+        self.node = node
+        self.here = root in (None, node.rank)
+        self.count = count
+        self.call = header.reduction(count * dtype.itemsize, dtype, op, root, divided=False)
+        self.words = self.call.pack()
+        self.reduce = node.reducer(dtype, op)
+        self.ring = node.ring(self.call.nbytes)
+        self.copies = [
+            [copy.view(dtype) for copy in self.ring.copies(slot, self.call.nbytes)]
+            for slot in range(len(self.ring))
+        ]
+        in_c = root is None and compiled.sums(dtype, op) and len(node.ranks) <= MOST_RANKS
+        self.tables = [self._table(copies) for copies in self.copies] if in_c else None
+        self.average = op == "avg"
+
+    def _table(self, copies: Sequence[Buffer]) -> bytes:
+        """The addresses of what every rank shares for a sum, for `short_sum`."""
+        addresses = self.node.flags.addresses
+        rows = [(*rank, address(copy)) for rank, copy in zip(addresses, copies, strict=True)]
+        return np.array(rows, np.uintp).tobytes()
+
+
+class SmallAllReduceWork(HostWork):
+    """A short reduction under way.
+
+    Parameters
+    ----------
+    short : Short
+    send, receive : ndarray, shape (short.count,)
+    apply : callable or None
+    """
+
+    brief = True
+
+    def __init__(
+        self, short: SmallAllReduce, send: Buffer, receive: Buffer, apply: Apply | None
+    ) -> None:
+        super().__init__(short.call)
+        self._short = short
+        self._send, self._receive = send, receive
+        self._apply = apply
+        self._turn = short.node.flags.turn()
+        self._slot, self._before = short.ring.take(self._turn)
+        self._entered = False
+
+    def advance(self) -> bool:
+        tables = self._short.tables
+        if tables is not None and not self._entered and self._apply is None:
+            over = self._in_c(tables[self._slot])
+        else:
+            over = self._in_steps()
+        if not over:
+            return False
+        # Whoever keeps the work need not keep its arrays.
+        del self._send, self._receive, self._apply
+        return True
+
+    def _in_steps(self) -> bool:
+        """Do what can be done."""
+        short, turn = self._short, self._turn
+        copies = short.copies[self._slot]
+        if not self._entered:
+            if not turn.is_free() or not (self._before is None or self._before.is_over()):
+                return False
+            copies[short.node.index][...] = self._send
+            turn.note(short.words)
+            turn.reach(ENTERED)
+            self._entered = True
+        if short.here:
+            if not turn.met(ENTERED):
+                return False
+            if not turn.alike(*short.words):
+                header.check_all(short.call, short.node, turn.notes())
+            short.reduce(copies, self._receive)
+        turn.reach(DONE)
+        if short.here and self._apply is not None:
+            self._apply(0, short.count)
+        return True
+
+    def _in_c(self, table: bytes) -> bool:
+        """Do all of it in one call, if the others come within a moment."""
+        short, flags = self._short, self._short.node.flags
+        outcome = compiled.short_sum(
+            table,
+            short.node.index,
+            *self._turn.meeting(self._before),
+            *short.words,
+            self.flight.moment,
+            self._send,
+            self._receive,
+            short.average,
+        )
+        if outcome:
+            self._entered = True
+            flags.tell()
+        return outcome == COMPLETE
+
+    def stuck(self) -> bool:
+        return self._entered and not self._turn.met(ENTERED)
+
+    def missing(self) -> set[int]:
+        turn, before = self._turn, self._before
+        if self._entered:
+            late = turn.behind(ENTERED)
+        else:
+            late = [*turn.free(), *(before.unfinished() if before is not None else ())]
+        return {each.peer for each in late}

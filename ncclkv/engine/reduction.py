@@ -1,0 +1,89 @@
+"""Collectives of buckets: what is reduced to where, and what becomes of it as it arrives."""
+
+from __future__ import annotations
+
+from functools import partial
+from time import perf_counter
+
+from ncclkv.comm.base import Apply, Communicator
+from ncclkv.engine.bucket_state import Array, BucketState
+from ncclkv.engine.nonfinite import DeviceNonfiniteCheck
+from ncclkv.engine.placement import Placement
+from ncclkv.engine.update_rule import Assign, FusedRule, Rule
+from ncclkv.kernels.base import Kernels
+from ncclkv.table import plan
+
+
+class BucketReduction:
+    """Starts the collectives of one store."""
+
+    def __init__(self, comm: Communicator, placement: Placement, kernels: Kernels) -> None:
+        self._comm = comm
+        self._placement = placement
+        self._kernels = kernels
+
+    def launch(
+        self,
+        state: BucketState,
+        rule: Rule,
+        active: int | None = None,
+        flagged: DeviceNonfiniteCheck | None = None,
+    ) -> None:
+        """Start to reduce what was pushed into a bucket.
+
+        Averages count `active` ranks, by default all; what is `flagged` may come to nothing.
+        """
+        state.launched = True
+        since = perf_counter() if state.full else None
+        root = self._placement.root
+        for span in plan.spans(state.layout, state.pushed):
+            lo, hi, gradients, weights, label = state.stretch(span)
+            receive = gradients
+            apply: Apply | None = None
+            if self._placement.updates:
+                if isinstance(rule, Assign) and flagged is not None:
+                    apply = self._unless(flagged, gradients, weights)
+                elif isinstance(rule, Assign):
+                    receive = weights
+                elif isinstance(rule, FusedRule):
+                    apply = partial(rule.apply, state, state.step, lo)
+            op = state.layout.op
+            if op == "avg" and active is not None and active < self._comm.size:
+                op, apply = "sum", self._dividing(receive, active, apply)
+            work = self._comm.reduce_apply(
+                gradients, receive, op, apply, root, divided=state.common
+            )
+            work.label = label
+            state.flying.add(work, since)
+            if root is not None:
+                state.fall_behind(lo, hi)
+        state.pushed.clear()
+
+    def _unless(self, flagged: DeviceNonfiniteCheck, total: Array, weights: Array) -> Apply:
+        """Let a sum replace values, unless the flush comes to nothing."""
+        kernels = self._kernels
+        return lambda lo, hi: kernels.assign(total[lo:hi], weights[lo:hi], flagged.skip)
+
+    def publish(self, state: BucketState, root: int) -> None:
+        """Start to give every rank what the root alone has updated."""
+        if state.behind is None:
+            return
+        behind = state.stretch(state.behind)
+        work = self._comm.broadcast(behind.weights, root)
+        work.label = behind.label
+        state.flying.add(work)
+        state.behind = None
+
+    def _dividing(self, total: Array, active: int, then: Apply | None) -> Apply:
+        """Divide a sum by the number of active ranks, before what follows."""
+        kernels = self._kernels
+
+        def apply(lo: int, hi: int) -> None:
+            part = total[lo:hi]
+            # An average of as many parts, of which all but one are nothing.
+            nothing = kernels.zeros(hi - lo, part.dtype)
+            kernels.reduce([part, *[nothing] * (active - 1)], part, "avg")
+            if then is not None:
+                then(lo, hi)
+
+        return apply

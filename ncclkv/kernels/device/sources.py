@@ -1,0 +1,167 @@
+"""Every kernel there is, with the variants it is compiled in: the one list of them.
+
+What launches kernels takes them from here, and so does the test that compiles them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ncclkv.kernels.device.kernel_args import (
+    COMBINATION,
+    COPIES,
+    COPY_BYTES,
+    PARTS,
+    PIECES,
+    SEARCH,
+    SGD_ELEMENTS,
+    STEPS,
+    SUMMED_BYTES,
+    SUMS,
+)
+from ncclkv.kernels.host import checksum
+
+FOLDER = Path(__file__).parent / "cuda"
+"""Of the sources."""
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A kernel in one of its variants.
+
+    Attributes
+    ----------
+    name : str
+        Of the kernel and, with ``.cu``, of its source.
+    variant : str
+        In words, empty when there is but one.
+    argument : numpy.dtype
+        The layout of its argument.
+    macros : dict of str to str
+        What the source is compiled with.
+    """
+
+    name: str
+    variant: str
+    argument: np.dtype[Any]
+    macros: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.variant}".strip()
+
+    @property
+    def source(self) -> str:
+        """The text of its source."""
+        return (FOLDER / f"{self.name}.cu").read_text()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The compiler's options that no device and no installation changes.
+
+        Products and sums are not fused, so that each is rounded as NumPy rounds it.
+        """
+        macros = self.macros | {"ARGUMENT_BYTES": str(self.argument.itemsize)}
+        defines = tuple(f"-D{name}={value}" for name, value in macros.items())
+        return ("--std=c++17", "--fmad=false", *defines)
+
+
+def headers() -> dict[bytes, bytes]:
+    """What sources include: names and texts, as NVRTC takes them."""
+    return {path.name.encode(): path.read_bytes() for path in sorted(FOLDER.glob("*.cuh"))}
+
+
+_HALF = {"ELEMENT": "__half", "WORKING": "float", "HEADER": "<cuda_fp16.h>"}
+_BFLOAT16 = {"ELEMENT": "__nv_bfloat16", "WORKING": "float", "HEADER": "<cuda_bf16.h>"}
+
+
+def _plain(c_type: str) -> dict[str, str]:
+    """Elements that are computed in what they are."""
+    return {"ELEMENT": c_type, "WORKING": c_type}
+
+
+_BOOL = {"bool": _plain("bool")}
+_INTEGERS = {
+    "int8": _plain("signed char"),
+    "int16": _plain("short"),
+    "int32": _plain("int"),
+    "int64": _plain("long long"),
+    "uint8": _plain("unsigned char"),
+    "uint16": _plain("unsigned short"),
+    "uint32": _plain("unsigned"),
+    "uint64": _plain("unsigned long long"),
+}
+_FLOATS = {
+    "float16": _HALF,
+    "bfloat16": _BFLOAT16,
+    "float32": _plain("float"),
+    "float64": _plain("double"),
+}
+_COMPLEX = {"complex64": _plain("Complex<float>"), "complex128": _plain("Complex<double>")}
+
+_STEP = {"sum": "add", "prod": "multiply", "max": "larger", "min": "smaller"}
+_ELEMENTS = {**_BOOL, **_INTEGERS, **_FLOATS, **_COMPLEX}
+
+COPY = Program("copy", "", COPIES, {"MOST": str(PIECES), "PER_BLOCK": str(COPY_BYTES)})
+"""Copy many arrays, each to a place of its own."""
+
+COMBINE = {
+    (dtype, op): Program(
+        "combine",
+        f"{op} of {dtype}",
+        COMBINATION,
+        {"MOST": str(PARTS), "STEP": step, **macros},
+    )
+    for dtype, macros in _ELEMENTS.items()
+    for op, step in _STEP.items()
+    if dtype not in _COMPLEX or op == "sum"
+}
+"""Combine equal arrays, by dtype and op; ``avg`` is a ``sum`` with a divisor.
+
+Complex numbers are added alone: they have no order, and stores do not multiply them.
+"""
+
+SGD = {
+    dtype: Program(
+        "sgd",
+        f"of {dtype}",
+        STEPS,
+        {"MOST": str(PIECES), "PER_BLOCK": str(SGD_ELEMENTS), **macros},
+    )
+    for dtype, macros in _FLOATS.items()
+}
+"""Stochastic gradient descent, by the weights' dtype."""
+
+CHECKSUM = Program(
+    "checksum",
+    "",
+    SUMS,
+    {
+        "MOST": str(PIECES),
+        "PER_BLOCK": str(SUMMED_BYTES),
+        "PLACE": f"{checksum.STEP}ull",
+        "FIRST": f"{checksum.FIRST}ull",
+        "SECOND": f"{checksum.SECOND}ull",
+        "FACTOR": f"{checksum.FACTOR}ull",
+    },
+)
+"""Sums of the bits of many arrays."""
+
+_EXPONENT = {
+    "float16": ("unsigned short", "0x7c00"),
+    "bfloat16": ("unsigned short", "0x7f80"),
+    "float32": ("unsigned", "0x7f800000"),
+    "float64": ("unsigned long long", "0x7ff0000000000000"),
+}
+
+NONFINITE = {
+    dtype: Program("nonfinite", f"of {dtype}", SEARCH, {"WORD": word, "EXPONENT": exponent})
+    for dtype, (word, exponent) in _EXPONENT.items()
+}
+"""A search for NaN and infinity, by the numbers' dtype; complex ones are pairs of real ones."""
+
+PROGRAMS = (COPY, *COMBINE.values(), *SGD.values(), *NONFINITE.values(), CHECKSUM)
+"""All of them."""

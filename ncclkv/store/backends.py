@@ -1,0 +1,184 @@
+"""From the name of a store to its ranks and the memory they are in: one table."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any
+
+from ncclkv import env
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.diagnosis import dump
+from ncclkv.comm.host import launch, threads
+from ncclkv.comm.nccl import launch as gpus
+from ncclkv.comm.nccl.communicator import NcclCommunicator
+from ncclkv.comm.nccl.discovery import launch_problem
+from ncclkv.comm.solo import SoloCommunicator
+from ncclkv.errors import (
+    CommError,
+    ContractError,
+    KVStoreError,
+    LaunchError,
+    NotSupported,
+    SpecMismatch,
+    UsageError,
+)
+from ncclkv.store.agreement import agree
+from ncclkv.store.plugin import BUILT_IN
+
+_log = logging.getLogger("ncclkv")
+
+
+@contextmanager
+def freed_without_store(ranks: Communicator) -> Iterator[None]:
+    """Free what a store would talk on, when there will be none."""
+    try:
+        yield
+    except (UsageError, SpecMismatch, LaunchError) as error:
+        if isinstance(error, SpecMismatch):
+            dump.write_of(ranks, error)
+        # All ranks have found the same.
+        with suppress(KVStoreError):
+            ranks.close()
+        raise
+    except BaseException as error:
+        if isinstance(error, (ContractError, CommError)):
+            dump.write_of(ranks, error)
+        ranks.abort(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _alone(name: str, comm: Any, timeout: float | None) -> Communicator:
+    """The process by itself, whatever was started beside it."""
+    _refuse_comm(name, comm)
+    _warn_of_many(name)
+    return SoloCommunicator(env.timeout(timeout))
+
+
+def _warn_of_many(name: str) -> None:
+    """Say that a store of one process was asked for in each of several."""
+    started = env.launched_size() or 1
+    if started > 1 and env.launched_rank() == 0:
+        warnings.warn(
+            f"create({name!r}) in each of {started} ranks makes {started} independent stores that "
+            f"never exchange anything; create('dist') makes one of all ranks",
+            stacklevel=4,
+        )
+
+
+def _hosts(name: str, comm: Any, timeout: float | None) -> Communicator:
+    """All ranks, or those of `comm`, who all have asked for this store."""
+    ranks = _over(comm, timeout)
+    with freed_without_store(ranks):
+        agree(ranks, "create", [f"name={name}"])
+    return ranks
+
+
+def _over(comm: Any, timeout: float | None) -> Communicator:
+    """All ranks, or those of `comm`."""
+    if comm is None:
+        return launch.world(timeout)
+    if isinstance(comm, Communicator):
+        return comm.duplicate(timeout)
+    if not hasattr(comm, "Idup"):
+        raise UsageError(
+            f"comm={comm!r} is not a communicator; give an mpi4py one, such as "
+            f"MPI.COMM_WORLD.Split(color), or an ncclkv Communicator"
+        )
+    return launch.over(comm, env.timeout(timeout))
+
+
+def _best(name: str, comm: Any, timeout: float | None) -> Communicator:
+    """All ranks, on the best that there is; one line says which that was."""
+    ranks = _hosts(name, comm, timeout)
+    if isinstance(ranks, NcclCommunicator):
+        return ranks
+    with freed_without_store(ranks):
+        facts = gpus.survey(ranks)
+        problem = launch_problem(facts)
+        if problem is None:
+            return gpus.launch(ranks, facts)
+    if ranks.size > 1 and ranks.rank == 0:
+        _say_once(
+            f"ncclkv: dist over {ranks.size} ranks in host memory ({ranks.name}), not over NCCL: "
+            f"{problem}"
+        )
+    return ranks
+
+
+def _nccl(name: str, comm: Any, timeout: float | None) -> Communicator:
+    """All ranks, or those of `comm`, in the memory of their GPUs."""
+    ranks = _hosts(name, comm, timeout)
+    if isinstance(ranks, NcclCommunicator):
+        return ranks
+    try:
+        with freed_without_store(ranks):
+            return gpus.launch(ranks)
+    except LaunchError as error:
+        raise LaunchError(
+            f"create({name!r}): {error}. create('dist_sync') keeps values in host memory, on any "
+            f"machine"
+        ) from error
+
+
+def _device(name: str, comm: Any, timeout: float | None) -> Communicator:
+    """The process by itself, in the memory of its GPU if it has one."""
+    process = _alone(name, comm, timeout)
+    facts = gpus.survey(process)
+    problem = launch_problem(facts)
+    if problem is None:
+        return gpus.launch(process, facts)
+    if facts[0].devices:
+        _say_once(f"ncclkv: {name} in host memory, not in a GPU's: {problem}")
+    return process
+
+
+@cache
+def _say_once(line: str) -> None:
+    """Log a line, the first time in a process."""
+    _log.warning(line)
+
+
+def _threads(name: str, comm: Any, timeout: float | None) -> Communicator:
+    """The ranks that are threads of `testing.run_ranks`."""
+    _refuse_comm(name, comm)
+    if not threads.is_rank():
+        _warn_of_many(name)
+    return threads.world(timeout)
+
+
+def _asynchronous(name: str, comm: Any, timeout: float | None) -> Communicator:
+    """Say why not."""
+    raise NotSupported(
+        f"create({name!r}): pushes that are applied rank by rank need a server, and collectives "
+        f"are synchronous; create('dist_sync') sums over all ranks"
+    )
+
+
+def _refuse_comm(name: str, comm: Any) -> None:
+    """Refuse a communicator where none is used."""
+    if comm is not None:
+        raise UsageError(f"create({name!r}) takes no comm; create('dist_sync', comm=...) does")
+
+
+RANKS: dict[str, Callable[[str, Any, float | None], Communicator]] = {
+    **dict.fromkeys(
+        (
+            "local",
+            "local_update_cpu",
+            "local_allreduce_cpu",
+        ),
+        _alone,
+    ),
+    **dict.fromkeys(("device", "local_allreduce_device"), _device),
+    "dist_sync": _hosts,
+    "dist": _best,
+    "threads": _threads,
+    **dict.fromkeys(("nccl", "dist_device_sync", "dist_sync_device"), _nccl),
+    **dict.fromkeys(("dist_async", "dist_async_device", "dist_device_async"), _asynchronous),
+}
+
+BUILT_IN.update(RANKS)

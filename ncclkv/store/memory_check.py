@@ -1,0 +1,112 @@
+"""Whether the machine has the memory that new keys are going to need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ncclkv.comm.base import ALIGNMENT, Communicator
+from ncclkv.engine.layout import Layout
+from ncclkv.errors import OutOfMemory
+from ncclkv.kernels.host import HostKernels
+from ncclkv.store.session import Checks
+from ncclkv.system.memory import room
+from ncclkv.table.registry import KeySpec
+
+LOOK_BYTES = 16 * 1024 * 1024
+"""Keys may grow by so much before anybody looks again."""
+
+
+class MemoryCheck:
+    """Looks at what is left before keys are added, for a limit of memory ends a job without a word.
+
+    A GPU refuses what it has no memory for, on one rank maybe.  So each rank compares what the keys
+    take with what its GPU has left, each time.
+
+    Parameters
+    ----------
+    comm : Communicator
+    places : Places
+    checks : Checks
+        What is refused here breaks no store, since all ranks refuse it.
+    """
+
+    def __init__(self, comm: Communicator, places: Layout, checks: Checks) -> None:
+        self._comm = comm
+        self._places = places
+        self._checks = checks
+        self._unseen = 0
+
+    def check(self, verb: str, specs: Sequence[KeySpec]) -> None:
+        """Refuse new keys that do not fit; collective, with the same keys on all ranks.
+
+        Raises
+        ------
+        OutOfMemory
+            On every rank, when one rank's node or GPU has not the room.
+        """
+        if not isinstance(self._comm.kernels, HostKernels):
+            self._check_gpus(verb, specs)
+            return
+        self._unseen += sum(spec.nbytes for spec in specs)
+        if self._unseen < LOOK_BYTES:
+            return
+        self._unseen = 0
+        votes = self._comm.control.allgather(self._lack(specs), f"room for {verb}")
+        for rank, lack in enumerate(votes):
+            if lack:
+                self._refuse(f"{verb}: on the node of rank {rank}, {lack}")
+
+    def _refuse(self, text: str) -> NoReturn:
+        """Raise what all ranks raise."""
+        error = OutOfMemory(text)
+        self._checks.failed(error)
+        raise error
+
+    def _check_gpus(self, verb: str, specs: Sequence[KeySpec]) -> None:
+        """Compare what new keys take with what each rank's GPU has left; collective."""
+        if not specs:
+            return
+        new, waiting = _padded(specs), self._places.waiting
+        # The values from rank 0; the gradients and weights of all keys that have no bucket.
+        needed = new + 2 * (new + waiting)
+        left, lack = self._comm.kernels.left(), ""
+        if left is not None and left < needed:
+            lack = (
+                f"they need {needed:,} bytes"
+                f"{', earlier keys without a bucket included,' if waiting else ','} and "
+                f"its GPU has {left:,} left"
+            )
+        votes = self._comm.control.allgather(lack, f"room for {verb}")
+        for rank, lack in enumerate(votes):
+            if lack:
+                self._refuse(
+                    f"{verb}: {len(specs)} new keys of {new:,} bytes, with gradients and weights, "
+                    f"do not fit on rank {rank}: {lack}; keep less there, or use more GPUs"
+                )
+
+    def _lack(self, specs: Sequence[KeySpec]) -> str:
+        """What this rank's node has not the room for; empty when it has, or nobody knows."""
+        left = room()
+        if left is None:
+            return ""
+        ranks = self._comm.local_size
+        common = self._places.common and self._comm.common(0) is not None
+        new = _padded(specs)
+        # Keys without a place hold memory for their first values, which becomes their gradients'.
+        gradients, waiting = ranks * new, self._places.waiting
+        weights = (1 if common else ranks) * (new + waiting)
+        if gradients + weights <= left.nbytes:
+            return ""
+        return (
+            f"the buckets of {len(specs)} new keys need {gradients + weights:,} bytes "
+            f"({gradients:,} for the gradients of {ranks} ranks, {weights:,} for "
+            f"{'weights in common' if common else 'the weights of each'}"
+            f"{', earlier keys without a bucket included' if waiting else ''}), and "
+            f"{left.nbytes:,} are left by {left.source}; give the node more memory, or fewer ranks"
+        )
+
+
+def _padded(specs: Sequence[KeySpec]) -> int:
+    """Bytes of keys in a bucket."""
+    return sum(-(-spec.nbytes // ALIGNMENT) * ALIGNMENT for spec in specs)

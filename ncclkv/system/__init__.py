@@ -1,0 +1,1 @@
+"""Memory, processes, stacks and the end of a job, by the operating system."""

@@ -1,0 +1,56 @@
+"""Bodies of store tests that hold for every kind of store, placement and number of ranks.
+
+A case is a function of one argument, `create`, which opens stores for the calling rank; the
+modules that run them, over threads and under ``mpirun``, decide which store that is.
+"""
+
+from importlib import import_module
+
+import pytest
+
+from tests.conformance.registry import CASES, Case
+
+MODULES = (
+    "arrays",
+    "buckets",
+    "checkpoints",
+    "checkpoints_refused",
+    "combining",
+    "contract",
+    "regressions",
+    "divergence",
+    "divergence_repair",
+    "dtypes",
+    "foreign",
+    "groups",
+    "introspection",
+    "keys",
+    "laziness",
+    "lifetime",
+    "misuse_arrays",
+    "misuse_calls",
+    "misuse_keys",
+    "misuse_lists",
+    "mxnet_nightly",
+    "mxnet_unit",
+    "optimizers",
+    "plans",
+    "nonfinite",
+    "presence",
+    "pulling",
+    "reproducible",
+    "several_stores",
+    "uneven",
+    "updaters",
+    "updaters_raising",
+    "unnoted",
+    "views",
+    "waiting",
+)
+
+for _module in MODULES:
+    # Before the import, so that a failing assert in a case shows its values.
+    pytest.register_assert_rewrite(f"tests.conformance.{_module}")
+    import_module(f"tests.conformance.{_module}")
+
+__all__ = ["CASES", "Case"]

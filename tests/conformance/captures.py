@@ -1,0 +1,213 @@
+"""Captured steps, which do what the same calls do each time; for stores in a GPU's memory.
+
+Here it is about what a step is made of; `tests.conformance.captures_around` is about the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+import ncclkv.optimizer as optimizer
+from tests.conformance.capabilities import here
+from tests.conformance.expect import same
+from tests.conformance.stores import Stores
+from tests.conformance.twins import Side, Twins
+
+CAPTURES: dict[str, Callable[[Stores], None]] = {}
+"""By name; each takes what opens stores."""
+
+
+def captured(body: Callable[[Stores], None]) -> Callable[[Stores], None]:
+    """List a case."""
+    CAPTURES[body.__name__] = body
+    return body
+
+
+def momentum() -> optimizer.SGD:
+    """An optimizer with every number but a clip."""
+    return optimizer.SGD(learning_rate=0.3, momentum=0.9, wd=0.01, rescale_grad=0.7)
+
+
+@captured
+def a_sum_replaces_the_value(create: Stores) -> None:
+    Twins(create).steps()
+
+
+@captured
+def averages_and_maxima(create: Stores) -> None:
+    for op in ("avg", "max"):
+        Twins(create, op=op).steps(2)
+
+
+@captured
+def whole_numbers(create: Stores) -> None:
+    Twins(create, dtype=np.int64).steps(2)
+
+
+@captured
+def gradient_descent(create: Stores) -> None:
+    Twins(create, make=lambda: optimizer.SGD(learning_rate=0.5)).steps()
+
+
+@captured
+def momentum_decay_and_rescaling(create: Stores) -> None:
+    Twins(create, make=momentum).steps()
+
+
+@captured
+def sixteen_bits(create: Stores) -> None:
+    Twins(create, make=momentum, dtype=np.float16).steps()
+
+
+@captured
+def clipping(create: Stores) -> None:
+    Twins(create, make=lambda: optimizer.SGD(learning_rate=0.1, clip_gradient=2.5)).steps()
+
+
+@captured
+def factors_of_keys(create: Stores) -> None:
+    def make() -> optimizer.SGD:
+        made = momentum()
+        made.lr_mult = {"a": 0.1, "c": 3.0}
+        made.wd_mult = {"b": 0.0}
+        return made
+
+    Twins(create, make=make).steps()
+
+
+@captured
+def a_learning_rate_that_changes(create: Stores) -> None:
+    for make in (momentum, lambda: optimizer.SGD(learning_rate=0.3)):
+        twins = Twins(create, make=make)
+        for rate in (0.3, 0.1, 1e-9, 0.1, 0.0, 1 / 3):
+            for side in twins.sides:
+                side.optimizer.learning_rate = rate
+            twins.steps(2)
+
+
+@captured
+def a_learning_rate_that_changes_with_factors(create: Stores) -> None:
+    def make() -> optimizer.SGD:
+        made = momentum()
+        made.lr_mult = {"a": 1 / 3}
+        return made
+
+    twins = Twins(create, make=make)
+    for rate in (0.1, 0.7):
+        for side in twins.sides:
+            side.optimizer.learning_rate = rate
+        twins.steps(2)
+
+
+@captured
+def the_loop_that_people_write(create: Stores) -> None:
+    def step(side: Side) -> None:
+        for number, (key, gradient) in enumerate(zip(side.keys, side.gradients, strict=True)):
+            side.kv.push(key, gradient, priority=-number)
+        for key, out in zip(side.keys, side.outs, strict=True):
+            side.kv.pull(key, out=out)
+
+    Twins(create, step, momentum).steps()
+
+
+@captured
+def a_group(create: Stores) -> None:
+    def step(side: Side) -> None:
+        with side.kv.group():
+            for key, gradient, out in zip(side.keys, side.gradients, side.outs, strict=True):
+                side.kv.push(key, gradient)
+                side.kv.pull(key, out=out)
+
+    Twins(create, step, momentum).steps()
+
+
+@captured
+def several_arrays_of_a_key(create: Stores) -> None:
+    def step(side: Side) -> None:
+        lists = [[gradient, gradient, gradient] for gradient in side.gradients]
+        side.kv.push(side.keys, lists)
+        side.kv.pull(side.keys, out=[[out] for out in side.outs])
+
+    Twins(create, step, momentum).steps()
+
+
+@captured
+def the_store_s_own_arrays(create: Stores) -> None:
+    def step(side: Side) -> None:
+        if "views" not in side.own:  # where nothing is captured: the user fills them every time
+            side.own["views"] = [side.kv.grad_view(key) for key in side.keys]
+        side.kv.push(side.keys, side.own["views"])
+        side.kv.pull(side.keys, out=side.outs)
+
+    twins = Twins(create, step, momentum)
+    for number in range(3):
+        for side in twins.sides:
+            for view in side.own["views"]:
+                here().write(view, np.arange(view.size) % 5 + number + side.kv.rank)
+        twins.step(write=False)
+        for key in twins.plain.keys:
+            same(twins.replayed.kv.value(key), here().get(twins.plain.kv.value(key)))
+        twins.compare()
+
+
+@captured
+def views_asked_for_inside(create: Stores) -> None:
+    def step(side: Side) -> None:
+        for key, gradient in zip(side.keys, side.gradients, strict=True):
+            view = side.kv.grad_view(key)
+            here().copy(gradient, view)  # a kernel of the user's own, captured with the rest
+            side.kv.push(key, view)
+        for key, out in zip(side.keys, side.outs, strict=True):
+            side.kv.pull(key, out=out)
+            here().copy(side.kv.value(key), out)
+
+    Twins(create, step, momentum).steps()
+
+
+@captured
+def values_taken_locally(create: Stores) -> None:
+    def step(side: Side) -> None:
+        side.kv.pull(side.keys, out=side.outs, local=True)
+        side.kv.push(side.keys, side.gradients)
+
+    Twins(create, step).steps()
+
+
+@captured
+def a_pull_before_and_after_the_push(create: Stores) -> None:
+    def step(side: Side) -> None:
+        side.kv.pull("a", out=side.outs[1])
+        side.kv.pushpull("a", side.gradients[0], side.outs[0])
+        side.kv.push("a", side.gradients[0])
+
+    Twins(create, step, momentum).steps()
+
+
+@captured
+def some_keys_of_a_bucket(create: Stores) -> None:
+    def step(side: Side) -> None:
+        side.kv.push(["a", "d"], [side.gradients[0], side.gradients[3]])
+
+    Twins(create, step, momentum).steps()
+
+
+@captured
+def arrays_of_any_layout(create: Stores) -> None:
+    """Strided gradients, and outs of another dtype: kernels of CuPy's own."""
+
+    def step(side: Side) -> None:
+        if not side.own:
+            side.own["wide"] = here().put(np.zeros(400, np.float32))
+            side.own["out"] = here().put(np.zeros(200, np.float64))
+        side.kv.push("c", side.own["wide"][::2])
+        side.kv.pull("c", out=side.own["out"])
+
+    twins = Twins(create, step, momentum)
+    for number in range(2):
+        for side in twins.sides:
+            here().write(side.own["wide"], np.arange(400) % 9 + number)
+        twins.step()
+        twins.compare()
+        same(twins.replayed.own["out"], here().get(twins.plain.own["out"]))

@@ -1,0 +1,157 @@
+"""Captures and replays that are refused for the store's updater, or for a step not made before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import ncclkv.optimizer as optimizer
+from ncclkv.errors import NotSupported, SpecMismatch, UsageError
+from tests.conformance.capabilities import here
+from tests.conformance.captures_misuse import Ready, misuse
+from tests.conformance.expect import full, intact, probed, pulled, refused, same, total
+from tests.conformance.stores import Stores
+
+# Steps that were not made before
+
+
+@misuse
+def keys_without_a_place(create: Stores) -> None:
+    kv = probed(create)
+    mine = here().put(full(1))
+    with (
+        refused(kv, UsageError, "capture: some keys have no place yet", "make the same step once"),
+        kv.capture(),
+    ):
+        kv.push(3, mine)
+    intact(kv)
+
+
+@misuse
+def a_bucket_that_was_never_launched(create: Stores) -> None:
+    ready = Ready(create, bucket_bytes=0)
+    kv = ready.kv
+    kv.init(7, full(0))
+    kv.value(7)
+    words = ("capture: what is pushed of bucket 2 (key 7", "make the same step once before")
+    with refused(kv, UsageError, *words), kv.capture():
+        kv.push(3, ready.gradients[0])
+        kv.push(7, ready.gradients[0])
+    same(pulled(kv, 3), total(kv))
+    same(pulled(kv, 7), 0)
+
+
+@misuse
+def an_optimizer_that_was_never_used(create: Stores) -> None:
+    ready = Ready(create)
+    ready.kv.set_optimizer(optimizer.SGD(learning_rate=1.0, momentum=0.5))
+    words = ("capture: what is pushed of bucket 0", "make the same step once before")
+    with refused(ready.kv, UsageError, *words), ready.kv.capture():
+        ready.pushpull()
+    ready.pushpull()
+    ready.step().replay()
+    # Two steps of momentum: 1, then 1.5 times the sum.
+    same(ready.outs[0], total(ready.kv) - 2.5 * total(ready.kv))
+
+
+# Updaters
+
+
+@misuse
+def a_function_as_updater(create: Stores) -> None:
+    ready = Ready(create)
+
+    def add(key: Any, grad: Any, stored: Any) -> None:
+        stored += grad
+
+    ready.kv.set_updater(add)
+    words = ("the updater add is a function, which a captured step would not call", "optimizer")
+    with refused(ready.kv, UsageError, *words), ready.kv.capture():
+        ready.pushpull()
+    same(pulled(ready.kv, 3), total(ready.kv))
+
+
+@misuse
+def an_optimizer_that_says_nothing_of_captures(create: Stores) -> None:
+    class Half(optimizer.SGD):
+        """Inherits the word of its base, which is not its own."""
+
+    ready = Ready(create)
+    ready.kv.set_optimizer(Half(learning_rate=1.0))
+    words = ("Half does not say that its update can be captured", "set an SGD")
+    with refused(ready.kv, NotSupported, *words), ready.kv.capture():
+        ready.pushpull()
+    same(pulled(ready.kv, 3), total(ready.kv))
+
+
+@misuse
+def an_optimizer_that_makes_an_array_at_each_step(create: Stores) -> None:
+    class Wasteful(optimizer.SGD):
+        """Says that it can be captured, and cannot: its states would have been made before."""
+
+        capturable = True
+
+        def update(self, kernels: Any, weights: Any, *rest: Any) -> None:
+            kernels.zeros(weights.size, weights.dtype)
+            super().update(kernels, weights, *rest)
+
+    ready = Ready(create)
+    ready.kv.set_optimizer(Wasteful(learning_rate=1.0))
+    ready.pushpull()
+    words = "capture: an update asks for a new array of .* state_count"
+    # A rank that does not update could capture the step.
+    alike = create.update_on == "every_rank" or ready.kv.num_workers == 1
+    error = UsageError if alike else SpecMismatch
+    with pytest.raises(error, match=words), ready.kv.capture():
+        ready.pushpull()
+    if alike:
+        same(pulled(ready.kv, 3), 0)
+
+
+@misuse
+def another_number_of_the_optimizer(create: Stores) -> None:
+    ready = Ready(create)
+    made = optimizer.SGD(learning_rate=1.0)
+    ready.kv.set_optimizer(made)
+    ready.pushpull()
+    step = ready.step()
+    words = ("the optimizer has changed since this step was captured", "capture the step again")
+    made.wd, made.lr_mult = 0.5, {3: 2.0}
+    said = ("wd is 0.5 and was 0.0", "lr_mult is {3: 2.0} and was {}")
+    with refused(ready.kv, UsageError, *words, *said):
+        step.replay()
+    made.wd, made.lr_mult = 0.0, {}
+    step.replay()
+    same(ready.outs[0], -total(ready.kv))  # pulled once as the sum, then two steps of it
+
+
+@misuse
+def another_updater(create: Stores) -> None:
+    ready = Ready(create)
+    plain = ready.step()
+    ready.kv.set_optimizer(optimizer.SGD(learning_rate=1.0))
+    words = ("updater is SGD and was none, another, when this step was captured; capture it again",)
+    with refused(ready.kv, UsageError, *words):
+        plain.replay()
+    ready.pushpull()
+    step = ready.step()
+    ready.kv.set_optimizer(optimizer.SGD(learning_rate=1.0))
+    with refused(ready.kv, UsageError, "updater is SGD and was SGD, another"):
+        step.replay()
+    same(pulled(ready.kv, 3), 0)
+
+
+@misuse
+def an_optimizer_that_changes_inside(create: Stores) -> None:
+    ready = Ready(create, bucket_bytes=0)
+    made = optimizer.SGD(learning_rate=1.0)
+    ready.kv.set_optimizer(made)
+    ready.pushpull()
+    words = ("the optimizer was changed between two pushes of the step", "or between replays")
+    with refused(ready.kv, UsageError, *words), ready.kv.capture():
+        ready.kv.push(3, ready.gradients[0])
+        made.learning_rate = 0.5
+        ready.kv.push(5, ready.gradients[1])
+    same(pulled(ready.kv, 3), 0)
+    same(pulled(ready.kv, 5), 0)

@@ -1,0 +1,300 @@
+"""What every communicator must do with buffers, whatever carries its messages.
+
+A case is a function of an open `Communicator`, called by all its ranks at the same time; `here`
+says where buffers lie.  More cases are in the files beside this one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ncclkv.comm.base import OPS, Communicator
+from ncclkv.comm.messages.algorithms import PIECE_BYTES, SHORT_BYTES
+from ncclkv.errors import NotSupported
+from tests.conformance.capabilities import here, near
+
+Array = NDArray[Any]
+Body = Callable[[Communicator], None]
+
+CASES: dict[str, Body] = {}
+
+INTEGERS = [np.dtype(name) for name in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")]
+FLOATS = [np.dtype(name) for name in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
+COMPLEX = [np.dtype(np.complex64), np.dtype(np.complex128)]
+BOOL = np.dtype(np.bool_)
+
+POISON = 0xA5
+GUARD = 256
+PERIOD = 9973
+
+
+def case(body: Body) -> Body:
+    """Add a case to `CASES`."""
+    CASES[body.__name__] = body
+    return body
+
+
+def data(rank: int, count: int, dtype: np.dtype[Any], step: int = 0) -> Array:
+    """What a rank contributes at a step; anybody can tell.
+
+    It repeats after a prime number of elements, which no slice or piece is a multiple of.
+    """
+    return np.resize(_block(rank, min(count, PERIOD), dtype, step), count)
+
+
+def _block(rank: int, count: int, dtype: np.dtype[Any], step: int) -> Array:
+    """Numbers of a rank, a step and a dtype: extreme integers, floats that round."""
+    rng = np.random.default_rng([rank, step, count])
+    if dtype == BOOL:
+        return rng.random(count) < 0.4
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return rng.integers(limits.min, limits.max, count, dtype, endpoint=True)
+    if dtype.kind == "c":
+        # Whole numbers: NumPy does not promise the last bit of a complex product.
+        parts = rng.integers(-4, 5, (2, count))
+        return (parts[0] + 1j * parts[1]).astype(dtype)
+    return (rng.standard_normal(count) + np.sign(rng.random(count) - 0.5)).astype(dtype)
+
+
+def reduced(parts: list[Array], op: str) -> Array:
+    """The parts reduced in rank order, as the notes on `ncclkv.comm.base` have it."""
+    dtype = parts[0].dtype
+    wide = np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype
+    step = {"max": np.maximum, "min": np.minimum, "prod": np.multiply}.get(op, np.add)
+    total = parts[0].astype(wide)
+    for part in parts[1:]:
+        total = step(total, part.astype(wide))
+    if op == "avg" and dtype.kind in "iu":
+        count = dtype.type(len(parts))  # Floor division goes down, and not toward zero.
+        return (total // count + ((total < 0) & (total % count != 0))).astype(dtype)
+    if op == "avg":
+        # Part by part, since NumPy multiplies a complex number by a rounded 1 / n.
+        total = (total.view(total.real.dtype) / total.real.dtype.type(len(parts))).view(wide)
+    return total.astype(dtype)
+
+
+def expected(comm: Communicator, count: int, dtype: np.dtype[Any], op: str, step: int = 0) -> Array:
+    """What a reduction of every rank's `data` must give."""
+    return reduced([data(rank, count, dtype, step) for rank in range(comm.size)], op)
+
+
+def identical(got: Array, wanted: Array, what: str) -> None:
+    """Fail unless two arrays are the same bits."""
+    __tracebackhide__ = True
+    if got.tobytes() != wanted.tobytes():
+        differ = np.flatnonzero(got != wanted)
+        where = differ[:5] if differ.size else "only in the sign of a zero or in a NaN"
+        raise AssertionError(
+            f"{what}: differs at {where}: got {got[differ[:5]]}, expected {wanted[differ[:5]]}"
+        )
+
+
+def summed(comm: Communicator, got: Array, wanted: Array, what: str) -> None:
+    """Fail unless `got` is the sum `wanted`, as exactly as the communicator promises."""
+    __tracebackhide__ = True
+    if here().promises.rank_order or not near(got, wanted, comm.size):
+        identical(got, wanted, what)
+
+
+class Memory:
+    """A poisoned buffer between two guards, in the communicator's own memory."""
+
+    def __init__(self, comm: Communicator, count: int, dtype: np.dtype[Any]) -> None:
+        nbytes = count * dtype.itemsize
+        self._space = comm.allocate(nbytes + 2 * GUARD)
+        here().write(self._space, POISON)
+        self._end = GUARD + nbytes
+        self.buffer = self._space[GUARD : self._end].view(dtype)
+
+    def check_guards(self, what: str) -> None:
+        """Fail when something was written outside the buffer."""
+        space = here().get(self._space)
+        outside = np.concatenate([space[:GUARD], space[self._end :]])
+        assert (outside == POISON).all(), f"{what}: wrote outside the buffer"
+
+
+def check_reduction(
+    comm: Communicator,
+    count: int,
+    dtype: np.dtype[Any],
+    op: str = "sum",
+    root: int | None = None,
+    in_place: bool = False,
+) -> None:
+    """Reduce every rank's `data`, and compare on the ranks that receive."""
+    what = (
+        f"rank {comm.rank} of {comm.size}: {op} of {count} {dtype} to {root}, in place {in_place}"
+    )
+    place, memory = here(), Memory(comm, count, dtype)
+    send = receive = memory.buffer
+    if in_place:
+        place.write(send, data(comm.rank, count, dtype))
+    else:
+        send = place.put(data(comm.rank, count, dtype))
+    receives = root is None or root == comm.rank
+    if root is None:
+        comm.allreduce(send, receive, op).wait()
+    else:
+        comm.reduce(send, receive, op, root).wait()
+    if receives:
+        summed(comm, place.get(receive), expected(comm, count, dtype, op), what)
+    if not in_place:
+        identical(place.get(send), data(comm.rank, count, dtype), f"{what}: the sent array")
+    memory.check_guards(what)
+
+
+def offered(dtype: np.dtype[Any]) -> Iterator[str]:
+    """The ops that a dtype has."""
+    for op in OPS:
+        if not (dtype.kind == "c" and op in ("max", "min")) and not (dtype == BOOL and op == "avg"):
+            yield op
+
+
+def lengths(size: int, itemsize: int) -> list[int]:
+    """Where schedules change their mind: around nothing, one each, short, a piece, pieces."""
+    short = SHORT_BYTES // itemsize
+    piece = PIECE_BYTES // itemsize * size
+    few = {0, 1, 2, size - 1, size, size + 1, short - 1, short, short + 1}
+    return sorted(few | {piece - 1, piece, piece + 1, 2 * piece + size + 1})
+
+
+@case
+def every_op_of_every_dtype(comm: Communicator) -> None:
+    for dtype in [BOOL, *INTEGERS, *FLOATS, *COMPLEX]:
+        for op in offered(dtype):
+            if words := here().promises.refused(dtype, op):
+                with pytest.raises(NotSupported, match=words):
+                    check_reduction(comm, 37, dtype, op)
+                continue
+            check_reduction(comm, 37, dtype, op)
+            check_reduction(comm, SHORT_BYTES // dtype.itemsize + 3, dtype, op, in_place=True)
+
+
+@case
+def every_length_to_all(comm: Communicator) -> None:
+    for count in lengths(comm.size, 4):
+        for in_place in (False, True):
+            check_reduction(comm, count, np.dtype(np.float32), in_place=in_place)
+
+
+@case
+def every_length_to_every_root(comm: Communicator) -> None:
+    for count in lengths(comm.size, 8):
+        # Long ones go to the last root alone: they take the most time and differ the least.
+        long = count * 8 > 4 * SHORT_BYTES
+        for root in range(comm.size - 1 if long else 0, comm.size):
+            for in_place in (False, True):
+                check_reduction(comm, count, np.dtype(np.float64), "sum", root, in_place)
+
+
+@case
+def sixteen_bit_sums_are_rounded_once(comm: Communicator) -> None:
+    for dtype, one in zip(FLOATS[:2], (2048, 256), strict=True):
+        # In 16 bits one more than `one` is `one` again, so that rounding at each step adds nothing.
+        for count in (3, SHORT_BYTES):
+            send = here().put(np.full(count, one if comm.rank == 0 else 1, dtype))
+            comm.allreduce(send, send).wait()
+            wanted = np.full(count, np.float32(one + comm.size - 1)).astype(dtype)
+            summed(comm, here().get(send), wanted, f"rank {comm.rank}: {dtype}")
+
+
+@case
+def averages_of_integers_go_toward_zero(comm: Communicator) -> None:
+    for count in (4, SHORT_BYTES):
+        values = np.zeros(count, np.int8)
+        values[:4] = [-1, 1, 100, -128] if comm.rank == 0 else [0, 0, 100, 0]
+        send = here().put(values)
+        comm.allreduce(send, send, "avg").wait()
+        total = (100 * comm.size + 128) % 256 - 128
+        wanted = [int(x / comm.size) for x in (-1, 1, total, -128)]
+        assert here().get(send)[:4].tolist() == wanted
+
+
+@case
+def not_a_number_wins(comm: Communicator) -> None:
+    for dtype in FLOATS:
+        for op in ("sum", "max", "min") if here().promises.nan_wins else ("sum",):
+            values = np.ones(SHORT_BYTES, dtype)
+            if comm.rank == comm.size - 1:
+                values[7] = np.nan
+            send = here().put(values)
+            comm.allreduce(send, send, op).wait()
+            assert np.flatnonzero(np.isnan(here().get(send))).tolist() == [7], (dtype, op)
+
+
+@case
+def sums_are_the_same_bits_on_all_ranks(comm: Communicator) -> None:
+    for count in (1000, 300_000):
+        send = here().put(data(comm.rank, count, np.dtype(np.float32), 5))
+        comm.allreduce(send, send).wait()
+        got = here().get(send)
+        digests = comm.control.allgather(zlib.crc32(got.tobytes()))
+        assert len(set(digests)) == 1, digests
+        summed(comm, got, expected(comm, count, send.dtype, "sum", 5), f"rank {comm.rank}")
+
+
+@case
+def broadcast_from_every_root(comm: Communicator) -> None:
+    for count in lengths(comm.size, 1):
+        long = count > 4 * SHORT_BYTES
+        for root in range(comm.size - 1 if long else 0, comm.size):
+            what = f"rank {comm.rank}: broadcast of {count} bytes from {root}"
+            memory = Memory(comm, count, np.dtype(np.uint8))
+            if comm.rank == root:
+                here().write(memory.buffer, data(root, count, np.dtype(np.uint8)))
+            comm.broadcast(memory.buffer, root).wait()
+            identical(here().get(memory.buffer), data(root, count, np.dtype(np.uint8)), what)
+            memory.check_guards(what)
+
+
+@case
+def broadcast_of_every_dtype(comm: Communicator) -> None:
+    for dtype in [BOOL, *INTEGERS, *FLOATS, *COMPLEX]:
+        root = dtype.itemsize % comm.size
+        memory = Memory(comm, 100, dtype)
+        if comm.rank == root:
+            here().write(memory.buffer, data(root, 100, dtype))
+        comm.broadcast(memory.buffer, root).wait()
+        identical(here().get(memory.buffer), data(root, 100, dtype), f"rank {comm.rank}: {dtype}")
+
+
+@case
+def reduce_scatter_in_and_out_of_place(comm: Communicator) -> None:
+    for part in (0, 1, 3, SHORT_BYTES, PIECE_BYTES // 8 + 1):
+        count, dtype = part * comm.size, np.dtype(np.float64)
+        own = slice(part * comm.rank, part * (comm.rank + 1))
+        for op in ("sum", "avg", "max"):
+            wanted = expected(comm, count, dtype, op)[own]
+            memory = Memory(comm, part, dtype)
+            what = f"rank {comm.rank}: reduce_scatter of {part}"
+            whole = here().put(data(comm.rank, count, dtype))
+            comm.reduce_scatter(whole, memory.buffer, op).wait()
+            summed(comm, here().get(memory.buffer), wanted, what)
+            memory.check_guards(what)
+            comm.reduce_scatter(whole, whole[own], op).wait()
+            summed(comm, here().get(whole[own]), wanted, f"{what} in place")
+
+
+@case
+def allgather_in_and_out_of_place(comm: Communicator) -> None:
+    for part in (0, 1, 3, SHORT_BYTES, PIECE_BYTES // 2 + 1):
+        dtype = np.dtype(np.int16)
+        wanted = np.concatenate([data(rank, part, dtype) for rank in range(comm.size)])
+        own = slice(part * comm.rank, part * (comm.rank + 1))
+        memory = Memory(comm, part * comm.size, dtype)
+        comm.allgather(here().put(data(comm.rank, part, dtype)), memory.buffer).wait()
+        identical(here().get(memory.buffer), wanted, f"rank {comm.rank}: allgather of {part}")
+        memory.check_guards(f"rank {comm.rank}: allgather of {part}")
+        memory = Memory(comm, part * comm.size, dtype)
+        here().write(memory.buffer[own], data(comm.rank, part, dtype))
+        comm.allgather(memory.buffer[own], memory.buffer).wait()
+        got = here().get(memory.buffer)
+        identical(got, wanted, f"rank {comm.rank}: allgather in place of {part}")

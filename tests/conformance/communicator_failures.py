@@ -1,0 +1,287 @@
+"""What every communicator must do when a rank does not come, leaves, or makes another call.
+
+Cases as in `tests.conformance.communicator`, for two ranks or more.  The last rank is the one that
+misbehaves, each time on a duplicate that is broken for good by it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ncclkv.comm.base import Communicator, Work
+from ncclkv.comm.messages.algorithms import PIECE_BYTES, SHORT_BYTES
+from ncclkv.errors import (
+    CommAborted,
+    CommTimeout,
+    KVStoreError,
+    RankLost,
+    UsageError,
+)
+from tests.conformance.capabilities import here
+from tests.conformance.communicator import case
+
+LONG = 30.0
+"""Seconds of a deadline that must not be reached."""
+
+ORDER = "all ranks must make the same calls in the same order"
+
+Call = Callable[[Communicator], object]
+
+
+def deadline() -> float:
+    """Seconds that ranks wait for one that will not come."""
+    return here().promises.deadline
+
+
+def slack() -> float:
+    """Seconds after its deadline, or after a rank has left, that a wait may go on."""
+    return here().promises.slack
+
+
+def last(comm: Communicator) -> int:
+    """The rank that misbehaves."""
+    return comm.size - 1
+
+
+def ones(nbytes: int) -> Any:
+    return here().put(np.ones(nbytes, np.uint8))
+
+
+def finish(comm: Communicator, work: Work, timeout: float | None = None) -> None:
+    """Block until a collective is complete: on a device, a work's own wait does not."""
+    work.wait(timeout)
+    comm.synchronize(timeout)
+
+
+def to_all(nbytes: int) -> Call:
+    def call(comm: Communicator) -> None:
+        finish(comm, comm.allreduce(ones(nbytes), ones(nbytes)))
+
+    return call
+
+
+def to_rank_0(comm: Communicator) -> None:
+    """All ranks take part in a long reduction to one of them."""
+    finish(comm, comm.reduce(ones(PIECE_BYTES), ones(PIECE_BYTES), "sum", 0))
+
+
+def from_last(nbytes: int) -> Call:
+    def call(comm: Communicator) -> None:
+        finish(comm, comm.broadcast(ones(nbytes), last(comm)))
+
+    return call
+
+
+# Each with what its message calls it.
+MOVES: dict[str, Call] = {
+    "a reduction of 8 bytes to all ranks": to_all(8),
+    "a reduction of 100000 bytes to all ranks": to_all(100_000),
+    "a reduction of 1048576 bytes to rank 0": to_rank_0,
+    "a broadcast of 8 bytes": from_last(8),
+    "a broadcast of 100000 bytes": from_last(100_000),
+    "a reduce_scatter": lambda c: finish(c, c.reduce_scatter(ones(9 * c.size), ones(9))),
+    "an allgather": lambda c: finish(c, c.allgather(ones(9), ones(9 * c.size))),
+}
+CALLS: dict[str, Call] = {
+    **MOVES,
+    "a barrier": lambda c: c.barrier().wait(),
+    "an exchange of objects (names)": lambda c: c.control.allgather("x", "names"),
+    "a barrier (epoch)": lambda c: c.control.barrier("epoch"),
+    "a barrier (duplicate)": lambda c: c.duplicate(),
+    "an exchange of objects (split)": lambda c: c.split(0),
+}
+
+
+@contextmanager
+def broken(comm: Communicator, timeout: float) -> Iterator[Communicator]:
+    """A duplicate to be broken: when all ranks are done with it, each leaves it."""
+    # The abort of the last one takes longer on one rank than on another, and so long as NCCL likes.
+    comm.barrier().wait()
+    own = comm.duplicate(timeout)
+    comm.barrier().wait()
+    yield own
+    comm.barrier().wait()
+    own.abort("the case is over")
+
+
+@contextmanager
+def raises_within(kind: type[KVStoreError], seconds: float, *words: str) -> Iterator[None]:
+    """Expect an error of that very kind, with every one of `words`, in time."""
+    begin = time.monotonic()
+    with pytest.raises(kind) as caught:
+        yield
+    took = time.monotonic() - begin
+    text = str(caught.value)
+    assert caught.type is kind
+    assert took < seconds, f"{took:.2f} s: {text}"
+    missing = [word for word in words if word not in text]
+    assert not missing, f"does not say {missing}: {text}"
+
+
+@case
+def a_rank_that_does_not_come_is_named_in_time(comm: Communicator) -> None:
+    who = f"rank {comm.rank} of {comm.size}: "
+    for what, call in [*CALLS.items(), ("a barrier (close)", lambda c: c.close())]:
+        with broken(comm, deadline()) as own:
+            if comm.rank != last(comm):
+                named = here().promises.missing if what in MOVES else "rank {last};"
+                missing = f"(timeout {deadline():g} s) for {named.format(last=last(comm))}"
+                with raises_within(CommTimeout, deadline() + slack(), who, what, missing, ORDER):
+                    call(own)
+
+
+@case
+def several_that_do_not_come_are_all_named(comm: Communicator) -> None:
+    with broken(comm, deadline()) as own:
+        if comm.rank == 0:
+            others = ", ".join(str(rank) for rank in range(1, comm.size))
+            with raises_within(
+                CommTimeout, deadline() + slack(), f" {others}; all ranks must make"
+            ):
+                own.barrier().wait()
+
+
+@case
+def who_waits_for_a_later_call_names_who_is_missing_in_the_first(comm: Communicator) -> None:
+    def third(own: Communicator) -> None:
+        works = [own.allgather(ones(100_000), ones(100_000 * own.size)) for _ in range(3)]
+        finish(own, works[-1])
+
+    with broken(comm, deadline()) as own:
+        if comm.rank != last(comm):
+            missing = f"for {here().promises.missing.format(last=last(comm))}"
+            with raises_within(CommTimeout, deadline() + slack(), "an allgather", missing):
+                third(own)
+    with broken(comm, LONG) as own:
+        if comm.rank == last(comm):
+            time.sleep(0.03)
+            own.abort("enough")
+        else:
+            with raises_within(RankLost, slack(), f"rank {last(comm)} left while an allgather"):
+                third(own)
+
+
+@case
+def a_wait_may_have_a_deadline_of_its_own(comm: Communicator) -> None:
+    with broken(comm, LONG) as own:
+        if comm.rank != last(comm):
+            work = own.allreduce(ones(8), ones(8))
+            work.label = "key 'w'"
+            label = "a reduction of 8 bytes to all ranks (key 'w') waited 0."
+            with raises_within(CommTimeout, 0.1 + slack(), label, "(timeout 0.1 s)"):
+                finish(own, work, timeout=0.1)
+
+
+@case
+def after_a_failure_every_call_raises_it_at_once(comm: Communicator) -> None:
+    with broken(comm, deadline()) as own:
+        if comm.rank != last(comm):
+            before = own.allreduce(ones(8), ones(8))
+            with raises_within(CommTimeout, deadline() + slack(), "a barrier waited"):
+                own.barrier().wait()
+            for call in (to_all(8), to_rank_0, CALLS["a barrier (epoch)"], lambda c: c.split(0)):
+                with raises_within(CommTimeout, deadline(), "a barrier waited"):
+                    call(own)
+            with raises_within(CommTimeout, deadline(), "a barrier waited"):
+                before.wait()
+
+
+@case
+def a_rank_that_leaves_is_named_with_its_reason(comm: Communicator) -> None:
+    for what, call in CALLS.items():
+        with broken(comm, LONG) as own:
+            if comm.rank == last(comm):
+                time.sleep(0.03)
+                own.abort("ValueError: höher als 3")
+            else:
+                reason = f"rank {last(comm)} left while {what}"
+                with raises_within(RankLost, slack(), reason, "it said: ValueError: höher als 3"):
+                    call(own)
+
+
+@case
+def what_a_rank_sent_before_it_left_counts(comm: Communicator) -> None:
+    with broken(comm, LONG) as own:
+        buffer = here().put(np.full(100, comm.rank, np.int64))
+        if comm.rank == last(comm):
+            own.broadcast(buffer, last(comm)).done()
+            own.abort("no more")
+            comm.control.barrier("it has left")
+        else:
+            comm.control.barrier("it has left")
+            if here().promises.sent_counts:
+                own.broadcast(buffer, last(comm)).wait()
+                assert (here().get(buffer) == last(comm)).all()
+            with raises_within(RankLost, slack(), f"rank {last(comm)} left", "it said: no more"):
+                own.barrier().wait()
+
+
+@case
+def a_rank_that_has_left_cannot_go_on_itself(comm: Communicator) -> None:
+    with broken(comm, LONG) as own:
+        own.abort("enough")
+        with raises_within(CommAborted, slack(), f"rank {comm.rank} of {comm.size}", "enough"):
+            own.barrier().wait()
+
+
+@case
+def a_closed_communicator_is_not_used(comm: Communicator) -> None:
+    own = comm.duplicate()
+    own.close()
+    for call in (to_all(8), CALLS["a barrier (epoch)"]):
+        with raises_within(UsageError, slack(), f"rank {comm.rank} of {comm.size}", "is closed"):
+            call(own)
+
+
+@case
+def what_apply_raises_breaks_the_communicator(comm: Communicator) -> None:
+    def apply(lo: int, hi: int) -> None:
+        raise ZeroDivisionError("in apply")
+
+    with broken(comm, LONG) as own:
+        with pytest.raises(ZeroDivisionError, match="in apply"):
+            # At launch, when all messages are there already, or else in the wait.
+            finish(own, own.reduce_apply(ones(8), ones(8), "sum", apply))
+        for call in (to_all(8), CALLS["a barrier (epoch)"]):
+            with raises_within(CommAborted, slack(), "ZeroDivisionError: in apply"):
+                call(own)
+
+
+@case
+def close_does_not_need_those_who_have_left(comm: Communicator) -> None:
+    with broken(comm, LONG) as own:
+        if comm.rank == last(comm):
+            own.abort("first to go")
+        begin = time.monotonic()
+        own.close()
+        own.close()
+        assert time.monotonic() - begin < slack()
+
+
+@case
+def a_message_of_another_length_is_an_order_mismatch(comm: Communicator) -> None:
+    lengths = ((10, 20), (20, 10), (0, 1), (1, 0), (SHORT_BYTES, 5))
+    for sent, awaited in lengths if here().promises.compares_empty else lengths[:2]:
+        with broken(comm, here().promises.mismatch_seconds) as own:
+            sends = comm.rank == last(comm)
+            if sends and here().promises.sender_goes_on:
+                own.broadcast(ones(sent), last(comm)).done()
+                continue
+            text = f"rank {last(comm)} sent {sent} bytes where {awaited} were expected"
+            with here().mismatch(text, "made different calls"):
+                finish(own, own.broadcast(ones(sent if sends else awaited), last(comm)))
+
+
+@case
+def sums_of_different_lengths_fail_everywhere(comm: Communicator) -> None:
+    for count in (10, 200_000):
+        with broken(comm, here().promises.mismatch_seconds) as own:
+            mine = count + (comm.rank == last(comm)) * comm.size
+            with here().mismatch(f"rank {comm.rank}: rank "):
+                finish(own, own.allreduce(ones(mine), ones(mine)))

@@ -1,0 +1,218 @@
+"""Stores that compare the values of their ranks: what they find, and what is no difference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ncclkv
+from ncclkv.errors import Divergence
+from tests.conformance.capabilities import here
+from tests.conformance.expect import full, pulled, same, says, total
+from tests.conformance.overwrite import against, diverges, last, spoil, spoil_pulls, watched
+from tests.conformance.registry import SEVERAL, case
+from tests.conformance.stores import Stores
+
+
+def momentum() -> Any:
+    return ncclkv.optimizer.SGD(learning_rate=0.5, momentum=0.5)
+
+
+def add(key: Any, value: Any, stored: Any) -> None:
+    stored += value
+
+
+@case()
+def no_alarm_without_an_updater(create: Stores) -> None:
+    kv = watched(create)
+    for step in range(1, 4):
+        kv.push(["w", "b"], [full(step * (kv.rank + 1)), full(step)])
+        same(pulled(kv, "w"), step * total(kv))
+        with kv.group():
+            kv.push("b", full(1))
+        kv.wait("b")
+        kv.barrier()
+    kv.broadcast("new", full(7), out=full(0))
+    same(kv.pull("new"), 7)
+    assert kv.repaired == 0
+
+
+@case()
+def no_alarm_with_an_optimizer(create: Stores) -> None:
+    kv = watched(create)
+    kv.set_optimizer(momentum())
+    outs = [full(0), full(0)]
+    for _ in range(3):
+        kv.pushpull(["w", "b"], [full(kv.rank + 1), full(1)], out=outs)
+    # Three steps of momentum 1/2 under one gradient g: half of g, of 1.5 g and of 1.75 g.
+    same(outs[0], 2 - 0.5 * total(kv) * 4.25)
+    kv.wait()
+
+
+@case()
+def no_alarm_with_a_function(create: Stores) -> None:
+    kv = watched(create)
+    kv.set_updater(add)
+    for _ in range(3):
+        kv.push(["w", "b"], [full(kv.rank + 1), full(1)])
+        kv.pull(["w", "b"])
+    same(pulled(kv, "w"), 2 + 3 * total(kv))
+
+
+@case(sizes=SEVERAL)
+def arrays_of_other_kinds_are_no_difference(create: Stores) -> None:
+    """Ranks may pull into other dtypes, other layouts, and as many arrays as they like."""
+    kv = watched(create)
+    first = kv.rank == 0
+    kv.pull("w", out=here().put(np.zeros((2, 3), np.float64 if first else np.float32)))
+    out = here().put(np.zeros((3, 2), np.float32))
+    kv.pull("w", out=out.T if first else here().put(full(0)))
+    kv.pull(["w", "w"] if first else ["w"], out=[full(0), full(1)] if first else [full(0)])
+    kv.pull("w")
+    kv.barrier()
+
+
+@case(sizes=SEVERAL)
+def a_spoilt_value_is_found_by_a_pull(create: Stores) -> None:
+    kv = watched(create)
+    kv.push(["w", "b"], [full(1), full(1)])
+    odd = spoil(kv, "w")
+    words = "after 2 flushes values differ: of key 'w' rank", "(held and pulled)", "rank 0's"
+    diverges(kv, lambda: kv.pull(["b", "w"]), odd, *words)
+    kv.close()
+
+
+@case(sizes=SEVERAL)
+def a_spoilt_value_is_found_without_a_pull(create: Stores) -> None:
+    for verb in ("wait", "wait for b", "barrier"):
+        kv = watched(create)
+        kv.push(["w", "b"], [full(1), full(1)])
+        odd = spoil(kv, "b")
+        calls = {"wait": kv.wait, "wait for b": lambda kv=kv: kv.wait("b"), "barrier": kv.barrier}
+        diverges(kv, calls[verb], odd, "of key 'b' rank", "(held);")
+        kv.close()
+
+
+@case(sizes=SEVERAL)
+def only_the_keys_of_a_call_are_compared(create: Stores) -> None:
+    kv = watched(create)
+    kv.push(["w", "b"], [full(1), full(1)])
+    odd = spoil(kv, "b")
+    kv.pull("w")
+    kv.wait("w")
+    diverges(kv, lambda: kv.pull("b"), odd)
+
+
+@case(sizes=SEVERAL)
+def a_value_spoilt_under_an_optimizer(create: Stores) -> None:
+    """Every update is made on the wrong value; it is found at the end of a group."""
+    kv = watched(create, every=5)
+    kv.set_optimizer(momentum())
+    kv.push(["w", "b"], [full(1), full(1)])
+    kv.pull(["w", "b"])
+    odd = spoil(kv, "w")  # with a wait, the second call that counts
+    if create.update_on == "root":
+        odd = []  # each update brings the root's
+    for _ in range(2):
+        kv.pushpull("w", full(1), out=full(0))
+
+    def group() -> None:
+        with kv.group():
+            kv.push("w", full(1))
+            kv.pull("w", out=full(0))
+
+    diverges(kv, group, odd, "after 5 flushes", "of key 'w'", "(held and pulled)")
+
+
+@case(sizes=SEVERAL)
+def every_so_many_calls(create: Stores) -> None:
+    kv = watched(create, every=3)
+    kv.push("w", full(1))
+    odd = spoil(kv, "w")  # the first call
+    kv.pull("w")
+    with kv.group():
+        kv.pull("b", out=full(0))  # the third, of another key
+    kv.pull("w", local=True)
+    kv.pull("w")
+    with kv.group():
+        kv.push("b", full(1))  # nothing is read
+    kv.wait("w")
+    diverges(kv, lambda: kv.pull("w"), odd, "after 6 flushes")
+
+
+@case(sizes=SEVERAL)
+def a_value_that_no_bucket_has_yet(create: Stores) -> None:
+    kv = watched(create)
+    if kv.rank == last(kv):
+        here().write(kv._engine.places.unplaced("w"), 99)
+    diverges(kv, kv.barrier, [last(kv)], "of key 'w'", "(held)")
+
+
+@case(sizes=SEVERAL)
+def an_updater_that_does_other_on_one_rank(create: Stores) -> None:
+    kv = watched(create)
+
+    def update(key: Any, value: Any, stored: Any) -> None:
+        stored += value + (key == "b") * (kv.rank == last(kv))
+
+    kv.set_updater(update)
+    odd = [last(kv)] if create.update_on == "every_rank" else []
+    work = [full(1), full(1)]
+    diverges(kv, lambda: kv.pushpull(["w", "b"], work), odd, "of key 'b'", "(held and pulled)")
+
+
+@case(sizes=SEVERAL)
+def an_updater_that_raises_on_one_rank(create: Stores) -> None:
+    """Its exception is not lost: it is why the values differ."""
+    kv = watched(create)
+
+    def update(key: Any, value: Any, stored: Any) -> None:
+        if kv.rank == last(kv):
+            raise ZeroDivisionError("mine")
+        stored += value
+
+    kv.set_updater(update)
+    if create.update_on == "root":
+        return
+    with pytest.raises(Divergence) as caught:
+        kv.pushpull("w", full(1), out=full(0))
+    says(caught.value, against([last(kv)], kv.num_workers))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError) is (kv.rank == last(kv))
+
+
+@case(sizes=SEVERAL)
+def a_spoilt_pull(create: Stores) -> None:
+    """Found where ranks have their values in common, too."""
+    kv = watched(create)
+    kv.push(["w", "b"], [full(1), full(1)])
+    kv.pull("w")
+    spoil_pulls(kv)
+    out = here().put(full(0))
+    diverges(kv, lambda: kv.pull("w", out=out), [last(kv)], "of key 'w'", "(pulled)")
+
+
+@case(sizes=SEVERAL)
+def a_sign_of_zero_and_a_swap(create: Stores) -> None:
+    """Bits are compared, and where they are."""
+    for values in ([-0.0, 0, 3, 4, 5, 6], [0, 0, 4, 3, 5, 6]):
+        kv = create(verify_every=1)
+        kv.init("w", np.array([0, 0, 3, 4, 5, 6], np.float32))
+        if kv.rank == last(kv):
+            here().write(kv._engine.places.unplaced("w"), np.array(values, np.float32))
+        diverges(kv, kv.wait, [last(kv)])
+        kv.close()
+
+
+@case(sizes=SEVERAL)
+def many_keys_are_counted(create: Stores) -> None:
+    kv = create(verify_every=1)
+    kv.init(list(range(10)), [full(0)] * 10)
+    if kv.rank == last(kv):
+        for key in range(1, 10):
+            here().write(kv._engine.places.unplaced(key), 99)
+    with pytest.raises(Divergence) as caught:
+        kv.pull(list(range(10)))
+    says(caught.value, "of key 1 rank", "of key 4 rank", " and 5 more keys;")
+    assert "key 5" not in str(caught.value)

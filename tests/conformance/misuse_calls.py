@@ -1,0 +1,138 @@
+"""Wrong updaters and wrong options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ncclkv.errors import UpdaterError, UsageError
+from tests.conformance.expect import full, intact, probed, pulled, refused, same, says, total
+from tests.conformance.registry import case
+from tests.conformance.stores import Stores
+
+
+@contextmanager
+def told_later(create: Stores, kv: Any, *words: str) -> Iterator[None]:
+    """Expect word of an updater's error on the ranks where it did not run."""
+    if create.updates_here(kv):
+        yield
+    else:
+        with refused(kv, UpdaterError, *words):
+            yield
+
+
+class NoUpdate:
+    """Something with `dispose`, and no `update`."""
+
+    def dispose(self) -> None:
+        pass
+
+
+@case()
+def what_is_no_updater(create: Stores) -> None:
+    kv = probed(create)
+    for wrong in (None, 3, "sgd", NoUpdate()):
+        for call in (kv.set_updater, kv._set_updater):
+            with refused(kv, UsageError, repr(wrong), "(key, input, stored)"):
+                call(wrong)
+    intact(kv)
+
+
+@case()
+def a_refused_updater_leaves_the_old_one(create: Stores) -> None:
+    kv = probed(create)
+    kv.set_updater(lambda key, grad, stored: np.add(stored, grad, out=stored))
+    with refused(kv, UsageError, "None"):
+        kv.set_updater(None)
+    kv.push(3, full(kv.rank + 1))
+    same(pulled(kv, 3), 2 + total(kv))
+
+
+@case()
+def an_updater_that_fails_half_way_through_a_list(create: Stores) -> None:
+    kv = probed(create)
+    refusing = True
+
+    def add(key: int, grad: NDArray[Any], stored: NDArray[Any]) -> None:
+        if key == 5 and refusing:
+            raise ValueError("not yet")
+        stored += grad
+
+    kv.set_updater(add)
+    if create.updates_here(kv):
+        with pytest.raises(ValueError, match="not yet") as caught:
+            kv.push([3, 5], [full(1), full(1)])
+        says(caught.value, "5", f"rank {kv.rank}")
+    else:
+        kv.push([3, 5], [full(1), full(1)])
+    refusing = False
+    with told_later(create, kv, "not yet, at key 5, on rank 0"):
+        kv.pull(3)
+    same(pulled(kv, 3), 2 + kv.num_workers)
+    same(pulled(kv, 5), 4)
+    kv.push(5, full(kv.rank + 1))
+    same(pulled(kv, 5), 4 + total(kv))
+
+
+@case()
+def options_that_cannot_be(create: Stores) -> None:
+    wrong: list[tuple[str, Any]] = [
+        ("update_on", "nowhere"),
+        ("update_on", None),
+        ("root", -1),
+        ("root", 99),
+        ("root", "0"),
+        ("root", None),
+        ("timeout", 0),
+        ("timeout", -1.0),
+        ("timeout", "soon"),
+    ]
+    for name, value in wrong:
+        with pytest.raises(UsageError) as caught:
+            create(**{name: value})
+        says(caught.value, name, repr(value))
+    for name in ("root", "bucket_bytes", "verify_every", "timeout"):
+        with pytest.raises(UsageError) as caught:
+            create(**{name: 10**5000})
+        says(caught.value, name, "16,610 bits")
+    intact(probed(create))
+
+
+@case()
+def placements_are_named(create: Stores) -> None:
+    with pytest.raises(UsageError) as caught:
+        create(update_on="every-rank")
+    says(caught.value, "'every-rank'", "every_rank", "root")
+
+
+@case()
+def a_placement_that_is_not_there_yet(create: Stores) -> None:
+    with pytest.raises(NotImplementedError) as caught:
+        create(update_on="sharded")
+    assert isinstance(caught.value, UsageError)
+    says(caught.value, "sharded", "every_rank", "root")
+
+
+@case()
+def an_updater_that_calls_its_store(create: Stores) -> None:
+    kv = probed(create)
+
+    def look(key: int, grad: NDArray[Any], stored: NDArray[Any]) -> None:
+        kv.pull(5)
+
+    kv.set_updater(look)
+    if create.updates_here(kv):
+        with refused(kv, UsageError, "pull", "updater", "3"):
+            kv.push(3, full(1))
+    else:
+        kv.push(3, full(1))
+    with told_later(create, kv, "pull was called inside an updater", "at key 3, on rank 0"):
+        kv.pull(3)
+    kv.set_updater(lambda key, grad, stored: np.add(stored, grad, out=stored))
+    kv.push(3, full(kv.rank + 1))
+    same(pulled(kv, 3), 2 + total(kv))

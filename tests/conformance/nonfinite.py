@@ -1,0 +1,116 @@
+"""Ranks that push NaN or infinity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ncclkv
+from ncclkv.errors import NonFinite
+from tests.conformance.expect import full, intact, probed, pulled, same, says, total
+from tests.conformance.registry import case
+from tests.conformance.stores import Stores
+
+NAN, INF = float("nan"), float("inf")
+
+
+def sgd(rate: float = 0.5) -> Any:
+    return ncclkv.optimizer.SGD(learning_rate=rate, momentum=0.5, wd=0.25)
+
+
+def unsound(kv: Any, value: float) -> Any:
+    """A gradient with one number of that kind on the last rank."""
+    gradient = full(kv.rank + 1)
+    if kv.rank == kv.num_workers - 1:
+        gradient[1, 2] = value
+    return gradient
+
+
+def waited_for(kv: Any) -> None:
+    """On a host a flush tells of NaN; of a GPU's the host hears when it next waits."""
+    kv.pull(3)
+    kv.wait()
+
+
+@case()
+def nan_raises_on_every_rank(create: Stores) -> None:
+    kv = probed(create, nonfinite="raise")
+    last = kv.num_workers - 1
+    for value in (NAN, INF, -INF):
+        kv.push(3, full(1))
+        kv.push(5, unsound(kv, value))
+        with pytest.raises(NonFinite) as caught:
+            waited_for(kv)
+        says(caught.value, f"rank {kv.rank} of", f"key 5 on rank {last};", "NaN or infinity")
+        same(kv.pull(3), 2)
+        same(kv.pull(5), 4)
+    assert kv.skipped == 3
+    intact(kv)
+
+
+@case()
+def nan_skips_the_step_on_every_rank(create: Stores) -> None:
+    kv, model = probed(create, nonfinite="skip_step"), probed(create)
+    for store in kv, model:
+        store.set_optimizer(sgd())
+    outs = [full(0), full(0)]
+    for step in range(6):
+        bad = step % 3 == 1
+        gradients = [full(step + 1), unsound(kv, INF if step == 1 else NAN) if bad else full(step)]
+        if step % 2:
+            kv.pushpull([3, 5], gradients, out=outs)
+        else:
+            with kv.group():
+                for key, gradient in zip((3, 5), gradients, strict=True):
+                    kv.push(key, gradient)
+                kv.pull([3, 5], out=outs)
+        if not bad:
+            model.push([3, 5], gradients)
+        same(outs[0], pulled(model, 3))
+        same(outs[1], pulled(model, 5))
+    kv.wait()
+    assert kv.skipped == 2
+
+
+@case()
+def an_updater_never_sees_nan(create: Stores) -> None:
+    kv = probed(create, nonfinite="skip_step")
+    seen: list[Any] = []
+    kv.set_updater(lambda key, value, stored: seen.append((key, float(np.sum(value)))))
+    kv.push([3, 5], [full(1), unsound(kv, NAN)])
+    kv.push(3, full(kv.rank + 1))
+    assert seen == ([(3, 6.0 * total(kv))] if create.updates_here(kv) else [])
+    assert kv.skipped == 1
+
+
+@case()
+def integers_and_large_numbers_are_sound(create: Stores) -> None:
+    kv = create(nonfinite="raise")
+    values = [np.full(4, 3e38, "f4"), np.full(4, 2**40), np.array([True, False, True, True])]
+    kv.init(["a", "b", "c"], [np.zeros_like(value) for value in values])
+    mine = values if kv.rank == 0 else [np.zeros_like(value) for value in values]
+    kv.push(["a", "b", "c"], mine)
+    for key, value in zip("abc", values, strict=True):
+        same(kv.pull(key), value)
+
+
+@case()
+def by_default_nan_is_a_value(create: Stores) -> None:
+    kv = probed(create)
+    kv.push(3, unsound(kv, NAN))
+    got = np.asarray(pulled(kv, 3))
+    assert np.isnan(got[1, 2])
+    assert np.isfinite(got).sum() == got.size - 1
+
+
+@case()
+def nan_on_a_rank_that_pushes_alone(create: Stores) -> None:
+    kv = probed(create, missing="zeros", nonfinite="raise")
+    kv.init(7, full(6))
+    if kv.rank == 0:
+        kv.push(7, full(NAN))
+    with pytest.raises(NonFinite, match="key 7 on rank 0;"):
+        kv.pull(7)
+    same(kv.pull(7), 6)

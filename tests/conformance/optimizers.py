@@ -1,0 +1,207 @@
+"""`set_optimizer` with plain gradient descent, in numbers that are exact in binary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ncclkv.optimizer as optimizer
+from ncclkv.errors import DTypeMismatch, UsageError
+from tests.conformance.expect import full, intact, probed, pulled, refused, same, total
+from tests.conformance.registry import case
+from tests.conformance.stores import Stores
+
+
+@case()
+def momentum_over_two_steps(create: Stores) -> None:
+    kv = create()
+    kv.init(["a", "b"], [full(0), full(8, (5,))])
+    kv.set_optimizer(optimizer.SGD(learning_rate=0.5, momentum=0.5))
+    for _ in range(2):
+        kv.push(["a", "b"], [full(kv.rank + 1), full(2 * (kv.rank + 1), (5,))])
+    # m: -T/2, then -T/4 - T/2; w: -T/2, then -5T/4, for T the sum over ranks.
+    same(pulled(kv, "a"), -1.25 * total(kv))
+    same(pulled(kv, "b", full(0, (5,))), 8 - 2.5 * total(kv))
+
+
+@case()
+def rescaling_clipping_and_decay(create: Stores) -> None:
+    kv = create()
+    kv.init("a", full(4))
+    sgd = optimizer.SGD(learning_rate=0.5, wd=0.25, rescale_grad=0.5, clip_gradient=1.0)
+    kv.set_optimizer(sgd)
+    kv.push("a", full(4))
+    # clip(0.5 * 4n, 1) + 0.25 * 4 = 2; 4 - 0.5 * 2 = 3.
+    same(pulled(kv, "a"), 3)
+    kv.push("a", full(-4))
+    # -1 + 0.75 = -0.25; 3 + 0.125.
+    same(pulled(kv, "a"), 3.125)
+
+
+@case()
+def reset_drops_the_momentum_of_that_key(create: Stores) -> None:
+    kv = create()
+    kv.init(["a", "b"], [full(0), full(0)])
+    kv.set_optimizer(optimizer.SGD(learning_rate=0.5, momentum=0.5))
+    kv.push(["a", "b"], [full(1), full(1)])
+    kv.reset("a", full(7))
+    kv.push(["a", "b"], [full(1), full(1)])
+    same(pulled(kv, "a"), 7 - 0.5 * kv.num_workers)
+    same(pulled(kv, "b"), -1.25 * kv.num_workers)
+
+
+@case()
+def only_pushed_keys_take_a_step(create: Stores) -> None:
+    kv = create()
+    kv.init(["a", "b", "c"], [full(0), full(0), full(0)])
+    kv.set_optimizer(optimizer.SGD(learning_rate=0.5, momentum=0.5))
+    kv.push(["a", "b", "c"], [full(1), full(1), full(1)])
+    kv.push("b", full(0))
+    kv.push("b", full(0))
+    # Momentum goes on in b alone: -1/2, -1/4, -1/8.
+    same(pulled(kv, "b"), -0.875 * kv.num_workers)
+    same(pulled(kv, "a"), -0.5 * kv.num_workers)
+    same(pulled(kv, "c"), -0.5 * kv.num_workers)
+
+
+@case()
+def several_values_and_ops(create: Stores) -> None:
+    kv = create()
+    kv.init("sum", full(0))
+    kv.init("avg", full(0), op="avg")
+    kv.set_optimizer(optimizer.SGD(learning_rate=1.0))
+    kv.push(["sum", "avg"], [[full(1), full(2)], [full(1), full(2)]])
+    same(pulled(kv, "sum"), -3 * kv.num_workers)
+    same(pulled(kv, "avg"), -3)
+
+
+@case()
+def pushpull_in_place_gives_weights(create: Stores) -> None:
+    kv = create()
+    kv.init(["a", "b"], [full(8), full(16)])
+    kv.set_optimizer(optimizer.SGD(learning_rate=0.5))
+    for step in range(1, 4):
+        grads = [full(kv.rank + 1), full(2 * (kv.rank + 1))]
+        kv.pushpull(["a", "b"], grads)
+        same(grads[0], 8 - 0.5 * step * total(kv))
+        same(grads[1], 16 - step * total(kv))
+
+
+@case()
+def the_store_against_an_update_by_every_worker(create: Stores) -> None:
+    on_store, by_hand = create(), create()
+    weight, momentum = full(3), full(0)
+    on_store.init("w", weight)
+    by_hand.init("g", weight)
+    on_store.set_optimizer(optimizer.SGD(learning_rate=0.5, momentum=0.5))
+    for step in range(3):
+        grad = full((step + 1) * (on_store.rank + 1))
+        on_store.push("w", grad)
+        by_hand.pushpull("g", grad)
+        momentum[:] = 0.5 * momentum - 0.5 * grad
+        weight += momentum
+        same(pulled(on_store, "w"), weight)
+
+
+@case()
+def half_precision_steps(create: Stores) -> None:
+    kv = create()
+    kv.init("h", full(1, dtype=np.float16))
+    kv.set_optimizer(optimizer.SGD(learning_rate=0.5, momentum=0.5))
+    for _ in range(2):
+        kv.push("h", full(kv.rank + 1, dtype=np.float16))
+    same(pulled(kv, "h", full(0, dtype=np.float16)), 1 - 1.25 * total(kv))
+
+
+@case()
+def layouts_make_no_difference(create: Stores) -> None:
+    for nbytes in (0, 256, 1 << 20):
+        kv = create(bucket_bytes=nbytes)
+        keys = list(range(9))
+        kv.init(keys, [full(key, (key + 1, 30)) for key in keys])
+        kv.set_optimizer(optimizer.SGD(learning_rate=0.5, momentum=0.5))
+        for _ in range(2):
+            kv.push(keys, [full(kv.rank + 1, (key + 1, 30)) for key in keys])
+        for key in keys:
+            same(kv.pull(key), key - 1.25 * total(kv))
+
+
+@case()
+def what_is_not_an_optimizer(create: Stores) -> None:
+    kv = probed(create)
+    wrong: list[Any] = [None, "sgd", optimizer.SGD, 3, lambda key, grad, stored: None]
+    for thing in wrong:
+        with refused(kv, UsageError, "set_optimizer", "ncclkv.optimizer"):
+            kv.set_optimizer(thing)
+    intact(kv)
+
+
+@case()
+def integer_keys_have_no_gradient_step(create: Stores) -> None:
+    kv = create()
+    kv.init("count", full(3, dtype=np.int32))
+    kv.init("w", full(3))
+    kv.set_optimizer(optimizer.SGD(learning_rate=1.0))
+    with refused(kv, DTypeMismatch, "'count'", "int32", "set_updater"):
+        kv.push("count", full(1, dtype=np.int32))
+    with refused(kv, DTypeMismatch, "'count'", "int32"):
+        kv.push(["w", "count"], [full(1), full(1, dtype=np.int32)])
+    same(kv.pull("count"), 3)
+    kv.push("w", full(1))
+    same(pulled(kv, "w"), 3 - kv.num_workers)
+
+
+@case()
+def complex_keys_are_refused_before_a_push(create: Stores) -> None:
+    sgd = optimizer.SGD(learning_rate=1.0)
+    kv = create()
+    kv.init(["c", "w"], [full(3, dtype=np.complex64), full(3)])
+    with refused(kv, DTypeMismatch, "'c'", "complex64", "SGD", "set_updater"):
+        kv.set_optimizer(sgd)
+    kv.push("c", full(2j, dtype=np.complex64))
+    same(kv.pull("c"), 2j * kv.num_workers)
+    kv = create()
+    kv.set_optimizer(sgd)
+    for call in (kv.init, lambda key, value: kv.broadcast(key, value, value)):
+        with refused(kv, DTypeMismatch, "'c'", "complex128", "SGD", "set_updater"):
+            call(["w", "c"], [full(3), full(3, dtype=np.complex128)])
+    assert list(kv.keys()) == []
+    kv.init("w", full(3))
+    kv.push("w", full(1))
+    same(kv.pull("w"), 3 - kv.num_workers)
+
+
+@case()
+def wrong_numbers_never_reach_the_store(create: Stores) -> None:
+    kv = create()
+    kv.init(["a", "b"], [full(4), full(8)])
+    sgd = optimizer.SGD(learning_rate=0.5)
+    kv.set_optimizer(sgd)
+    wrong: Any = "x"
+    for name in ("learning_rate", "wd", "rescale_grad", "clip_gradient", "lr_mult"):
+        with pytest.raises(UsageError, match=name):
+            setattr(sgd, name, wrong)
+    sgd.lr_mult["a"] = wrong
+    for push in (kv.push, kv.pushpull):
+        with refused(kv, UsageError, "lr_mult of key 'a' is 'x'"):
+            push(["a", "b"], [full(1), full(1)])
+    with refused(kv, UsageError, "lr_mult of key 'a' is 'x'"), kv.group():
+        kv.push("b", full(1))
+    same(kv.pull("a"), 4)
+    same(kv.pull("b"), 8)
+    sgd.lr_mult["a"] = 2
+    kv.push(["a", "b"], [full(kv.rank + 1), full(kv.rank + 1)])
+    same(kv.pull("a"), 4 - total(kv))
+    same(kv.pull("b"), 8 - 0.5 * total(kv))
+
+
+@case()
+def wrong_factors_are_not_set(create: Stores) -> None:
+    kv = probed(create)
+    sgd = optimizer.SGD()
+    sgd.wd_mult[3] = float("inf")
+    with refused(kv, UsageError, "wd_mult of key 3 is inf"):
+        kv.set_optimizer(sgd)
+    intact(kv)

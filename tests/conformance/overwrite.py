@@ -1,0 +1,106 @@
+"""Stores that compare their values, and ways to spoil what one rank of them has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ncclkv.errors import Divergence
+from tests.conformance.capabilities import here
+from tests.conformance.expect import full, says
+from tests.conformance.stores import Stores
+
+WRONG = 99
+"""What is written where it must not be."""
+
+
+def watched(create: Stores, every: int = 1, **options: Any) -> Any:
+    """A store with keys "w" and "b", which hold 2 and 4, and comparisons."""
+    kv = create(verify_every=every, **options)
+    kv.init(["w", "b"], [full(2), full(4)])
+    return kv
+
+
+def last(kv: Any) -> int:
+    """The rank that goes wrong."""
+    return int(kv.num_workers - 1)
+
+
+def together(kv: Any) -> None:
+    """Wait for all ranks, without a call of the store's that is counted."""
+    kv._comm.control.barrier("a test")
+
+
+def weight(kv: Any, key: Any) -> Any:
+    """A key's place in this rank's weights."""
+    return kv._engine.places[key].weight
+
+
+def spoil(kv: Any, key: Any) -> list[int]:
+    """Write into the last rank's copy of a value; return the ranks that have the same copy.
+
+    Without those that have it in common with all others: nobody differs then.
+    """
+    kv.wait()
+    together(kv)
+    if kv.rank == last(kv):
+        here().write(weight(kv, key), WRONG)
+    kv._comm.synchronize()
+    together(kv)
+    first = float(here().get(weight(kv, key))[0])
+    seen = kv._comm.control.allgather(first == WRONG, "a test")
+    together(kv)
+    return [] if all(seen) else [rank for rank, wrong in enumerate(seen) if wrong]
+
+
+def against(odd: list[int], size: int) -> str:
+    """Ranks that differ from the others, in the words of a message."""
+    others = [rank for rank in range(size) if rank not in odd]
+    has = "has" if len(odd) == 1 else "have"
+    return f"{_ranks(odd)} {has} other bits than {_ranks(others)}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def diverges(kv: Any, call: Any, odd: list[int], *words: str) -> None:
+    """Expect a call to find odd ranks, on all ranks, and the store to be broken by that."""
+    if not odd:
+        call()
+        return
+    with pytest.raises(Divergence) as caught:
+        call()
+    begin = f"rank {kv.rank} of {kv.num_workers}: after "
+    says(caught.value, begin, against(odd, kv.num_workers), "repair=True", *words)
+    with pytest.raises(Divergence) as again:
+        kv.pull("w")
+    assert str(again.value) == str(caught.value)
+
+
+class SpoilingKernels:
+    """Kernels that write something wrong into the first array of a pull."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernels, name)
+
+    def unpack_all(self, slots: Any, outs: Any, table: Any = None) -> Any:
+        table = self._kernels.unpack_all(slots, outs, table)
+        here().write(outs[0], WRONG)
+        return table
+
+
+def spoil_pulls(kv: Any) -> None:
+    """Spoil what the last rank pulls from now on."""
+    if kv.rank == last(kv):
+        kv._engine.kernels = SpoilingKernels(kv._engine.kernels)
+
+
+def mend_pulls(kv: Any) -> None:
+    """Pull as it should be."""
+    if kv.rank == last(kv):
+        kv._engine.kernels = kv._engine.kernels._kernels

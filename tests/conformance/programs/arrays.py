@@ -1,0 +1,78 @@
+"""The arrays of programs: small whole numbers, in every memory layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.conformance.programs.plan import KeyPlan
+
+Array = NDArray[Any]
+
+LAYOUTS = ("plain", "strided", "reversed", "fortran", "readonly", "swapped", "scalar")
+UNWRITABLE = ("readonly", "scalar")
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The dtype of that name, bfloat16 among them."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def is_16_bit_float(dtype: np.dtype[Any]) -> bool:
+    return dtype in (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+def is_real_float(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "f" or is_16_bit_float(dtype)
+
+
+def payload(plan: KeyPlan, rank: int, number: int, item: int) -> Array:
+    """What a rank gives for the `item`-th array of the `number`-th call."""
+    dtype = dtype_of(plan.dtype)
+    size = int(np.prod(plan.shape))
+    base = (np.arange(size) * 3 + 5 * rank + 7 * number + 11 * item) % 9 - 4
+    if dtype.kind == "b":
+        base = base > 2
+    elif dtype.kind == "u":
+        base = base + 4
+    elif dtype.kind == "c":
+        base = base + 1j * base[::-1]
+    if dtype.itemsize == 1 and dtype.kind in "iu":
+        base = base * 25  # sums over ranks wrap
+    if plan.op == "avg" and dtype.kind not in "iu":
+        base = base * 12  # 1 to 4 ranks divide it exactly
+    return base.astype(dtype).reshape(plan.shape)
+
+
+def is_tame(array: Array) -> bool:
+    """Whether sums of a few of these are exact in float32."""
+    wide = array.astype(np.complex128)
+    return bool(np.all((np.abs(wide) <= 20) & (wide == np.rint(wide))))
+
+
+def laid_out(array: Array, layout: str) -> Any:
+    """A copy of `array` in that layout, or plain where it has no such."""
+    if layout == "strided" and array.ndim:
+        wide = np.repeat(array, 2, axis=0)
+        wide[1::2] = 0
+        return wide[::2]
+    if layout == "reversed" and array.ndim:
+        return np.ascontiguousarray(array[::-1])[::-1]
+    if layout == "fortran":
+        return np.array(array, order="F")
+    if layout == "swapped" and array.dtype.kind in "iufc":
+        return array.astype(array.dtype.newbyteorder("S"))
+    if layout == "scalar" and not array.ndim:
+        return array[()]
+    copy = array.copy()
+    copy.flags.writeable = layout != "readonly"
+    return copy
+
+
+def equal(got: Any, expected: Array) -> bool:
+    """Whether shapes and all elements are the same."""
+    got = np.asarray(got)
+    return got.shape == expected.shape and bool(np.all(got == expected))

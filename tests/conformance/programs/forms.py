@@ -1,0 +1,79 @@
+"""The arguments of a call in the forms that users give them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ncclkv.errors import DTypeMismatch, UsageError
+from tests.conformance.programs.arrays import LAYOUTS, Array, dtype_of, laid_out
+from tests.conformance.programs.plan import Key, KeyPlan, Outs, Value
+from tests.conformance.programs.rank import Seat
+from tests.conformance.programs.sources import Given, Sources
+
+Items = list[tuple[KeyPlan, list[Given]]]
+Errors = list[type[BaseException]]
+
+
+def one_each(seat: Seat, plans: Sequence[KeyPlan], number: int) -> Items:
+    """A new array for each key, in a layout that changes from call to call."""
+    sources = Sources(seat, number)
+    value = Value(layout=LAYOUTS[number % len(LAYOUTS)])
+    return [(plan, [sources.one(plan, value)]) for plan in plans]
+
+
+def key_form(plans: Sequence[KeyPlan], bare: bool) -> Any:
+    """A list of keys, a tuple, or the one key; ints sometimes NumPy's."""
+    keys: list[Any] = [plan.key for plan in plans]
+    if len(keys) % 2 and isinstance(keys[0], int):
+        keys[0] = np.int64(keys[0])
+    if len(keys) == 1 and bare:
+        return keys[0]
+    return tuple(keys) if bare else keys
+
+
+def forms(items: Items, bare: bool) -> tuple[Any, Any]:
+    """Keys and arrays, as a verb takes them."""
+    keys = key_form([plan for plan, _ in items], bare)
+    values: list[Any] = []
+    for _, given in items:
+        arrays = [one.array for one in given]
+        values.append(arrays[0] if len(arrays) == 1 and bare else arrays)
+    return keys, values if isinstance(keys, (list, tuple)) else values[0]
+
+
+def out_form(
+    seat: Seat, plans: Sequence[KeyPlan], outs: Outs, bare: bool
+) -> tuple[Any, list[tuple[Key, Any]], Errors]:
+    """Arrays to write as a verb takes them, key by key, and why it refuses them."""
+    made: dict[Any, Any] = {}
+    writes: list[tuple[Key, Any]] = []
+    errors: Errors = []
+    targets = []
+    for plan in plans:
+        dtype = dtype_of(outs.dtype or plan.dtype)
+        arrays = []
+        for _ in range(outs.count):
+            array = laid_out(np.full(plan.shape, 7).astype(dtype), outs.layout)
+            if outs.shared:
+                array = made.setdefault((plan.shape, dtype), array)
+            arrays.append(array)
+            errors += [UsageError] * (not array.flags.writeable)
+        if dtype_of(plan.dtype).kind == "c" and dtype.kind != "c":
+            errors.append(DTypeMismatch)
+        writes += [(plan.key, array) for array in arrays]
+        targets.append(arrays[0] if len(arrays) == 1 and bare else arrays)
+    return targets[0] if len(plans) == 1 and bare else targets, writes, errors
+
+
+def contributions(items: Items) -> dict[Key, list[list[Array]]]:
+    """What every rank gives of each key."""
+    found: dict[Key, list[list[Array]]] = {}
+    for plan, given in items:
+        for one in given:
+            ranks = found.setdefault(plan.key, [[] for _ in one.ranks])
+            for rank, array in enumerate(one.ranks):
+                ranks[rank].append(array)
+    return found

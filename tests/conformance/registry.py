@@ -1,0 +1,51 @@
+"""The list of cases, and the decorator that adds to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from tests.conformance.stores import Stores
+
+Body = Callable[[Stores], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test body and where it makes sense."""
+
+    name: str
+    body: Body
+    sizes: frozenset[int] | None
+    needs: str | None
+
+    def fits(self, size: int) -> bool:
+        """Tell whether the case is meant for a store of `size` ranks."""
+        return self.sizes is None or size in self.sizes
+
+
+CASES: list[Case] = []
+
+SEVERAL = frozenset({2, 3, 4})
+
+
+def case(
+    *, sizes: Collection[int] | None = None, needs: str | None = None
+) -> Callable[[Body], Body]:
+    """Add a body to `CASES`.
+
+    Parameters
+    ----------
+    sizes : collection of int, optional
+        The numbers of ranks that the case is for, such as `SEVERAL`; by default any.
+    needs : str, optional
+        A package without which the case cannot run.
+    """
+
+    def add(body: Body) -> Body:
+        module = body.__module__.rpartition(".")[2]
+        ranks = None if sizes is None else frozenset(sizes)
+        CASES.append(Case(f"{module}.{body.__name__}", body, ranks, needs))
+        return body
+
+    return add

@@ -1,0 +1,55 @@
+"""Where the communicator cases put their buffers when the stand-in carries the calls."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.conformance.capabilities import Place
+from tests.nccl.place import GpuPlace
+from tests.nccl.standin.drive import breaks
+from tests.nccl.standin.rank import Seat
+
+# It sums as hosts do, so that a wrong count or address cannot hide behind a rounding; and it takes
+# no longer than hosts.
+STAND_IN = replace(
+    GpuPlace.promises,
+    rank_order=True,
+    nan_wins=True,
+    deadline=Place.promises.deadline,
+    slack=Place.promises.slack,
+    mismatch_seconds=Place.promises.mismatch_seconds,
+)
+
+
+class DevicePlace(Place):
+    """The memory of a seat's device."""
+
+    promises = STAND_IN
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+
+    def put(self, values: NDArray[Any]) -> Any:
+        return self._seat.streams.put(np.asarray(values))
+
+    def get(self, buffer: Any) -> NDArray[Any]:
+        return buffer if isinstance(buffer, np.ndarray) else self._seat.streams.get(buffer)
+
+    def write(self, buffer: Any, values: Any) -> None:
+        self._seat.streams.write(buffer, np.broadcast_to(values, buffer.shape))
+
+    def copy(self, buffer: Any, into: Any) -> None:
+        self._seat.kernels.pack(buffer, into)
+
+    def address(self, buffer: Any) -> int:
+        place: int = buffer.data.ptr
+        return place
+
+    def mismatch(self, *words: str) -> AbstractContextManager[Any]:
+        """NCCL would hang or mix up numbers; the stand-in says so, on every rank."""
+        return breaks(self._seat, "made different calls")
