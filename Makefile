@@ -6,7 +6,7 @@ GPUS   ?= 1
 
 export PYTHON VENV
 READY = $(VENV)/.ready
-KERNELS = $(wildcard ncclkv/kernels/host/c/* ncclkv/comm/c/*)
+KERNELS = $(wildcard ncclkv/kernels/host/c/*)
 TOOLS = $(VENV)/bin
 
 .DEFAULT_GOAL := help
@@ -38,7 +38,7 @@ lint: $(READY)-lint  ## check style and types
 
 clean:  ## remove the environments and all that the other targets made
 	rm -rf .venv .venv-oldest .venv-openmpi build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	rm -f ncclkv/kernels/host/_compiled.*.so ncclkv/comm/_notes.*.so
+	rm -f ncclkv/kernels/host/_compiled.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What is in the environment: .ready-train says the extra `train` of setup.cfg, and so on;

@@ -5,7 +5,6 @@ from glob import glob
 from setuptools import Extension, setup
 
 KERNELS = "ncclkv/kernels/host"
-COMM = "ncclkv/comm"
 
 # No two operations become one with a single rounding: the bits are to be NumPy's.
 ARGUMENTS = ["-std=c11", "-O3", "-ffp-contract=off", "-Wall", "-Wextra"]
@@ -17,12 +16,6 @@ setup(
             "ncclkv.kernels.host._compiled",
             sources=[f"{KERNELS}/c/compiled.c"],
             depends=glob(f"{KERNELS}/c/*.h"),
-            extra_compile_args=ARGUMENTS,
-            optional=True,
-        ),
-        Extension(
-            "ncclkv.comm._notes",
-            sources=[f"{COMM}/c/notes.c"],
             extra_compile_args=ARGUMENTS,
             optional=True,
         ),

@@ -43,8 +43,7 @@ class CallLog:
         self._mark = comm.mark
         self._registry = registry
         if comm.calls is not None:
-            board = comm.calls.board
-            self._notes, self._text = board.notes, board.text
+            self._log = comm.calls.board.log
             # Weak, or a store that is dropped would keep its memory until garbage is collected.
             comm.calls.odd = WeakMethod(self._odd)
         self._pushed: dict[Key, int] = {}
@@ -102,13 +101,11 @@ class CallLog:
         read: Collection[Key],
         priority: int = 0,
     ) -> None:
-        what, mark, notes = contract.number(verb, priority), self._mark, self._notes
+        what, mark, log = contract.number(verb, priority), self._mark, self._log
         frame = _getframe(2)
-        following = notes.put(what, keys, mark.value, frame)
-        if following is None:
+        while (following := log.append(what, keys, mark.value, frame)) is None:
             words = contract.in_words(verb, dict.fromkeys([*pushed, *read]), priority)
-            notes.learn(what, keys, self._text(f"{words} at {call_site(frame)}"), frame)
-            following = notes.put(what, keys, mark.value, frame)
+            log.intern(what, keys, f"{words} at {call_site(frame)}", frame)
         mark.value = following
 
     def number(self, pushed: Collection[Key], read: Collection[Key]) -> int:

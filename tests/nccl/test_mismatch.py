@@ -213,13 +213,13 @@ def test_what_is_captured_is_not_noted_but_its_replays_are() -> None:
             kv.init(["a", "b"], [full(0), full(0)])
             kv.pushpull("b", put(), out=put(0))
             board = kv._comm.calls.board
-            before = board.count
+            before = board.log.count
             step = captured(kv)
             texts = [call.text.partition(" at ")[0] for call in board.read(kv.rank).calls]
             assert texts[before:] == ["pushpull('a')", "capture()"]
             for _ in range(3):
                 step.replay()
-            assert board.count == before + 5
+            assert board.log.count == before + 5
             kv.wait()
 
     run_seats(2, body)

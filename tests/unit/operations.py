@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import ncclkv
-from ncclkv.comm.diagnosis.flight_recorder import RecordedCall
+from ncclkv.comm.diagnosis.reports import RecordedCall
 from ncclkv.testing import run_ranks
 from tests.harness.slow import stretched
 
@@ -24,7 +24,7 @@ def last(kv: Any) -> RecordedCall:
 
 def noted(kv: Any) -> tuple[int, int]:
     """How many calls there were, and the mark of all of them."""
-    return kv._comm.calls.board.count, kv._comm.mark.value
+    return kv._comm.calls.board.log.count, kv._comm.mark.value
 
 
 def on_two_ranks(body: Callable[[Any], Any]) -> list[Any]:

@@ -48,9 +48,9 @@ FRAME = _frame()
 
 def note(calls: CallComparison, *whats: int, keys: int = 0, text: str = "") -> None:
     """Note calls that are numbers."""
-    board = calls.board
+    log = calls.board.log
     for what in whats:
         words = text or f"call {what} at train.py:{what}"
-        if board.notes.put(what, keys, 0, FRAME) is None:
-            board.notes.learn(what, keys, board.text(words), FRAME)
-            board.notes.put(what, keys, 0, FRAME)
+        if log.append(what, keys, 0, FRAME) is None:
+            log.intern(what, keys, words, FRAME)
+            log.append(what, keys, 0, FRAME)

@@ -15,9 +15,9 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from ncclkv.comm.diagnosis import flight_recorder
-from ncclkv.comm.diagnosis.call_log import CALL
-from ncclkv.comm.diagnosis.flight_recorder import CALLS, NBYTES, FlightRecorder
+from ncclkv.comm.diagnosis import call_log, flight_recorder
+from ncclkv.comm.diagnosis.call_log import CALLS
+from ncclkv.comm.diagnosis.flight_recorder import NBYTES, FlightRecorder
 from ncclkv.comm.diagnosis.reports import RecordedCall, Report, difference, last
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,12 +40,12 @@ with open(sys.argv[1], "r+b") as file:
 board = FlightRecorder(3, {3: page})
 frame = (lambda: sys._getframe())()
 for what in range(500):
-    board.notes.learn(what, 2 * what, board.text(f"push({what}) at train.py:7"), frame)
+    board.log.intern(what, 2 * what, f"push({what}) at train.py:7", frame)
 count = int(sys.argv[2])
 number = 0
 while number != count:
     number += 1
-    board.notes.put(number % 500, number % 500 * 2, 0, frame)
+    board.log.append(number % 500, number % 500 * 2, 0, frame)
     if number == 100:
         print("ready", flush=True)
 time.sleep(60)
@@ -58,15 +58,15 @@ def page() -> np.ndarray:
 
 def note(own: FlightRecorder, what: int, keys: int, text: str) -> None:
     """Note a call, whose words are written down when they are not known."""
-    if own.notes.put(what, keys, 0, FRAME) is None:
-        own.notes.learn(what, keys, own.text(text), FRAME)
-        own.notes.put(what, keys, 0, FRAME)
+    if own.log.append(what, keys, 0, FRAME) is None:
+        own.log.intern(what, keys, text, FRAME)
+        own.log.append(what, keys, 0, FRAME)
 
 
 def noted(own: FlightRecorder, count: int) -> None:
     """Note calls that are known by their numbers."""
     for _ in range(count):
-        number = own.count + 1
+        number = own.log.count + 1
         note(own, number, 2 * number, f"call {number}")
 
 
@@ -124,8 +124,8 @@ def test_a_page_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
 def test_a_record_of_another_call_is_left_out() -> None:
     own = FlightRecorder(0, {0: page()})
     noted(own, 5)
-    torn = flight_recorder._CALLS_FROM + 3 * CALL.size
-    CALL.pack_into(own._own, torn, 3 + CALLS, 0, 0, 0, 0)
+    torn = flight_recorder._LOG_FROM + call_log._COUNT_BYTES + 3 * call_log._CALL.size
+    call_log._CALL.pack_into(own._own, torn, 3 + CALLS, 0, 0)
     assert [call.number for call in own.read(0).calls] == [1, 2, 4, 5]
 
 
@@ -146,8 +146,8 @@ def test_texts_stay_while_a_call_on_the_page_has_used_them() -> None:
     own = FlightRecorder(0, {0: page()})
     expected: list[str] = []
     # Old words are used again just before they are forgotten, all at once.
-    old = range(CALLS)
-    for which in [*old, *old[:700], *range(CALLS, CALLS + 300)]:
+    old = range(call_log._MOST_KNOWN)
+    for which in [*old, *old[:700], *range(old.stop, old.stop + 300)]:
         note(own, which, 0, f"call {which}")
         expected.append(f"call {which}")
         if len(expected) % 20 == 0:

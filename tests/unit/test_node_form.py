@@ -96,9 +96,9 @@ def test_without_the_order_of_stores_ranks_exchange_messages(
     [
         (10 * MIB, f"{HALVES} (files: none)"),
         (8 * MIB, f"{ALONE} (files: none; halves: half of the memory that is free for windows is "
-                  f"8.0 MiB a rank, and 9.7 are needed)"),
+                  f"8.0 MiB a rank, and 9.9 are needed)"),
         (-MIB, f"{ALONE} (files: none; halves: half of the memory that is free for windows is "
-               f"0.0 MiB a rank, and 9.7 are needed)"),
+               f"0.0 MiB a rank, and 9.9 are needed)"),
     ],
 )  # fmt: skip
 def test_what_is_free_decides_on_windows(

@@ -1,7 +1,8 @@
-"""Notes of calls: what was called, and where in the user's program.
+"""Log of a rank's last calls: what was called, and where in the user's program.
 
-Every call of a store makes one, so there is a twin in C (``c/notes.c``), which is used where it was
-built.  Their pages and their marks are the same.
+The log lies on a page that neighbours read, also after this rank's death.  Every call of a store
+is appended to it, so that must be cheap: the words of a call are written at the first call of these
+keys from that instruction, and a call writes the number of its words and the time.
 """
 
 from __future__ import annotations
@@ -9,32 +10,40 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import time
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
+from time import monotonic_ns
 from types import CodeType, FrameType
-from typing import Any
 
-from ncclkv import env
+from ncclkv.comm.diagnosis.reports import RecordedCall
 
-CompiledNotes: Any
-try:
-    from ncclkv.comm._notes import Notes as CompiledNotes
-except ImportError:
-    CompiledNotes = None
+CALLS = 1024
+"""Calls that a log holds."""
 
-OWN = (f"{Path(__file__).resolve().parents[1]}/", contextlib.__file__)
+OWN = (f"{Path(__file__).resolve().parents[2]}/", contextlib.__file__)
 """How the names of files begin whose calls are not the user's."""
 
-CALL = struct.Struct("<qqqqq")
-"""A call's number, from 1; what it is, its keys and its text; and when, in nanoseconds."""
-
-_COUNT = struct.Struct("<q")
-
-_MOST_KNOWN = 1024
-_SITE_LENGTH = 48
-
 MASK = 2**63 - 1
-"""Of all numbers: they are those that a signed word of 64 bits holds."""
+"""Keeps a number within a signed word of 64 bits."""
+
+# Of native words, which are written whole: a neighbour never reads half of a call's number.
+_CALL = struct.Struct("qqq")
+"""A call's number, from 1; its words; and when, in nanoseconds."""
+
+_WORDS = struct.Struct("qq160s")
+"""What is called, its keys, and both in words, with the place."""
+
+_MOST_KNOWN = 2048
+
+# The words of the oldest call may be older still, by as many others as are known.
+_TEXTS = _MOST_KNOWN + CALLS
+
+_COUNT_BYTES = 8
+_TEXTS_FROM = _COUNT_BYTES + CALLS * _CALL.size
+NBYTES = _TEXTS_FROM + _TEXTS * _WORDS.size
+
+_SITE_LENGTH = 48
 
 
 def follow(mark: int, what: int, keys: int) -> int:
@@ -44,9 +53,15 @@ def follow(mark: int, what: int, keys: int) -> int:
 
 def of_user(frame: FrameType) -> FrameType:
     """The frame of the user's that a call came from."""
-    while frame.f_code.co_filename.startswith(OWN) and frame.f_back is not None:
+    while _is_own(frame.f_code.co_filename) and frame.f_back is not None:
         frame = frame.f_back
     return frame
+
+
+@lru_cache(1024)
+def _is_own(file: str) -> bool:
+    """Return whether calls from a file are not the user's."""
+    return file.startswith(OWN)
 
 
 def call_site(frame: FrameType) -> str:
@@ -61,67 +76,74 @@ def call_site(frame: FrameType) -> str:
     return f"{path}:{user.f_lineno}"
 
 
-class PlainNotes:
-    """Notes on a page.
+class CallLog:
+    """Appends this rank's calls to its log.
 
     Parameters
     ----------
     page : memoryview
-        Of bytes.
-    count : int
-        Where in it the number of calls is.
-    calls : int
-        Where the last of them are.
-    most : int
-        How many.
-    own : tuple of str
-        As `OWN`.
+        The `NBYTES` of the log, zero at first.
     """
 
-    def __init__(
-        self, page: memoryview, count: int, calls: int, most: int, own: tuple[str, ...]
-    ) -> None:
+    def __init__(self, page: memoryview) -> None:
         self._page = page
-        self._count = count
-        self._calls = calls
-        self._most = most
-        self._own = own
+        self._count = page[:_COUNT_BYTES].cast("q")
         self._number = 0
+        self._learnt = 0
         self._known: dict[tuple[int, int, int, int], tuple[int, CodeType]] = {}
 
-    def put(self, what: int, keys: int, mark: int, frame: FrameType) -> int | None:
-        """Note a call that comes from `frame`.
+    @property
+    def count(self) -> int:
+        """Return the number of calls so far."""
+        return self._number
+
+    def append(self, what: int, keys: int, mark: int, frame: FrameType) -> int | None:
+        """Append a call that comes from `frame`.
 
         Returns
         -------
         int or None
-            What `mark` becomes by it; None, and nothing is noted, where its words are not known.
+            What `mark` becomes by it; None, and nothing is appended, where its words are missing.
         """
-        known = self._known.get(self._place(what, keys, frame)[0])
+        frame = of_user(frame)
+        known = self._known.get((what, keys, id(frame.f_code), frame.f_lasti))
         if known is None:
             return None
         self._number = number = self._number + 1
-        lo = self._calls + number % self._most * CALL.size
-        CALL.pack_into(self._page, lo, number, what, keys, known[0], time.monotonic_ns())
-        _COUNT.pack_into(self._page, self._count, number)
+        lo = _COUNT_BYTES + number % CALLS * _CALL.size
+        _CALL.pack_into(self._page, lo, number, known[0], monotonic_ns())
+        self._count[0] = number
         return follow(mark, what, keys)
 
-    def learn(self, what: int, keys: int, text: int, frame: FrameType) -> None:
-        """Take the number of the words of such calls."""
+    def intern(self, what: int, keys: int, text: str, frame: FrameType) -> None:
+        """Write the words of a call from `frame`, which may then be appended any number of times.
+
+        Parameters
+        ----------
+        text : str
+            Its first 160 bytes are kept.
+        """
         if len(self._known) == _MOST_KNOWN:
             self._known.clear()
-        place, code = self._place(what, keys, frame)
-        # The code is kept, for its address is in the place.
-        self._known[place] = text, code
-
-    def _place(
-        self, what: int, keys: int, frame: FrameType
-    ) -> tuple[tuple[int, int, int, int], CodeType]:
-        while frame.f_code.co_filename.startswith(self._own) and frame.f_back is not None:
-            frame = frame.f_back
-        return (what, keys, id(frame.f_code), frame.f_lasti), frame.f_code
+        frame = of_user(frame)
+        # The code is kept, or another one could take its address, which stands for it.
+        place = what, keys, id(frame.f_code), frame.f_lasti
+        self._known[place] = self._learnt, frame.f_code
+        lo = _TEXTS_FROM + self._learnt % _TEXTS * _WORDS.size
+        _WORDS.pack_into(self._page, lo, what, keys, text.encode(errors="replace"))
+        self._learnt += 1
 
 
-Notes: Any = PlainNotes
-if env.compiled() and CompiledNotes is not None:
-    Notes = CompiledNotes
+def read(page: memoryview, most: int = CALLS) -> Iterator[RecordedCall]:
+    """Yield the last calls of a log, which its rank may be writing to, the latest at the end."""
+    (count,) = page[:_COUNT_BYTES].cast("q")
+    now = monotonic_ns()
+    for number in range(max(1, count - min(most, CALLS - 1) + 1), count + 1):
+        lo = _COUNT_BYTES + number % CALLS * _CALL.size
+        found, words, when = _CALL.unpack_from(page, lo)
+        at = _TEXTS_FROM + words % _TEXTS * _WORDS.size
+        what, keys, text = _WORDS.unpack_from(page, at)
+        # Its rank may be writing over it, and begins with the number.
+        if found == number == _CALL.unpack_from(page, lo)[0]:
+            said = text.rstrip(b"\0").decode(errors="replace")
+            yield RecordedCall(number, what, keys, said, (now - when) / 1e9)

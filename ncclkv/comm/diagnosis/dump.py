@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from ncclkv import env
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.diagnosis.flight_recorder import ANSWERED, CALLS
+from ncclkv.comm.diagnosis.flight_recorder import ANSWERED
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.diagnosis.reports import Report
 
@@ -146,7 +146,7 @@ def _of_store(calls: CallComparison, now: float) -> dict[str, Any]:
     members = [] if calls.roster is None else calls.roster.members
     return {
         "ranks": [{"host": member.host, "pid": member.pid} for member in members],
-        **_of_rank(calls.board.read(rank, CALLS), now),
+        **_of_rank(calls.board.read(rank), now),
         "others": {
             str(each): {
                 **_of_rank(report, now),

@@ -12,27 +12,23 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ncclkv.comm.base import Buffer
-from ncclkv.comm.diagnosis.call_log import CALL, OWN, Notes
-from ncclkv.comm.diagnosis.reports import OtherWait, RecordedCall, Report, Wait
+from ncclkv.comm.diagnosis import call_log
+from ncclkv.comm.diagnosis.call_log import CALLS, CallLog
+from ncclkv.comm.diagnosis.reports import OtherWait, Report, Wait
 from ncclkv.system import stacks
 from ncclkv.system.processes import Process, namespace, process
 
-CALLS = 1024
-"""The calls of a rank that its page holds."""
-
-# The words of a call of so long ago may be older still, by as many others.
-_TEXTS = 2 * CALLS
 _TEXT_BYTES = 160
 _NAMES = 8
-_HEAD = struct.Struct("<qqqqqq64s")
-"""How many calls there were; whether the last is a close; the process, where its number counts, its
-thread, the signal that shows its stacks, and its host."""
+_HEAD = struct.Struct("<qqqqq64s")
+"""Whether the last call is a close; the process, where its number counts, its thread, the signal
+that shows its stacks, and its host."""
 
-_CLOSING = 8
-"""Where the second of these is."""
+_CLOSING = 0
+"""Where the first of these is."""
 
 _ELSEWHERE = struct.Struct("<q512s")
 """When this rank was seen to wait in another store, and for whom, in words and by name."""
@@ -47,9 +43,8 @@ and what waits, in words."""
 
 _ELSEWHERE_FROM = _HEAD.size
 _WAIT_FROM = _ELSEWHERE_FROM + _ELSEWHERE.size
-_CALLS_FROM = _WAIT_FROM + _WAIT.size
-_TEXTS_FROM = _CALLS_FROM + CALLS * CALL.size
-NBYTES = _TEXTS_FROM + _TEXTS * _TEXT_BYTES
+_LOG_FROM = _WAIT_FROM + _WAIT.size
+NBYTES = _LOG_FROM + call_log.NBYTES
 
 REPORTED, ANSWERED = 256, 32
 """The calls of a rank that others are told of: when something is wrong, and when they ask, which a
@@ -68,35 +63,20 @@ class FlightRecorder:
 
     Attributes
     ----------
-    notes : Notes
-        Notes this rank's calls.
+    log : CallLog
+        This rank's calls.
     """
 
     def __init__(self, rank: int, pages: Mapping[int, Buffer]) -> None:
         self._rank = rank
         self._pages = {each: page.data for each, page in pages.items()}
         self._own = self._pages[rank]
-        self._texts = 0
         host = socket.gethostname().encode(errors="replace")[:64]
         here = os.getpid(), namespace(), threading.get_ident(), stacks.signal_here(), host
-        _HEAD.pack_into(self._own, 0, 0, 0, *here)
-        self.notes = Notes(self._own, 0, _CALLS_FROM, CALLS, OWN)
+        _HEAD.pack_into(self._own, 0, 0, *here)
+        self.log = CallLog(self._own[_LOG_FROM:NBYTES])
 
     # This rank
-
-    def text(self, text: str) -> int:
-        """Write down the words of calls to come; the number to note them by."""
-        number = self._texts % _TEXTS
-        self._texts += 1
-        words = text.encode(errors="replace")[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
-        lo = _TEXTS_FROM + number * _TEXT_BYTES
-        self._own[lo : lo + _TEXT_BYTES] = words
-        return number
-
-    @property
-    def count(self) -> int:
-        """How many calls this rank has noted."""
-        return int(_HEAD.unpack_from(self._own)[0])
 
     def wait_elsewhere(self, words: str, names: Sequence[str]) -> None:
         """Say that this rank's thread waits in another store, at this moment."""
@@ -136,11 +116,11 @@ class FlightRecorder:
     def read(self, rank: int, most: int = CALLS) -> Report:
         """A rank's last calls."""
         page = self._pages[rank]
-        count, _, number, _, thread, _, host = _HEAD.unpack_from(page)
+        _, number, _, thread, _, host = _HEAD.unpack_from(page)
         name = f"{_words(host)}/{number}/{thread}"
         who = f"rank {rank} on {_words(host)} (pid {number})"
-        calls = self._calls(page, max(1, count - min(most, CALLS - 1) + 1), count)
-        return Report(name, who, list(calls), self._elsewhere(page), self._wait(page))
+        calls = list(call_log.read(page[_LOG_FROM:NBYTES], most))
+        return Report(name, who, calls, self._elsewhere(page), self._wait(page))
 
     def _elsewhere(self, page: memoryview) -> OtherWait | None:
         """Where a rank waits, if not here."""
@@ -163,26 +143,14 @@ class FlightRecorder:
         """The process of a rank whose page can be read here; None where it has no number here."""
         if rank == self._rank or rank not in self._pages:
             return None
-        _, _, number, where, _, _, _ = _HEAD.unpack_from(self._pages[rank])
+        _, number, where, _, _, _ = _HEAD.unpack_from(self._pages[rank])
         return process(number) if number and where and where == namespace() else None
 
     def show_stacks(self, rank: int) -> None:
         """Have a rank write where its threads stand, if it is one that can."""
         if self.process(rank) is not None:
-            _, _, number, _, _, signal, _ = _HEAD.unpack_from(self._pages[rank])
+            _, number, _, _, signal, _ = _HEAD.unpack_from(self._pages[rank])
             stacks.show(number, signal)
-
-    def _calls(self, page: memoryview, first: int, last: int) -> Iterator[RecordedCall]:
-        """The calls of these numbers."""
-        now = time.monotonic_ns()
-        for number in range(first, last + 1):
-            lo = _CALLS_FROM + number % CALLS * CALL.size
-            found, what, keys, text, when = CALL.unpack_from(page, lo)
-            at = _TEXTS_FROM + text % _TEXTS * _TEXT_BYTES
-            words = _words(bytes(page[at : at + _TEXT_BYTES]))
-            # Its rank may be writing over it, and begins with the number.
-            if found == number == CALL.unpack_from(page, lo)[0]:
-                yield RecordedCall(number, what, keys, words, (now - when) / 1e9)
 
 
 def _words(text: bytes) -> str:

@@ -183,7 +183,7 @@ class HangDetector:
         calls.inquire([*waits.chain(calls, missing)], now - waited)
         chain, ends = waits.chain(calls, missing), waits.ends(calls, missing)
         # Calls that differ were found before: each of these ranks has sent what the others lack.
-        circle = calls.board.count > 0 and bool(chain) and all(chain.values())
+        circle = calls.board.log.count > 0 and bool(chain) and all(chain.values())
         silent = [
             node
             for node in waits.silent(calls, now - min(_ANSWER_SECONDS, limit / 2))
@@ -242,7 +242,7 @@ class HangDetector:
         """
         calls, rank = self._calls, self._transport.rank
         shares = any(each in calls.board for each in range(self._transport.size) if each != rank)
-        if calls.roster is None or not (calls.board.count and shares):
+        if calls.roster is None or not (calls.board.log.count and shares):
             return set()
         if waited < _MEANINGFUL_SECONDS:
             return set()

@@ -95,7 +95,7 @@ class CallComparison:
         far = [rank for rank in self._peers if rank not in self.board]
         wanted = [rank for rank in ranks if rank not in self.board]
         near = [rank for rank in ranks if rank in self.board and rank != self._transport.rank]
-        if not far or not self.board.count:
+        if not far or not self.board.log.count:
             return
         self._inform([self._transport.rank, *near], far, wanted=wanted)
         begin, attempt = time.monotonic(), 0
@@ -164,7 +164,7 @@ class CallComparison:
             found = OrderMismatch(self._where + self._verdict)
         # What this rank has not called yet can be compared only then.
         for rank, report in [*self._uncompared.items()]:
-            if not report.calls or report.calls[-1].number <= self.board.count:
+            if not report.calls or report.calls[-1].number <= self.board.log.count:
                 del self._uncompared[rank]
         return found
 
@@ -203,7 +203,7 @@ class CallComparison:
 
     def explained(self, error: OrderMismatch) -> OrderMismatch:
         """Tell all ranks that calls differ, and find out which; as `error` where that fails."""
-        if not self.board.count:
+        if not self.board.log.count:
             return OrderMismatch(str(error))
         self.tell("")
         limit = time.monotonic() + _PATIENCE
@@ -230,7 +230,7 @@ class CallComparison:
         report = self.report(rank)
         if report is not None and report.calls:
             return last(report) + self._state(rank)
-        if report is not None or self.roster is None or not self.board.count:
+        if report is not None or self.roster is None or not self.board.log.count:
             return ""
         member = self.roster.members[rank]
         return f"nothing was heard from rank {rank} on {member.host} (pid {member.pid})"

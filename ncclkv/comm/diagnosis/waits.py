@@ -52,7 +52,7 @@ def silent(calls: CallComparison, since: float) -> list[tuple[int, ...]]:
 
     Ranks ask each other only about the calls of a store: without any, no node counts as silent.
     """
-    if calls.roster is None or not calls.board.count:
+    if calls.roster is None or not calls.board.log.count:
         return []
     heard = {rank for rank, when in calls.heard.items() if when >= since}
     heard |= {calls.transport.rank, *calls.transport.departed()}
