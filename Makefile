@@ -49,6 +49,8 @@ $(READY)-%: setup.cfg setup.py pyproject.toml launch/setup.sh $(KERNELS)
 # Shown by `make help` too:
 #  with train:   N=2 ranks, ARGS='--epochs 5' or other options of train.py
 #  with test:    RUNS='unit ranks-3' runs, and no others; WITH=torch, to download and test it too
+#                RUNS=all, to run every store case on every layout of ranks, not the covering set
+#                (tests/conformance/covering.py); NCCLKV_TEST_CASES=all chooses so for pytest alone
 #                NCCLKV_TEST_SLOW=4, to give each test four times its limit on a slow machine
 #  with test-gpu: WITH=cuda12 or WITH=cuda13, to download CuPy and NCCL; NCCLKV_REQUIRE_GPU=1, to fail
 #                without a GPU; EMULATED=1 WITH=cuda12, to run them on an emulated device instead,

@@ -22,4 +22,4 @@ done
 
 "$VENV/bin/python" -m pytest -q tests/unit/test_{arrays,recent,sgd}*.py \
     tests/unit/test_checkpoint_{files,stray,heads}.py tests/unit/test_kernels_{pack,reduce}.py
-exec launch/local.sh -n 2 -m pytest -q tests/ranks/test_store_cases.py -k every_rank
+exec env NCCLKV_TEST_CASES=all launch/local.sh -n 2 -m pytest -q tests/ranks/test_store_cases.py -k every_rank

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 
+from tests.conformance.covering import VARIABLE
 from tests.harness.side_by_side import ALONE
 
 ON_GPU = (
@@ -92,10 +93,8 @@ def suite() -> list[Run]:
     ]
     runs += [Run(f"ranks-{n}", (*ranks(n), "tests/ranks"), 240, n) for n in (4, 3, 2, 1)]
     runs += [Run(f"nodes-{n}", (*split, *ranks(n), *ON_NODES), 240, n) for n in (4, 3)]
-    # One placement of the store's cases, which are those of ranks-4.
-    few = ("-k", "not test_ranks or every_rank")
     halves = ("env", "NCCLKV_NODE_MEMORY=halves")
-    runs.append(Run("halves-4", (*halves, *ranks(4), *ON_WAYS, *few), 240, 4))
+    runs.append(Run("halves-4", (*halves, *ranks(4), *ON_WAYS), 240, 4))
     # The others use the kernels in C, where those are built.
     runs.append(Run("plain-4", (*plain, *ranks(4), *ON_NODES), 240, 4))
     runs.append(Run("doctests", (*pytest, "--doctest-modules", "ncclkv"), 60))
@@ -110,12 +109,24 @@ def ranks(size: int) -> tuple[str, ...]:
 def by_name() -> list[Run]:
     """Return runs that must be asked for: on a GPU, in layer 3b, parts of others, old NumPy."""
     return [
+        *everything(),
         *gpu_suite(),
         *emulated_suite(),
         *emulated_few(),
         Run("nccl-ranks", (*ranks(3), *CONTRACT), 240, 3),
         # It makes an environment of its own, and so needs a network the first time.
         Run("oldest", ("launch/oldest.sh",), 600),
+    ]
+
+
+def everything() -> list[Run]:
+    """Return the runs of the suite with all cases on all layouts, not the covering set alone."""
+    all_cases = ("env", f"{VARIABLE}=all")
+    return [
+        replace(
+            run, name=f"all-{run.name}", command=(*all_cases, *run.command), limit=2 * run.limit
+        )
+        for run in suite()
     ]
 
 
@@ -167,6 +178,7 @@ def _inside(run: Run) -> Run:
 
 
 GROUPS = {
+    "all": everything,
     "ci": ci,
     "gpu": gpu_suite,
     "emulated": emulated_suite,

@@ -1,6 +1,7 @@
 """Layer 2, recording stand-in, not NCCL: the store cases over stores in a GPU's memory.
 
-They show the order that streams and events give to all that a store does.  Layer 3b has the same
+They show the order that streams and events give to all that a store does, with no ranks to wait for
+and with more than one.  Layer 3b has the same
 cases at 1 to 4 ranks over the real CuPy.
 """
 
@@ -10,27 +11,17 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
-from tests.conformance import CASES, Case
+from tests.conformance import Case
 from tests.conformance.capabilities import at
+from tests.conformance.covering import chosen
 from tests.nccl.standin import Seat, run_seats
 from tests.nccl.standin.capabilities import DevicePlace
 from tests.nccl.standin.stores import SeatStores
 
 pytestmark = pytest.mark.limit(30)
-PLACEMENTS = ("every_rank", "root")
-SIZES = (1, 3)
-"""Numbers of ranks: no ranks to wait for, and more than one to wait for."""
-
-RUNS = [
-    pytest.param(case, size, id=f"{case.name}-{size}")
-    for case in CASES
-    for size in SIZES
-    if case.fits(size)
-]
 
 
-@pytest.mark.parametrize("update_on", PLACEMENTS)
-@pytest.mark.parametrize(("case", "size"), RUNS)
+@pytest.mark.parametrize(("case", "size", "update_on"), chosen("stand-in", 1, 3))
 def test_case(case: Case, size: int, update_on: str) -> None:
     if case.needs:
         pytest.importorskip(case.needs, reason=f"{case.needs} is not installed")

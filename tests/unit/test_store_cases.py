@@ -1,14 +1,13 @@
-"""The cases over one rank, and over threads at one to four ranks, in both placements."""
+"""The store cases over one rank, and over threads at one to four ranks."""
 
 from __future__ import annotations
 
 import pytest
 
 from ncclkv.testing import run_ranks
-from tests.conformance import CASES, Case
+from tests.conformance import Case
+from tests.conformance.covering import chosen
 from tests.conformance.stores import Stores
-
-PLACEMENTS = ("every_rank", "root")
 
 
 def over_solo(case: Case, update_on: str) -> None:
@@ -30,18 +29,13 @@ def bring(case: Case) -> None:
         pytest.importorskip(case.needs, reason=f"{case.needs} is not installed")
 
 
-@pytest.mark.parametrize("update_on", PLACEMENTS)
-@pytest.mark.parametrize("case", [c for c in CASES if c.fits(1)], ids=lambda case: case.name)
-def test_one_rank(case: Case, update_on: str) -> None:
+@pytest.mark.parametrize(("case", "size", "update_on"), chosen("solo", 1))
+def test_one_rank(case: Case, size: int, update_on: str) -> None:
     bring(case)
     over_solo(case, update_on)
 
 
-@pytest.mark.parametrize("update_on", PLACEMENTS)
-@pytest.mark.parametrize(
-    ("case", "size"),
-    [pytest.param(c, n, id=f"{c.name}-{n}") for c in CASES for n in (1, 2, 3, 4) if c.fits(n)],
-)
+@pytest.mark.parametrize(("case", "size", "update_on"), chosen("threads", 1, 2, 3, 4))
 def test_threads(case: Case, size: int, update_on: str) -> None:
     bring(case)
     over_threads(case, update_on, size)

@@ -1,0 +1,90 @@
+"""Which store cases run on which layout of ranks: a covering set, or all of them.
+
+A case is run where it can find something: each on every kind of layout, with an updater on every
+rank; those in which the placement makes a difference with an updater on rank 0, too; those in which
+the number of ranks does at the other numbers.  ``NCCLKV_TEST_CASES=all`` runs each everywhere.
+``python -m tests.mutants --covering`` shows that no planted fault escapes the covering set.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from tests.conformance import CASES, Case
+from tests.nccl.first import FIRST
+
+VARIABLE = "NCCLKV_TEST_CASES"
+PLACEMENTS = ("every_rank", "root")
+
+WHOLE = ("solo-1", "threads-3", "ranks-4", "nodes-4", "stand-in-3")
+"""Layouts on which each case runs that fits them, as on more than four ranks."""
+
+SIZED = ("solo-1", "threads-1", "threads-2", "threads-4", "ranks-2", "ranks-3", "nodes-3")
+"""Layouts on which those run, too, for which the number of ranks makes a difference."""
+
+PLACED_MODULES = frozenset(
+    [
+        "checkpoints",
+        "checkpoints_refused",
+        "divergence",
+        "divergence_repair",
+        "groups",
+        "introspection",
+        "mxnet_nightly",
+        "nonfinite",
+        "optimizers",
+        "plans",
+        "presence",
+        "pulling",
+        "regressions",
+        "reproducible",
+        "uneven",
+        "updaters",
+        "updaters_raising",
+        "views",
+        "waiting",
+    ]
+)
+"""Modules of cases in which it makes a difference where weights are updated."""
+
+SIZED_MODULES = frozenset(["buckets", "combining", "presence", "reproducible", "uneven", "waiting"])
+"""Modules of cases in which the number of ranks makes a difference."""
+
+
+def covers(case: Case, layout: str, size: int, update_on: str) -> bool:
+    """Return whether a case runs on `size` ranks of a layout, such as ``threads``."""
+    if not case.fits(size):
+        return False
+    if os.environ.get(VARIABLE) == "all":
+        return True
+    where = f"{layout}-{size}"
+    whole = where in WHOLE or size > 4
+    if case.name in FIRST:
+        return whole or update_on == "every_rank"
+    module = case.name.partition(".")[0]
+    if update_on == "root" and module not in PLACED_MODULES:
+        return False
+    return whole or (where in SIZED and module in SIZED_MODULES)
+
+
+def chosen(layout: str, *sizes: int) -> list[Any]:
+    """Return pytest's parameters ``case``, ``size`` and ``update_on`` of a layout."""
+    return [
+        pytest.param(case, size, update_on, id=f"{case.name}-{size}-{update_on}")
+        for update_on in PLACEMENTS
+        for case in CASES
+        for size in sizes
+        if covers(case, layout, size, update_on)
+    ]
+
+
+def layout_of_ranks() -> str:
+    """Return the layout of a job's ranks, by the environment that ``tests.suite`` gives it."""
+    if "NCCLKV_RANKS_PER_NODE" in os.environ:
+        return "nodes"
+    if "NCCLKV_NODE_MEMORY" in os.environ:
+        return os.environ["NCCLKV_NODE_MEMORY"]
+    return "plain" if os.environ.get("NCCLKV_COMPILED") == "0" else "ranks"
