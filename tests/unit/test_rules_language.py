@@ -1,0 +1,381 @@
+"""Rules 1 and 3 of CONTRIBUTING.md: the openings of docstrings and of their sentences."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.source import ROOT
+
+READ = ("ncclkv", "bench", "docs/examples", "train.py")
+"""Folders and files whose docstrings are checked."""
+
+QUESTIONS = (
+    "what whatever whether where wherever who whom whose whoever how that which whichever when "
+    "whenever why if because since"
+)
+PRONOUNS = (
+    "it its they them their these those he she we our you your i my nobody somebody anybody "
+    "everybody everyone someone anyone nothing something anything everything none"
+)
+PREPOSITIONS = "of with without for from by in at as on to so and but or than"
+NOT_A_HEAD = frozenset(f"{QUESTIONS} {PRONOUNS} {PREPOSITIONS}".split())
+"""First words that are neither a verb nor the noun that the docstring defines."""
+
+VERBS = (
+    "is are was were be has have had can cannot could may might must will would shall should do "
+    "does did given left made kept gone done says"
+)
+NO_NOUN = frozenset(
+    f"{QUESTIONS} {PREPOSITIONS} {VERBS} it they we you the a an not never also only alone always "
+    "still already now then yet here there too".split()
+)
+"""Words after *one*, *some*, *those*, *this* or *that* which show that no noun follows."""
+
+SENTENCE = re.compile(r"(?:\A|(?<=[.!?:;])\s+|\n\s*\n\s*)")
+OPENING = re.compile(r"(One|Some|Those|This|That|It)\b(?!'s\b|-)(?:\s+([\w'`-]+))?")
+VERB = re.compile(r"[a-z]+(?<![sui])s")
+"""A word in -s, but not in -ss, -us or -is: after a singular determiner it is a verb."""
+
+NOT_YET: tuple[str, ...] = (
+    "ncclkv/arguments.py",
+    "ncclkv/arrays/__init__.py",
+    "ncclkv/arrays/memory.py",
+    "ncclkv/checkpoint/directory.py",
+    "ncclkv/checkpoint/manifest.py",
+    "ncclkv/checkpoint/read.py",
+    "ncclkv/checkpoint/strict_json.py",
+    "ncclkv/checkpoint/tensors.py",
+    "ncclkv/cli/connections.py",
+    "ncclkv/cli/descendants.py",
+    "ncclkv/cli/explain.py",
+    "ncclkv/cli/job.py",
+    "ncclkv/cli/launcher.py",
+    "ncclkv/cli/link.py",
+    "ncclkv/cli/mpi.py",
+    "ncclkv/cli/outcome.py",
+    "ncclkv/cli/rank.py",
+    "ncclkv/cli/report.py",
+    "ncclkv/cli/run.py",
+    "ncclkv/cli/wire.py",
+    "ncclkv/comm/base.py",
+    "ncclkv/comm/buffers.py",
+    "ncclkv/comm/control.py",
+    "ncclkv/comm/diagnosis/call_log.py",
+    "ncclkv/comm/diagnosis/dump.py",
+    "ncclkv/comm/diagnosis/flight_recorder.py",
+    "ncclkv/comm/diagnosis/hang.py",
+    "ncclkv/comm/diagnosis/mismatch.py",
+    "ncclkv/comm/ended.py",
+    "ncclkv/comm/graph.py",
+    "ncclkv/comm/host/communicator.py",
+    "ncclkv/comm/host/launch.py",
+    "ncclkv/comm/host/mpi.py",
+    "ncclkv/comm/host/threads.py",
+    "ncclkv/comm/host/window.py",
+    "ncclkv/comm/messages/algorithms.py",
+    "ncclkv/comm/messages/framing.py",
+    "ncclkv/comm/messages/progress.py",
+    "ncclkv/comm/nccl/binding.py",
+    "ncclkv/comm/nccl/communicator.py",
+    "ncclkv/comm/nccl/cupy_binding.py",
+    "ncclkv/comm/nccl/diagnosis.py",
+    "ncclkv/comm/nccl/discovery.py",
+    "ncclkv/comm/nccl/dropped.py",
+    "ncclkv/comm/nccl/dtypes.py",
+    "ncclkv/comm/nccl/launch.py",
+    "ncclkv/comm/nccl/nccl4py_binding.py",
+    "ncclkv/comm/nccl/order_check.py",
+    "ncclkv/comm/nccl/ordered_reduce.py",
+    "ncclkv/comm/nccl/progress.py",
+    "ncclkv/comm/nccl/streams.py",
+    "ncclkv/comm/nccl/waiting.py",
+    "ncclkv/comm/nccl/work.py",
+    "ncclkv/comm/shm/allocator.py",
+    "ncclkv/comm/shm/allreduce.py",
+    "ncclkv/comm/shm/gather_scatter.py",
+    "ncclkv/comm/shm/header.py",
+    "ncclkv/comm/shm/hierarchical.py",
+    "ncclkv/comm/shm/in_order.py",
+    "ncclkv/comm/shm/methods.py",
+    "ncclkv/comm/shm/node.py",
+    "ncclkv/comm/shm/plan.py",
+    "ncclkv/comm/shm/plan_cache.py",
+    "ncclkv/comm/shm/segment.py",
+    "ncclkv/comm/shm/sequence.py",
+    "ncclkv/comm/shm/setup.py",
+    "ncclkv/comm/shm/staging.py",
+    "ncclkv/comm/transport.py",
+    "ncclkv/engine/autotune.py",
+    "ncclkv/engine/batch.py",
+    "ncclkv/engine/bucket_state.py",
+    "ncclkv/engine/capture.py",
+    "ncclkv/engine/engine.py",
+    "ncclkv/engine/flush.py",
+    "ncclkv/engine/flush_agreement.py",
+    "ncclkv/engine/group.py",
+    "ncclkv/engine/in_flight.py",
+    "ncclkv/engine/layout.py",
+    "ncclkv/engine/nonfinite.py",
+    "ncclkv/engine/placement.py",
+    "ncclkv/engine/read.py",
+    "ncclkv/engine/update_rule.py",
+    "ncclkv/engine/verify.py",
+    "ncclkv/engine/votes.py",
+    "ncclkv/env.py",
+    "ncclkv/kernels/base.py",
+    "ncclkv/kernels/device/compiler.py",
+    "ncclkv/kernels/device/copies.py",
+    "ncclkv/kernels/device/cubins.py",
+    "ncclkv/kernels/device/finite.py",
+    "ncclkv/kernels/device/kernel_args.py",
+    "ncclkv/kernels/device/kernels.py",
+    "ncclkv/kernels/device/launch.py",
+    "ncclkv/kernels/device/sources.py",
+    "ncclkv/kernels/host/compiled.py",
+    "ncclkv/kernels/host/errstate.py",
+    "ncclkv/kernels/host/finite.py",
+    "ncclkv/kernels/host/pack.py",
+    "ncclkv/kernels/host/update.py",
+    "ncclkv/optimizer/base.py",
+    "ncclkv/optimizer/fused.py",
+    "ncclkv/optimizer/sgd.py",
+    "ncclkv/store/agreement.py",
+    "ncclkv/store/backends.py",
+    "ncclkv/store/call_cache.py",
+    "ncclkv/store/call_log.py",
+    "ncclkv/store/capture.py",
+    "ncclkv/store/check.py",
+    "ncclkv/store/checkpoints.py",
+    "ncclkv/store/core.py",
+    "ncclkv/store/create.py",
+    "ncclkv/store/keys.py",
+    "ncclkv/store/memory_check.py",
+    "ncclkv/store/options.py",
+    "ncclkv/store/plugin.py",
+    "ncclkv/store/registration.py",
+    "ncclkv/store/restoring.py",
+    "ncclkv/store/saving.py",
+    "ncclkv/store/session.py",
+    "ncclkv/store/single_rank.py",
+    "ncclkv/store/transfers.py",
+    "ncclkv/store/updaters.py",
+    "ncclkv/system/abort.py",
+    "ncclkv/system/memory.py",
+    "ncclkv/system/processes.py",
+    "ncclkv/system/stacks.py",
+    "ncclkv/system/watchdog.py",
+    "ncclkv/table/bucket.py",
+    "ncclkv/table/contract.py",
+    "ncclkv/table/cost.py",
+    "ncclkv/table/plan.py",
+    "ncclkv/table/registry.py",
+    "ncclkv/testing.py",
+    "bench/__init__.py",
+    "bench/candidates/baselines.py",
+    "bench/cases/allreduce_64mib.py",
+    "bench/cases/contract.py",
+    "bench/cases/cpu_time.py",
+    "bench/cases/kernels.py",
+    "bench/cases/models.py",
+    "bench/data.py",
+    "bench/job.py",
+    "bench/libraries/base.py",
+    "bench/libraries/torch_dist.py",
+    "bench/models/__init__.py",
+    "bench/options.py",
+    "bench/place.py",
+    "bench/raw/collective.py",
+    "bench/raw/measure.py",
+    "bench/report/__init__.py",
+    "bench/report/machine.py",
+    "bench/report/nccl_tests.py",
+    "bench/report/plots.py",
+    "bench/report/table.py",
+    "bench/rounds.py",
+    "bench/workload.py",
+    "train.py",
+)
+"""Files that still break a rule; a file that is clean is taken off, and none is added."""
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and text of all docstrings: of modules, classes, functions and attributes."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for each in body if isinstance(body, list) else ():
+            if isinstance(each, ast.Expr):
+                text = getattr(each.value, "value", None)
+                if isinstance(text, str):
+                    yield each.lineno, text
+
+
+def breaks_rule_1(text: str) -> bool:
+    """Return whether the first word is neither a verb nor a noun with its article or number."""
+    first = re.match(r"\s*([A-Za-z']+)", text)
+    return first is not None and first.group(1).lower() in NOT_A_HEAD
+
+
+def breaks_rule_3(text: str) -> bool:
+    """Return whether a sentence begins with one, some, those, it, this or that for a noun."""
+    return any(lacks_noun(sentence) for sentence in SENTENCE.split(text))
+
+
+def lacks_noun(sentence: str) -> bool:
+    """Return whether a sentence opens with a word that stands for a noun outside of it."""
+    found = OPENING.match(sentence.strip())
+    if found is None:
+        return False
+    word, following = found.groups()
+    if word == "It" or following is None or following in NO_NOUN:
+        return True
+    return word in ("One", "This", "That") and VERB.fullmatch(following) is not None
+
+
+def breaches(path: Path) -> list[str]:
+    """Describe each docstring of a file that breaks a rule."""
+    found = []
+    for line, text in docstrings(ast.parse(path.read_text(encoding="utf-8"))):
+        for number, breaks in ((1, breaks_rule_1), (3, breaks_rule_3)):
+            if breaks(text):
+                first = " ".join(text.split())[:90]
+                found.append(f"{path.relative_to(ROOT)}:{line}: rule {number}: {first}")
+    return found
+
+
+def files() -> list[Path]:
+    """Return all files that are checked."""
+    found: list[Path] = []
+    for each in READ:
+        path = ROOT / each
+        found += sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    return found
+
+
+def test_docstrings_keep_the_rules():
+    allowed = {ROOT / each for each in NOT_YET}
+    assert [breach for path in files() if path not in allowed for breach in breaches(path)] == []
+
+
+def test_not_yet_only_shrinks():
+    clean = [name for name in NOT_YET if not (ROOT / name).exists() or not breaches(ROOT / name)]
+    assert clean == [], "these are gone or keep the rules: take them off NOT_YET"
+
+
+BREAK_RULE_1 = (
+    "What a rank sends.",
+    "Whether the store is open.",
+    "Where the array lies.",
+    "Who waits.",
+    "How many ranks there are.",
+    "That ranks launch the same.",
+    "Which key it is.",
+    "Whoever keeps the work need not keep its arrays.",
+    "It waits.",
+    "They wait.",
+    "Its address.",
+    "Nobody else writes here.",
+    "Of a call that is cached.",
+    "\n    What a rank sends, on the second line.\n    ",
+)
+KEEP_RULE_1 = (
+    "Return whether the store is open.",
+    "Return what the others sent.",
+    "Ranks of a node, in order.",
+    "A flag.",
+    "One row a key.",
+    "All keys.",
+    "`Whether`, a class.",
+    "``which`` of the shell.",
+    "Whole keys.",
+    "Itemsize of the dtype, in bytes.",
+    "Thatched.",
+    "",
+)
+BREAK_RULE_3 = (
+    "Free the block. It returns to the free list.",
+    "Memory of a node; It is shared.",
+    "One that has closed.",
+    "One waits for the other.",
+    "One, or several.",
+    "Some of the ranks wait.",
+    "Some are absent.",
+    "Those that wait.",
+    "Those are freed.",
+    "This is a flag.",
+    "This makes the store closed.",
+    "This alone ends a wait.",
+    "Copy the array.\n\n    That must never fail.\n    ",
+    "That ranks launch the same.",
+    "This.",
+)
+KEEP_RULE_3 = (
+    "One row a segment.",
+    "One element of the array waits.",
+    "One process: no MPI.",
+    "One address a rank.",
+    "One status for all.",
+    "Some ranks wait.",
+    "Those ranks wait.",
+    "This rank's part.",
+    "This class has no state.",
+    "That process is this one's parent.",
+    "Raise it.",
+    "Free the block when it is full.",
+    "Items of a list.",
+    "Return those that wait.",
+    "Itemsize, in bytes.",
+    "One-off reductions.",
+    "Somewhat slower.",
+)
+
+
+@pytest.mark.parametrize("text", BREAK_RULE_1)
+def test_rule_1_finds(text):
+    assert breaks_rule_1(text)
+
+
+@pytest.mark.parametrize("text", KEEP_RULE_1)
+def test_rule_1_passes(text):
+    assert not breaks_rule_1(text)
+
+
+@pytest.mark.parametrize("text", BREAK_RULE_3)
+def test_rule_3_finds(text):
+    assert breaks_rule_3(text)
+
+
+@pytest.mark.parametrize("text", KEEP_RULE_3)
+def test_rule_3_passes(text):
+    assert not breaks_rule_3(text)
+
+
+DOCUMENTED = '''"""Module."""
+
+x = 1
+"""Attribute."""
+
+
+class C:
+    """Class."""
+
+    y: int
+    """Field."""
+
+    async def f(self):
+        """Method."""
+        if self:
+            "Block."
+
+
+z = "no docstring"
+'''
+
+
+def test_docstrings_of_every_kind_are_read():
+    found = sorted(text for _, text in docstrings(ast.parse(DOCUMENTED)))
+    assert found == ["Attribute.", "Block.", "Class.", "Field.", "Method.", "Module."]
