@@ -1,7 +1,7 @@
-"""What one call brings into buckets, or takes out of them: sorted once, used as often as it comes.
+"""`Push` and `Pull`: the arrays of one call, sorted by bucket once and used for every repeat of it.
 
-A batch names arrays by their numbers in a list, and holds none, so that it serves for every list of
-arrays of the same kind.
+Both refer to arrays by index in the list that the call was given, and hold none of them, so that
+one object serves every list of arrays with the same keys, shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.kernels.base import Kernels
 from ncclkv.table.registry import Key
 
-Numbers = Sequence[int]
-"""Places of arrays in a list; a range when they follow one another."""
+Indices = Sequence[int]
+"""Indices of arrays in the list of a call; a range where they are consecutive."""
 
 
 @dataclass(eq=False)
 class Targets:
-    """Where the arrays of a load go: flat places in a bucket, in the order of the load's numbers.
+    """Flat slices of a bucket that the arrays of a `BucketPush` are written to, in its order.
 
     Attributes
     ----------
     single : list of ndarray
-        Of keys with one array each.
+        Slices of the keys with one array each.
     several : list of ndarray
-        Of keys with several.
+        Slices of the keys with several arrays.
     table : Any
-        What the kernels keep from call to call.
+        Cache of `Kernels.pack_all`, passed back to it at the next call.
     """
 
     single: list[Array] = field(default_factory=list)
@@ -40,175 +40,210 @@ class Targets:
 
 @dataclass(eq=False)
 class BucketPush:
-    """What a push brings into one bucket.
+    """The arrays of a push that belong into one bucket.
 
     Attributes
     ----------
     state : BucketState
     keys : set of keys
-    numbers : list of int
-        The arrays of keys with one each.
+    indices : list of int
+        Arrays of the keys with one array each.
     several : list of (list of int, str)
-        The arrays of each key that has several, and its op.
+        Arrays and op of each key with several arrays.
     gradients, weights : Targets
-        Where all these may go.
-    held : list of Slot
-        Keys whose array is their own gradient, where it lies already.
+        Slices that the arrays are written to: gradients, or weights where the sum replaces them.
+    in_place : list of Slot
+        Keys whose array is their own gradient, so that nothing is copied.
     """
 
     state: BucketState
     keys: set[Key] = field(default_factory=set)
-    numbers: Numbers = range(0)
-    several: list[tuple[Numbers, str]] = field(default_factory=list)
+    indices: Indices = range(0)
+    several: list[tuple[Indices, str]] = field(default_factory=list)
     gradients: Targets = field(default_factory=Targets)
     weights: Targets = field(default_factory=Targets)
-    held: list[Slot] = field(default_factory=list)
+    in_place: list[Slot] = field(default_factory=list)
 
-    def add(self, slot: Slot, numbers: Numbers, *, held: bool) -> bool:
-        """Include a key; tell whether it has one array, whose number `numbers` is to include."""
+    def add(self, slot: Slot, indices: Indices, *, in_place: bool) -> bool:
+        """Include a key; return whether the caller must add its one index to `indices`."""
         self.keys.add(slot.entry.key)
-        if held:
-            self.held.append(slot)
+        if in_place:
+            self.in_place.append(slot)
             return False
-        single = len(numbers) == 1
+        single = len(indices) == 1
         if not single:
-            self.several.append((numbers, slot.entry.spec.op))
-        for targets, place in ((self.gradients, slot.gradient), (self.weights, slot.weight)):
-            (targets.single if single else targets.several).append(place)
+            self.several.append((indices, slot.entry.spec.op))
+        for targets, flat in ((self.gradients, slot.gradient), (self.weights, slot.weight)):
+            (targets.single if single else targets.several).append(flat)
         return single
 
-    def copy(self, row: Sequence[Array], targets: Targets, kernels: Kernels) -> None:
-        """Reduce this rank's arrays of each key into its place."""
+    def copy(self, arrays: Sequence[Array], targets: Targets, kernels: Kernels) -> None:
+        """Write this rank's sum of each key's arrays to the key's slice in `targets`."""
         if self.several:
-            for (numbers, op), place in zip(self.several, targets.several, strict=True):
-                kernels.combine(chosen(row, numbers), place, op)
-        if self.numbers:
-            values = chosen(row, self.numbers)
+            for (indices, op), flat in zip(self.several, targets.several, strict=True):
+                kernels.combine(select(arrays, indices), flat, op)
+        if self.indices:
+            values = select(arrays, self.indices)
             targets.table = kernels.pack_all(values, targets.single, targets.table)
 
 
 @dataclass(eq=False)
 class Push:
-    """A push.
+    """A push, sorted by bucket.
 
     Attributes
     ----------
-    numbers : dict by key
-        Its keys in the order given, and the numbers of their arrays.
-    loads : list of Load
-        In the order of buckets.
+    indices : dict of key to sequence of int
+        The keys in the order given, and the indices of their arrays.
+    parts : list of BucketPush
+        One for each bucket, in the order of buckets.
+    code : int or None
+        Hash of the keys, for the order check; None until it is computed.
     several : bool
         Whether a key has several arrays.
     whole : bool
-        Whether it brings all that belongs into its buckets, from elsewhere.
-    number : int or None
-        The number of its keys, once somebody has made it.
+        Whether the push contains every key of its buckets, and no array is in place.
     """
 
-    numbers: dict[Key, Numbers]
-    loads: list[BucketPush]
-    number: int | None = None
+    indices: dict[Key, Indices]
+    parts: list[BucketPush]
+    code: int | None = None
 
     def __post_init__(self) -> None:
-        self.several = any(load.several for load in self.loads)
+        self.several = any(part.several for part in self.parts)
         self.whole = not any(
-            load.held or len(load.keys) < len(load.state.layout.entries) for load in self.loads
+            part.in_place or len(part.keys) < len(part.state.bucket.entries) for part in self.parts
         )
 
 
 @dataclass(eq=False)
 class BucketPull:
-    """What a pull takes out of one bucket, or of the values that have no place yet."""
+    """The arrays of a pull that are read from one bucket, or from keys that have no bucket yet.
+
+    Attributes
+    ----------
+    sources : list of ndarray, flat
+    indices : list of int
+        The arrays that the sources are written to.
+    table : Any
+        Cache of `Kernels.unpack_all`, passed back to it at the next call.
+    """
 
     sources: list[Array]
-    numbers: Numbers
+    indices: Indices
     table: Any = None
 
 
 @dataclass(eq=False)
 class Pull:
-    """A pull.
+    """A pull, sorted by bucket.
 
     Attributes
     ----------
     keys : list of keys
-        Of each array.
+        The key of each array.
     states : list of BucketState
-        What it flushes.
-    takes : list of Take
+        The buckets that the pull flushes, in order.
+    parts : list of BucketPull
     to_host : bool
         Whether an array is in host memory.
-    number : int or None
-        As `Push.number`.
+    code : int or None
+        Hash of the keys, for the order check; None until it is computed.
     tensors : sequence of torch.Tensor
-        Those that are written to; only of a call that is not kept.
+        Tensors that are written to; empty in a pull that is cached.
     """
 
     keys: list[Key]
     states: list[BucketState]
-    takes: list[BucketPull]
+    parts: list[BucketPull]
     to_host: bool
-    number: int | None = None
+    code: int | None = None
     tensors: Sequence[Any] = ()
 
 
-def chosen(arrays: Sequence[Array], numbers: Numbers) -> Sequence[Array]:
-    """The arrays of these numbers."""
-    if isinstance(numbers, range):
-        whole = len(numbers) == len(arrays)
-        return arrays if whole else arrays[numbers.start : numbers.stop]
-    return [arrays[number] for number in numbers]
+def select(arrays: Sequence[Array], indices: Indices) -> Sequence[Array]:
+    """Return the arrays with the given indices."""
+    if isinstance(indices, range):
+        whole = len(indices) == len(arrays)
+        return arrays if whole else arrays[indices.start : indices.stop]
+    return [arrays[index] for index in indices]
 
 
-def _in_a_row(numbers: list[int]) -> Numbers:
-    """Numbers that follow one another as a range: `chosen` then need not look at each."""
-    block = range(numbers[0], numbers[0] + len(numbers)) if numbers else range(0)
-    return block if numbers == list(block) else numbers
+def as_range(indices: list[int]) -> Indices:
+    """Return consecutive indices as a range, so that `select` is one slice; others as given."""
+    block = range(indices[0], indices[0] + len(indices)) if indices else range(0)
+    return block if indices == list(block) else indices
 
 
-def push_of(
+def plan_push(
     values: Mapping[Key, Sequence[Array]],
-    place: Callable[[Key], Slot],
-    safe: Callable[[Array], Array],
+    slot_of: Callable[[Key], Slot],
+    detached: Callable[[Array], Array],
 ) -> tuple[Push, list[Array]]:
-    """Sort a push of several arrays a key; return them in a row, too, made `safe`."""
-    loads: dict[int, BucketPush] = {}
-    singles: dict[int, list[int]] = {}
-    of_key: dict[Key, Numbers] = {}
-    row: list[Array] = []
-    for key, arrays in values.items():
-        slot = place(key)
-        index = slot.state.layout.index
-        load = loads.setdefault(index, BucketPush(slot.state))
-        numbers = of_key[key] = range(len(row), len(row) + len(arrays))
-        held = len(arrays) == 1 and slot.holds(arrays[0])
-        if load.add(slot, numbers, held=held):
-            singles.setdefault(index, []).append(len(row))
-        row += arrays if held else map(safe, arrays)
-    for index, found in singles.items():
-        loads[index].numbers = _in_a_row(found)
-    return Push(of_key, [loads[index] for index in sorted(loads)]), row
+    """Sort the arrays of a push by bucket.
 
+    Parameters
+    ----------
+    values : mapping of key to sequence of ndarray
+    slot_of : callable
+        Returns the slot of a key.
+    detached : callable
+        Returns an array, or a copy of it if the push could overwrite it while reading.
 
-def pull_of(
-    reads: Sequence[tuple[Key, Array]],
-    source: Callable[[Key], tuple[BucketState | None, Array]],
-) -> tuple[Pull, list[Array]]:
-    """Sort what is to be read; return the arrays to be written in a row, too.
-
-    One that stands for several keys gets the last one's value.
+    Returns
+    -------
+    Push
+    list of ndarray
+        All arrays as a list, in the order of the keys, each passed through `detached`.
     """
-    last = {identity(out): number for number, (_, out) in enumerate(reads)}
-    sources = [source(key) for key, _ in reads]
-    states = {state.layout.index: state for state, _ in sources if state is not None}
-    taken: dict[int, list[int]] = {}
-    for number in last.values():
-        state, _ = sources[number]
-        taken.setdefault(-1 if state is None else state.layout.index, []).append(number)
-    takes = [
-        BucketPull([sources[number][1] for number in numbers], _in_a_row(numbers))
-        for numbers in taken.values()
+    parts: dict[int, BucketPush] = {}
+    singles: dict[int, list[int]] = {}
+    of_key: dict[Key, Indices] = {}
+    listed: list[Array] = []
+    for key, arrays in values.items():
+        slot = slot_of(key)
+        number = slot.state.bucket.index
+        part = parts.setdefault(number, BucketPush(slot.state))
+        indices = of_key[key] = range(len(listed), len(listed) + len(arrays))
+        in_place = len(arrays) == 1 and slot.holds(arrays[0])
+        if part.add(slot, indices, in_place=in_place):
+            singles.setdefault(number, []).append(len(listed))
+        listed += arrays if in_place else map(detached, arrays)
+    for number, found in singles.items():
+        parts[number].indices = as_range(found)
+    return Push(of_key, [parts[number] for number in sorted(parts)]), listed
+
+
+def plan_pull(
+    reads: Sequence[tuple[Key, Array]],
+    source_of: Callable[[Key], tuple[BucketState | None, Array]],
+) -> tuple[Pull, list[Array]]:
+    """Sort the arrays of a pull by bucket.
+
+    Parameters
+    ----------
+    reads : sequence of (key, ndarray)
+        An array given for several keys receives the value of the last.
+    source_of : callable
+        Returns the bucket of a key, or None before it has one, and its flat value.
+
+    Returns
+    -------
+    Pull
+    list of ndarray
+        The arrays of `reads`.
+    """
+    last = {identity(out): index for index, (_, out) in enumerate(reads)}
+    sources = [source_of(key) for key, _ in reads]
+    states = {state.bucket.index: state for state, _ in sources if state is not None}
+    by_bucket: dict[int, list[int]] = {}
+    for index in last.values():
+        state, _ = sources[index]
+        by_bucket.setdefault(-1 if state is None else state.bucket.index, []).append(index)
+    parts = [
+        BucketPull([sources[index][1] for index in indices], as_range(indices))
+        for indices in by_bucket.values()
     ]
-    row = [out for _, out in reads]
-    flushed = [states[index] for index in sorted(states)]
-    return Pull([key for key, _ in reads], flushed, takes, any(map(is_on_host, row))), row
+    outs = [out for _, out in reads]
+    flushed = [states[number] for number in sorted(states)]
+    return Pull([key for key, _ in reads], flushed, parts, any(map(is_on_host, outs))), outs

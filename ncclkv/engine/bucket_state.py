@@ -18,7 +18,7 @@ from ncclkv.table.registry import Key
 
 Array = NDArray[Any]
 
-_MOST_STRETCHES = 4096
+_MAX_SPANS = 4096
 
 
 class BucketState:
@@ -26,89 +26,89 @@ class BucketState:
 
     Attributes
     ----------
-    layout : Bucket
-    gradients, weights : ndarray, shape (layout.count,)
+    bucket : Bucket
+    gradients, weights : ndarray, shape (bucket.count,)
     common : bool
         Whether the ranks of a node have the weights in common, and update them together.
     pushed : set of keys
         Pushed since the last launch: their gradients wait in the bucket.
     step : Any
         The update rule that was in force when they were pushed.
-    flying : Flying
+    in_flight : InFlight
         What is launched in it.
     launched : bool
         Whether it has been under the rule that is in force.
-    behind : (int, int) or None
+    stale : (int, int) or None
         Elements that the root has updated and other ranks have not been given.
     """
 
-    def __init__(self, layout: Bucket, comm: Communicator, *, common: bool = False) -> None:
-        self.layout = layout
+    def __init__(self, bucket: Bucket, comm: Communicator, *, common: bool = False) -> None:
+        self.bucket = bucket
         self._comm = comm
-        self.gradients: Buffer = comm.allocate(layout.nbytes).view(layout.dtype)
-        weights = comm.common(layout.nbytes) if common else None
+        self.gradients: Buffer = comm.allocate(bucket.nbytes).view(bucket.dtype)
+        weights = comm.common(bucket.nbytes) if common else None
         self.common = weights is not None
-        self.weights: Buffer = self._own() if weights is None else weights.view(layout.dtype)
-        self._remembered: dict[tuple[int, np.dtype[Any]], Buffer] = {}
-        self._stretches: dict[Range, Span] = {}
+        self.weights: Buffer = self._own() if weights is None else weights.view(bucket.dtype)
+        self._states: dict[tuple[int, np.dtype[Any]], Buffer] = {}
+        self._spans: dict[Range, Span] = {}
         self.pushed: set[Key] = set()
         self.step: Any = None
-        self.flying = InFlight()
+        self.in_flight = InFlight()
         self.launched = False
-        self.behind: tuple[int, int] | None = None
+        self.stale: tuple[int, int] | None = None
 
     def _own(self) -> Buffer:
         """Memory of this rank's own for weights."""
-        return self._comm.allocate(self.layout.nbytes).view(self.layout.dtype)
+        return self._comm.allocate(self.bucket.nbytes).view(self.bucket.dtype)
 
-    def part(self) -> None:
+    def unshare_weights(self) -> None:
         """Give this rank weights of its own, as code of the user's needs that writes to them."""
         if self.common:
             own = self._own()
             own[...] = self.weights
             self.weights, self.common = own, False
-            self._remembered.clear()
-            self._stretches.clear()
+            self._states.clear()
+            self._spans.clear()
 
-    def remembered(self, number: int, dtype: np.dtype[Any]) -> Buffer:
+    def optimizer_state(self, number: int, dtype: np.dtype[Any]) -> Buffer:
         """The `number`-th array, of zeros, of what an optimizer remembers of each weight.
 
         Ranks that update together have it in common; they ask for it together.
         """
         which = number, dtype
-        known = self._remembered.get(which)
+        known = self._states.get(which)
         if known is not None:
             known[...] = 0
             return known
-        nbytes = self.layout.count * dtype.itemsize
+        nbytes = self.bucket.count * dtype.itemsize
         memory = self._comm.common(nbytes) if self.common else None
         if memory is None:
-            return self._comm.kernels.zeros(self.layout.count, dtype)
-        self._remembered[which] = memory.view(dtype)
-        return self._remembered[which]
+            return self._comm.kernels.zeros(self.bucket.count, dtype)
+        self._states[which] = memory.view(dtype)
+        return self._states[which]
 
-    def stretch(self, span: Range) -> Span:
+    def span(self, span: Range) -> Span:
         """A range of elements; the same object again for the same range."""
-        known = self._stretches.get(span)
+        known = self._spans.get(span)
         if known is None:
-            if len(self._stretches) == _MOST_STRETCHES:
-                self._stretches.clear()
+            if len(self._spans) == _MAX_SPANS:
+                self._spans.clear()
             lo, hi = span
-            label = plan.label(self.layout, span)
+            label = plan.label(self.bucket, span)
             known = Span(lo, hi, self.gradients[lo:hi], self.weights[lo:hi], label)
-            self._stretches[span] = known
+            self._spans[span] = known
         return known
 
     @property
     def full(self) -> bool:
         """Whether every key of the bucket has been pushed."""
-        return len(self.pushed) == len(self.layout.entries)
+        return len(self.pushed) == len(self.bucket.entries)
 
-    def fall_behind(self, lo: int, hi: int) -> None:
+    def mark_stale(self, lo: int, hi: int) -> None:
         """Note that the root alone has elements ``[lo, hi)``."""
-        if self.behind is not None:
-            lo, hi = min(lo, self.behind[0]), max(hi, self.behind[1])
-        self.behind = (lo, hi)
+        if self.stale is not None:
+            lo, hi = min(lo, self.stale[0]), max(hi, self.stale[1])
+        self.stale = (lo, hi)
 
 
 class Span(NamedTuple):

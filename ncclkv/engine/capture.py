@@ -30,10 +30,10 @@ def recorded(engine: Engine, recording: Recording) -> Iterator[None]:
     finally:
         engine.kernels, engine.recording = kernels, None
         engine.rule.compute_with(kernels)
-        for state in engine.places.states:
+        for state in engine.layout.states:
             state.pushed.clear()
-            state.flying.clear()
-            state.behind = None
+            state.in_flight.clear()
+            state.stale = None
 
 
 class Recording:
@@ -56,7 +56,7 @@ class Recording:
 
     def __init__(self, kernels: Kernels, rule: Rule) -> None:
         self._rule = rule
-        self._baked = rule.baked()
+        self._constants = rule.captured_constants()
         self._fill = kernels.fill
         self._rate = kernels.zeros(1, np.dtype(np.float64))
         self._written: float | None = None
@@ -65,7 +65,7 @@ class Recording:
         self.graph: Graph | None = None
         self._step = rule.step()
         self._states: dict[int, BucketState] = {}
-        self.write_rate()
+        self.write_learning_rate()
 
     @property
     def states(self) -> list[BucketState]:
@@ -74,14 +74,14 @@ class Recording:
 
     def include(self, state: BucketState) -> None:
         """Note a bucket that the step writes or reads."""
-        self._states[state.layout.index] = state
+        self._states[state.bucket.index] = state
 
     def check_launch(self, state: BucketState) -> None:
         """Refuse to launch a bucket for the first time, or with other numbers than the rest."""
         if not state.launched:
             raise UsageError(
-                f"capture: what is pushed of bucket {state.layout.index} (key "
-                f"{state.layout.entries[0].key!r} and others) has not been through the store yet; "
+                f"capture: what is pushed of bucket {state.bucket.index} (key "
+                f"{state.bucket.entries[0].key!r} and others) has not been through the store yet; "
                 f"make the same step once before it is captured, so that all it needs is there"
             )
         if state.step is not self._step:
@@ -102,18 +102,19 @@ class Recording:
                 f"the store's updater is {rule.name} and was {self._rule.name}, another, when this "
                 f"step was captured; capture it again"
             )
-        baked = rule.baked()
-        if baked != self._baked:
-            changed = [name for name in baked if baked[name] != self._baked.get(name)]
-            said = [f"{name} is {baked[name]} and was {self._baked.get(name)}" for name in changed]
+        constants = rule.captured_constants()
+        if constants != self._constants:
+            before = self._constants
+            changed = [name for name in constants if constants[name] != before.get(name)]
+            said = [f"{name} is {constants[name]} and was {before.get(name)}" for name in changed]
             raise UsageError(
                 f"the optimizer has changed since this step was captured: {'; '.join(said)}; of "
                 f"its numbers a replay reads the learning rate alone, so capture the step again"
             )
 
-    def write_rate(self) -> None:
+    def write_learning_rate(self) -> None:
         """Put the learning rate where the graph reads it, in the order of the current stream."""
-        rate = self._rule.rate()
+        rate = self._rule.learning_rate()
         if rate is not None and rate != self._written:
             self._fill(self._rate, rate)
             self._written = rate
@@ -201,10 +202,10 @@ class RecordingKernels:
 
     def combine(self, values: Sequence[Array], slot: Array, op: str) -> None:
         """Reduce values, none of which needs a copy."""
-        places = [value.strides for value in values if not value.flags.c_contiguous]
-        if places:
+        strides = [value.strides for value in values if not value.flags.c_contiguous]
+        if strides:
             raise UsageError(
-                f"capture: one of several arrays of a key is not in C order (strides {places[0]}) "
+                f"capture: one of several arrays of a key is not in C order (strides {strides[0]}) "
                 f"and would have to be copied aside; pass it in C order"
             )
         self._kernels.combine(values, slot, op)

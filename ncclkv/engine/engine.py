@@ -1,6 +1,6 @@
 """From pushed arrays to reduced, updated and readable values.
 
-A push *stages* values into the gradients of their buckets and *commits* them: full buckets are
+A push *stages* values into the gradients of their buckets and *launches* them: full buckets are
 launched at once, partial ones wait for a reason.  A flush launches what waits and completes what
 flies.  Nothing here depends on time or on the order of arrival.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.done import DoneWork
-from ncclkv.engine.batch import Push, push_of
+from ncclkv.engine.batch import Push, plan_push
 from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.flush import Flushes
 from ncclkv.engine.flush_agreement import FlushAgreement
@@ -42,15 +42,15 @@ class Engine(Flushes):
     ) -> None:
         # Weak, or a store that is dropped would keep its memory until the garbage is collected.
         adopt = weakref.WeakMethod(self._adopt)
-        places = Layout(comm, kernels, sizing, adopt, common=placement.root is None)
-        presence = FlushAgreement(comm, places, kernels, zeros, nonfinite)
-        super().__init__(comm, kernels, places, placement, presence)
+        layout = Layout(comm, kernels, sizing, adopt, common=placement.root is None)
+        presence = FlushAgreement(comm, layout, kernels, zeros, nonfinite)
+        super().__init__(comm, kernels, layout, placement, presence)
 
     # Keys
 
     def gradient(self, key: Key) -> Array:
         """A key's place in the gradients, for the user to fill."""
-        slot = self.places[key]
+        slot = self.layout[key]
         if key in slot.state.pushed:
             raise UsageError(
                 f"grad_view of key {key!r}: it was pushed and waits in its bucket, so its gradient "
@@ -64,15 +64,15 @@ class Engine(Flushes):
 
     def replace(self, key: Key, value: Array) -> None:
         """Set a key's value, the same on every rank, and drop what its updater remembers."""
-        if key not in self.places:
-            self.places.replace_unplaced(key, value)
+        if key not in self.layout:
+            self.layout.replace_pending(key, value)
             return
-        slot = self.places[key]
+        slot = self.layout[key]
         self.settle([slot.state])
         self.kernels.pack(value, slot.weight)
         self.rule.reset(slot)
 
-    def change(self, rule: Rule) -> None:
+    def set_rule(self, rule: Rule) -> None:
         """Apply what was pushed under the old rule, then follow another; all ranks together.
 
         They must have sealed the same keys.
@@ -81,8 +81,8 @@ class Engine(Flushes):
         before, self.rule = self.rule, rule
         self.presence.flagged = self._flagged is not None and rule.can_skip
         if isinstance(rule, FunctionRule):
-            self.places.part()
-        for state in self.places.states:
+            self.layout.unshare_weights()
+        for state in self.layout.states:
             state.launched = False
             self._adopt(state)
         if rule.source is not before.source:
@@ -100,25 +100,25 @@ class Engine(Flushes):
     def _adopt(self, state: BucketState) -> None:
         """Let the rule get what it needs for a bucket."""
         if self.placement.updates:
-            self.rule.adopt(state)
+            self.rule.allocate(state)
 
     # Push
 
-    def batch(self, values: Mapping[Key, Sequence[Array]]) -> tuple[Push, list[Array]]:
+    def plan_push(self, values: Mapping[Key, Sequence[Array]]) -> tuple[Push, list[Array]]:
         """Sort this rank's values of each key; return them in a row, too.
 
         What a push could overwrite while it reads it is copied: that is what lies in a bucket,
-        other than in its own key's gradient.  The first call gives keys their places.
+        other than in its own key's gradient.  The first call gives keys their slots.
         """
-        return push_of(values, self.places.__getitem__, self._safe)
+        return plan_push(values, self.layout.__getitem__, self._safe)
 
     def _safe(self, array: Array) -> Array:
         """The array, or a copy when it lies in a bucket."""
-        return array if self.places.bucket_around(array) is None else self.kernels.copy(array)
+        return array if self.layout.bucket_around(array) is None else self.kernels.copy(array)
 
     def ready(self, batch: Push) -> Any:
         """Refuse what cannot be pushed now; the step that `push` is to make of it."""
-        self.admit(batch)
+        self.check_free(batch)
         return self.rule.step()
 
     def push(self, batch: Push, row: Sequence[Array], priority: int, step: Any) -> None:
@@ -129,20 +129,20 @@ class Engine(Flushes):
             return
         self._make_room(batch, step)
         self.stage(batch, row)
-        priorities = {load.state.layout.index: priority for load in batch.loads}
-        self.commit(priorities, batch.numbers, step)
+        priorities = {part.state.bucket.index: priority for part in batch.parts}
+        self.launch_full(priorities, batch.indices, step)
 
-    def admit(self, batch: Push) -> None:
+    def check_free(self, batch: Push) -> None:
         """Refuse gradients that are the store's."""
-        for load in batch.loads:
-            again = load.keys & load.state.pushed if self.presence.zeros else ()
+        for part in batch.parts:
+            again = part.keys & part.state.pushed if self.presence.zeros else ()
             for key in again:
                 raise UsageError(
                     f"push of key {key!r}: it was pushed and not flushed, and with missing='zeros' "
                     f"other ranks need not know of it; pull a key, or wait, between two pushes"
                 )
-            for slot in load.held:
-                if slot.entry.key in load.state.pushed or load.state.flying:
+            for slot in part.in_place:
+                if slot.entry.key in part.state.pushed or part.state.in_flight:
                     raise UsageError(
                         f"push of key {slot.entry.key!r}: its grad_view was pushed and not "
                         f"flushed, so it is the store's; pull the key, or wait for it, before "
@@ -151,9 +151,9 @@ class Engine(Flushes):
 
     def _make_room(self, batch: Push, step: Any) -> None:
         """Launch what waits in the buckets of a batch and cannot fly with it."""
-        for load in batch.loads:
-            state = load.state
-            if not state.pushed.isdisjoint(load.keys) or (state.pushed and state.step != step):
+        for part in batch.parts:
+            state = part.state
+            if not state.pushed.isdisjoint(part.keys) or (state.pushed and state.step != step):
                 if self._whole:
                     self.flush()
                     return
@@ -161,21 +161,21 @@ class Engine(Flushes):
 
     def stage(self, batch: Push, row: Sequence[Array]) -> None:
         """Reduce this rank's values of each key into its place in the gradients."""
-        for load in batch.loads:
-            self._take_up(load.state)
-            load.copy(row, load.gradients, self.kernels)
-            load.state.pushed |= load.keys
+        for part in batch.parts:
+            self._take_up(part.state)
+            part.copy(row, part.gradients, self.kernels)
+            part.state.pushed |= part.keys
 
     def _assign(self, batch: Push, row: Sequence[Array]) -> None:
         """Reduce the values of whole buckets into the weights: of one rank, that is their sum."""
-        for load in batch.loads:
-            self._launch(load.state)
-            load.state.flying.complete()
-            load.copy(row, load.weights, self.kernels)
-            load.state.flying.add(DoneWork())
-            load.state.launched = True
+        for part in batch.parts:
+            self._launch(part.state)
+            part.state.in_flight.complete()
+            part.copy(row, part.weights, self.kernels)
+            part.state.in_flight.add(DoneWork())
+            part.state.launched = True
 
-    def commit(self, priorities: Mapping[int, int], keys: Collection[Key], step: Any) -> None:
+    def launch_full(self, priorities: Mapping[int, int], keys: Collection[Key], step: Any) -> None:
         """Launch the buckets that the staged keys filled; with a function as updater, run it.
 
         Parameters
@@ -187,18 +187,18 @@ class Engine(Flushes):
             Of `ready`.
         """
         function, whole = isinstance(self.rule, FunctionRule), self._whole
-        states = [self.places.states[index] for index in plan.launch_order(priorities)]
+        states = [self.layout.states[index] for index in plan.launch_order(priorities)]
         for state in states:
             state.step = step
             if not whole and (function or state.full):
                 self._launch(state)
-        if function and not self.presence.lenient:
+        if function and not self.presence.allows_missing:
             self.flush(states)
-            if not self.presence.asked:
+            if not self.presence.needs_exchange:
                 self._update(keys)
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Forget that `keys` were pushed."""
         for key in keys:
-            if key in self.places:
-                self.places[key].state.pushed.discard(key)
+            if key in self.layout:
+                self.layout[key].state.pushed.discard(key)

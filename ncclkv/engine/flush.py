@@ -27,7 +27,7 @@ class Flushes(Reads):
     placement : Placement
     rule : Rule
         What becomes of a sum: it replaces the value, or an updater folds it in.
-    presence : Presence
+    presence : FlushAgreement
         What ranks tell each other before a flush.
     raised : Exception or None
         What an updater has raised, until it is taken: what all ranks do comes first.
@@ -40,11 +40,11 @@ class Flushes(Reads):
         self,
         comm: Communicator,
         kernels: Kernels,
-        places: Layout,
+        layout: Layout,
         placement: Placement,
         presence: FlushAgreement,
     ) -> None:
-        super().__init__(comm, kernels, places)
+        super().__init__(comm, kernels, layout)
         self.placement = placement
         self.rule: Rule = Assign()
         self.presence = presence
@@ -54,7 +54,7 @@ class Flushes(Reads):
         self._launcher = BucketReduction(comm, placement, kernels)
         self._flagged: DeviceNonfiniteCheck | None = None
         if presence.looks and not comm.blocks:
-            self._flagged = DeviceNonfiniteCheck(comm, places, kernels)
+            self._flagged = DeviceNonfiniteCheck(comm, layout, kernels)
             presence.flagged = True
 
     def _launch(self, state: BucketState, active: int | None = None) -> None:
@@ -64,25 +64,25 @@ class Flushes(Reads):
                 self.recording.check_launch(state)
             self._launcher.launch(state, self.rule, active)
 
-    def reading(self, reads: Sequence[tuple[Key, Array]]) -> tuple[Pull, list[Array]]:
-        if self.presence.lenient:
-            # Other ranks may have pushed what this one has not: all keys have places, then.
-            self.places.seal()
-        return super().reading(reads)
+    def plan_pull(self, reads: Sequence[tuple[Key, Array]]) -> tuple[Pull, list[Array]]:
+        if self.presence.allows_missing:
+            # Other ranks may have pushed what this one has not: all keys have slots, then.
+            self.layout.seal()
+        return super().plan_pull(reads)
 
     def flush(self, states: Sequence[BucketState] | None = None) -> None:
         """Launch what waits in some buckets, or in all, and complete it.
 
         Where flushes begin with an exchange, all is flushed.
         """
-        if self.presence.asked:
+        if self.presence.needs_exchange:
             # A rank that leaves an uneven block settles meanwhile, and publishes with the others.
             self.settle(())
             return
         if self.presence.flagged:
             self._flush_flagged()
             return
-        states = self.places.states if states is None else states
+        states = self.layout.states if states is None else states
         for state in states:
             if state.pushed:
                 self._launch(state)
@@ -91,24 +91,24 @@ class Flushes(Reads):
     def _complete(self, states: Sequence[BucketState]) -> None:
         """Wait for what is launched in some buckets."""
         for state in states:
-            if state.flying:
-                state.flying.complete()
+            if state.in_flight:
+                state.in_flight.complete()
 
     @property
     def _whole(self) -> bool:
         """Whether all that was pushed is flushed together, and nothing before."""
-        return self.presence.asked or self.presence.flagged
+        return self.presence.needs_exchange or self.presence.flagged
 
     def _flush_flagged(self) -> None:
         """Flush all, but for updates that the device leaves out."""
-        flagged, states = self._flagged, [state for state in self.places.states if state.pushed]
+        flagged, states = self._flagged, [state for state in self.layout.states if state.pushed]
         if states and flagged is not None:
             flagged.find(states)
             self.rule.compute_with(flagged.kernels)
             for state in states:
                 self._launcher.launch(state, self.rule, flagged=flagged)
             self.rule.compute_with(self.kernels)
-        self._complete(self.places.states)
+        self._complete(self.layout.states)
 
     def report(self) -> None:
         """Tell of NaN that a device has found; where the host has waited for it, on all ranks."""
@@ -117,18 +117,18 @@ class Flushes(Reads):
 
     def _flush_agreed(self, wanted: Sequence[BucketState], part: Part = Part.STAYS) -> FlushPlan:
         """Flush what ranks agree on."""
-        numbers = self.rule.numbers() if self.presence.lenient else None
-        buckets = [state.layout.index for state in wanted]
+        numbers = self.rule.hyperparameters() if self.presence.allows_missing else None
+        buckets = [state.bucket.index for state in wanted]
         agreed = self.presence.agree(buckets, numbers, self.placement.root, part, self._failure)
         self._heard(agreed.failure)
         if part != Part.STAYS and agreed.active:
-            self.rule.follow(agreed.numbers)
-        step = self.rule.step_of(agreed.numbers) if self.presence.lenient else None
-        for state in self.places.buckets(agreed.keys):
-            if self.presence.lenient:
+            self.rule.adopt(agreed.hyperparameters)
+        step = self.rule.step_from(agreed.hyperparameters) if self.presence.allows_missing else None
+        for state in self.layout.buckets(agreed.keys):
+            if self.presence.allows_missing:
                 state.step = step
             self._launch_counted(state, agreed.keys)
-        self._complete(self.places.states)
+        self._complete(self.layout.states)
         if isinstance(self.rule, FunctionRule):
             self._update(agreed.keys)
         self.presence.restore()
@@ -136,7 +136,7 @@ class Flushes(Reads):
 
     def _launch_counted(self, state: BucketState, counts: Mapping[Key, int]) -> None:
         """Launch a bucket; averages over different numbers of ranks need a launch each."""
-        if state.layout.op != "avg":
+        if state.bucket.op != "avg":
             self._launch(state)
             return
         pushed = state.pushed
@@ -146,19 +146,19 @@ class Flushes(Reads):
 
     def answer(self) -> None:
         """Take part in the others' flushes without pushing, until no rank pushes any more."""
-        wanted, part = self.places.states, Part.LEAVES
+        wanted, part = self.layout.states, Part.LEAVES
         if not any(state.pushed for state in wanted):
             wanted, part = [], Part.ANSWERS
         while (agreed := self._flush_agreed(wanted, part)).active:
-            self._publish([self.places.states[number] for number in agreed.buckets])
+            self._publish([self.layout.states[number] for number in agreed.buckets])
             wanted, part = [], Part.ANSWERS
 
     def settle(self, states: Sequence[BucketState] | None = None) -> None:
         """Flush, and give every rank what the root alone has updated, so that all may read."""
-        states = self.places.states if states is None else states
-        if self.presence.asked:
+        states = self.layout.states if states is None else states
+        if self.presence.needs_exchange:
             numbers = self._flush_agreed(states).buckets
-            states = [self.places.states[number] for number in numbers]
+            states = [self.layout.states[number] for number in numbers]
         else:
             self.flush(states)
         self._publish(states)
@@ -174,7 +174,7 @@ class Flushes(Reads):
         """Let the updater fold the sums of keys into their values."""
         self.untold = self.placement.root is not None and self._comm.size > 1
         if self.placement.updates and isinstance(self.rule, FunctionRule):
-            slots = [self.places[key] for key in self.places.registry.update_order(keys)]
+            slots = [self.layout[key] for key in self.layout.registry.update_order(keys)]
             with self._comm.queue():
                 raised = self.rule.run(slots)
             if raised is not None:
@@ -187,7 +187,7 @@ class Flushes(Reads):
         Where flushes begin with an exchange, the next one tells it.
         """
         root = self.placement.root
-        if self.untold and root is not None and not self.presence.asked:
+        if self.untold and root is not None and not self.presence.needs_exchange:
             control = self._comm.control
             self._heard(control.broadcast(self._failure, root, "what the updater raised"))
 
@@ -201,7 +201,7 @@ class Flushes(Reads):
                 f"ranks have the values of rank {self.placement.root}: mend the updater there"
             )
 
-    def take_raised(self) -> Exception | None:
+    def pop_error(self) -> Exception | None:
         """What an updater has raised since the last call of this."""
         raised, self.raised = self.raised, None
         return raised

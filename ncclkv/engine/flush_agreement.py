@@ -44,11 +44,11 @@ class Contribution(NamedTuple):
     ----------
     pushed : frozenset of int
         Places of keys in the registry.
-    unsound : frozenset of int
+    nonfinite : frozenset of int
         Those of them that hold NaN or infinity here.
     buckets : tuple of int
         Numbers of the buckets that are to be readable after the flush.
-    numbers : Any
+    hyperparameters : Any
         Of the update, as they are here.
     part : Part
     failure : str or None
@@ -56,9 +56,9 @@ class Contribution(NamedTuple):
     """
 
     pushed: frozenset[int]
-    unsound: frozenset[int]
+    nonfinite: frozenset[int]
     buckets: tuple[int, ...]
-    numbers: Any
+    hyperparameters: Any
     part: Part
     failure: str | None
 
@@ -74,7 +74,7 @@ class FlushPlan(NamedTuple):
         Numbers of the buckets that are to be readable after the flush.
     active : int
         How many ranks do not only answer.
-    numbers : Any
+    hyperparameters : Any
         Of the update: the root's if it stays, or the first rank's that does; if all leave, the
         first one's.
     failure : str or None
@@ -84,7 +84,7 @@ class FlushPlan(NamedTuple):
     keys: dict[Key, int]
     buckets: list[int]
     active: int
-    numbers: Any
+    hyperparameters: Any
     failure: str | None
 
 
@@ -94,7 +94,7 @@ class FlushAgreement:
     Parameters
     ----------
     comm : Communicator
-    places : Places
+    layout : Layout
     kernels : Kernels
     zeros : bool
         Whether ranks may push different keys.
@@ -112,22 +112,22 @@ class FlushAgreement:
     """
 
     def __init__(
-        self, comm: Communicator, places: Layout, kernels: Kernels, zeros: bool, nonfinite: str
+        self, comm: Communicator, layout: Layout, kernels: Kernels, zeros: bool, nonfinite: str
     ) -> None:
         self.zeros = zeros
         self.uneven = False
         self.skipped = 0
         self.flagged = False
         self._comm = comm
-        self._places = places
+        self._layout = layout
         self._kernels = kernels
         self._nonfinite = nonfinite
         self._kept: list[tuple[Slot, Array]] = []
 
     @property
-    def asked(self) -> bool:
+    def needs_exchange(self) -> bool:
         """Whether flushes begin with an exchange."""
-        return self.lenient or (self._nonfinite != "ignore" and not self.flagged)
+        return self.allows_missing or (self._nonfinite != "ignore" and not self.flagged)
 
     @property
     def looks(self) -> bool:
@@ -135,7 +135,7 @@ class FlushAgreement:
         return self._nonfinite != "ignore"
 
     @property
-    def lenient(self) -> bool:
+    def allows_missing(self) -> bool:
         """Whether ranks may push different keys, or at different times."""
         return self.zeros or self.uneven
 
@@ -159,44 +159,44 @@ class FlushAgreement:
         NonFinite
             On every rank, when it is to be raised; nothing that was pushed is applied.
         """
-        self._places.seal()
+        self._layout.seal()
         mine = self._said(buckets, numbers, part, failure)
         said = self._comm.control.allgather(tuple(mine), "what was pushed")
         said = [Contribution(*each) for each in said]
         active = [rank for rank, each in enumerate(said) if each.part != Part.ANSWERS]
         wanted = sorted({number for each in said for number in each.buckets})
         keys = self._keys(said, active)
-        if any(each.unsound for each in said):
-            for state in self._places.states:
+        if any(each.nonfinite for each in said):
+            for state in self._layout.states:
                 state.pushed.clear()
-            self.tell([each.unsound for each in said], 1)
+            self.tell([each.nonfinite for each in said], 1)
             keys = {}
         self._fill_up(keys)
         first = min(range(len(said)), key=lambda rank: (said[rank].part, rank != root, rank))
         failure = None if root is None else said[root].failure
-        return FlushPlan(keys, wanted, len(active), said[first].numbers, failure)
+        return FlushPlan(keys, wanted, len(active), said[first].hyperparameters, failure)
 
     def _said(
         self, buckets: Iterable[int], numbers: Any, part: Part, failure: str | None
     ) -> Contribution:
         """What this rank says."""
-        registry, pushed, unsound = self._places.registry, [], []
-        for state in self._places.states:
+        registry, pushed, nonfinite = self._layout.registry, [], []
+        for state in self._layout.states:
             pushed += [registry[key].index for key in state.pushed]
             if state.pushed and self._nonfinite != "ignore":
-                unsound += [registry[key].index for key in self._unsound(state)]
+                nonfinite += [registry[key].index for key in self._nonfinite_keys(state)]
         return Contribution(
-            frozenset(pushed), frozenset(unsound), tuple(buckets), numbers, part, failure
+            frozenset(pushed), frozenset(nonfinite), tuple(buckets), numbers, part, failure
         )
 
-    def _unsound(self, state: BucketState) -> list[Key]:
+    def _nonfinite_keys(self, state: BucketState) -> list[Key]:
         """The keys of a bucket whose gradients hold NaN or infinity."""
-        spans = plan.spans(state.layout, state.pushed)
-        if not any(self._find([state.stretch(span).gradients for span in spans])):
+        spans = plan.spans(state.bucket, state.pushed)
+        if not any(self._find([state.span(span).gradients for span in spans])):
             return []
-        keys = [entry.key for entry in state.layout.entries if entry.key in state.pushed]
-        found = self._find([self._places[key].gradient for key in keys])
-        return [key for key, unsound in zip(keys, found, strict=True) if unsound]
+        keys = [entry.key for entry in state.bucket.entries if entry.key in state.pushed]
+        found = self._find([self._layout[key].gradient for key in keys])
+        return [key for key, nonfinite in zip(keys, found, strict=True) if nonfinite]
 
     def _find(self, arrays: Sequence[Array]) -> list[int]:
         """1 for each array that holds NaN or infinity, else 0."""
@@ -215,7 +215,7 @@ class FlushAgreement:
         A rank that leaves has pushed less than the others, which went on.
         """
         pushed = frozenset().union(*(each.pushed for each in said))
-        specs = [spec for spec in self._places.registry if spec.index in pushed]
+        specs = [spec for spec in self._layout.registry if spec.index in pushed]
         if self.zeros:
             return dict.fromkeys((spec.key for spec in specs), len(active))
         counts: dict[Key, int] = {}
@@ -235,21 +235,21 @@ class FlushAgreement:
             counts[spec.key] = len(having)
         return counts
 
-    def tell(self, unsound: Sequence[Collection[int]], flushes: int) -> None:
+    def tell(self, nonfinite: Sequence[Collection[int]], flushes: int) -> None:
         """Raise, or log, that flushes came to nothing.
 
         Parameters
         ----------
-        unsound : sequence of collection of int
+        nonfinite : sequence of collection of int
             Of each rank, the places in the registry of the keys that it has pushed NaN of.
         flushes : int
             How many.
         """
         self.skipped += flushes
-        specs, found = [*self._places.registry], []
-        indices = sorted(set().union(*unsound))
+        specs, found = [*self._layout.registry], []
+        indices = sorted(set().union(*nonfinite))
         for index in indices[:_SHOWN]:
-            ranks = [rank for rank, each in enumerate(unsound) if index in each]
+            ranks = [rank for rank, each in enumerate(nonfinite) if index in each]
             found.append(f"key {specs[index].key!r} on {format_ranks(ranks)}")
         if len(indices) > _SHOWN:
             found.append(f"{len(indices) - _SHOWN} more keys")
@@ -262,9 +262,9 @@ class FlushAgreement:
     def _fill_up(self, keys: Iterable[Key]) -> None:
         """Push what takes no part in a sum for each key that this rank has not pushed."""
         for key in keys:
-            slot = self._places[key]
+            slot = self._layout[key]
             if key not in slot.state.pushed:
-                slot.state.flying.complete()
+                slot.state.in_flight.complete()
                 if slot.lent:
                     self._kept.append((slot, self._kernels.copy(slot.gradient)))
                 self._kernels.fill(slot.gradient, _nothing(slot.state))
@@ -280,7 +280,7 @@ class FlushAgreement:
 
 def _nothing(state: BucketState) -> float:
     """What changes no sum, or no maximum or minimum."""
-    op, dtype = state.layout.op, state.layout.dtype
+    op, dtype = state.bucket.op, state.bucket.dtype
     if op not in ("max", "min"):
         return 0
     if dtype.kind == "b":

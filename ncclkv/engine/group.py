@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ncclkv.engine.batch import Pull, Push, chosen
+from ncclkv.engine.batch import Pull, Push, select
 from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.engine import Engine
 from ncclkv.table.registry import Key
@@ -38,20 +38,20 @@ class Group:
     def push(self, batch: Push, row: Sequence[Array], priority: int) -> None:
         """Take values; the caller may change its arrays afterwards."""
         kept: dict[Key, Sequence[Array]] = {}
-        again = self._priorities.keys() & batch.numbers.keys()
+        again = self._priorities.keys() & batch.indices.keys()
         if again or batch.several:
-            values = {key: chosen(row, numbers) for key, numbers in batch.numbers.items()}
+            values = {key: select(row, numbers) for key, numbers in batch.indices.items()}
             kept = {key: of for key, of in values.items() if key in again or len(of) > 1}
             direct = {key: of for key, of in values.items() if key not in kept}
-            batch, row = self._engine.batch(direct)
-        self._engine.admit(batch)
+            batch, row = self._engine.plan_push(direct)
+        self._engine.check_free(batch)
         copy = self._engine.kernels.copy
         # Noted first, so that `cancel` knows of whatever has been staged when Ctrl-C comes.
-        for key in (*batch.numbers, *kept):
+        for key in (*batch.indices, *kept):
             self._priorities[key] = max(priority, self._priorities.get(key, priority))
         for key, arrays in kept.items():
             if key in again and key not in self._kept:
-                self._kept[key] = [copy(self._engine.places[key].gradient_view)]
+                self._kept[key] = [copy(self._engine.layout[key].gradient_view)]
             self._kept.setdefault(key, []).extend(copy(array) for array in arrays)
         self._engine.stage(batch, row)
 
@@ -67,10 +67,10 @@ class Group:
 
     def reads(self) -> list[tuple[Key, Array]]:
         """The arrays to be written at the end, in the order of one pull of them all."""
-        order = self._engine.places.registry.update_order(set(self.keys))
-        places = {key: place for place, key in enumerate(order)}
+        order = self._engine.layout.registry.update_order(set(self.keys))
+        position = {key: number for number, key in enumerate(order)}
         reads = zip(self.keys, self.outs, strict=True)
-        return sorted(reads, key=lambda read: places[read[0]])
+        return sorted(reads, key=lambda read: position[read[0]])
 
     @property
     def pushed(self) -> Collection[Key]:
@@ -86,19 +86,19 @@ class Group:
             When one of the arrays `unchecked` lies in a gradient that the block leaves in its
             bucket.
         """
-        batch, row = self._engine.batch(self._kept)
+        batch, row = self._engine.plan_push(self._kept)
         self._engine.stage(batch, row)
         self._engine.keep(row)
-        self._engine.places.check_outs(unchecked, flushed=True)
+        self._engine.layout.check_outs(unchecked, flushed=True)
         self._step = self._engine.rule.step()
 
     def commit(self) -> None:
         """Push what the block has pushed, as one list."""
         buckets: dict[int, int] = {}
         for key, priority in self._priorities.items():
-            index = self._engine.places[key].state.layout.index
+            index = self._engine.layout[key].state.bucket.index
             buckets[index] = max(priority, buckets.get(index, priority))
-        self._engine.commit(buckets, self._priorities, self._step)
+        self._engine.launch_full(buckets, self._priorities, self._step)
 
     def cancel(self) -> None:
         """Forget the block: its pushes never happened."""

@@ -26,7 +26,7 @@ class Layout:
         How large they are.
     common : bool
         Whether new buckets have weights that the ranks of a node have in common, where they can.
-    waiting : int
+    pending_bytes : int
         Bytes of the values of keys that have no place.
 
     Parameters
@@ -51,27 +51,27 @@ class Layout:
         self.sizing = sizing
         self._adopt = adopt
         self.common = common
-        self.waiting = 0
-        self._unplaced: dict[Key, Array] = {}
+        self.pending_bytes = 0
+        self._pending: dict[Key, Array] = {}
         self._slots: dict[Key, Slot] = {}
         self._memory = BucketMemory()
 
     def add(self, specs: Sequence[KeySpec], values: Sequence[Array]) -> None:
         """Take new keys with their first values, which are kept."""
         self.registry.add(specs)
-        self._unplaced.update((spec.key, value) for spec, value in zip(specs, values, strict=True))
-        self.waiting += sum(spec.nbytes for spec in specs)
+        self._pending.update((spec.key, value) for spec, value in zip(specs, values, strict=True))
+        self.pending_bytes += sum(spec.nbytes for spec in specs)
 
     @property
     def sealed(self) -> bool:
         """Whether every key has its place."""
-        return not self._unplaced
+        return not self._pending
 
     def seal(self) -> None:
         """Give all keys that have no place yet one, for good."""
         if self.sealed:
             return
-        specs = [spec for spec in self.registry if spec.key in self._unplaced]
+        specs = [spec for spec in self.registry if spec.key in self._pending]
         states = [
             BucketState(bucket, self._comm, common=self.common)
             for bucket in place(specs, self.sizing.bucket_bytes, len(self.states))
@@ -82,20 +82,20 @@ class Layout:
             for state in states:
                 adopt(state)
         for state in states:
-            for entry in state.layout.entries:
+            for entry in state.bucket.entries:
                 slot = self._slots[entry.key] = Slot(state, entry)
-                self._kernels.pack(self._unplaced[entry.key], slot.weight)
-        self._comm.keep(*self._unplaced.values())
-        self._unplaced.clear()
-        self.waiting = 0
+                self._kernels.pack(self._pending[entry.key], slot.weight)
+        self._comm.keep(*self._pending.values())
+        self._pending.clear()
+        self.pending_bytes = 0
         self.states += states
         self._memory.add(states)
 
-    def part(self) -> None:
+    def unshare_weights(self) -> None:
         """Give this rank weights of its own, in all buckets, for good."""
         self.common = False
         for state in self.states:
-            state.part()
+            state.unshare_weights()
         for slot in self._slots.values():
             slot.find_weight()
         self._memory = BucketMemory()
@@ -112,17 +112,17 @@ class Layout:
             self.seal()
         return self._slots[key]
 
-    def unplaced(self, key: Key) -> Array:
+    def pending(self, key: Key) -> Array:
         """The value of a key that has no place."""
-        return self._unplaced[key]
+        return self._pending[key]
 
-    def replace_unplaced(self, key: Key, value: Array) -> None:
+    def replace_pending(self, key: Key, value: Array) -> None:
         """Set the value of a key that has no place."""
-        self._unplaced[key] = value
+        self._pending[key] = value
 
     def buckets(self, keys: Iterable[Key]) -> list[BucketState]:
         """The buckets of `keys`, each once and in order; keys without a place have none."""
-        indices = {self._slots[key].state.layout.index for key in keys if key in self._slots}
+        indices = {self._slots[key].state.bucket.index for key in keys if key in self._slots}
         return [self.states[index] for index in sorted(indices)]
 
     def bucket_around(self, array: Array) -> tuple[BucketState, bool] | None:
@@ -142,7 +142,7 @@ class Layout:
                     f"pull of key {key!r}: out is a view of a value in the store; pass an array of "
                     f"your own"
                 )
-            if (state.pushed or state.flying) and state not in done:
+            if (state.pushed or state.in_flight) and state not in done:
                 raise UsageError(
                     f"pull of key {key!r}: out lies in a grad_view, in whose bucket pushes are "
                     f"under way; pull its key, or call wait(), first"
@@ -150,6 +150,6 @@ class Layout:
 
     def explain(self, owner: str) -> str:
         """The layout as a table, with what its collectives should take and what they took."""
-        layouts = [state.layout for state in self.states]
-        times = [state.flying.seconds for state in self.states]
-        return plan.explain(layouts, self._unplaced, owner, self.sizing, times)
+        buckets = [state.bucket for state in self.states]
+        times = [state.in_flight.seconds for state in self.states]
+        return plan.explain(buckets, self._pending, owner, self.sizing, times)

@@ -1,6 +1,6 @@
 """NaN and infinity where no host looks: a device finds them, and leaves its updates out.
 
-At a flush a flag is raised where a gradient is unsound, the ranks' flags are reduced, and every
+At a flush a flag is raised where a gradient is nonfinite, the ranks' flags are reduced, and every
 update of the flush reads the result when it is made.  The hosts hear of it when they next wait.
 """
 
@@ -27,7 +27,7 @@ class DeviceNonfiniteCheck:
     Parameters
     ----------
     comm : Communicator
-    places : Places
+    layout : Layout
     kernels : Kernels
 
     Attributes
@@ -37,30 +37,30 @@ class DeviceNonfiniteCheck:
     kernels : SkippingKernels
     """
 
-    def __init__(self, comm: Communicator, places: Layout, kernels: Kernels) -> None:
+    def __init__(self, comm: Communicator, layout: Layout, kernels: Kernels) -> None:
         self.skip = kernels.zeros(1, _NUMBER)
         self.kernels = PredicatedKernels(kernels, self.skip)
         self._comm = comm
-        self._places = places
+        self._layout = layout
         self._plain = kernels
         self._skipped = kernels.zeros(1, _NUMBER)
         self._keys = kernels.zeros(0, _NUMBER)
 
     def find(self, states: Sequence[BucketState]) -> None:
         """Look at what was pushed into some buckets, on all ranks."""
-        kernels, registry = self._plain, self._places.registry
+        kernels, registry = self._plain, self._layout.registry
         if self._keys.size < len(registry):
             more = kernels.zeros(len(registry), _NUMBER)
             kernels.pack(self._keys, more[: self._keys.size])
             self._keys = more
         kernels.fill(self.skip, 0)
         for state in states:
-            for span in plan.spans(state.layout, state.pushed):
-                kernels.find_nonfinite(state.stretch(span).gradients, self.skip)
+            for span in plan.spans(state.bucket, state.pushed):
+                kernels.find_nonfinite(state.span(span).gradients, self.skip)
             for key in state.pushed:
                 index = registry[key].index
                 flag = self._keys[index : index + 1]
-                kernels.find_nonfinite(self._places[key].gradient, flag)
+                kernels.find_nonfinite(self._layout[key].gradient, flag)
         work = self._comm.allreduce(self.skip, self.skip, "max")
         work.label = "whether NaN or infinity was pushed"
         work.wait()
@@ -71,10 +71,10 @@ class DeviceNonfiniteCheck:
         if not self._keys.size or not (skipped := self._read(self._skipped)[0]):
             return
         own = frozenset(np.flatnonzero(self._read(self._keys)).tolist())
-        unsound = self._comm.control.allgather(own, "where NaN or infinity was pushed")
+        nonfinite = self._comm.control.allgather(own, "where NaN or infinity was pushed")
         for flags in self._skipped, self._keys:
             self._plain.fill(flags, 0)
-        presence.tell(unsound, int(skipped))
+        presence.tell(nonfinite, int(skipped))
 
     def _read(self, flags: Array) -> Any:
         """Flags, in host memory."""

@@ -36,8 +36,8 @@ class BucketReduction:
         state.launched = True
         since = perf_counter() if state.full else None
         root = self._placement.root
-        for span in plan.spans(state.layout, state.pushed):
-            lo, hi, gradients, weights, label = state.stretch(span)
+        for span in plan.spans(state.bucket, state.pushed):
+            lo, hi, gradients, weights, label = state.span(span)
             receive = gradients
             apply: Apply | None = None
             if self._placement.updates:
@@ -47,16 +47,16 @@ class BucketReduction:
                     receive = weights
                 elif isinstance(rule, FusedRule):
                     apply = partial(rule.apply, state, state.step, lo)
-            op = state.layout.op
+            op = state.bucket.op
             if op == "avg" and active is not None and active < self._comm.size:
                 op, apply = "sum", self._dividing(receive, active, apply)
             work = self._comm.reduce_apply(
                 gradients, receive, op, apply, root, divided=state.common
             )
             work.label = label
-            state.flying.add(work, since)
+            state.in_flight.add(work, since)
             if root is not None:
-                state.fall_behind(lo, hi)
+                state.mark_stale(lo, hi)
         state.pushed.clear()
 
     def _unless(self, flagged: DeviceNonfiniteCheck, total: Array, weights: Array) -> Apply:
@@ -66,13 +66,13 @@ class BucketReduction:
 
     def publish(self, state: BucketState, root: int) -> None:
         """Start to give every rank what the root alone has updated."""
-        if state.behind is None:
+        if state.stale is None:
             return
-        behind = state.stretch(state.behind)
-        work = self._comm.broadcast(behind.weights, root)
-        work.label = behind.label
-        state.flying.add(work)
-        state.behind = None
+        stale = state.span(state.stale)
+        work = self._comm.broadcast(stale.weights, root)
+        work.label = stale.label
+        state.in_flight.add(work)
+        state.stale = None
 
     def _dividing(self, total: Array, active: int, then: Apply | None) -> Apply:
         """Divide a sum by the number of active ranks, before what follows."""

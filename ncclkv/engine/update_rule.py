@@ -33,19 +33,19 @@ class FusedUpdater(Protocol):
     def check(self, spec: KeySpec) -> None:
         """Refuse keys that it cannot update."""
 
-    def adopt(self, bucket: Bucket, zeros: Callable[[int, Dtype], Array]) -> None:
+    def allocate(self, bucket: Bucket, zeros: Callable[[int, Dtype], Array]) -> None:
         """Get what it will remember of a bucket: the arrays of these numbers and dtypes."""
 
     def step(self) -> Any:
         """The update as its hyperparameters are now: an object that later changes do not touch."""
 
-    def numbers(self) -> Any:
+    def hyperparameters(self) -> Any:
         """Its hyperparameters as they are now, to be told to other ranks."""
 
-    def step_of(self, numbers: Any) -> Any:
+    def step_from(self, numbers: Any) -> Any:
         """The update with a rank's `numbers`."""
 
-    def follow(self, numbers: Any) -> None:
+    def adopt(self, numbers: Any) -> None:
         """Make a rank's `numbers` the optimizer's own."""
 
     def apply(
@@ -56,7 +56,7 @@ class FusedUpdater(Protocol):
     def compute_with(self, kernels: Kernels) -> None:
         """Make other kernels those that the updates run on."""
 
-    def baked(self) -> dict[str, Any]:
+    def captured_constants(self) -> dict[str, Any]:
         """All numbers of the optimizer that a captured update keeps: not its learning rate."""
 
     def reset(self, bucket: Bucket, lo: int, hi: int) -> None:
@@ -79,22 +79,22 @@ class Rule:
     def check(self, spec: KeySpec) -> None:
         """Refuse keys that the rule cannot update."""
 
-    def adopt(self, state: BucketState) -> None:
+    def allocate(self, state: BucketState) -> None:
         """Get what is needed for a bucket."""
 
     def step(self) -> Any:
         """What was in force when a key was pushed; keys of different steps fly apart."""
         return None
 
-    def numbers(self) -> Any:
+    def hyperparameters(self) -> Any:
         """What is in force now, as plain values; other ranks may have other ones."""
         return None
 
-    def step_of(self, numbers: Any) -> Any:
+    def step_from(self, numbers: Any) -> Any:
         """What is in force where another rank's `numbers` are."""
         return None
 
-    def follow(self, numbers: Any) -> None:
+    def adopt(self, numbers: Any) -> None:
         """Put a rank's `numbers` in force here."""
 
     def reset(self, slot: Slot) -> None:
@@ -111,11 +111,11 @@ class Rule:
     def compute_with(self, kernels: Kernels) -> None:
         """Make other kernels those that updates run on."""
 
-    def baked(self) -> dict[str, Any]:
+    def captured_constants(self) -> dict[str, Any]:
         """The numbers that a captured step keeps; `UsageError` when there can be no such step."""
         return {}
 
-    def rate(self) -> float | None:
+    def learning_rate(self) -> float | None:
         """The number that a captured step reads anew at each replay, if there is one."""
         return None
 
@@ -136,42 +136,42 @@ class FusedRule(Rule):
     def check(self, spec: KeySpec) -> None:
         self.updater.check(spec)
 
-    def adopt(self, state: BucketState) -> None:
-        self.updater.adopt(state.layout, state.remembered)
+    def allocate(self, state: BucketState) -> None:
+        self.updater.allocate(state.bucket, state.optimizer_state)
 
     def step(self) -> Any:
         return self.updater.step()
 
-    def numbers(self) -> Any:
-        return self.updater.numbers()
+    def hyperparameters(self) -> Any:
+        return self.updater.hyperparameters()
 
-    def step_of(self, numbers: Any) -> Any:
-        return self.updater.step_of(numbers)
+    def step_from(self, numbers: Any) -> Any:
+        return self.updater.step_from(numbers)
 
-    def follow(self, numbers: Any) -> None:
-        self.updater.follow(numbers)
+    def adopt(self, numbers: Any) -> None:
+        self.updater.adopt(numbers)
 
     def apply(self, state: BucketState, step: Any, start: int, lo: int, hi: int) -> None:
         """Update a range counted from element `start` of the bucket."""
         self.updater.apply(
-            step, state.layout, state.weights, state.gradients, start + lo, start + hi
+            step, state.bucket, state.weights, state.gradients, start + lo, start + hi
         )
 
     def compute_with(self, kernels: Kernels) -> None:
         self.updater.compute_with(kernels)
 
-    def baked(self) -> dict[str, Any]:
-        return self.updater.baked()
+    def captured_constants(self) -> dict[str, Any]:
+        return self.updater.captured_constants()
 
-    def rate(self) -> float | None:
+    def learning_rate(self) -> float | None:
         rate: float = self.updater.optimizer.learning_rate
         return rate
 
     def reset(self, slot: Slot) -> None:
-        self.updater.reset(slot.state.layout, slot.entry.lo, slot.entry.hi)
+        self.updater.reset(slot.state.bucket, slot.entry.lo, slot.entry.hi)
 
     def states(self, slot: Slot) -> list[Array]:
-        return self.updater.states(slot.state.layout, slot.entry.lo, slot.entry.hi)
+        return self.updater.states(slot.state.bucket, slot.entry.lo, slot.entry.hi)
 
 
 class Raised(NamedTuple):
@@ -229,7 +229,7 @@ class FunctionRule(Rule):
                 return Raised(error, key)
         return None
 
-    def baked(self) -> dict[str, Any]:
+    def captured_constants(self) -> dict[str, Any]:
         raise UsageError(
             f"the updater {self.name} is a function, which a captured step would not call; set an "
             f"optimizer instead, or make the step's calls each time"

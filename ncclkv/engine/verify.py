@@ -78,7 +78,7 @@ class Verify:
     def settled(self, keys: Sequence[Key] | None = None) -> None:
         """Count a call that has settled keys, or all; compare them as `pulled` does."""
         if self._due():
-            known = [spec.key for spec in self._engine.places.registry]
+            known = [spec.key for spec in self._engine.layout.registry]
             self._compare(known if keys is None else list(dict.fromkeys(keys)), [])
 
     def _due(self) -> bool:
@@ -88,7 +88,7 @@ class Verify:
 
     def _outs(self, pull: Pull, row: Sequence[Array]) -> list[tuple[Key, Array]]:
         """The arrays that a pull has written, with their keys: of one given twice, the last's."""
-        return [(pull.keys[number], row[number]) for take in pull.takes for number in take.numbers]
+        return [(pull.keys[number], row[number]) for part in pull.parts for number in part.indices]
 
     def _compare(self, keys: Sequence[Key], outs: Sequence[tuple[Key, Array]]) -> list[Difference]:
         """The differences between ranks, which are mended when this returns."""
@@ -103,7 +103,7 @@ class Verify:
                 f"{text}look for a rank that writes to its values, or whose updater does other "
                 f"than the others', or let create(..., repair=True) give all ranks rank "
                 f"{self._root}'s"
-            ) from self._engine.take_raised()
+            ) from self._engine.pop_error()
         self._mend([each.key for each in found if each.held])
         self.repaired += len(found)
         if self._comm.rank == 0:
@@ -132,7 +132,7 @@ class Verify:
         if not outs:
             return vote
         place = {key: number for number, key in enumerate(keys)}
-        registry = self._engine.places.registry
+        registry = self._engine.layout.registry
         numbers = [place[key] for key, _ in outs]
         cast = [place[key] for key, out in outs if out.dtype != registry[key].dtype]
         vote.sums[votes.LEAST] = np.iinfo(np.uint64).max
@@ -144,9 +144,9 @@ class Verify:
 
     def _in_common(self, key: Key) -> bool:
         """Whether all ranks have one copy of a value."""
-        places = self._engine.places
+        layout = self._engine.layout
         one_node = self._comm.local_size == self._comm.size
-        return one_node and key in places and places[key].state.common
+        return one_node and key in layout and layout[key].state.common
 
     def _sums(self, arrays: Sequence[Array]) -> Array:
         """The checksums of arrays, on the host."""
@@ -171,10 +171,10 @@ class Verify:
 
     def _replicas(self, key: Key) -> list[Array]:
         """All that each rank has of a key, flat."""
-        places = self._engine.places
-        if key not in places:
-            return [places.unplaced(key).reshape(-1)]
-        slot = places[key]
+        layout = self._engine.layout
+        if key not in layout:
+            return [layout.pending(key).reshape(-1)]
+        slot = layout[key]
         if self._engine.placement.root is not None:
             return [slot.weight]
         return [slot.weight, *self._engine.rule.states(slot)]

@@ -68,7 +68,7 @@ class FusedUpdater:
                 "without an optimizer, or give set_updater a function"
             )
 
-    def adopt(self, bucket: Bucket, zeros: Callable[[int, np.dtype[Any]], Array]) -> None:
+    def allocate(self, bucket: Bucket, zeros: Callable[[int, np.dtype[Any]], Array]) -> None:
         """Get the state of a bucket's weights.
 
         Parameters
@@ -100,11 +100,11 @@ class FusedUpdater:
             self._config, self._step = config, step
         return self._step
 
-    def numbers(self) -> dict[str, Any]:
+    def hyperparameters(self) -> dict[str, Any]:
         """The optimizer's numbers as they are now, for other ranks."""
         return self.optimizer.config()
 
-    def step_of(self, numbers: Mapping[str, Any]) -> Optimizer:
+    def step_from(self, numbers: Mapping[str, Any]) -> Optimizer:
         """The optimizer with a rank's `numbers`, which may be other than they are here."""
         if numbers == self.optimizer.config():
             return self.step()
@@ -113,7 +113,7 @@ class FusedUpdater:
         set_config(step, numbers)
         return step
 
-    def follow(self, numbers: Mapping[str, Any]) -> None:
+    def adopt(self, numbers: Mapping[str, Any]) -> None:
         """Give the optimizer a rank's `numbers`."""
         set_config(self.optimizer, numbers)
 
@@ -151,7 +151,7 @@ class FusedUpdater:
         """Make other kernels those that the updates run on."""
         self._kernels = kernels
 
-    def baked(self) -> dict[str, Any]:
+    def captured_constants(self) -> dict[str, Any]:
         """All numbers of the optimizer but its learning rate, which a captured update reads anew.
 
         Raises

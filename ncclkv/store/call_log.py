@@ -57,12 +57,12 @@ class CallLog:
             if pull is not None:
                 self.pull(pull)
             return
-        if push.number is None:
-            push.number = self.number(push.numbers, ())
-        keys, read = push.number, () if pull is None else pull.keys
+        if push.code is None:
+            push.code = self.number(push.indices, ())
+        keys, read = push.code, () if pull is None else pull.keys
         if pull is not None:
             keys = (keys + self._of_pull(pull)) & contract.MASK
-        self._note(verb, keys, push.numbers, read, priority)
+        self._note(verb, keys, push.indices, read, priority)
 
     def pull(self, pull: Pull) -> None:
         """Note a pull."""
@@ -89,9 +89,9 @@ class CallLog:
             self.quiet = before
 
     def _of_pull(self, pull: Pull) -> int:
-        if pull.number is None:
-            pull.number = self.number((), pull.keys)
-        return pull.number
+        if pull.code is None:
+            pull.code = self.number((), pull.keys)
+        return pull.code
 
     def _note(
         self,

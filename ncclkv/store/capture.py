@@ -56,7 +56,7 @@ class CapturedStep:
             recording.check(self._engine.rule)
             self._operations.note("replay")
             self._engine.settle(recording.states)
-            recording.write_rate()
+            recording.write_learning_rate()
             recording.graph.launch().wait()
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class CaptureVerbs(Transfers):
         """
         with self._session.verb("capture"):
             captured = self._comm.capture()
-            if self._engine.presence.asked or self._engine.presence.flagged:
+            if self._engine.presence.needs_exchange or self._engine.presence.flagged:
                 raise NotSupported(
                     "capture: with missing='zeros' or nonfinite= what a flush does is found out "
                     "at its begin, which no graph holds; make the step's calls each time"
@@ -157,7 +157,7 @@ class CaptureVerbs(Transfers):
 
     def _recording(self) -> Recording:
         """What the step will need; refuse a store that is not ready."""
-        if not self._engine.places.sealed:
+        if not self._engine.layout.sealed:
             raise UsageError(
                 "capture: some keys have no place yet, which the first push gives them; make the "
                 "same step once before it is captured"
@@ -169,7 +169,7 @@ class CaptureVerbs(Transfers):
         """Take the calls of a block for part of a captured step."""
         session = self._session
         # Of a call that is known nobody would see the arrays.
-        known, self._recent = self._recent, CallCache(self._engine.places.registry)
+        known, self._recent = self._recent, CallCache(self._engine.layout.registry)
         session.inside, session.recording = IN_CAPTURE, True
         try:
             with recorded(self._engine, recording), self._operations.quietly():

@@ -51,13 +51,13 @@ class Core(KVStoreBase):
             nonfinite=options.nonfinite,
         )
         self._session = Session(name, comm)
-        self._headroom = MemoryCheck(comm, self._engine.places, self._session.checks)
+        self._headroom = MemoryCheck(comm, self._engine.layout, self._session.checks)
         # Made once, because these may be called once for every key.
         self._pushing = self._session.verb("push", allowed_inside=BLOCKS)
         self._pulling = self._session.verb("pull", allowed_inside=BLOCKS)
-        self._operations = CallLog(comm, self._engine.presence, self._engine.places.registry)
+        self._operations = CallLog(comm, self._engine.presence, self._engine.layout.registry)
         self._group: Group | None = None
-        self._recent = CallCache(self._engine.places.registry)
+        self._recent = CallCache(self._engine.layout.registry)
         self._verify: Verify | None = None
         if options.verify_every and comm.size > 1:
             self._verify = Verify(
@@ -126,8 +126,8 @@ class Core(KVStoreBase):
         engine = self._engine
         return (
             f"<ncclkv store {self._name!r}: rank {self.rank} of {self.num_workers} {state}, "
-            f"{len(engine.places.registry)} keys in {len(engine.places.states)} buckets, "
-            f"bucket_bytes {engine.places.sizing.bucket_bytes}, "
+            f"{len(engine.layout.registry)} keys in {len(engine.layout.states)} buckets, "
+            f"bucket_bytes {engine.layout.sizing.bucket_bytes}, "
             f"update on {engine.placement.owner}, updater {engine.rule.name}>"
         )
 
@@ -135,11 +135,11 @@ class Core(KVStoreBase):
 
     def keys(self) -> list[Key]:
         """All keys, in the order of their initialisation."""
-        return [spec.key for spec in self._engine.places.registry]
+        return [spec.key for spec in self._engine.layout.registry]
 
     def __contains__(self, key: object) -> bool:
         try:
-            return one_key(key) in self._engine.places.registry
+            return one_key(key) in self._engine.layout.registry
         except KeyTypeMismatch:
             return False
 
@@ -152,7 +152,7 @@ class Core(KVStoreBase):
             When there is no such key.
         """
         with self._session.named():
-            return self._engine.places.registry[one_key(key)]
+            return self._engine.layout.registry[one_key(key)]
 
     def explain_plan(self) -> str:
         """The buckets as a table, in the order of launching unless priorities change it.
@@ -169,18 +169,18 @@ class Core(KVStoreBase):
 
         Local: no other rank is asked, and each shows times of its own.
         """
-        return self._engine.places.explain(self._engine.placement.owner)
+        return self._engine.layout.explain(self._engine.placement.owner)
 
     def _seal_alike(self, verb: str, sealed: Sequence[bool]) -> None:
         """Give all keys their places, if some rank has: those of later keys depend on it."""
         if any(sealed) and not all(sealed):
-            self._engine.places.seal()
+            self._engine.layout.seal()
             # Ranks have memory in common: no first value may come after what is written next.
             self._comm.control.barrier(verb)
 
     def _raise_late(self) -> None:
         """Raise what an updater raised, after the verb's end: it says nothing of this store."""
-        error = self._engine.take_raised()
+        error = self._engine.pop_error()
         if error is not None:
             raise error
 

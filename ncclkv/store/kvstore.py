@@ -248,13 +248,13 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
 
             def make() -> Assignment:
                 made = self._any_keys("broadcast", key, value)
-                trial = self._engine.places.registry.with_keys(made.specs)
+                trial = self._engine.layout.registry.with_keys(made.specs)
                 reads.extend(self._outs("broadcast", key, out, trial))
-                self._engine.places.check_outs(reads, flushed=True)
+                self._engine.layout.check_outs(reads, flushed=True)
                 return made
 
             self._assign("broadcast", make)
-            pull, row = self._engine.reading(reads)
+            pull, row = self._engine.plan_pull(reads)
             pull.tensors = tensors(out)
             self._pull(pull, row)
         self._raise_late()

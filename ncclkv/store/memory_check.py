@@ -67,7 +67,7 @@ class MemoryCheck:
         """Compare what new keys take with what each rank's GPU has left; collective."""
         if not specs:
             return
-        new, waiting = _padded(specs), self._places.waiting
+        new, waiting = _padded(specs), self._places.pending_bytes
         # The values from rank 0; the gradients and weights of all keys that have no bucket.
         needed = new + 2 * (new + waiting)
         left, lack = self._comm.kernels.left(), ""
@@ -94,7 +94,7 @@ class MemoryCheck:
         common = self._places.common and self._comm.common(0) is not None
         new = _padded(specs)
         # Keys without a place hold memory for their first values, which becomes their gradients'.
-        gradients, waiting = ranks * new, self._places.waiting
+        gradients, waiting = ranks * new, self._places.pending_bytes
         weights = (1 if common else ranks) * (new + waiting)
         if gradients + weights <= left.nbytes:
             return ""

@@ -87,7 +87,7 @@ are ints, such as 3; use one kind
         if not (isinstance(op, str) and op in _OPS):
             hint = nearest(op, _OPS)
             raise UsageError(f"{verb}: unknown op {op!r}; {hint}The ops are {', '.join(_OPS)}")
-        registry = self._engine.places.registry
+        registry = self._engine.layout.registry
         registry.check_new(name for name, _ in found)
         specs, values = [], []
         for index, (name, given) in enumerate(found, start=len(registry)):
@@ -106,15 +106,15 @@ are ints, such as 3; use one kind
             if name in values:
                 raise UsageError(f"{verb}: key {name!r} is twice in the list; name it once")
             values[name] = check.value(
-                verb, self._engine.places.registry[name], given, self._kernels
+                verb, self._engine.layout.registry[name], given, self._kernels
             )
         return Assignment([], [], values)
 
     def _any_keys(self, verb: str, key: Any, value: Any) -> Assignment:
         """Values of keys, which the store may have or not."""
         found = single(verb, pairs(verb, key, value))
-        new = [pair for pair in found if pair[0] not in self._engine.places.registry]
-        old = [pair for pair in found if pair[0] in self._engine.places.registry]
+        new = [pair for pair in found if pair[0] not in self._engine.layout.registry]
+        old = [pair for pair in found if pair[0] in self._engine.layout.registry]
         first = self._new_keys(verb, [name for name, _ in new], [given for _, given in new])
         known = self._known_keys(verb, [name for name, _ in old], [given for _, given in old])
         return Assignment(first.specs, first.first, known.known)
@@ -127,11 +127,11 @@ are ints, such as 3; use one kind
             return made, [str(spec) for spec in made.specs] + [repr(name) for name in made.known]
 
         self._operations.note(verb)
-        mine, notes = propose(self._comm, verb, proposal, note=self._engine.places.sealed)
+        mine, notes = propose(self._comm, verb, proposal, note=self._engine.layout.sealed)
         self._headroom.check(verb, mine.specs)
         self._seal_alike(verb, notes)
         values = from_rank(self._comm, [*mine.first, *mine.known.values()])
-        self._engine.places.add(mine.specs, values[: len(mine.specs)])
+        self._engine.layout.add(mine.specs, values[: len(mine.specs)])
         for name, new in zip(mine.known, values[len(mine.specs) :], strict=True):
             self._engine.replace(name, new)
 
@@ -216,7 +216,7 @@ are ints, such as 3; use one kind
     def _place(self, key: Key) -> None:
         """Give a key its place in a local verb, which breaks nothing where there is no memory."""
         try:
-            self._engine.places[key]
+            self._engine.layout[key]
         except MemoryError as error:
             self._session.checks.failed(error)
             raise

@@ -40,7 +40,7 @@ class Restoring(Saving, UpdateVerbs):
             )
         if not values and head.optimizer is None:
             raise CheckpointError("the checkpoint holds no optimizer; load takes its values")
-        registry = self._engine.places.registry
+        registry = self._engine.layout.registry
         if len(registry) or not values:
             _check_keys(head.specs, list(registry))
         self._optimizer_of(head)
@@ -89,7 +89,7 @@ class Restoring(Saving, UpdateVerbs):
         self, verb: str, head: Manifest, arrays: Mapping[str, Array], *, values: bool
     ) -> None:
         """Make the store what the checkpoint holds; `arrays` are the leader's."""
-        known = len(self._engine.places.registry)
+        known = len(self._engine.layout.registry)
         new = [] if known else list(head.specs)
 
         def make() -> tuple[Optimizer | None, list[str]]:
@@ -97,7 +97,7 @@ class Restoring(Saving, UpdateVerbs):
                 self._comm.check(spec.op, spec.dtype, f"{verb} of key {spec.key!r}: ")
             return self._optimizer_of(head), []
 
-        optimizer, notes = propose(self._comm, verb, make, note=self._engine.places.sealed)
+        optimizer, notes = propose(self._comm, verb, make, note=self._engine.layout.sealed)
         self._headroom.check(verb, new)
         if values:
             self._give_updater(verb, head, arrays)
@@ -124,7 +124,7 @@ class Restoring(Saving, UpdateVerbs):
             wanted = [(value_name(spec.index), Tensor(spec.shape, spec.dtype)) for spec in specs]
             given = from_rank(self._comm, _given(wanted, arrays), self._leader)
             if new:
-                self._engine.places.add(specs, given)
+                self._engine.layout.add(specs, given)
                 continue
             for spec, value in zip(specs, given, strict=True):
                 self._engine.replace(spec.key, value)
@@ -132,7 +132,7 @@ class Restoring(Saving, UpdateVerbs):
 
     def _put_states(self, head: Manifest, arrays: Mapping[str, Array]) -> None:
         """Give the ranks that update what the optimizer remembers of each key."""
-        places, rule = self._engine.places, self._engine.rule
+        places, rule = self._engine.layout, self._engine.rule
         places.seal()
         for specs in _parts(head.specs):
             wanted = [

@@ -57,7 +57,7 @@ class Saving(Core):
     ) -> tuple[Manifest, Iterator[tuple[str, Array]]]:
         """The head of a checkpoint, and its arrays, each made when it is asked for."""
         items = self._updater_state() if values else None
-        registry = self._engine.places.registry
+        registry = self._engine.layout.registry
         head = Manifest(
             step,
             extra,
@@ -89,7 +89,7 @@ class Saving(Core):
 
     def _states(self, key: Key) -> list[Array]:
         """What the optimizer remembers of a key; nothing yet, where the key has no place."""
-        places = self._engine.places
+        places = self._engine.layout
         return self._engine.rule.states(places[key]) if key in places else []
 
     def _arrays(self, head: Manifest, items: Items) -> Iterator[tuple[str, Array]]:
@@ -97,7 +97,7 @@ class Saving(Core):
         for spec in head.specs:
             if head.values:
                 out = np.empty(spec.shape, spec.dtype)
-                self._engine.read(*self._engine.reading([(spec.key, out)]))
+                self._engine.read(*self._engine.plan_pull([(spec.key, out)]))
                 yield value_name(spec.index), out
             for number, state in enumerate(self._states(spec.key)):
                 out = np.empty(state.shape, state.dtype)

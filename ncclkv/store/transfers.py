@@ -30,7 +30,7 @@ class Transfers(Core):
         with self._session.checks:
             values = self._values(verb, key, value)
         try:
-            batch, row = self._engine.batch(values)
+            batch, row = self._engine.plan_push(values)
         except MemoryError as error:  # of the first push, which makes the buckets
             lack = _no_memory(verb, key, error)
             self._session.checks.failed(lack)  # nothing has been noted
@@ -50,7 +50,7 @@ class Transfers(Core):
 
     def _values(self, verb: str, key: Any, value: Any) -> dict[Key, list[Array]]:
         """What to push of each key, which the updater can take."""
-        registry, rule = self._engine.places.registry, self._engine.rule
+        registry, rule = self._engine.layout.registry, self._engine.rule
         values = check.values(verb, pairs(verb, key, value), registry, self._kernels)
         for name in values:
             rule.check(registry[name])
@@ -66,7 +66,7 @@ class Transfers(Core):
         with self._session.checks:
             reads = self._outs(verb, key, out)
             if local or self._group is None:  # a group looks at its end where they lie
-                self._engine.places.check_outs(reads, flushed=not local)
+                self._engine.layout.check_outs(reads, flushed=not local)
         pull, row = self._planned("pull", key, out, reads)
         pull.tensors = tensors(out)
         return pull, row
@@ -75,8 +75,8 @@ class Transfers(Core):
         self, verb: str, key: Any, out: Any, reads: list[tuple[Key, Array]]
     ) -> tuple[Pull, Sequence[Array]]:
         """A pull, which is kept if its arrays lie in no bucket."""
-        pull, row = self._engine.reading(reads)
-        places = self._engine.places
+        pull, row = self._engine.plan_pull(reads)
+        places = self._engine.layout
         if places.sealed and all(places.bucket_around(out) is None for out in row):
             self._recent.keep(verb, key, out, row, pull)
         return pull, row
@@ -85,7 +85,7 @@ class Transfers(Core):
         self, verb: str, key: Any, out: Any, registry: Registry | None = None
     ) -> list[tuple[Key, Array]]:
         """Where to write what key, in order; the keys are those of `registry`, or of the store."""
-        known = self._engine.places.registry if registry is None else registry
+        known = self._engine.layout.registry if registry is None else registry
         return check.outs(verb, pairs(verb, key, out), known, self._kernels)
 
     def _pull(self, pull: Pull, row: Sequence[Array]) -> None:
@@ -121,10 +121,10 @@ class Transfers(Core):
                 "pull inside a group needs out: the value is there only at the group's end"
             )
         with self._session.checks:
-            specs = [self._engine.places.registry[name] for name in key_list(key)]
+            specs = [self._engine.layout.registry[name] for name in key_list(key)]
             arrays = [self._kernels.empty(spec.shape, spec.dtype) for spec in specs]
         reads = [(spec.key, array) for spec, array in zip(specs, arrays, strict=True)]
-        pull, row = self._engine.reading(reads)
+        pull, row = self._engine.plan_pull(reads)
         if local:
             self._engine.read(pull, row)
         else:

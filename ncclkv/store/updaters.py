@@ -56,7 +56,7 @@ class UpdateVerbs(Core):
                 self._comm,
                 "set_updater",
                 lambda: (self._function_rule(updater), ["an updater"]),
-                note=self._engine.places.sealed,
+                note=self._engine.layout.sealed,
             )
             self._install(rule, notes)
         self._raise_late()
@@ -100,7 +100,7 @@ class UpdateVerbs(Core):
                     self._fused_rule(optimizer),
                     [*_config(optimizer), f"its state is kept: {again}"],
                 ),
-                note=self._engine.places.sealed,
+                note=self._engine.layout.sealed,
             )
             if not again:
                 self._install(rule, notes)
@@ -114,7 +114,7 @@ class UpdateVerbs(Core):
                 f"ncclkv.optimizer.create('sgd', learning_rate=0.1)"
             )
         rule = FusedRule(FusedUpdater(optimizer, self._kernels), type(optimizer).__name__)
-        for spec in self._engine.places.registry:
+        for spec in self._engine.layout.registry:
             check.updatable(rule.check, spec)
         return rule
 
@@ -122,8 +122,8 @@ class UpdateVerbs(Core):
         """Change the rule; if one of the ranks has sealed the layout, all have."""
         try:
             if any(sealed):
-                self._engine.places.seal()
-            self._engine.change(rule)
+                self._engine.layout.seal()
+            self._engine.set_rule(rule)
         except MemoryError as error:  # here alone; the others have changed theirs
             self._session.broken_off("the change of the updater", error)
             raise

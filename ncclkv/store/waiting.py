@@ -21,9 +21,9 @@ class WaitVerbs(Transfers):
         with self._session.verb("wait", allowed_inside=(IN_UNEVEN,)):
             keys = None if key is None else key_list(key)
             for name in keys or ():
-                self._engine.places.registry[name]
+                self._engine.layout.registry[name]
             self._operations.note("wait", read=keys or ())
-            self._engine.settle(None if keys is None else self._engine.places.buckets(keys))
+            self._engine.settle(None if keys is None else self._engine.layout.buckets(keys))
             self._engine.tell()
             self._comm.synchronize()
             self._engine.report()

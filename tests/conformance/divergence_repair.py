@@ -62,7 +62,7 @@ def what_an_optimizer_remembers_is_mended_with_it(create: Stores) -> None:
     if not odd:
         return  # a value in common has none to be mended from
     if kv.rank == last(kv) and create.update_on == "every_rank":
-        for array in kv._engine.rule.states(kv._engine.places["w"]):
+        for array in kv._engine.rule.states(kv._engine.layout["w"]):
             here().write(array, WRONG)
     kv._comm.synchronize()
     together(kv)
@@ -83,7 +83,7 @@ def the_roots_values_win(create: Stores) -> None:
     root = 1
     kv = watched(create, repair=True, root=root)
     if kv.rank == root:
-        here().write(kv._engine.places.unplaced("w"), WRONG)
+        here().write(kv._engine.layout.pending("w"), WRONG)
     kv._comm.synchronize()
     together(kv)
     same(pulled(kv, "w"), WRONG)

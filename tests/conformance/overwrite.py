@@ -34,7 +34,7 @@ def together(kv: Any) -> None:
 
 def weight(kv: Any, key: Any) -> Any:
     """A key's place in this rank's weights."""
-    return kv._engine.places[key].weight
+    return kv._engine.layout[key].weight
 
 
 def spoil(kv: Any, key: Any) -> list[int]:

@@ -46,7 +46,7 @@ def _at_work(optimizer: SGD, *buckets: Bucket, kernels: HostKernels | None = Non
     """An updater that has what it needs for some buckets."""
     updater = FusedUpdater(optimizer, kernels or HostKernels())
     for bucket in buckets:
-        updater.adopt(bucket, partial(_zeros, bucket.count))
+        updater.allocate(bucket, partial(_zeros, bucket.count))
     return updater
 
 
@@ -217,12 +217,12 @@ def test_items_put_into_factors_later_leave_a_step_as_it_was() -> None:
 def test_a_captured_update_keeps_all_numbers_but_the_learning_rate() -> None:
     optimizer = SGD(learning_rate=0.5, momentum=0.9, wd=0.25)
     updater = FusedUpdater(optimizer, HostKernels())
-    baked = updater.baked()
+    baked = updater.captured_constants()
     assert baked.keys() == optimizer.config().keys() - {"learning_rate"}
     optimizer.learning_rate = 0.1
-    assert updater.baked() == baked
+    assert updater.captured_constants() == baked
     optimizer.wd = 0.5
-    assert updater.baked()["wd"] == 0.5
+    assert updater.captured_constants()["wd"] == 0.5
 
 
 def test_each_class_says_for_itself_that_it_can_be_captured() -> None:
@@ -232,8 +232,8 @@ def test_each_class_says_for_itself_that_it_can_be_captured() -> None:
     class Willing(SGD):
         capturable = True
 
-    assert FusedUpdater(Willing(), HostKernels()).baked()["name"] == "sgd"
+    assert FusedUpdater(Willing(), HostKernels()).captured_constants()["name"] == "sgd"
     with pytest.raises(NotSupported) as caught:
-        FusedUpdater(Silent(), HostKernels()).baked()
+        FusedUpdater(Silent(), HostKernels()).captured_constants()
     assert "Silent does not say that its update can be captured" in str(caught.value)
     assert "set an SGD" in str(caught.value)

@@ -17,7 +17,7 @@ def used(name: str) -> list[bool]:
     kv.init("w", np.zeros(10_000, np.float32))
     kv.set_optimizer(ncclkv.optimizer.SGD(momentum=0.5))
     kv.pushpull("w", np.ones(10_000, np.float32))
-    state = kv._engine.places["w"].state
+    state = kv._engine.layout["w"].state
     parts = [kv, kv._engine, state, state.gradients, state.weights]
     references = [weakref.ref(part) for part in parts]
     kv.close()

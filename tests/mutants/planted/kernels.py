@@ -161,7 +161,7 @@ MUTANTS = (
     Mutant(
         name="push-into-what-flies",
         file="ncclkv/engine/read.py",
-        old="        state.flying.complete()\n",
+        old="        state.in_flight.complete()\n",
         new="",
         why="a push overwrites gradients that a collective still reads",
         tests=(
