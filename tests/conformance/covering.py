@@ -3,7 +3,7 @@
 A case is run where it can find something: each on every kind of layout, with an updater on every
 rank; those in which the placement makes a difference with an updater on rank 0, too; those in which
 the number of ranks does at the other numbers.  ``NCCLKV_TEST_CASES=all`` runs each everywhere.
-``python -m tests.mutants --covering`` shows that no planted fault escapes the covering set.
+``python -m tests.mutants`` shows that no planted fault escapes the covering set.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Plant faults, one after another, in a copy of the tree, and see whether the tests find them.
 
 ``python -m tests.mutants`` tries all, ``python -m tests.mutants NAME...`` some.  A mutant is killed
-when a test that it names fails.  One that survives shows what no test looks at; one that is stale
-names text that the code does not have any more.  The exit code is 0 only when all are killed.
+when a test that it names fails.  One that escapes is found by all store cases on all layouts of
+ranks, and not by the covering set of `tests.conformance.covering`.  One that survives shows what no
+test looks at; one that is stale names text that the code does not have any more.  The exit code is
+0 only when all are killed.
 """
 
 from __future__ import annotations

@@ -23,18 +23,32 @@ class Selection:
     keyword: str = ""
     ranks: int = 0
     """How many ranks run them; 0 for a process without MPI."""
+    environment: tuple[str, ...] = ()
+    """Variables and their values, such as ``NCCLKV_COMPILED=0``."""
 
     def __str__(self) -> str:
-        return f"{self.path} -k {self.keyword!r}" if self.keyword else self.path
+        chosen = f"{self.path} -k {self.keyword!r}" if self.keyword else self.path
+        return " ".join([*self.environment, chosen])
 
     def command(self) -> list[str]:
         """Return the command that runs them."""
+        settings = ["env", *self.environment] if self.environment else []
         emulated = [sys.executable, "-m", "tests.nccl.emulated"] if self.layer == "3b" else []
         python = ["launch/local.sh", "-n", str(self.ranks)] if self.ranks else [sys.executable]
         chosen = [f"tests/{self.path}", *(["-k", self.keyword] if self.keyword else [])]
         # Ranks must go on together.
         quick = [] if self.ranks else ["-x"]
-        return [*emulated, *python, "-m", "pytest", "-p", "no:cacheprovider", *quick, *chosen]
+        return [
+            *settings,
+            *emulated,
+            *python,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            *quick,
+            *chosen,
+        ]
 
 
 @dataclass(frozen=True)

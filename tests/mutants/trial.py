@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.conformance.covering import VARIABLE
 from tests.harness import leftovers
 from tests.harness.slow import stretched
 from tests.mutants.mutant import Mutant, Selection, Stale
@@ -24,6 +25,8 @@ PARTS = ("bench", "docs", "launch", "ncclkv", "tests", "setup.cfg", "train.py")
 """What of the tree is copied."""
 
 KILLED, SURVIVED, STALE, NOT_RUN = "killed", "SURVIVED", "STALE", "NOT RUN"
+ESCAPED = "ESCAPED"
+"""Found by all cases on all layouts, and not by the covering set."""
 
 # Of pytest: interrupted (a module cannot be imported), an error of its own, wrong use, no test.
 _NO_VERDICT = (2, 3, 4, 5)
@@ -49,16 +52,19 @@ def copied() -> Iterator[Path]:
 def try_mutant(mutant: Mutant, tests: Sequence[Selection], tree: Path) -> tuple[str, str, str]:
     """Plant a fault in a copy, run tests until one fails, and mend the copy.
 
+    The tests run the covering set of store cases, and all of them where the fault survives that.
     Return the verdict, what it rests on, and the layer.
     """
     file = tree / mutant.file
     try:
         file.write_text(mutant.plant(file.read_text()))
-        for each in tests:
-            verdict, detail = run(each, tree)
-            if verdict != SURVIVED:
-                break
-        return verdict, detail, each.layer
+        for cases in ("covering", "all"):
+            for each in tests:
+                verdict, detail = run(each, tree, cases)
+                if verdict != SURVIVED:
+                    found = ESCAPED if verdict == KILLED and cases == "all" else verdict
+                    return found, detail, each.layer
+        return SURVIVED, detail, each.layer
     except Stale as error:
         return STALE, str(error), ""
     finally:
@@ -66,14 +72,15 @@ def try_mutant(mutant: Mutant, tests: Sequence[Selection], tree: Path) -> tuple[
         shutil.copy2(ROOT / mutant.file, file)
 
 
-def run(tests: Selection, tree: Path) -> tuple[str, str]:
-    """Run tests in a copy; return the verdict and what it rests on."""
+def run(tests: Selection, tree: Path, cases: str = "covering") -> tuple[str, str]:
+    """Run tests in a copy, with so many store cases; return the verdict and what it rests on."""
     environment = {
         "VENV": sys.prefix,
         # Before the tree that this environment has installed.
         "PYTHONPATH": str(tree),
         # A mutant and its original may have one size and one time.
         "PYTHONDONTWRITEBYTECODE": "1",
+        VARIABLE: cases,
         "EMULATED_DEVICES": str(max(2, tests.ranks)),
     }
     before = leftovers.present()

@@ -1,9 +1,18 @@
-"""All mutants, by the part of the GPU path that they are in."""
+"""All mutants, by the part of the package that they are in."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
-from tests.mutants.planted import arrays, collectives, flight, kernels, streams, trouble
+from tests.mutants.planted import (
+    arrays,
+    collectives,
+    engine,
+    flight,
+    hosts,
+    kernels,
+    streams,
+    trouble,
+)
 
 MUTANTS: tuple[Mutant, ...] = (
     *flight.MUTANTS,
@@ -12,4 +21,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *trouble.MUTANTS,
     *kernels.MUTANTS,
     *arrays.MUTANTS,
+    *engine.MUTANTS,
+    *hosts.MUTANTS,
 )

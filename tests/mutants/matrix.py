@@ -1,0 +1,14 @@
+"""The tests of the matrix: store and communicator cases on the layouts of ranks."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Selection
+
+STORE, COMMUNICATOR = "ranks/test_store_cases.py", "ranks/test_comm_conformance.py"
+
+THREADS = Selection("0", "unit/test_store_cases.py")
+COMM = Selection("0", "unit/test_comm_conformance.py")
+COMM_NODES = Selection("0", "unit/test_in_order.py")
+RANKS = Selection("0", STORE, ranks=4)
+NODES = Selection("0", STORE, ranks=4, environment=("NCCLKV_RANKS_PER_NODE=2",))
+PLAIN = Selection("0", STORE, ranks=4, environment=("NCCLKV_COMPILED=0",))

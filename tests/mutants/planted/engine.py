@@ -1,0 +1,223 @@
+"""Faults in the engine and the store: what is flushed, updated, published and read."""
+
+from __future__ import annotations
+
+from tests.mutants.matrix import THREADS
+from tests.mutants.mutant import Mutant, Selection
+
+AGREEMENT = "ncclkv/engine/flush_agreement.py"
+BATCH = "ncclkv/engine/batch.py"
+BUCKET = "ncclkv/table/bucket.py"
+BUCKET_STATE = "ncclkv/engine/bucket_state.py"
+FLUSH = "ncclkv/engine/flush.py"
+LAYOUT = "ncclkv/engine/layout.py"
+PLACEMENT = "ncclkv/engine/placement.py"
+PLAN = "ncclkv/table/plan.py"
+REDUCTION = "ncclkv/engine/reduction.py"
+RESTORING = "ncclkv/store/restoring.py"
+UPDATERS = "ncclkv/store/updaters.py"
+UPDATE_RULE = "ncclkv/engine/update_rule.py"
+VERIFY = "ncclkv/engine/verify.py"
+
+MUTANTS = (
+    Mutant(
+        name="root-does-not-publish",
+        file=FLUSH,
+        old=("        if self.placement.root is not None:\n            for state in states:\n"),
+        new=("        if False:\n            for state in states:\n"),
+        why="ranks other than the root pull values of before the updates",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="only-the-last-update-is-published",
+        file=BUCKET_STATE,
+        old="            lo, hi = min(lo, self.stale[0]), max(hi, self.stale[1])\n",
+        new="            pass\n",
+        why="ranks other than the root pull some keys as they were",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="average-over-ranks-that-have-left",
+        file=REDUCTION,
+        old='            if op == "avg" and active is not None and active < self._comm.size:\n',
+        new="            if False:\n",
+        why="averages of an uneven block are too small",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="one-average-for-all-numbers-of-ranks",
+        file=FLUSH,
+        old="            state.pushed = {key for key in pushed if counts[key] == count}\n",
+        new="            state.pushed = set(pushed)\n",
+        why="a key is summed and applied twice",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="missing-key-sums-old-gradients",
+        file=AGREEMENT,
+        old="                self._kernels.fill(slot.gradient, _nothing(slot.state))\n",
+        new="                pass\n",
+        why="a rank that did not push a key adds its last gradient again",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="missing-key-is-a-zero-maximum",
+        file=AGREEMENT,
+        old='    return float("-inf") if op == "max" else float("inf")\n',
+        new="    return 0.0\n",
+        why="a rank that did not push a key bounds the maximum of the others",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="missing-integer-is-a-zero-maximum",
+        file=AGREEMENT,
+        old='        return int(limits.min if op == "max" else limits.max)\n',
+        new="        return 0\n",
+        why="a rank that did not push a key bounds the maximum of the others",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="filled-gradient-not-put-back",
+        file=AGREEMENT,
+        old="            self._kernels.pack(kept, slot.gradient)\n",
+        new="            pass\n",
+        why="a gradient that the user accumulates is lost in another rank's flush",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="nan-is-applied",
+        file=AGREEMENT,
+        old="            keys = {}\n",
+        new="            pass\n",
+        why="a step with NaN spoils the weights though it was to be skipped",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="numbers-of-rank-0",
+        file=AGREEMENT,
+        old="(said[rank].part, rank != root, rank))\n",
+        new="(0, rank))\n",
+        why="the learning rate of a rank that has left is that of all others",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="updater-error-stays-on-the-root",
+        file=FLUSH,
+        old="        if failure is not None and not self.placement.updates:\n",
+        new="        if False:\n",
+        why="ranks go on with values that were not updated",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="updater-called-as-sets-are-ordered",
+        file=FLUSH,
+        old="self.layout.registry.update_order(keys)]\n",
+        new="reversed([*keys])]\n",
+        why="updaters that share state see keys in another order than MXNet's",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="first-value-for-a-shared-out",
+        file=BATCH,
+        old="index for index, (_, out) in enumerate(reads)}\n",
+        new="index for index, (_, out) in reversed([*enumerate(reads)])}\n",
+        why="an out that stands for several keys gets the first one's value",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="numbers-with-gaps-as-a-range",
+        file=BATCH,
+        old="    return block if indices == list(block) else indices\n",
+        new="    return block\n",
+        why="a push takes another key's array",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="first-of-several-values-alone",
+        file=BATCH,
+        old="                kernels.combine(select(arrays, indices), flat, op)\n",
+        new="                kernels.combine(select(arrays, indices)[:1], flat, op)\n",
+        why="the other values of a key are not added",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="pull-into-values",
+        file=LAYOUT,
+        old="            if in_weights:\n",
+        new="            if False:\n",
+        why="a pull overwrites values of the store",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="update-counted-from-the-range",
+        file=UPDATE_RULE,
+        old="state.gradients, start + lo, start + hi\n",
+        new="state.gradients, lo, hi\n",
+        why="a push of some keys updates the first keys of their bucket",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="fusion-with-bucket-bytes-0",
+        file=BUCKET,
+        old="        if spec.nbytes > bucket_bytes or bucket_bytes == 0:\n",
+        new="        if spec.nbytes > bucket_bytes:\n",
+        why="empty keys share a bucket where none is to be shared",
+        tests=(Selection("0", "unit/test_table.py"),),
+    ),
+    Mutant(
+        name="runs-over-keys-not-pushed",
+        file=BUCKET,
+        old="            if before is not None and number == before + 1:\n",
+        new="            if before is not None:\n",
+        why="keys that were not pushed change",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="lowest-priority-first",
+        file=PLAN,
+        old="(-priorities[index], index)",
+        new="(priorities[index], index)",
+        why="what the user waits for comes last",
+        tests=(Selection("0", "unit/test_table.py"),),
+    ),
+    Mutant(
+        name="optimizer-set-again-forgets",
+        file=UPDATERS,
+        old=("            if not again:\n                self._install(rule, notes)\n"),
+        new=("            if True:\n                self._install(rule, notes)\n"),
+        why="momentum is lost when a program sets its optimizer each epoch",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="load-keeps-old-momentum",
+        file=RESTORING,
+        old="                rule.reset(places[spec.key])\n",
+        new="                pass\n",
+        why="a checkpoint without momentum is continued with that of before",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="uneven-leaver-misses-updates",
+        file=FLUSH,
+        old=" for number in agreed.buckets])\n",
+        new=" for number in ()])\n",
+        why="ranks wait for each other in an uneven block on the root",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="repair-mends-half",
+        file=VERIFY,
+        old="        return [slot.weight, *self._engine.rule.states(slot)]\n",
+        new="        return [slot.weight]\n",
+        why="momentum stays different on ranks whose weights were mended",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="root-is-rank-0",
+        file=PLACEMENT,
+        old="    return Placement(update_on, int(root), comm.rank == root)\n",
+        new="    return Placement(update_on, 0, comm.rank == 0)\n",
+        why="another root than rank 0 has not the memory it was chosen for",
+        tests=(THREADS,),
+    ),
+)

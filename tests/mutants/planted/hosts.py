@@ -1,0 +1,224 @@
+"""Faults in sums on hosts: kernels, messages, and memory that ranks share."""
+
+from __future__ import annotations
+
+from tests.mutants.matrix import COMM, COMM_NODES, NODES, PLAIN, RANKS, THREADS
+from tests.mutants.mutant import Mutant, Selection
+
+ALGORITHMS = "ncclkv/comm/messages/algorithms.py"
+ALLOCATOR = "ncclkv/comm/shm/allocator.py"
+ALLREDUCE = "ncclkv/comm/shm/allreduce.py"
+BROADCAST = "ncclkv/comm/shm/broadcast.py"
+CHUNKS = "ncclkv/kernels/host/chunks.py"
+FRAMING = "ncclkv/comm/messages/framing.py"
+GATHER = "ncclkv/comm/shm/gather_scatter.py"
+HEADER = "ncclkv/comm/shm/header.py"
+HIERARCHICAL = "ncclkv/comm/shm/hierarchical.py"
+IN_ORDER = "ncclkv/comm/shm/in_order.py"
+KERNELS_REDUCE = "ncclkv/kernels/host/reduce.py"
+KERNELS_UPDATE = "ncclkv/kernels/host/update.py"
+SMALL = "ncclkv/comm/shm/small_allreduce.py"
+
+MUTANTS = (
+    Mutant(
+        name="integers-average-downwards",
+        file=KERNELS_REDUCE,
+        old="    wide -= np.fmod(wide, divisor)\n",
+        new="    pass\n",
+        why="negative averages are one too small",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="complex-divided-as-complex",
+        file=KERNELS_REDUCE,
+        old=('    if total.dtype.kind == "c":\n        # Complex'),
+        new=("    if False:\n        # Complex"),
+        why="an infinite part of an average becomes NaN",
+        tests=(
+            THREADS,
+            COMM,
+        ),
+    ),
+    Mutant(
+        name="half-precision-summed-in-half",
+        file=CHUNKS,
+        old="    return np.dtype(np.float32) if is_low_precision(dtype) else dtype\n",
+        new="    return dtype\n",
+        why="16-bit sums are rounded at every rank",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="nan-loses-a-minimum",
+        file=KERNELS_REDUCE,
+        old='    "min": np.minimum,\n',
+        new='    "min": np.fmin,\n',
+        why="NaN on one rank is not seen by the others",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="parts-folded-backwards",
+        file=KERNELS_REDUCE,
+        old="    first, *between, last = parts\n",
+        new="    last, *between, first = parts\n",
+        why="sums in rank order have other bits without the kernels in C",
+        tests=(PLAIN,),
+    ),
+    Mutant(
+        name="no-clipping-without-c",
+        file=KERNELS_UPDATE,
+        old="    if step.clip is not None:\n",
+        new="    if False:\n",
+        why="gradients are not clipped where there is no compiler",
+        tests=(PLAIN,),
+    ),
+    Mutant(
+        name="learning-rate-factors-left-out",
+        file=KERNELS_UPDATE,
+        old="_Step(rate * of_rate,",
+        new="_Step(rate,",
+        why="every key has the same learning rate",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="weight-decay-factors-left-out",
+        file=KERNELS_UPDATE,
+        old="weight_decay * of_decay",
+        new="weight_decay",
+        why="biases decay",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="short-messages-folded-backwards",
+        file=ALGORITHMS,
+        old=(
+            "    yield gathered.pending\n"
+            "    lane.kernels.reduce(gathered.parts, receive, op)\n"
+            "    if apply"
+        ),
+        new=(
+            "    yield gathered.pending\n"
+            "    lane.kernels.reduce(gathered.parts[::-1], receive, op)\n"
+            "    if apply"
+        ),
+        why="sums between nodes have other bits",
+        tests=(COMM,),
+    ),
+    Mutant(
+        name="update-of-later-pieces-at-the-beginning",
+        file=ALGORITHMS,
+        old="None if apply is None else _shifted(apply, lo)\n",
+        new="apply\n",
+        why="long arrays are updated at their beginning alone",
+        tests=(COMM,),
+    ),
+    Mutant(
+        name="own-slice-alone-is-updated",
+        file=ALGORITHMS,
+        old=("        if apply is not None:\n            apply(*bounds[peer])\n"),
+        new="        pass\n",
+        why="most of a long array is not updated",
+        tests=(COMM,),
+    ),
+    Mutant(
+        name="other-calls-between-nodes-unseen",
+        file=FRAMING,
+        old=".view(np.int64)[0] != self._mark:\n",
+        new=".view(np.int64)[0] != self._mark and False:\n",
+        why="ranks of several nodes add up different keys",
+        tests=(NODES,),
+    ),
+    Mutant(
+        name="update-of-whole-weights-left-out",
+        file=ALLREDUCE,
+        old="        if self._apply is not None and not self._plan.divided:\n",
+        new="        if False:\n",
+        why="weights that ranks have each for themselves stay as they are",
+        tests=(
+            COMM,
+            RANKS,
+        ),
+    ),
+    Mutant(
+        name="average-of-averages",
+        file=HIERARCHICAL,
+        old='        plain = "sum" if op == "avg" else op\n',
+        new="        plain = op\n",
+        why="averages over several nodes are too small",
+        tests=(NODES,),
+    ),
+    Mutant(
+        name="sums-of-nodes-rounded",
+        file=HIERARCHICAL,
+        old="working_dtype(parts[0].dtype))\n",
+        new="parts[0].dtype)\n",
+        why="16-bit sums are rounded once a node",
+        tests=(
+            NODES,
+            COMM_NODES,
+        ),
+    ),
+    Mutant(
+        name="average-over-nodes",
+        file=HIERARCHICAL,
+        old="        self.size = lane.size\n",
+        new="        self.size = len(node.nodes)\n",
+        why="averages over several nodes are too large",
+        tests=(NODES,),
+    ),
+    Mutant(
+        name="parts-of-nodes-in-their-order",
+        file=IN_ORDER,
+        old="for rank in sorted(by_rank)]",
+        new="for rank in reversed(by_rank)]",
+        why="reproducible sums depend on the nodes",
+        tests=(COMM_NODES,),
+    ),
+    Mutant(
+        name="short-sum-without-its-update",
+        file=SMALL,
+        old="        if short.here and self._apply is not None:\n",
+        new="        if False:\n",
+        why="small weights are not updated",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="broadcast-from-the-first-of-the-node",
+        file=BROADCAST,
+        old="[call.root if call.root in each else each[0] for each in node.nodes]\n",
+        new="[each[0] for each in node.nodes]\n",
+        why="every rank gets another rank's value",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="rows-behind-the-own-not-shown",
+        file=GATHER,
+        old="        half[after] = own[after]\n",
+        new="        pass\n",
+        why="parts of ranks without shared memory are garbage",
+        tests=(COMM,),
+    ),
+    Mutant(
+        name="reused-memory-not-zeroed",
+        file=ALLOCATOR,
+        old="                    extent[lo : lo + nbytes] = 0\n",
+        new="                    pass\n",
+        why="a new key's padding holds what another key had",
+        tests=(Selection("0", "unit/test_node_memory.py"),),
+    ),
+    Mutant(
+        name="other-calls-on-a-node-unseen",
+        file=HEADER,
+        old="    if theirs == call and note[0] == mark:\n",
+        new="    if theirs == call:\n",
+        why="ranks add up different keys of the same size",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="sum-over-the-other-nodes-kept-here",
+        file=HIERARCHICAL,
+        old="yield from algorithms.reduce(self.lane, total, total, plain, None, self.home)\n",
+        new="yield from algorithms.reduce(self.lane, total, total, plain, None, 0)\n",
+        why="nodes other than the first have only their own sums",
+        tests=(NODES,),
+    ),
+)
