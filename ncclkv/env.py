@@ -270,6 +270,7 @@ _CHECKS: dict[str, Callable[[], object] | None] = {
 # Read by the tests of the package and by launch/on_gpu.sh.
 _OF_TESTS = (
     "NCCLKV_REQUIRE_GPU",
+    "NCCLKV_TEST_CASES",
     "NCCLKV_TEST_SLOW",
     "NCCLKV_TEST_FAULTS",
     "NCCLKV_EMULATED",
