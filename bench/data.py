@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ncclkv.comm.base import Buffer
+from ncclkv.comm.types import Buffer
 
 # A prime: data that are shifted by a power of two are wrong data.
 _PERIOD = 65521

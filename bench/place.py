@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.base import Buffer, Communicator
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.types import Buffer
 
 
 class Place:

@@ -11,7 +11,7 @@ import numpy as np
 from bench.data import Expected, addend
 from bench.job import Job
 from bench.models import Shapes
-from ncclkv.comm.base import Buffer
+from ncclkv.comm.types import Buffer
 
 
 class Workload:

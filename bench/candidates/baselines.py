@@ -8,7 +8,7 @@ from bench.data import Expected
 from bench.libraries.base import Peer
 from bench.rounds import Candidate, Marks
 from bench.workload import Workload
-from ncclkv.comm.base import Buffer
+from ncclkv.comm.types import Buffer
 
 
 def cut(flat: Buffer, nbytes: int) -> list[Buffer]:

@@ -9,7 +9,7 @@ from bench.candidates.baselines import Bucketed, Flat
 from bench.data import LEARNING_RATE, MOMENTUM
 from bench.libraries.torch_dist import TorchPeer
 from bench.rounds import Marks
-from ncclkv.comm.base import Buffer
+from ncclkv.comm.types import Buffer
 
 
 class TorchSGD:

@@ -6,7 +6,7 @@ import ncclkv
 from bench.data import Expected
 from bench.rounds import Candidate, Marks
 from bench.workload import Workload
-from ncclkv.comm.base import Buffer
+from ncclkv.comm.types import Buffer
 
 
 class Lists(Candidate):

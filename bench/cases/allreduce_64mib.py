@@ -10,7 +10,7 @@ from bench.options import MIB
 from bench.report import table
 from bench.rounds import Candidate, Marks, take_turns
 from bench.workload import Workload
-from ncclkv.comm.base import Buffer
+from ncclkv.comm.types import Buffer
 
 NBYTES = 64 * MIB
 ONE, IN_PLACE = "ncclkv, one result a node", "ncclkv, in place in a bucket"

@@ -18,7 +18,7 @@ from bench.report import table
 from bench.report.machine import memory
 from bench.rounds import Candidate, take_turns
 from bench.workload import Workload
-from ncclkv.comm.base import Buffer
+from ncclkv.comm.types import Buffer
 
 BUCKET_BYTES = 25 * MIB
 """Of the peers; it is the store's default, and torch's."""

@@ -12,7 +12,7 @@ from bench.libraries.base import Ours, Peer
 from bench.options import KIB, MIB
 from bench.raw.measure import sizes
 from bench.rounds import Candidate, Marks, Result, take_turns
-from ncclkv.comm.base import Buffer
+from ncclkv.comm.types import Buffer
 
 
 class OneSum(Candidate):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from ncclkv.comm.base import Buffer, Communicator
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.types import Buffer
 
 Wait = Callable[[], None]
 

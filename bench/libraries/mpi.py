@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.job import Job
 from bench.libraries.base import Absent, Peer, Wait, nothing
-from ncclkv.comm.base import Buffer
+from ncclkv.comm.types import Buffer
 
 
 class MpiPeer(Peer):

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.job import Job
 from bench.libraries.base import Absent, Peer, Wait
-from ncclkv.comm.base import Buffer
+from ncclkv.comm.types import Buffer
 
 
 class TorchPeer(Peer):

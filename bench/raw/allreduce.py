@@ -5,7 +5,8 @@ from __future__ import annotations
 from bench.data import addend, total
 from bench.job import Job
 from bench.raw.collective import STEP, Collective, Views
-from ncclkv.comm.base import Buffer, Communicator, Work
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.types import Buffer, Work
 
 
 class Allreduce(Collective):

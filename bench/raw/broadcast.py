@@ -7,7 +7,8 @@ import numpy as np
 from bench.data import addend
 from bench.job import Job
 from bench.raw.collective import STEP, Collective, Views
-from ncclkv.comm.base import Buffer, Communicator, Work
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.types import Buffer, Work
 
 
 class Broadcast(Collective):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from bench.job import Job
-from ncclkv.comm.base import Buffer, Communicator, Work
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.types import Buffer, Work
 
 STEP = 3
 """Any step: the data of one check."""

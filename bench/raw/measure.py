@@ -21,7 +21,7 @@ from bench.options import MIB
 from bench.raw.collective import Collective, Views
 from bench.report import nccl_tests
 from bench.report.nccl_tests import Cell, Row
-from ncclkv.comm.base import Buffer
+from ncclkv.comm.types import Buffer
 
 ITERATIONS = 20
 """nccl-tests' default; sizes above 12 MiB have fewer, down to 5."""

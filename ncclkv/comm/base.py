@@ -17,68 +17,38 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ncclkv.comm.control import CallDigest, ObjectComm
-from ncclkv.comm.graph import Graph
+from ncclkv.comm.types import Apply, Buffer, Work
 from ncclkv.errors import KVStoreError, NotSupported
 from ncclkv.kernels.base import Kernels
 
 if TYPE_CHECKING:
     from ncclkv.comm.diagnosis.mismatch import CallComparison
 
-Buffer = NDArray[Any]
-Apply = Callable[[int, int], None]
-"""``apply(lo, hi)``: elements ``[lo, hi)`` of the result are reduced and may be used."""
 
-OPS = ("sum", "avg", "max", "min", "prod")
-
-ALIGNMENT = 256
-"""Bytes; the widest alignment that any of the backends asks of a buffer."""
-
-
-class Work(ABC):
-    """A launched collective.
+class Graph(ABC):
+    """A captured step: what a `Communicator.capture` recorded, launched any number of times.
 
     Attributes
     ----------
-    label : str
-        What the collective is for, in the caller's words; error messages show it.
-    blocks : bool
-        Whether it is the host that `wait` blocks, and not a stream.
+    calls : list of str
+        Descriptions of its collectives; all ranks must have the same.
     """
 
-    label: str = ""
-    blocks: bool = True
+    calls: list[str]
 
     @abstractmethod
-    def done(self) -> bool:
-        """Advance the collective without blocking; tell whether it is complete."""
+    def keep(self, *objects: object) -> None:
+        """Refer to `objects`, such as arrays that the kernels read and write, until its end."""
 
     @abstractmethod
-    def wait(self, timeout: float | None = None) -> None:
-        """Block until the collective is complete on this rank.
-
-        On a GPU it is the current stream that waits, and never the host; a deadline is that of
-        `Communicator.synchronize`.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds; by default the communicator's own.
-
-        Raises
-        ------
-        CommTimeout
-            When it is not complete in time; the message names the ranks not heard from.
-        RankLost
-            When a rank that is waited for has left.
-        """
+    def launch(self) -> Work:
+        """Launch all captured work, in the order of capture; collective."""
 
 
 class Communicator(ABC):
@@ -296,3 +266,16 @@ class Communicator(ABC):
     @abstractmethod
     def close(self) -> None:
         """Wait for all ranks, then free the communicator; a second call does nothing."""
+
+
+def left(rank: int, size: int, reason: str) -> str:
+    """Return the message of a call after `Communicator.abort`."""
+    return (
+        f"rank {rank} of {size}: this rank has left the communicator, and said: {reason}; make a "
+        f"new one"
+    )
+
+
+def closed(rank: int, size: int) -> str:
+    """Return the message of a call after `Communicator.close`."""
+    return f"rank {rank} of {size}: the communicator is closed; make a new one"

@@ -8,7 +8,7 @@ import numpy as np
 
 from ncclkv.arrays.dtypes import check_dtype
 from ncclkv.arrays.memory import address
-from ncclkv.comm.base import ALIGNMENT, OPS, Buffer
+from ncclkv.comm.types import ALIGNMENT, OPS, Buffer
 from ncclkv.errors import NotSupported, UsageError
 
 

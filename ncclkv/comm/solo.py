@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.base import Apply, Buffer, Communicator, Work
+from ncclkv.comm.base import Communicator, closed, left
 from ncclkv.comm.buffers import (
     allocate,
     check_buffer,
@@ -18,9 +18,8 @@ from ncclkv.comm.buffers import (
     check_root,
 )
 from ncclkv.comm.control import CallDigest, ObjectComm
-from ncclkv.comm.done import DoneWork
-from ncclkv.comm.ended import closed, left
 from ncclkv.comm.roster import check_alone
+from ncclkv.comm.types import Apply, Buffer, DoneWork, Work
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.kernels.host import HostKernels
 

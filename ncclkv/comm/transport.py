@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from ncclkv.comm.base import Buffer
+from ncclkv.comm.types import Buffer
 from ncclkv.errors import OrderMismatch
 
 

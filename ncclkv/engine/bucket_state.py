@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclkv.arrays.memory import address, protected
-from ncclkv.comm.base import Buffer, Communicator
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.types import Buffer
 from ncclkv.engine.in_flight import InFlight
 from ncclkv.table import plan
 from ncclkv.table.bucket import Bucket, Entry, Range

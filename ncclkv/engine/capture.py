@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ncclkv.arrays import cupy
-from ncclkv.comm.graph import Graph
+from ncclkv.comm.base import Graph
 from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.update_rule import Rule
 from ncclkv.errors import UsageError

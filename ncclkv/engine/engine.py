@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.done import DoneWork
+from ncclkv.comm.types import DoneWork
 from ncclkv.engine.batch import Push, plan_push
 from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.flush import Flushes

@@ -6,7 +6,7 @@ from collections import deque
 from statistics import median
 from time import perf_counter
 
-from ncclkv.comm.base import Work
+from ncclkv.comm.types import Work
 
 _REMEMBERED = 9
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from time import perf_counter
 
-from ncclkv.comm.base import Apply, Communicator
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.nonfinite import DeviceNonfiniteCheck
 from ncclkv.engine.placement import Placement

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, TypeVar
 
-from ncclkv.comm.base import ALIGNMENT, Communicator
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.types import ALIGNMENT
 from ncclkv.engine.bucket_state import Array
 from ncclkv.errors import SpecMismatch
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ncclkv.comm.base import ALIGNMENT, Communicator
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.types import ALIGNMENT
 from ncclkv.engine.layout import Layout
 from ncclkv.errors import OutOfMemory
 from ncclkv.kernels.host import HostKernels

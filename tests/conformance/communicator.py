@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ncclkv.comm.base import OPS, Communicator
+from ncclkv.comm.base import Communicator
 from ncclkv.comm.messages.algorithms import PIECE_BYTES, SHORT_BYTES
+from ncclkv.comm.types import OPS
 from ncclkv.errors import NotSupported
 from tests.conformance.capabilities import here, near
 

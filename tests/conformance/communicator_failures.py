@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.comm.base import Communicator, Work
+from ncclkv.comm.base import Communicator
 from ncclkv.comm.messages.algorithms import PIECE_BYTES, SHORT_BYTES
+from ncclkv.comm.types import Work
 from ncclkv.errors import (
     CommAborted,
     CommTimeout,

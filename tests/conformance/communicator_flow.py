@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.comm.base import ALIGNMENT, Communicator, Work
+from ncclkv.comm.base import Communicator
 from ncclkv.comm.messages.algorithms import PIECE_BYTES, SHORT_BYTES
+from ncclkv.comm.types import ALIGNMENT, Work
 from ncclkv.errors import NotSupported, UsageError
 from tests.conformance.capabilities import here
 from tests.conformance.communicator import case, data, expected, identical, summed

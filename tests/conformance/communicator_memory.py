@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.base import Communicator, Work
+from ncclkv.comm.base import Communicator
 from ncclkv.comm.shm.staging import HALF_BYTES, INLINE_BYTES
+from ncclkv.comm.types import Work
 from tests.conformance.capabilities import here
 from tests.conformance.communicator import (
     COMPLEX,

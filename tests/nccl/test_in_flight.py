@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
-from ncclkv.comm.base import Work
 from ncclkv.comm.control import CallDigest
 from ncclkv.comm.nccl.communicator import NcclCommunicator
+from ncclkv.comm.types import Work
 from ncclkv.errors import OrderMismatch
 from tests.nccl.standin import Seat, run_seats
 from tests.nccl.standin.drive import floats

@@ -21,9 +21,9 @@ from bench.options import KIB, Options
 from bench.place import GpuPlace, Place
 from bench.rounds import Candidate, take_turns
 from bench.workload import Workload
-from ncclkv.comm.done import DoneWork
 from ncclkv.comm.host import threads
 from ncclkv.comm.solo import SoloCommunicator
+from ncclkv.comm.types import DoneWork
 from ncclkv.testing import run_ranks
 from tests.harness.source import ROOT, Module, length
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ncclkv.comm.done import DoneWork
+from ncclkv.comm.types import DoneWork
 from ncclkv.engine import in_flight
 from ncclkv.engine.in_flight import InFlight
 

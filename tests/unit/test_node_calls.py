@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from ncclkv import testing
-from ncclkv.comm.base import Communicator, Work
+from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import threads
 from ncclkv.comm.shm import header
+from ncclkv.comm.types import Work
 from ncclkv.errors import KVStoreError
 from tests.conformance.communicator import COMPLEX, FLOATS, INTEGERS
 from tests.harness.slow import stretched

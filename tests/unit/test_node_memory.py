@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ncclkv.arrays.memory import address
-from ncclkv.comm.base import ALIGNMENT
 from ncclkv.comm.shm.allocator import Allocator
 from ncclkv.comm.shm.segment import MIB, MemfdSegment, Ticket, WindowSegment
+from ncclkv.comm.types import ALIGNMENT
 
 MOST = 1 << 40
 

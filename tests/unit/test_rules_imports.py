@@ -89,6 +89,54 @@ def test_import_of_the_package_starts_nothing():
     assert not {"mpi4py", "ml_dtypes", *FRAMEWORKS} & set(loaded)
 
 
+def circles(found: list[Module]) -> list[set[str]]:
+    """Files that import each other in a circle, those for type checkers alone included."""
+    known = {module.name for module in found}
+    beneath = {
+        module.name: {each.name for each in module.imports(known)} & known - {module.name}
+        for module in found
+    }
+    reached = {name: reachable(name, beneath) for name in beneath}
+    rings = [{other for other in reached[name] if name in reached[other]} for name in beneath]
+    return [ring for number, ring in enumerate(rings) if ring and ring not in rings[:number]]
+
+
+def reachable(name: str, beneath: dict[str, set[str]]) -> set[str]:
+    """Modules that a module imports, and those that they import, and so on."""
+    found: set[str] = set()
+    left = [*beneath[name]]
+    while left:
+        other = left.pop()
+        if other not in found:
+            found.add(other)
+            left += beneath[other]
+    return found
+
+
+UNBROKEN = (f"{PACKAGE}.comm.nccl", f"{PACKAGE}.engine")
+"""Parts in which files still import each other in a circle; the list only shrinks."""
+
+
+def test_no_circle_of_imports():
+    left = {next(iter(sorted(ring))).rpartition(".")[0] for ring in circles(modules())}
+    assert left == set(UNBROKEN)
+
+
+def test_circle_of_imports_is_found(tmp_path):
+    sources = {
+        "a": "from ncclkv import b",
+        "b": "if TYPE_CHECKING:\n    from ncclkv.c import f",
+        "c": "def f():\n    import ncclkv.a",
+        "d": "from ncclkv import a",
+    }
+    found = []
+    for name, text in sources.items():
+        path = tmp_path / f"{name}.py"
+        path.write_text(text)
+        found.append(Module(path, f"ncclkv.{name}"))
+    assert circles(found) == [{"ncclkv.a", "ncclkv.b", "ncclkv.c"}]
+
+
 LAYERS = parse("```imports\nlow:\nhigh: low\nhigh.top: low high\n```")
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.comm.base import Communicator, Work
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.types import Work
 
 
 def used(name: str) -> list[bool]:

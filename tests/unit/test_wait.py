@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from ncclkv.comm.base import Buffer
 from ncclkv.comm.messages import progress
 from ncclkv.comm.messages.progress import ProgressEngine, Steps, StepWork
 from ncclkv.comm.transport import Request, Transport
+from ncclkv.comm.types import Buffer
 from ncclkv.errors import CommTimeout, RankLost
 
 

@@ -14,10 +14,10 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from ncclkv.comm.base import Buffer
 from ncclkv.comm.diagnosis import call_log
 from ncclkv.comm.diagnosis.call_log import CALLS, CallLog
 from ncclkv.comm.diagnosis.reports import OtherWait, Report, Wait
+from ncclkv.comm.types import Buffer
 from ncclkv.system import stacks
 from ncclkv.system.processes import Process, namespace, process
 

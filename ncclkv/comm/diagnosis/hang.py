@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ncclkv.comm.diagnosis import stall, waits
 from ncclkv.comm.diagnosis.flight_recorder import EVERYONE
@@ -14,9 +14,6 @@ from ncclkv.comm.transport import PeerFailed, Transport
 from ncclkv.comm.words import format_ranks
 from ncclkv.errors import CommTimeout, KVStoreError, OrderMismatch, RankDied, RankLost
 from ncclkv.system import abort
-
-if TYPE_CHECKING:
-    from ncclkv.comm.messages.progress import HostWork, ProgressEngine
 
 # A rank that waits for one that has left may be waited for itself, and cannot say so: so long is
 # waited for it when another rank is known to have left.
@@ -40,6 +37,46 @@ _ARRIVAL_SECONDS = 0.05
 _FAILED_SECONDS = 0.3
 
 
+class AwaitedWork(Protocol):
+    """A collective that this rank waits for.
+
+    Attributes
+    ----------
+    finished : bool
+        Whether it is complete on this rank.
+    asked : int
+        How often the reports of missing ranks were requested for it.
+    reported : int
+        How many lines about it were due on stderr.
+    """
+
+    finished: bool
+    asked: int
+    reported: int
+
+    def missing(self) -> set[int]:
+        """Return the ranks that it waits for."""
+
+
+class Progress(Protocol):
+    """The collectives in flight among which a work waits."""
+
+    relayed: bool
+    """Whether a rank that is waited for may itself wait for others, by messages."""
+
+    def progress(self) -> None:
+        """Advance every collective in flight."""
+
+    def missing(self, work: AwaitedWork) -> set[int]:
+        """Return the ranks that `work` waits for."""
+
+    def siblings(self) -> Sequence[Progress]:
+        """Return the progress of this thread's other communicators."""
+
+    def wait_elsewhere(self, words: str, names: Sequence[str]) -> None:
+        """Show its ranks that this thread waits in another communicator."""
+
+
 class HangDetector:
     """Finds out why a wait is in vain.
 
@@ -56,7 +93,7 @@ class HangDetector:
         self._looked = 0.0
         self._ended: dict[int, float] = {}
 
-    def trouble(self, flight: ProgressEngine, work: HostWork, waited: float) -> KVStoreError | None:
+    def trouble(self, flight: Progress, work: AwaitedWork, waited: float) -> KVStoreError | None:
         """What to raise when ranks' calls differ, or one that `work` needs has left."""
         departed = self._transport.departed()
         found = self._calls.found() or self._long(flight, work, waited)
@@ -83,7 +120,7 @@ class HangDetector:
             return self._left(rank, departed[rank], work)
         return self._died(rank, work)
 
-    def _long(self, flight: ProgressEngine, work: HostWork, waited: float) -> OrderMismatch | None:
+    def _long(self, flight: Progress, work: AwaitedWork, waited: float) -> OrderMismatch | None:
         """How the calls of ranks differ; whom a long wait waits for is asked, now and then."""
         if not is_due(waited, work.asked):
             return None
@@ -98,7 +135,7 @@ class HangDetector:
             other.wait_elsewhere(words, names)
         return self._calls.look() or self._crossed(work, missing, waited)
 
-    def _crossed(self, work: HostWork, missing: set[int], waited: float) -> OrderMismatch | None:
+    def _crossed(self, work: AwaitedWork, missing: set[int], waited: float) -> OrderMismatch | None:
         """Whether a rank waits for this one in another store, and neither can go on."""
         mine = self._calls.report(self._transport.rank)
         for rank in sorted(missing):
@@ -127,7 +164,7 @@ class HangDetector:
             self._ended.setdefault(rank, now)
         return {rank for rank, since in self._ended.items() if now - since > _ARRIVAL_SECONDS}
 
-    def _died(self, rank: int, work: HostWork, report: str = "") -> RankDied:
+    def _died(self, rank: int, work: AwaitedWork, report: str = "") -> RankDied:
         """Return the error to raise when a rank's process has ended."""
         process = self._calls.board.process(rank)
         how = "has ended" if process is None else process.end()
@@ -138,13 +175,13 @@ class HangDetector:
             f"{report}{self._last(rank)}"
         )
 
-    def explained(self, work: HostWork, error: OrderMismatch | PeerFailed) -> KVStoreError:
+    def explained(self, work: AwaitedWork, error: OrderMismatch | PeerFailed) -> KVStoreError:
         """Return what to raise for an error of one message, once more is known."""
         if isinstance(error, OrderMismatch):
             return self._calls.explained(error)
         return self._failed(work, error)
 
-    def _failed(self, work: HostWork, failure: PeerFailed) -> KVStoreError:
+    def _failed(self, work: AwaitedWork, failure: PeerFailed) -> KVStoreError:
         """Return what to raise when a message failed: why its peer left, if that becomes known."""
         begin, attempt, peer = time.monotonic(), 0, failure.peer
         report = f"; MPI reports: {failure.report}" if failure.report else ""
@@ -166,7 +203,7 @@ class HangDetector:
         report = self._calls.report(rank)
         return f"; {last(report)}" if report and report.calls else ""
 
-    def _left(self, rank: int, reason: str, work: HostWork) -> KVStoreError:
+    def _left(self, rank: int, reason: str, work: AwaitedWork) -> KVStoreError:
         """What to raise when a rank has left for that reason."""
         if reason.startswith(OrderMismatch.__name__):
             return OrderMismatch(f"{self._where}rank {rank} left with {reason}")
@@ -175,7 +212,9 @@ class HangDetector:
             f"{self._last(rank)}"
         )
 
-    def late(self, work: HostWork, missing: set[int], waited: float, limit: float) -> CommTimeout:
+    def late(
+        self, work: AwaitedWork, missing: set[int], waited: float, limit: float
+    ) -> CommTimeout:
         """What to raise when a wait has lasted too long."""
         calls = self._calls
         calls.board.wait_for(missing, str(work), waited)
@@ -207,7 +246,7 @@ class HangDetector:
             f"{format_ranks(missing)}; {'; '.join(filter(None, parts))}"
         )
 
-    def report(self, flight: ProgressEngine, work: HostWork, waited: float, limit: float) -> None:
+    def report(self, flight: Progress, work: AwaitedWork, waited: float, limit: float) -> None:
         """Report a wait that lasts, for all ranks of this node, unless a lower one does."""
         if not stall.is_due(waited, limit, work.reported):
             return

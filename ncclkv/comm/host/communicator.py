@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.base import Apply, Buffer, Communicator, Work
+from ncclkv.comm.base import Communicator, closed, left
 from ncclkv.comm.buffers import (
     allocate,
     check_buffer,
@@ -25,7 +25,6 @@ from ncclkv.comm.buffers import (
 )
 from ncclkv.comm.control import ObjectComm
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
-from ncclkv.comm.ended import closed, left
 from ncclkv.comm.host import finalize
 from ncclkv.comm.messages import algorithms
 from ncclkv.comm.messages.algorithms import SHORT_BYTES, Channel
@@ -47,6 +46,7 @@ from ncclkv.comm.shm.setup import form
 from ncclkv.comm.shm.small_allreduce import SmallAllReduce, SmallAllReduceWork
 from ncclkv.comm.shm.staging import INLINE_BYTES
 from ncclkv.comm.transport import Transport
+from ncclkv.comm.types import Apply, Buffer, Work
 from ncclkv.errors import CommAborted, LaunchError, RankLost, UsageError
 from ncclkv.kernels.host import HostKernels
 

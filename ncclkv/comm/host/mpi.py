@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from ncclkv import env
-from ncclkv.comm.base import Buffer
 from ncclkv.comm.host import finalize, window
 from ncclkv.comm.host.peer_processes import PeerProcesses
 from ncclkv.comm.host.requests import Incoming, Outgoing, failed
 from ncclkv.comm.transport import PeerFailed, Request, Transport
+from ncclkv.comm.types import Buffer
 from ncclkv.errors import CommAborted, KVStoreError
 from ncclkv.system import watchdog
 

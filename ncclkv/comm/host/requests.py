@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ncclkv.comm.base import Buffer
 from ncclkv.comm.host.peer_processes import PeerProcesses
 from ncclkv.comm.transport import PeerFailed, Request, WrongLength
+from ncclkv.comm.types import Buffer
 
 if TYPE_CHECKING:
     from mpi4py import MPI

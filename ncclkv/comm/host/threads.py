@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ncclkv import env
-from ncclkv.comm.base import Buffer, Communicator
+from ncclkv.comm.base import Communicator
 from ncclkv.comm.buffers import allocate
 from ncclkv.comm.host.communicator import HostCommunicator
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.comm.transport import Request, Transport, WrongLength
+from ncclkv.comm.types import Buffer
 from ncclkv.system.memory import room
 
 # The longest that a waiting thread sleeps before it looks at its deadline again.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ncclkv.comm.base import Buffer
+from ncclkv.comm.types import Buffer
 from ncclkv.system.memory import room
 
 if TYPE_CHECKING:

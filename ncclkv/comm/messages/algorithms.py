@@ -15,10 +15,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from ncclkv.comm.base import Apply, Buffer
 from ncclkv.comm.messages import framing
 from ncclkv.comm.messages.progress import Steps
 from ncclkv.comm.transport import Messages, Request
+from ncclkv.comm.types import Apply, Buffer
 from ncclkv.kernels.base import Kernels
 
 SHORT_BYTES = 16 * 1024

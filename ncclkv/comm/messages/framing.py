@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ncclkv.comm.base import Buffer
 from ncclkv.comm.transport import Messages, Request, WrongLength
+from ncclkv.comm.types import Buffer
 from ncclkv.errors import OrderMismatch
 
 COPIED_BYTES = 16 * 1024

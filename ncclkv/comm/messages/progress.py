@@ -10,12 +10,12 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from ncclkv.comm.base import Work
 from ncclkv.comm.control import CallDigest
-from ncclkv.comm.diagnosis.hang import HangDetector
+from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.host import finalize
 from ncclkv.comm.transport import PeerFailed, Request, Transport
+from ncclkv.comm.types import Work
 from ncclkv.errors import CommAborted, KVStoreError, OrderMismatch, again
 
 Made = TypeVar("Made", bound="HostWork")
@@ -215,7 +215,7 @@ class ProgressEngine:
             if flight is not self and flight._thread == self._thread and flight.failure is None
         ]
 
-    def missing(self, work: HostWork) -> set[int]:
+    def missing(self, work: AwaitedWork) -> set[int]:
         """The ranks that `work` waits for; if it waits for an earlier one, those of the first."""
         missing, here = work.missing(), self._transport.rank
         if here not in missing:

@@ -8,11 +8,11 @@ from itertools import count
 
 import numpy as np
 
-from ncclkv.comm.base import Buffer
 from ncclkv.comm.buffers import allocate
 from ncclkv.comm.messages.algorithms import Channel
 from ncclkv.comm.messages.progress import ProgressEngine, Steps, StepWork
 from ncclkv.comm.transport import Transport
+from ncclkv.comm.types import Buffer
 from ncclkv.kernels.host import HostKernels
 
 # Tags go round, for MPI may allow none above 32767: the collective that had a tag before is waited

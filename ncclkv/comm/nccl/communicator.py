@@ -11,11 +11,8 @@ from typing import Any
 import numpy as np
 
 from ncclkv.arrays.memory import address
-from ncclkv.comm.base import Apply, Buffer, Communicator, Work
+from ncclkv.comm.base import Communicator, Graph, closed, left
 from ncclkv.comm.buffers import check_buffer, check_places, check_root
-from ncclkv.comm.done import DoneWork
-from ncclkv.comm.ended import closed, left
-from ncclkv.comm.graph import Graph
 from ncclkv.comm.host import finalize
 from ncclkv.comm.nccl import dtypes
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
@@ -26,6 +23,7 @@ from ncclkv.comm.nccl.progress import Enqueue, NcclProgress
 from ncclkv.comm.nccl.streams import Streams
 from ncclkv.comm.nccl.watcher import Watcher
 from ncclkv.comm.nccl.work import HostBarrierWork
+from ncclkv.comm.types import Apply, Buffer, DoneWork, Work
 from ncclkv.errors import CommAborted, KVStoreError, NotSupported, RankLost, UsageError
 from ncclkv.kernels.base import Kernels
 

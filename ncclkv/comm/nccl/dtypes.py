@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.base import Buffer
 from ncclkv.comm.buffers import check_buffers, check_op
 from ncclkv.comm.nccl.binding import DTYPES, OPS
+from ncclkv.comm.types import Buffer
 from ncclkv.errors import NotSupported, UsageError
 
 

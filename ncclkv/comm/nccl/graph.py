@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ncclkv.comm.base import Work
-from ncclkv.comm.graph import Graph
+from ncclkv.comm.base import Graph
 from ncclkv.comm.nccl.streams import StreamGraph, Streams
+from ncclkv.comm.types import Work
 from ncclkv.errors import UsageError
 
 if TYPE_CHECKING:

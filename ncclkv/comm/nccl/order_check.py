@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 
-from ncclkv.comm.base import Communicator, Work
+from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import stall, waits
 from ncclkv.comm.diagnosis.mismatch import CallComparison, is_due
 from ncclkv.comm.nccl.waiting import Deadline
+from ncclkv.comm.types import Work
 from ncclkv.comm.words import format_ranks
 from ncclkv.errors import OrderMismatch
 

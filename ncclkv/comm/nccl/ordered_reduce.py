@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from functools import partial
 
 from ncclkv.arrays.memory import address
-from ncclkv.comm.base import ALIGNMENT, Buffer
 from ncclkv.comm.messages.algorithms import slices
 from ncclkv.comm.nccl import dtypes
 from ncclkv.comm.nccl.binding import Binding, Handle
 from ncclkv.comm.nccl.progress import Enqueue, NcclProgress
 from ncclkv.comm.nccl.streams import Streams
+from ncclkv.comm.types import ALIGNMENT, Buffer
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 

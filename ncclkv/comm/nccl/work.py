@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ncclkv.comm.base import Work
 from ncclkv.comm.nccl.streams import Event
+from ncclkv.comm.types import Work
 
 if TYPE_CHECKING:
     from ncclkv.comm.nccl.progress import NcclProgress

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ncclkv.arrays.memory import address
-from ncclkv.comm.base import ALIGNMENT, Buffer
 from ncclkv.comm.shm.segment import Segment
+from ncclkv.comm.types import ALIGNMENT, Buffer
 
 
 class Offset(NamedTuple):

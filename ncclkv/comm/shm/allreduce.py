@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ncclkv.comm.base import Apply, Buffer
 from ncclkv.comm.messages.algorithms import slices
 from ncclkv.comm.messages.progress import Steps
 from ncclkv.comm.shm.hierarchical import CrossNode
@@ -20,6 +19,7 @@ from ncclkv.comm.shm.node import BLOCK_BYTES, Node
 from ncclkv.comm.shm.plan import ReductionPlan
 from ncclkv.comm.shm.sequence import DONE, ENTERED
 from ncclkv.comm.shm.staging import HALF_BYTES
+from ncclkv.comm.types import Apply, Buffer
 from ncclkv.errors import OrderMismatch
 from ncclkv.kernels.host.memory import move
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 
-from ncclkv.comm.base import Buffer
 from ncclkv.comm.messages import algorithms
 from ncclkv.comm.messages.algorithms import Channel
 from ncclkv.comm.messages.progress import Steps
@@ -18,6 +17,7 @@ from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.sequence import DONE, ENTERED
 from ncclkv.comm.shm.staging import HALF_BYTES, INLINE_BYTES
 from ncclkv.comm.transport import Request
+from ncclkv.comm.types import Buffer
 from ncclkv.errors import OrderMismatch
 
 

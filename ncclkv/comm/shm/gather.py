@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ncclkv.comm.base import Buffer
 from ncclkv.comm.messages.progress import Steps
 from ncclkv.comm.shm.gather_scatter import PeerReads
 from ncclkv.comm.shm.header import CollectiveHeader
 from ncclkv.comm.shm.node import Node
+from ncclkv.comm.types import Buffer
 
 
 def allgather(node: Node, call: CollectiveHeader, send: Buffer, receive: Buffer) -> Steps:

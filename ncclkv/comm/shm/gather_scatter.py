@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ncclkv.comm.base import Buffer
 from ncclkv.comm.messages.progress import Steps
 from ncclkv.comm.shm import header
 from ncclkv.comm.shm.allocator import Offset
 from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.sequence import DONE, ENTERED, CollectiveSlot
 from ncclkv.comm.shm.staging import HALF_BYTES, INLINE_BYTES
+from ncclkv.comm.types import Buffer
 
 Take = Callable[[int, int, list[Buffer]], None]
 """``take(lo, hi, parts)``: columns ``[lo, hi)`` of what each rank shows can be read."""

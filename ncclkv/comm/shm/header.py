@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ncclkv.arrays.dtypes import SUPPORTED, dtype_name
-from ncclkv.comm.base import OPS, Buffer
 from ncclkv.comm.shm.allocator import Offset
 from ncclkv.comm.shm.node import Node
+from ncclkv.comm.types import OPS, Buffer
 from ncclkv.errors import OrderMismatch
 
 _WORDS = {

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ncclkv.comm.base import Buffer
 from ncclkv.comm.messages import algorithms
 from ncclkv.comm.messages.algorithms import Channel
 from ncclkv.comm.shm.node import Node
 from ncclkv.comm.transport import Messages, Request
+from ncclkv.comm.types import Buffer
 from ncclkv.kernels.host.chunks import working_dtype
 from ncclkv.kernels.host.reduce import finish
 

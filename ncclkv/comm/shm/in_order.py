@@ -12,10 +12,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from ncclkv.comm.base import Buffer
 from ncclkv.comm.messages.algorithms import slices
 from ncclkv.comm.shm.hierarchical import Rail
 from ncclkv.comm.transport import Request
+from ncclkv.comm.types import Buffer
 
 Steps = Generator[Sequence[Request], None, None]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.base import Buffer
 from ncclkv.comm.diagnosis import flight_recorder
 from ncclkv.comm.shm import sequence, staging
 from ncclkv.comm.shm.allocator import Allocator, Offset
 from ncclkv.comm.shm.segment import Segment
 from ncclkv.comm.shm.sequence import SequenceTable
 from ncclkv.comm.shm.staging import RINGS, DoubleBuffer, SlotRing
+from ncclkv.comm.types import Buffer
 from ncclkv.errors import RankLost
 from ncclkv.kernels.host.reduce import Reducer
 

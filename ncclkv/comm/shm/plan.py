@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ncclkv.comm.base import Apply, Buffer
 from ncclkv.comm.messages.algorithms import slices
 from ncclkv.comm.shm import header
 from ncclkv.comm.shm.allocator import Offset
 from ncclkv.comm.shm.node import BLOCK_BYTES, Node
+from ncclkv.comm.types import Apply, Buffer
 from ncclkv.kernels.host.compiled import STREAM_BYTES
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 
-from ncclkv.comm.base import Apply, Buffer
 from ncclkv.comm.messages.progress import HostWork
+from ncclkv.comm.types import Apply, Buffer
 
 _MOST = 4096
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ncclkv.comm.base import Buffer
 from ncclkv.comm.messages.progress import Steps
 from ncclkv.comm.shm.gather_scatter import PeerReads
 from ncclkv.comm.shm.header import CollectiveHeader
 from ncclkv.comm.shm.node import Node
+from ncclkv.comm.types import Buffer
 from ncclkv.kernels.base import Kernels
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.base import Buffer
+from ncclkv.comm.types import Buffer
 
 MIB = 1024 * 1024
 

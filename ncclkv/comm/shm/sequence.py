@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ncclkv.arrays.memory import address
-from ncclkv.comm.base import Buffer
 from ncclkv.comm.control import CallDigest
 from ncclkv.comm.transport import Request
+from ncclkv.comm.types import Buffer
 from ncclkv.errors import OrderMismatch
 
 RING = 1024

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from ncclkv.arrays.memory import address
-from ncclkv.comm.base import Apply, Buffer
 from ncclkv.comm.messages.progress import HostWork
 from ncclkv.comm.shm import header
 from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.sequence import DONE, ENTERED
+from ncclkv.comm.types import Apply, Buffer
 from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.compiled import COMPLETE, MOST_RANKS
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ncclkv.comm.base import Buffer
 from ncclkv.comm.shm.segment import MIB
 from ncclkv.comm.shm.sequence import CollectiveSlot
 from ncclkv.comm.transport import Request
+from ncclkv.comm.types import Buffer
 
 RINGS = ((16 * 1024, 16), (256 * 1024, 4))
 """Bytes of a place, and how many there are: the many do not push each other out of the cache."""

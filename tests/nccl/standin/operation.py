@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from ncclkv.comm.base import Work
+from ncclkv.comm.types import Work
 from ncclkv.errors import CommError
 from tests.nccl.standin.handle import Handle
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ncclkv.comm.base import Communicator, Work
+from ncclkv.comm.base import Communicator
 from ncclkv.comm.control import ObjectComm
+from ncclkv.comm.types import Work
 from tests.nccl.standin.log import CallLog
 
 

@@ -1,0 +1,69 @@
+"""Types that every communicator shares: buffers, ops and launched collectives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+Buffer = NDArray[Any]
+"""A one-dimensional contiguous array of one dtype: NumPy's on hosts, CuPy's on GPUs."""
+
+Apply = Callable[[int, int], None]
+"""``apply(lo, hi)``: elements ``[lo, hi)`` of the result are reduced and may be used."""
+
+OPS = ("sum", "avg", "max", "min", "prod")
+"""Reduction operators."""
+
+ALIGNMENT = 256
+"""Bytes; the widest alignment that any backend asks of a buffer."""
+
+
+class Work(ABC):
+    """A launched collective.
+
+    Attributes
+    ----------
+    label : str
+        The purpose of the collective, in the caller's words; error messages show it.
+    blocks : bool
+        True when `wait` blocks the host, False when it blocks a stream.
+    """
+
+    label: str = ""
+    blocks: bool = True
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Advance the collective without blocking; return whether it is complete."""
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until the collective is complete on this rank.
+
+        On a GPU the current stream waits, never the host; `Communicator.synchronize` holds the
+        deadline there.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default the communicator's own.
+
+        Raises
+        ------
+        CommTimeout
+            When it is not complete in time; the message names the missing ranks.
+        RankLost
+            When a rank that is waited for has left.
+        """
+
+
+class DoneWork(Work):
+    """A collective that was complete when its launch returned: of one rank, or of no bytes."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout: float | None = None) -> None: ...
