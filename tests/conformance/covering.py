@@ -2,7 +2,8 @@
 
 A case is run where it can find something: each on every kind of layout, with an updater on every
 rank; those in which the placement makes a difference with an updater on rank 0, too; those in which
-the number of ranks does at the other numbers.  ``NCCLKV_TEST_CASES=all`` runs each everywhere.
+the number of ranks does at the other numbers.  Communicator cases run at fewer numbers of threads,
+and fewer random programs are drawn.  ``NCCLKV_TEST_CASES=all`` runs each everywhere.
 ``python -m tests.mutants`` shows that no planted fault escapes the covering set.
 """
 
@@ -22,7 +23,10 @@ PLACEMENTS = ("every_rank", "root")
 WHOLE = ("solo-1", "threads-3", "ranks-4", "nodes-4", "stand-in-3")
 """Layouts on which each case runs that fits them, as on more than four ranks."""
 
-SIZED = ("solo-1", "threads-1", "threads-2", "threads-4", "ranks-2", "ranks-3", "nodes-3")
+SIZED = (
+    *("threads-1", "threads-2", "threads-4", "ranks-2", "ranks-3", "nodes-3"),
+    *("hosts-3", "hosts-4"),
+)
 """Layouts on which those run, too, for which the number of ranks makes a difference."""
 
 PLACED_MODULES = frozenset(
@@ -81,8 +85,22 @@ def chosen(layout: str, *sizes: int) -> list[Any]:
     ]
 
 
-def layout_of_ranks() -> str:
+def communicator_sizes(*sizes: int) -> tuple[int, ...]:
+    """Return at which numbers of threads the communicator cases run: some of those given."""
+    if os.environ.get(VARIABLE) == "all":
+        return sizes
+    return tuple(size for size in sizes if size in (1, 2, 3, 5))
+
+
+def examples(count: int) -> int:
+    """Return how many random programs a test draws that draws `count` of them in a whole run."""
+    return count if os.environ.get(VARIABLE) == "all" else count // 3
+
+
+def layout_of_ranks(*, several_hosts: bool) -> str:
     """Return the layout of a job's ranks, by the environment that ``tests.suite`` gives it."""
+    if several_hosts:
+        return "hosts"
     if "NCCLKV_RANKS_PER_NODE" in os.environ:
         return "nodes"
     if "NCCLKV_NODE_MEMORY" in os.environ:

@@ -23,13 +23,18 @@ def comm_world() -> MPI.Intracomm:
     return MPI.COMM_WORLD
 
 
+def on_several_hosts(comm: MPI.Intracomm) -> bool:
+    """Return whether ranks are on machines that share no memory; collective."""
+    machine = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    alone = machine.Get_size() == comm.Get_size()
+    machine.Free()
+    return not alone
+
+
 @pytest.fixture(scope="session")
 def several_nodes(comm_world: MPI.Intracomm) -> bool:
-    """Whether ranks are on several nodes, or are taken for ones that are."""
-    machine = comm_world.Split_type(MPI.COMM_TYPE_SHARED)
-    alone = machine.Get_size() == comm_world.Get_size()
-    machine.Free()
-    return "NCCLKV_RANKS_PER_NODE" in os.environ or not alone
+    """Return whether ranks are on several nodes, or are taken for ones that are."""
+    return "NCCLKV_RANKS_PER_NODE" in os.environ or on_several_hosts(comm_world)
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 import ncclkv
+from tests.conformance.covering import examples
 from tests.conformance.programs import LIMIT, Program, hunt, play
 from tests.harness.exchange import Exchange
 from tests.harness.slow import stretched
@@ -22,7 +23,7 @@ def test_dist_sync() -> None:
         follow(ranks)
         return
     try:
-        hunt(partial(together, ranks), examples=150)
+        hunt(partial(together, ranks), examples(150))
     finally:
         ranks.everyone(None)
 

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 import ncclkv
+from tests.conformance.covering import examples
 from tests.conformance.programs import LIMIT, Program, hunt, play
 from tests.harness.slow import stretched
 
@@ -15,15 +16,15 @@ TIMEOUT = stretched(10.0)
 
 @pytest.mark.limit(LIMIT)
 def test_local() -> None:
-    hunt(lambda program: play(program, 1, partial(ncclkv.create, "local")), examples=250)
+    hunt(lambda program: play(program, 1, partial(ncclkv.create, "local")), examples(250))
 
 
 @pytest.mark.limit(LIMIT)
-@pytest.mark.parametrize(("size", "examples"), [(1, 60), (2, 250), (3, 200), (4, 150)])
-def test_threads(size: int, examples: int) -> None:
+@pytest.mark.parametrize(("size", "count"), [(1, 60), (2, 250), (3, 200), (4, 150)])
+def test_threads(size: int, count: int) -> None:
     create = partial(ncclkv.create, "threads", timeout=TIMEOUT)
 
     def run(program: Program) -> None:
         ncclkv.testing.run_ranks(size, play, program, size, create, timeout=TIMEOUT)
 
-    hunt(run, examples)
+    hunt(run, examples(count))
