@@ -10,12 +10,15 @@ and fewer random programs are drawn.  ``NCCLKV_TEST_CASES=all`` runs each everyw
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import pytest
 
 from tests.conformance import CASES, Case
 from tests.nccl.first import FIRST
+
+T = TypeVar("T")
 
 VARIABLE = "NCCLKV_TEST_CASES"
 PLACEMENTS = ("every_rank", "root")
@@ -85,11 +88,9 @@ def chosen(layout: str, *sizes: int) -> list[Any]:
     ]
 
 
-def communicator_sizes(*sizes: int) -> tuple[int, ...]:
-    """Return at which numbers of threads the communicator cases run: some of those given."""
-    if os.environ.get(VARIABLE) == "all":
-        return sizes
-    return tuple(size for size in sizes if size in (1, 2, 3, 5))
+def some_or_all(some: Sequence[T], every: Sequence[T]) -> Sequence[T]:
+    """Return what the covering set takes of the parameters of a test, or every one of them."""
+    return every if os.environ.get(VARIABLE) == "all" else some
 
 
 def examples(count: int) -> int:

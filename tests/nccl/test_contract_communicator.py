@@ -8,12 +8,13 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 
 from tests.conformance.capabilities import at
 from tests.conformance.communicator_all import CASES, FAILURES
+from tests.conformance.covering import some_or_all
 from tests.nccl.standin import Seat, run_seats
 from tests.nccl.standin.capabilities import DevicePlace
 
 pytestmark = pytest.mark.limit(30)
 MODE = {False: "prompt", True: "lazy"}
-SIZES = {False: (1, 3), True: (1, 2, 3, 4)}
+SIZES = {False: some_or_all((3,), (1, 3)), True: some_or_all((1, 2, 3), (1, 2, 3, 4))}
 """Numbers of ranks, prompt and lazy: a lazy device is the one that catches more."""
 
 RUNS = [

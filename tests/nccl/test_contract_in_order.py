@@ -17,6 +17,7 @@ from ncclkv.errors import CommTimeout, UsageError
 from tests.conformance.capabilities import at
 from tests.conformance.captures_all import CAPTURES
 from tests.conformance.communicator_all import CASES, IN_ORDER
+from tests.conformance.covering import some_or_all
 from tests.nccl.standin import Seat, run_seats
 from tests.nccl.standin.capabilities import DevicePlace
 from tests.nccl.standin.drive import F32, breaks, floats, follow, result
@@ -31,7 +32,7 @@ def of_nccl(seat: Seat) -> list[str]:
     return [line for line in seat.log.lines if line.startswith(kinds)]
 
 
-RUNS = [(3, False), (3, True), (4, True)]
+RUNS = some_or_all([(3, False), (4, True)], [(3, False), (3, True), (4, True)])
 """Numbers of ranks, and whether arrays are cut into several pieces, and short ones into shares."""
 
 

@@ -84,10 +84,10 @@ def test_a_kernel_is_compiled_once_for_all_processes(folder, built):
     assert file.name.startswith("copy-sm_90-")
     assert file.suffix == ".cubin"
     program = (
-        "from ncclkv.kernels.device import cubins, programs\n"
+        "from ncclkv.kernels.device import cubins, sources\n"
         "def refuse(*_): raise SystemExit('compiled again')\n"
         "cubins.build = refuse\n"
-        "print(len(cubins.cubin(programs.COPY, 'sm_90')))"
+        "print(len(cubins.cubin(sources.COPY, 'sm_90')))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == f"{len(code)}\n", done.stderr

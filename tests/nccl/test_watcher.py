@@ -122,7 +122,7 @@ def test_a_forked_child_has_no_such_thread_and_no_lock_of_it_held(watcher):
 
 ENDS = """
 import threading, time
-from ncclkv.comm.nccl import flight
+from ncclkv.comm.nccl import progress
 from ncclkv.comm.nccl.watcher import WATCHER
 class Busy:
     def look_over(self):

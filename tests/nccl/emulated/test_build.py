@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests import run
+from tests import run, suite
 from tests.harness.source import ROOT
 from tests.nccl import gpu
 from tests.nccl.emulated import __main__ as launcher
@@ -216,13 +216,13 @@ def test_nothing_is_measured_on_an_emulated_device(tmp_path: Path) -> None:
 
 
 def test_the_runs_are_those_on_a_gpu() -> None:
-    names = [each.name for each in run.emulated_suite()]
-    assert {f"emulated-{each.name}" for each in run.gpu_suite()} < set(names)
-    for each in (*run.emulated_suite(), *run.emulated_few()):
-        assert each.command[:3] == run.INSIDE
-    commands = {each.name: each.command for each in run.emulated_suite()}
-    for each in run.gpu_suite():
-        assert commands[f"emulated-{each.name}"] == (*run.INSIDE, *each.command)
+    names = [each.name for each in suite.emulated_suite()]
+    assert {f"emulated-{each.name}" for each in suite.gpu_suite()} < set(names)
+    for each in (*suite.emulated_suite(), *suite.emulated_few()):
+        assert each.command[:3] == suite.INSIDE
+    commands = {each.name: each.command for each in suite.emulated_suite()}
+    for each in suite.gpu_suite():
+        assert commands[f"emulated-{each.name}"] == (*suite.INSIDE, *each.command)
 
 
 def finder() -> Any:
