@@ -1,6 +1,6 @@
-"""How fast the collectives and the store are, beside what else could do the same work.
+"""Benchmarks of collectives and of the store, beside other libraries that do the same work.
 
-``make bench`` runs all of it on hosts and ``make bench-gpu`` on GPUs; ``python -m bench --help``
-lists the parts.  Every time stands beside a check of the numbers that were moved; a speed that was
-not reached is said, and a wrong number fails the run.
+``make bench`` runs all parts on hosts and ``make bench-gpu`` on GPUs; ``python -m bench --help``
+lists them.  Every time stands beside a check of the numbers that were moved.  A missed goal is
+printed; a wrong number fails the run.
 """

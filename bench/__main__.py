@@ -1,4 +1,4 @@
-"""``python -m bench``: measure, check, print, and write what was found."""
+"""``python -m bench``: measure, check, print, and write the results."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import ncclkv
 from bench import cases, libraries
 from bench.job import Job
+from bench.memory import GpuMemory, HostMemory
 from bench.options import Options, parse
-from bench.place import GpuPlace, Place
 from bench.report import files, machine
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl import launch as gpus
@@ -19,7 +19,7 @@ from ncclkv.comm.nccl.discovery import shared_gpus
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the parts that are asked for; the exit status is 1 when any number was wrong."""
+    """Run the selected parts; return exit status 1 when any number was wrong."""
     options = parse(argv, list(cases.HOST), list(cases.GPU))
     if os.environ.get("NCCLKV_EMULATED") == "1":
         print("nothing is measured on an emulated device: its times mean nothing", file=sys.stderr)
@@ -27,11 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     comm = ncclkv.comm.world()
     if options.gpu:
         return _on_gpu(comm, options)
-    return run(Job(comm, Place(comm), options))
+    return run(Job(comm, HostMemory(comm), options))
 
 
 def _on_gpu(comm: Communicator, options: Options) -> int:
-    """Run on the ranks' GPUs; without one say so, a failure where NCCLKV_REQUIRE_GPU=1 is set."""
+    """Run on the ranks' GPUs; without a GPU print the reason and fail if NCCLKV_REQUIRE_GPU=1."""
     facts = gpus.survey(comm)
     lacking = [each.obstacle for each in facts if each.obstacle]
     if lacking:
@@ -42,18 +42,18 @@ def _on_gpu(comm: Communicator, options: Options) -> int:
     ranks = gpus.launch(comm, facts)
     crowds = shared_gpus(facts).values()
     sharing = max(map(len, crowds), default=1)
-    job = Job(ranks, GpuPlace(ranks, sharing), options)
+    job = Job(ranks, GpuMemory(ranks, sharing), options)
     if sharing > 1:
-        job.say("#" * 78)
-        job.say("# RANKS SHARE A GPU: every bandwidth and every time below MEANS NOTHING.")
-        job.say("#" * 78)
+        job.print("#" * 78)
+        job.print("# RANKS SHARE A GPU: every bandwidth and every time below MEANS NOTHING.")
+        job.print("#" * 78)
     elif ranks.size == 1:
-        job.say("# One GPU: times are the store's own cost; no link between GPUs was measured.")
+        job.print("# One GPU: times are the store's own cost; no link between GPUs was measured.")
     return run(job)
 
 
 def run(job: Job) -> int:
-    """Find the peers, run the parts, write the files."""
+    """Find the libraries, run the parts, write the files."""
     begin = time.perf_counter()
     job.record.update(machine.describe(job), options=_as_json(job.options))
     absent = libraries.find(job, libraries.GPU if job.options.gpu else libraries.HOST)
@@ -64,44 +64,46 @@ def run(job: Job) -> int:
         start = time.perf_counter()
         parts[part](job)
         seconds_of[part] = time.perf_counter() - start
-    for peer in job.peers:
-        peer.close()
+    for library in job.libraries:
+        library.close()
     seconds = time.perf_counter() - begin
     job.record.update(wrong=job.wrong, seconds=seconds)
     if job.comm.rank == 0:
         for name in files.write(job.options.out, job.record):
             print(f"# {name}")
     verdict = f"FAILED: {job.wrong} elements were wrong" if job.wrong else "all numbers were right"
-    job.say(f"# {verdict}; {seconds:.0f} s")
+    job.print(f"# {verdict}; {seconds:.0f} s")
     job.comm.close()
     return int(job.wrong > 0)
 
 
 def _introduce(job: Job, absent: dict[str, str]) -> None:
-    """Say what is measured, on what, and beside whom."""
+    """Print the machine, the versions and the libraries that are measured."""
     here = job.record["machine"]
-    job.record["peers"] = {peer.name: peer.version for peer in job.peers}
+    job.record["libraries"] = {library.name: library.version for library in job.libraries}
     job.record["absent"] = absent
-    job.say(
+    job.print(
         f"# ncclkv {job.record['versions']['ncclkv']} ({job.record['commit']}): {job.comm.size} "
         f"ranks on {here['nodes']} node(s), {here['cores']} cores of {here['processor']}; "
         f"{job.comm.name}; host kernels in {job.record['host_kernels']}"
     )
-    for peer in job.peers:
-        job.say(f"# peer {peer.name}: {peer.version}")
+    for library in job.libraries:
+        job.print(f"# library {library.name}: {library.version}")
     for name, why in absent.items():
-        job.say(f"# peer {name} is absent: {why}")
+        job.print(f"# library {name} is absent: {why}")
     options = job.options
-    job.say(f"# {options.rounds} rounds after {options.warmups} of warm-up; candidates take turns")
+    job.print(
+        f"# {options.rounds} rounds after {options.warmups} of warm-up; candidates take turns"
+    )
     if options.quick:
-        job.say("# QUICK: a look, not a measurement")
+        job.print("# QUICK: a look, not a measurement")
     if not options.gpu and job.comm.local_size > here["cores"]:
-        job.say("# more ranks than cores: times say how ranks share them, too")
-    job.say()
+        job.print("# more ranks than cores: times include how ranks share them")
+    job.print()
 
 
 def _as_json(options: Options) -> dict[str, object]:
-    """The options in words that JSON has."""
+    """Return the options as values that JSON can hold."""
     return {name: str(value) if name == "out" else value for name, value in vars(options).items()}
 
 

@@ -23,12 +23,12 @@ MOMENTUM = 1.0
 
 
 def addend(rank: int, step: int, key: int = 0) -> int:
-    """What is added to the pattern."""
+    """Return the number that a rank adds to the pattern in a step."""
     return (1 << rank % _RANKS) + step % _STEPS + key % _KEYS
 
 
 def total(size: int, step: int, key: int = 0) -> int:
-    """The sum of what all ranks add."""
+    """Return the sum over all ranks of their addends."""
     return sum(addend(rank, step, key) for rank in range(size))
 
 
@@ -46,7 +46,7 @@ class Pattern:
             self._xp.add(tile, np.float32(offset), out=part)
 
     def wrong(self, array: Buffer, scale: float, offset: float, start: int = 0) -> int:
-        """How many elements are not ``scale * pattern + offset``."""
+        """Return the number of elements that differ from ``scale * pattern + offset``."""
         count = 0
         for part, tile in self._parts(array, start):
             expected = tile * np.float32(scale) + np.float32(offset)
@@ -54,7 +54,7 @@ class Pattern:
         return count
 
     def _parts(self, array: Buffer, start: int) -> list[tuple[Buffer, Buffer]]:
-        """`array` in as few parts as can be, each with what of the pattern lies over it."""
+        """Yield `array` in as few parts as possible, each with its part of the pattern."""
         flat = array.reshape(-1)
         start %= _PERIOD
         head = min(flat.size, _PERIOD - start)
@@ -69,17 +69,17 @@ class Pattern:
 
 
 class Expected(Protocol):
-    """What must come out, as a scale and an offset of the pattern."""
+    """Expected results, as a scale and an offset of the pattern."""
 
     def advance(self, step: int) -> None:
-        """Take the data of `step` into account."""
+        """Apply the data of `step`."""
 
     def of(self, key: int) -> tuple[float, float]:
-        """The scale and the offset of a key's values."""
+        """Return the scale and the offset of a key's values."""
 
 
 class Sum:
-    """The sum over ranks replaces the value."""
+    """Values that are replaced by the sum over ranks."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -93,7 +93,7 @@ class Sum:
 
 
 class Descent:
-    """Weights that began with 0, after steps of SGD with momentum.
+    """Weights that start at 0, after steps of SGD with momentum.
 
     With a momentum of 1 the momenta are sums of gradients and the weights sums of momenta.  The
     part of the gradients that is the same in all steps is counted, the rest is summed.

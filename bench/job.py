@@ -1,4 +1,4 @@
-"""What every part of the bench is given."""
+"""The `Job` that every part of the benchmark receives."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import ncclkv
 from bench.data import Pattern
+from bench.memory import HostMemory
 from bench.options import Options
-from bench.place import Place
 from ncclkv.comm.base import Communicator
 
 if TYPE_CHECKING:
-    from bench.libraries.base import Peer
+    from bench.libraries.base import Library
 
 
 @dataclass
 class Job:
-    """Ranks, memory and options of a run, and what it has found so far.
+    """Ranks, memory and options of a run, and its results so far.
 
     Attributes
     ----------
-    peers : list of Peer
+    libraries : list of Library
         Other libraries that are present on every rank.
     record : dict
         What the JSON will have, by part.
@@ -31,46 +31,46 @@ class Job:
     """
 
     comm: Communicator
-    place: Place
+    memory: HostMemory
     options: Options
-    peers: list[Peer] = field(default_factory=list)
+    libraries: list[Library] = field(default_factory=list)
     record: dict[str, Any] = field(default_factory=dict)
     wrong: int = 0
 
     def __post_init__(self) -> None:
-        self.pattern = Pattern(self.place.xp)
+        self.pattern = Pattern(self.memory.xp)
 
-    def say(self, text: str = "") -> None:
+    def print(self, text: str = "") -> None:
         """Print on rank 0."""
         if self.comm.rank == 0:
             print(text, flush=True)
 
     def store(self, **options: Any) -> ncclkv.KVStore:
-        """A new store of all ranks."""
-        store: ncclkv.KVStore = ncclkv.create(self.place.store, comm=self.comm, **options)
+        """Create a store of all ranks."""
+        store: ncclkv.KVStore = ncclkv.create(self.memory.store, comm=self.comm, **options)
         return store
 
-    def meet(self) -> None:
-        """Let all ranks go on at about the same time."""
-        self.place.synchronize()
+    def barrier(self) -> None:
+        """Let all ranks continue at about the same time."""
+        self.memory.synchronize()
         # Whoever waits long in the first one sleeps long between two looks; nobody does so in the
         # second.
         self.comm.control.barrier("bench")
         self.comm.control.barrier("bench")
 
     def fits(self, what: str, nbytes: int) -> bool:
-        """Whether every rank has room for so many bytes; if not, say what is left out."""
-        free = min(self.comm.control.allgather(self.place.free_bytes(), "free memory"))
+        """Return whether every rank has room for `nbytes`; if not, print what is left out."""
+        free = min(self.comm.control.allgather(self.memory.free_bytes(), "free memory"))
         if nbytes <= 0.9 * free:
             return True
-        self.say(
+        self.print(
             f"# {what} is left out: it takes {nbytes / 2**30:.1f} GiB a rank, and "
             f"{free / 2**30:.1f} GiB are free for each"
         )
         return False
 
     def progress(self, total: int, title: str) -> Callable[[], None]:
-        """A bar on rank 0, where tqdm is installed; the function returned moves it by one.
+        """Show a bar on rank 0, if tqdm is installed; return the function that advances it.
 
         Without a title there is none.
         """

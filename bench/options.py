@@ -1,4 +1,4 @@
-"""What to measure, from the command line."""
+"""Options of the benchmark, from the command line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from bench.models import MODELS
 KIB, MIB = 1024, 1024 * 1024
 
 MOST_ROUNDS = 25
-"""More steps of SGD than that would leave the numbers that float32 holds exactly."""
+"""Limit of SGD steps: after more, float32 no longer holds the numbers exactly."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The same on every rank.
+    """Options of a run, equal on every rank.
 
     Attributes
     ----------
@@ -45,12 +45,12 @@ class Options:
 
     @property
     def factor(self) -> int:
-        """From one size to the next."""
+        """Return the ratio of a size to the one before."""
         return 32 if self.quick else 2
 
 
 def parse(argv: Sequence[str] | None, host: Sequence[str], gpu: Sequence[str]) -> Options:
-    """The options; `host` and `gpu` name the parts that each of the two has by default."""
+    """Parse the command line; `host` and `gpu` list the default parts of the two modes."""
     every = list(dict.fromkeys([*host, *gpu]))
     parser = argparse.ArgumentParser(
         prog="python -m bench", description="Measure the collectives and the store, with checks."

@@ -1,4 +1,4 @@
-"""Contenders that take turns, so that whatever else the machine does hits all of them alike."""
+"""Candidates measured in turns, so that other load on the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.job import Job
 
 
 class Marks:
-    """The times at which the phases of a step ended on this rank, in seconds."""
+    """Times at which the phases of a step ended on this rank, in seconds."""
 
     def __init__(self) -> None:
         self.times: list[tuple[str, float]] = []
@@ -41,20 +41,20 @@ class Candidate(ABC):
 
     @abstractmethod
     def prepare(self, step: int) -> None:
-        """Write the inputs of a step, and spoil the outputs; not timed."""
+        """Write the inputs of a step and overwrite the outputs; not timed."""
 
     @abstractmethod
     def run(self, mark: Marks) -> None:
-        """Do the work; `mark` may be told where phases end."""
+        """Do the work; call `mark` where phases end."""
 
     @abstractmethod
     def wrong(self) -> int:
-        """How many elements of this rank's results are wrong; not timed."""
+        """Return the number of wrong elements in this rank's results; not timed."""
 
 
 @dataclass
 class Result:
-    """The turns of one candidate.
+    """All turns of one candidate.
 
     Attributes
     ----------
@@ -77,11 +77,11 @@ class Result:
         return statistics.median(self.seconds)
 
     def phase(self, name: str) -> float:
-        """The median of a phase."""
+        """Return the median of a phase."""
         return statistics.median(self.phases[name])
 
     def summary(self) -> dict[str, Any]:
-        """For the JSON."""
+        """Return the result as JSON values."""
         return {
             "name": self.name,
             "median": self.median,
@@ -92,9 +92,9 @@ class Result:
 
 
 def take_turns(job: Job, title: str, candidates: Sequence[Candidate]) -> dict[str, Result]:
-    """Run all candidates once a round, each round beginning with another one; by name.
+    """Run all candidates in every round, in rotating order; return results by name.
 
-    Steps are counted through, so that no candidate meets data that another has left.
+    Every turn has a step number of its own, so no candidate can pass by data that another has left.
     """
     rounds = job.options.warmups + job.options.rounds
     move = job.progress(rounds * len(candidates), title)
@@ -123,23 +123,23 @@ def take_turns(job: Job, title: str, candidates: Sequence[Candidate]) -> dict[st
 
 
 def _turn(job: Job, candidate: Candidate, step: int) -> list[tuple[str, float]]:
-    """One turn of one candidate: the times of its start, its phases and its end."""
+    """Run one turn of a candidate; return the times of its start, its phases and its end."""
     candidate.prepare(step)
     marks = Marks()
-    job.meet()
+    job.barrier()
     marks("start")
 
     def work() -> None:
         for _ in range(candidate.calls):
             candidate.run(marks)
 
-    seconds = job.place.timed(work)
+    seconds = job.memory.timed(work)
     marks.times.append(("rest", marks.times[0][1] + seconds))
     return marks.times
 
 
 def _result(job: Job, candidate: Candidate, of_ranks: list[list[Any]]) -> Result:
-    """Put the ranks' times together."""
+    """Combine the times of all ranks."""
     one_clock = job.comm.local_size == job.comm.size
     seconds, phases = [], defaultdict(list)
     for turns in zip(*of_ranks, strict=True):

@@ -1,4 +1,4 @@
-"""Arrays of a list of keys: what users push, and what they pull into."""
+"""Arrays of a list of keys: gradients to push, and outs to pull into."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ncclkv.comm.types import Buffer
 
 
 class Workload:
-    """Keys with an array of gradients and one of results for each.
+    """Keys with an array of gradients and an array of results for each.
 
     Attributes
     ----------
@@ -30,8 +30,8 @@ class Workload:
         self.job = job
         self.shapes = list(shapes.values())
         self.names = list(shapes)
-        self.gradients = [job.place.empty(shape) for shape in self.shapes]
-        self.outs = [job.place.empty(shape) for shape in self.shapes]
+        self.gradients = [job.memory.empty(shape) for shape in self.shapes]
+        self.outs = [job.memory.empty(shape) for shape in self.shapes]
         self.nbytes = sum(array.nbytes for array in self.gradients)
 
     def fill(self, step: int, arrays: Sequence[Buffer] | None = None) -> None:
@@ -42,19 +42,19 @@ class Workload:
             self.job.pattern.fill(array, addend(rank, step, key), start=key)
 
     def wrong(self, arrays: Sequence[Buffer], expected: Expected) -> int:
-        """How many elements of the keys' `arrays` are not what is expected."""
+        """Return the number of elements of `arrays` that differ from the expected values."""
         return sum(
             self.job.pattern.wrong(array, *expected.of(key), start=key)
             for key, array in enumerate(arrays)
         )
 
     def spoil(self) -> None:
-        """Write NaN into the outs, so that what was not written is not right."""
+        """Write NaN into the outs, so that elements which no pull writes are found."""
         for out in self.outs:
             out.fill(np.nan)
 
     def views(self, flat: Buffer) -> list[Buffer]:
-        """A view of each key's place in a flat array, one after the other."""
+        """Return a view of each key's slot in a flat array, in key order."""
         ends = accumulate((math.prod(shape) for shape in self.shapes), initial=0)
         spans = pairwise(ends)
         return [
@@ -62,7 +62,7 @@ class Workload:
         ]
 
     def buckets(self, nbytes: int) -> list[tuple[int, int]]:
-        """Ranges of keys of up to so many bytes; a longer key is alone."""
+        """Return ranges of keys of up to `nbytes` bytes; a longer key is alone."""
         ranges, first, filled = [], 0, 0
         for key, array in enumerate(self.gradients):
             if filled and filled + array.nbytes > nbytes:

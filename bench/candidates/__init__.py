@@ -1,1 +1,1 @@
-"""The ways to bring gradients together: through a store, and by what a user could do instead."""
+"""Ways to sum gradients: through a store, and by library calls instead of a store."""

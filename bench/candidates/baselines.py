@@ -1,29 +1,29 @@
-"""The same work by a library's sum over ranks, and by plain copies."""
+"""Baselines: a library's sum over ranks, and plain copies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from bench.data import Expected
-from bench.libraries.base import Peer
+from bench.libraries.base import Library
 from bench.rounds import Candidate, Marks
 from bench.workload import Workload
 from ncclkv.comm.types import Buffer
 
 
 def cut(flat: Buffer, nbytes: int) -> list[Buffer]:
-    """`flat` in pieces of up to so many bytes."""
+    """Cut `flat` into pieces of at most `nbytes` bytes."""
     step = max(1, nbytes // flat.itemsize)
     return [flat[lo : lo + step] for lo in range(0, flat.size, step)]
 
 
 class Flat(Candidate):
-    """A sum in place of one flat array, in pieces that are begun before the first is waited for."""
+    """In-place sum of a flat array, in pieces that are all launched before the first wait."""
 
     def __init__(
         self,
         work: Workload,
-        peer: Peer,
+        library: Library,
         pieces: Sequence[Buffer],
         views: Sequence[Buffer],
         expected: Expected,
@@ -31,7 +31,7 @@ class Flat(Candidate):
     ) -> None:
         self.name = name
         self.work = work
-        self.peer = peer
+        self.library = library
         self.pieces = pieces
         self.views = views
         self.expected = expected
@@ -41,7 +41,7 @@ class Flat(Candidate):
         self.expected.advance(step)
 
     def run(self, mark: Marks) -> None:
-        waits = [self.peer.start(piece, piece) for piece in self.pieces]
+        waits = [self.library.start(piece, piece) for piece in self.pieces]
         for wait in waits:
             wait()
 
@@ -50,7 +50,7 @@ class Flat(Candidate):
 
 
 class Bucketed(Candidate):
-    """Arrays copied into buckets, summed there, and copied out; a bucket is begun when it is full.
+    """Arrays copied into buckets, summed there and copied out; full buckets are launched.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Bucketed(Candidate):
     def __init__(
         self,
         work: Workload,
-        peer: Peer,
+        library: Library,
         slots: Sequence[Buffer],
         buckets: Sequence[tuple[int, int]],
         pieces: Sequence[Buffer],
@@ -74,7 +74,7 @@ class Bucketed(Candidate):
     ) -> None:
         self.name = name
         self.work = work
-        self.peer = peer
+        self.library = library
         self.slots = slots
         self.buckets = buckets
         self.pieces = pieces
@@ -82,7 +82,7 @@ class Bucketed(Candidate):
 
     @property
     def into(self) -> Sequence[Buffer]:
-        """Where the sums are copied to."""
+        """Arrays that receive the sums."""
         return self.work.outs
 
     def prepare(self, step: int) -> None:
@@ -93,12 +93,12 @@ class Bucketed(Candidate):
     def run(self, mark: Marks) -> None:
         waits = []
         for (first, last), piece in zip(self.buckets, self.pieces, strict=True):
-            self.peer.copy(self.slots[first:last], self.work.gradients[first:last])
-            waits.append(self.peer.start(piece, piece))
+            self.library.copy(self.slots[first:last], self.work.gradients[first:last])
+            waits.append(self.library.start(piece, piece))
         mark("push")
         for (first, last), wait in zip(self.buckets, waits, strict=True):
             wait()
-            self.peer.copy(self.into[first:last], self.slots[first:last])
+            self.library.copy(self.into[first:last], self.slots[first:last])
         mark("pull")
 
     def wrong(self) -> int:
@@ -106,7 +106,7 @@ class Bucketed(Candidate):
 
 
 class Copies(Candidate):
-    """Every array copied once, by all ranks at a time: what the memory can do."""
+    """Copy of every array, by all ranks at once: the bandwidth of memory."""
 
     name = "copy of the same bytes"
 

@@ -1,4 +1,4 @@
-"""torch's SGD on every rank, behind a sum over ranks."""
+"""torch's SGD on every rank, after a sum over ranks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from bench.candidates.baselines import Bucketed, Flat
 from bench.data import LEARNING_RATE, MOMENTUM
-from bench.libraries.torch_dist import TorchPeer
+from bench.libraries.torch_dist import TorchLibrary
 from bench.rounds import Marks
 from ncclkv.comm.types import Buffer
 
 
 class TorchSGD:
-    """Weights that begin with 0, and torch's fused SGD on them.
+    """Weights that start at 0, and torch's fused SGD on them.
 
     Parameters
     ----------
@@ -22,16 +22,16 @@ class TorchSGD:
     """
 
     def __init__(
-        self, peer: TorchPeer, weights: Sequence[Buffer], gradients: Sequence[Buffer]
+        self, library: TorchLibrary, weights: Sequence[Buffer], gradients: Sequence[Buffer]
     ) -> None:
         self.weights = weights
         parameters = []
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.fill(0)
-            parameter = peer.tensor(weight)
-            parameter.grad = peer.tensor(gradient)
+            parameter = library.tensor(weight)
+            parameter.grad = library.tensor(gradient)
             parameters.append(parameter)
-        self._sgd: Any = peer.torch.optim.SGD(
+        self._sgd: Any = library.torch.optim.SGD(
             parameters, lr=LEARNING_RATE, momentum=MOMENTUM, fused=True
         )
 
@@ -40,7 +40,7 @@ class TorchSGD:
 
 
 class FlatDescent(Flat):
-    """A sum in place of flat gradients, of which the optimizer has views."""
+    """In-place sum of flat gradients, followed by an optimizer that has views of them."""
 
     sgd: TorchSGD
 

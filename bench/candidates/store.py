@@ -1,4 +1,4 @@
-"""The store's step, in the ways in which people write it."""
+"""The store's step, in the styles in which users write it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ncclkv.comm.types import Buffer
 
 
 class Lists(Candidate):
-    """One push and one pull of all keys, the user's own arrays in and out."""
+    """One push and one pull of all keys, with the user's own arrays."""
 
     def __init__(
         self, work: Workload, kv: ncclkv.KVStore, expected: Expected, name: str = "lists"
@@ -36,7 +36,7 @@ class Lists(Candidate):
 
 
 class KeyByKey(Lists):
-    """The loop that people write: push every key with its priority, then pull every key."""
+    """A loop that pushes every key with its priority, and a loop that pulls every key."""
 
     def run(self, mark: Marks) -> None:
         work, kv = self.work, self.kv
@@ -49,7 +49,7 @@ class KeyByKey(Lists):
 
 
 class InTurn(Lists):
-    """MXNet's Module: push a key and pull it, then the next one."""
+    """MXNet's Module: push a key and pull it, then the next key."""
 
     def run(self, mark: Marks) -> None:
         work, kv = self.work, self.kv
@@ -61,7 +61,7 @@ class InTurn(Lists):
 
 
 class InGroup(InTurn):
-    """The same calls inside ``kv.group()``."""
+    """The loops of `KeyByKey` inside ``kv.group()``."""
 
     def run(self, mark: Marks) -> None:
         with self.kv.group():
@@ -70,7 +70,7 @@ class InGroup(InTurn):
 
 
 class Views(Lists):
-    """Gradients written where the store has them, values read where they lie."""
+    """Gradients written into `grad_view`, values read from `value`."""
 
     def __init__(
         self, work: Workload, kv: ncclkv.KVStore, expected: Expected, name: str = "views"

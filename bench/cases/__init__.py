@@ -1,4 +1,4 @@
-"""The parts of a run, one file each: ``run(job)`` measures, checks, prints and keeps."""
+"""Parts of a run, one file each: ``run(job)`` measures, checks, prints and records."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""One allreduce of 64 MiB, out of bucket memory: into one result a node, and each rank's own."""
+"""Allreduce of 64 MiB out of bucket memory: into one result a node, and into each rank's own."""
 
 from __future__ import annotations
 
 from bench.candidates.baselines import Flat, cut
 from bench.data import Sum
 from bench.job import Job
-from bench.libraries.base import Ours, Peer
+from bench.libraries.base import Library, Ours
 from bench.options import MIB
 from bench.report import table
 from bench.rounds import Candidate, Marks, take_turns
@@ -19,12 +19,18 @@ SLICES = "1 MiB slices"
 
 
 class Into(Flat):
-    """From a bucket into other memory."""
+    """Sum of a bucket into other memory."""
 
     def __init__(
-        self, work: Workload, peer: Peer, bucket: Buffer, result: Buffer, expected: Sum, name: str
+        self,
+        work: Workload,
+        library: Library,
+        bucket: Buffer,
+        result: Buffer,
+        expected: Sum,
+        name: str,
     ) -> None:
-        super().__init__(work, peer, [bucket], [bucket], expected, name)
+        super().__init__(work, library, [bucket], [bucket], expected, name)
         self.result = result
 
     def prepare(self, step: int) -> None:
@@ -32,7 +38,7 @@ class Into(Flat):
         self.work.spoil()
 
     def run(self, mark: Marks) -> None:
-        self.peer.start(self.pieces[0], self.result)()
+        self.library.start(self.pieces[0], self.result)()
 
     def wrong(self) -> int:
         return self.work.wrong([self.result], self.expected)
@@ -43,27 +49,27 @@ def run(job: Job) -> None:
         return
     work = Workload(job, {"all": (NBYTES // 4,)})
     expected = Sum(job.comm.size)
-    bucket, plain = job.place.bucket(NBYTES // 4), work.gradients[0]
+    bucket, plain = job.memory.bucket(NBYTES // 4), work.gradients[0]
     ours = Ours(job.comm)
     candidates: list[Candidate] = [
         Flat(work, ours, [bucket], [bucket], expected, IN_PLACE),
         Into(work, ours, bucket, work.outs[0], expected, OWN),
     ]
-    common, best = job.place.common(NBYTES // 4), IN_PLACE
+    common, best = job.memory.common(NBYTES // 4), IN_PLACE
     if common is not None:
         candidates.append(Into(work, ours, bucket, common, expected, ONE))
         best = ONE
-    for peer in job.peers:
-        candidates.append(Flat(work, peer, [plain], [plain], expected, peer.name))
-    for peer in job.peers:
-        if peer.name == "MPI":
+    for library in job.libraries:
+        candidates.append(Flat(work, library, [plain], [plain], expected, library.name))
+    for library in job.libraries:
+        if library.name == "MPI":
             pieces = cut(plain, MIB)
-            name = f"{peer.name}, {SLICES}"
-            candidates.append(Flat(work, peer, pieces, [plain], expected, name))
+            name = f"{library.name}, {SLICES}"
+            candidates.append(Flat(work, library, pieces, [plain], expected, name))
     results = take_turns(job, "allreduce", candidates)
     table.table(job, f"allreduce of {NBYTES / MIB:g} MiB float32", results, NBYTES, best)
-    baselines = [peer.name for peer in job.peers]
+    baselines = [library.name for library in job.libraries]
     table.ratio(job, "allreduce, one result", results, best, baselines, 0.20)
     table.ratio(job, "allreduce, one result", results, best, [f"MPI, {SLICES}"], 0.45)
     table.ratio(job, "allreduce, own result", results, OWN, baselines, 0.35)
-    job.say()
+    job.print()

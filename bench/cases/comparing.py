@@ -1,4 +1,4 @@
-"""A step of a store that compares its ranks' values, at every flush or every hundredth."""
+"""A store's step with ``verify_every``: checksums compared at every flush or every hundredth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NBYTES = 64 * MIB
 KEYS = 200
 OFF = "never"
 CALLS = {OFF: 10, "every flush": 10, "every 100 flushes": 100}
-"""Steps of a turn; a whole period at least."""
+"""Steps of a turn: at least one whole period of ``verify_every``."""
 
 
 def run(job: Job) -> None:
@@ -34,4 +34,4 @@ def run(job: Job) -> None:
         kv.close()
     title = f"{NBYTES / MIB:g} MiB as {KEYS} keys, values compared"
     table.table(job, title, results, NBYTES, OFF)
-    job.say()
+    job.print()

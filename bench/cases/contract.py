@@ -1,4 +1,4 @@
-"""What it costs to note every call and to compare them: flushes with notes, and without."""
+"""Cost of recording and comparing calls: flushes with the call log, and without."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTED, UNNOTED = "as ever", "calls not noted"
 
 
 class Unnoted(Candidate):
-    """The same steps as another candidate's, of whose calls no notes are made."""
+    """Steps of another candidate, with the call log turned off."""
 
     def __init__(self, as_ever: Lists) -> None:
         self.name = UNNOTED
@@ -39,7 +39,7 @@ class Unnoted(Candidate):
 
 def run(job: Job) -> None:
     if job.comm.size == 1:
-        job.say("# one rank: it has nobody to compare its calls with\n")
+        job.print("# one rank: it has nobody to compare its calls with\n")
         return
     with job.store() as kv:
         work = Workload(job, {"key": (SHORT // 4,)})
@@ -56,7 +56,7 @@ def run(job: Job) -> None:
         long = Lists(work, kv, Sum(job.comm.size), NOTED)
         long.calls = LONG_CALLS
         _compare(job, f"64 MiB as {LONG_KEYS} keys, lists", long, LONG, 1.01)
-    job.say()
+    job.print()
 
 
 def _compare(job: Job, title: str, as_ever: Lists, nbytes: int, bound: float) -> None:

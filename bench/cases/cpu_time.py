@@ -1,4 +1,4 @@
-"""What a steady step costs the host: the CPU time of its calls, on rank 0."""
+"""CPU time of a steady step's calls, on rank 0."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 30
 
 
 class PushpullViews(Views):
-    """``pushpull`` of the store's own gradients, which are also where the values go."""
+    """``pushpull`` of the store's own gradient views, which also receive the values."""
 
     def call(self) -> None:
         self.kv.pushpull(self.work.names, self.gradients)
@@ -30,7 +30,7 @@ class PushpullViews(Views):
 
 
 class PushpullArrays(Lists):
-    """``pushpull`` of arrays of the user's own."""
+    """``pushpull`` of the user's own arrays."""
 
     def call(self) -> None:
         self.kv.pushpull(self.work.names, self.work.gradients, out=self.work.outs)
@@ -45,7 +45,7 @@ def run(job: Job) -> None:
         kv.init(work.names, work.gradients)
         views = PushpullViews(work, kv, expected)
         arrays = PushpullArrays(work, kv, expected)
-        job.say(
+        job.print(
             f"# CPU time of one steady pushpull of {len(work.names)} keys of {name}; the floors "
             f"are a GPU store's"
         )
@@ -60,36 +60,36 @@ def run(job: Job) -> None:
             )
             job.wrong += wrong
         replay(job, arrays)
-    job.say()
+    job.print()
 
 
 def replay(job: Job, way: PushpullArrays) -> None:
-    """The same of a replay of that step, where it can be captured."""
+    """Measure a replay of the step, on communicators that can capture it."""
     try:
         with way.kv.capture() as step:
             way.call()
     except NotSupported as error:
-        job.say(f"  no figure of a captured pushpull: {error}")
+        job.print(f"  no figure of a captured pushpull: {error}")
         return
     seconds, wrong = measure(job, way, step.replay)
     name = f"the last one captured, and replayed ({len(way.work.names)} keys)"
-    job.say(f"  {name:<84} {seconds * 1e6:8.3f} us")
+    job.print(f"  {name:<84} {seconds * 1e6:8.3f} us")
     job.record["replay_us"] = seconds * 1e6
     job.wrong += wrong
 
 
 def measure(job: Job, way: Lists, call: Callable[[], None]) -> tuple[float, int]:
-    """The median CPU seconds of this thread in one call, and wrong elements over all ranks."""
+    """Return the median CPU seconds of a call in this thread, and wrong elements over all ranks."""
     times, wrong = [], 0
     for step in range(1, STEPS + job.options.warmups + 1):
         way.prepare(step)
-        job.meet()
+        job.barrier()
         gc.disable()
         begin = time.thread_time()
         call()
         times.append(time.thread_time() - begin)
         gc.enable()
-        job.place.synchronize()
+        job.memory.synchronize()
         wrong += way.wrong()
     wrong = sum(job.comm.control.allgather(wrong, "wrong"))
     return statistics.median(times[job.options.warmups :]), wrong

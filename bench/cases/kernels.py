@@ -1,4 +1,4 @@
-"""Pack, unpack and update, over what a plain copy reaches in the same memory."""
+"""Pack, unpack and update kernels, relative to a plain copy in the same memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEAST = 0.85
 
 
 class Kernel(Candidate):
-    """A kernel on all keys, whose traffic is `passes` times the bytes of the keys."""
+    """A kernel on all keys that reads and writes `passes` times the bytes of the keys."""
 
     calls = CALLS
     passes = 2
@@ -29,8 +29,8 @@ class Kernel(Candidate):
         self.name = type(self).__name__.lower()
         self.work = work
         self.kernels = job.comm.kernels
-        self.flat = job.place.bucket(work.nbytes // 4)
-        self.other = job.place.bucket(work.nbytes // 4)
+        self.flat = job.memory.bucket(work.nbytes // 4)
+        self.other = job.memory.bucket(work.nbytes // 4)
         self.slots = [view.reshape(-1) for view in work.views(self.flat)]
         self.table: Any = None
         self.step = 0
@@ -43,7 +43,7 @@ class Kernel(Candidate):
         self.other.fill(np.nan)
 
     def off(self, arrays: list[Any]) -> int:
-        """How many elements of the keys' arrays are not this rank's data."""
+        """Return the number of elements in the keys' arrays that differ from this rank's data."""
         rank, pattern = self.work.job.comm.rank, self.work.job.pattern
         return sum(
             pattern.wrong(array, 1, addend(rank, self.step, key), start=key)
@@ -52,17 +52,17 @@ class Kernel(Candidate):
 
 
 class Copy(Kernel):
-    """One array into another: what the memory can do."""
+    """Copy of one array into another: the bandwidth of memory."""
 
     def run(self, mark: Marks) -> None:
-        self.work.job.place.xp.copyto(self.other, self.flat)
+        self.work.job.memory.xp.copyto(self.other, self.flat)
 
     def wrong(self) -> int:
         return self.off(self.work.views(self.other))
 
 
 class Pack(Kernel):
-    """All gradients into a bucket."""
+    """Copy of all gradients into a bucket."""
 
     def prepare(self, step: int) -> None:
         super().prepare(step)
@@ -76,7 +76,7 @@ class Pack(Kernel):
 
 
 class Unpack(Kernel):
-    """A bucket into all outs."""
+    """Copy of a bucket into all outs."""
 
     def run(self, mark: Marks) -> None:
         self.table = self.kernels.unpack_all(self.slots, self.work.outs, self.table)
@@ -86,13 +86,13 @@ class Unpack(Kernel):
 
 
 class Update(Kernel):
-    """SGD with momentum: weights, gradients and momenta read, weights and momenta written."""
+    """SGD with momentum: reads weights, gradients and momenta, writes weights and momenta."""
 
     passes = 5
 
     def __init__(self, work: Workload) -> None:
         super().__init__(work)
-        self.momenta = work.job.place.bucket(work.nbytes // 4)
+        self.momenta = work.job.memory.bucket(work.nbytes // 4)
 
     def prepare(self, step: int) -> None:
         super().prepare(step)
@@ -131,14 +131,14 @@ def run(job: Job) -> None:
     title = f"kernels on the keys of {name}, {work.nbytes / MIB:.1f} MiB; GB/s of one pass"
     table.table(job, title, results, work.nbytes, "copy")
     copied = _speed(results["copy"], work.nbytes, Copy.passes)
-    job.say(f"# copy: {copied:.1f} GB/s read and written")
+    job.print(f"# copy: {copied:.1f} GB/s read and written")
     for candidate in candidates[1:]:
         speed = _speed(results[candidate.name], work.nbytes, candidate.passes)
         text = f"{candidate.name} bandwidth / copy bandwidth"
         table.floor(job, text, speed / copied, LEAST, least=True)
-    job.say()
+    job.print()
 
 
 def _speed(found: Result, nbytes: int, passes: int) -> float:
-    """GB/s."""
+    """Return the bandwidth in GB/s."""
     return passes * nbytes / found.median / 1e9

@@ -1,4 +1,4 @@
-"""1,000 keys of 1 KiB in a store of one rank, beside bare copies of the same arrays."""
+"""1,000 keys of 1 KiB in a store of one rank, beside plain copies of the same arrays."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ STORE, COPYTO, ASSIGN = "store, lists", "copyto, in and out", "d[...] = v, in an
 
 
 class Bare(Candidate):
-    """Every array copied to a place of its own, and from there to its out."""
+    """Every array copied to a buffer of its own, and from the buffer to its out."""
 
     def __init__(self, work: Workload, name: str) -> None:
         self.name = name
         self._work = work
-        self._slots = work.views(work.job.place.empty(KEYS * NUMBERS))
+        self._slots = work.views(work.job.memory.empty(KEYS * NUMBERS))
         self._expected = Sum(1)
 
     def prepare(self, step: int) -> None:
@@ -32,7 +32,7 @@ class Bare(Candidate):
         self._expected.advance(step)
 
     def run(self, mark: Marks) -> None:
-        work, copyto = self._work, self._work.job.place.xp.copyto
+        work, copyto = self._work, self._work.job.memory.xp.copyto
         for targets, arrays in ((self._slots, work.gradients), (work.outs, self._slots)):
             for target, array in zip(targets, arrays, strict=True):
                 copyto(target, array)
@@ -42,7 +42,7 @@ class Bare(Candidate):
 
 
 class Assigned(Bare):
-    """The same by assignment, which NumPy dispatches faster."""
+    """Copies by assignment, which NumPy dispatches faster than `np.copyto`."""
 
     def run(self, mark: Marks) -> None:
         work = self._work
@@ -52,7 +52,7 @@ class Assigned(Bare):
 
 
 def run(job: Job) -> None:
-    """Rank 0 runs it, as a process of its own; the others wait, and take its verdict."""
+    """Run the part on rank 0, as one process; the other ranks wait for the result."""
     mine = _alone(job) if job.comm.rank == 0 else (0, {})
     wrong, record = job.comm.control.broadcast(mine, 0, "what rank 0 found alone")
     job.wrong += wrong
@@ -61,14 +61,14 @@ def run(job: Job) -> None:
 
 
 def _alone(job: Job) -> tuple[int, dict[str, list[object]]]:
-    """Measure in this process by itself."""
+    """Measure in this process alone."""
     # Of a job of one rank, but in the memory of the job's own communicator.
     comm = job.comm if job.comm.size == 1 else SoloCommunicator(job.comm.timeout)
-    single = Job(comm, type(job.place)(comm), job.options)
+    single = Job(comm, type(job.memory)(comm), job.options)
     work = Workload(single, {f"key{number}": (NUMBERS,) for number in range(KEYS)})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is a store of this rank alone is meant
-        kv = ncclkv.create(job.place.alone)
+        kv = ncclkv.create(job.memory.alone)
     with kv:
         kv.init(work.names, work.gradients)
         candidates = [
@@ -80,5 +80,5 @@ def _alone(job: Job) -> tuple[int, dict[str, list[object]]]:
     title = "push and pull of 1,000 keys of 1 KiB, one rank"
     table.table(single, title, results, work.nbytes, COPYTO)
     table.ratio(single, "1,000 small keys", results, STORE, [COPYTO], 1.2)
-    single.say()
+    single.print()
     return single.wrong, single.record

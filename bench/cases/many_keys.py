@@ -1,4 +1,4 @@
-"""The same bytes as few keys and as many."""
+"""Equal bytes as few keys and as many keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(job: Job) -> None:
         kv.close()
     table.table(job, f"{NBYTES / MIB:g} MiB by lists", results, NBYTES, _name(FEW))
     table.ratio(job, "many keys", results, _name(MANY), [_name(FEW)], 1.8)
-    job.say()
+    job.print()
 
 
 def _name(keys: int) -> str:

@@ -1,4 +1,4 @@
-"""The store's step on the keys of known networks, beside bare sums of the same bytes and peers."""
+"""The store's step on the keys of known networks, beside plain sums by other libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.candidates.store import InGroup, InTurn, KeyByKey, Lists, Views
 from bench.data import LEARNING_RATE, MOMENTUM, Descent, Sum
 from bench.job import Job
 from bench.libraries.base import Ours
-from bench.libraries.torch_dist import TorchPeer
+from bench.libraries.torch_dist import TorchLibrary
 from bench.models import MODELS, Shapes, elements
 from bench.options import MIB
 from bench.report import table
@@ -21,13 +21,13 @@ from bench.workload import Workload
 from ncclkv.comm.types import Buffer
 
 BUCKET_BYTES = 25 * MIB
-"""Of the peers; it is the store's default, and torch's."""
+"""Bucket size of the other libraries; the default of the store and of torch."""
 
 RAW = "bare allreduce, 25 MiB buckets"
 LISTS, VIEWS = "store, lists", "store, grad_view and value"
 KEYS, TURN, GROUP = "store, key by key", "store, each key in turn", "store, in a group"
 PLAIN_COPIES, SGD_COPIES = 6, 10
-"""How often a model's bytes are in memory, on every rank."""
+"""Copies of a model's bytes in memory, on every rank."""
 
 
 def run(job: Job) -> None:
@@ -42,7 +42,7 @@ def run(job: Job) -> None:
 
 
 def _plain(job: Job, name: str, title: str, shapes: Shapes) -> None:
-    """Sums that replace the values."""
+    """Measure sums that replace the values."""
     work = Workload(job, shapes)
     expected = Sum(job.comm.size)
     with job.store() as kv:
@@ -60,39 +60,39 @@ def _plain(job: Job, name: str, title: str, shapes: Shapes) -> None:
     _forget(job)
     table.table(job, title, results, work.nbytes, RAW)
     table.matrix(job, results, [LISTS, VIEWS, KEYS, TURN, GROUP])
-    job.say(f"# {launches} launches of collectives a step; {memory(job)}")
-    peers = [peer.name for peer in job.peers if peer.name != "MPI"]
-    table.ratio(job, "lists", results, LISTS, [_copying(name) for name in peers], 0.30)
-    table.ratio(job, "views", results, VIEWS, [_flat(name) for name in peers], 0.15)
+    job.print(f"# {launches} launches of collectives a step; {memory(job)}")
+    libraries = [library.name for library in job.libraries if library.name != "MPI"]
+    table.ratio(job, "lists", results, LISTS, [_copying(name) for name in libraries], 0.30)
+    table.ratio(job, "views", results, VIEWS, [_flat(name) for name in libraries], 0.15)
     table.ratio(job, "the loop that people write", results, KEYS, [LISTS], 1.10)
     table.ratio(job, "MXNet's Module", results, TURN, [LISTS], 1.5)
     table.ratio(job, "MXNet's Module, in a group", results, GROUP, [LISTS], 1.1)
-    job.say()
+    job.print()
 
 
 def _bare(job: Job, work: Workload, expected: Sum) -> list[Candidate]:
-    """The sum of the same bytes by our communicator and by peers, and a copy of them.
+    """Return candidates that sum the same bytes in one flat array, and a copy of these bytes.
 
     All of them share one flat array.
     """
-    flat = job.place.bucket(work.nbytes // 4)
+    flat = job.memory.bucket(work.nbytes // 4)
     views, pieces = work.views(flat), cut(flat, BUCKET_BYTES)
     found: list[Candidate] = [Flat(work, Ours(job.comm), pieces, views, expected, RAW)]
-    for peer in job.peers:
-        if peer.name == "MPI":
-            found.append(Flat(work, peer, [flat], views, expected, "MPI, whole"))
+    for library in job.libraries:
+        if library.name == "MPI":
+            found.append(Flat(work, library, [flat], views, expected, "MPI, whole"))
             slices = cut(flat, MIB)
-            found.append(Flat(work, peer, slices, views, expected, "MPI, 1 MiB slices"))
+            found.append(Flat(work, library, slices, views, expected, "MPI, 1 MiB slices"))
             continue
-        found.append(Flat(work, peer, pieces, views, expected, _flat(peer.name)))
+        found.append(Flat(work, library, pieces, views, expected, _flat(library.name)))
         buckets, parts = _buckets(work, flat)
-        name = _copying(peer.name)
-        found.append(Bucketed(work, peer, views, buckets, parts, expected, name))
+        name = _copying(library.name)
+        found.append(Bucketed(work, library, views, buckets, parts, expected, name))
     return [*found, Copies(work)]
 
 
 def _with_sgd(job: Job, name: str, title: str, shapes: Shapes) -> None:
-    """Gradients that descend: by the store's SGD, and by torch's on every rank."""
+    """Measure SGD: the store's own, and torch's on every rank."""
     work = Workload(job, shapes)
     of_store = Descent(job.comm.size)
     with job.store() as kv:
@@ -101,30 +101,30 @@ def _with_sgd(job: Job, name: str, title: str, shapes: Shapes) -> None:
             Lists(work, kv, of_store, LISTS),
             Views(work, kv, of_store, VIEWS),
         ]
-        flat = job.place.bucket(work.nbytes // 4)
+        flat = job.memory.bucket(work.nbytes // 4)
         views, pieces = work.views(flat), cut(flat, BUCKET_BYTES)
         sums = Sum(job.comm.size)
         candidates.append(Flat(work, Ours(job.comm), pieces, views, sums, RAW))
-        for peer in job.peers:
-            if isinstance(peer, TorchPeer):
-                candidates += _torch_sgd(work, peer, flat, views)
+        for library in job.libraries:
+            if isinstance(library, TorchLibrary):
+                candidates += _torch_sgd(work, library, flat, views)
         results = take_turns(job, f"{name} + SGD", candidates)
     _forget(job)
     table.table(job, title, results, work.nbytes, RAW)
     table.matrix(job, results, [LISTS, VIEWS])
-    job.say(f"# {memory(job)}")
-    torch = [peer.name for peer in job.peers if isinstance(peer, TorchPeer)]
+    job.print(f"# {memory(job)}")
+    torch = [library.name for library in job.libraries if isinstance(library, TorchLibrary)]
     copies, flat_sums = (
         [f"{_copying(n)} + SGD" for n in torch],
         [f"{_flat(n)} + SGD" for n in torch],
     )
     table.ratio(job, "lists, with SGD", results, LISTS, copies, 0.33)
     table.ratio(job, "views, with SGD", results, VIEWS, flat_sums, 0.15)
-    job.say()
+    job.print()
 
 
 def _begin_with_zeros(work: Workload, kv: ncclkv.KVStore) -> None:
-    """Give the store its weights and its optimizer."""
+    """Give the store zeros as weights, and its optimizer."""
     for gradient in work.gradients:
         gradient.fill(0)
     kv.init(work.names, work.gradients)
@@ -132,42 +132,42 @@ def _begin_with_zeros(work: Workload, kv: ncclkv.KVStore) -> None:
 
 
 def _torch_sgd(
-    work: Workload, peer: TorchPeer, flat: Buffer, views: list[Buffer]
+    work: Workload, library: TorchLibrary, flat: Buffer, views: list[Buffer]
 ) -> list[Candidate]:
-    """By torch's sum and torch's SGD: with copies into buckets and back, and on views."""
+    """Return torch's sum and SGD: with copies into buckets and back, and on views."""
     job = work.job
     buckets, parts = _buckets(work, flat)
-    weights = [job.place.empty(shape) for shape in work.shapes]
+    weights = [job.memory.empty(shape) for shape in work.shapes]
     expected = Descent(job.comm.size)
-    name = _copying(peer.name) + " + SGD"
-    copying = BucketedDescent(work, peer, views, buckets, parts, expected, name)
-    copying.sgd = TorchSGD(peer, weights, work.gradients)
+    name = _copying(library.name) + " + SGD"
+    copying = BucketedDescent(work, library, views, buckets, parts, expected, name)
+    copying.sgd = TorchSGD(library, weights, work.gradients)
 
     pieces = cut(flat, BUCKET_BYTES)
-    own = work.views(job.place.empty(work.nbytes // 4))
+    own = work.views(job.memory.empty(work.nbytes // 4))
     viewing = FlatDescent(
-        work, peer, pieces, views, Descent(job.comm.size), _flat(peer.name) + " + SGD"
+        work, library, pieces, views, Descent(job.comm.size), _flat(library.name) + " + SGD"
     )
-    viewing.sgd = TorchSGD(peer, own, views)
+    viewing.sgd = TorchSGD(library, own, views)
     return [copying, viewing]
 
 
 def _buckets(work: Workload, flat: Buffer) -> tuple[list[tuple[int, int]], list[Buffer]]:
-    """Ranges of keys of up to 25 MiB, and the same ranges of the flat array."""
+    """Return ranges of keys of up to 25 MiB, and the same ranges of the flat array."""
     buckets = work.buckets(BUCKET_BYTES)
     counts = [sum(array.size for array in work.gradients[lo:hi]) for lo, hi in buckets]
     return buckets, [flat[lo:hi] for lo, hi in pairwise(accumulate(counts, initial=0))]
 
 
-def _flat(peer: str) -> str:
-    return f"{peer}, flat 25 MiB buckets"
+def _flat(library: str) -> str:
+    return f"{library}, flat 25 MiB buckets"
 
 
-def _copying(peer: str) -> str:
-    return f"{peer}, copies in and out"
+def _copying(library: str) -> str:
+    return f"{library}, copies in and out"
 
 
 def _forget(job: Job) -> None:
-    """Let go of arrays that peers remember."""
-    for peer in job.peers:
-        peer.forget()
+    """Release the arrays that libraries hold."""
+    for library in job.libraries:
+        library.forget()

@@ -1,9 +1,9 @@
-"""The communicator's collectives in nccl-tests' tables."""
+"""The communicator's collectives in tables of nccl-tests' format."""
 
 from __future__ import annotations
 
 from bench.job import Job
-from bench.raw import COLLECTIVES
+from bench.raw.collectives import COLLECTIVES
 from bench.raw.measure import table
 
 

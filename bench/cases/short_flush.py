@@ -1,4 +1,4 @@
-"""A push and flush of 4 KiB, with its deadline, beside the MPI library's bare call."""
+"""Push and flush of 4 KiB, with its deadline, beside the MPI library's own call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALLS = 100
 
 
 class OneKey(Lists):
-    """One key pushed and waited for."""
+    """Push of one key, followed by a wait."""
 
     calls = CALLS
 
@@ -36,11 +36,13 @@ def run(job: Job) -> None:
     kv: ncclkv.KVStore = job.store()
     with kv:
         kv.init(work.names, work.gradients)
-        send, receive = job.place.bucket(NBYTES // 4), job.place.bucket(NBYTES // 4)
-        peers = [Ours(job.comm), *job.peers]
-        candidates: list[Candidate] = [OneSum(job, peer, send, receive, CALLS) for peer in peers]
+        send, receive = job.memory.bucket(NBYTES // 4), job.memory.bucket(NBYTES // 4)
+        libraries = [Ours(job.comm), *job.libraries]
+        candidates: list[Candidate] = [
+            OneSum(job, each, send, receive, CALLS) for each in libraries
+        ]
         candidates.append(OneKey(work, kv, Sum(job.comm.size), "store, push and wait"))
         results = take_turns(job, "4 KiB", candidates)
     table.table(job, f"4 KiB, the mean of {CALLS} calls", results, NBYTES, Ours.name)
     table.ratio(job, "4 KiB, push and flush by the communicator", results, Ours.name, ["MPI"], 0.8)
-    job.say()
+    job.print()

@@ -1,4 +1,4 @@
-"""Allreduce over sizes, ours and the peers', in turns."""
+"""Allreduce over sizes: the communicator and the libraries, in turns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.data import addend, total
 from bench.job import Job
-from bench.libraries.base import Ours, Peer
+from bench.libraries.base import Library, Ours
 from bench.options import KIB, MIB
 from bench.raw.measure import sizes
 from bench.rounds import Candidate, Marks, Result, take_turns
@@ -16,13 +16,15 @@ from ncclkv.comm.types import Buffer
 
 
 class OneSum(Candidate):
-    """A sum of one array into another; torch, which has none such, copies first."""
+    """Sum of one array into another; torch, which sums only in place, copies first."""
 
-    def __init__(self, job: Job, peer: Peer, send: Buffer, receive: Buffer, calls: int) -> None:
-        self.name = peer.name
+    def __init__(
+        self, job: Job, library: Library, send: Buffer, receive: Buffer, calls: int
+    ) -> None:
+        self.name = library.name
         self.calls = calls
         self._job = job
-        self._peer = peer
+        self._library = library
         self._send = send
         self._receive = receive
 
@@ -32,7 +34,7 @@ class OneSum(Candidate):
         self._receive.fill(np.nan)
 
     def run(self, mark: Marks) -> None:
-        self._peer.start(self._send, self._receive)()
+        self._library.start(self._send, self._receive)()
 
     def wrong(self) -> int:
         size = self._job.comm.size
@@ -40,17 +42,17 @@ class OneSum(Candidate):
 
 
 def run(job: Job) -> None:
-    peers = [Ours(job.comm), *job.peers]
+    libraries = [Ours(job.comm), *job.libraries]
     nominal = sizes(job.options.max_bytes, job.options.factor)
-    space = job.place.bucket(nominal[-1] // 4), job.place.bucket(nominal[-1] // 4)
-    job.say("# allreduce over sizes, out of place: median time in us, and #wrong of all ranks")
-    job.say("# " + f"{'size':>10}" + "".join(f"  {peer.name:>12} #wrong" for peer in peers))
+    space = job.memory.bucket(nominal[-1] // 4), job.memory.bucket(nominal[-1] // 4)
+    job.print("# allreduce over sizes, out of place: median time in us, and #wrong of all ranks")
+    job.print("# " + f"{'size':>10}" + "".join(f"  {each.name:>12} #wrong" for each in libraries))
     rows = []
     for nbytes in nominal:
-        rows.append((nbytes, _one_size(job, peers, nbytes, space)))
+        rows.append((nbytes, _one_size(job, libraries, nbytes, space)))
         cells = (f"  {each.median * 1e6:12.2f} {each.wrong:6d}" for each in rows[-1][1].values())
-        job.say(f"  {nbytes:10d}" + "".join(cells))
-    job.say()
+        job.print(f"  {nbytes:10d}" + "".join(cells))
+    job.print()
     job.record["sizes"] = [
         {
             "bytes": nbytes,
@@ -59,30 +61,30 @@ def run(job: Job) -> None:
         }
         for nbytes, found in rows
     ]
-    if len(peers) > 1:
+    if len(libraries) > 1:
         _crossover(job, rows)
 
 
 def _one_size(
-    job: Job, peers: list[Peer], nbytes: int, space: tuple[Buffer, Buffer]
+    job: Job, libraries: list[Library], nbytes: int, space: tuple[Buffer, Buffer]
 ) -> dict[str, Result]:
-    """All peers on arrays of one size, which they share."""
+    """Measure all libraries on arrays of one size, which they share."""
     send, receive = (buffer[: nbytes // 4] for buffer in space)
     calls = 20 if nbytes <= 64 * KIB else 5 if nbytes <= MIB else 1
-    candidates = [OneSum(job, peer, send, receive, calls) for peer in peers]
+    candidates = [OneSum(job, library, send, receive, calls) for library in libraries]
     return take_turns(job, "", candidates)
 
 
 def _crossover(job: Job, rows: list[tuple[int, dict[str, Result]]]) -> None:
-    """Say how many sizes each was the fastest at, and our time over the best peer's."""
+    """Print at how many sizes each library is the fastest, and our time over the best one."""
     fastest = [min(found.values(), key=lambda each: each.median).name for _, found in rows]
     ratios = []
     for _, found in rows:
         ours, *others = found.values()
         ratios.append(ours.median / min(each.median for each in others))
     wins = ", ".join(f"{name} at {fastest.count(name)}" for name in dict.fromkeys(fastest))
-    job.say(
-        f"# fastest: {wins} of {len(rows)} sizes; our time over the best peer's: median "
+    job.print(
+        f"# fastest: {wins} of {len(rows)} sizes; our time over the best library's: median "
         f"{statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}"
     )
-    job.say()
+    job.print()

@@ -1,38 +1,38 @@
-"""Other libraries that can sum arrays over ranks: those that are here, and why others are not."""
+"""Other libraries that sum arrays over ranks; those that start on every rank are measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from bench.job import Job
-from bench.libraries.base import Absent, Peer
-from bench.libraries.cupyx_nccl import CupyxPeer
-from bench.libraries.mpi import MpiPeer
-from bench.libraries.raw_nccl import RawNcclPeer
-from bench.libraries.torch_dist import TorchPeer
+from bench.libraries.base import Absent, Library
+from bench.libraries.cupyx_nccl import CupyxLibrary
+from bench.libraries.mpi import MpiLibrary
+from bench.libraries.raw_nccl import RawNcclLibrary
+from bench.libraries.torch_dist import TorchLibrary
 
-HOST: dict[str, Callable[[Job], Peer]] = {"MPI": MpiPeer, "Gloo": TorchPeer}
-GPU: dict[str, Callable[[Job], Peer]] = {
-    "NCCL": RawNcclPeer,
-    "cupyx": CupyxPeer,
-    "torch NCCL": TorchPeer,
+HOST: dict[str, Callable[[Job], Library]] = {"MPI": MpiLibrary, "Gloo": TorchLibrary}
+GPU: dict[str, Callable[[Job], Library]] = {
+    "NCCL": RawNcclLibrary,
+    "cupyx": CupyxLibrary,
+    "torch NCCL": TorchLibrary,
 }
 
 
-def find(job: Job, kinds: dict[str, Callable[[Job], Peer]]) -> dict[str, str]:
-    """Give the job the peers that start on every rank; return why others are absent, by name."""
+def find(job: Job, kinds: dict[str, Callable[[Job], Library]]) -> dict[str, str]:
+    """Give the job all libraries that start on every rank; return why others do not."""
     absent = {}
     for name, make in kinds.items():
-        peer, problem = None, ""
+        library, problem = None, ""
         try:
-            peer = make(job)
+            library = make(job)
         except Absent as error:
             problem = str(error)
         problems = job.comm.control.allgather(problem, f"is {name} present")
         if any(problems):
             absent[name] = next(filter(None, problems))
-            if peer is not None:
-                peer.close()
-        elif peer is not None:
-            job.peers.append(peer)
+            if library is not None:
+                library.close()
+        elif library is not None:
+            job.libraries.append(library)
     return absent

@@ -1,4 +1,4 @@
-"""What the bench asks of another library."""
+"""`Library`: the interface that the benchmark needs of another library."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Wait = Callable[[], None]
 
 
 class Absent(Exception):
-    """The library cannot be used here; the text says why."""
+    """Error: the library cannot be used here, and the text says why."""
 
 
-class Peer(ABC):
+class Library(ABC):
     """A library that sums float32 arrays over the same ranks.
 
     Attributes
@@ -30,7 +30,7 @@ class Peer(ABC):
 
     @abstractmethod
     def start(self, send: Buffer, receive: Buffer) -> Wait:
-        """Begin to sum `send` into `receive`, which may be the same array; the result waits."""
+        """Launch the sum of `send` into `receive`, which may be the same array; return its wait."""
 
     def copy(self, into: Sequence[Buffer], arrays: Sequence[Buffer]) -> None:
         """Copy arrays as the library's own users would."""
@@ -38,16 +38,16 @@ class Peer(ABC):
             target[...] = array
 
     def forget(self) -> None:
-        """Let go of the arrays that it was given."""
+        """Release the arrays that the library holds."""
         return None
 
     def close(self) -> None:
-        """Free what the library holds; collective."""
+        """Free the library's resources; collective."""
         return None
 
 
-class Ours(Peer):
-    """The communicator that is measured, in the same form."""
+class Ours(Library):
+    """The communicator that is measured, as a library."""
 
     name = "ncclkv"
 
@@ -60,5 +60,5 @@ class Ours(Peer):
 
 
 def nothing() -> None:
-    """Wait for what is done already."""
+    """Return at once: the wait of a blocking call."""
     return None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from bench.job import Job
-from bench.libraries.base import Absent, Peer, Wait, nothing
+from bench.libraries.base import Absent, Library, Wait, nothing
 from ncclkv.comm.types import Buffer
 
 
-class CupyxPeer(Peer):
+class CupyxLibrary(Library):
     """all_reduce on CuPy's current stream."""
 
     name = "cupyx"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bench.job import Job
-from bench.libraries.base import Absent, Peer, Wait, nothing
+from bench.libraries.base import Absent, Library, Wait, nothing
 from ncclkv.comm.types import Buffer
 
 
-class MpiPeer(Peer):
+class MpiLibrary(Library):
     """Blocking calls through mpi4py."""
 
     name = "MPI"

@@ -1,15 +1,15 @@
-"""NCCL with nothing around it: one call of the library on CuPy's current stream."""
+"""Plain NCCL: one call of the library on CuPy's current stream."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from bench.job import Job
-from bench.libraries.base import Absent, Peer, Wait, nothing
+from bench.libraries.base import Absent, Library, Wait, nothing
 from ncclkv.comm.types import Buffer
 
 
-class RawNcclPeer(Peer):
+class RawNcclLibrary(Library):
     """ncclAllReduce through ``cupy.cuda.nccl``."""
 
     name = "NCCL"

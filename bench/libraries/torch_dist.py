@@ -9,14 +9,14 @@ from datetime import timedelta
 from typing import Any
 
 from bench.job import Job
-from bench.libraries.base import Absent, Peer, Wait
+from bench.libraries.base import Absent, Library, Wait
 from ncclkv.comm.types import Buffer
 
 
-class TorchPeer(Peer):
+class TorchLibrary(Library):
     """Asynchronous all_reduce of tensors that share the arrays' memory.
 
-    It has no sum from one array into another: where these differ it copies first.
+    torch sums in place: where send and receive differ, the tensor is copied first.
     """
 
     def __init__(self, job: Job) -> None:
@@ -34,12 +34,12 @@ class TorchPeer(Peer):
         if not distributed.is_available() or not distributed.is_backend_available(backend):
             raise Absent(f"this build of torch has no {backend}")
         if job.options.gpu:
-            torch.cuda.set_device(job.place.xp.cuda.runtime.getDevice())
+            torch.cuda.set_device(job.memory.xp.cuda.runtime.getDevice())
         self._tensors: dict[int, tuple[Buffer, Any]] = {}
         self._start(job, backend)
 
     def _start(self, job: Job, backend: str) -> None:
-        """Bring the ranks together at a port that rank 0 picks."""
+        """Start the process group at a port that rank 0 picks."""
         comm, timeout = job.comm, timedelta(seconds=job.comm.timeout)
         one_node = comm.local_size == comm.size
         if one_node:
@@ -56,7 +56,7 @@ class TorchPeer(Peer):
         )
 
     def tensor(self, array: Buffer) -> Any:
-        """A tensor of the same memory, made once for each array."""
+        """Return a tensor of the same memory, made once for each array."""
         if id(array) not in self._tensors:
             made = self.torch.as_tensor(array, device=self._device)
             self._tensors[id(array)] = (array, made)

@@ -1,4 +1,4 @@
-"""The keys of known networks: names and shapes of their parameters, in order, without a weight."""
+"""Keys of known networks: names and shapes of their parameters, in order, without weights."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ MODELS: dict[str, Callable[[], Shapes]] = {
 
 
 def elements(shapes: Shapes) -> int:
-    """How many numbers there are in all."""
+    """Return the number of elements of all keys."""
     return sum(math.prod(shape) for shape in shapes.values())

@@ -7,7 +7,7 @@ WIDTH, INNER, LAYERS = 1024, 4096, 24
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    """Embeddings, 24 layers of attention and two dense layers, and the pooler."""
+    """Return shapes of embeddings, 24 layers of attention and two dense layers, and the pooler."""
     found: dict[str, tuple[int, ...]] = {
         "words": (WORDS, WIDTH),
         "positions": (POSITIONS, WIDTH),

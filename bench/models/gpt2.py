@@ -1,4 +1,4 @@
-"""GPT-2 of 124 M (Radford et al., 2019), whose output shares the words: 148 keys, 124,439,808."""
+"""GPT-2 of 124 M (Radford et al., 2019) with tied embeddings: 148 keys, 124,439,808 numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ WIDTH, LAYERS = 768, 12
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    """Embeddings, 12 layers, and a last normalisation; matrices are inputs times outputs."""
+    """Return shapes of embeddings, 12 layers and a last normalisation; inputs by outputs."""
     found: dict[str, tuple[int, ...]] = {"words": (WORDS, WIDTH), "positions": (POSITIONS, WIDTH)}
 
     def dense(name: str, inputs: int, outputs: int) -> None:

@@ -6,11 +6,11 @@ BLOCKS = (3, 4, 6, 3)
 """Bottlenecks of each stage."""
 
 EXPANSION = 4
-"""Channels that leave a bottleneck, over those inside."""
+"""Output channels of a bottleneck, relative to its inner channels."""
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    """Convolutions without bias, each with the scale and shift of its normalisation."""
+    """Return shapes of convolutions without bias, each with its normalisation."""
     found: dict[str, tuple[int, ...]] = {}
 
     def convolution(name: str, outputs: int, inputs: int, width: int) -> None:

@@ -1,8 +1,8 @@
-"""Time one collective over sizes, and check it, in nccl-tests' way.
+"""Time and check one collective over sizes, as nccl-tests does.
 
-A time is that of many calls, over their number, and the mean over ranks.  Each call takes the next
-piece of a long buffer, so that short ones do not find their data in a cache.  The check is apart
-from the timing, on data of its own.
+A time is the duration of many calls divided by their number, averaged over ranks.  Each call takes
+the next piece of a long buffer, so that short pieces are not found in a cache.  The check runs
+after the timing, on data of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import ncclkv
 from bench.job import Job
 from bench.options import MIB
-from bench.raw.collective import Collective, Views
+from bench.raw.collectives import Collective, Views
 from bench.report import nccl_tests
 from bench.report.nccl_tests import Cell, Row
 from ncclkv.comm.types import Buffer
@@ -28,13 +28,13 @@ ITERATIONS = 20
 
 
 def iterations(nbytes: int, quick: bool) -> int:
-    """How many calls a time is taken of."""
+    """Return the number of calls in a timing."""
     most = 5 if quick else ITERATIONS
     return max(2 if quick else 5, min(most, 256 * MIB // nbytes))
 
 
 def sizes(longest: int, factor: int) -> list[int]:
-    """8 bytes, and so many times more, up to the longest."""
+    """Return sizes from 8 bytes, each `factor` times the one before, up to `longest`."""
     found = [8]
     while found[-1] * factor <= longest:
         found.append(found[-1] * factor)
@@ -42,37 +42,37 @@ def sizes(longest: int, factor: int) -> list[int]:
 
 
 def table(job: Job, collective: Collective) -> None:
-    """Measure, print and keep one collective."""
+    """Measure, print and record one collective."""
     nominal = sizes(job.options.max_bytes, job.options.factor)
     name = f"ncclkv {collective.name}"
     devices = job.comm.control.allgather(device(job), "devices")
     most = iterations(8, job.options.quick)
     for text in nccl_tests.preamble(name, backend(job), nominal, job.options.factor, most, devices):
-        job.say(text)
+        job.print(text)
     # As long as the longest row and no shorter than needed, for all sizes.
     longest = collective.total(collective.count(nominal[-1], job.comm.size), job.comm.size)
-    space = job.place.bucket(longest), job.place.bucket(longest)
+    space = job.memory.bucket(longest), job.memory.bucket(longest)
     rows = []
     for nbytes in nominal:
         if collective.count(nbytes, job.comm.size):
             rows.append(_row(job, collective, nbytes, space))
-            job.say(nccl_tests.line(rows[-1]))
+            job.print(nccl_tests.line(rows[-1]))
     for text in nccl_tests.footer(name, rows):
-        job.say(text)
+        job.print(text)
     job.wrong += nccl_tests.wrong(rows)
     job.record.setdefault("raw", []).append(_as_json(job, collective, rows, devices))
 
 
 def backend(job: Job) -> str:
-    """The first line: what is measured, and over what."""
+    """Describe the library, the backend and their versions in one line."""
     kind = "nccl" if job.options.gpu else "mpi-host" if job.comm.size > 1 else "one process"
     return f"ncclkv {ncclkv.__version__} backend={kind} ({job.comm.name}) numpy={np.__version__}"
 
 
 def device(job: Job) -> str:
-    """This rank's line in the list of devices."""
+    """Return this rank's line in the list of devices."""
     rank, host = job.comm.rank, socket.gethostname()
-    return f"#  Rank {rank:2d} Group  0 Pid {os.getpid():6d} on {host:>10} {job.place.device()}"
+    return f"#  Rank {rank:2d} Group  0 Pid {os.getpid():6d} on {host:>10} {job.memory.device()}"
 
 
 def _row(job: Job, collective: Collective, nbytes: int, space: Views) -> Row:
@@ -102,7 +102,7 @@ def _row(job: Job, collective: Collective, nbytes: int, space: Views) -> Row:
 def _pieces(
     job: Job, collective: Collective, space: Views, total: int, in_place: bool
 ) -> list[Views]:
-    """What the calls send and receive, one after the other."""
+    """Return the arrays that successive calls send and receive."""
     rank, size = job.comm.rank, job.comm.size
     first, second = space
     starts = range(0, first.size - total + 1, total)
@@ -115,37 +115,37 @@ def _pieces(
 
 
 def _time(job: Job, collective: Collective, views: list[Views], calls: int) -> float:
-    """Seconds of all calls on this rank."""
+    """Return the seconds of all calls on this rank."""
     for each in views:
         for buffer in each:
             buffer.fill(0)  # sums of sums must not overflow
     collective.launch(job.comm, *views[0]).wait()
-    job.meet()
+    job.barrier()
     gc.disable()
 
     def work() -> None:
         for send, receive in islice(cycle(views), calls):
             collective.launch(job.comm, send, receive).wait()
 
-    seconds = job.place.timed(work)
+    seconds = job.memory.timed(work)
     gc.enable()
     return seconds
 
 
 def _check(job: Job, collective: Collective, views: Views) -> int:
-    """How many elements of one call's result are wrong on this rank."""
+    """Return the number of wrong elements in one call's result on this rank."""
     send, receive = views
     receive.fill(np.nan)
     collective.fill(job, send)
     collective.launch(job.comm, send, receive).wait()
-    job.place.synchronize()
+    job.memory.synchronize()
     return collective.wrong(job, receive)
 
 
 def _as_json(
     job: Job, collective: Collective, rows: list[Row], devices: list[str]
 ) -> dict[str, Any]:
-    """The table with nccl-tests' names."""
+    """Return the table as JSON with nccl-tests' names."""
     bad = nccl_tests.wrong(rows)
     return {
         "name": collective.name,

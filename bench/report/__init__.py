@@ -1,1 +1,1 @@
-"""What is printed, written and drawn."""
+"""Tables, JSON files and plots of a run."""

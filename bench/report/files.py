@@ -1,4 +1,4 @@
-"""The JSON of a run, and its plots; an earlier run's are not written over."""
+"""Write the JSON of a run and its plots, without replacing files of an earlier run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.report import plots
 
 
 def write(folder: Path, record: dict[str, Any]) -> list[str]:
-    """Write all files of a run; return their names, and what is missing in words."""
+    """Write all files of a run; return their names, and a line about plots that are missing."""
     folder.mkdir(parents=True, exist_ok=True)
     start = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     base = folder / start

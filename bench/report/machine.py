@@ -1,4 +1,4 @@
-"""What a result depends on: machine, versions, and settings in the environment."""
+"""Machine, versions and environment settings that a result depends on."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.job import Job
-from bench.place import available, processor
+from bench.memory import available, processor
 from ncclkv.kernels.host import compiled
 
 PREFIXES = (
     "NCCL", "CUDA_VISIBLE", "OMPI_", "PRTE_", "PMIX_MCA", "MPICH_", "MPIR_CVAR", "FI_", "UCX_",
     "GLOO_", "OMP_", "OPENBLAS_", "MKL_", "MALLOC_", "PYTHONMALLOC", "SLURM_J", "SLURM_N",
 )  # fmt: skip
-"""How the names of settings that can change a speed begin; no others are written down."""
+"""Prefixes of settings that can change a speed; no others are written down."""
 
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASS")
 
@@ -28,7 +28,7 @@ PACKAGES = ("ncclkv", "numpy", "mpi4py", "mpich", "torch", "cupy-cuda12x", "cupy
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of the environment that matters."""
+    """Return the settings of the environment that can change a speed."""
     return {
         name: value
         for name, value in sorted(environment.items())
@@ -37,7 +37,7 @@ def settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that are installed."""
+    """Return the versions of Python and of installed packages."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -48,9 +48,9 @@ def versions() -> dict[str, str]:
 
 
 def describe(job: Job) -> dict[str, Any]:
-    """Machine and versions; collective."""
+    """Describe machine and versions; collective."""
     hosts = job.comm.control.allgather(socket.gethostname(), "hosts")
-    devices = job.comm.control.allgather(job.place.device(), "devices")
+    devices = job.comm.control.allgather(job.memory.device(), "devices")
     return {
         "versions": versions(),
         "commit": _commit(),
@@ -69,12 +69,12 @@ def describe(job: Job) -> dict[str, Any]:
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def memory(job: Job) -> str:
-    """The highest memory so far of any rank, and what ranks share, in words; collective."""
+    """Describe the highest memory of any rank so far, and the shared part; collective."""
     mine = _status("VmHWM"), _status("RssShmem")
     peaks, shared = zip(*job.comm.control.allgather(mine, "memory"), strict=True)
     return (
@@ -84,7 +84,7 @@ def memory(job: Job) -> str:
 
 
 def _status(name: str) -> int:
-    """A size in bytes from the kernel's account of this process."""
+    """Return a size in bytes from ``/proc/self/status``."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -92,7 +92,7 @@ def _status(name: str) -> int:
 
 
 def _commit() -> str:
-    """The commit that is measured, as far as COMMIT or git tells."""
+    """Return the commit that is measured, from COMMIT or git."""
     if told := os.environ.get("COMMIT"):
         return told
     try:

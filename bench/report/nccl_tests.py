@@ -1,4 +1,4 @@
-"""Tables in the format of nccl-tests, so that its own can be laid beside them.
+"""Tables in the format of nccl-tests, to be compared with nccl-tests' own.
 
 Widths, header and footer are those of nccl-tests 2.19; the bandwidths are in 10^9 bytes a second.
 """
@@ -22,7 +22,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One size: bytes of the whole array, elements, and what was measured."""
+    """One row: bytes of the whole array, elements, and the measurements."""
 
     size: int
     count: int
@@ -34,13 +34,13 @@ class Row:
 
 
 def cell(seconds: float, size: int, factor: float, wrong: int) -> Cell:
-    """A measurement by its time; `factor` is bus over algorithm bandwidth."""
+    """Return a measurement of `seconds`; `factor` is bus over algorithm bandwidth."""
     algbw = size / seconds / 1e9
     return Cell(seconds * 1e6, algbw, algbw * factor, wrong)
 
 
 def number(value: float, width: int) -> str:
-    """A number in at most `width` places, with as many decimals as these leave, up to 2.
+    """Format a number in at most `width` characters, with up to 2 decimals.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def preamble(
     iterations: int,
     devices: Sequence[str],
 ) -> list[str]:
-    """The lines before the table; `backend` stands where nccl-tests has its version."""
+    """Return the lines before the table; `backend` stands where nccl-tests has its version."""
     return [
         f"# {backend}",
         f"# Collective test starting: {name}",
@@ -82,7 +82,7 @@ def preamble(
 
 
 def _heading() -> list[str]:
-    """The three lines over the columns."""
+    """Return the three lines over the columns."""
     left = f"# {'':>10}  {'':>12}  {'':>8}  {'':>6}  {'':>6}"
     titles = ("time", "algbw", "busbw", "#wrong")
     units = ("(us)", "(GB/s)", "(GB/s)", "")
@@ -96,13 +96,13 @@ def _heading() -> list[str]:
 
 
 def line(row: Row) -> str:
-    """A row of the table."""
+    """Format a row of the table."""
     left = f"{row.size:12d}  {row.count:12d}  {'float':>8}  {row.redop:>6}  {row.root:6d}"
     return left + _body(row.out_of_place) + _body(row.in_place)
 
 
 def _body(found: Cell | None) -> str:
-    """The columns of one measurement."""
+    """Format the columns of one measurement."""
     if found is None:
         return f"  {'N/A':>7}  {'N/A':>6}  {'N/A':>6}  {'N/A':>6}"
     speeds = f"  {number(found.algbw, 6)}  {number(found.busbw, 6)}"
@@ -110,18 +110,18 @@ def _body(found: Cell | None) -> str:
 
 
 def average(rows: Sequence[Row]) -> float:
-    """The mean bus bandwidth over all rows and both halves."""
+    """Return the mean bus bandwidth over all rows and both halves."""
     cells = [each for row in rows for each in (row.out_of_place, row.in_place) if each]
     return sum(each.busbw for each in cells) / max(1, len(cells))
 
 
 def wrong(rows: Sequence[Row]) -> int:
-    """How many elements were wrong, in all rows."""
+    """Return the number of wrong elements in all rows."""
     return sum(each.wrong for row in rows for each in (row.out_of_place, row.in_place) if each)
 
 
 def footer(name: str, rows: Sequence[Row]) -> list[str]:
-    """The lines after the table."""
+    """Return the lines after the table."""
     bad = wrong(rows)
     return [
         f"# {'Out of bounds values':<20} : {bad} {'FAILED' if bad else 'OK'}",
@@ -133,7 +133,7 @@ def footer(name: str, rows: Sequence[Row]) -> list[str]:
 
 
 def as_json(row: Row, name: str) -> dict[str, Any]:
-    """A row with nccl-tests' names."""
+    """Return a row as JSON with nccl-tests' names."""
     return {
         "size": row.size,
         "count": row.count,

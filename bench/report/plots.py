@@ -1,4 +1,4 @@
-"""Plots by matplotlib, where it is installed: bandwidth over size, and the steps by phase."""
+"""Plots by matplotlib, if it is installed: bandwidth over size, and the steps by phase."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def draw(base: Path, record: dict[str, Any]) -> list[str]:
-    """Draw what the record has; return file names, or why there are none."""
+    """Draw the plots of a record; return file names, or the reason why there are none."""
     try:
         import matplotlib
     except ImportError:
@@ -26,7 +26,7 @@ def draw(base: Path, record: dict[str, Any]) -> list[str]:
 
 
 def _bandwidth(pyplot: Any, name: str, rows: list[dict[str, Any]]) -> str:
-    """Algorithm bandwidth of every candidate over size, both axes logarithmic."""
+    """Plot the algorithm bandwidth of every candidate over size, both axes logarithmic."""
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     for candidate in rows[0]["median"]:
         sizes = [row["bytes"] for row in rows]
@@ -41,12 +41,12 @@ def _bandwidth(pyplot: Any, name: str, rows: list[dict[str, Any]]) -> str:
 
 
 def _phased(turns: dict[str, Any]) -> bool:
-    """Whether a table has steps of more than one phase."""
+    """Return whether a table has steps of more than one phase."""
     return any(len(each["phases"]) > 2 for each in turns["results"])
 
 
 def _steps(pyplot: Any, name: str, tables: list[dict[str, Any]]) -> str:
-    """Bars of each table's candidates, cut at their phases."""
+    """Draw bars of each table's candidates, cut at their phases."""
     figure, grid = pyplot.subplots(
         len(tables), 1, figsize=(9, 3.5 * len(tables)), squeeze=False, layout="constrained"
     )

@@ -1,4 +1,4 @@
-"""Tables of candidates, and floors."""
+"""Tables of candidates, and bounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.rounds import Result
 def table(
     job: Job, title: str, results: dict[str, Result], nbytes: int, against: str | None = None
 ) -> None:
-    """Print and keep the results of candidates that did the same work on so many bytes.
+    """Print and record the results of candidates that did the same work on `nbytes` bytes.
 
     Parameters
     ----------
@@ -19,12 +19,12 @@ def table(
         The name of the candidate that ratios are taken to.
     """
     unit, scale = _unit(results)
-    job.say(f"# {title}")
-    job.say(
+    job.print(f"# {title}")
+    job.print(
         f"# {'candidate':<40} {'median':>8} {'least':>8} {'most':>8}  {'GB/s':>6} {'ratio':>7} "
         f"{'#wrong':>7}  phases"
     )
-    job.say(f"# {'':<40} {unit:>8} {unit:>8} {unit:>8}")
+    job.print(f"# {'':<40} {unit:>8} {unit:>8} {unit:>8}")
     base = results[against].median if against else None
     for name, found in results.items():
         ratio = f"{found.median / base:7.3f}" if base else f"{'-':>7}"
@@ -32,13 +32,13 @@ def table(
             f"{each * scale:8.2f}"
             for each in (found.median, min(found.seconds), max(found.seconds))
         )
-        job.say(
+        job.print(
             f"  {name:<40} {times}  {nbytes / found.median / 1e9:6.2f} {ratio} {found.wrong:7d}"
             f"  {_phases(found, scale)}"
         )
     if against:
-        job.say(f"# ratio: median over that of {against!r}")
-    job.say()
+        job.print(f"# ratio: median over that of {against!r}")
+    job.print()
     job.record.setdefault("turns", []).append(
         {
             "title": title,
@@ -50,28 +50,28 @@ def table(
 
 
 def matrix(job: Job, results: dict[str, Result], ours: Sequence[str]) -> None:
-    """Print the time of each of our ways over that of each other way."""
+    """Print the time of each of our candidates over the time of each baseline."""
     others = [name for name in results if name not in ours]
-    job.say("# our time over theirs")
+    job.print("# our time over theirs")
     for number, name in enumerate(others, 1):
-        job.say(f"#  ({number}) {name}")
-    job.say(
+        job.print(f"#  ({number}) {name}")
+    job.print(
         "# " + " " * 40 + "".join(f"{f'({number})':>8}" for number in range(1, len(others) + 1))
     )
     for way in ours:
         ratios = (results[way].median / results[name].median for name in others)
-        job.say(f"  {way:<40}" + "".join(f"{each:8.3f}" for each in ratios))
-    job.say()
+        job.print(f"  {way:<40}" + "".join(f"{each:8.3f}" for each in ratios))
+    job.print()
 
 
 def _unit(results: dict[str, Result]) -> tuple[str, float]:
-    """Milliseconds, or microseconds when all is soon done."""
+    """Return the unit of a table: milliseconds, or microseconds for short times."""
     longest = max(found.median for found in results.values())
     return ("(us)", 1e6) if longest < 2e-3 else ("(ms)", 1e3)
 
 
 def _phases(found: Result, scale: float) -> str:
-    """``push 3.20, pull 4.00``; a rest that does not count is left out."""
+    """Format phases as ``push 3.20, pull 4.00``; a negligible rest is left out."""
     names = [
         name
         for name in found.phases
@@ -83,11 +83,11 @@ def _phases(found: Result, scale: float) -> str:
 def floor(
     job: Job, work: str, value: float, bound: float, *, least: bool = False, unit: str = ""
 ) -> None:
-    """Print and keep a figure beside the bound that it should keep; missing it is no failure."""
+    """Print and record a figure beside its bound; missing the bound is no failure."""
     met = value >= bound if least else value <= bound
     word = "least" if least else "most"
     verdict = "met" if met else "not met"
-    job.say(f"  {work:<84} {value:8.3f}{unit}  floor: at {word} {bound:g}{unit}  {verdict}")
+    job.print(f"  {work:<84} {value:8.3f}{unit}  floor: at {word} {bound:g}{unit}  {verdict}")
     job.record.setdefault("floors", []).append(
         {"work": work, "value": value, "bound": bound, "at": word, "met": met}
     )
@@ -101,14 +101,14 @@ def ratio(
     baselines: Sequence[str],
     bound: float,
 ) -> None:
-    """Our median over the best present rival's, and the floor of that on hosts."""
+    """Compare our median with the best baseline's, and with a bound on hosts."""
     present = [name for name in baselines if name in results]
     if not present:
-        job.say(f"  {work:<84} no figure: there is nothing here to compare with")
+        job.print(f"  {work:<84} no figure: there is nothing here to compare with")
         return
     best = min(present, key=lambda name: results[name].median)
     value, text = results[ours].median / results[best].median, f"{work}: {ours} / {best}"
     if job.options.gpu:
-        job.say(f"  {text:<84} {value:8.3f}")
+        job.print(f"  {text:<84} {value:8.3f}")
     else:
         floor(job, text, value, bound)

@@ -1,4 +1,4 @@
-"""The bench as its users start it: a real job, with the peers that are installed."""
+"""The bench as its users start it: a real job, with the libraries that are installed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def test_job_of_two_ranks(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "backend=mpi-host" in done.stdout
-    assert "# peer MPI: " in done.stdout
-    assert "# peer Gloo" in done.stdout  # its version, or that it is absent
+    assert "# library MPI: " in done.stdout
+    assert "# library Gloo" in done.stdout  # its version, or that it is absent
     assert "# all numbers were right" in done.stdout
     (path,) = tmp_path.glob("*.json")
     found = json.loads(path.read_text())
@@ -31,4 +31,4 @@ def test_job_of_two_ranks(tmp_path):
     ]  # fmt: skip
     assert [row["bytes"] for row in found["sizes"]] == [8, 256]
     assert found["wrong"] == 0
-    assert {"versions", "machine", "environment", "peers", "absent"} <= found.keys()
+    assert {"versions", "machine", "environment", "libraries", "absent"} <= found.keys()

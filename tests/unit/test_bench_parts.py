@@ -16,9 +16,9 @@ from bench.cases import allreduce_64mib, many_keys, models
 from bench.data import Sum
 from bench.job import Job
 from bench.libraries.base import Absent, Ours
-from bench.libraries.torch_dist import TorchPeer
+from bench.libraries.torch_dist import TorchLibrary
+from bench.memory import GpuMemory, HostMemory
 from bench.options import KIB, Options
-from bench.place import GpuPlace, Place
 from bench.rounds import Candidate, take_turns
 from bench.workload import Workload
 from ncclkv.comm.host import threads
@@ -33,7 +33,7 @@ PARTS = {**cases.HOST, **cases.GPU}
 
 
 class Second(Ours):
-    """Our communicator in the place of another library."""
+    """Our communicator in place of another library."""
 
     name = "Gloo"
 
@@ -51,7 +51,7 @@ def on_threads(body, options=OPTIONS):
 
     def rank():
         comm = threads.world(None)
-        job = Job(comm, Place(comm), options)
+        job = Job(comm, HostMemory(comm), options)
         found = body(job)
         comm.close()
         return found
@@ -61,13 +61,13 @@ def on_threads(body, options=OPTIONS):
 
 def solo() -> Job:
     comm = SoloCommunicator(10.0)
-    return Job(comm, Place(comm), OPTIONS)
+    return Job(comm, HostMemory(comm), OPTIONS)
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_part_runs_and_is_right(part, capsys):
     def body(job):
-        job.peers = [Second(job.comm)]
+        job.libraries = [Second(job.comm)]
         PARTS[part](job)
         return job.wrong, bool(job.record)
 
@@ -104,7 +104,7 @@ class Broken(SoloCommunicator):
 @pytest.mark.parametrize("part", ["raw", "sizes", "allreduce", "flush"])
 def test_a_wrong_communicator_fails_the_part(part):
     comm = Broken(10.0)
-    job = Job(comm, Place(comm), OPTIONS)
+    job = Job(comm, HostMemory(comm), OPTIONS)
     PARTS[part](job)
     assert job.wrong > 0
 
@@ -144,7 +144,7 @@ class Counting(Candidate):
         return 1
 
 
-def test_contenders_take_turns():
+def test_candidates_take_turns():
     log, job = [], solo()
     results = take_turns(job, "", [Counting(name, log) for name in "abc"])
     assert [name for name, _ in log] == list("abcbcacab")
@@ -165,42 +165,44 @@ def test_buckets_and_cuts():
     assert [piece.size for piece in baselines.cut(np.zeros(10, np.float32), 16)] == [4, 4, 2]
 
 
-def test_bucketed_rival_is_right_and_can_be_wrong():
+def test_bucketed_baseline_is_right_and_can_be_wrong():
     def body(job):
         work = Workload(job, TINY)
-        flat = job.place.bucket(work.nbytes // 4)
+        flat = job.memory.bucket(work.nbytes // 4)
         views, expected = work.views(flat), Sum(2)
         ranges, pieces = models._buckets(work, flat)
-        rival = baselines.Bucketed(work, Ours(job.comm), views, ranges, pieces, expected, "rival")
-        take_turns(job, "", [rival])
+        baseline = baselines.Bucketed(
+            work, Ours(job.comm), views, ranges, pieces, expected, "baseline"
+        )
+        take_turns(job, "", [baseline])
         right = job.wrong
-        rival.into[0][0, 0] += 1
-        return right, rival.wrong()
+        baseline.into[0][0, 0] += 1
+        return right, baseline.wrong()
 
     assert on_threads(body) == [(0, 1), (0, 1)]
 
 
-def test_absent_peers_are_named(monkeypatch):
+def test_absent_libraries_are_named(monkeypatch):
     def absent(job):
         raise Absent("it is not installed")
 
     here = solo()
     reasons = libraries.find(here, {"one": absent, "two": lambda job: Second(job.comm)})
     assert reasons == {"one": "it is not installed"}
-    assert [peer.name for peer in here.peers] == ["Gloo"]
+    assert [library.name for library in here.libraries] == ["Gloo"]
 
 
-def test_torch_as_a_peer(monkeypatch, capsys):
+def test_torch_as_a_library(monkeypatch, capsys):
     """Its sums, and its SGD, whose weights must be the store's to the last bit."""
     pytest.importorskip("torch", reason="torch is not installed: the extra `torch` has it")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     job = solo()
-    assert libraries.find(job, {"Gloo": TorchPeer}) == {}
+    assert libraries.find(job, {"Gloo": TorchLibrary}) == {}
     try:
         for part in ("sizes", "allreduce", "models"):
             PARTS[part](job)
     finally:
-        job.peers[0].close()
+        job.libraries[0].close()
     assert job.wrong == 0
     said = capsys.readouterr().out
     assert "  Gloo, copies in and out + SGD " in said
@@ -223,11 +225,11 @@ def test_place_on_a_gpu_asks_cupy(monkeypatch):
         get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
     )
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    place = GpuPlace(SoloCommunicator(10.0), sharing=2)
-    assert place.device() == "device  3 [0000:0A:00.0] some GPU"
-    assert place.free_bytes() == 300
-    assert place.empty((2, 3)).dtype == np.float32
-    place.synchronize()
+    memory = GpuMemory(SoloCommunicator(10.0), sharing=2)
+    assert memory.device() == "device  3 [0000:0A:00.0] some GPU"
+    assert memory.free_bytes() == 300
+    assert memory.empty((2, 3)).dtype == np.float32
+    memory.synchronize()
     assert waits == ["device"]
 
 
@@ -249,17 +251,17 @@ def test_a_gpu_s_clock_is_a_pair_of_events(monkeypatch):
         get_elapsed_time=lambda begin, end: 250.0 * (end.place - begin.place),
     )
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
-    place = GpuPlace(SoloCommunicator(10.0))
-    assert place.timed(lambda: order.append("work")) == 0.5
+    memory = GpuMemory(SoloCommunicator(10.0))
+    assert memory.timed(lambda: order.append("work")) == 0.5
     assert order == ["event", "work", "event", "device"]
 
 
 @pytest.fixture
-def _no_peers(monkeypatch):
+def _no_libraries(monkeypatch):
     monkeypatch.setattr(libraries, "HOST", {})
 
 
-@pytest.mark.usefixtures("_no_peers")
+@pytest.mark.usefixtures("_no_libraries")
 def test_program_says_what_was_right(tmp_path, capsys):
     assert program.main(["--only", "raw", "--max-bytes", "64", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
@@ -268,11 +270,11 @@ def test_program_says_what_was_right(tmp_path, capsys):
     assert len(list(tmp_path.glob("*.json"))) == 1
 
 
-@pytest.mark.usefixtures("_no_peers")
+@pytest.mark.usefixtures("_no_libraries")
 def test_program_fails_when_a_number_was_wrong(tmp_path, capsys):
     comm = Broken(10.0)
     options = replace(OPTIONS, parts=("raw",), out=tmp_path)
-    assert program.run(Job(comm, Place(comm), options)) == 1
+    assert program.run(Job(comm, HostMemory(comm), options)) == 1
     assert "FAILED" in capsys.readouterr().out
 
 

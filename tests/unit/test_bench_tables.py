@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from bench.job import Job
+from bench.memory import HostMemory
 from bench.options import MIB, Options, parse
-from bench.place import Place
-from bench.raw import COLLECTIVES
+from bench.raw.collectives import COLLECTIVES
 from bench.raw.measure import iterations, sizes
 from bench.report import files, machine, nccl_tests, table
 from bench.report.nccl_tests import Cell, Row
@@ -35,7 +35,7 @@ LEFT = "         128            32     float    none       0"
 
 def job(**options) -> Job:
     comm = SoloCommunicator(10.0)
-    return Job(comm, Place(comm), Options(**options))
+    return Job(comm, HostMemory(comm), Options(**options))
 
 
 def row(wrong: int = 0) -> Row:
@@ -116,7 +116,7 @@ def test_floors_are_said_and_kept(capsys):
     assert [each["met"] for each in here.record["floors"]] == [False, True]
 
 
-def test_ratio_is_to_the_best_rival_that_is_here(capsys):
+def test_ratio_is_to_the_best_baseline_that_is_here(capsys):
     results = {
         name: Result(name, [seconds]) for name, seconds in (("us", 1.0), ("a", 4.0), ("b", 2.0))
     }
@@ -164,6 +164,6 @@ def test_options():
 
 
 def test_free_memory_is_that_of_one_rank():
-    assert job().place.free_bytes() > 0
+    assert job().memory.free_bytes() > 0
     assert not job().fits("the world", 2**60)
-    assert np.float32 == job().place.bucket(3).dtype
+    assert np.float32 == job().memory.bucket(3).dtype

@@ -172,29 +172,6 @@ NOT_YET: tuple[str, ...] = (
     "ncclkv/table/plan.py",
     "ncclkv/table/registry.py",
     "ncclkv/testing.py",
-    "bench/__init__.py",
-    "bench/candidates/baselines.py",
-    "bench/cases/allreduce_64mib.py",
-    "bench/cases/contract.py",
-    "bench/cases/cpu_time.py",
-    "bench/cases/kernels.py",
-    "bench/cases/models.py",
-    "bench/data.py",
-    "bench/job.py",
-    "bench/libraries/base.py",
-    "bench/libraries/torch_dist.py",
-    "bench/models/__init__.py",
-    "bench/options.py",
-    "bench/place.py",
-    "bench/raw/collective.py",
-    "bench/raw/measure.py",
-    "bench/report/__init__.py",
-    "bench/report/machine.py",
-    "bench/report/nccl_tests.py",
-    "bench/report/plots.py",
-    "bench/report/table.py",
-    "bench/rounds.py",
-    "bench/workload.py",
     "train.py",
 )
 """Files that still break a rule; a file that is clean is taken off, and none is added."""
@@ -213,7 +190,7 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def breaks_rule_1(text: str) -> bool:
     """Return whether the first word is neither a verb nor a noun with its article or number."""
-    first = re.match(r"\s*([A-Za-z']+)", text)
+    first = re.match(r"\s*([A-Za-z'-]+)", text)
     return first is not None and first.group(1).lower() in NOT_A_HEAD
 
 
@@ -290,6 +267,7 @@ KEEP_RULE_1 = (
     "``which`` of the shell.",
     "Whole keys.",
     "Itemsize of the dtype, in bytes.",
+    "In-place sum of an array.",
     "Thatched.",
     "",
 )

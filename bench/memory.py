@@ -1,4 +1,4 @@
-"""The memory that a communicator works in, as the bench uses it."""
+"""The memory that a communicator works in, as the benchmark uses it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import Buffer
 
 
-class Place:
-    """Host memory.
+class HostMemory:
+    """Host memory of this rank.
 
     Attributes
     ----------
@@ -36,43 +36,43 @@ class Place:
         self._comm = comm
 
     def empty(self, shape: int | tuple[int, ...]) -> Buffer:
-        """A user's own float32 array, any numbers in it."""
+        """Return an uninitialised float32 array, allocated as a user would."""
         array: Buffer = self.xp.empty(shape, np.float32)
         return array
 
     def bucket(self, count: int) -> Buffer:
-        """`count` float32 zeros in the memory that collectives can use best."""
+        """Return `count` float32 zeros in the memory that collectives can use best."""
         return self._comm.allocate(count * 4).view(np.float32)
 
     def common(self, count: int) -> Buffer | None:
-        """`count` float32 zeros that all ranks of a node have in common; None where none have."""
+        """Return `count` float32 zeros shared by the node; None without shared memory."""
         memory = self._comm.common(count * 4)
         return None if memory is None else memory.view(np.float32)
 
     def synchronize(self) -> None:
-        """Wait until all that was asked of this memory is done."""
+        """Wait until all launched work in this memory is complete."""
         self._comm.synchronize()
 
     def timed(self, work: Callable[[], None]) -> float:
-        """Return the seconds from the start of `work` until all that it asked for is done."""
+        """Return the seconds from the start of `work` until all that it launched is complete."""
         begin = time.perf_counter()
         work()
         self.synchronize()
         return time.perf_counter() - begin
 
     def device(self) -> str:
-        """What nccl-tests' list of devices says of this rank."""
+        """Return this rank's entry in nccl-tests' list of devices."""
         return f"device  0 [host] {processor()}"
 
     def free_bytes(self) -> int:
-        """What this rank may take: its share of what is free on the node."""
+        """Return the bytes that this rank may take: its share of the node's free memory."""
         give_back()
         self._comm.control.barrier("memory")
         return available() // self._comm.local_size
 
 
-class GpuPlace(Place):
-    """The memory of this rank's GPU, which is CuPy's current device.
+class GpuMemory(HostMemory):
+    """Memory of this rank's GPU, which is CuPy's current device.
 
     Parameters
     ----------
@@ -98,8 +98,8 @@ class GpuPlace(Place):
     def timed(self, work: Callable[[], None]) -> float:
         """Return the seconds between two events of the current stream, around `work`.
 
-        `work` must end with the current stream's wait for what it put on others.  The host's own
-        wait sleeps between two looks, which would count as a tenth of a short step.
+        `work` must end with the current stream waiting for other streams that it used.  The host's
+        wait sleeps between two polls, which would add a tenth to a short step.
         """
         events = [self._cuda.Event() for _ in range(2)]
         events[0].record()
@@ -120,7 +120,7 @@ class GpuPlace(Place):
 
 
 def give_back() -> None:
-    """Return to the system what Python and malloc keep of arrays that are gone."""
+    """Return freed memory of Python and malloc to the system."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
     if trim is not None:
@@ -128,7 +128,7 @@ def give_back() -> None:
 
 
 def processor() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -138,7 +138,7 @@ def processor() -> str:
 
 
 def available() -> int:
-    """Bytes of host memory that are free, the container's limit looked at."""
+    """Return the free bytes of host memory, within the container's limit."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
