@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tests.conformance.covering import VARIABLE
@@ -40,18 +41,11 @@ LONG = (
 )
 """Files of layer 3b that take long: jobs of their own, and many kernels to compile."""
 
-ON_NODES = (
-    "tests/ranks/test_comm_conformance.py",
-    "tests/ranks/test_store_cases.py",
-    "tests/ranks/test_programs.py",
-    "tests/ranks/test_store_comm.py",
-)
-ON_WAYS = (
-    "tests/ranks/test_node_memory.py",
-    "tests/ranks/test_comm_conformance.py",
-    "tests/ranks/test_store_cases.py",
-    "tests/ranks/test_programs.py",
-)
+ALL = ("env", f"{VARIABLE}=all")
+CASES = ("tests/ranks/test_comm_conformance.py", "tests/ranks/test_store_cases.py")
+PROGRAMS = "tests/ranks/test_programs.py"
+ON_NODES = (*CASES, PROGRAMS, "tests/ranks/test_store_comm.py")
+ON_WAYS = (*CASES, PROGRAMS, "tests/ranks/test_node_memory.py")
 CONTRACT = ("tests/ranks/test_comm_contract.py", "tests/ranks/test_capture_contract.py")
 
 
@@ -76,29 +70,54 @@ class Run:
 
 
 def suite() -> list[Run]:
-    """Return all runs, the longest first."""
+    """Return all runs, the longest first, with the covering set of cases."""
     pytest = (sys.executable, "-m", "pytest")
-    split = ("env", "NCCLKV_RANKS_PER_NODE=2")
-    plain = ("env", "NCCLKV_COMPILED=0")
-    runs = [
+    return [
         Run("unit", (*pytest, "--durations=20", "tests/unit"), 1200),
         # Without CuPy it says so, and tests the little that needs none.
         Run("nccl", (*pytest, "--durations=20", "tests/nccl"), 900),
         Run("jobs", (*pytest, "--durations=20", "tests/jobs"), 480),
         # Without root it says so, and tests nothing.
         Run("hosts", (*pytest, "--durations=20", "tests/hosts"), 600),
+        _on_ranks(4, but=CONTRACT),
         Run("chaos", (*pytest, "tests/chaos"), 300),
         Run("faults", (*pytest, "tests/faults"), 300),
         Run("harness", (*pytest, "tests/harness"), 180),
+        _on_ranks(3, but=(PROGRAMS,)),
+        _on_ranks(2, but=(*CONTRACT, PROGRAMS)),
+        _on_ranks(1, but=(*CONTRACT, PROGRAMS)),
+        *_on_layouts(ON_NODES, CASES),
+        Run("doctests", (*pytest, "--doctest-modules", "ncclkv"), 60),
     ]
-    runs += [Run(f"ranks-{n}", (*ranks(n), "tests/ranks"), 240, n) for n in (4, 3, 2, 1)]
-    runs += [Run(f"nodes-{n}", (*split, *ranks(n), *ON_NODES), 240, n) for n in (4, 3)]
+
+
+def everything() -> list[Run]:
+    """Return the runs of the suite with all cases on all layouts, not the covering set alone."""
+    others = [*_on_layouts(ON_NODES, ON_NODES), *(_on_ranks(size) for size in (1, 2, 3, 4))]
+    runs = {run.name: run for run in (*suite(), *others)}
+    return [
+        replace(run, name=f"all-{name}", command=(*ALL, *run.command), limit=2 * run.limit)
+        for name, run in runs.items()
+    ]
+
+
+def _on_ranks(size: int, but: Sequence[str] = ()) -> Run:
+    """Return the run of ``tests/ranks`` on a node, but for some files and those of a GPU."""
+    left_out = (f"--ignore={path}" for path in (*ON_GPU, *but))
+    return Run(f"ranks-{size}", (*ranks(size), "tests/ranks", *left_out), 240, size)
+
+
+def _on_layouts(files: Sequence[str], some: Sequence[str]) -> list[Run]:
+    """Return the runs of some files on ranks that share less, or have no kernels in C."""
+    split = ("env", "NCCLKV_RANKS_PER_NODE=2")
     halves = ("env", "NCCLKV_NODE_MEMORY=halves")
-    runs.append(Run("halves-4", (*halves, *ranks(4), *ON_WAYS), 240, 4))
-    # The others use the kernels in C, where those are built.
-    runs.append(Run("plain-4", (*plain, *ranks(4), *ON_NODES), 240, 4))
-    runs.append(Run("doctests", (*pytest, "--doctest-modules", "ncclkv"), 60))
-    return runs
+    plain = ("env", "NCCLKV_COMPILED=0")
+    return [
+        Run("nodes-4", (*split, *ranks(4), *files), 240, 4),
+        Run("halves-4", (*halves, *ranks(4), *ON_WAYS), 240, 4),
+        Run("plain-4", (*plain, *ranks(4), *some), 240, 4),
+        Run("nodes-3", (*split, *ranks(3), *some), 240, 3),
+    ]
 
 
 def ranks(size: int) -> tuple[str, ...]:
@@ -119,21 +138,9 @@ def by_name() -> list[Run]:
     ]
 
 
-def everything() -> list[Run]:
-    """Return the runs of the suite with all cases on all layouts, not the covering set alone."""
-    all_cases = ("env", f"{VARIABLE}=all")
-    return [
-        replace(
-            run, name=f"all-{run.name}", command=(*all_cases, *run.command), limit=2 * run.limit
-        )
-        for run in suite()
-    ]
-
-
 def ci() -> list[Run]:
     """Return the runs of ``.ci/run``: all that need no GPU, and a part of layer 3b."""
-    rest = [run for run in by_name() if run.name in ("oldest", "nccl-ranks")]
-    return [*suite(), *rest, *emulated_few()]
+    return [*suite(), *emulated_few(), *(run for run in by_name() if run.name == "oldest")]
 
 
 def gpu_suite() -> list[Run]:

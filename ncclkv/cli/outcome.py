@@ -24,6 +24,10 @@ _OF_MPI = "Other MPI error"
 """Begins what MPICH reports of a connection that broke, as the one to a rank that failed before."""
 
 
+_ENDS_OF_RUNNER = (-signal.SIGTERM, -signal.SIGKILL)
+"""Exit codes of ranks that the runner ends: by its supervisors, or with the launcher's group."""
+
+
 @dataclass
 class Rank:
     """One rank of a job; times are in seconds from the start of the job.
@@ -125,7 +129,7 @@ class Rank:
     def failed(self) -> float | None:
         """Return when it failed; None when it did not."""
         times = [self.failure[1]] if self.failure else []
-        if self.code and not (self.killed and self.code == -signal.SIGKILL):
+        if self.code and not (self.killed and self.code in _ENDS_OF_RUNNER):
             times.append(self.ended)
         return min(times, default=None)
 

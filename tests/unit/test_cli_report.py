@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ncclkv import notify
 from ncclkv.cli import wire
 from ncclkv.cli.outcome import Outcome, Rank
@@ -162,8 +164,9 @@ def test_a_rank_that_never_came_to_the_start_of_mpi():
     )
 
 
-def test_ranks_that_the_runner_killed_have_not_failed():
-    waits = [rank(0, -9, 3.7), rank(2, -9, 3.7)]
+@pytest.mark.parametrize("ended_by", [-9, -15])
+def test_ranks_that_the_runner_killed_have_not_failed(ended_by):
+    waits = [rank(0, ended_by, 3.7), rank(2, -9, 3.7)]
     for each in waits:
         each.mpi, each.killed = notify.MPI_BEGINS, True
     ended = outcome(*waits, rank(1, 0, 0.6))
