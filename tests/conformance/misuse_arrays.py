@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from ncclkv.errors import DTypeMismatch, ShapeMismatch, UsageError
 from tests.conformance.expect import full, intact, probed, refused, same
@@ -217,3 +218,15 @@ def strings_of_any_length(create: Stores) -> None:
         with refused(kv, DTypeMismatch, "StringDType", "float32"):
             call()
     intact(kv)
+
+
+@case()
+def outs_in_values_that_an_updater_has_kept(create: Stores) -> None:
+    kv, kept = create(), []
+    kv.init("a", full(4))
+    kv.set_updater(lambda key, given, stored: kept.append(stored))
+    kv.push("a", full(1))
+    for stored in kept:
+        with pytest.raises(UsageError, match="out is a view of a value in the store"):
+            kv.pull("a", out=stored)
+    same(kv.pull("a"), 4)

@@ -53,6 +53,17 @@ def reset_drops_the_momentum_of_that_key(create: Stores) -> None:
 
 
 @case()
+def the_same_optimizer_set_again_keeps_its_momentum(create: Stores) -> None:
+    kv = create()
+    kv.init("a", full(0))
+    sgd = optimizer.SGD(learning_rate=0.5, momentum=0.5)
+    for _ in range(2):
+        kv.set_optimizer(sgd)
+        kv.push("a", full(1))
+    same(pulled(kv, "a"), -1.25 * kv.num_workers)
+
+
+@case()
 def only_pushed_keys_take_a_step(create: Stores) -> None:
     kv = create()
     kv.init(["a", "b", "c"], [full(0), full(0), full(0)])
