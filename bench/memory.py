@@ -46,7 +46,7 @@ class HostMemory:
 
     def common(self, count: int) -> Buffer | None:
         """Return `count` float32 zeros shared by the node; None without shared memory."""
-        memory = self._comm.common(count * 4)
+        memory = self._comm.node_shared(count * 4)
         return None if memory is None else memory.view(np.float32)
 
     def synchronize(self) -> None:

@@ -43,7 +43,7 @@ class Graph(ABC):
     calls: list[str]
 
     @abstractmethod
-    def keep(self, *objects: object) -> None:
+    def keep_alive(self, *objects: object) -> None:
         """Refer to `objects`, such as arrays that the kernels read and write, until its end."""
 
     @abstractmethod
@@ -101,7 +101,7 @@ class Communicator(ABC):
     def allocate(self, nbytes: int) -> Buffer:
         """Zeroed uint8 memory, aligned to `ALIGNMENT` bytes, that collectives can use best."""
 
-    def common(self, nbytes: int) -> Buffer | None:
+    def node_shared(self, nbytes: int) -> Buffer | None:
         """Zeroed uint8 memory that all ranks of this node have in common; None where none have.
 
         The ranks of a node get the same by the same calls in the same order.  It may be written by
@@ -114,7 +114,7 @@ class Communicator(ABC):
     def allreduce(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
         """Reduce over all ranks into `receive` on each; both may be the same array.
 
-        A `receive` in memory that ranks have in `common` is written once for all of them.
+        A `receive` in memory that ranks have in `node_shared` is written once for all of them.
         """
 
     @abstractmethod
@@ -142,7 +142,7 @@ class Communicator(ABC):
         apply: Apply | None,
         root: int | None = None,
         *,
-        divided: bool = False,
+        sharded_update: bool = False,
     ) -> Work:
         """Reduce, and call `apply` on the ranges this rank updates as they become ready.
 
@@ -157,10 +157,10 @@ class Communicator(ABC):
             ranges that together are ``[0, n)`` once each, in any order.
         root : int, optional
             The one rank that receives and updates; by default all do.
-        divided : bool
-            Where ranks have memory in `common`, those of a node do all this together: each calls
-            `apply` on ranges of its own, and only they hold the sum in its `receive`, unless that
-            is memory in common itself.
+        sharded_update : bool
+            Divide the update between the ranks of a node that shares memory: each calls `apply` on
+            ranges of its own, and its `receive` holds the sum of these alone, unless `receive` is
+            itself `node_shared` memory.
         """
 
     @abstractmethod
@@ -181,7 +181,7 @@ class Communicator(ABC):
         It has a `timeout` in seconds of its own, or else this one's, and is `reproducible` as this.
         """
 
-    def departed(self) -> dict[int, str]:
+    def left_ranks(self) -> dict[int, str]:
         """Ranks that are known to have left, with the reason they gave; does not block."""
         return {}
 
@@ -215,7 +215,7 @@ class Communicator(ABC):
             When it has no meaning for `dtype`, or the library beneath has none of it.
         """
 
-    def follow(self) -> None:
+    def sync_stream(self) -> None:
         """Let the current stream go on after what earlier calls queued, on whatever stream.
 
         On hosts there are no streams.
@@ -229,14 +229,14 @@ class Communicator(ABC):
         """
         return None
 
-    def keep(self, *objects: Any) -> None:
+    def keep_alive(self, *objects: Any) -> None:
         """Refer to `objects` until all that the current stream has been given is done.
 
         On hosts nothing is under way when a call returns.
         """
         return None
 
-    def queue(self) -> AbstractContextManager[None]:
+    def on_comm_stream(self) -> AbstractContextManager[None]:
         """Make the communicator's stream the current one; afterwards the old one waits for it.
 
         On hosts there are no streams.

@@ -89,7 +89,7 @@ class SoloCommunicator(Communicator):
         apply: Apply | None,
         root: int | None = None,
         *,
-        divided: bool = False,
+        sharded_update: bool = False,
     ) -> Work:
         self._check()
         check_root(root, self.size)

@@ -19,7 +19,7 @@ class Request(Protocol):
     def done(self) -> bool:
         """Whether the message has left, or has arrived, and its buffer is free again."""
 
-    def glance(self) -> bool:
+    def poll(self) -> bool:
         """Whether it is worth while to ask `done`: of some kinds that is cheap to tell."""
         return True
 
@@ -91,18 +91,18 @@ class Transport(Messages):
     node : sequence of int
         The ranks that are on this rank's node, in order.
     name : str
-    moment : int
+    spin_limit : int
         How many pauses are so short that a launch may make them.
-    heard : list of (int, bytes)
-        What peers have told, with their ranks, as far as `departed` has heard it.
+    inbox : list of (int, bytes)
+        What peers have told, with their ranks, as far as `left_ranks` has heard it.
     thread_multiple : bool
         Whether several threads of a process may communicate at once.
     """
 
     node: Sequence[int]
     name: str
-    moment = 0
-    heard: list[tuple[int, bytes]]
+    spin_limit = 0
+    inbox: list[tuple[int, bytes]]
     thread_multiple = True
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Transport(Messages):
         """Let others run, between two looks at what is pending; `attempt` counts from 1."""
 
     @abstractmethod
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Let ranks of this node that pause look again: memory that they share has changed."""
 
     def windows_left(self) -> int:
@@ -149,11 +149,11 @@ class Transport(Messages):
         return False
 
     @abstractmethod
-    def departed(self) -> dict[int, str]:
-        """Ranks that said that they left, with the reason they gave; fills `heard`, too."""
+    def left_ranks(self) -> dict[int, str]:
+        """Ranks that said that they left, with the reason they gave; fills `inbox`, too."""
 
     @abstractmethod
-    def inform(self, data: bytes, peers: Iterable[int]) -> None:
+    def post(self, data: bytes, peers: Iterable[int]) -> None:
         """Tell peers something, which they hear when they next look; returns at once."""
 
     @abstractmethod

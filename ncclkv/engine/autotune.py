@@ -80,8 +80,10 @@ class _Trial:
         self._next += nbytes
         start = perf_counter()
         # Where ranks of a node have weights in common, each writes a part: so they do here.
-        divided = self._root is None
-        work = self._comm.reduce_apply(buffer, buffer, "sum", None, self._root, divided=divided)
+        sharded_update = self._root is None
+        work = self._comm.reduce_apply(
+            buffer, buffer, "sum", None, self._root, sharded_update=sharded_update
+        )
         work.label = f"measuring {nbytes} bytes"
         work.wait()
         self._comm.synchronize()

@@ -47,7 +47,7 @@ class BucketState:
         self.bucket = bucket
         self._comm = comm
         self.gradients: Buffer = comm.allocate(bucket.nbytes).view(bucket.dtype)
-        weights = comm.common(bucket.nbytes) if common else None
+        weights = comm.node_shared(bucket.nbytes) if common else None
         self.common = weights is not None
         self.weights: Buffer = self._own() if weights is None else weights.view(bucket.dtype)
         self._states: dict[tuple[int, np.dtype[Any]], Buffer] = {}
@@ -82,7 +82,7 @@ class BucketState:
             known[...] = 0
             return known
         nbytes = self.bucket.count * dtype.itemsize
-        memory = self._comm.common(nbytes) if self.common else None
+        memory = self._comm.node_shared(nbytes) if self.common else None
         if memory is None:
             return self._comm.kernels.zeros(self.bucket.count, dtype)
         self._states[which] = memory.view(dtype)

@@ -92,7 +92,7 @@ class Recording:
 
     def end(self, graph: Graph) -> None:
         """The step is captured; what it needs lives as long as its graph."""
-        graph.keep(self._kept, self.states)
+        graph.keep_alive(self._kept, self.states)
         self.graph = graph
 
     def check(self, rule: Rule) -> None:

@@ -175,7 +175,7 @@ class Flushes(Reads):
         self.untold = self.placement.root is not None and self._comm.size > 1
         if self.placement.updates and isinstance(self.rule, FunctionRule):
             slots = [self.layout[key] for key in self.layout.registry.update_order(keys)]
-            with self._comm.queue():
+            with self._comm.on_comm_stream():
                 raised = self.rule.run(slots)
             if raised is not None:
                 self.raised, key = raised

@@ -274,7 +274,7 @@ class FlushAgreement:
         """Put back the gradients that were filled up for the flush that has ended."""
         for slot, kept in self._kept:
             self._kernels.pack(kept, slot.gradient)
-        self._comm.keep(*(kept for _, kept in self._kept))
+        self._comm.keep_alive(*(kept for _, kept in self._kept))
         self._kept.clear()
 
 

@@ -85,7 +85,7 @@ class Layout:
             for entry in state.bucket.entries:
                 slot = self._slots[entry.key] = Slot(state, entry)
                 self._kernels.pack(self._pending[entry.key], slot.weight)
-        self._comm.keep(*self._pending.values())
+        self._comm.keep_alive(*self._pending.values())
         self._pending.clear()
         self.pending_bytes = 0
         self.states += states

@@ -41,7 +41,7 @@ class Reads:
 
     def keep(self, arrays: Sequence[Array]) -> None:
         """Let arrays live until what reads them now is over."""
-        self._comm.keep(*arrays)
+        self._comm.keep_alive(*arrays)
 
     def plan_pull(self, reads: Sequence[tuple[Key, Array]]) -> tuple[Pull, list[Array]]:
         """Sort what is to be read; return the arrays to be written in a row, too.

@@ -52,7 +52,7 @@ class BucketReduction:
             if op == "avg" and active is not None and active < self._comm.size:
                 op, apply = "sum", self._dividing(receive, active, apply)
             work = self._comm.reduce_apply(
-                gradients, receive, op, apply, root, divided=state.common
+                gradients, receive, op, apply, root, sharded_update=state.common
             )
             work.label = label
             state.in_flight.add(work, since)

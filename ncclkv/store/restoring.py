@@ -128,7 +128,7 @@ class Restoring(Saving, UpdateVerbs):
                 continue
             for spec, value in zip(specs, given, strict=True):
                 self._engine.replace(spec.key, value)
-            self._comm.keep(*given)
+            self._comm.keep_alive(*given)
 
     def _put_states(self, head: Manifest, arrays: Mapping[str, Array]) -> None:
         """Give the ranks that update what the optimizer remembers of each key."""
@@ -151,7 +151,7 @@ class Restoring(Saving, UpdateVerbs):
             numbers = [n for s in specs for n in range(len(head.states[s.index]))]
             for slot, number, array in zip(slots, numbers, given, strict=True):
                 self._kernels.pack(array, rule.states(slot)[number])
-            self._comm.keep(*given)
+            self._comm.keep_alive(*given)
 
     def _own(self, given: Array) -> Array:
         """A copy of an array in the memory that the store's values are in."""

@@ -216,7 +216,7 @@ class Verb:
                 )
             if session.failure is not None:
                 raise again(session.failure)
-            session.comm.follow()
+            session.comm.sync_stream()
         except UsageError as error:
             session.put_rank(error)
             raise

@@ -28,7 +28,7 @@ class Told:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._host, name)
 
-    def departed(self) -> dict[int, str]:
+    def left_ranks(self) -> dict[int, str]:
         return self.gone
 
     def abort(self, reason: str) -> None:

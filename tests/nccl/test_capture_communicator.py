@@ -31,7 +31,7 @@ def test_a_communicator_captures() -> None:
             with pytest.raises(UsageError, match="the launch of a graph was called inside a cap"):
                 graph.launch()
             kept = np.zeros(1)
-            comm.keep(kept)
+            comm.keep_alive(kept)
             assert any(kept is each for each in graph._kept)  # type: ignore[attr-defined]
         assert graph.calls == ["a reduction of 8 bytes to all ranks (mine)"]
         assert work.done()

@@ -53,7 +53,7 @@ def test_a_rank_that_waits_for_one_whose_store_was_dropped_is_told():
             dropped(seat, lambda comm: comm).wait()
             return
         comm, _ = watched(seat)
-        comm._peers.departed = comm._peers._host.departed
+        comm._peers.left_ranks = comm._peers._host.left_ranks
         array = ones(seat)
         comm.allreduce(array, array)
         error = error_of(comm.synchronize)

@@ -99,7 +99,7 @@ def test_a_rank_that_left_ends_the_wait_and_the_next_call_raises(caplog):
             comm._peers.gone = {1: "ValueError: on purpose"}
             eyes.wait()
             assert aborted(seat)
-            for call in (comm.follow, comm.synchronize, lambda: comm.allreduce(array, array)):
+            for call in (comm.sync_stream, comm.synchronize, lambda: comm.allreduce(array, array)):
                 error = error_of(call)
                 assert type(error) is RankLost
                 assert "rank 0 of 2: rank 1 left while a reduction of 16 bytes" in str(error)

@@ -78,7 +78,7 @@ def test_values_outlive_their_store(
     kv.push("w", np.full(100_000, kv.rank + 1.0))
     kv.pull("w")
     value = kv.value("w")
-    assert (kv._comm.common(0) is not None) == (way == "files")
+    assert (kv._comm.node_shared(0) is not None) == (way == "files")
     assert not names_of_windows()
     kv.close()
     del kv

@@ -15,17 +15,17 @@ class Post:
 
     def __init__(self, rank: int, all_of_them: list[Post], size: int) -> None:
         self.rank, self.size = rank, size
-        self.heard: list[tuple[int, bytes]] = []
+        self.inbox: list[tuple[int, bytes]] = []
         self.told: list[int] = []
         self._all = all_of_them
         all_of_them.append(self)
 
-    def inform(self, data: bytes, peers: Iterable[int]) -> None:
+    def post(self, data: bytes, peers: Iterable[int]) -> None:
         for peer in peers:
             self.told.append(peer)
-            self._all[peer].heard.append((self.rank, data))
+            self._all[peer].inbox.append((self.rank, data))
 
-    def departed(self) -> dict[int, str]:
+    def left_ranks(self) -> dict[int, str]:
         return {}
 
     def pause(self, attempt: int) -> None:

@@ -85,7 +85,7 @@ def test_only_the_last_calls_are_reported() -> None:
     note(first, *range(REPORTED + 50))
     note(second, *range(REPORTED + 40), *[-1] * 10)
     first.tell("")
-    assert len(second._transport.heard[0][1]) < 64 * 1024
+    assert len(second._transport.inbox[0][1]) < 64 * 1024
     assert f"call {REPORTED + 41} of this store" in str(second.found())
 
 
@@ -163,7 +163,7 @@ def test_an_error_is_explained_by_what_others_tell() -> None:
     first.tell("")
     error = second.explained(OrderMismatch("somehow"))
     assert "rank 0 called call 1 at train.py:1, but rank 1 called call 2" in str(error)
-    assert first._transport.heard, "the others are told"
+    assert first._transport.inbox, "the others are told"
 
 
 def test_an_error_that_nobody_explains_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_a_verdict_that_is_passed_on_names_who_found_it() -> None:
     first.tell("rank 0 of 3: it is wrong")
     found = second.found()
     second.tell(str(found))
-    third._transport.heard.pop(0)  # the first one's own is lost on its way
+    third._transport.inbox.pop(0)  # the first one's own is lost on its way
     assert str(third.found()) == "rank 2 of 3: rank 0 found: rank 0 of 3: it is wrong"
 
 

@@ -62,7 +62,7 @@ def test_memory_in_common_gets_the_same_sums(monkeypatch: pytest.MonkeyPatch, co
     """Short ones too, which otherwise go from rank to rank."""
 
     def body(comm: Communicator) -> None:
-        receive = comm.common(4 * count)
+        receive = comm.node_shared(4 * count)
         assert receive is not None
         sums, seen = receive.view(np.float32), np.zeros(count)
         send = np.full(count, (1e8, 1.0, -1e8, 1.0)[comm.rank], np.float32)
@@ -71,7 +71,7 @@ def test_memory_in_common_gets_the_same_sums(monkeypatch: pytest.MonkeyPatch, co
             seen[lo:hi] += 1
             assert (sums[lo:hi] == 1.0).all()
 
-        comm.reduce_apply(send, sums, "sum", apply, divided=True).wait()
+        comm.reduce_apply(send, sums, "sum", apply, sharded_update=True).wait()
         comm.barrier().wait()
         # ((1e8 + 1) - 1e8) + 1; by pairs it would be 0.
         assert (sums == 1.0).all()

@@ -27,7 +27,7 @@ class Sent:
     def done(self) -> bool:
         return self.taken
 
-    def glance(self) -> bool:
+    def poll(self) -> bool:
         return True
 
 
@@ -46,7 +46,7 @@ class Awaited:
             sent.taken = self._arrived = True
         return self._arrived
 
-    def glance(self) -> bool:
+    def poll(self) -> bool:
         return True
 
 

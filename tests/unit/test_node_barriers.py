@@ -26,7 +26,7 @@ Place = Callable[[Communicator], np.ndarray]
 
 def common(comm: Communicator) -> np.ndarray:
     """One result that all ranks read."""
-    memory = comm.common(4 * COUNT)
+    memory = comm.node_shared(4 * COUNT)
     assert memory is not None, "the ranks share no memory here"
     return memory.view(np.float32)
 
@@ -97,7 +97,9 @@ def test_without_one_of_its_meetings_a_sum_through_halves_goes_wrong(
 
 def goes_wrong_without(phase: int, patch: pytest.MonkeyPatch, place: Place) -> None:
     """Let nobody wait for a phase: the sums must show it."""
-    behind = CollectiveSlot.behind
-    patch.setattr(CollectiveSlot, "behind", lambda turn, n: [] if n == phase else behind(turn, n))
+    stragglers = CollectiveSlot.stragglers
+    patch.setattr(
+        CollectiveSlot, "stragglers", lambda turn, n: [] if n == phase else stragglers(turn, n)
+    )
     with pytest.raises(Exception, match=r"wrong from|different calls"):
         testing.run_ranks(RANKS, sums, place, timeout=stretched(20.0))

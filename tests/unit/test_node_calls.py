@@ -142,8 +142,8 @@ def test_a_call_is_the_same_after_it_was_packed() -> None:
     for dtype in [np.dtype(bool), *INTEGERS, *FLOATS, *COMPLEX]:
         array = np.zeros(5, dtype)
         for call in (
-            header.reduction(array.nbytes, dtype, "sum", None, divided=False),
-            header.reduction(array.nbytes, dtype, "prod", 1000, divided=True),
+            header.reduction(array.nbytes, dtype, "sum", None, sharded_update=False),
+            header.reduction(array.nbytes, dtype, "prod", 1000, sharded_update=True),
             header.broadcast(array, 0),
             header.broadcast(array, 7),
             header.reduce_scatter(array, "min"),
@@ -160,7 +160,7 @@ def test_ranks_of_another_node_are_told_even_of_the_shortest_sums(
 
     def body(comm: Communicator) -> None:
         # One byte for each rank of a node: no refusal must look like it.
-        receive = comm.common(2)
+        receive = comm.node_shared(2)
         assert receive is not None
         op = "max" if comm.rank == 0 else "sum"
         comm.allreduce(np.ones(2, np.uint8), receive, op).wait()
@@ -176,7 +176,7 @@ def test_the_shortest_sums_of_several_nodes(monkeypatch: pytest.MonkeyPatch, cou
 
     def body() -> None:
         comm = threads.world(5.0)
-        receive = comm.common(count)
+        receive = comm.node_shared(count)
         assert receive is not None
         for step in range(10):
             comm.allreduce(np.full(count, step + comm.rank, np.uint8), receive).wait()

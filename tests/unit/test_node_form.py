@@ -30,7 +30,7 @@ def sums() -> bool:
     receive = np.zeros(50_000)
     comm.allreduce(np.full(50_000, comm.rank + 1.0), receive).wait()
     assert (receive == comm.size * (comm.size + 1) / 2).all()
-    common = comm.common(100)
+    common = comm.node_shared(100)
     comm.close()
     return common is not None
 
@@ -203,7 +203,7 @@ def test_what_finds_no_room_in_a_space_is_copied_through_it(
     def body() -> list[bool]:
         comm = threads.world()
         sends = [comm.allocate(MIB).view(np.float32) for _ in range(4)]
-        commons = [comm.common(MIB) for _ in range(4)]
+        commons = [comm.node_shared(MIB) for _ in range(4)]
         for number, send in enumerate(sends):
             send[:] = number + comm.rank
             for receive in (np.zeros_like(send), *sends[number + 1 :]):

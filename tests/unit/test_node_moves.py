@@ -108,9 +108,9 @@ def pairs(place: Place) -> None:
 
 def leave_out(monkeypatch: pytest.MonkeyPatch, phase: int) -> None:
     """Have no rank wait for others to come to a phase."""
-    behind = CollectiveSlot.behind
+    stragglers = CollectiveSlot.stragglers
     monkeypatch.setattr(
-        CollectiveSlot, "behind", lambda turn, n: [] if n == phase else behind(turn, n)
+        CollectiveSlot, "stragglers", lambda turn, n: [] if n == phase else stragglers(turn, n)
     )
 
 

@@ -37,7 +37,7 @@ class Seat:
 
     def turn(self) -> tuple[CollectiveSlot, int, CollectiveSlot | None]:
         """The next turn, its place for a copy, and whose that was."""
-        turn = self.node.flags.turn()
+        turn = self.node.sequence.next_slot()
         return (turn, *self.short.ring.take(turn))
 
     def attend(self, turn: CollectiveSlot, slot: int, before: CollectiveSlot | None) -> int:
@@ -61,17 +61,17 @@ def test_the_first_enters_and_the_second_has_the_sum(seats: tuple[Seat, Seat]) -
     here = first.turn()
     assert first.attend(*here) == BEGUN
     assert (first.receive == -1).all()
-    assert not here[0].met(ENTERED)
+    assert not here[0].all_reached(ENTERED)
     assert second.attend(*second.turn()) == compiled.COMPLETE
     assert (second.receive == first.send + second.send).all()
-    assert here[0].met(ENTERED)
-    assert here[0].met(DONE)
-    assert here[0].alike(*first.short.words)
+    assert here[0].all_reached(ENTERED)
+    assert here[0].all_reached(DONE)
+    assert here[0].headers_match(*first.short.words)
 
 
 def test_a_note_from_before_is_no_flag(seats: tuple[Seat, Seat]) -> None:
     first, second = seats
-    second.node.flags.turn().note(second.short.words)
+    second.node.sequence.next_slot().write_header(second.short.words)
     assert first.attend(*first.turn()) == BEGUN
     assert (first.receive == -1).all()
 
@@ -83,9 +83,9 @@ def test_another_call_is_not_summed(seats: tuple[Seat, Seat]) -> None:
     assert first.attend(*here) == BEGUN
     assert second.attend(*second.turn()) == BEGUN
     assert (second.receive == -1).all()
-    assert here[0].met(ENTERED)
-    assert not here[0].met(DONE)
-    assert not here[0].alike(*first.short.words)
+    assert here[0].all_reached(ENTERED)
+    assert not here[0].all_reached(DONE)
+    assert not here[0].headers_match(*first.short.words)
 
 
 def test_nothing_is_written_over_what_another_rank_may_read(seats: tuple[Seat, Seat]) -> None:
@@ -101,18 +101,18 @@ def test_nothing_is_written_over_what_another_rank_may_read(seats: tuple[Seat, S
     assert second.attend(*second.turn()) == compiled.COMPLETE
     assert (second.receive == first.send - 100 + second.send).all()
     assert first.attend(*later) == NOT_BEGUN, "this rank itself has not read it"
-    held[0].reach(DONE)
+    held[0].publish(DONE)
     assert first.attend(*later) == BEGUN
 
 
 def test_a_place_of_flags_that_is_not_free_is_waited_for(seats: tuple[Seat, Seat]) -> None:
     first, second = seats
-    theirs = second.node.flags.turn()
+    theirs = second.node.sequence.next_slot()
     for _ in range(RING):
-        first.node.flags.turn()
+        first.node.sequence.next_slot()
     turn, slot, before = first.turn()
     assert first.attend(turn, slot, before) == NOT_BEGUN
-    theirs.reach(DONE)
+    theirs.publish(DONE)
     assert first.attend(turn, slot, before) == BEGUN
 
 
@@ -148,4 +148,4 @@ def test_wrong_calls_raise_and_tell_nobody(seats: tuple[Seat, Seat], wrong: str)
     spoil(args)
     with pytest.raises(error, match=words):
         compiled.short_sum(*args)
-    assert not second.node.flags.turn().met(ENTERED)
+    assert not second.node.sequence.next_slot().all_reached(ENTERED)

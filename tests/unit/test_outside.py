@@ -27,7 +27,7 @@ class Looked(HostWork):
         self.alone.append(is_held(self._flight.lock))
         return False
 
-    def stuck(self) -> bool:
+    def blocked(self) -> bool:
         return False
 
     def missing(self) -> set[int]:

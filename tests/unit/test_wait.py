@@ -35,17 +35,17 @@ class Still(Transport):
     def __init__(self) -> None:
         self.gone: dict[int, str] = {}
         self.pauses: list[int] = []
-        self.heard = []
+        self.inbox = []
         self.told: list[int] = []
 
     def pause(self, attempt: int) -> None:
         self.pauses.append(attempt)
         time.sleep(1e-4)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         raise NotImplementedError
 
-    def departed(self) -> dict[int, str]:
+    def left_ranks(self) -> dict[int, str]:
         return self.gone
 
     def send(self, data: Buffer, peer: int, tag: int) -> Request:
@@ -54,7 +54,7 @@ class Still(Transport):
     def receive(self, into: Buffer, peer: int, tag: int) -> Request:
         raise NotImplementedError
 
-    def inform(self, data: bytes, peers: Iterable[int]) -> None:
+    def post(self, data: bytes, peers: Iterable[int]) -> None:
         self.told.extend(peers)
 
     def leave(self, reason: str) -> None:
@@ -158,7 +158,7 @@ def test_what_came_before_the_departure_counts() -> None:
     class Late(Still):
         """The last message of a rank is there once its farewell is."""
 
-        def departed(self) -> dict[int, str]:
+        def left_ranks(self) -> dict[int, str]:
             message.looks = 0
             return {3: "bye"}
 
@@ -182,7 +182,7 @@ def test_a_failure_is_raised_again_at_once(again: str) -> None:
 def test_whom_a_rank_waits_for_may_wait_for_one_that_has_left() -> None:
     transport = Still()
     flight = ProgressEngine(transport, 5.0)
-    flight.relayed = True
+    flight.multi_node = True
     transport.gone = {2: "ValueError: no"}
     begin = time.monotonic()
     with pytest.raises(RankLost, match=r"rank 2 left while a sum waited.*ValueError: no"):
@@ -195,7 +195,7 @@ def test_a_glance_saves_looks_at_what_is_not_there(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(progress, "_busy", set())
 
     class Late(Message):
-        def glance(self) -> bool:
+        def poll(self) -> bool:
             return len(transport.pauses) >= 10
 
     transport = Still()

@@ -88,7 +88,7 @@ def _await_others(folder: Path, store: str, calls: CallComparison) -> None:
     ranks = {*range(calls.transport.size)} - {calls.transport.rank}
     limit = time.monotonic() + _OTHERS_SECONDS
     while time.monotonic() < limit:
-        left = calls.transport.departed()
+        left = calls.transport.left_ranks()
         ranks = {
             rank
             for rank in ranks
@@ -137,12 +137,12 @@ def _of_store(calls: CallComparison, now: float) -> dict[str, Any]:
     """Return this rank's calls, and what is known of the other ranks."""
     rank, size = calls.transport.rank, calls.transport.size
     with suppress(Exception):  # MPI may be gone
-        calls.transport.departed()
+        calls.transport.left_ranks()
         calls.hear()
     others = {each: calls.report(each, ANSWERED) for each in range(size) if each != rank}
     left: dict[int, str] = {}
     with suppress(Exception):
-        left = dict(calls.transport.departed())
+        left = dict(calls.transport.left_ranks())
     members = [] if calls.roster is None else calls.roster.members
     return {
         "ranks": [{"host": member.host, "pid": member.pid} for member in members],

@@ -44,14 +44,14 @@ class AwaitedWork(Protocol):
     ----------
     finished : bool
         Whether it is complete on this rank.
-    asked : int
+    reports_requested : int
         How often the reports of missing ranks were requested for it.
     reported : int
         How many lines about it were due on stderr.
     """
 
     finished: bool
-    asked: int
+    reports_requested: int
     reported: int
 
     def missing(self) -> set[int]:
@@ -61,7 +61,7 @@ class AwaitedWork(Protocol):
 class Progress(Protocol):
     """The collectives in flight among which a work waits."""
 
-    relayed: bool
+    multi_node: bool
     """Whether a rank that is waited for may itself wait for others, by messages."""
 
     def progress(self) -> None:
@@ -95,12 +95,12 @@ class HangDetector:
 
     def trouble(self, flight: Progress, work: AwaitedWork, waited: float) -> KVStoreError | None:
         """What to raise when ranks' calls differ, or one that `work` needs has left."""
-        departed = self._transport.departed()
+        departed = self._transport.left_ranks()
         found = self._calls.found() or self._long(flight, work, waited)
         if found is not None:
             self._calls.tell(str(found))
             return found
-        relayed = flight.relayed and waited > _RELAY_SECONDS
+        relayed = flight.multi_node and waited > _RELAY_SECONDS
         dead = self._dead()
         if not (departed or dead):
             return None
@@ -122,12 +122,12 @@ class HangDetector:
 
     def _long(self, flight: Progress, work: AwaitedWork, waited: float) -> OrderMismatch | None:
         """How the calls of ranks differ; whom a long wait waits for is asked, now and then."""
-        if not is_due(waited, work.asked):
+        if not is_due(waited, work.reports_requested):
             return None
         missing = flight.missing(work)
         self._calls.board.wait_for(missing, str(work), waited)
-        self._calls.ask(missing, work.asked)
-        work.asked += 1
+        self._calls.ask(missing, work.reports_requested)
+        work.reports_requested += 1
         names = [report.name for rank in missing if (report := self._calls.report(rank))]
         mine = self._calls.report(self._transport.rank)
         words = mine.calls[-1].text if mine and mine.calls else str(work)
@@ -186,7 +186,7 @@ class HangDetector:
         begin, attempt, peer = time.monotonic(), 0, failure.peer
         report = f"; MPI reports: {failure.report}" if failure.report else ""
         while (waited := time.monotonic() - begin) < _FAILED_SECONDS:
-            departed = self._transport.departed()
+            departed = self._transport.left_ranks()
             if peer in departed:
                 return self._left(peer, departed[peer] + report, work)
             if waited > _ARRIVAL_SECONDS and peer in self._calls.dead():

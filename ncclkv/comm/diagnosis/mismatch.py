@@ -100,7 +100,7 @@ class CallComparison:
         self._inform([self._transport.rank, *near], far, wanted=wanted)
         begin, attempt = time.monotonic(), 0
         while time.monotonic() < begin + _PATIENCE:
-            self._transport.departed()
+            self._transport.left_ranks()
             self.hear()
             # Ranks that came to their own deadline just before have told, and may answer no more.
             if all(self._reports.get(rank, (None, 0.0))[1] > begin - _FRESH for rank in wanted):
@@ -126,11 +126,11 @@ class CallComparison:
             (rank, plain(self.board.read(rank, most)._replace(state=self.state(rank))))
             for rank in subjects
         ]
-        self._transport.inform(pickle.dumps((told, wanted, verdict)), ranks)
+        self._transport.post(pickle.dumps((told, wanted, verdict)), ranks)
 
     def hear(self) -> None:
-        """Take in what others have told, and answer; `Transport.departed` has heard it."""
-        heard = self._transport.heard
+        """Take in what others have told, and answer; `Transport.left_ranks` has heard it."""
+        heard = self._transport.inbox
         while heard:
             peer, data = heard.pop(0)
             reports, wanted, verdict = pickle.loads(data)
@@ -209,7 +209,7 @@ class CallComparison:
         limit = time.monotonic() + _PATIENCE
         attempt = 0
         while time.monotonic() < limit:
-            self._transport.departed()
+            self._transport.left_ranks()
             found = self.look() or self.found()
             if found is not None:
                 return found

@@ -55,5 +55,5 @@ def silent(calls: CallComparison, since: float) -> list[tuple[int, ...]]:
     if calls.roster is None or not calls.board.log.count:
         return []
     heard = {rank for rank, when in calls.heard.items() if when >= since}
-    heard |= {calls.transport.rank, *calls.transport.departed()}
+    heard |= {calls.transport.rank, *calls.transport.left_ranks()}
     return [node for node in calls.roster.nodes if heard.isdisjoint(node)]

@@ -109,9 +109,9 @@ class HostCommunicator(Communicator):
         self._lanes = TagPool(transport, self._flight, offset=0)
         self.control: HostObjectComm = HostObjectComm(transport, self._flight)
         self._node = self._form(among or self.control) if share else None
-        self._flight.relayed = share and (self._node is None or len(self._node.nodes) > 1)
+        self._flight.multi_node = share and (self._node is None or len(self._node.nodes) > 1)
         if self._node is not None:
-            self._node.flags.mark = self.mark
+            self._node.sequence.mark = self.mark
             self._flight.calls.board = FlightRecorder(transport.rank, self._node.boards)
         self._shorts: dict[tuple[int, np.dtype[Any], str, int | None], SmallAllReduce] = {}
         self._known = PlanCache()
@@ -130,8 +130,8 @@ class HostCommunicator(Communicator):
         memory = None if self._node is None else self._node.allocate(nbytes)
         return allocate(nbytes) if memory is None else memory
 
-    def common(self, nbytes: int) -> Buffer | None:
-        return None if self._node is None else self._node.common(nbytes)
+    def node_shared(self, nbytes: int) -> Buffer | None:
+        return None if self._node is None else self._node.node_shared(nbytes)
 
     def check(self, op: str, dtype: np.dtype[Any], what: str = "") -> None:
         check_op(op, dtype, what)
@@ -150,9 +150,9 @@ class HostCommunicator(Communicator):
         apply: Apply | None,
         root: int | None = None,
         *,
-        divided: bool = False,
+        sharded_update: bool = False,
     ) -> Work:
-        make = self._known.find(send, receive, op, root, divided=divided)
+        make = self._known.find(send, receive, op, root, sharded_update=sharded_update)
         if make is not None:
             return self._flight.launch(make(send, receive, apply))
         check_root(root, self.size)
@@ -160,12 +160,14 @@ class HostCommunicator(Communicator):
         check_op(op, send.dtype)
         node = self._node
         if node is None:
-            return self._by_messages(ReductionCall(send, receive, op, apply, root, divided=False))
-        together = divided or (root is None and node.is_common(receive))
+            return self._by_messages(
+                ReductionCall(send, receive, op, apply, root, sharded_update=False)
+            )
+        together = sharded_update or (root is None and node.is_node_shared(receive))
         request = ReductionCall(send, receive, op, apply, root, together)
         if len(node.nodes) == 1:
             make = self._prepare(node, request)
-            self._known.add(send, receive, op, root, make, divided=divided)
+            self._known.add(send, receive, op, root, make, sharded_update=sharded_update)
             return self._flight.launch(make(send, receive, apply))
         if send.nbytes <= SHORT_BYTES and not together:
             return self._by_messages(request)
@@ -174,7 +176,7 @@ class HostCommunicator(Communicator):
     def _prepare(self, node: Node, request: ReductionCall) -> Make:
         """What makes reductions such as this one, on one node."""
         send = request.send
-        if send.nbytes <= INLINE_BYTES and not request.divided:
+        if send.nbytes <= INLINE_BYTES and not request.sharded_update:
             kind = send.size, send.dtype, request.op, request.root
             if len(self._shorts) >= _MOST_SHORTS:
                 self._shorts.clear()
@@ -273,8 +275,8 @@ class HostCommunicator(Communicator):
         twin.reproducible = self.reproducible
         return twin
 
-    def departed(self) -> dict[int, str]:
-        return dict(self._transport.departed())
+    def left_ranks(self) -> dict[int, str]:
+        return dict(self._transport.left_ranks())
 
     def abort(self, reason: str) -> None:
         if not self._closed:
@@ -297,7 +299,7 @@ class HostCommunicator(Communicator):
             self._closed = True
             self._flight.end(UsageError(closed(self.rank, self.size)))
             # What slow ranks have asked is taken, though nobody answers: MPI keeps it otherwise.
-            self._transport.departed()
+            self._transport.left_ranks()
             self._transport.close()
             if self._node is not None:
                 self._node.close()

@@ -52,7 +52,7 @@ class MpiTransport(Transport):
         Seconds that MPI may take to make communicators and windows for these ranks.
     """
 
-    moment = _YIELDS // 2
+    spin_limit = _YIELDS // 2
 
     def __init__(self, comm: MPI.Comm, timeout: float) -> None:
         from mpi4py import MPI
@@ -72,7 +72,7 @@ class MpiTransport(Transport):
             machine.Free()
         self._where = f"rank {self.rank}"
         self._departed: dict[int, str] = {}
-        self.heard = []
+        self.inbox = []
         self._informing: list[Request] = []
         self._closed = False
         _open.add(self)
@@ -126,7 +126,7 @@ class MpiTransport(Transport):
         else:
             time.sleep(min(_FIRST_SLEEP * 2 ** min((attempt - _YIELDS) // 64, 10), _LONGEST_SLEEP))
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         # Processes look by themselves; but none may go on without MPI, by which it tells its end.
         self._check()
 
@@ -146,7 +146,7 @@ class MpiTransport(Transport):
             finally:
                 node.Free()
 
-    def departed(self) -> dict[int, str]:
+    def left_ranks(self) -> dict[int, str]:
         from mpi4py import MPI
 
         self._check()
@@ -167,11 +167,11 @@ class MpiTransport(Transport):
     def _take(self, peer: int, notice: bytes) -> None:
         """Take in what a peer told."""
         if notice[:1] == _NEWS:
-            self.heard.append((peer, notice[1:]))
+            self.inbox.append((peer, notice[1:]))
         else:
             self._departed[peer] = notice[1:].decode(errors="replace")
 
-    def inform(self, data: bytes, peers: Iterable[int]) -> None:
+    def post(self, data: bytes, peers: Iterable[int]) -> None:
         self._informing = [message for message in self._informing if not _is_over(message)]
         self._informing += self._tell(_NEWS + data, peers)
 

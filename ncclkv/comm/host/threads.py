@@ -64,7 +64,7 @@ class ThreadGroup:
         self.changed = threading.Condition()
         self.boxes: dict[_Address, deque[_Letter]] = {}
         self._departed: dict[int, str] = {}
-        self.heard: list[list[tuple[int, bytes]]] = [[] for _ in range(size)]
+        self.inbox: list[list[tuple[int, bytes]]] = [[] for _ in range(size)]
         self.version = 0
         self._splits: dict[int, _Split] = {}
         self._windows: dict[int, _Window] = {}
@@ -80,9 +80,9 @@ class ThreadGroup:
             self._departed[rank] = reason
             self.announce()
 
-    def departed(self) -> dict[int, str]:
+    def left_ranks(self) -> dict[int, str]:
         """Who has left, here or further up."""
-        above = {} if self._parent is None else self._parent.departed()
+        above = {} if self._parent is None else self._parent.left_ranks()
         inherited = {
             rank: above[old] for rank, old in enumerate(self._parent_ranks) if old in above
         }
@@ -162,7 +162,7 @@ class ThreadTransport(Transport):
         self._splits = 0
         self._windows = 0
         self._seen = -1
-        self.heard = group.heard[rank]
+        self.inbox = group.inbox[rank]
 
     def send(self, data: Buffer, peer: int, tag: int) -> Request:
         letter = _Letter(data, peer)
@@ -181,7 +181,7 @@ class ThreadTransport(Transport):
                 self._group.changed.wait(_PAUSE_SECONDS)
             self._seen = self._group.version
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         with self._group.changed:
             self._group.announce()
 
@@ -196,13 +196,13 @@ class ThreadTransport(Transport):
         parts = self._group.window(self._windows, self.rank, allocate(nbytes))
         return [parts[rank] for rank in self.node]
 
-    def departed(self) -> dict[int, str]:
-        return self._group.departed()
+    def left_ranks(self) -> dict[int, str]:
+        return self._group.left_ranks()
 
-    def inform(self, data: bytes, peers: Iterable[int]) -> None:
+    def post(self, data: bytes, peers: Iterable[int]) -> None:
         with self._group.changed:
             for peer in peers:
-                self._group.heard[peer].append((self.rank, data))
+                self._group.inbox[peer].append((self.rank, data))
             self._group.announce()
 
     def leave(self, reason: str) -> None:

@@ -58,9 +58,9 @@ class ProgressEngine:
     ----------
     failure : KVStoreError or None
         What is raised by every later call.
-    relayed : bool
+    multi_node : bool
         Whether a rank that is waited for may itself wait for others, by messages.
-    moment : int
+    spin_limit : int
         The transport's.
     mark : Mark
         Each collective is launched with it, and comes to nothing where it differs.
@@ -76,11 +76,11 @@ class ProgressEngine:
         self._lookout = HangDetector(transport, self.calls)
         self.mark = CallDigest()
         self._timeout = timeout
-        self.moment = transport.moment
+        self.spin_limit = transport.spin_limit
         self._thread = threading.get_ident()
         self._active: list[HostWork] = []
         self.failure: KVStoreError | None = None
-        self.relayed = False
+        self.multi_node = False
         self.lock = threading.RLock()
         with _flights_change:
             _flights.add(self)
@@ -93,7 +93,7 @@ class ProgressEngine:
         """Tell the ranks of this flight that its thread waits in another; hear what they tell."""
         self.calls.board.wait_elsewhere(words, names)
         with suppress(KVStoreError), self.lock:
-            self._transport.departed()
+            self._transport.left_ranks()
             self.calls.hear()
 
     def end(self, failure: KVStoreError) -> None:
@@ -104,7 +104,7 @@ class ProgressEngine:
         """Start a collective; it makes its first step here."""
         self.check()
         work.flight = self
-        if work.brief and not self._active and self._is_done_soon(work):
+        if work.eager and not self._active and self._is_done_soon(work):
             return work
         self._thread = threading.get_ident()
         # Kept before its first step: messages of a step that fails may still be written to.
@@ -128,11 +128,11 @@ class ProgressEngine:
     def _is_done_soon(self, work: HostWork) -> bool:
         """Give a collective a moment: one that is over then needs no more to be thought of."""
         self._step(work)
-        for attempt in range(self.moment):
+        for attempt in range(self.spin_limit):
             if work.finished:
                 break
             self._transport.pause(attempt)
-            if not work.stuck():
+            if not work.blocked():
                 self._step(work)
         return work.finished
 
@@ -165,7 +165,7 @@ class ProgressEngine:
     def wait(self, work: HostWork, timeout: float | None) -> None:
         """Look, and let others run, until `work` is complete; mind the deadline and losses."""
         self._wait(work, timeout)
-        if work.asked:
+        if work.reports_requested:
             # Of a wait in vain it stays known: ranks that wait for this one look for it.
             self.calls.board.arrived()
             for other in self.siblings():
@@ -179,7 +179,7 @@ class ProgressEngine:
             others = self._others()
             hurry = attempt < _YOUNG and not others and len(self._active) == 1
             glances = _GLANCES if hurry else 1
-            while glances and work.stuck():
+            while glances and work.blocked():
                 glances -= 1
                 attempt += 1
                 self._transport.pause(attempt)
@@ -233,16 +233,16 @@ class HostWork(Work):
         What it is launched in.
     finished : bool
         Whether it is complete on this rank.
-    brief : bool
-        Whether it is over in a moment, once all ranks have come to it, and waits for no message.
-    asked, reported : int
+    eager : bool
+        True when it completes soon after all ranks have launched it, and waits for no message.
+    reports_requested, reported : int
         How often others' calls have been looked at for it, and a line on stderr was due.
     """
 
     flight: ProgressEngine
     finished = False
-    brief = False
-    asked = reported = 0
+    eager = False
+    reports_requested = reported = 0
 
     def __init__(self, what: object) -> None:
         self._what = what
@@ -255,7 +255,7 @@ class HostWork(Work):
         """Go on as far as can be without waiting; tell whether nothing is left to do."""
 
     @abstractmethod
-    def stuck(self) -> bool:
+    def blocked(self) -> bool:
         """Whether a glance shows that it cannot go on."""
 
     @abstractmethod
@@ -292,8 +292,8 @@ class StepWork(HostWork):
             except OrderMismatch as error:
                 self._steps.throw(error)
 
-    def stuck(self) -> bool:
-        return bool(self._pending) and not self._pending[-1].glance()
+    def blocked(self) -> bool:
+        return bool(self._pending) and not self._pending[-1].poll()
 
     def missing(self) -> set[int]:
         return {message.peer for message in self._pending}

@@ -37,7 +37,7 @@ class NcclCommunicator(Communicator):
 
     The arithmetic is NCCL's.  Sums are made in an order that depends on the length, and 16-bit
     floats are rounded at each step; all ranks get the same bits.  An average of floats is a sum of
-    values that are multiplied by ``1 / size`` first; of integers, a sum divided toward zero.  Where
+    values that are multiplied by ``1 / size`` first; of integers, a sum sharded_update toward zero.  Where
     some ranks' elements are NaN, ``max`` and ``min`` may give another rank's number.  Where
     `reproducible`, NCCL moves arrays alone, and the arithmetic is the same as on hosts.
 
@@ -116,16 +116,16 @@ class NcclCommunicator(Communicator):
     def check(self, op: str, dtype: np.dtype[Any], what: str = "") -> None:
         dtypes.reduction(dtype, op, what)
 
-    def follow(self) -> None:
+    def sync_stream(self) -> None:
         self._flight.follow()
 
     def reported(self, error: BaseException, call: str) -> KVStoreError | None:
         return self._streams.reported(error, call)
 
-    def keep(self, *objects: object) -> None:
+    def keep_alive(self, *objects: object) -> None:
         self._flight.keep(objects)
 
-    def queue(self) -> AbstractContextManager[None]:
+    def on_comm_stream(self) -> AbstractContextManager[None]:
         return self._flight.queue()
 
     def capture(self) -> AbstractContextManager[Graph]:
@@ -149,7 +149,7 @@ class NcclCommunicator(Communicator):
         apply: Apply | None,
         root: int | None = None,
         *,
-        divided: bool = False,
+        sharded_update: bool = False,
     ) -> Work:
         way = dtypes.reduction(send.dtype, op)
         check_root(root, self.size)
@@ -262,9 +262,9 @@ class NcclCommunicator(Communicator):
         made.reproducible = self.reproducible
         return made
 
-    def departed(self) -> dict[int, str]:
+    def left_ranks(self) -> dict[int, str]:
         with self.lock:
-            return self._peers.departed()
+            return self._peers.left_ranks()
 
     def synchronize(self, timeout: float | None = None) -> None:
         self._flight.synchronize(timeout)

@@ -55,7 +55,7 @@ def _create(peers: Communicator, binding: Binding) -> Handle:
 
 def _check(peers: Communicator) -> None:
     """Raise when a rank that NCCL waits for will not come."""
-    departed = peers.departed()
+    departed = peers.left_ranks()
     if departed:
         rank, reason = cause(departed)
         raise RankLost(f"rank {rank} left while NCCL connected the ranks; it said: {reason}")

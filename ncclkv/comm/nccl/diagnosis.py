@@ -71,7 +71,7 @@ class Diagnosis:
         problem = self._binding.async_error(handle)
         if problem is not None:
             raise CommAborted(f"{self._who}: {what}: {self._named()} reports: {problem}")
-        departed = self._peers.departed() if in_flight else {}
+        departed = self._peers.left_ranks() if in_flight else {}
         dead = self._accord.dead() if in_flight else set()
         mismatch = self._accord.look(watch, str(what)) if in_flight else None
         if mismatch is not None:

@@ -30,7 +30,7 @@ class NcclGraph(Graph):
         self._works: list[NcclWork] = []
         self.calls: list[str] = []
 
-    def keep(self, *objects: object) -> None:
+    def keep_alive(self, *objects: object) -> None:
         self._kept += objects
 
     def add(self, work: NcclWork) -> None:

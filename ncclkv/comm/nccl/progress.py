@@ -141,7 +141,7 @@ class NcclProgress:
         knows nothing of other streams that still use it.
         """
         if self.graphs.recording is not None:
-            self.graphs.recording.keep(*objects)
+            self.graphs.recording.keep_alive(*objects)
             return
         with self.guard:
             self.drop_complete()
@@ -215,7 +215,7 @@ class NcclProgress:
         except CommError as error:
             self.fail(error)
             raise
-        graph.keep(*kept, apply)
+        graph.keep_alive(*kept, apply)
         graph.add(work)
         return work
 

@@ -52,7 +52,7 @@ class AllReduce:
         self._between = between
         self._send, self._receive = send, receive
         self._apply = apply if plan.here else None
-        self._turn = node.flags.turn()
+        self._turn = node.sequence.next_slot()
 
     def steps(self) -> Steps:
         """Take this rank's part."""
@@ -73,19 +73,19 @@ class AllReduce:
         plan, turn = self._plan, self._turn
         if not turn.is_free():
             yield turn.free()
-        turn.note(plan.words)
+        turn.write_header(plan.words)
         yield from self._meet(ENTERED)
-        plan.look(turn.notes())
+        plan.resolve_peers(turn.notes())
         if plan.in_place and self._between is None:
             self._node.halves.decide(turn)
-            plan.sum(self._receive, self._apply if self._plan.divided else None)
+            plan.sum(self._receive, self._apply if self._plan.sharded_update else None)
         else:
             yield from self._in_chunks()
-        turn.reach(DONE)
-        if plan.receives is not None and not turn.met(DONE):
+        turn.publish(DONE)
+        if plan.receives is not None and not turn.all_reached(DONE):
             # Others write into this rank's array, or read it, until they are done.
-            yield turn.behind(DONE)
-        if self._apply is not None and not self._plan.divided:
+            yield turn.stragglers(DONE)
+        if self._apply is not None and not self._plan.sharded_update:
             self._apply(0, self._send.size)
 
     def _in_chunks(self) -> Steps:
@@ -111,9 +111,9 @@ class AllReduce:
 
     def _meet(self, phase: int) -> Steps:
         """Come to a phase, and wait for the others."""
-        self._turn.reach(phase)
-        if not self._turn.met(phase):
-            yield self._turn.behind(phase)
+        self._turn.publish(phase)
+        if not self._turn.all_reached(phase):
+            yield self._turn.stragglers(phase)
 
     def _half(self, index: int, chunk: _Chunk) -> Buffer:
         """A rank's copy of a chunk."""
@@ -137,7 +137,7 @@ class AllReduce:
         else:
             mine = [self._receive] if plan.here else []
             targets = [receive[lo:hi] for receive in (*mine, *plan.receives.values())]
-        apply = _shifted(self._apply, lo) if self._plan.divided else None
+        apply = _shifted(self._apply, lo) if self._plan.sharded_update else None
         if self._between is None:
             self._in_blocks(targets, apply, lambda block, a, b: self._reduce(parts, block, a, b))
             return

@@ -11,7 +11,7 @@ from ncclkv.comm.shm.sequence import DONE
 
 def barrier(node: Node) -> Steps:
     """Come, and see that all others have come."""
-    turn = node.flags.turn()
+    turn = node.sequence.next_slot()
     yield turn.free()
     yield from enter(node, turn, header.BARRIER, None)
-    turn.reach(DONE)
+    turn.publish(DONE)

@@ -45,7 +45,7 @@ class Broadcast:
         self._group = None
         if lane is not None and node.rank == self._source:
             self._group = NodeGroup(lane, self._sources)
-        self._turn = node.flags.turn()
+        self._turn = node.sequence.next_slot()
 
     def steps(self) -> Steps:
         """Take this rank's part."""
@@ -71,13 +71,13 @@ class Broadcast:
         ring = node.ring(nbytes)
         slot, before = ring.take(turn)
         yield [*turn.free(), *(before.unfinished() if before is not None else ())]
-        turn.note(header.write(self._call, None, None))
+        turn.write_header(header.write(self._call, None, None))
         if node.rank == self._source:
             ring.copies(slot, nbytes)[node.index][:] = self._bytes
         else:
             yield from self._enter()
             self._bytes[:] = ring.copies(slot, nbytes)[node.ranks.index(self._source)]
-        turn.reach(DONE)
+        turn.publish(DONE)
 
     def _long(self) -> Steps:
         """Give or take chunk after chunk."""
@@ -87,7 +87,7 @@ class Broadcast:
         if copies:
             node.halves.open(turn)
         yield turn.free()
-        turn.note(header.write(self._call, place, None))
+        turn.write_header(header.write(self._call, place, None))
         if node.rank != self._source:
             yield from self._receive()
         elif copies:
@@ -97,8 +97,8 @@ class Broadcast:
             yield from self._give(copies=True)
         else:
             yield from self._give(copies=False)
-            yield turn.behind(DONE)
-        turn.reach(DONE)
+            yield turn.stragglers(DONE)
+        turn.publish(DONE)
 
     def _chunks(self) -> Iterator[tuple[int, Buffer]]:
         """The array in chunks, and their numbers."""
@@ -114,9 +114,9 @@ class Broadcast:
                 yield from algorithms.broadcast(self._group.lane, chunk, first)
             if copies:
                 if number > 1:
-                    yield turn.behind(ENTERED + number - 1)
+                    yield turn.stragglers(ENTERED + number - 1)
                 node.halves.copy(node.index, number, chunk.size)[:] = chunk
-            turn.reach(ENTERED + number)
+            turn.publish(ENTERED + number)
 
     def _receive(self) -> Steps:
         """Copy what the source has made readable."""
@@ -128,7 +128,7 @@ class Broadcast:
             yield turn.waiting_for(self._source, ENTERED + number)
             if whole is None:
                 chunk[:] = node.halves.copy(source, number, chunk.size)
-                turn.reach(ENTERED + number + 1)
+                turn.publish(ENTERED + number + 1)
             else:
                 start = number * HALF_BYTES
                 chunk[:] = whole[start : start + chunk.size]

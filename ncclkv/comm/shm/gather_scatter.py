@@ -25,9 +25,9 @@ def enter(
     node: Node, turn: CollectiveSlot, call: header.CollectiveHeader, place: Offset | None
 ) -> Steps:
     """Tell the others a call, and where they find its array; hold it against what they call."""
-    turn.note(header.write(call, place, None))
-    turn.reach(ENTERED)
-    yield turn.behind(ENTERED)
+    turn.write_header(header.write(call, place, None))
+    turn.publish(ENTERED)
+    yield turn.stragglers(ENTERED)
     header.check_all(call, node, turn.notes())
 
 
@@ -50,7 +50,7 @@ class PeerReads:
         self._call = call
         self._own = own
         self._take = take
-        self._turn = node.flags.turn()
+        self._turn = node.sequence.next_slot()
 
     def steps(self) -> Steps:
         """Take this rank's part."""
@@ -70,7 +70,7 @@ class PeerReads:
         parts[node.index][...] = own
         yield from enter(node, turn, self._call, None)
         self._take(0, own.shape[1], parts)
-        turn.reach(DONE)
+        turn.publish(DONE)
 
     def _long(self) -> Steps:
         """Show the arrays of ranks whose memory can be read, and chunks of the others'."""
@@ -93,12 +93,12 @@ class PeerReads:
             if number:
                 if place is None:
                     self._copy(number, lo, hi)
-                turn.reach(ENTERED + number)
-                yield turn.behind(ENTERED + number)
+                turn.publish(ENTERED + number)
+                yield turn.stragglers(ENTERED + number)
             self._take(lo, hi, self._parts(wholes, number, lo, hi))
-        turn.reach(DONE)
+        turn.publish(DONE)
         if place is not None:
-            yield turn.behind(DONE)
+            yield turn.stragglers(DONE)
 
     def _copy(self, number: int, lo: int, hi: int) -> None:
         """Copy columns to where all can read them, but for a row that this rank alone reads."""

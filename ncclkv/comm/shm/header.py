@@ -46,7 +46,7 @@ class CollectiveHeader(NamedTuple):
         One of `OPS`; "" where nothing is summed.
     root : int
         -1 for all ranks.
-    divided : bool
+    sharded_update : bool
         Whether the ranks of a node update together.
     """
 
@@ -55,23 +55,23 @@ class CollectiveHeader(NamedTuple):
     dtype: int = 0
     op: str = ""
     root: int = -1
-    divided: bool = False
+    sharded_update: bool = False
 
     def pack(self) -> tuple[int, int]:
         """As two numbers."""
         names = _OPS.index(self.op) << 8 | VERBS.index(self.verb) << 12
-        return self.nbytes, self.dtype | names | self.divided << 16 | (self.root + 1) << 24
+        return self.nbytes, self.dtype | names | self.sharded_update << 16 | (self.root + 1) << 24
 
     def __str__(self) -> str:
         return _WORDS[self.verb].format(
             nbytes=self.nbytes, root="all ranks" if self.root < 0 else f"rank {self.root}"
         )
 
-    def exactly(self) -> str:
+    def describe(self) -> str:
         """All that ranks compare, in words."""
         if self == BARRIER:
             return str(self)
-        names = [SUPPORTED[self.dtype], self.op, "updated together" if self.divided else ""]
+        names = [SUPPORTED[self.dtype], self.op, "updated together" if self.sharded_update else ""]
         return f"{self} ({', '.join(name for name in names if name)})"
 
 
@@ -84,11 +84,11 @@ def _unpack(nbytes: int, small: int) -> CollectiveHeader:
 
 
 def reduction(
-    nbytes: int, dtype: np.dtype[Any], op: str, root: int | None, *, divided: bool
+    nbytes: int, dtype: np.dtype[Any], op: str, root: int | None, *, sharded_update: bool
 ) -> CollectiveHeader:
     """What all ranks say of a reduction."""
     whole = -1 if root is None else root
-    return CollectiveHeader("reduction", nbytes, _number(dtype), op, whole, divided)
+    return CollectiveHeader("reduction", nbytes, _number(dtype), op, whole, sharded_update)
 
 
 def broadcast(buffer: Buffer, root: int) -> CollectiveHeader:
@@ -143,7 +143,7 @@ def check(call: CollectiveHeader, mark: int, rank: int, other: int, note: Sequen
     elif theirs._replace(nbytes=call.nbytes) == call:
         what = f"sent {theirs.nbytes} bytes where {call.nbytes} were expected"
     else:
-        what = f"called {theirs.exactly()} where this rank called {call.exactly()}"
+        what = f"called {theirs.describe()} where this rank called {call.describe()}"
     raise OrderMismatch(f"rank {rank}: rank {other} {what}; the two ranks made different calls")
 
 

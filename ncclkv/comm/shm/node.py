@@ -42,7 +42,7 @@ class Node:
         The ranks of all nodes.
     spaces : sequence of Space
         Of each rank of the node; taken over.
-    tell
+    notify
         As for `SequenceTable`.
 
     Attributes
@@ -57,7 +57,7 @@ class Node:
         rank: int,
         nodes: Sequence[Sequence[int]],
         spaces: Sequence[Segment],
-        tell: Callable[[], None],
+        notify: Callable[[], None],
     ) -> None:
         self.ranks = list(ranks)
         self.rank = rank
@@ -67,7 +67,7 @@ class Node:
         self._spaces = spaces
         self._control = [space.map(0, CONTROL_BYTES) for space in spaces]
         pages = [page[: sequence.NBYTES] for page in self._control]
-        self.flags = SequenceTable(pages, ranks, self.index, tell)
+        self.sequence = SequenceTable(pages, ranks, self.index, notify)
         boards = [
             page[sequence.NBYTES : sequence.NBYTES + flight_recorder.NBYTES]
             for page in self._control
@@ -95,14 +95,14 @@ class Node:
         except OSError:  # of a limit on address space or on files
             return None
 
-    def common(self, nbytes: int) -> Buffer | None:
+    def node_shared(self, nbytes: int) -> Buffer | None:
         """Zeroed bytes that all ranks of the node get, in the same order of calls.
 
         None without room; where there is none at all, not even of no bytes.
         """
         return self._common.take(nbytes) if self._common.size else None
 
-    def is_common(self, array: Buffer) -> bool:
+    def is_node_shared(self, array: Buffer) -> bool:
         """Whether an array lies in memory that all ranks have."""
         return array.size > 0 and self._common.place(array) is not None
 

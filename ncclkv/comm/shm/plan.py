@@ -22,7 +22,7 @@ class ReductionCall(NamedTuple):
 
     Attributes
     ----------
-    divided : bool
+    sharded_update : bool
         Whether the ranks of a node update together: `apply` is called on each element by one of
         them, and `receive` is memory that all have in common, or gets this rank's slices alone.
     """
@@ -32,13 +32,15 @@ class ReductionCall(NamedTuple):
     op: str
     apply: Apply | None
     root: int | None
-    divided: bool
+    sharded_update: bool
 
     @property
     def call(self) -> header.CollectiveHeader:
         """What all ranks have alike."""
         send, op, root = self.send, self.op, self.root
-        return header.reduction(send.nbytes, send.dtype, op, root, divided=self.divided)
+        return header.reduction(
+            send.nbytes, send.dtype, op, root, sharded_update=self.sharded_update
+        )
 
 
 class _Block(NamedTuple):
@@ -61,7 +63,7 @@ class ReductionPlan:
     Attributes
     ----------
     op : str
-    divided : bool
+    sharded_update : bool
     reduce : Reducer
         What sums parts of a block.
     here : bool
@@ -79,18 +81,18 @@ class ReductionPlan:
         send = request.send
         self._node = node
         self._count, self._dtype = send.size, send.dtype
-        self.op, self._root, self.divided = request.op, request.root, request.divided
+        self.op, self._root, self.sharded_update = request.op, request.root, request.sharded_update
         self.reduce = node.reducer(send.dtype, request.op)
         self.here = request.root in (None, node.rank)
         self.call = request.call
-        receive = node.place(request.receive) if self.here and not request.divided else None
+        receive = node.place(request.receive) if self.here and not request.sharded_update else None
         self.words = header.write(self.call, node.place(send), receive)
         self.sends: dict[int, Buffer] | None = None
         self.receives: dict[int, Buffer] | None = None
         self._notes: list[list[int]] = []
         self._blocks: list[_Block] = []
 
-    def look(self, notes: list[list[int]]) -> None:
+    def resolve_peers(self, notes: list[list[int]]) -> None:
         """Find the arrays that all ranks have told of.
 
         Raises
@@ -116,7 +118,7 @@ class ReductionPlan:
 
     def _gets(self, index: int) -> bool:
         """Whether a rank of the node has an array that others write the sum into."""
-        return not self.divided and self._root in (None, self._node.ranks[index])
+        return not self.sharded_update and self._root in (None, self._node.ranks[index])
 
     def _views(self, places: dict[int, Offset | None]) -> dict[int, Buffer] | None:
         """The arrays of some ranks; None when one of them cannot be reached."""

@@ -57,7 +57,7 @@ class PeerFlag(Request):
             )
         return reached >= self._value
 
-    def glance(self) -> bool:
+    def poll(self) -> bool:
         reached: int = self._flags[self._slot]
         return reached >= self._value or reached == FAILED
 
@@ -73,7 +73,7 @@ class SequenceTable:
         Their ranks.
     index : int
         Which of them is this one.
-    tell : callable
+    notify : callable
         Called after a flag was written, for those who sleep.
 
     Attributes
@@ -87,7 +87,7 @@ class SequenceTable:
         The other ranks' flags.
     peers : list of int
         Their ranks.
-    tell : callable
+    notify : callable
     addresses : list of (int, int)
         Of every rank's flags and notes.
     mark : Mark
@@ -99,7 +99,7 @@ class SequenceTable:
         pages: Sequence[Buffer],
         ranks: Sequence[int],
         index: int,
-        tell: Callable[[], None],
+        notify: Callable[[], None],
     ) -> None:
         self.rank = ranks[index]
         self.numbers = [page[: RING * 8].view(np.int64).data for page in pages]
@@ -107,12 +107,12 @@ class SequenceTable:
         self.own, self.own_words = self.numbers[index], self.words[index]
         self.others = [each for each in self.numbers if each is not self.own]
         self.peers = [rank for rank in ranks if rank != self.rank]
-        self.tell = tell
+        self.notify = notify
         self.addresses = [(address(page), address(page) + RING * 8) for page in pages]
         self.mark = CallDigest()
         self._count = 0
 
-    def turn(self) -> CollectiveSlot:
+    def next_slot(self) -> CollectiveSlot:
         """The next collective; all ranks take their turns in one order."""
         self._count += 1
         return CollectiveSlot(self, self._count)
@@ -142,22 +142,22 @@ class CollectiveSlot:
 
     # This rank
 
-    def note(self, words: Sequence[int]) -> None:
+    def write_header(self, words: Sequence[int]) -> None:
         """Tell the others the mark and something more, before the first phase."""
         own, lo = self._flags.own_words, self._slot * NOTE_WORDS
         own[lo] = self.mark
         for place, word in enumerate(words, lo + 1):
             own[place] = word
 
-    def reach(self, phase: int) -> None:
+    def publish(self, phase: int) -> None:
         """Say that this rank has come to a phase."""
         self._flags.own[self._slot] = self._base + phase
-        self._flags.tell()
+        self._flags.notify()
 
     def fail(self) -> None:
         """Say that ranks have made different calls."""
         self._flags.own[self._slot] = FAILED
-        self._flags.tell()
+        self._flags.notify()
 
     # The others
 
@@ -166,7 +166,7 @@ class CollectiveSlot:
         lo = self._slot * NOTE_WORDS
         return [words[lo : lo + NOTE_WORDS].tolist() for words in self._flags.words]
 
-    def alike(self, first: int, second: int) -> bool:
+    def headers_match(self, first: int, second: int) -> bool:
         """Whether the notes of all ranks begin with this one's mark and these words."""
         lo, mark = self._slot * NOTE_WORDS, self.mark
         for words in self._flags.words:
@@ -174,17 +174,17 @@ class CollectiveSlot:
                 return False
         return True
 
-    def met(self, phase: int) -> bool:
+    def all_reached(self, phase: int) -> bool:
         """Whether all other ranks have come to a phase."""
         return self._met(self._base + phase)
 
-    def behind(self, phase: int) -> list[Request]:
+    def stragglers(self, phase: int) -> list[Request]:
         """The other ranks that have not come to a phase."""
         return self._behind(self._base + phase)
 
     def waiting_for(self, rank: int, phase: int) -> list[Request]:
         """That rank, unless it has come to a phase."""
-        return [each for each in self.behind(phase) if each.peer == rank]
+        return [each for each in self.stragglers(phase) if each.peer == rank]
 
     def is_over(self) -> bool:
         """Whether all ranks are done, this one included."""

@@ -40,7 +40,7 @@ def form(transport: Transport, control: ObjectComm, roster: Roster) -> Node | No
         spaces, problem = _try(way, control)
         if not problem:
             _say(transport, way.does, reasons)
-            return Node(transport.node, transport.rank, nodes, spaces, transport.tell)
+            return Node(transport.node, transport.rank, nodes, spaces, transport.notify)
         reasons.append(f"{way.name}: {problem}")
     _say(transport, "exchange messages", reasons)
     return None

@@ -47,7 +47,7 @@ class SmallAllReduce:
         self.node = node
         self.here = root in (None, node.rank)
         self.count = count
-        self.call = header.reduction(count * dtype.itemsize, dtype, op, root, divided=False)
+        self.call = header.reduction(count * dtype.itemsize, dtype, op, root, sharded_update=False)
         self.words = self.call.pack()
         self.reduce = node.reducer(dtype, op)
         self.ring = node.ring(self.call.nbytes)
@@ -61,7 +61,7 @@ class SmallAllReduce:
 
     def _table(self, copies: Sequence[Buffer]) -> bytes:
         """The addresses of what every rank shares for a sum, for `short_sum`."""
-        addresses = self.node.flags.addresses
+        addresses = self.node.sequence.addresses
         rows = [(*rank, address(copy)) for rank, copy in zip(addresses, copies, strict=True)]
         return np.array(rows, np.uintp).tobytes()
 
@@ -76,7 +76,7 @@ class SmallAllReduceWork(HostWork):
     apply : callable or None
     """
 
-    brief = True
+    eager = True
 
     def __init__(
         self, short: SmallAllReduce, send: Buffer, receive: Buffer, apply: Apply | None
@@ -85,7 +85,7 @@ class SmallAllReduceWork(HostWork):
         self._short = short
         self._send, self._receive = send, receive
         self._apply = apply
-        self._turn = short.node.flags.turn()
+        self._turn = short.node.sequence.next_slot()
         self._slot, self._before = short.ring.take(self._turn)
         self._entered = False
 
@@ -109,45 +109,45 @@ class SmallAllReduceWork(HostWork):
             if not turn.is_free() or not (self._before is None or self._before.is_over()):
                 return False
             copies[short.node.index][...] = self._send
-            turn.note(short.words)
-            turn.reach(ENTERED)
+            turn.write_header(short.words)
+            turn.publish(ENTERED)
             self._entered = True
         if short.here:
-            if not turn.met(ENTERED):
+            if not turn.all_reached(ENTERED):
                 return False
-            if not turn.alike(*short.words):
+            if not turn.headers_match(*short.words):
                 header.check_all(short.call, short.node, turn.notes())
             short.reduce(copies, self._receive)
-        turn.reach(DONE)
+        turn.publish(DONE)
         if short.here and self._apply is not None:
             self._apply(0, short.count)
         return True
 
     def _in_c(self, table: bytes) -> bool:
         """Do all of it in one call, if the others come within a moment."""
-        short, flags = self._short, self._short.node.flags
+        short, flags = self._short, self._short.node.sequence
         outcome = compiled.short_sum(
             table,
             short.node.index,
             *self._turn.meeting(self._before),
             *short.words,
-            self.flight.moment,
+            self.flight.spin_limit,
             self._send,
             self._receive,
             short.average,
         )
         if outcome:
             self._entered = True
-            flags.tell()
+            flags.notify()
         return outcome == COMPLETE
 
-    def stuck(self) -> bool:
-        return self._entered and not self._turn.met(ENTERED)
+    def blocked(self) -> bool:
+        return self._entered and not self._turn.all_reached(ENTERED)
 
     def missing(self) -> set[int]:
         turn, before = self._turn, self._before
         if self._entered:
-            late = turn.behind(ENTERED)
+            late = turn.stragglers(ENTERED)
         else:
             late = [*turn.free(), *(before.unfinished() if before is not None else ())]
         return {each.peer for each in late}

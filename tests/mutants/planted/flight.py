@@ -195,7 +195,7 @@ MUTANTS = (
     Mutant(
         name="graph-keeps-no-buffers",
         file=FLIGHT,
-        old="        graph.keep(*kept, apply)\n",
+        old="        graph.keep_alive(*kept, apply)\n",
         new="",
         why="a replay reads and writes memory that has been given to others",
         tests=(Selection("2", "nccl/test_in_flight.py", "keeps_the_arrays"),),

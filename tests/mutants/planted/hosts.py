@@ -29,7 +29,7 @@ MUTANTS = (
         tests=(THREADS,),
     ),
     Mutant(
-        name="complex-divided-as-complex",
+        name="complex-sharded_update-as-complex",
         file=KERNELS_REDUCE,
         old=('    if total.dtype.kind == "c":\n        # Complex'),
         new=("    if False:\n        # Complex"),
@@ -130,7 +130,7 @@ MUTANTS = (
     Mutant(
         name="update-of-whole-weights-left-out",
         file=ALLREDUCE,
-        old="        if self._apply is not None and not self._plan.divided:\n",
+        old="        if self._apply is not None and not self._plan.sharded_update:\n",
         new="        if False:\n",
         why="weights that ranks have each for themselves stay as they are",
         tests=(

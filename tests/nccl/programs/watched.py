@@ -40,7 +40,7 @@ def main() -> None:
     # Here a program is in ``array.get()``.
     assert binding.ended.wait(30), "nothing ended the wait"
     try:
-        comm.follow()
+        comm.sync_stream()
     except KVStoreError as error:
         print(f"rank 0 is told: {type(error).__name__}: {error}", flush=True)
         raise

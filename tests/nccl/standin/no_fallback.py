@@ -10,17 +10,17 @@ class NoWire:
     """What a `Flight` asks of a transport, for a device without peers."""
 
     size = 0
-    moment = 0
+    spin_limit = 0
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.heard: list[Any] = []
+        self.inbox: list[Any] = []
 
-    def inform(self, data: bytes, peers: Any) -> None:
+    def post(self, data: bytes, peers: Any) -> None:
         """Nobody hears."""
 
     def pause(self, attempt: int) -> None:
         time.sleep(0 if attempt < 20 else 2e-4)
 
-    def departed(self) -> dict[int, Any]:
+    def left_ranks(self) -> dict[int, Any]:
         return {}
