@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.matrix import THREADS
+from tests.mutants.matrix import NODES, THREADS
 from tests.mutants.mutant import Mutant, Selection
 
 AGREEMENT = "ncclkv/engine/flush_agreement.py"
@@ -210,7 +210,7 @@ MUTANTS = (
         old="        return [slot.weight, *self._engine.rule.states(slot)]\n",
         new="        return [slot.weight]\n",
         why="momentum stays different on ranks whose weights were mended",
-        tests=(THREADS,),
+        tests=(NODES,),
     ),
     Mutant(
         name="root-is-rank-0",
