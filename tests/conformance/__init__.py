@@ -5,10 +5,9 @@ modules that run them, over threads and under ``mpirun``, decide which store tha
 """
 
 from importlib import import_module
+from pathlib import Path
 
 import pytest
-
-from tests.conformance.registry import CASES, Case
 
 MODULES = (
     "arrays",
@@ -48,9 +47,14 @@ MODULES = (
     "waiting",
 )
 
+# Before the imports, so that a failing assert in a case shows its values.
+for _file in Path(__file__).parent.glob("*.py"):
+    if _file.stem != "__init__":
+        pytest.register_assert_rewrite(f"tests.conformance.{_file.stem}")
+
+from tests.conformance.registry import CASES, Case  # noqa: E402
+
 for _module in MODULES:
-    # Before the import, so that a failing assert in a case shows its values.
-    pytest.register_assert_rewrite(f"tests.conformance.{_module}")
     import_module(f"tests.conformance.{_module}")
 
 __all__ = ["CASES", "Case"]

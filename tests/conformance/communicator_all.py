@@ -1,13 +1,7 @@
 """All communicator cases by name, and which of them need a second rank."""
 
-import pytest
-
-# Before the imports, so that a failing assert in a case shows its values.
-for _name in ("", "_flow", "_memory", "_failures"):
-    pytest.register_assert_rewrite(f"tests.conformance.communicator{_name}")
-
-from tests.conformance import communicator_failures, communicator_flow, communicator_memory  # noqa: E402
-from tests.conformance.communicator import CASES  # noqa: E402
+from tests.conformance import communicator_failures, communicator_flow, communicator_memory
+from tests.conformance.communicator import CASES
 
 FAILURES = {name for name, body in CASES.items() if body.__module__.endswith("_failures")}
 

@@ -37,7 +37,7 @@ class NcclCommunicator(Communicator):
 
     The arithmetic is NCCL's.  Sums are made in an order that depends on the length, and 16-bit
     floats are rounded at each step; all ranks get the same bits.  An average of floats is a sum of
-    values that are multiplied by ``1 / size`` first; of integers, a sum sharded_update toward zero.  Where
+    values that are multiplied by ``1 / size`` first; of integers, a sum divided toward zero.  Where
     some ranks' elements are NaN, ``max`` and ``min`` may give another rank's number.  Where
     `reproducible`, NCCL moves arrays alone, and the arithmetic is the same as on hosts.
 

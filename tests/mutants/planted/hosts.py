@@ -29,7 +29,7 @@ MUTANTS = (
         tests=(THREADS,),
     ),
     Mutant(
-        name="complex-sharded_update-as-complex",
+        name="complex-divided-as-complex",
         file=KERNELS_REDUCE,
         old=('    if total.dtype.kind == "c":\n        # Complex'),
         new=("    if False:\n        # Complex"),
