@@ -85,7 +85,7 @@ MUTANTS = (
         old="weight_decay * of_decay",
         new="weight_decay",
         why="biases decay",
-        tests=(THREADS,),
+        tests=(Selection("0", "unit/test_sgd_fused.py"),),
     ),
     Mutant(
         name="short-messages-folded-backwards",
