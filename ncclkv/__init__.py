@@ -13,18 +13,18 @@ array([[8., 8., 8.],
        [8., 8., 8.]], dtype=float32)
 >>> kv.close()
 
-`create` makes a store.  Its verbs, each of which ``help(ncclkv.KVStore)`` describes:
+`create` makes a store.  ``help(ncclkv.KVStore)`` describes its verbs:
 
 ====================================  ==========================================================
-``init``, ``reset``, ``broadcast``    give keys a first value, or another one: rank 0's
+``init``, ``reset``, ``broadcast``    set keys to rank 0's value, for the first time or again
 ``push``, ``pull``, ``pushpull``      sum over ranks into the store, copy values out, or both
 ``group``, ``uneven``, ``capture``    blocks: one flush for many calls; ranks with different numbers
-                                      of batches; a step as a CUDA graph
-``wait``, ``barrier``, ``close``      wait for what was pushed, for all ranks, and at the end
-``set_optimizer``, ``set_updater``    say how a sum becomes a value
+                                      of batches; a step captured as a CUDA graph
+``wait``, ``barrier``, ``close``      complete all pushes; wait for all ranks; end the store
+``set_optimizer``, ``set_updater``    choose how a sum changes the value
 ``save``, ``load``                    write and read a checkpoint
-``value``, ``grad_view``              the store's own arrays of a key, without a copy
-``keys``, ``spec``, ``explain_plan``  what the store holds, and how
+``value``, ``grad_view``              views of the store's own arrays, without a copy
+``keys``, ``spec``, ``explain_plan``  keys, their shapes and dtypes, and their buckets
 ====================================  ==========================================================
 """
 

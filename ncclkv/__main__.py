@@ -1,4 +1,4 @@
-"""``python -m ncclkv``: the command ``ncclkv``, where its script is not installed."""
+"""``python -m ncclkv``: the command ``ncclkv`` without its installed script."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 
 MOST_BITS = 3000
-"""Longest int that is taken: Python prints none of more than 4,300 digits, and JSON of a
-checkpoint holds none of more than 1,000."""
+"""Longest int that is accepted: Python prints at most 4,300 digits, JSON of a checkpoint 1,000."""
 
 
 def too_long(value: Any) -> bool:
@@ -30,12 +29,12 @@ def too_long(value: Any) -> bool:
 
 
 def check_length(what: str, value: Any) -> None:
-    """Refuse an int that is too long to be shown in a message.
+    """Refuse an int that is too long for a message.
 
     Parameters
     ----------
     what : str
-        The name of the argument, to begin the message with.
+        Name of the argument; the message begins with it.
     value : Any
 
     Raises
@@ -49,15 +48,15 @@ def check_length(what: str, value: Any) -> None:
 
 
 def nearest(name: object, known: Iterable[str], aliases: dict[str, str] | None = None) -> str:
-    """Return a hint at the known name that is most like `name`, or an empty text.
+    """Return a hint at the known name closest to `name`, or an empty text.
 
     Parameters
     ----------
     name : object
-        As the user gave it.
+        Name that the user gave.
     known : iterable of str
     aliases : dict, optional
-        Known names by what other libraries call them.
+        Known names by their names in other libraries.
 
     Examples
     --------
@@ -76,19 +75,19 @@ def nearest(name: object, known: Iterable[str], aliases: dict[str, str] | None =
 def known_arguments(
     what: str, **aliases: str
 ) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
-    """Make a callable refuse unknown keyword arguments by an error that names the nearest.
+    """Make a callable refuse unknown keyword arguments; the error names the nearest known one.
 
     Parameters
     ----------
     what : str
-        The callable, as the user writes it.
+        Name of the callable in the user's program.
     **aliases : str
-        Names of its arguments by what other libraries call them.
+        Names of arguments by their names in other libraries.
 
     Raises
     ------
     UnknownArgument
-        When the callable is called with an argument that it does not have.
+        When the callable has no argument of a given name.
 
     Examples
     --------
@@ -98,7 +97,7 @@ def known_arguments(
     >>> scale(factor=2.0)
     Traceback (most recent call last):
         ...
-    ncclkv.errors.UnknownArgument: scale has no argument 'factor'; did you mean 'by'? It takes by
+    ncclkv.errors.UnknownArgument: scale has no argument 'factor'; did you mean 'by'? Valid: by
     """
 
     def decorate(call: Callable[P, Result]) -> Callable[P, Result]:
@@ -110,7 +109,7 @@ def known_arguments(
                 if name not in names:
                     raise UnknownArgument(
                         f"{what} has no argument {name!r}; {nearest(name, names, aliases)}"
-                        f"It takes {', '.join(names)}"
+                        f"Valid: {', '.join(names)}"
                     )
             return call(*args, **kwargs)
 

@@ -1,30 +1,31 @@
-"""The environment, read here and nowhere else.
+"""Environment variables; only this file reads them.
 
-Readers are strict: a value that a variable cannot have is a `LaunchError`.  What is read on import
-takes its default instead; `check`, at the creation of every communicator, then refuses the value.
+A wrong value raises a `LaunchError`.  Variables that are read on import take their default instead,
+and `check` refuses them when a communicator is created: an error on import, on one rank alone,
+would leave the other ranks waiting.
 
 ========================  ====================================================================
-``NCCLKV_TIMEOUT``        seconds that a store waits for its ranks (300); an argument wins over it
-``NCCLKV_RANKS_PER_NODE``  at most so many ranks share memory; the others are taken for other nodes
+``NCCLKV_TIMEOUT``        timeout of waits in seconds (300); ``create(timeout=)`` overrides it
+``NCCLKV_RANKS_PER_NODE``  most ranks that share memory; further ranks form nodes of their own
 ``NCCLKV_NODE_MEMORY``    how ranks of a node share memory: ``files``, ``halves`` or ``messages``;
                           by default the first of these that works
-``NCCLKV_COMPILED``       ``0``: host arrays are summed, updated and copied by NumPy alone
-``NCCLKV_CHECKPOINT``     the directory of ``kv.save`` and ``kv.load`` that are given none
-``NCCLKV_DUMP``           a directory to which each rank writes what it knows when its store
-                          breaks, for ``ncclkv explain``
-``NCCLKV_RESTART``        how often the job was restarted; set by ``ncclkv run``, read by programs
+``NCCLKV_COMPILED``       ``0``: NumPy instead of C sums, updates and copies host arrays
+``NCCLKV_CHECKPOINT``     default directory of ``kv.save`` and ``kv.load``
+``NCCLKV_DUMP``           directory in which each rank writes a report when its store breaks;
+                          ``ncclkv explain`` reads it
+``NCCLKV_RESTART``        number of restarts of the job; set by ``ncclkv run`` for programs
 ``NCCLKV_RUN_SECRET``     and ``NCCLKV_RUN_EVENTS``: set by ``ncclkv run`` for its own use
 ``NCCLKV_ABORT``          ``0``: an uncaught exception on one rank does not end the job, nor does a
                           call of MPI, NCCL or CUDA that never returns
-``NCCLKV_EXIT_TIMEOUT``   seconds after which a rank that waits for others at its end ends the job;
-                          by default it waits on, and names the late ranks at every timeout
-``NCCLKV_TRACEBACK``      ``full``: tracebacks of the package's errors show its own frames, too;
-                          by default, ``user``, the program's alone
-``NCCLKV_SHARE_GPU``      ``1``: ranks may share a GPU, which NCCL is told to put up with
+``NCCLKV_EXIT_TIMEOUT``   seconds after which a rank that waits for others at its end ends the
+                          job; by default it waits on and names the late ranks at every timeout
+``NCCLKV_TRACEBACK``      ``full``: tracebacks of the package's errors include its own frames;
+                          the default, ``user``, shows the program's frames alone
+``NCCLKV_SHARE_GPU``      ``1``: several ranks may use one GPU (sets the NCCL variables for it)
 ``NCCLKV_NCCL_BINDING``   ``cupy`` or ``nccl4py``: what calls NCCL; nccl4py where it is installed
-``NCCLKV_KERNEL_CACHE``   the directory of compiled CUDA kernels; ``0``: they are not kept
+``NCCLKV_KERNEL_CACHE``   directory of compiled CUDA kernels; ``0``: none are kept
 ``NCCL_COMM_BLOCKING``    NCCL's own; ``0`` is refused where CuPy calls NCCL, which it cannot then
-launcher's variables      how many ranks were started and which one this is
+launcher's variables      number of ranks, and this process's rank
 ========================  ====================================================================
 """
 
@@ -46,13 +47,13 @@ DEFAULT_TIMEOUT = 300.0
 _PREFIX = "NCCLKV_"
 
 NODE_MEMORY = ("files", "halves", "messages")
-"""What ``NCCLKV_NODE_MEMORY`` may be, the best first."""
+"""Values of ``NCCLKV_NODE_MEMORY``, the fastest first."""
 
 NCCL_BINDINGS = ("cupy", "nccl4py")
-"""What ``NCCLKV_NCCL_BINDING`` may be."""
+"""Values of ``NCCLKV_NCCL_BINDING``."""
 
 # One row a launcher: its variable for the number of ranks, and for this one.  Slurm comes last,
-# for an mpirun inside an allocation sees Slurm's variables too; its own are set by srun alone.
+# because mpirun inside an allocation sees Slurm's variables too; srun alone sets these two.
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
@@ -62,39 +63,39 @@ _LAUNCHERS = (
 )
 
 temporarily = Overlay(os.environ).block
-"""Sets variables within a block, for a library of this process that reads them there."""
+"""Set variables within a block, for a library that reads them from the environment."""
 
-# Set by launchers that tell a rank but not how many there are.
+# Set by launchers that give a rank but not the number of ranks.
 _RANK_ONLY = ("PMIX_RANK",)
 
 
 def _text(name: str) -> str:
-    """Return the variable, empty when it is unset."""
+    """Return a variable's text, empty if it is unset."""
     return os.environ.get(name, "")
 
 
 def _number(name: str) -> int | None:
-    """Return the variable as a whole number, or None when it is absent or something else."""
+    """Return a variable as a whole number; None if it is unset or no number."""
     return values.number(_text(name))
 
 
 def _whole(name: str, least: int) -> int | None:
-    """Return the variable as a whole number of at least `least`; None when it is unset."""
+    """Return a variable as a whole number of at least `least`; None if it is unset."""
     return values.whole(name, _text(name), least)
 
 
 def _seconds(name: str, unset: str = "") -> float | None:
-    """Return the variable as seconds, or None when it is unset."""
+    """Return a variable as seconds; None if it is unset."""
     return values.seconds(name, _text(name), unset)
 
 
 def _check_pair(name: str, one: str = "0", other: str = "1") -> None:
-    """Refuse a value other than the two; by default those of a switch."""
+    """Refuse a value other than two, by default the values of a switch."""
     values.check_pair(name, _text(name), one, other)
 
 
 def _switch(name: str, *, usual: bool) -> bool:
-    """Return whether a switch is on: its default when it is unset, or wrong, which is for `check`.
+    """Return whether a switch is on; an unset or wrong value gives its default.
 
     Switches are read on import, where an error on one rank would leave the others waiting.
     """
@@ -102,7 +103,7 @@ def _switch(name: str, *, usual: bool) -> bool:
 
 
 def launched_size() -> int | None:
-    """How many ranks the launcher says it started; None without a launcher that says so."""
+    """Return the number of ranks that the launcher started; None if no launcher gives it."""
     for size, _ in _LAUNCHERS:
         if (count := _number(size)) is not None:
             return count
@@ -110,7 +111,7 @@ def launched_size() -> int | None:
 
 
 def launched_rank() -> int | None:
-    """Which rank the launcher says this is; None without a launcher that says so."""
+    """Return this rank as the launcher numbers it; None if no launcher gives it."""
     for size, rank in _LAUNCHERS:
         if _number(size) is not None:
             return _number(rank)
@@ -118,17 +119,17 @@ def launched_rank() -> int | None:
 
 
 def launcher_connection() -> int | None:
-    """Return the descriptor by which MPICH's mpirun talks to a rank; None where none is named."""
+    """Return the descriptor of a rank's connection to MPICH's mpirun; None if there is none."""
     return _number("PMI_FD")
 
 
 def launched_without_size() -> bool:
-    """Whether a launcher is there that does not tell how many ranks it started."""
+    """Return whether a launcher started this process without giving the number of ranks."""
     return launched_size() is None and any(name in os.environ for name in _RANK_ONLY)
 
 
 def timeout(given: Any = None) -> float:
-    """Seconds that a wait may take: those `given` as an argument, or else the environment's."""
+    """Return the seconds that a wait may take: `given`, or by default the environment's."""
     if given is None:
         return _timeout_here()
     number = isinstance(given, Real) and not isinstance(given, bool)
@@ -138,7 +139,7 @@ def timeout(given: Any = None) -> float:
 
 
 def _timeout_here() -> float:
-    """What ``NCCLKV_TIMEOUT`` says, or 300."""
+    """Return ``NCCLKV_TIMEOUT``, or 300 if it is unset."""
     usual = DEFAULT_TIMEOUT
     return _seconds("NCCLKV_TIMEOUT", f" for the default of {usual:g}") or usual
 
@@ -159,16 +160,16 @@ def ranks_per_node() -> int | None:
 
 
 def split_node(ranks: Sequence[int], rank: int) -> list[int]:
-    """Those of a machine's ranks that are taken for one node with `rank`."""
+    """Return the ranks that form one node with `rank`, out of the `ranks` of its machine."""
     ranks = list(ranks)
-    # A wrong value is refused by `check`, on all ranks.
+    # `check` refuses a wrong value, on all ranks.
     most = _number("NCCLKV_RANKS_PER_NODE") or len(ranks)
     first = ranks.index(rank) // most * most
     return ranks[first : first + most]
 
 
 def node_memory() -> str:
-    """The first way to share memory that the ranks of a node are to try."""
+    """Return the sharing method that the ranks of a node try first."""
     name = os.environ.get("NCCLKV_NODE_MEMORY", "") or NODE_MEMORY[0]
     if name not in NODE_MEMORY:
         raise LaunchError(
@@ -179,12 +180,12 @@ def node_memory() -> str:
 
 
 def checkpoint() -> str:
-    """The directory of checkpoints; empty when none is named."""
+    """Return the directory of checkpoints; empty if none is named."""
     return os.environ.get("NCCLKV_CHECKPOINT", "")
 
 
 def dump() -> str:
-    """Return the directory for reports of broken stores; empty when there are to be none."""
+    """Return the directory for reports of broken stores; empty if none are to be written."""
     return os.environ.get("NCCLKV_DUMP", "")
 
 
@@ -194,7 +195,7 @@ def own_variables() -> dict[str, str]:
 
 
 def restarts() -> int:
-    """Return how often this job was started before; 0 without a launcher that says so."""
+    """Return the number of earlier starts of this job; 0 if no launcher gives it."""
     return _whole("NCCLKV_RESTART", 0) or 0
 
 
@@ -204,22 +205,22 @@ def under_runner() -> bool:
 
 
 def compiled() -> bool:
-    """Whether the kernels in C may be used, where they were built."""
+    """Return whether the kernels in C may be used if they were built."""
     return _switch("NCCLKV_COMPILED", usual=True)
 
 
 def abort_on_exception() -> bool:
-    """Whether an uncaught exception on one rank should end the whole job."""
+    """Return whether an uncaught exception on one rank ends the whole job."""
     return _switch("NCCLKV_ABORT", usual=True)
 
 
 def share_gpu() -> bool:
-    """Whether ranks share a GPU on purpose."""
+    """Return whether ranks share GPUs on purpose."""
     return _switch("NCCLKV_SHARE_GPU", usual=False)
 
 
 def nccl_binding() -> str:
-    """Which binding to NCCL was chosen, ``cupy`` or ``nccl4py``; empty when none was."""
+    """Return the chosen binding to NCCL, ``cupy`` or ``nccl4py``; empty if none is chosen."""
     name = os.environ.get("NCCLKV_NCCL_BINDING", "")
     if name not in ("", *NCCL_BINDINGS):
         raise LaunchError(
@@ -229,26 +230,26 @@ def nccl_binding() -> str:
 
 
 def kernel_cache() -> str:
-    """Return the directory of compiled CUDA kernels; empty when none are to be kept."""
+    """Return the directory of compiled CUDA kernels; empty if none are to be kept."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    # Where a user has no home, the name stays as it is.
+    # Without a home directory expanduser returns the name unchanged.
     usual = "0" if home.startswith("~") else os.path.join(home, "ncclkv", "kernels")
     named = os.environ.get("NCCLKV_KERNEL_CACHE") or usual
     return "" if named == "0" else named
 
 
 def nccl_blocks() -> bool:
-    """Whether NCCL's calls return when they are done, as they do unless told otherwise."""
+    """Return whether NCCL's calls block until they are complete, which is NCCL's default."""
     return os.environ.get("NCCL_COMM_BLOCKING", "1").strip() != "0"
 
 
 def for_ranks(settings: Mapping[str, str], unless_set: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a job's ranks: this process's, with `settings`, and others if missing."""
+    """Return the environment of a job's ranks: this process's, `settings`, and missing defaults."""
     return {**unless_set, **os.environ, **settings}
 
 
 _CHECKS: dict[str, Callable[[], object] | None] = {
-    # An argument wins over it, so that it is refused only where it is read.
+    # ``create(timeout=)`` overrides it, so it is refused only where it is used.
     "NCCLKV_TIMEOUT": None,
     "NCCLKV_RANKS_PER_NODE": ranks_per_node,
     "NCCLKV_NODE_MEMORY": node_memory,
@@ -265,7 +266,7 @@ _CHECKS: dict[str, Callable[[], object] | None] = {
     "NCCLKV_KERNEL_CACHE": kernel_cache,
     **{name: partial(_whole, name, 0) for pair in _LAUNCHERS for name in pair},
 }
-"""Every variable, with what raises a `LaunchError` when its value is wrong, if `check` is to."""
+"""Check of each variable's value, which raises a `LaunchError`; None: checked at its use."""
 
 # Read by the tests of the package and by launch/on_gpu.sh.
 _OF_TESTS = (
@@ -278,15 +279,15 @@ _OF_TESTS = (
 
 
 def check() -> None:
-    """Refuse variables with wrong values: a `LaunchError` with name, value and what is allowed."""
+    """Raise a `LaunchError` for a variable with a wrong value: name, value and what is allowed."""
     for each in _CHECKS.values():
         if each is not None:
             each()
 
 
 def unknown() -> list[str]:
-    """Return the names that begin with ``NCCLKV_`` and mean nothing, each with the nearest one."""
-    # Without the prefix, which would make any two names alike.
+    """Return unknown names that begin with ``NCCLKV_``, each with the nearest known one."""
+    # The common prefix would make all names similar, so it is left out.
     known = [name[len(_PREFIX) :] for name in _CHECKS if name.startswith(_PREFIX)]
     odd = sorted(name for name in own_variables() if name not in (*_CHECKS, *_OF_TESTS))
     near = {name: difflib.get_close_matches(name[len(_PREFIX) :], known, 1) for name in odd}

@@ -1,9 +1,9 @@
-"""The error tree.
+"""Errors that a store raises, as a tree of classes.
 
 ::
 
     KVStoreError
-      UsageError     the call is wrong here; nothing was sent, the store is as before
+      UsageError     the call is wrong; nothing was sent, the store is as before
         KeyNotInitialized(KeyError)  KeyAlreadyInitialized  KeyTypeMismatch(TypeError)
         ShapeMismatch(ValueError)  DTypeMismatch(TypeError)  UnknownArgument(TypeError)
         NotSupported(NotImplementedError)  OutOfMemory(MemoryError)
@@ -12,11 +12,11 @@
       CommError      the transport is in an unknown state; the store is broken
         CommTimeout(TimeoutError)  RankLost  RankDied(RankLost)  CommAborted
       NonFinite      a gradient holds NaN or infinity
-      UpdaterError   the updater raised on the root, and this rank is another
+      UpdaterError   the updater raised on the root, which is another rank
       CheckpointError
-      LaunchError    the job was started wrongly; the text has the command that mends it
+      LaunchError    the job was started wrongly; the text has a command that corrects it
 
-After a `UsageError` the store answers as it did before the call.  After a `ContractError` or a
+After a `UsageError` the store is as it was before the call.  After a `ContractError` or a
 `CommError` every later call but ``close`` raises the same error again.
 """
 
@@ -28,15 +28,15 @@ class KVStoreError(Exception):
 
 
 def again(error: KVStoreError) -> KVStoreError:
-    """Return the same error, to keep or to raise once more, without the frames that it passed.
+    """Return an equal error without a traceback, to be kept or raised again.
 
-    These frames would keep alive all that they refer to, such as the store.
+    The frames of a traceback would keep alive all that they refer to, such as the store.
     """
     return type(error)(*error.args)
 
 
 class UsageError(KVStoreError):
-    """The call is wrong here; nothing was sent and the store is unchanged."""
+    """The call is wrong; nothing was sent and the store is unchanged."""
 
 
 class KeyNotInitialized(UsageError, KeyError):
@@ -51,35 +51,35 @@ class KeyAlreadyInitialized(UsageError):
 
 
 class KeyTypeMismatch(UsageError, TypeError):
-    """A key is not an int or a str, or a store with keys of one kind was given the other."""
+    """A key is no int or str, or a store with keys of one type was given the other."""
 
 
 class ShapeMismatch(UsageError, ValueError):
-    """An array's shape is not the key's."""
+    """An array's shape differs from the key's."""
 
 
 class DTypeMismatch(UsageError, TypeError):
-    """An array's dtype is not the key's, or is one that no store can hold."""
+    """An array's dtype differs from the key's, or no store can hold it."""
 
 
 class UnknownArgument(UsageError, TypeError):
-    """A keyword argument that the call does not have."""
+    """The call has no argument of this name."""
 
 
 class NotSupported(UsageError, NotImplementedError):
-    """A combination that this store does not offer."""
+    """The store does not offer this combination."""
 
 
 class OutOfMemory(UsageError, MemoryError):
-    """There is no memory for new keys, on a rank's machine, container or GPU, or for a push."""
+    """Memory for new keys or for a push is lacking, on a rank's machine, container or GPU."""
 
 
 class ContractError(KVStoreError):
-    """The ranks of a store disagree about what they are doing."""
+    """Ranks of a store make calls that contradict each other."""
 
 
 class OrderMismatch(ContractError):
-    """Ranks issued different operations, or the same ones in a different order."""
+    """Ranks made different calls, or equal calls in different order."""
 
 
 class SpecMismatch(ContractError):
@@ -87,7 +87,7 @@ class SpecMismatch(ContractError):
 
 
 class Divergence(ContractError):
-    """Replicas that must be equal are not."""
+    """Ranks hold different bits of a value that must be equal on all."""
 
 
 class CommError(KVStoreError):
@@ -103,7 +103,7 @@ class RankLost(CommError):
 
 
 class RankDied(RankLost):
-    """A rank's process ended without a word, while another waited for it."""
+    """A rank's process ended without a farewell, while another rank waited for it."""
 
 
 class CommAborted(CommError):
@@ -115,7 +115,7 @@ class NonFinite(KVStoreError):
 
 
 class UpdaterError(KVStoreError):
-    """The updater raised on the rank that it runs on; this one goes on with that rank's values."""
+    """The updater raised on the root; the other ranks continue with the root's values."""
 
 
 class CheckpointError(KVStoreError):
@@ -123,11 +123,11 @@ class CheckpointError(KVStoreError):
 
 
 class LaunchError(KVStoreError):
-    """The job was started wrongly; the message has the command that mends it."""
+    """The job was started wrongly; the message has a command that corrects it."""
 
 
 def annotate(error: BaseException, text: str) -> None:
-    """Add a line to an exception's text, whatever the version of Python."""
+    """Add a line to an exception's text, in every version of Python."""
     if hasattr(error, "add_note"):
         error.add_note(text)
     else:

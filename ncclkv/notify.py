@@ -1,7 +1,7 @@
 """Events that a rank sends to ``ncclkv run``: a failure and its reason, and the start of MPI.
 
-They travel by a pipe that the rank inherits from its supervisor, `ncclkv.cli.rank`, and never as
-text on stderr, which any program may write.
+The events are written to a pipe that the rank inherits from its supervisor, `ncclkv.cli.rank`.
+Text on stderr would not do, because any program may write there.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from contextlib import suppress
 from ncclkv import env
 
 PIPE = "NCCLKV_RUN_EVENTS"
-"""The variable with descriptor and inode of the pipe to this rank's supervisor."""
+"""Variable that holds descriptor and inode of the pipe to this rank's supervisor."""
 
 FAILED = "failed"
-"""The rank ends the job; the reason follows."""
+"""Event: the rank ends the job; the reason follows."""
 
 MPI_BEGINS = "mpi-begins"
 MPI_RUNS = "mpi-runs"
-"""The rank has entered MPI's start, which waits for all ranks; and has left it."""
+"""Events: the rank enters MPI_Init, which waits for all ranks; the rank has left MPI_Init."""
 
 _LONGEST = 2048
-"""Bytes of an event.  A pipe takes up to 4096 in one piece."""
+"""Bytes of an event, at most; writes to a pipe are atomic up to 4096 bytes."""
 
 
 def notify(event: str, text: str = "") -> None:
@@ -33,7 +33,7 @@ def notify(event: str, text: str = "") -> None:
     event : str
         One of the names above.
     text : str, optional
-        Only its first line is sent.
+        Details; the first line is sent.
     """
     descriptor, _, inode = env.for_ranks({}, {}).get(PIPE, "").partition(":")
     if not (descriptor.isdecimal() and inode.isdecimal()):

@@ -1,4 +1,4 @@
-"""Items of a mapping that are set within a block."""
+"""`Overlay`: items of a mapping that are set for the duration of a block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Overlay:
-    """Sets items of a mapping within blocks of several threads, which may overlap.
+    """Setter of items of a mapping within blocks; blocks of several threads may overlap.
 
     Parameters
     ----------
@@ -22,9 +22,9 @@ class Overlay:
 
     @contextmanager
     def block(self, settings: Mapping[str, str]) -> Iterator[None]:
-        """Set items within a block; what is there already stays.
+        """Set items within a block; items that exist already keep their values.
 
-        An item is removed at the end of the last block that set it.
+        The last block that set an item removes it.
         """
         with self._lock:
             mine = [name for name in settings if name in self._blocks or name not in self._target]

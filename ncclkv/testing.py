@@ -1,4 +1,4 @@
-"""Several ranks in one process, for tests and for trying things without a launcher."""
+"""Several ranks as threads of one process, for tests and for use without a launcher."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ def __dir__() -> list[str]:
 def run_ranks(
     size: int, body: Callable[..., Result], *args: Any, timeout: float = 60.0
 ) -> list[Result]:
-    """Run a function on several threads, each a rank of its own.
+    """Run a function on several threads, each of which is a rank.
 
     Parameters
     ----------
     size : int
-        How many ranks.
+        Number of ranks.
     body : callable
         ``body(*args)``; inside it ``ncclkv.create("threads")`` is a store over all of them.
     *args
-        What every rank is given.
+        Arguments of `body` on every rank.
     timeout : float
-        Seconds that a rank waits for another.  It holds for the stores that `body` creates,
-        whatever ``NCCLKV_TIMEOUT`` says, unless they are created with a `timeout` of their own.
+        Seconds that a rank waits for another.  Stores created in `body` have this timeout instead
+        of ``NCCLKV_TIMEOUT``, unless ``create(timeout=)`` is given.
 
     Returns
     -------
     list
-        What `body` returned on each rank, in rank order.
+        Results of `body`, in rank order.
 
     Raises
     ------
     UsageError
         When `size` is not an int above 0, or `timeout` not a finite number above 0.
     Exception
-        What a rank raised, with the rank in its text; of several, what came before others missed
-        that rank.
+        Exception of a rank, with the rank in its text.  When several ranks raise, the first cause:
+        an error other than `CommError`, of the lowest rank.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def run_ranks(
 
 
 def _first(errors: dict[int, BaseException], size: int) -> BaseException:
-    """The error that others followed from, with its rank."""
+    """Return the error that caused the others, with its rank in the text."""
     causes = {rank: error for rank, error in errors.items() if not isinstance(error, CommError)}
     rank, error = min((causes or errors).items())
     annotate(error, f"on rank {rank} of {size}")

@@ -1,4 +1,4 @@
-"""Tracebacks of the package's errors, without the frames inside the package."""
+"""Tracebacks of the package's errors, without the package's own frames."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from types import TracebackType
 from ncclkv import env
 from ncclkv.errors import KVStoreError, OrderMismatch, RankLost
 
-# The second is what the frames of mpi4py's compiled code begin with.
+# Paths of the package's frames, and of mpi4py's compiled code.
 _INSIDE = (str(Path(__file__).parent) + "/", "src/mpi4py/")
 
-# The mismatch was found by another rank, which reports it itself.
+# A mismatch that another rank found; that rank reports it.
 _RELAYED = re.compile(r"rank \d+ of \d+: rank \d+ (left with OrderMismatch|found): ")
 
 _HEADER = "Traceback (most recent call last):\n"
@@ -21,20 +21,20 @@ _LEFT_OUT = "  (without the frames inside ncclkv; NCCLKV_TRACEBACK=full shows th
 
 
 def follows(error: BaseException | None) -> bool:
-    """Return whether an error only reports that another rank has failed."""
+    """Return whether an error is only a consequence of another rank's failure."""
     relayed = isinstance(error, OrderMismatch) and _RELAYED.match(str(error))
     return bool(relayed) or isinstance(error, RankLost)
 
 
 def trim(error: BaseException) -> bool:
-    """Drop the package's frames from an error of the package, and from those it came from.
+    """Remove the package's frames from an error of the package and from its causes.
 
-    An error that no code of the program's was part of is dropped whole.
+    A cause without frames of the program is removed.
 
     Returns
     -------
     bool
-        False where all is kept: for other errors, and with ``NCCLKV_TRACEBACK=full``.
+        False if nothing was removed: for other errors, and with ``NCCLKV_TRACEBACK=full``.
     """
     if not isinstance(error, KVStoreError) or env.full_traceback():
         return False
@@ -55,14 +55,14 @@ def trim(error: BaseException) -> bool:
 
 
 def text(error: BaseException) -> str:
-    """Return what Python prints of an uncaught error, trimmed where it is one of the package's."""
+    """Return the traceback text of an uncaught error; `trim` shortens errors of the package."""
     trimmed = trim(error)
     shown = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return shown.replace(_HEADER, _HEADER + _LEFT_OUT) if trimmed else shown
 
 
 def _users(trace: TracebackType | None) -> TracebackType | None:
-    """Return the frames of a traceback that are neither the package's nor mpi4py's, if any."""
+    """Return the traceback's frames outside the package and mpi4py; None if there are none."""
     frames = []
     each = trace
     while each is not None:

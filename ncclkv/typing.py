@@ -1,4 +1,4 @@
-"""Types of what the verbs of a store take and return, for annotations of a user's program.
+"""Types of the arguments and results of a store's verbs, for annotations in a user's program.
 
 Examples
 --------
@@ -39,15 +39,15 @@ def __dir__() -> list[str]:
 
 
 Key: TypeAlias = int | str
-"""A key, as a store returns it."""
+"""Key returned by a store."""
 
 KeyLike: TypeAlias = int | str | np.integer[Any]
-"""A key, as a verb takes it."""
+"""Key passed to a verb."""
 
 KeyT = TypeVar("KeyT", bound=KeyLike)
 
 Keys: TypeAlias = list[KeyT] | tuple[KeyT, ...]
-"""Several keys of one kind; not every sequence, for a str and bytes are sequences too."""
+"""Several keys of one type; lists and tuples only, because str and bytes are sequences too."""
 
 
 class SupportsDLPack(Protocol):
@@ -66,13 +66,13 @@ class SupportsGPU(Protocol):
 
 
 Array: TypeAlias = NDArray[Any]
-"""An array, as a store returns it: NumPy's, or CuPy's from a store in a GPU's memory."""
+"""Array returned by a store: NumPy's, or CuPy's from a store in a GPU's memory."""
 
 ArrayLike: TypeAlias = NDArray[Any] | np.generic | SupportsDLPack | SupportsGPU
-"""One array, as a verb takes it; no number and no list, which stands for several arrays."""
+"""Array passed to a verb; no number, and no list, which means several arrays."""
 
 Arrays: TypeAlias = Sequence[ArrayLike | Sequence[ArrayLike]]
-"""Several arrays of one key, or for a list of keys an array or several arrays each."""
+"""Several arrays of one key; for a list of keys, an array or several arrays each."""
 
 Op: TypeAlias = Literal["sum", "avg", "max", "min"]
 """Reductions of a key over ranks."""
@@ -94,4 +94,4 @@ class SupportsUpdate(Protocol):
 
 
 Updater: TypeAlias = Callable[[Any, Any, Any], object] | SupportsUpdate
-"""Argument of ``set_updater``; the key is an int or a str, the others are arrays."""
+"""Argument of ``set_updater``; it takes a key (int or str), the input and the stored array."""

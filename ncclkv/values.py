@@ -1,18 +1,18 @@
-"""Texts of environment variables as numbers and choices; a wrong one is a `LaunchError`."""
+"""Parse environment variables as numbers and choices; a wrong value is a `LaunchError`."""
 
 from __future__ import annotations
 
 from ncclkv.errors import LaunchError
 
 LONGEST = 3e9
-"""Seconds, about a century: a longer wait does not fit the clock."""
+"""Longest wait in seconds, about a century: more does not fit the clock."""
 
 # More digits than any count has, and fewer than Python refuses to convert.
 _MOST_DIGITS = 18
 
 
 def number(text: str) -> int | None:
-    """Return a whole number, or None when the text is none.
+    """Return a whole number, or None if the text is no whole number.
 
     Examples
     --------
@@ -28,7 +28,7 @@ def whole(name: str, text: str, least: int) -> int | None:
     Raises
     ------
     LaunchError
-        When it is anything else.
+        For any other text.
     """
     found = number(text)
     if text and (found is None or found < least):
@@ -44,12 +44,12 @@ def seconds(name: str, text: str, unset: str = "") -> float | None:
     Parameters
     ----------
     name, text, unset : str
-        The variable, its value, and what follows from unsetting it, for the message.
+        Variable, its value, and the effect of unsetting it, for the message.
 
     Raises
     ------
     LaunchError
-        When it is anything else.
+        For any other text.
     """
     if not text:
         return None
@@ -65,7 +65,7 @@ def seconds(name: str, text: str, unset: str = "") -> float | None:
 
 
 def check_pair(name: str, text: str, one: str, other: str) -> None:
-    """Refuse a text that is neither of two, nor empty."""
+    """Refuse a text other than two values or an empty text."""
     if text not in ("", one, other):
         neither = f"{name}={text!r} is neither {one} nor {other}"
         raise LaunchError(f"{neither}; set one of these, or unset it")

@@ -1,1 +1,1 @@
-"""Checkpoints as files: bytes and arrays, without ranks or stores."""
+"""Checkpoints as files of arrays and JSON, without ranks or stores."""

@@ -1,9 +1,10 @@
-"""The checkpoints in a directory: one for each save, the last few of which are kept.
+"""Directory of checkpoints: names, order, removal and the lock.
 
 A generation is a directory ``step-000000120-save-000003``: the third save into this directory, of
-step 120.  Saves are numbered since a run may go back to an earlier step.  One without values, of an
-optimizer alone, has ``-states`` at its end.  It gets its name by a rename, when all of it is on the
-disk, and loses it by another, before any of it is removed; so whatever has the name is complete.
+step 120.  Saves are numbered because a run may return to an earlier step.  A generation of an
+optimizer alone, without values, ends in ``-states``.  A generation gets its name by a rename once
+all its bytes are on the disk, and loses its name before any file is removed.  So every directory
+with such a name is complete.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ncclkv.errors import CheckpointError
 
 _log = logging.getLogger("ncclkv")
 
-HEAD = "checkpoint.json"
+MANIFEST = "checkpoint.json"
 SUMS = "checkpoint.sha256"
 
 _NAME = re.compile(r"step-([0-9]{9,})-save-([0-9]{6,})(-states)?")
@@ -31,7 +32,7 @@ _LEFT = re.compile(rf"\.(saving|removing)-{_NAME.pattern}")
 
 
 class Generation(NamedTuple):
-    """A checkpoint in a directory; `values` tells whether it is more than an optimizer's states."""
+    """A checkpoint in a directory; `values` is False for an optimizer's states alone."""
 
     save: int
     step: int
@@ -40,7 +41,7 @@ class Generation(NamedTuple):
 
 
 def generations(directory: str) -> list[Generation]:
-    """The checkpoints in a directory, the newest first."""
+    """Return the checkpoints in a directory, newest first."""
     found = []
     for name in os.listdir(directory):
         match = _NAME.fullmatch(name)
@@ -51,21 +52,21 @@ def generations(directory: str) -> list[Generation]:
 
 
 def next_name(found: Sequence[Generation], step: int, *, values: bool) -> str:
-    """The name of a new checkpoint beside the others."""
+    """Return the name of a new checkpoint in the directory of `found`."""
     save = found[0].save + 1 if found else 1
     return f"step-{step:09}-save-{save:06}{'' if values else '-states'}"
 
 
 def named_step(path: str) -> int | None:
-    """Return the step that a checkpoint's name says; None for another name."""
+    """Return the step in a checkpoint's name; None for another name."""
     match = _NAME.fullmatch(os.path.basename(path))
     return int(match[1]) if match else None
 
 
 def remove(directory: str, old: Sequence[Generation]) -> None:
-    """Remove checkpoints, each of which is there as a whole or has no checkpoint's name.
+    """Remove checkpoints; each is renamed first, so that no name stands for a partial one.
 
-    One that cannot be removed is logged: the newer ones are complete.
+    Failures are logged, not raised: the newer checkpoints are complete.
     """
     for generation in old:
         aside = os.path.join(directory, f".removing-{os.path.basename(generation.path)}")
@@ -75,7 +76,7 @@ def remove(directory: str, old: Sequence[Generation]) -> None:
 
 
 def remove_leftovers(directory: str) -> None:
-    """Remove what a killed save has left behind; what cannot be removed is logged."""
+    """Remove files of a killed save; failures are logged."""
     for name in os.listdir(directory):
         if _LEFT.fullmatch(name):
             path = os.path.join(directory, name)
@@ -84,7 +85,7 @@ def remove_leftovers(directory: str) -> None:
 
 
 def _delete(path: str) -> None:
-    """Remove a directory with all that is in it; of a link or another file, that alone."""
+    """Remove a directory with its contents; unlink a link or any other file."""
     if stat.S_ISDIR(os.lstat(path).st_mode):
         shutil.rmtree(path)
     else:
@@ -93,7 +94,7 @@ def _delete(path: str) -> None:
 
 @contextmanager
 def _logged(path: str) -> Iterator[None]:
-    """Log a failure to remove what is no longer needed."""
+    """Log a failure to remove a file that is no longer needed."""
     try:
         yield
     except OSError as error:
@@ -105,7 +106,7 @@ def _logged(path: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """Return what went wrong, in the system's words, and where."""
+    """Describe an error: the system's text, and the file."""
     if isinstance(error, OSError) and error.strerror:
         where: Any = error.filename
         return f"{where}: {error.strerror}" if where else error.strerror
@@ -113,7 +114,7 @@ def reason(error: BaseException) -> str:
 
 
 def make(directory: str) -> None:
-    """Make a directory and those that it lies in, so that none is lost with the power."""
+    """Make a directory and its parents, and flush their names to the disk."""
     if os.path.isdir(directory):
         return
     parent = os.path.dirname(directory)
@@ -123,7 +124,7 @@ def make(directory: str) -> None:
 
 
 def sync(directory: str) -> None:
-    """Have the names in a directory written to the disk."""
+    """Flush the names in a directory to the disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -136,7 +137,7 @@ def sync(directory: str) -> None:
 
 @contextmanager
 def locked(directory: str) -> Iterator[None]:
-    """Be the only one who saves into a directory."""
+    """Hold the lock of a directory: only one process saves into it at a time."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself in ``checkpoint.json``: keys, optimizer, updater, step."""
+"""Manifest of a checkpoint, its ``checkpoint.json``: keys, optimizer, updater, step."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ _OPS = ("sum", "avg", "max", "min")
 _RUN = re.compile(r"[0-9a-f]{32}")
 
 _KEY_BYTES = 1024
-"""Limit in ``checkpoint.json`` for a key, its name apart."""
+"""Bytes in ``checkpoint.json`` for a key, without its name."""
 
 _REST_BYTES = 4 * 1024 * 1024
-"""And of all else: extra, the optimizer, the plain values of an updater."""
+"""Bytes for everything else: extra, the optimizer, the plain values of an updater."""
 
 _UNKNOWN_BYTES = 32 * 1024 * 1024
-"""Limit for a store without keys: some 200,000 keys with names of 20 characters."""
+"""Bytes for a store without keys: enough for some 200,000 keys with names of 20 characters."""
 
 _NUMBERS = (int, float, str, bool, type(None))
 
 
 @dataclass(frozen=True)
 class OptimizerManifest:
-    """An optimizer without what it remembers.
+    """An optimizer without its states.
 
     Attributes
     ----------
     kind : str
-        The name of its class.
+        Name of the optimizer's class.
     config : dict or None
-        Its numbers, and dicts of factors by key; None where they were not saved.
+        Its numbers, and dicts of factors by key; None in a checkpoint that has none.
     """
 
     kind: str
@@ -53,18 +53,18 @@ class Manifest:
     ----------
     step : int
     extra : Any
-        The user's own.
+        Value given to ``save(extra=...)``.
     specs : tuple of KeySpec
         In the order of initialisation.
     values : bool
-        Whether the keys' values are in it, and not only what an optimizer remembers.
-    optimizer : OptimizerHead or None
+        False for a checkpoint of an optimizer's states alone.
+    optimizer : OptimizerManifest or None
     states : tuple of tuples of numpy.dtype
-        Of each key: the arrays of its shape that the optimizer remembers.
+        For each key, the dtypes of its optimizer states; their shape is the key's.
     updater : list of (key, Tensor or value) or None
-        What an updater object has given as its state: arrays, or plain values in a list of one.
+        State of an updater object: arrays, or plain values in a list of one.
     run : str or None
-        Which store saved it, as 32 hexadecimal digits; None in checkpoints of old versions.
+        Id of the store that saved it, 32 hexadecimal digits; None in old versions.
     """
 
     step: int
@@ -77,7 +77,7 @@ class Manifest:
     run: str | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """The arrays that belong to it, by the names that they have in its files."""
+        """Return all tensors of the checkpoint, by name."""
         found: dict[str, Tensor] = {}
         for spec, dtypes in zip(self.specs, self.states, strict=True):
             if self.values:
@@ -91,22 +91,22 @@ class Manifest:
 
 
 def value_name(index: int) -> str:
-    """The tensor of a key's value; keys are any text, and names of tensors are not."""
+    """Return the tensor name of a key's value; it has the index, as keys are arbitrary text."""
     return f"value.{index}"
 
 
 def state_name(index: int, number: int) -> str:
-    """The `number`-th tensor of what an optimizer remembers of a key."""
+    """Return the name of the `number`-th state tensor of a key."""
     return f"state.{index}.{number}"
 
 
 def updater_name(index: int) -> str:
-    """The tensor of an item of an updater's state."""
+    """Return the tensor name of an item of an updater's state."""
     return f"updater.{index}"
 
 
-def to_plain(head: Manifest) -> dict[str, Any]:
-    """A head as JSON has it."""
+def to_plain(manifest: Manifest) -> dict[str, Any]:
+    """Convert a manifest to JSON values."""
     keys = [
         {
             "key": spec.key,
@@ -115,21 +115,23 @@ def to_plain(head: Manifest) -> dict[str, Any]:
             "op": spec.op,
             "states": [dtype_name(dtype) for dtype in dtypes],
         }
-        for spec, dtypes in zip(head.specs, head.states, strict=True)
+        for spec, dtypes in zip(manifest.specs, manifest.states, strict=True)
     ]
     return {
-        "step": head.step,
-        "extra": head.extra,
+        "step": manifest.step,
+        "extra": manifest.extra,
         "keys": keys,
-        "values": head.values,
-        "optimizer": None if head.optimizer is None else _optimizer_to_plain(head.optimizer),
-        "updater": None if head.updater is None else _updater_to_plain(head.updater),
-        "run": head.run,
+        "values": manifest.values,
+        "optimizer": None
+        if manifest.optimizer is None
+        else _optimizer_to_plain(manifest.optimizer),
+        "updater": None if manifest.updater is None else _updater_to_plain(manifest.updater),
+        "run": manifest.run,
     }
 
 
 def _optimizer_to_plain(optimizer: OptimizerManifest) -> dict[str, Any]:
-    """Numbers apart from factors by key, whose keys JSON would make str."""
+    """Convert an optimizer; factors by key become pairs, as JSON would turn int keys into str."""
     config = optimizer.config
     numbers = {name: x for name, x in (config or {}).items() if not isinstance(x, dict)}
     factors = [[name, list(x.items())] for name, x in (config or {}).items() if isinstance(x, dict)]
@@ -142,7 +144,7 @@ def _optimizer_to_plain(optimizer: OptimizerManifest) -> dict[str, Any]:
 
 
 def _updater_to_plain(updater: list[tuple[Key, Tensor | list[Any]]]) -> list[Any]:
-    """Items by key, arrays as their shape and dtype."""
+    """Convert items by key; arrays become their shape and dtype."""
     return [
         [
             key,
@@ -155,14 +157,14 @@ def _updater_to_plain(updater: list[tuple[Key, Tensor | list[Any]]]) -> list[Any
 
 
 def from_plain(fields: Fields) -> Manifest:
-    """The head that JSON holds.
+    """Return the manifest that JSON values describe.
 
     Raises
     ------
     Unsound
-        When there can be none such.
+        When the values describe no manifest.
     NotSupported
-        As of `tensor`.
+        When a dtype needs a package that is not installed.
     """
     specs, states = [], []
     for index, key in enumerate(fields.objects("keys")):
@@ -174,7 +176,7 @@ def from_plain(fields: Fields) -> Manifest:
         raise Unsound("a key is twice in it, or keys are of two kinds")
     optimizer, updater = fields.any("optimizer"), fields.any("updater")
     if optimizer is None and any(states):
-        raise Unsound("it has what an optimizer remembers, and no optimizer")
+        raise Unsound("it has optimizer states, and no optimizer")
     return Manifest(
         fields.whole("step"),
         fields.any("extra"),
@@ -188,14 +190,14 @@ def from_plain(fields: Fields) -> Manifest:
 
 
 def _run(run: Any) -> str | None:
-    """The store that saved a checkpoint."""
+    """Return the id of the run that saved a checkpoint."""
     if run is not None and not (isinstance(run, str) and _RUN.fullmatch(run)):
         raise Unsound(f"{run!r:.60} is not the id of a run")
     return run
 
 
 def limits(keys: Iterable[Key] | None) -> Limits:
-    """Return how long ``checkpoint.json`` may be for some keys, or None for keys not known yet."""
+    """Return limits of ``checkpoint.json`` for the given keys; None: the keys are not known yet."""
     if keys is None:
         return Limits(_UNKNOWN_BYTES)
     # In JSON a character takes up to six bytes.
@@ -203,7 +205,7 @@ def limits(keys: Iterable[Key] | None) -> Limits:
 
 
 def _key(index: int, fields: Fields) -> tuple[KeySpec, tuple[np.dtype[Any], ...]]:
-    """A key, and the dtypes of what an optimizer remembers of it."""
+    """Return a key's spec, and the dtypes of its optimizer states."""
     key = fields.any("key")
     if type(key) not in (int, str):
         raise Unsound(f"{key!r:.60} is not a key")
@@ -217,7 +219,7 @@ def _key(index: int, fields: Fields) -> tuple[KeySpec, tuple[np.dtype[Any], ...]
 
 
 def _optimizer(fields: Fields) -> OptimizerManifest:
-    """An optimizer, whose class looks at the numbers itself."""
+    """Return an optimizer; its class checks the numbers itself."""
     config = dict(Fields(fields.any("numbers"), "numbers of the optimizer").all())
     if any(type(number) not in _NUMBERS for number in config.values()):
         raise Unsound("an optimizer's numbers are not numbers")
@@ -227,7 +229,7 @@ def _optimizer(fields: Fields) -> OptimizerManifest:
 
 
 def _updater(pairs: list[list[Any]]) -> list[tuple[Key, Tensor | list[Any]]]:
-    """The items of an updater's state."""
+    """Return the items of an updater's state."""
     found: list[tuple[Key, Tensor | list[Any]]] = []
     for key, item in pairs:
         fields = Fields(item, f"item {key!r:.60} of the updater")

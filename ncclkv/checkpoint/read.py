@@ -1,4 +1,4 @@
-"""Loading: nothing of a checkpoint is believed before it has been checked."""
+"""Load checkpoints; nothing in them is used before it has been checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from io import FileIO
 from typing import NamedTuple
 
 from ncclkv.checkpoint import strict_json
-from ncclkv.checkpoint.directory import HEAD, SUMS, generations, named_step, reason
+from ncclkv.checkpoint.directory import MANIFEST, SUMS, generations, named_step, reason
 from ncclkv.checkpoint.manifest import Manifest, from_plain, limits
 from ncclkv.checkpoint.strict_json import Fields, Limits, Unsound
 from ncclkv.checkpoint.tensors import Array, Tensor, decode
@@ -24,7 +24,7 @@ from ncclkv.table.registry import Key
 _log = logging.getLogger("ncclkv")
 
 _MOST_SUMS_BYTES = 1024
-# What a tensor's name, dtype, shape and place can take in its file's header.
+# Bytes of a tensor's name, dtype, shape and offsets in its file's header.
 _MOST_TENSOR_HEADER = 2048
 
 _FILE_NAME = re.compile(r"tensors-[0-9]{4,}\.safetensors")
@@ -35,7 +35,7 @@ Check = Callable[[Manifest], object]
 
 
 class File(NamedTuple):
-    """A file of tensors, as ``checkpoint.json`` has it."""
+    """Entry of ``checkpoint.json`` for a file of tensors."""
 
     name: str
     nbytes: int
@@ -46,7 +46,7 @@ class LoadedCheckpoint(NamedTuple):
     """A checkpoint in memory."""
 
     path: str
-    head: Manifest
+    manifest: Manifest
     arrays: dict[str, Array]
 
 
@@ -65,27 +65,27 @@ def read(
     directory : str
         An absolute path.
     check : callable
-        Called with the head before any array is read; raises what is wrong with it.
+        Called with the manifest before any array is read; raises an error to refuse it.
     values : bool
-        Whether checkpoints in the directory that have no values are passed over.
+        Skip checkpoints of optimizer states alone.
     fallback : bool
-        Whether the newest sound checkpoint is loaded when newer ones are damaged, with a warning.
+        Load the newest undamaged checkpoint when newer ones are damaged, with a warning.
     keys : collection of keys, optional
-        Those that it must be of, where they are known; they limit how much is read.
+        Keys of the store, if any are known; they limit the bytes that are read.
 
     Returns
     -------
-    Loaded or None
+    LoadedCheckpoint or None
         None when the directory holds no checkpoint.
 
     Raises
     ------
     Unsound
-        When the newest is damaged; the message names an older one that is not.
+        When the newest checkpoint is damaged; the message names an older undamaged one.
     OSError
     """
     most = limits(keys)
-    if os.path.lexists(os.path.join(directory, HEAD)):
+    if os.path.lexists(os.path.join(directory, MANIFEST)):
         return (yield from _whole(directory, check, most))
     try:
         found = generations(directory)
@@ -95,8 +95,8 @@ def read(
     try:
         return (yield from _generation(newest, check, most))
     except Unsound as error:
-        # Without `fallback` an older one is only named, and so need not fit the store.
-        sound = yield from _first_sound(older, check if fallback else _any_head, most)
+        # Without `fallback` an older checkpoint is only named, so it need not fit the store.
+        sound = yield from _first_sound(older, check if fallback else _any_manifest, most)
         if not fallback or sound is None:
             path = None if sound is None else sound.path
             raise Unsound(f"{error}; {_advice(older, path)}") from error
@@ -104,24 +104,24 @@ def read(
         return sound
 
 
-def read_head(path: str) -> Manifest:
-    """Return what a checkpoint is, without its arrays.
+def read_manifest(path: str) -> Manifest:
+    """Return the manifest of a checkpoint.
 
     Raises
     ------
     Unsound
     """
-    with _at(os.path.join(path, HEAD)):
-        head, _ = _head(path, limits(None))
-    return head
+    with _at(os.path.join(path, MANIFEST)):
+        manifest, _ = _manifest(path, limits(None))
+    return manifest
 
 
-def _any_head(head: Manifest) -> None:
-    """Take every head."""
+def _any_manifest(manifest: Manifest) -> None:
+    """Accept every manifest."""
 
 
 def _generation(path: str, check: Check, most: Limits) -> Generator[None, None, LoadedCheckpoint]:
-    """A checkpoint that was found, and not named by the user, who may name a link."""
+    """Load a checkpoint found in a directory; unlike a path of the user, it must not be a link."""
     if not stat.S_ISDIR(os.lstat(path).st_mode):
         raise Unsound(f"{path}: it is no directory")
     return (yield from _whole(path, check, most))
@@ -130,7 +130,7 @@ def _generation(path: str, check: Check, most: Limits) -> Generator[None, None, 
 def _first_sound(
     paths: list[str], check: Check, most: Limits
 ) -> Generator[None, None, LoadedCheckpoint | None]:
-    """The first checkpoint that is as it was written."""
+    """Load the first checkpoint that is undamaged."""
     for path in paths:
         try:
             return (yield from _generation(path, check, most))
@@ -140,7 +140,7 @@ def _first_sound(
 
 
 def _advice(older: list[str], sound: str | None) -> str:
-    """What to do without the newest."""
+    """Return advice for the user when the newest checkpoint is damaged."""
     if sound is not None:
         return f"an older checkpoint is sound: kv.load({sound!r})"
     if older:
@@ -149,18 +149,18 @@ def _advice(older: list[str], sound: str | None) -> str:
 
 
 def _whole(path: str, check: Check, most: Limits) -> Generator[None, None, LoadedCheckpoint]:
-    """A checkpoint, all of it checked."""
-    with _at(os.path.join(path, HEAD)):
-        head, files = _head(path, most)
+    """Load a checkpoint and check all of it."""
+    with _at(os.path.join(path, MANIFEST)):
+        manifest, files = _manifest(path, most)
         named = named_step(path)
-        if named not in (None, head.step):
+        if named not in (None, manifest.step):
             raise Unsound(
-                f"it is of step {head.step}, and its directory is named as of step {named}: it was "
-                f"renamed"
+                f"it is of step {manifest.step}, and its directory is named as of step {named}: "
+                f"it was renamed"
             )
-        wanted = head.tensors()
+        wanted = manifest.tensors()
         _check_sizes(files, wanted)
-    check(head)
+    check(manifest)
     arrays: dict[str, Array] = {}
     for file in files:
         where = os.path.join(path, file.name)
@@ -173,12 +173,12 @@ def _whole(path: str, check: Check, most: Limits) -> Generator[None, None, Loade
     if arrays.keys() != wanted.keys():
         missing = min(wanted.keys() - arrays.keys())
         raise Unsound(f"{path}: no file of it has the tensor {missing}")
-    return LoadedCheckpoint(path, head, arrays)
+    return LoadedCheckpoint(path, manifest, arrays)
 
 
 @contextmanager
 def _at(path: str) -> Iterator[None]:
-    """Name the file in what is found wrong in it."""
+    """Begin the text of an `Unsound` error with the path of the file."""
     try:
         yield
     except Unsound as error:
@@ -187,9 +187,9 @@ def _at(path: str) -> Iterator[None]:
         raise Unsound(f"{path}: it is nested too deeply") from error
 
 
-def _head(path: str, most: Limits) -> tuple[Manifest, list[File]]:
-    """What ``checkpoint.json`` says, if it is whole and of this kind."""
-    text = _bytes(os.path.join(path, HEAD), most.nbytes)
+def _manifest(path: str, most: Limits) -> tuple[Manifest, list[File]]:
+    """Return the manifest and the files of a checkpoint, after checking digest and version."""
+    text = _bytes(os.path.join(path, MANIFEST), most.nbytes)
     if _bytes(os.path.join(path, SUMS), _MOST_SUMS_BYTES) != sums_of(text):
         raise Unsound(f"it is not what {SUMS} beside it was made of: one of them is damaged")
     fields = Fields(strict_json.loads(text, most), "it")
@@ -204,7 +204,7 @@ def _head(path: str, most: Limits) -> tuple[Manifest, list[File]]:
 
 
 def _files(listed: list[Fields]) -> list[File]:
-    """The files of tensors, which lie beside it."""
+    """Return the files of tensors; refuse names outside the checkpoint's directory."""
     files = [File(row.text("name"), row.whole("bytes"), row.text("sha256")) for row in listed]
     for file in files:
         if not _FILE_NAME.fullmatch(file.name) or not _SHA256.fullmatch(file.sha256):
@@ -223,18 +223,18 @@ def _check_sizes(files: list[File], wanted: dict[str, Tensor]) -> None:
 
 
 def _tensors(path: str, file: File, wanted: dict[str, Tensor]) -> dict[str, Array]:
-    """The arrays of a file that is as it was written."""
+    """Return the arrays of a file after checking its digest."""
     blob = _bytes(path, file.nbytes, exactly=True)
     if hashlib.sha256(blob).hexdigest() != file.sha256:
-        raise Unsound(f"its SHA-256 is not the one that {HEAD} has: it is damaged")
+        raise Unsound(f"its SHA-256 is not the one that {MANIFEST} has: it is damaged")
     return decode(blob, wanted)
 
 
 def _bytes(path: str, most: int, *, exactly: bool = False) -> bytes:
-    """A file, no longer than `most` bytes, or with just as many."""
+    """Read a regular file of at most, or exactly, `most` bytes."""
     name = os.path.basename(path)
     try:
-        # Without blocking: what lies there may be a pipe.
+        # Without O_NONBLOCK, opening a pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             facts = os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Identity of the store that saves, to tell its checkpoints from those of others."""
+"""Identity of the store that saves, which tells its checkpoints from those of other stores."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import logging
 import uuid
 
 from ncclkv.checkpoint.directory import generations
-from ncclkv.checkpoint.read import read_head
+from ncclkv.checkpoint.read import read_manifest
 from ncclkv.errors import CheckpointError
 
 _log = logging.getLogger("ncclkv")
 
 
 class Run:
-    """One store's saves and loads.
+    """Run: the saves and loads of one store.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Run:
         self._paths: set[str] = set()
 
     def add(self, path: str, run: str | None) -> None:
-        """Note a checkpoint that this store has saved or loaded, and the run that saved it."""
+        """Record a checkpoint that this store has saved or loaded, and the run that saved it."""
         self._paths.add(path)
         if run is not None:
             self._runs.add(run)
@@ -38,26 +38,25 @@ class Run:
         Parameters
         ----------
         directory : str
-            Where the store is about to save.
+            Directory of the next save.
         values : bool
-            Whether a checkpoint of values is saved; one of an optimizer alone is compared with its
-            like.
+            Compare with checkpoints of values; False: with those of optimizer states alone.
         """
         try:
             path = next(one.path for one in generations(directory) if one.values == values)
             if path in self._paths:
                 return
-            run = read_head(path).run
+            run = read_manifest(path).run
         except (StopIteration, OSError):
             return
         except CheckpointError:
-            run = None  # it is damaged, and of whom cannot be told
+            run = None  # damaged: its run is unknown
         if run in self._runs:
             return
         self.add(path, run)
         _log.warning(
             "%s is the newest checkpoint there, and was saved by another job or store (run %s), "
-            "which this store has not loaded; both keep and remove checkpoints in one row: load "
+            "which this store has not loaded; both keep and remove checkpoints together: load "
             "it, or give each a directory of its own",
             path,
             run or "unknown",

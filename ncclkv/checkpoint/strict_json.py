@@ -1,4 +1,4 @@
-"""JSON, strictly: what is written can be read back, and what is read is as it was written."""
+"""Strict JSON: every value written can be read back, and malformed texts are refused."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _BYTES_A_CONTAINER = 64
 
 
 class Unsound(CheckpointError):
-    """A checkpoint is damaged, foreign, or not there as a whole."""
+    """A checkpoint is damaged, incomplete, or of another format."""
 
 
 def dumps(value: Any) -> bytes:
-    """A value that `check` has seen, as JSON."""
+    """Return a value as JSON; `check` must have accepted it."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 def check(value: Any, what: str) -> None:
-    """Refuse what JSON has no way to write; `what` names the value.
+    """Refuse a value that JSON cannot represent; `what` names it in the error.
 
     Raises
     ------
@@ -37,7 +37,7 @@ def check(value: Any, what: str) -> None:
     >>> check({"best": float("nan")}, "extra")
     Traceback (most recent call last):
         ...
-    ncclkv.errors.UsageError: extra['best'] is nan, which JSON has no word for; give a finite number
+    ncclkv.errors.UsageError: extra['best'] is nan, which JSON cannot hold; give a finite number
     """
     try:
         _check(value, what)
@@ -46,7 +46,7 @@ def check(value: Any, what: str) -> None:
 
 
 def _check(value: Any, what: str) -> None:
-    """As `check`, of a value that is not too deep."""
+    """Check a value; may raise RecursionError when it is nested too deeply."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
@@ -56,29 +56,29 @@ def _check(value: Any, what: str) -> None:
         for number, item in enumerate(value):
             _check(item, f"{what}[{number}]")
     elif isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"{what} is {value!r}, which JSON has no word for; give a finite number")
+        raise UsageError(f"{what} is {value!r}, which JSON cannot hold; give a finite number")
     elif isinstance(value, int) and value.bit_length() > 3 * _MOST_DIGITS:
         raise UsageError(f"{what} has more than {_MOST_DIGITS} digits or so; give it as a str")
     elif value is not None and not isinstance(value, (str, bool, int, float)):
         raise UsageError(
-            f"{what} is a {type(value).__name__}, which JSON has no word for; give numbers, str, "
+            f"{what} is a {type(value).__name__}, which JSON cannot hold; give numbers, str, "
             f"and lists and dicts of them, such as .tolist() of an array"
         )
 
 
 class Limits(NamedTuple):
-    """Limits of a text of JSON, which may take up to 60 times its length in memory.
+    """Limits of a JSON text; parsed, it may take up to 60 times its length in memory.
 
     Attributes
     ----------
     nbytes : int
-        Its length.  It may have a list or an object for each `_BYTES_A_CONTAINER` of that.
+        Length of the text.  For each `_BYTES_A_CONTAINER` bytes it may hold one list or object.
     """
 
     nbytes: int
 
     def check(self, blob: bytes) -> None:
-        """Refuse a text that is beyond the limits.
+        """Refuse a text that exceeds the limits.
 
         Raises
         ------
@@ -92,7 +92,7 @@ class Limits(NamedTuple):
 
 
 def loads(blob: bytes, limits: Limits) -> Any:
-    """What JSON says, without names that come twice and numbers that are not finite.
+    """Parse JSON; refuse repeated names and numbers that are not finite.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def loads(blob: bytes, limits: Limits) -> Any:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Keep the garbage collector from looking again and again at objects that are being made."""
+    """Turn off the garbage collector, which would scan the growing tree of objects repeatedly."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -127,7 +127,7 @@ def _without_collector() -> Iterator[None]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object with every name once."""
+    """Make an object; refuse a repeated name."""
     made = dict(pairs)
     if len(made) != len(pairs):
         raise Unsound("a name is twice in an object")
@@ -140,7 +140,7 @@ def _no_number(text: str) -> NoReturn:
 
 
 def _finite(text: str) -> float:
-    """A float that is not too large to be one."""
+    """Parse a float; refuse a value beyond its range."""
     number = float(text)
     if not math.isfinite(number):
         raise Unsound(f"{text} is too large a number")
@@ -148,21 +148,21 @@ def _finite(text: str) -> float:
 
 
 def _whole(text: str) -> int:
-    """An int; to read one of a million digits would take very long."""
+    """Parse an int; refuse very long ones, whose conversion takes quadratic time."""
     if len(text) > _MOST_DIGITS:
         raise Unsound(f"a number has {len(text):,} digits")
     return int(text)
 
 
 class Fields:
-    """An object of a JSON file, each field read as what it must be.
+    """An object of a JSON file; each method checks the type of the field that it returns.
 
     Parameters
     ----------
     made : Any
-        What the file has where an object should be.
+        Parsed value; an error if it is not an object.
     what : str
-        Its place in the file, for messages.
+        Position in the file, for messages.
     """
 
     def __init__(self, made: Any, what: str) -> None:
@@ -172,21 +172,21 @@ class Fields:
         self._what = what
 
     def all(self) -> dict[str, Any]:
-        """All fields, of any kind."""
+        """Return all fields, of any type."""
         return self._made
 
     def any(self, name: str) -> Any:
-        """A field of any kind."""
+        """Return a field of any type."""
         if name not in self._made:
             raise Unsound(f"{self._what} has no {name!r}")
         return self._made[name]
 
     def optional(self, name: str) -> Any:
-        """A field of any kind, or None where there is none."""
+        """Return a field of any type, or None if it is missing."""
         return self._made.get(name)
 
     def _of(self, name: str, kind: type) -> Any:
-        """A field of one kind; a bool is no int."""
+        """Return a field of one type; a bool is no int."""
         value = self.any(name)
         if type(value) is not kind:
             raise Unsound(
@@ -195,31 +195,31 @@ class Fields:
         return value
 
     def text(self, name: str) -> str:
-        """A field that is a str."""
+        """Return a field that is a str."""
         return str(self._of(name, str))
 
     def flag(self, name: str) -> bool:
-        """A field that is a bool."""
+        """Return a field that is a bool."""
         return bool(self._of(name, bool))
 
     def whole(self, name: str) -> int:
-        """A field that is an int of 0 or more."""
+        """Return a field that is an int of 0 or more."""
         number = int(self._of(name, int))
         if number < 0:
             raise Unsound(f"{name!r} of {self._what} is {number}, less than 0")
         return number
 
     def items(self, name: str) -> list[Any]:
-        """A field that is a list."""
+        """Return a field that is a list."""
         found: list[Any] = self._of(name, list)
         return found
 
     def objects(self, name: str) -> list[Fields]:
-        """A field that is a list of objects."""
+        """Return a field that is a list of objects."""
         return [Fields(item, f"{name}[{number}]") for number, item in enumerate(self.items(name))]
 
     def pairs(self, name: str) -> list[list[Any]]:
-        """A field that is a list of pairs, the first of each an int or a str of its own."""
+        """Return a field that is a list of pairs; the first items are unique ints or strs."""
         found = self.items(name)
         for pair in found:
             if type(pair) is not list or len(pair) != 2 or type(pair[0]) not in (int, str):

@@ -1,7 +1,7 @@
-"""Arrays as the tensors of a safetensors file, and back.
+"""Conversion between arrays and the tensors of a safetensors file.
 
-Those whose dtype safetensors does not have for NumPy are stored as what they consist of: bfloat16
-as uint16, complex numbers as pairs of floats along one more axis.
+Dtypes that safetensors lacks for NumPy are stored as others: bfloat16 as uint16, complex numbers as
+pairs of floats along one more axis.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ncclkv.errors import NotSupported
 
 Array = NDArray[Any]
 
-# NumPy's own limit, and that of sizes in bytes everywhere.
+# NumPy's limit, and a limit for sizes in bytes.
 _MOST_AXES = 32
 _MOST_BYTES = 2**62
 
-# Of dtypes that are stored as others: these, and how many of them make one.
+# Dtypes that are stored as others: the stored dtype, and its elements for each of ours.
 _STORED_AS = {"bfloat16": ("uint16", 1), "complex64": ("float32", 2), "complex128": ("float64", 2)}
 
 
@@ -36,19 +36,19 @@ class Tensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """Bytes of all elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def tensor(shape: Any, dtype: Any) -> Tensor:
-    """A tensor as a file describes it.
+    """Return the tensor that a file describes.
 
     Raises
     ------
     Unsound
-        When there can be no such array.
+        When no array can have this shape and dtype.
     NotSupported
-        When it is of bfloat16 and ``ml_dtypes`` is not installed.
+        When the dtype is bfloat16 and ``ml_dtypes`` is not installed.
     """
     if type(shape) is not list or any(type(axis) is not int or axis < 0 for axis in shape):
         raise Unsound(f"{shape!r:.60} is not a shape")
@@ -62,7 +62,7 @@ def tensor(shape: Any, dtype: Any) -> Tensor:
 
 
 def check_library() -> None:
-    """Refuse to go on without safetensors.
+    """Raise NotSupported if safetensors is missing or the machine is big-endian.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def check_library() -> None:
 
 
 def encode(arrays: Mapping[str, Array]) -> bytes:
-    """A safetensors file of some arrays by name."""
+    """Return the bytes of a safetensors file with the given arrays."""
     from safetensors.numpy import save
 
     blob: bytes = save({name: _stored(array) for name, array in arrays.items()})
@@ -88,14 +88,14 @@ def encode(arrays: Mapping[str, Array]) -> bytes:
 
 
 def _stored(array: Array) -> Array:
-    """The array as what it is stored as, in C order."""
+    """Return the array in its stored form, in C order."""
     plain = _form(Tensor(array.shape, array.dtype))
     flat = np.asarray(array, order="C").reshape(-1)
     return flat.view(plain.dtype).reshape(plain.shape)
 
 
 def _form(wanted: Tensor) -> Tensor:
-    """Shape and dtype that a tensor has in its file."""
+    """Return the shape and dtype in which a tensor is stored."""
     name = dtype_name(wanted.dtype)
     if name not in _STORED_AS:
         return wanted
@@ -104,37 +104,37 @@ def _form(wanted: Tensor) -> Tensor:
 
 
 def decode(blob: bytes, wanted: Mapping[str, Tensor]) -> dict[str, Array]:
-    """The arrays of a safetensors file, read-only.
+    """Return the arrays of a safetensors file, read-only.
 
     Parameters
     ----------
     blob : bytes
         The whole file.
     wanted : mapping of Tensor by name
-        What may be in it.
+        Tensors that the file may hold.
 
     Raises
     ------
     Unsound
-        When it is no such file, or has something else in it.
+        When the file is no safetensors file, or holds another tensor.
     """
     from safetensors.numpy import load
 
     try:
         found = load(blob)
     except Exception as error:
-        # Its own error, KeyError for a dtype, ValueError for a shape: all say the same.
+        # safetensors raises errors of many types: its own, KeyError for a dtype, ValueError.
         raise Unsound(f"it is not a safetensors file ({error})") from error
     arrays = {}
     for name, array in sorted(found.items()):
         if name not in wanted:
-            raise Unsound(f"it has a tensor {name!r:.60}, of which checkpoint.json says nothing")
+            raise Unsound(f"it has a tensor {name!r:.60}, which checkpoint.json does not list")
         arrays[name] = _array(name, array, wanted[name])
     return arrays
 
 
 def _array(name: str, stored: Array, wanted: Tensor) -> Array:
-    """A tensor as the array that it is to be."""
+    """Return a stored tensor as an array of the wanted shape and dtype."""
     form = _form(wanted)
     if stored.shape != form.shape or stored.dtype != form.dtype:
         raise Unsound(

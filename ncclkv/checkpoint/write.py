@@ -1,4 +1,4 @@
-"""Saving: a checkpoint is written aside, flushed to the disk, and then given its name."""
+"""Save checkpoints: written under a hidden name, flushed to the disk, then renamed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Iterator
 
 from ncclkv.checkpoint import strict_json
 from ncclkv.checkpoint.directory import (
-    HEAD,
+    MANIFEST,
     SUMS,
     generations,
     locked,
@@ -28,30 +28,30 @@ FORMAT = "ncclkv checkpoint"
 VERSION = 1
 
 FILE_BYTES = 128 * 1024 * 1024
-"""A file is full once its arrays have so many bytes; so much is in memory again while saving."""
+"""Array bytes after which a file is full; saving takes this much extra memory."""
 
 NamedArrays = Iterable[tuple[str, Array]]
 
 
 def write(
-    directory: str, head: Manifest, arrays: NamedArrays, keep: int, author: str
+    directory: str, manifest: Manifest, arrays: NamedArrays, keep: int, author: str
 ) -> Generator[None, None, str]:
-    """Save a checkpoint; a generator, which yields whenever it has written a file.
+    """Save a checkpoint; a generator that yields after each file it writes.
 
-    Whenever it ends, by an exception or because the process does, the directory holds the
-    checkpoints that it held before, or the new one as well.
+    If the save ends early, by an exception or a kill, the directory holds the earlier checkpoints,
+    and perhaps the new one; all of them are complete.
 
     Parameters
     ----------
     directory : str
-        An absolute path; it is made if it is not there.
-    head : Head
+        An absolute path; made if it does not exist.
+    manifest : Manifest
     arrays : iterable of (str, ndarray)
-        The head's tensors, made one after another.
+        The manifest's tensors, made one after another.
     keep : int
-        So many checkpoints of its kind stay, the new one included.
+        Number of checkpoints of this kind to keep, the new one included.
     author : str
-        What wrote it, with its version.
+        Name and version of the program that saves.
 
     Returns
     -------
@@ -66,12 +66,12 @@ def write(
     with locked(directory):
         remove_leftovers(directory)
         found = generations(directory)
-        name = next_name(found, head.step, values=head.values)
+        name = next_name(found, manifest.step, values=manifest.values)
         aside = os.path.join(directory, f".saving-{name}")
         path = os.path.join(directory, name)
         try:
             os.mkdir(aside)
-            yield from _fill(aside, head, arrays, author)
+            yield from _fill(aside, manifest, arrays, author)
             os.rename(aside, path)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
@@ -82,12 +82,12 @@ def write(
             raise CheckpointError(
                 f"{path} is complete, but may be lost with the power: {reason(error)}"
             ) from error
-        remove(directory, [other for other in found if other.values == head.values][keep - 1 :])
+        remove(directory, [other for other in found if other.values == manifest.values][keep - 1 :])
     return path
 
 
 def _fill(
-    directory: str, head: Manifest, arrays: NamedArrays, author: str
+    directory: str, manifest: Manifest, arrays: NamedArrays, author: str
 ) -> Generator[None, None, None]:
     """Write the files of a checkpoint."""
     files = []
@@ -99,23 +99,25 @@ def _fill(
         files.append({"name": name, "bytes": len(blob), "sha256": sha256})
         yield
     about = {"format": FORMAT, "version": VERSION, "author": author, "files": files}
-    text = strict_json.dumps({**about, **to_plain(head)})
+    text = strict_json.dumps({**about, **to_plain(manifest)})
     try:
-        limits(spec.key for spec in head.specs).check(text)
+        limits(spec.key for spec in manifest.specs).check(text)
     except strict_json.Unsound as error:
-        raise CheckpointError(f"{HEAD} cannot be written: {error}; give less as extra") from error
-    _put(directory, HEAD, text)
+        raise CheckpointError(
+            f"{MANIFEST} cannot be written: {error}; give less as extra"
+        ) from error
+    _put(directory, MANIFEST, text)
     _put(directory, SUMS, sums_of(text))
     sync(directory)
 
 
 def sums_of(text: bytes) -> bytes:
-    """The file that tells whether ``checkpoint.json`` is whole, as ``sha256sum -c`` reads it."""
-    return f"{hashlib.sha256(text).hexdigest()}  {HEAD}\n".encode()
+    """Return the digest file of ``checkpoint.json``, in the format of ``sha256sum -c``."""
+    return f"{hashlib.sha256(text).hexdigest()}  {MANIFEST}\n".encode()
 
 
 def _filling(arrays: NamedArrays) -> Iterator[dict[str, Array]]:
-    """The arrays of one file after another."""
+    """Yield the arrays of one file after another."""
     some: dict[str, Array] = {}
     held = 0
     for name, array in arrays:
@@ -129,7 +131,7 @@ def _filling(arrays: NamedArrays) -> Iterator[dict[str, Array]]:
 
 
 def _put(directory: str, name: str, blob: bytes) -> None:
-    """Write a new file, down to the disk."""
+    """Write a new file and flush it to the disk."""
     path = os.path.join(directory, name)
     try:
         with open(path, "xb") as file:
@@ -137,5 +139,5 @@ def _put(directory: str, name: str, blob: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        error.filename = path  # a failed write does not know where it was
+        error.filename = path  # the error of a failed write has no filename
         raise

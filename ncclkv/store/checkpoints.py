@@ -245,7 +245,7 @@ class CheckpointVerbs(Restoring):
     def _read(
         self, verb: str, directory: Any, *, required: bool, values: bool, fallback: bool = False
     ) -> tuple[str, Manifest] | None:
-        """Load a checkpoint into the store; return its path and its head."""
+        """Load a checkpoint into the store; return its path and its manifest."""
         self._operations.note(verb)
         self._engine.settle()
         arrays: dict[str, Array] = {}
@@ -261,9 +261,9 @@ class CheckpointVerbs(Restoring):
                 )
             if loaded is None:
                 return None
-            self._run.add(loaded.path, loaded.head.run)
+            self._run.add(loaded.path, loaded.manifest.run)
             arrays.update(loaded.arrays)
-            return loaded.path, loaded.head
+            return loaded.path, loaded.manifest
 
         found = run_on_one_rank(self._comm, self._leader, verb, work())
         if found is not None:

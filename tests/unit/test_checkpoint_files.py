@@ -38,7 +38,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     found = small.loaded(tmp_path)
     assert found is not None
     assert found.path == str(path)
-    assert found.head == small.head()
+    assert found.manifest == small.head()
     assert found.arrays.keys() == small.arrays().keys()
     for name, array in small.arrays().items():
         assert found.arrays[name].dtype == array.dtype

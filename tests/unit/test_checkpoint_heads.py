@@ -44,7 +44,7 @@ def test_directories_whose_names_were_swapped(tmp_path: Path) -> None:
     aside = (tmp_path / "step-000000009-save-000002").rename(tmp_path / "best")
     found = small.loaded(aside)
     assert found is not None
-    assert found.head.step == 5
+    assert found.manifest.step == 5
 
 
 @pytest.mark.parametrize("bomb", [b"[],", b'{"a":[]},', b"[[[[[[]]]]]],"])

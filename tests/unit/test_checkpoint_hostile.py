@@ -85,7 +85,7 @@ def loads_whole_or_not_at_all(path: Path) -> None:
     except Unsound:
         return
     assert found is not None
-    wanted = found.head.tensors()
+    wanted = found.manifest.tensors()
     assert found.arrays.keys() == wanted.keys()
     for name, array in found.arrays.items():
         assert (array.shape, array.dtype) == wanted[name]
@@ -190,7 +190,7 @@ HEADS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "states of none": (lambda made: made.update(optimizer=None), "and no optimizer"),
     "updater": (lambda made: made["updater"][0].pop(), "is not a list of keys"),
     "updater twice": (lambda made: made["updater"][1].__setitem__(0, "n"), "a key is twice"),
-    "without a tensor": (lambda made: made["keys"].pop(), "says nothing"),
+    "without a tensor": (lambda made: made["keys"].pop(), "does not list"),
     "one more tensor": (
         lambda made: made["keys"].append({**made["keys"][1], "key": "c", "shape": [0]}),
         "no file of it has the tensor value.2",

@@ -191,7 +191,7 @@ def test_unknown_arguments_are_refused_with_the_nearest_known_one(
         make(**{given: 0.1})
     hint = f"did you mean {meant!r}? " if meant else ""
     assert str(caught.value) == (
-        f"SGD has no argument {given!r}; {hint}It takes learning_rate, momentum, wd, "
+        f"SGD has no argument {given!r}; {hint}Valid: learning_rate, momentum, wd, "
         "rescale_grad, clip_gradient"
     )
 

@@ -241,7 +241,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_known_one() -> None:
     with pytest.raises(UsageError) as caught:
         ncclkv.create("local", **wrong)
     assert str(caught.value).startswith(
-        "create has no argument 'updat_on'; did you mean 'update_on'? It takes name, comm, "
+        "create has no argument 'updat_on'; did you mean 'update_on'? Valid: name, comm, "
     )
     with pytest.raises(UsageError, match="unknown nonfinite='rais'; did you mean 'raise'"):
         ncclkv.create("local", nonfinite="rais")
