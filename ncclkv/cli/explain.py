@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ncclkv.comm.diagnosis.dump import FORMAT
-from ncclkv.comm.words import format_ranks
+from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.errors import LaunchError
 
 _FOLLOWS = ("RankLost", "RankDied", "CommAborted", "CommTimeout", "OrderMismatch", "SpecMismatch")

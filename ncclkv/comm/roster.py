@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from ncclkv import env
 from ncclkv.comm.control import ObjectComm
+from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.transport import Transport
-from ncclkv.comm.words import format_ranks
 from ncclkv.errors import LaunchError
 
 _log = logging.getLogger("ncclkv")

@@ -94,7 +94,7 @@ class Transport(Messages):
     spin_limit : int
         How many pauses are so short that a launch may make them.
     inbox : list of (int, bytes)
-        What peers have told, with their ranks, as far as `left_ranks` has heard it.
+        Notices that `left_ranks` has received, each with its sender.
     thread_multiple : bool
         Whether several threads of a process may communicate at once.
     """
@@ -154,7 +154,7 @@ class Transport(Messages):
 
     @abstractmethod
     def post(self, data: bytes, peers: Iterable[int]) -> None:
-        """Tell peers something, which they hear when they next look; returns at once."""
+        """Start to send a notice to peers, which find it in their `inbox`; returns at once."""
 
     @abstractmethod
     def leave(self, reason: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.words import format_ranks
+from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.layout import Layout
 from ncclkv.errors import NonFinite, OrderMismatch

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclkv.comm.words import format_ranks
+from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.table.registry import Key
 
 HELD, LEAST, GREATEST = range(3)

@@ -43,9 +43,9 @@ class CallLog:
         self._mark = comm.mark
         self._registry = registry
         if comm.calls is not None:
-            self._log = comm.calls.board.log
+            self._log = comm.calls.recorder.log
             # Weak, or a store that is dropped would keep its memory until garbage is collected.
-            comm.calls.odd = WeakMethod(self._odd)
+            comm.calls.differing_keys = WeakMethod(self._odd)
         self._pushed: dict[Key, int] = {}
         self._read: dict[Key, int] = {}
 

@@ -212,14 +212,14 @@ def test_what_is_captured_is_not_noted_but_its_replays_are() -> None:
             kv = create()
             kv.init(["a", "b"], [full(0), full(0)])
             kv.pushpull("b", put(), out=put(0))
-            board = kv._comm.calls.board
-            before = board.log.count
+            recorder = kv._comm.calls.recorder
+            before = recorder.log.count
             step = captured(kv)
-            texts = [call.text.partition(" at ")[0] for call in board.read(kv.rank).calls]
+            texts = [call.text.partition(" at ")[0] for call in recorder.read(kv.rank).calls]
             assert texts[before:] == ["pushpull('a')", "capture()"]
             for _ in range(3):
                 step.replay()
-            assert board.log.count == before + 5
+            assert recorder.log.count == before + 5
             kv.wait()
 
     run_seats(2, body)

@@ -141,12 +141,12 @@ def test_what_it_finds_is_noted_once_for_the_end_of_mpi(monkeypatch):
 def test_a_wait_that_has_ended_is_shown_no_more():
     def body(seat: Seat) -> None:
         comm, eyes = watched(seat)
-        board = comm.calls.board
+        recorder = comm.calls.recorder
         array = ones(seat)
         if seat.rank == 0:
             comm.allreduce(array, array)
             limit = time.monotonic() + SOON
-            while board.read(0).wait is None:
+            while recorder.read(0).wait is None:
                 assert eyes.look()
                 assert time.monotonic() < limit, "the wait is not shown"
                 time.sleep(0.01)
@@ -155,7 +155,7 @@ def test_a_wait_that_has_ended_is_shown_no_more():
             seat.peers.control.barrier("it is shown")
             comm.allreduce(array, array)
         eyes.wait()
-        assert board.read(0).wait is None
+        assert recorder.read(0).wait is None
         seat.peers.control.barrier("it was looked at")
         comm.close()
 

@@ -19,12 +19,12 @@ def full(value: float = 1.0) -> np.ndarray:
 
 def last(kv: Any) -> RecordedCall:
     """The last call that is noted."""
-    return kv._comm.calls.board.read(kv.rank, 1).calls[-1]
+    return kv._comm.calls.recorder.read(kv.rank, 1).calls[-1]
 
 
 def noted(kv: Any) -> tuple[int, int]:
     """How many calls there were, and the mark of all of them."""
-    return kv._comm.calls.board.log.count, kv._comm.mark.value
+    return kv._comm.calls.recorder.log.count, kv._comm.mark.value
 
 
 def on_two_ranks(body: Callable[[Any], Any]) -> list[Any]:

@@ -48,7 +48,7 @@ FRAME = _frame()
 
 def note(calls: CallComparison, *whats: int, keys: int = 0, text: str = "") -> None:
     """Note calls that are numbers."""
-    log = calls.board.log
+    log = calls.recorder.log
     for what in whats:
         words = text or f"call {what} at train.py:{what}"
         if log.append(what, keys, 0, FRAME) is None:

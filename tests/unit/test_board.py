@@ -18,7 +18,7 @@ import pytest
 from ncclkv.comm.diagnosis import call_log, flight_recorder
 from ncclkv.comm.diagnosis.call_log import CALLS
 from ncclkv.comm.diagnosis.flight_recorder import NBYTES, FlightRecorder
-from ncclkv.comm.diagnosis.reports import RecordedCall, Report, difference, last
+from ncclkv.comm.diagnosis.reports import RecordedCall, Report, describe_last_call, first_difference
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,8 +97,8 @@ def test_a_page_tells_what_a_dead_process_did_last(tmp_path: Path) -> None:
     writer = Writer(tmp_path, 100)
     writer.kill()
     report = writer.board.read(3)
-    assert report.who.startswith("rank 3 on ")
-    assert report.who.endswith(f"(pid {writer.process.pid})")
+    assert report.label.startswith("rank 3 on ")
+    assert report.label.endswith(f"(pid {writer.process.pid})")
     assert [call.number for call in report.calls] == list(range(1, 101))
     assert report.calls[-1].text == "push(100) at train.py:7"
     assert 0 <= report.calls[-1].age < 30
@@ -111,7 +111,7 @@ def test_a_page_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
         while time.monotonic() < limit:
             for call in writer.board.read(3).calls:
                 what = call.number % 500
-                assert (call.what, call.keys) == (what, 2 * what)
+                assert (call.code, call.keys) == (what, 2 * what)
                 assert call.text == f"push({what}) at train.py:7"
             (latest,) = writer.board.read(3, 1).calls[-1:] or [RecordedCall(newest, 0, 0, "", 0)]
             assert latest.number >= newest
@@ -146,7 +146,7 @@ def test_texts_stay_while_a_call_on_the_page_has_used_them() -> None:
     own = FlightRecorder(0, {0: page()})
     expected: list[str] = []
     # Old words are used again just before they are forgotten, all at once.
-    old = range(call_log._MOST_KNOWN)
+    old = range(call_log._MAX_INTERNED)
     for which in [*old, *old[:700], *range(old.stop, old.stop + 300)]:
         note(own, which, 0, f"call {which}")
         expected.append(f"call {which}")
@@ -193,7 +193,7 @@ def test_reading_while_a_thread_writes() -> None:
     try:
         for _ in range(50):
             for call in own.read(0).calls:
-                assert (call.what, call.keys) == (call.number, 2 * call.number)
+                assert (call.code, call.keys) == (call.number, 2 * call.number)
     finally:
         over.set()
         thread.join()
@@ -201,11 +201,11 @@ def test_reading_while_a_thread_writes() -> None:
 
 def test_a_wait_in_another_store() -> None:
     own = FlightRecorder(0, {0: page()})
-    assert own.read(0).elsewhere is None
-    own.wait_elsewhere("a reduction of key 'w'", ["host/1/2", "host/3/4"])
-    elsewhere = own.read(0).elsewhere
+    assert own.read(0).other_wait is None
+    own.record_other_wait("a reduction of key 'w'", ["host/1/2", "host/3/4"])
+    elsewhere = own.read(0).other_wait
     assert elsewhere is not None
-    assert elsewhere.words == "a reduction of key 'w'"
+    assert elsewhere.description == "a reduction of key 'w'"
     assert elsewhere.names == ["host/1/2", "host/3/4"]
     assert 0 <= elsewhere.age < 5
 
@@ -213,14 +213,14 @@ def test_a_wait_in_another_store() -> None:
 def test_a_wait_in_this_store() -> None:
     own = FlightRecorder(0, {0: page()})
     assert own.read(0).wait is None
-    own.wait_for({40, 3, *range(5, 30)}, "a reduction of key 'w'", 2.5)
+    own.record_wait({40, 3, *range(5, 30)}, "a reduction of key 'w'", 2.5)
     wait = own.read(0).wait
     assert wait is not None
     assert (wait.total, wait.ranks) == (27, [3, *range(5, 20)]), "the lowest of them"
-    assert wait.words == "a reduction of key 'w'"
+    assert wait.description == "a reduction of key 'w'"
     assert wait.seconds == pytest.approx(2.5, abs=1e-6)
     assert 0 <= wait.age < 5
-    own.arrived()
+    own.clear_wait()
     assert own.read(0).wait is None
 
 
@@ -235,14 +235,14 @@ def made(*whats: int, first: int = 1) -> list[RecordedCall]:
 
 
 def test_the_first_difference() -> None:
-    pair = difference(made(1, 2, 3, 4), made(1, 2, 7, 8))
+    pair = first_difference(made(1, 2, 3, 4), made(1, 2, 7, 8))
     assert pair is not None
-    assert [call.what for call in pair] == [3, 7]
+    assert [call.code for call in pair] == [3, 7]
 
 
 def test_keys_make_a_difference() -> None:
     mine, theirs = made(1), [made(1)[0]._replace(keys=5)]
-    assert difference(mine, theirs) == (mine[0], theirs[0])
+    assert first_difference(mine, theirs) == (mine[0], theirs[0])
 
 
 @pytest.mark.parametrize(
@@ -259,11 +259,11 @@ def test_keys_make_a_difference() -> None:
 def test_no_difference_as_far_as_both_are_known(
     mine: list[RecordedCall], theirs: list[RecordedCall]
 ) -> None:
-    assert difference(mine, theirs) is None
+    assert first_difference(mine, theirs) is None
 
 
 def test_calls_are_compared_by_number() -> None:
-    pair = difference(made(5, 6, 7, first=5), made(4, 5, 6, 8, first=4))
+    pair = first_difference(made(5, 6, 7, first=5), made(4, 5, 6, 8, first=4))
     assert pair is not None
     assert pair[0].number == 7
 
@@ -272,4 +272,4 @@ def test_the_last_call_in_words() -> None:
     call = RecordedCall(4, 0, 0, "push('w') at a.py:3", 2.345)
     report = Report("node7/9/1", "rank 1 on node7 (pid 9)", [call], None)
     said = "rank 1 on node7 (pid 9) last called push('w') at a.py:3, 2.3 s ago"
-    assert last(report) == said
+    assert describe_last_call(report) == said

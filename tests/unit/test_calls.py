@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ncclkv.comm.diagnosis import mismatch as module
-from ncclkv.comm.diagnosis.flight_recorder import REPORTED, FlightRecorder
-from ncclkv.comm.diagnosis.mismatch import CallComparison
+from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
+from ncclkv.comm.diagnosis.mismatch import VERDICT_CALLS, CallComparison
 from ncclkv.errors import OrderMismatch
 from tests.unit.talking import note, ranks
 
@@ -18,25 +18,25 @@ def test_who_is_asked_answers_and_both_find_the_difference() -> None:
     first, second = ranks(2)
     note(first, 1, 2, 3)
     note(second, 1, 2, 4)
-    first.ask([1])
-    error = second.found()
+    first.request_reports([1])
+    error = second.compare_reports()
     assert isinstance(error, OrderMismatch)
     both = (
         "the ranks differ in call 3 of this store: rank 0 called call 3 at train.py:3, but rank 1 "
         "called call 4 at train.py:4; make the same calls in the same order on all ranks"
     )
     assert str(error) == f"rank 1 of 2: {both}"
-    assert str(first.found()) == f"rank 0 of 2: {both}"
+    assert str(first.compare_reports()) == f"rank 0 of 2: {both}"
 
 
 def test_an_answer_is_not_answered() -> None:
     first, second = ranks(2)
-    first.ask([1])
-    second.hear()
-    first.hear()
-    second.hear()
-    assert first._transport.told == [1]
-    assert second._transport.told == [0]
+    first.request_reports([1])
+    second.receive()
+    first.receive()
+    second.receive()
+    assert first.transport.told == [1]
+    assert second.transport.told == [0]
 
 
 def test_all_are_told_at_once() -> None:
@@ -44,62 +44,64 @@ def test_all_are_told_at_once() -> None:
     note(first, 1)
     for other in others:
         note(other, 2)
-    first.tell("")
+    first.notify("")
     for other in others:
-        assert "rank 0 called call 1" in str(other.found())
+        assert "rank 0 called call 1" in str(other.compare_reports())
 
 
 def test_a_rank_that_is_behind_compares_when_it_comes_there() -> None:
     first, second = ranks(2)
     note(first, 1, 2, 3)
     note(second, 1)
-    first.tell("")
-    assert second.found() is None
+    first.notify("")
+    assert second.compare_reports() is None
     note(second, 2)
-    assert second.found() is None
+    assert second.compare_reports() is None
     note(second, 9)
-    assert "call 3 of this store" in str(second.found())
+    assert "call 3 of this store" in str(second.compare_reports())
 
 
 def test_what_has_been_compared_is_forgotten() -> None:
     first, second = ranks(2)
     note(first, 1, 2)
     note(second, 1, 2)
-    first.tell("")
-    assert second.found() is None
+    first.notify("")
+    assert second.compare_reports() is None
     assert not second._uncompared
     note(second, 3)
-    assert second.found() is None
+    assert second.compare_reports() is None
 
 
 def test_ranks_without_calls_do_not_differ() -> None:
     first, second = ranks(2)
-    first.ask([1])
-    assert second.found() is None
-    assert first.found() is None
-    assert first.look() is None
+    first.request_reports([1])
+    assert second.compare_reports() is None
+    assert first.compare_reports() is None
+    assert first.compare_pages() is None
 
 
 def test_only_the_last_calls_are_reported() -> None:
     first, second = ranks(2)
-    note(first, *range(REPORTED + 50))
-    note(second, *range(REPORTED + 40), *[-1] * 10)
-    first.tell("")
-    assert len(second._transport.inbox[0][1]) < 64 * 1024
-    assert f"call {REPORTED + 41} of this store" in str(second.found())
+    note(first, *range(VERDICT_CALLS + 50))
+    note(second, *range(VERDICT_CALLS + 40), *[-1] * 10)
+    first.notify("")
+    assert len(second.transport.inbox[0][1]) < 64 * 1024
+    assert f"call {VERDICT_CALLS + 41} of this store" in str(second.compare_reports())
 
 
 def test_neighbours_pages_are_looked_at() -> None:
     first, second, third = ranks(3)
     pages = {rank: module.np.zeros(module.NBYTES, module.np.uint8) for rank in (0, 1)}
     for rank, calls in enumerate((first, second)):
-        calls.board = FlightRecorder(rank, pages)
+        calls.recorder = FlightRecorder(rank, pages)
     note(first, 1, 2)
     note(second, 1, 3)
     note(third, 1, 4)
-    assert "rank 0 called call 2 at train.py:2, but rank 1 called call 3" in str(first.look())
-    assert "rank 1 of 3: the ranks differ in call 2" in str(second.look())
-    assert third.look() is None, "it shares no memory"
+    assert "rank 0 called call 2 at train.py:2, but rank 1 called call 3" in str(
+        first.compare_pages()
+    )
+    assert "rank 1 of 3: the ranks differ in call 2" in str(second.compare_pages())
+    assert third.compare_pages() is None, "it shares no memory"
 
 
 def test_the_rank_with_the_lowest_number_that_differs_is_shown() -> None:
@@ -107,8 +109,8 @@ def test_the_rank_with_the_lowest_number_that_differs_is_shown() -> None:
     for each, what in zip(calls, (5, 5, 6, 7), strict=True):
         note(each, what)
     for each in calls[:3]:
-        each.tell("")
-    assert "rank 0 called call 5 at train.py:5, but rank 3" in str(calls[3].found())
+        each.notify("")
+    assert "rank 0 called call 5 at train.py:5, but rank 3" in str(calls[3].compare_reports())
 
 
 # The keys that two calls do not have in common
@@ -126,9 +128,9 @@ def odd(
         seen.append((one, other))
         return found
 
-    second.odd = lambda: odd_key
-    first.tell("")
-    said = str(second.found())
+    second.differing_keys = lambda: odd_key
+    first.notify("")
+    said = str(second.compare_reports())
     assert seen in ([], [(10, 20)]), "in the order of ranks"
     return said
 
@@ -160,34 +162,34 @@ def test_an_error_is_explained_by_what_others_tell() -> None:
     first, second = ranks(2)
     note(first, 1)
     note(second, 2)
-    first.tell("")
-    error = second.explained(OrderMismatch("somehow"))
+    first.notify("")
+    error = second.explain(OrderMismatch("somehow"))
     assert "rank 0 called call 1 at train.py:1, but rank 1 called call 2" in str(error)
-    assert first._transport.inbox, "the others are told"
+    assert first.transport.inbox, "the others are told"
 
 
 def test_an_error_that_nobody_explains_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 0.05)
     first, _ = ranks(2)
     note(first, 1)
-    assert str(first.explained(OrderMismatch("somehow"))) == "somehow"
+    assert str(first.explain(OrderMismatch("somehow"))) == "somehow"
 
 
 def test_an_error_before_any_call_stays_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 1e9)
     first, _ = ranks(2)
-    assert str(first.explained(OrderMismatch("somehow"))) == "somehow"
+    assert str(first.explain(OrderMismatch("somehow"))) == "somehow"
 
 
 def test_a_verdict_that_is_passed_on_names_who_found_it() -> None:
     first, second, third = ranks(3)
     for each in (first, second, third):
         note(each, 1)
-    first.tell("rank 0 of 3: it is wrong")
-    found = second.found()
-    second.tell(str(found))
-    third._transport.inbox.pop(0)  # the first one's own is lost on its way
-    assert str(third.found()) == "rank 2 of 3: rank 0 found: rank 0 of 3: it is wrong"
+    first.notify("rank 0 of 3: it is wrong")
+    found = second.compare_reports()
+    second.notify(str(found))
+    third.transport.inbox.pop(0)  # the first one's own is lost on its way
+    assert str(third.compare_reports()) == "rank 2 of 3: rank 0 found: rank 0 of 3: it is wrong"
 
 
 # The last words of ranks
@@ -196,27 +198,29 @@ def test_a_verdict_that_is_passed_on_names_who_found_it() -> None:
 def test_what_missing_ranks_called_last() -> None:
     first, second, third = ranks(3)
     note(second, 1, 2)
-    second.tell("")
-    first.hear()
-    said = first.last({1, 2})
+    second.notify("")
+    first.receive()
+    said = first.describe_calls({1, 2})
     assert re.fullmatch(
         r"rank 1 on \S+ \(pid \d+\) last called call 2 at train\.py:2, \d+\.\d s ago", said
     )
-    assert first.last({2}) == "", "nothing is known of it"
+    assert first.describe_calls({2}) == "", "nothing is known of it"
     note(third, 7)
-    third.tell("")
-    first.hear()
-    assert first.last({2, 1}).count(" last called ") == 2
-    assert first.last({2, 1}).index("rank 1 on") < first.last({2, 1}).index("rank 2 on")
+    third.notify("")
+    first.receive()
+    assert first.describe_calls({2, 1}).count(" last called ") == 2
+    assert first.describe_calls({2, 1}).index("rank 1 on") < first.describe_calls({2, 1}).index(
+        "rank 2 on"
+    )
 
 
 def test_many_ranks_are_counted() -> None:
     first, *others = ranks(13)
     for other in others:
         note(other, 1)
-        other.tell("")
-    first.hear()
-    said = first.last(range(13))
+        other.notify("")
+    first.receive()
+    said = first.describe_calls(range(13))
     assert said.count(" last called ") == 8
     assert said.endswith("; and 4 more")
 
@@ -225,8 +229,8 @@ def test_a_report_that_is_old_says_so() -> None:
     """The seconds are those since the call, not those that it had when it was told."""
     first, second = ranks(2)
     note(second, 1)
-    second.tell("")
-    first.hear()
+    second.notify("")
+    first.receive()
     module.time.sleep(0.25)
-    seconds = float(re.findall(r"(\d+\.\d) s ago", first.last({1}))[0])
+    seconds = float(re.findall(r"(\d+\.\d) s ago", first.describe_calls({1}))[0])
     assert seconds >= 0.2

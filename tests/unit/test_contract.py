@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclkv.comm.diagnosis.call_log import follow
+from ncclkv.comm.diagnosis.call_log import advance_digest
 from ncclkv.table import contract
 
 FEW = settings(max_examples=200, deadline=None, derandomize=True)
@@ -35,7 +35,7 @@ def mark_of(program: list[Call]) -> int:
     mark = 0
     for verb, priority, pushed, read in program:
         keys = sum(map(contract.pushed, pushed)) + sum(map(contract.read, read))
-        mark = follow(mark, contract.number(verb, priority), keys & contract.MASK)
+        mark = advance_digest(mark, contract.number(verb, priority), keys & contract.MASK)
     return mark
 
 
@@ -83,20 +83,20 @@ def test_verbs_and_priorities_have_numbers_of_their_own() -> None:
 @pytest.mark.parametrize("seed", ["0", "1", "random"])
 def test_a_mark_is_the_same_in_every_process(seed: str) -> None:
     program = (
-        "from ncclkv.comm.diagnosis.call_log import follow\n"
+        "from ncclkv.comm.diagnosis.call_log import advance_digest\n"
         "from ncclkv.table import contract\n"
-        "print(follow(7, contract.number('push', -2), contract.pushed(3)))"
+        "print(advance_digest(7, contract.number('push', -2), contract.pushed(3)))"
     )
     said = subprocess.check_output(
         [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, text=True
     )
-    assert int(said) == follow(7, contract.number("push", -2), contract.pushed(3))
+    assert int(said) == advance_digest(7, contract.number("push", -2), contract.pushed(3))
 
 
 def test_a_mark_fits_a_signed_word() -> None:
     mark = 0
     for number in range(1000):
-        mark = follow(mark, contract.number("push"), contract.pushed(number))
+        mark = advance_digest(mark, contract.number("push"), contract.pushed(number))
         assert -(2**63) <= mark < 2**63
 
 

@@ -13,19 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclkv.comm.diagnosis import call_log
-from ncclkv.comm.diagnosis.call_log import CALLS, MASK, NBYTES, CallLog, follow
+from ncclkv.comm.diagnosis.call_log import CALLS, MASK, NBYTES, CallRing, advance_digest
 
 NUMBERS = st.integers(0, MASK)
 
 
-def made() -> tuple[CallLog, memoryview]:
+def made() -> tuple[CallRing, memoryview]:
     page = memoryview(bytearray(NBYTES))
-    return CallLog(page), page
+    return CallRing(page), page
 
 
 def calls(page: memoryview) -> list[tuple[int, int, int, str]]:
     """The calls without their times."""
-    return [call[:4] for call in call_log.read(page)]
+    return [call[:4] for call in call_log.read_calls(page)]
 
 
 def here() -> FrameType:
@@ -37,7 +37,7 @@ def elsewhere() -> FrameType:
     return sys._getframe()
 
 
-def note(log: CallLog, what: int, keys: int, mark: int, frame: FrameType) -> int:
+def note(log: CallRing, what: int, keys: int, mark: int, frame: FrameType) -> int:
     """As a store does: words are learnt when they are wanted."""
     found = log.append(what, keys, mark, frame)
     if found is None:
@@ -53,7 +53,7 @@ def test_a_call_is_noted_once_its_words_are_known() -> None:
     assert log.append(3, 4, 0, frame) is None
     assert log.count == 0
     log.intern(3, 4, "words", frame)
-    assert log.append(3, 4, 5, frame) == follow(5, 3, 4)
+    assert log.append(3, 4, 5, frame) == advance_digest(5, 3, 4)
     assert log.count == 1
     assert calls(page) == [(1, 3, 4, "words")]
     for what, keys in ((2, 4), (3, 5)):
@@ -79,7 +79,7 @@ def test_calls_from_own_files_are_their_callers(monkeypatch: pytest.MonkeyPatch)
     while outer.f_code.co_filename == __file__:
         assert outer.f_back is not None
         outer = outer.f_back
-    monkeypatch.setattr(call_log, "OWN", (__file__,))
+    monkeypatch.setattr(call_log, "_OWN", (__file__,))
     call_log._is_own.cache_clear()
     try:
         log.intern(1, 1, "words", outer)
@@ -122,7 +122,7 @@ def test_all_numbers_of_63_bits_can_be_noted(made_calls: list[tuple[int, int]]) 
     for what, keys in made_calls:
         before = mark
         mark = note(log, what, keys, mark, frame)
-        assert mark == follow(before, what, keys)
+        assert mark == advance_digest(before, what, keys)
         assert 0 <= mark <= MASK
     assert calls(page) == [
         (number, what, keys, f"call {what}")

@@ -154,7 +154,7 @@ def test_more_calls_than_there_is_room_for_words() -> None:
         for number in [*range(1000), *range(600), *range(1000, 1500)]:
             kv.push(keys[number], one)
             expected.append(f"push('k{number}')")
-        calls = kv._comm.calls.board.read(kv.rank).calls
+        calls = kv._comm.calls.recorder.read(kv.rank).calls
         texts = [call.text.partition(" at ")[0] for call in calls]
         assert texts == expected[-len(texts) :]
 

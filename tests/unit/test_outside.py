@@ -8,7 +8,7 @@ import pytest
 
 from ncclkv.comm.diagnosis import dump
 from ncclkv.comm.diagnosis.mismatch import LONG_SECONDS
-from ncclkv.comm.diagnosis.outside_wait import OutsideWait
+from ncclkv.comm.host.outside_wait import OutsideWait
 from ncclkv.comm.messages.progress import HostWork, ProgressEngine
 from ncclkv.errors import OrderMismatch
 from tests.harness.locks import is_held
@@ -67,7 +67,7 @@ def test_what_others_tell_is_heard_by_one_thread_at_a_time(
         held.append(is_held(flight.lock))
         return OrderMismatch("rank 1 waits for this one")
 
-    monkeypatch.setattr(flight.calls, "found", found)
+    monkeypatch.setattr(flight.calls, "compare_reports", found)
     monkeypatch.setattr(dump, "write", lambda *_: held.append(is_held(flight.lock)))
     with pytest.raises(OrderMismatch, match="rank 1 waits"):
         create(LONG_SECONDS).look()

@@ -53,4 +53,4 @@ def test_the_lowest_waiting_rank_of_a_node_reports(
 
 def test_a_closed_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
-    stall.report(0, 2, "a sum waits for rank 1", 1.0, 10.0, "")
+    stall.write_line(0, 2, "a sum waits for rank 1", 1.0, 10.0, "")

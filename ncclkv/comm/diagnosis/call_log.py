@@ -1,8 +1,7 @@
-"""Log of a rank's last calls: what was called, and where in the user's program.
+"""Call log: the last 1,024 calls of a rank, on a page that neighbours can read after its death.
 
-The log lies on a page that neighbours read, also after this rank's death.  Every call of a store
-is appended to it, so that must be cheap: the words of a call are written at the first call of these
-keys from that instruction, and a call writes the number of its words and the time.
+The text of a call is written once, at the first call with these keys from that instruction of the
+user's program.  Every call then appends three numbers and advances the digest of all calls.
 """
 
 from __future__ import annotations
@@ -19,131 +18,132 @@ from types import CodeType, FrameType
 from ncclkv.comm.diagnosis.reports import RecordedCall
 
 CALLS = 1024
-"""Calls that a log holds."""
-
-OWN = (f"{Path(__file__).resolve().parents[2]}/", contextlib.__file__)
-"""How the names of files begin whose calls are not the user's."""
+"""Number of calls on the page."""
 
 MASK = 2**63 - 1
-"""Keeps a number within a signed word of 64 bits."""
+"""Keeps a code or digest within a signed 64-bit word."""
 
-# Of native words, which are written whole: a neighbour never reads half of a call's number.
+# Paths that begin so are not the user's program.
+_OWN = (f"{Path(__file__).resolve().parents[2]}/", contextlib.__file__)
+
+# Native words are stored whole: a neighbour never reads half of a call's number.
 _CALL = struct.Struct("qqq")
-"""A call's number, from 1; its words; and when, in nanoseconds."""
+"""The call's number, from 1; its text's index; the time in nanoseconds."""
 
-_WORDS = struct.Struct("qq160s")
-"""What is called, its keys, and both in words, with the place."""
+_TEXT = struct.Struct("qq160s")
+"""The call's code, the code of its keys, and the text."""
 
-_MOST_KNOWN = 2048
+_MAX_INTERNED = 2048
 
-# The words of the oldest call may be older still, by as many others as are known.
-_TEXTS = _MOST_KNOWN + CALLS
+# The oldest call on the page may use the oldest text interned at that time.
+_TEXTS = _MAX_INTERNED + CALLS
 
 _COUNT_BYTES = 8
 _TEXTS_FROM = _COUNT_BYTES + CALLS * _CALL.size
-NBYTES = _TEXTS_FROM + _TEXTS * _WORDS.size
+NBYTES = _TEXTS_FROM + _TEXTS * _TEXT.size
 
-_SITE_LENGTH = 48
-
-
-def follow(mark: int, what: int, keys: int) -> int:
-    """The mark after one more call: a number of all calls so far, in their order."""
-    return (mark * 0x9E3779B97F4A7C15 + what * 0xBF58476D1CE4E5B9 + keys + 1) & MASK
+_MAX_SITE_LENGTH = 48
 
 
-def of_user(frame: FrameType) -> FrameType:
-    """The frame of the user's that a call came from."""
+def advance_digest(digest: int, code: int, keys: int) -> int:
+    """Return the digest of all calls in their order, after one more call."""
+    return (digest * 0x9E3779B97F4A7C15 + code * 0xBF58476D1CE4E5B9 + keys + 1) & MASK
+
+
+def user_frame(frame: FrameType) -> FrameType:
+    """Return the innermost frame of the user's program."""
     while _is_own(frame.f_code.co_filename) and frame.f_back is not None:
         frame = frame.f_back
     return frame
 
 
 @lru_cache(1024)
-def _is_own(file: str) -> bool:
-    """Return whether calls from a file are not the user's."""
-    return file.startswith(OWN)
+def _is_own(path: str) -> bool:
+    """Return whether a source file belongs to the package."""
+    return path.startswith(_OWN)
 
 
 def call_site(frame: FrameType) -> str:
-    """Return the line of the user's program that a call came from, as short as can be."""
-    user = of_user(frame)
+    """Return file and line of the user's program, the file's name shortened."""
+    user = user_frame(frame)
     path = user.f_code.co_filename
-    with contextlib.suppress(OSError):  # the directory that the program is in may be gone
-        here = os.path.relpath(path) if os.path.isabs(path) else path
-        path = min(path, here, key=len)
-    if len(path) > _SITE_LENGTH:
-        path = f"...{path[-_SITE_LENGTH:]}"
+    with contextlib.suppress(OSError):  # the working directory may have been deleted
+        relative = os.path.relpath(path) if os.path.isabs(path) else path
+        path = min(path, relative, key=len)
+    if len(path) > _MAX_SITE_LENGTH:
+        path = f"...{path[-_MAX_SITE_LENGTH:]}"
     return f"{path}:{user.f_lineno}"
 
 
-class CallLog:
-    """Appends this rank's calls to its log.
+class CallRing:
+    """Appends this rank's calls to its page.
 
     Parameters
     ----------
     page : memoryview
-        The `NBYTES` of the log, zero at first.
+        `NBYTES` zero bytes.
     """
 
     def __init__(self, page: memoryview) -> None:
         self._page = page
         self._count = page[:_COUNT_BYTES].cast("q")
         self._number = 0
-        self._learnt = 0
-        self._known: dict[tuple[int, int, int, int], tuple[int, CodeType]] = {}
+        self._texts = 0
+        self._interned: dict[tuple[int, int, int, int], tuple[int, CodeType]] = {}
 
     @property
     def count(self) -> int:
         """Return the number of calls so far."""
         return self._number
 
-    def append(self, what: int, keys: int, mark: int, frame: FrameType) -> int | None:
-        """Append a call that comes from `frame`.
+    def append(self, code: int, keys: int, digest: int, frame: FrameType) -> int | None:
+        """Append a call from `frame`.
 
         Returns
         -------
         int or None
-            What `mark` becomes by it; None, and nothing is appended, where its words are missing.
+            The next digest; None, and nothing is appended, where the call's text is not interned.
         """
-        frame = of_user(frame)
-        known = self._known.get((what, keys, id(frame.f_code), frame.f_lasti))
-        if known is None:
+        frame = user_frame(frame)
+        interned = self._interned.get((code, keys, id(frame.f_code), frame.f_lasti))
+        if interned is None:
             return None
         self._number = number = self._number + 1
+        # The number is stored first and the count last: a neighbour never takes an old row for it.
         lo = _COUNT_BYTES + number % CALLS * _CALL.size
-        _CALL.pack_into(self._page, lo, number, known[0], monotonic_ns())
+        _CALL.pack_into(self._page, lo, number, interned[0], monotonic_ns())
         self._count[0] = number
-        return follow(mark, what, keys)
+        return advance_digest(digest, code, keys)
 
-    def intern(self, what: int, keys: int, text: str, frame: FrameType) -> None:
-        """Write the words of a call from `frame`, which may then be appended any number of times.
+    def intern(self, code: int, keys: int, text: str, frame: FrameType) -> None:
+        """Write the text of a call from `frame`, for any number of `append`.
 
         Parameters
         ----------
         text : str
-            Its first 160 bytes are kept.
+            Only its first 160 bytes are kept.
         """
-        if len(self._known) == _MOST_KNOWN:
-            self._known.clear()
-        frame = of_user(frame)
-        # The code is kept, or another one could take its address, which stands for it.
-        place = what, keys, id(frame.f_code), frame.f_lasti
-        self._known[place] = self._learnt, frame.f_code
-        lo = _TEXTS_FROM + self._learnt % _TEXTS * _WORDS.size
-        _WORDS.pack_into(self._page, lo, what, keys, text.encode(errors="replace"))
-        self._learnt += 1
+        if len(self._interned) == _MAX_INTERNED:
+            self._interned.clear()
+        frame = user_frame(frame)
+        # The entry keeps the code alive: other code at its address would be taken for it.
+        instruction = code, keys, id(frame.f_code), frame.f_lasti
+        self._interned[instruction] = self._texts, frame.f_code
+        lo = _TEXTS_FROM + self._texts % _TEXTS * _TEXT.size
+        _TEXT.pack_into(self._page, lo, code, keys, text.encode(errors="replace"))
+        self._texts += 1
 
 
-def read(page: memoryview, most: int = CALLS) -> Iterator[RecordedCall]:
-    """Yield the last calls of a log, which its rank may be writing to, the latest at the end."""
+def read_calls(page: memoryview, max_calls: int = CALLS) -> Iterator[RecordedCall]:
+    """Yield the last calls of a page, which its rank may be writing to, the latest at the end."""
     (count,) = page[:_COUNT_BYTES].cast("q")
     now = monotonic_ns()
-    for number in range(max(1, count - min(most, CALLS - 1) + 1), count + 1):
+    for number in range(max(1, count - min(max_calls, CALLS - 1) + 1), count + 1):
         lo = _COUNT_BYTES + number % CALLS * _CALL.size
-        found, words, when = _CALL.unpack_from(page, lo)
-        at = _TEXTS_FROM + words % _TEXTS * _WORDS.size
-        what, keys, text = _WORDS.unpack_from(page, at)
-        # Its rank may be writing over it, and begins with the number.
+        found, index, when = _CALL.unpack_from(page, lo)
+        at = _TEXTS_FROM + index % _TEXTS * _TEXT.size
+        code, keys, text = _TEXT.unpack_from(page, at)
+        # An unchanged number proves that the rank has not begun to overwrite the row.
         if found == number == _CALL.unpack_from(page, lo)[0]:
-            said = text.rstrip(b"\0").decode(errors="replace")
-            yield RecordedCall(number, what, keys, said, (now - when) / 1e9)
+            decoded = text.rstrip(b"\0").decode(errors="replace")
+            yield RecordedCall(number, code, keys, decoded, (now - when) / 1e9)

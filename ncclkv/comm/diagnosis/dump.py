@@ -18,8 +18,7 @@ from weakref import WeakSet
 
 from ncclkv import env
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.diagnosis.flight_recorder import ANSWERED
-from ncclkv.comm.diagnosis.mismatch import CallComparison
+from ncclkv.comm.diagnosis.mismatch import REPORT_CALLS, CallComparison
 from ncclkv.comm.diagnosis.reports import Report
 
 FORMAT = 1
@@ -138,15 +137,15 @@ def _of_store(calls: CallComparison, now: float) -> dict[str, Any]:
     rank, size = calls.transport.rank, calls.transport.size
     with suppress(Exception):  # MPI may be gone
         calls.transport.left_ranks()
-        calls.hear()
-    others = {each: calls.report(each, ANSWERED) for each in range(size) if each != rank}
+        calls.receive()
+    others = {each: calls.report(each, REPORT_CALLS) for each in range(size) if each != rank}
     left: dict[int, str] = {}
     with suppress(Exception):
         left = dict(calls.transport.left_ranks())
     members = [] if calls.roster is None else calls.roster.members
     return {
         "ranks": [{"host": member.host, "pid": member.pid} for member in members],
-        **_of_rank(calls.board.read(rank), now),
+        **_of_rank(calls.recorder.read(rank), now),
         "others": {
             str(each): {
                 **_of_rank(report, now),
@@ -169,7 +168,7 @@ def _of_rank(report: Report | None, now: float) -> dict[str, Any]:
             {
                 "number": call.number,
                 "call": call.text,
-                "alike": [call.what, call.keys],
+                "alike": [call.code, call.keys],
                 "seconds": now - call.age,
             }
             for call in report.calls
@@ -180,9 +179,9 @@ def _of_rank(report: Report | None, now: float) -> dict[str, Any]:
             "ranks": wait.ranks,
             "total": wait.total,
             "waited": wait.seconds,
-            "what": wait.words,
+            "what": wait.description,
         },
-        "elsewhere": "" if report.elsewhere is None else report.elsewhere.words,
+        "elsewhere": "" if report.other_wait is None else report.other_wait.description,
     }
 
 

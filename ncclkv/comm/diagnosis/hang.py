@@ -1,4 +1,4 @@
-"""What a wait that lasts looks at: whose calls differ, who has left, and the deadline."""
+"""Hang detector: finds out why a wait does not end, and reports a long wait before its deadline."""
 
 from __future__ import annotations
 
@@ -6,48 +6,46 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.diagnosis import stall, waits
-from ncclkv.comm.diagnosis.flight_recorder import EVERYONE
 from ncclkv.comm.diagnosis.mismatch import LONG_SECONDS, CallComparison, is_due
-from ncclkv.comm.diagnosis.reports import last
+from ncclkv.comm.diagnosis.reports import EVERYONE, describe_last_call, format_ranks
 from ncclkv.comm.transport import PeerFailed, Transport
-from ncclkv.comm.words import format_ranks
 from ncclkv.errors import CommTimeout, KVStoreError, OrderMismatch, RankDied, RankLost
 from ncclkv.system import abort
 
-# A rank that waits for one that has left may be waited for itself, and cannot say so: so long is
-# waited for it when another rank is known to have left.
+# A rank that waits for a rank that has left cannot report that itself: other ranks allow it so
+# many seconds to raise its own error first.
 _RELAY_SECONDS = 0.3
 
-# Between two looks at neighbours' processes.
-_DEAD_SECONDS = 5e-3
+# Seconds between two polls of the neighbours' processes.
+_PROCESS_SECONDS = 5e-3
 
-# A rank that sent nothing for so long before a deadline does not answer.
+# A rank without a notice in the last seconds before the deadline counts as silent.
 _ANSWER_SECONDS = 2.0
 
-# In a shorter wait a rank has hardly been asked, and its silence means nothing.
+# In a shorter wait the requests have hardly arrived, so silence has no meaning.
 _MEANINGFUL_SECONDS = 1.0
+
+# Messages that a process sent before its end still arrive within this time.
+_ARRIVAL_SECONDS = 0.05
+
+# After a failed message, its peer's last notice or the end of its process may take so long.
+_FAILED_SECONDS = 0.3
 
 _ADVICE = "all ranks must make the same calls in the same order: look at what {} did instead"
 
-# What a process sent before its end is looked for so long.
-_ARRIVAL_SECONDS = 0.05
-
-# When a message has failed, its peer's farewell or the end of its process is looked for so long.
-_FAILED_SECONDS = 0.3
-
 
 class AwaitedWork(Protocol):
-    """A collective that this rank waits for.
+    """A collective that a rank waits for; its ``str`` describes it.
 
     Attributes
     ----------
     finished : bool
-        Whether it is complete on this rank.
     reports_requested : int
-        How often the reports of missing ranks were requested for it.
+        How often this wait has requested reports.
     reported : int
-        How many lines about it were due on stderr.
+        Number of lines on stderr about this wait.
     """
 
     finished: bool
@@ -59,252 +57,256 @@ class AwaitedWork(Protocol):
 
 
 class Progress(Protocol):
-    """The collectives in flight among which a work waits."""
+    """The collectives in flight of a communicator.
+
+    Attributes
+    ----------
+    multi_node : bool
+        Whether an awaited rank may itself wait for other ranks, by messages.
+    """
 
     multi_node: bool
-    """Whether a rank that is waited for may itself wait for others, by messages."""
 
     def progress(self) -> None:
-        """Advance every collective in flight."""
+        """Advance every collective as far as its messages allow."""
 
     def missing(self, work: AwaitedWork) -> set[int]:
-        """Return the ranks that `work` waits for."""
+        """Return the ranks that `work`, or an earlier collective that it needs, waits for."""
 
     def siblings(self) -> Sequence[Progress]:
-        """Return the progress of this thread's other communicators."""
+        """Return this thread's other communicators."""
 
-    def wait_elsewhere(self, words: str, names: Sequence[str]) -> None:
-        """Show its ranks that this thread waits in another communicator."""
+    def wait_elsewhere(self, description: str, names: Sequence[str]) -> None:
+        """Show to this communicator's ranks that its thread waits in another one."""
 
 
 class HangDetector:
-    """Finds out why a wait is in vain.
+    """Diagnoses the waits of one communicator.
 
     Parameters
     ----------
     transport : Transport
-    calls : Calls
+    calls : CallComparison
     """
 
     def __init__(self, transport: Transport, calls: CallComparison) -> None:
         self._transport = transport
         self._calls = calls
-        self._where = f"rank {transport.rank} of {transport.size}: "
-        self._looked = 0.0
+        self._prefix = f"rank {transport.rank} of {transport.size}: "
+        self._polled = 0.0
         self._ended: dict[int, float] = {}
 
-    def trouble(self, flight: Progress, work: AwaitedWork, waited: float) -> KVStoreError | None:
-        """What to raise when ranks' calls differ, or one that `work` needs has left."""
+    def diagnose(self, flight: Progress, work: AwaitedWork, waited: float) -> KVStoreError | None:
+        """Return the error to raise when calls differ, or a rank that `work` needs has left."""
         departed = self._transport.left_ranks()
-        found = self._calls.found() or self._long(flight, work, waited)
+        found = self._calls.compare_reports() or self._look(flight, work, waited)
         if found is not None:
-            self._calls.tell(str(found))
+            self._calls.notify(str(found))
             return found
         relayed = flight.multi_node and waited > _RELAY_SECONDS
-        dead = self._dead()
-        if not (departed or dead):
+        ended = self._ended_ranks()
+        if not (departed or ended):
             return None
         if relayed:
-            # One that has closed in peace has left nobody waiting.
-            dead = {rank for rank in dead if not self._calls.board.is_closing(rank)}
-        gone = departed.keys() | dead
+            # A rank that closed normally cannot be what the awaited ranks wait for.
+            ended = {rank for rank in ended if not self._calls.recorder.is_closing(rank)}
+        gone = departed.keys() | ended
         if not relayed and flight.missing(work).isdisjoint(gone):
             return None
-        flight.progress()  # what it sent before it left still counts
+        flight.progress()  # messages that a rank sent before it left still count
         missing = flight.missing(work)
         lost = gone if relayed and missing else missing & gone
         if not lost or work.finished:
             return None
         rank = min(lost, key=lambda rank: (abort.follows(departed.get(rank, "")), rank))
         if rank in departed:
-            return self._left(rank, departed[rank], work)
-        return self._died(rank, work)
+            return self._left_error(rank, departed[rank], work)
+        return self._died_error(rank, work)
 
-    def _long(self, flight: Progress, work: AwaitedWork, waited: float) -> OrderMismatch | None:
-        """How the calls of ranks differ; whom a long wait waits for is asked, now and then."""
+    def _look(self, flight: Progress, work: AwaitedWork, waited: float) -> OrderMismatch | None:
+        """Compare call histories; in a long wait, periodically request those of missing ranks."""
         if not is_due(waited, work.reports_requested):
             return None
-        missing = flight.missing(work)
-        self._calls.board.wait_for(missing, str(work), waited)
-        self._calls.ask(missing, work.reports_requested)
+        missing, calls = flight.missing(work), self._calls
+        calls.recorder.record_wait(missing, str(work), waited)
+        calls.request_reports(missing, work.reports_requested)
         work.reports_requested += 1
-        names = [report.name for rank in missing if (report := self._calls.report(rank))]
-        mine = self._calls.report(self._transport.rank)
-        words = mine.calls[-1].text if mine and mine.calls else str(work)
+        names = [report.name for rank in missing if (report := calls.report(rank))]
+        mine = calls.report(self._transport.rank)
+        description = mine.calls[-1].text if mine and mine.calls else str(work)
         for other in flight.siblings():
-            other.wait_elsewhere(words, names)
-        return self._calls.look() or self._crossed(work, missing, waited)
+            other.wait_elsewhere(description, names)
+        return calls.compare_pages() or self._crossed_stores(work, missing, waited)
 
-    def _crossed(self, work: AwaitedWork, missing: set[int], waited: float) -> OrderMismatch | None:
-        """Whether a rank waits for this one in another store, and neither can go on."""
+    def _crossed_stores(
+        self, work: AwaitedWork, missing: set[int], waited: float
+    ) -> OrderMismatch | None:
+        """Return an error when a missing rank waits for this rank in another store."""
         mine = self._calls.report(self._transport.rank)
         for rank in sorted(missing):
             report = self._calls.report(rank)
-            if not (mine and mine.calls and report and report.elsewhere):
+            if not (mine and mine.calls and report and report.other_wait):
                 continue
-            elsewhere = report.elsewhere
-            # Seen after this wait began to last: what this rank has launched is not what it lacks.
-            waits_for_this = {mine.name, EVERYONE}.intersection(elsewhere.names)
-            if waits_for_this and waited - elsewhere.age > LONG_SECONDS:
+            other = report.other_wait
+            # Shown after this wait became long: all that this rank has launched had arrived there.
+            awaits_this_rank = {mine.name, EVERYONE}.intersection(other.names)
+            if awaits_this_rank and waited - other.age > LONG_SECONDS:
                 return OrderMismatch(
-                    f"{self._where}{work} waits for rank {rank}, which waits for this rank in "
-                    f"another store: {elsewhere.words}; make the same calls, and use stores in the "
-                    f"same order, on all ranks. "
-                    f"{self._calls.last([self._transport.rank, rank])}"
+                    f"{self._prefix}{work} waits for rank {rank}, which waits for this rank in "
+                    f"another store: {other.description}; make the same calls, and use stores in "
+                    f"the same order, on all ranks. "
+                    f"{self._calls.describe_calls([self._transport.rank, rank])}"
                 )
         return None
 
-    def _dead(self) -> set[int]:
-        """The neighbours whose processes ended a while ago: what they sent has arrived."""
+    def _ended_ranks(self) -> set[int]:
+        """Return the ranks whose processes ended, once all that they sent has arrived."""
         now = time.monotonic()
-        if now - self._looked < _DEAD_SECONDS:
+        if now - self._polled < _PROCESS_SECONDS:
             return set()
-        self._looked = now
-        for rank in self._calls.dead():
+        self._polled = now
+        for rank in self._calls.ended_ranks():
             self._ended.setdefault(rank, now)
         return {rank for rank, since in self._ended.items() if now - since > _ARRIVAL_SECONDS}
 
-    def _died(self, rank: int, work: AwaitedWork, report: str = "") -> RankDied:
-        """Return the error to raise when a rank's process has ended."""
-        process = self._calls.board.process(rank)
-        how = "has ended" if process is None else process.end()
-        roster = self._calls.roster
-        where = f" on {roster.members[rank].host}" if roster and not self._last(rank) else ""
-        return RankDied(
-            f"{self._where}rank {rank}{where} {how} while {work} waited for it, and said nothing"
-            f"{report}{self._last(rank)}"
-        )
-
-    def explained(self, work: AwaitedWork, error: OrderMismatch | PeerFailed) -> KVStoreError:
-        """Return what to raise for an error of one message, once more is known."""
+    def explain(self, work: AwaitedWork, error: OrderMismatch | PeerFailed) -> KVStoreError:
+        """Return the error to raise for the error of one message: its cause, where found."""
         if isinstance(error, OrderMismatch):
-            return self._calls.explained(error)
-        return self._failed(work, error)
+            return self._calls.explain(error)
+        return self._peer_error(work, error)
 
-    def _failed(self, work: AwaitedWork, failure: PeerFailed) -> KVStoreError:
-        """Return what to raise when a message failed: why its peer left, if that becomes known."""
-        begin, attempt, peer = time.monotonic(), 0, failure.peer
+    def _peer_error(self, work: AwaitedWork, failure: PeerFailed) -> KVStoreError:
+        """Return the error to raise for a failed message: why its peer left, where found."""
+        peer = failure.peer
         report = f"; MPI reports: {failure.report}" if failure.report else ""
-        while (waited := time.monotonic() - begin) < _FAILED_SECONDS:
+        for waited in Backoff(_FAILED_SECONDS, self._transport.pause):
             departed = self._transport.left_ranks()
             if peer in departed:
-                return self._left(peer, departed[peer] + report, work)
-            if waited > _ARRIVAL_SECONDS and peer in self._calls.dead():
-                return self._died(peer, work, report)
-            attempt += 1
-            self._transport.pause(attempt)
+                return self._left_error(peer, departed[peer] + report, work)
+            if waited > _ARRIVAL_SECONDS and peer in self._calls.ended_ranks():
+                return self._died_error(peer, work, report)
         return RankLost(
-            f"{self._where}the connection to rank {peer} broke while {work} waited for it{report}; "
-            f"look at how rank {peer} ended, and at the network{self._last(peer)}"
+            f"{self._prefix}the connection to rank {peer} broke while {work} waited for it{report};"
+            f" look at how rank {peer} ended, and at the network{self._last_call(peer)}"
         )
 
-    def _last(self, rank: int) -> str:
-        """A rank's last call, for the end of a message."""
-        report = self._calls.report(rank)
-        return f"; {last(report)}" if report and report.calls else ""
-
-    def _left(self, rank: int, reason: str, work: AwaitedWork) -> KVStoreError:
-        """What to raise when a rank has left for that reason."""
+    def _left_error(self, rank: int, reason: str, work: AwaitedWork) -> KVStoreError:
+        """Return the error to raise when a rank left for `reason`."""
         if reason.startswith(OrderMismatch.__name__):
-            return OrderMismatch(f"{self._where}rank {rank} left with {reason}")
+            return OrderMismatch(f"{self._prefix}rank {rank} left with {reason}")
         return RankLost(
-            f"{self._where}rank {rank} left while {work} waited for it; it said: {reason}"
-            f"{self._last(rank)}"
+            f"{self._prefix}rank {rank} left while {work} waited for it; it said: {reason}"
+            f"{self._last_call(rank)}"
         )
 
-    def late(
+    def _died_error(self, rank: int, work: AwaitedWork, report: str = "") -> RankDied:
+        """Return the error to raise when a rank's process ended without a notice."""
+        process = self._calls.recorder.process(rank)
+        how = "has ended" if process is None else process.end()
+        roster, last_call = self._calls.roster, self._last_call(rank)
+        host = f" on {roster.members[rank].host}" if roster and not last_call else ""
+        return RankDied(
+            f"{self._prefix}rank {rank}{host} {how} while {work} waited for it, and said nothing"
+            f"{report}{last_call}"
+        )
+
+    def _last_call(self, rank: int) -> str:
+        """Describe a rank's last call, for the end of a message."""
+        report = self._calls.report(rank)
+        return f"; {describe_last_call(report)}" if report and report.calls else ""
+
+    def timeout_error(
         self, work: AwaitedWork, missing: set[int], waited: float, limit: float
     ) -> CommTimeout:
-        """What to raise when a wait has lasted too long."""
+        """Return the error to raise at the deadline; it may collect reports for one second."""
         calls = self._calls
-        calls.board.wait_for(missing, str(work), waited)
+        calls.recorder.record_wait(missing, str(work), waited)
         now = time.monotonic()
-        calls.inquire([*waits.chain(calls, missing)], now - waited)
-        chain, ends = waits.chain(calls, missing), waits.ends(calls, missing)
-        # Calls that differ were found before: each of these ranks has sent what the others lack.
-        circle = calls.board.log.count > 0 and bool(chain) and all(chain.values())
+        calls.collect_reports([*waits.chain(calls, missing)], now - waited)
+        chain, ends = waits.chain(calls, missing), waits.chain_ends(calls, missing)
+        # A difference would have been found: each of these ranks has sent what the others lack.
+        circle = calls.recorder.log.count > 0 and bool(chain) and all(chain.values())
         silent = [
             node
-            for node in waits.silent(calls, now - min(_ANSWER_SECONDS, limit / 2))
+            for node in waits.silent_nodes(calls, now - min(_ANSWER_SECONDS, limit / 2))
             if not ends.isdisjoint(node) and waited >= _MEANINGFUL_SECONDS
         ]
-        unanswered = self._without_answer(ends, waited).difference(*silent)
+        unanswered = self._unanswered(ends, waited).difference(*silent)
         answering = ends.difference(unanswered, *silent)
         for rank in ends:
-            calls.board.show_stacks(rank)
+            calls.recorder.show_stacks(rank)
         parts = [
-            *_links(chain),
-            *map(self._silence, silent),
-            self._unanswered(unanswered) if unanswered else "",
-            self._lost(chain) if circle else "",
+            *_describe_chain(chain),
+            *map(self._describe_silent_node, silent),
+            self._describe_unanswered(unanswered) if unanswered else "",
+            self._describe_lost_messages(chain) if circle else "",
             _ADVICE.format(format_ranks(answering)) if answering and not circle else "",
-            calls.last(ends),
-            calls.last(chain.keys() - ends),
+            calls.describe_calls(ends),
+            calls.describe_calls(chain.keys() - ends),
         ]
         return CommTimeout(
-            f"{self._where}{work} waited {waited:.1f} s (timeout {limit:g} s) for "
+            f"{self._prefix}{work} waited {waited:.1f} s (timeout {limit:g} s) for "
             f"{format_ranks(missing)}; {'; '.join(filter(None, parts))}"
         )
 
     def report(self, flight: Progress, work: AwaitedWork, waited: float, limit: float) -> None:
-        """Report a wait that lasts, for all ranks of this node, unless a lower one does."""
+        """Write a line about a long wait, unless a lower rank of this node writes it."""
         if not stall.is_due(waited, limit, work.reported):
             return
         work.reported += 1
         calls, rank, missing = self._calls, self._transport.rank, flight.missing(work)
-        calls.board.wait_for(missing, str(work), waited)
+        calls.recorder.record_wait(missing, str(work), waited)
         if waits.is_reported(calls, waited):
             return
-        # For all ranks of this node that wait, and perhaps for others than this one.
+        # The line covers all waiting ranks of this node, whose awaited ranks may be others.
         near = {each: wait.ranks for each, wait in waits.of_node(calls).items()}
         needed = missing.union(*near.values())
         chain = {**near, **waits.chain(calls, needed)}
-        parts = [*_links(chain), calls.last(waits.ends(calls, needed))]
-        what = f"{work} waits for {format_ranks(missing)}"
-        stall.report(
-            rank, self._transport.size, what, waited, limit, "; ".join(filter(None, parts))
-        )
+        parts = [*_describe_chain(chain), calls.describe_calls(waits.chain_ends(calls, needed))]
+        description = f"{work} waits for {format_ranks(missing)}"
+        details = "; ".join(filter(None, parts))
+        stall.write_line(rank, self._transport.size, description, waited, limit, details)
 
-    def _lost(self, chain: Mapping[int, Sequence[int]]) -> str:
-        """Describe ranks that wait for each other, and have made the same calls."""
-        ranks = {self._transport.rank, *chain}
-        return (
-            f"{format_ranks(ranks)} wait for each other, and have made the same calls: messages "
-            f"between them are lost, or slower than the timeout allows; "
-            f"{self._look_at_network(ranks)}"
-        )
+    def _unanswered(self, ranks: Iterable[int], waited: float) -> set[int]:
+        """Return those of `ranks` about whom no neighbour of theirs has answered a request.
 
-    def _without_answer(self, ranks: Iterable[int], waited: float) -> set[int]:
-        """Return those ranks about whom neighbours of theirs, which were asked, have not answered.
-
-        Ranks answer for neighbours whose pages they share.  Elsewhere a busy rank is silent, too.
+        Ranks answer for neighbours whose pages they share.  Without pages a busy rank is silent,
+        so its silence has no meaning.
         """
         calls, rank = self._calls, self._transport.rank
-        shares = any(each in calls.board for each in range(self._transport.size) if each != rank)
-        if calls.roster is None or not (calls.board.log.count and shares):
+        shares = any(each in calls.recorder for each in range(self._transport.size) if each != rank)
+        if calls.roster is None or not (calls.recorder.log.count and shares):
             return set()
         if waited < _MEANINGFUL_SECONDS:
             return set()
         members = calls.roster.members
         return {each for each in ranks if len(members[each].node) > 1 and not calls.report(each)}
 
-    def _unanswered(self, ranks: set[int]) -> str:
-        """Describe ranks about which questions had no answer, though their hosts are heard."""
+    def _describe_lost_messages(self, chain: Mapping[int, Sequence[int]]) -> str:
+        """Describe ranks that wait for each other after the same calls."""
+        ranks = {self._transport.rank, *chain}
+        return (
+            f"{format_ranks(ranks)} wait for each other, and have made the same calls: messages "
+            f"between them are lost, or slower than the timeout allows; {self._advise(ranks)}"
+        )
+
+    def _describe_unanswered(self, ranks: set[int]) -> str:
+        """Describe ranks about whom requests had no answer, though their hosts send messages."""
         return (
             f"no question about {format_ranks(ranks)} was answered, though messages from there "
             f"arrive: some are lost, or slower than the timeout allows; "
-            f"{self._look_at_network({self._transport.rank, *ranks})}"
+            f"{self._advise({self._transport.rank, *ranks})}"
         )
 
-    def _look_at_network(self, ranks: Iterable[int]) -> str:
-        """Return the advice to look at the network between the hosts of some ranks."""
+    def _advise(self, ranks: Iterable[int]) -> str:
+        """Return the advice to look at the network between the hosts of ranks."""
         roster = self._calls.roster
         members = [] if roster is None else [roster.members[rank] for rank in sorted(ranks)]
         hosts = ", ".join(dict.fromkeys(member.host for member in members))
         return f"look at the network{' of ' if hosts else ''}{hosts}"
 
-    def _silence(self, node: Sequence[int]) -> str:
-        """Describe a node none of whose ranks answers."""
+    def _describe_silent_node(self, node: Sequence[int]) -> str:
+        """Describe a node from which nothing arrives."""
         roster = self._calls.roster
         host = "another host" if roster is None else roster.members[node[0]].host
         if len(node) == 1:
@@ -318,6 +320,6 @@ class HangDetector:
         )
 
 
-def _links(chain: Mapping[int, Sequence[int]]) -> list[str]:
-    """Describe whom ranks wait for that others wait for."""
+def _describe_chain(chain: Mapping[int, Sequence[int]]) -> list[str]:
+    """Describe the waits of ranks that are awaited themselves."""
     return [f"rank {rank} waits for {format_ranks(each)}" for rank, each in chain.items() if each]

@@ -1,7 +1,35 @@
-"""Which calls the ranks of a communicator have made, found out when something is wrong.
+"""Comparison of the ranks' calls: finds the first call in which two ranks differ.
 
-The pages of neighbours are read; other ranks report.  A rank that waits long tells whom it waits
-for of its calls, and is told of theirs by those who wait as well.
+A rank reads the pages of its neighbours.  Ranks that share no memory gossip instead: each notice
+holds any number of messages of three kinds.
+
+=========  ====================================================================================
+REPORT     a rank's last calls and its waits, as its page shows them
+REQUEST    ranks whose reports the sender lacks
+VERDICT    the difference that the sender has found; empty where it knows only that one exists
+=========  ====================================================================================
+
+==================  ===============================  ==========================================
+state of this rank  event                            action
+==================  ===============================  ==========================================
+any                 REQUEST arrives                  send the REPORTs of those ranks whose
+                                                     pages are readable here
+any                 REPORT arrives                   keep it; compare it in `compare_reports`
+                                                     once this rank has made as many calls
+any                 VERDICT arrives                  raise it, unless the reports compared here
+                                                     show a difference themselves
+waiting             each 0.25 s of the wait,         compare the pages; send the own REPORT and
+                    8 times at most                  a REQUEST to the awaited ranks without a
+                                                     page here (`request_reports`)
+waiting             a difference is found            send a VERDICT and the own REPORT with 256
+                                                     calls to all ranks (`notify`); raise
+waiting             a message has another digest     send an empty VERDICT and the own REPORT
+                                                     to all; compare for 1 s; raise (`explain`)
+waiting             the deadline passes              drop REPORTs older than this wait; send
+                                                     REPORTs and a REQUEST to the other nodes;
+                                                     await answers for 1 s (`collect_reports`);
+                                                     raise
+==================  ===============================  ==========================================
 """
 
 from __future__ import annotations
@@ -13,37 +41,51 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.diagnosis.flight_recorder import ANSWERED, NBYTES, REPORTED, FlightRecorder
-from ncclkv.comm.diagnosis.reports import RecordedCall, Report, difference, last, of_plain, plain
+from ncclkv.comm.backoff import Backoff
+from ncclkv.comm.diagnosis.flight_recorder import NBYTES, FlightRecorder
+from ncclkv.comm.diagnosis.reports import (
+    RecordedCall,
+    Report,
+    describe_last_call,
+    first_difference,
+    from_plain,
+    to_plain,
+)
 from ncclkv.comm.roster import Roster
 from ncclkv.comm.transport import Transport
 from ncclkv.errors import OrderMismatch
 
-Odd = Callable[[int, int], tuple[Any, Any]]
+DifferingKeys = Callable[[int, int], tuple[Any, Any]]
 
-# How long a rank that knows of a difference waits for the words of the others.
+REPORT, REQUEST, VERDICT = "report", "request", "verdict"
+
+VERDICT_CALLS, REPORT_CALLS = 256, 32
+"""Calls in a report that goes with a verdict, and in any other: a program that is only slow must
+not be slowed down by it."""
+
+# Seconds to wait for the reports of others.
 _PATIENCE = 1.0
 
-# A report that was heard so short a time ago needs not be asked for again.
-_FRESH = 0.5
+# A rank at its own deadline may answer no more; a report this fresh is as good as an answer.
+_FRESH_SECONDS = 0.5
 
-# A wait that is longer looks at what the others have called, and again each time as long.
 LONG_SECONDS = 0.25
-_MOST_ASKED = 8
+"""A wait is long from here on, and looks at others' calls each time it has lasted as long again."""
 
-_SHOWN = 8
+_MAX_REQUESTS = 8
+_MAX_DESCRIBED = 8
 
-# A wait in another store that was seen so long ago may be over.
-_RECENT = 1.0
+# A wait outside the store that was shown longer ago may have ended.
+_RECENT_SECONDS = 1.0
 
-_FOUND = " found: "
+_RELAYED = " found: "
 
-# What stands in a text for what it leaves out.
-_CUT = "..."
+# Stands in a call's text for the keys that the text leaves out.
+_ELLIPSIS = "..."
 
 
 class CallComparison:
-    """What this rank knows of the calls of all.
+    """This rank's knowledge of the calls of all ranks of a store.
 
     Parameters
     ----------
@@ -51,216 +93,227 @@ class CallComparison:
 
     Attributes
     ----------
-    board : Board
-        This rank's alone, unless another is set.
-    odd : callable
-        Gives ``odd(first, second)``, or None: the key that is only in the first of two calls, by
-        the numbers of their keys, and the one only in the second; None for each not known.
+    recorder : FlightRecorder
+        The readable pages; by default this rank's own.
+    differing_keys : callable
+        Returns ``differing_keys(first, second)``, or None.  That function takes the key codes of
+        two calls and returns the key that only the first has, and the key that only the second
+        has; None for a key that it cannot find.
     transport : Transport
-    heard : dict of int to float
-        When a rank was last heard, by ``time.monotonic()``.
+    last_received : dict of int to float
+        Times of the last notice from each rank, by ``time.monotonic()``.
     roster : Roster or None
-        The ranks as they described themselves; None where they did not.
+        The ranks' descriptions of themselves, where they exchanged them.
     """
 
     roster: Roster | None = None
 
     def __init__(self, transport: Transport) -> None:
-        self.board = FlightRecorder(transport.rank, {transport.rank: np.zeros(NBYTES, np.uint8)})
-        self.odd: Callable[[], Odd | None] = lambda: None
-        self.transport = self._transport = transport
-        self._where = f"rank {transport.rank} of {transport.size}: "
+        self.recorder = FlightRecorder(transport.rank, {transport.rank: np.zeros(NBYTES, np.uint8)})
+        self.differing_keys: Callable[[], DifferingKeys | None] = lambda: None
+        self.transport = transport
+        self.last_received: dict[int, float] = {}
+        self._prefix = f"rank {transport.rank} of {transport.size}: "
         self._peers = [rank for rank in range(transport.size) if rank != transport.rank]
         self._reports: dict[int, tuple[Report, float]] = {}
         self._uncompared: dict[int, Report] = {}
-        self.heard: dict[int, float] = {}
         self._verdict = ""
 
-    # Asking and answering
+    # Messages
 
-    def ask(self, ranks: Collection[int], looks: int = 0) -> None:
-        """Tell some ranks of this one's calls, who then tell of theirs; not for ever."""
-        if looks >= _MOST_ASKED:
+    def request_reports(self, ranks: Collection[int], requests: int = 0) -> None:
+        """Exchange reports with `ranks` that have no page here, unless 8 `requests` were made."""
+        if requests >= _MAX_REQUESTS:
             return
-        others = [rank for rank in ranks if rank not in self.board]
-        self._inform([self._transport.rank], others, wanted=others)
+        others = [rank for rank in ranks if rank not in self.recorder]
+        self._post(others, [*self._own_reports([self.transport.rank]), (REQUEST, others)])
 
-    def inquire(self, ranks: Collection[int], since: float) -> None:
-        """Tell the ranks of other nodes about this wait, ask them about `ranks`, await answers.
+    def collect_reports(self, ranks: Collection[int], since: float) -> None:
+        """Exchange reports with all ranks of other nodes, and await those about `ranks`.
 
-        The ranks of this node among `ranks` are reported to them, too.  Reports that were heard
-        before the time `since` are dropped.  Answers may take a second in all.
+        They also receive the reports of those of `ranks` that have pages here.  Answers may take
+        one second altogether.
+
+        Parameters
+        ----------
+        ranks : collection of int
+        since : float
+            Reports received before this ``time.monotonic()`` are dropped.
         """
         self._reports = {rank: each for rank, each in self._reports.items() if each[1] >= since}
-        far = [rank for rank in self._peers if rank not in self.board]
-        wanted = [rank for rank in ranks if rank not in self.board]
-        near = [rank for rank in ranks if rank in self.board and rank != self._transport.rank]
-        if not far or not self.board.log.count:
+        here = self.transport.rank
+        far = [rank for rank in self._peers if rank not in self.recorder]
+        if not far or not self.recorder.log.count:
             return
-        self._inform([self._transport.rank, *near], far, wanted=wanted)
-        begin, attempt = time.monotonic(), 0
-        while time.monotonic() < begin + _PATIENCE:
-            self._transport.left_ranks()
-            self.hear()
-            # Ranks that came to their own deadline just before have told, and may answer no more.
-            if all(self._reports.get(rank, (None, 0.0))[1] > begin - _FRESH for rank in wanted):
+        wanted = [rank for rank in ranks if rank not in self.recorder]
+        near = [rank for rank in ranks if rank in self.recorder and rank != here]
+        self._post(far, [*self._own_reports([here, *near]), (REQUEST, wanted)])
+        fresh = time.monotonic() - _FRESH_SECONDS
+        for _ in Backoff(_PATIENCE, self.transport.pause):
+            self.transport.left_ranks()
+            self.receive()
+            if all(self._reports.get(rank, (None, 0.0))[1] > fresh for rank in wanted):
                 break
-            attempt += 1
-            self._transport.pause(attempt)
 
-    def tell(self, verdict: str) -> None:
-        """Tell all ranks of this one's calls, and what is wrong with them."""
-        self._inform([self._transport.rank], self._peers, verdict=verdict, most=REPORTED)
+    def notify(self, verdict: str) -> None:
+        """Send a verdict, which may be empty, and this rank's report to all ranks."""
+        reports = self._own_reports([self.transport.rank], VERDICT_CALLS)
+        self._post(self._peers, [*reports, (VERDICT, verdict)])
 
-    def _inform(
-        self,
-        subjects: Iterable[int],
-        ranks: Iterable[int],
-        *,
-        wanted: Sequence[int] = (),
-        verdict: str = "",
-        most: int = ANSWERED,
-    ) -> None:
-        """Send ranks the reports of `subjects`, and ask for those of the ranks `wanted`."""
-        told = [
-            (rank, plain(self.board.read(rank, most)._replace(state=self.state(rank))))
-            for rank in subjects
+    def _own_reports(
+        self, ranks: Iterable[int], max_calls: int = REPORT_CALLS
+    ) -> list[tuple[str, Any]]:
+        """Return the REPORT messages of ranks that have pages here."""
+        reports = ((rank, self.recorder.read(rank, max_calls)) for rank in ranks)
+        return [
+            (REPORT, (rank, to_plain(report._replace(state=self.state(rank)))))
+            for rank, report in reports
         ]
-        self._transport.post(pickle.dumps((told, wanted, verdict)), ranks)
 
-    def hear(self) -> None:
-        """Take in what others have told, and answer; `Transport.left_ranks` has heard it."""
-        heard = self._transport.inbox
-        while heard:
-            peer, data = heard.pop(0)
-            reports, wanted, verdict = pickle.loads(data)
-            now = self.heard[peer] = time.monotonic()
-            if verdict:
-                # A verdict that was passed on begins with the rank that did so.
-                passed = _FOUND in verdict
-                self._verdict = (
-                    verdict.partition(": ")[2] if passed else f"rank {peer}{_FOUND}{verdict}"
-                )
-            for subject, told in reports:
-                self._uncompared[subject] = report = of_plain(told)
-                self._reports[subject] = report, now
-            for rank in wanted:
-                if rank in self.board:
-                    self._inform([rank], [peer])
+    def _post(self, peers: Iterable[int], messages: Sequence[tuple[str, Any]]) -> None:
+        self.transport.post(pickle.dumps(messages), peers)
 
-    def dead(self) -> set[int]:
-        """The ranks whose processes are known to have ended."""
-        return {rank for rank in self._peers if self._transport.has_ended(rank)}
+    def receive(self) -> None:
+        """Take the notices from the transport's inbox, which `Transport.left_ranks` fills."""
+        inbox = self.transport.inbox
+        while inbox:
+            peer, data = inbox.pop(0)
+            self.last_received[peer] = time.monotonic()
+            for kind, content in pickle.loads(data):
+                self._take(peer, kind, content)
+
+    def _take(self, peer: int, kind: str, content: Any) -> None:
+        """Act on one message of a peer."""
+        if kind == REPORT:
+            rank, plain = content
+            self._uncompared[rank] = report = from_plain(plain)
+            self._reports[rank] = report, self.last_received[peer]
+        elif kind == REQUEST:
+            readable = [rank for rank in content if rank in self.recorder]
+            if readable:
+                self._post([peer], self._own_reports(readable))
+        elif content:
+            # A relayed verdict begins with the rank that relayed it; the finder stays named.
+            relayed = _RELAYED in content
+            self._verdict = (
+                content.partition(": ")[2] if relayed else f"rank {peer}{_RELAYED}{content}"
+            )
 
     # Comparing
 
-    def found(self) -> OrderMismatch | None:
-        """A difference between what others have told and this rank's calls."""
-        self.hear()
+    def ended_ranks(self) -> set[int]:
+        """Return the ranks whose processes have ended, as far as this rank can see."""
+        return {rank for rank in self._peers if self.transport.has_ended(rank)}
+
+    def compare_reports(self) -> OrderMismatch | None:
+        """Return the first difference between this rank's calls and the received reports."""
+        self.receive()
         if not self._uncompared:
             return None
         found = self._compare(self._uncompared)
         if found is None and self._verdict:
-            found = OrderMismatch(self._where + self._verdict)
-        # What this rank has not called yet can be compared only then.
+            found = OrderMismatch(self._prefix + self._verdict)
+        # A report that is ahead of this rank is kept until this rank has made those calls too.
+        count = self.recorder.log.count
         for rank, report in [*self._uncompared.items()]:
-            if not report.calls or report.calls[-1].number <= self.board.log.count:
+            if not report.calls or report.calls[-1].number <= count:
                 del self._uncompared[rank]
         return found
 
-    def look(self) -> OrderMismatch | None:
-        """A difference between neighbours' calls and this rank's."""
-        neighbours = (rank for rank in self._peers if rank in self.board)
-        return self._compare({rank: self.board.read(rank) for rank in neighbours})
+    def compare_pages(self) -> OrderMismatch | None:
+        """Return the first difference between this rank's calls and its neighbours' pages."""
+        neighbours = (rank for rank in self._peers if rank in self.recorder)
+        return self._compare({rank: self.recorder.read(rank) for rank in neighbours})
 
     def _compare(self, reports: dict[int, Report]) -> OrderMismatch | None:
-        """The first difference from this rank's calls."""
-        mine = self.board.read(self._transport.rank)
+        """Return the first difference, of the lowest rank that differs."""
+        mine = self.recorder.read(self.transport.rank)
         for rank, report in sorted(reports.items()):
-            pair = difference(mine.calls, report.calls)
+            pair = first_difference(mine.calls, report.calls)
             if pair is not None:
-                return OrderMismatch(self._where + self._words(rank, *pair))
+                return OrderMismatch(self._prefix + self._describe(rank, *pair))
         return None
 
-    def _words(self, rank: int, mine: RecordedCall, theirs: RecordedCall) -> str:
-        both = sorted([(self._transport.rank, mine), (rank, theirs)])
-        said = ", but ".join(f"rank {each} called {call.text}" for each, call in both)
+    def _describe(self, rank: int, mine: RecordedCall, theirs: RecordedCall) -> str:
+        """Describe a difference: both calls, and keys that the texts leave out."""
+        both = sorted([(self.transport.rank, mine), (rank, theirs)])
+        calls = ", but ".join(f"rank {each} called {call.text}" for each, call in both)
         return (
-            f"the ranks differ in call {mine.number} of this store: {said}{self._odd(both)}; make "
-            f"the same calls in the same order on all ranks"
+            f"the ranks differ in call {mine.number} of this store: {calls}"
+            f"{self._describe_keys(both)}; make the same calls in the same order on all ranks"
         )
 
-    def _odd(self, both: Sequence[tuple[int, RecordedCall]]) -> str:
-        """What keys two ranks' calls do not have in common, where their texts are too short."""
+    def _describe_keys(self, both: Sequence[tuple[int, RecordedCall]]) -> str:
+        """Name the keys that only one of two calls has, where their texts leave keys out."""
         (_, first), (_, second) = both
-        if first.what != second.what or _CUT not in first.text + second.text:
+        if first.code != second.code or _ELLIPSIS not in first.text + second.text:
             return ""
-        odd = self.odd()
-        found = (None, None) if odd is None else odd(first.keys, second.keys)
+        differing_keys = self.differing_keys()
+        found = (None, None) if differing_keys is None else differing_keys(first.keys, second.keys)
         keys = zip(both, found, strict=True)
-        said = [f"only rank {rank} has key {key!r}" for (rank, _), key in keys if key is not None]
-        return f" ({', '.join(said)})" if said else ""
+        parts = [f"only rank {rank} has key {key!r}" for (rank, _), key in keys if key is not None]
+        return f" ({', '.join(parts)})" if parts else ""
 
-    def explained(self, error: OrderMismatch) -> OrderMismatch:
-        """Tell all ranks that calls differ, and find out which; as `error` where that fails."""
-        if not self.board.log.count:
+    def explain(self, error: OrderMismatch) -> OrderMismatch:
+        """Return the first difference between the ranks' calls; `error`'s text without one.
+
+        All ranks receive this rank's report.  The comparison may take one second.
+        """
+        if not self.recorder.log.count:
             return OrderMismatch(str(error))
-        self.tell("")
-        limit = time.monotonic() + _PATIENCE
-        attempt = 0
-        while time.monotonic() < limit:
-            self._transport.left_ranks()
-            found = self.look() or self.found()
+        self.notify("")
+        for _ in Backoff(_PATIENCE, self.transport.pause):
+            self.transport.left_ranks()
+            found = self.compare_pages() or self.compare_reports()
             if found is not None:
                 return found
-            attempt += 1
-            self._transport.pause(attempt)
         return OrderMismatch(str(error))
 
-    # Words for those who wait in vain
+    # Descriptions for errors
 
-    def last(self, ranks: Iterable[int]) -> str:
-        """What some ranks called last, as far as is known here."""
-        known = [words for rank in sorted(ranks) if (words := self._of(rank))]
-        more = f"; and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
-        return "; ".join(known[:_SHOWN]) + more
+    def describe_calls(self, ranks: Iterable[int]) -> str:
+        """Describe the last calls of ranks; empty where nothing about them is known."""
+        known = [text for rank in sorted(ranks) if (text := self._describe_rank(rank))]
+        more = f"; and {len(known) - _MAX_DESCRIBED} more" if len(known) > _MAX_DESCRIBED else ""
+        return "; ".join(known[:_MAX_DESCRIBED]) + more
 
-    def _of(self, rank: int) -> str:
-        """Describe a rank's last call; empty where nothing at all is known of the rank."""
+    def _describe_rank(self, rank: int) -> str:
+        """Describe a rank's last call and its process."""
         report = self.report(rank)
         if report is not None and report.calls:
-            return last(report) + self._state(rank)
-        if report is not None or self.roster is None or not self.board.log.count:
+            return describe_last_call(report) + self._describe_state(rank)
+        if report is not None or self.roster is None or not self.recorder.log.count:
             return ""
         member = self.roster.members[rank]
-        return f"nothing was heard from rank {rank} on {member.host} (pid {member.pid})"
+        return f"no report from rank {rank} on {member.host} (pid {member.pid}) has arrived"
 
-    def report(self, rank: int, most: int = 1) -> Report | None:
+    def report(self, rank: int, max_calls: int = 1) -> Report | None:
         """Return the newest report about a rank, with its last calls."""
-        if rank in self.board:
-            return self.board.read(rank, most)
+        if rank in self.recorder:
+            return self.recorder.read(rank, max_calls)
         if rank not in self._reports:
             return None
-        report, heard = self._reports[rank]
-        return report.later(time.monotonic() - heard, most)
+        report, received = self._reports[rank]
+        return report.aged(time.monotonic() - received, max_calls)
 
-    def _state(self, rank: int) -> str:
-        """Describe the state of a rank's process, by the system or by the rank's own report."""
+    def _describe_state(self, rank: int) -> str:
+        """Describe the state of a rank's process, or its wait outside the store."""
         report, state = self.report(rank), self.state(rank)
         if state:
             return f", and {state}"
-        if report is not None and report.elsewhere is not None and report.elsewhere.age < _RECENT:
-            return f", and waits in another store: {report.elsewhere.words}"
+        other = None if report is None else report.other_wait
+        if other is not None and other.age < _RECENT_SECONDS:
+            return f", and waits in another store: {other.description}"
         return ""
 
     def state(self, rank: int) -> str:
         """Return the state of a rank's process; empty where it is unknown, or ordinary."""
-        process = self.board.process(rank) if rank in self.board else None
+        process = self.recorder.process(rank) if rank in self.recorder else None
         if process is not None:
             return process.state()
         return self._reports[rank][0].state if rank in self._reports else ""
 
 
 def is_due(waited: float, looks: int) -> bool:
-    """Whether a wait of so many seconds is to look at others' calls, after so many looks."""
+    """Return whether a wait of `waited` seconds is due for another look, after `looks` looks."""
     return waited >= LONG_SECONDS * (looks + 1)

@@ -1,9 +1,12 @@
-"""A rank's last calls and its waits, as read from its page or received from it."""
+"""Reports: the last calls and the waits of one rank, read from its page or received from it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
+
+EVERYONE = "*"
+"""The name that stands for all ranks of the store that shows a wait in another store."""
 
 
 class RecordedCall(NamedTuple):
@@ -12,134 +15,147 @@ class RecordedCall(NamedTuple):
     Attributes
     ----------
     number : int
-        Among those of its rank, from 1.
-    what, keys : int
-        What ranks must have alike: the verb with its priority, and the keys, as
-        `ncclkv.table.contract` makes numbers of them.
+        Its index among the calls of its rank, from 1.
+    code, keys : int
+        The verb with its priority, and the set of its keys, as `ncclkv.table.contract` encodes
+        them.  All ranks must have equal ones.
     text : str
-        The same in words, and where it was called.
+        The call and its line in the user's program.
     age : float
-        Seconds since then.
+        Seconds since the call.
     """
 
     number: int
-    what: int
+    code: int
     keys: int
     text: str
     age: float
 
 
 class OtherWait(NamedTuple):
-    """A wait in another store.
+    """A wait of the rank's thread outside this store.
 
     Attributes
     ----------
     age : float
-        Seconds since it was last seen.
-    words : str
-        What waits there.
+        Seconds since the rank last showed the wait.
+    description : str
+        The collective that waits.
     names : list of str
-        Whom it waits for, as far as is known; as `Report.name`.
+        The awaited threads as in `Report.name`, or `EVERYONE`; incomplete where names are missing.
     """
 
     age: float
-    words: str
+    description: str
     names: list[str]
 
 
 class Wait(NamedTuple):
-    """A long wait.
+    """A long wait in this store.
 
     Attributes
     ----------
     seconds : float
-        How long it had lasted when it was last seen.
+        Its length when the rank last showed it.
     age : float
         Seconds since then.
     total : int
-        How many ranks it waits for.
+        The number of awaited ranks.
     ranks : list of int
         The lowest of them.
-    words : str
-        What waits.
+    description : str
+        The collective that waits.
     """
 
     seconds: float
     age: float
     total: int
     ranks: list[int]
-    words: str
+    description: str
 
 
 class Report(NamedTuple):
-    """Report of a rank about itself.
+    """The last calls and the waits of a rank.
 
     Attributes
     ----------
     name : str
-        Of its thread, the same in all stores.
-    who : str
-        The same for readers.
-    calls : list of Call
-        Its last, the latest at the end.
-    elsewhere : Elsewhere or None
-        Where the thread waits, if not in this store.
+        The name of the rank's thread, the same in all stores.
+    label : str
+        The rank, its host and its process, for messages.
+    calls : list of RecordedCall
+        Its last calls, the latest at the end.
+    other_wait : OtherWait or None
+        The wait of its thread outside this store.
     wait : Wait or None
-        The wait in this store that the rank is in, or that it gave up.
+        Its wait in this store, which may have ended in an error.
     state : str
-        Why others wait for its process, as the system describes it; empty where nothing is known.
+        The state of its process that explains why others wait; empty for an ordinary one.
     """
 
     name: str
-    who: str
+    label: str
     calls: list[RecordedCall]
-    elsewhere: OtherWait | None
+    other_wait: OtherWait | None
     wait: Wait | None = None
     state: str = ""
 
-    def later(self, seconds: float, most: int = 1) -> Report:
-        """The same so much later, of the last calls."""
-        calls = [call._replace(age=call.age + seconds) for call in self.calls[-most:]]
-        there = self.elsewhere
-        waits = None if there is None else there._replace(age=there.age + seconds)
+    def aged(self, seconds: float, max_calls: int = 1) -> Report:
+        """Return the report as it reads `seconds` later, with its last calls only."""
+        calls = [call._replace(age=call.age + seconds) for call in self.calls[-max_calls:]]
+        other = self.other_wait
+        other = None if other is None else other._replace(age=other.age + seconds)
         wait = None if self.wait is None else self.wait._replace(age=self.wait.age + seconds)
-        return self._replace(calls=calls, elsewhere=waits, wait=wait)
+        return self._replace(calls=calls, other_wait=other, wait=wait)
 
 
-def difference(
+def first_difference(
     mine: Sequence[RecordedCall], theirs: Sequence[RecordedCall]
 ) -> tuple[RecordedCall, RecordedCall] | None:
-    """The first calls of the same number that are not alike, as far as both are known."""
-    known = {call.number: call for call in theirs}
+    """Return the first calls of one number that differ; None where all numbers in both agree."""
+    by_number = {call.number: call for call in theirs}
     for call in mine:
-        other = known.get(call.number)
-        if other is not None and (other.what, other.keys) != (call.what, call.keys):
+        other = by_number.get(call.number)
+        if other is not None and (other.code, other.keys) != (call.code, call.keys):
             return call, other
     return None
 
 
-def last(report: Report) -> str:
-    """A rank's last call, of which there must be one, in words."""
+def describe_last_call(report: Report) -> str:
+    """Describe the last call of a report that has calls."""
     call = report.calls[-1]
-    return f"{report.who} last called {call.text}, {call.age:.1f} s ago"
+    return f"{report.label} last called {call.text}, {call.age:.1f} s ago"
 
 
-def plain(report: Report) -> tuple[object, ...]:
-    """A report without the classes of this package."""
-    elsewhere = None if report.elsewhere is None else tuple(report.elsewhere)
+def format_ranks(ranks: Collection[int], max_shown: int | None = None) -> str:
+    """List ranks, the lowest first; those beyond `max_shown` are counted.
+
+    Examples
+    --------
+    >>> format_ranks({3, 1}), format_ranks([2]), format_ranks(range(6), 4)
+    ('ranks 1, 3', 'rank 2', 'ranks 0, 1, 2, 3 and 2 more ranks')
+    """
+    shown = sorted(ranks)[:max_shown]
+    more = f" and {len(ranks) - len(shown)} more ranks" if len(shown) < len(ranks) else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, shown))}{more}"
+
+
+def to_plain(report: Report) -> tuple[object, ...]:
+    """Convert a report to built-in types, which other versions of the package can unpickle."""
+    other_wait = None if report.other_wait is None else tuple(report.other_wait)
     wait = None if report.wait is None else tuple(report.wait)
     calls = [tuple(call) for call in report.calls]
-    return report.name, report.who, calls, elsewhere, wait, report.state
+    return report.name, report.label, calls, other_wait, wait, report.state
 
 
-def of_plain(told: tuple[Any, ...]) -> Report:
-    """Return the report that `plain` was made of."""
-    name, who, calls, elsewhere, wait, state = told
+def from_plain(plain: tuple[Any, ...]) -> Report:
+    """Return the report that `to_plain` converted."""
+    name, label, calls, other_wait, wait, state = plain
     return Report(
         name,
-        who,
+        label,
         [RecordedCall(*call) for call in calls],
-        None if elsewhere is None else OtherWait(*elsewhere),
+        None if other_wait is None else OtherWait(*other_wait),
         None if wait is None else Wait(*wait),
         state,
     )

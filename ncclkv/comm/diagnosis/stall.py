@@ -1,4 +1,4 @@
-"""A line on stderr about a wait that lasts, long before its deadline."""
+"""Stall lines: a line on stderr about a long wait, before its deadline."""
 
 from __future__ import annotations
 
@@ -8,38 +8,40 @@ import sys
 from contextlib import suppress
 
 FIRST_SECONDS = 30.0
-"""The first line comes after so long, or after a tenth of the timeout where that is less."""
+"""The first line appears after 30 seconds, or after a tenth of a shorter timeout."""
 
 
 def is_due(waited: float, limit: float, lines: int) -> bool:
-    """Return whether a wait is to be reported: first, then each time it has lasted twice as long.
+    """Return whether a wait is due for a line: the first, or another after twice the time.
 
     Parameters
     ----------
     waited, limit : float
-        Seconds that it has lasted, and may last.
+        Seconds that the wait has lasted, and may last.
     lines : int
-        How many lines there were about it.
+        Number of lines about this wait so far.
     """
     return waited >= min(FIRST_SECONDS, limit / 10) * (1 << lines)
 
 
-def report(rank: int, size: int, what: str, waited: float, limit: float, known: str) -> None:
-    """Write the line, in one piece.
+def write_line(
+    rank: int, size: int, description: str, waited: float, limit: float, details: str
+) -> None:
+    """Write one line about a wait in one piece.
 
     Parameters
     ----------
     rank, size : int
-    what : str
-        What waits, for whom.
+    description : str
+        The collective that waits, and the awaited ranks.
     waited, limit : float
         Seconds.
-    known : str
-        What is known of the ranks that it waits for; may be empty.
+    details : str
+        The awaited ranks' last calls and waits; may be empty.
     """
     line = (
         f"ncclkv: rank {rank} of {size} on {socket.gethostname()} (pid {os.getpid()}) has waited "
-        f"{waited:.1f} s (timeout {limit:g} s): {what}{'; ' if known else ''}{known}\n"
+        f"{waited:.1f} s (timeout {limit:g} s): {description}{'; ' if details else ''}{details}\n"
     )
     with suppress(Exception):  # stderr may be closed, or gone
         sys.stderr.write(line)

@@ -1,4 +1,4 @@
-"""Waits between ranks, as far as one rank's pages and reports show them."""
+"""Waits between ranks: chains of ranks that wait for each other, from pages and reports."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable, Sequence
 from ncclkv.comm.diagnosis.mismatch import LONG_SECONDS, CallComparison
 from ncclkv.comm.diagnosis.reports import Wait
 
-# A wait is shown anew each `LONG_SECONDS`.
-_FRESH = 2 * LONG_SECONDS
+# A waiting rank shows its wait anew each `LONG_SECONDS`.
+_FRESH_SECONDS = 2 * LONG_SECONDS
 
 
 def chain(calls: CallComparison, ranks: Iterable[int]) -> dict[int, Sequence[int]]:
-    """Return whom some ranks wait for, and whom those wait for.
+    """Return which ranks each of `ranks` waits for, and which those wait for.
 
-    A rank that is not known to wait has an empty sequence.  This rank is left out.
+    A rank that shows no wait has an empty sequence.  This rank is left out.
     """
     found: dict[int, Sequence[int]] = {}
     left = sorted(ranks)
@@ -27,33 +27,39 @@ def chain(calls: CallComparison, ranks: Iterable[int]) -> dict[int, Sequence[int
     return found
 
 
-def ends(calls: CallComparison, ranks: Collection[int]) -> set[int]:
-    """Return the ranks at the ends of these chains, which wait for no other; else `ranks`."""
+def chain_ends(calls: CallComparison, ranks: Collection[int]) -> set[int]:
+    """Return the ranks in the chains of `ranks` that wait for no rank; without any, `ranks`."""
     return {rank for rank, others in chain(calls, ranks).items() if not others} or {*ranks}
 
 
 def of_node(calls: CallComparison) -> dict[int, Wait]:
-    """Return the other ranks of this node that wait now, with their waits."""
+    """Return the current waits of the other ranks of this node."""
     others = [rank for rank in range(calls.transport.size) if rank != calls.transport.rank]
-    waits = {rank: calls.board.read(rank, 1).wait for rank in others if rank in calls.board}
-    return {rank: wait for rank, wait in waits.items() if wait and wait.age < _FRESH}
+    waits = {rank: calls.recorder.read(rank, 1).wait for rank in others if rank in calls.recorder}
+    return {rank: wait for rank, wait in waits.items() if wait and wait.age < _FRESH_SECONDS}
 
 
 def is_reported(calls: CallComparison, waited: float) -> bool:
-    """Return whether a lower rank of this node has waited for so many seconds, too."""
+    """Return whether a lower rank of this node has waited for `waited` seconds too."""
     return any(
-        rank < calls.transport.rank and wait.seconds + wait.age > waited - _FRESH
+        rank < calls.transport.rank and wait.seconds + wait.age > waited - _FRESH_SECONDS
         for rank, wait in of_node(calls).items()
     )
 
 
-def silent(calls: CallComparison, since: float) -> list[tuple[int, ...]]:
-    """Return the other nodes none of whose ranks has been heard since a time, or has left.
+def silent_nodes(calls: CallComparison, since: float) -> list[tuple[int, ...]]:
+    """Return the nodes from which no notice has arrived since a time, and whose ranks are left.
 
-    Ranks ask each other only about the calls of a store: without any, no node counts as silent.
+    Ranks exchange notices about the calls of a store only: before its first call no node is silent.
+
+    Parameters
+    ----------
+    calls : CallComparison
+    since : float
+        A ``time.monotonic()``.
     """
-    if calls.roster is None or not calls.board.log.count:
+    if calls.roster is None or not calls.recorder.log.count:
         return []
-    heard = {rank for rank, when in calls.heard.items() if when >= since}
-    heard |= {calls.transport.rank, *calls.transport.left_ranks()}
-    return [node for node in calls.roster.nodes if heard.isdisjoint(node)]
+    heard_from = {rank for rank, when in calls.last_received.items() if when >= since}
+    heard_from |= {calls.transport.rank, *calls.transport.left_ranks()}
+    return [node for node in calls.roster.nodes if heard_from.isdisjoint(node)]

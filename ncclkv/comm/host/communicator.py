@@ -112,7 +112,7 @@ class HostCommunicator(Communicator):
         self._flight.multi_node = share and (self._node is None or len(self._node.nodes) > 1)
         if self._node is not None:
             self._node.sequence.mark = self.mark
-            self._flight.calls.board = FlightRecorder(transport.rank, self._node.boards)
+            self._flight.calls.recorder = FlightRecorder(transport.rank, self._node.boards)
         self._shorts: dict[tuple[int, np.dtype[Any], str, int | None], SmallAllReduce] = {}
         self._known = PlanCache()
         self._closed = False
@@ -289,7 +289,7 @@ class HostCommunicator(Communicator):
     def close(self) -> None:
         if self._closed:
             return
-        self._flight.calls.board.close()
+        self._flight.calls.recorder.mark_closing()
         try:
             self.control.barrier("close")
         except RankLost as lost:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from ncclkv import env, notify
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis.call_log import call_site
-from ncclkv.comm.diagnosis.outside_wait import OutsideWait
 from ncclkv.comm.host import child, finalize
 from ncclkv.comm.host.communicator import HostCommunicator
 from ncclkv.comm.host.mpi import MpiTransport, no_communicator
+from ncclkv.comm.host.outside_wait import OutsideWait
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import CommTimeout, KVStoreError, LaunchError, UsageError
 from ncclkv.system import watchdog

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, cast
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from ncclkv import env
+from ncclkv.comm import backoff
+from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.host import finalize, window
 from ncclkv.comm.host.peer_processes import PeerProcesses
 from ncclkv.comm.host.requests import Incoming, Outgoing, failed
@@ -22,12 +23,6 @@ from ncclkv.system import watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-# With more ranks than cores, a rank that spins keeps the one it waits for from running: yield a
-# few times, then sleep, longer the longer nothing comes.
-_YIELDS = 50
-_FIRST_SLEEP = 20e-6
-_LONGEST_SLEEP = 1e-3
 
 _NOTICE_TAG = 1
 _FAREWELL, _NEWS = b"f", b"n"
@@ -52,7 +47,7 @@ class MpiTransport(Transport):
         Seconds that MPI may take to make communicators and windows for these ranks.
     """
 
-    spin_limit = _YIELDS // 2
+    spin_limit = backoff.YIELDS // 2
 
     def __init__(self, comm: MPI.Comm, timeout: float) -> None:
         from mpi4py import MPI
@@ -73,7 +68,7 @@ class MpiTransport(Transport):
         self._where = f"rank {self.rank}"
         self._departed: dict[int, str] = {}
         self.inbox = []
-        self._informing: list[Request] = []
+        self._posted: list[Request] = []
         self._closed = False
         _open.add(self)
 
@@ -121,10 +116,7 @@ class MpiTransport(Transport):
             )
 
     def pause(self, attempt: int) -> None:
-        if attempt <= _YIELDS:
-            os.sched_yield()
-        else:
-            time.sleep(min(_FIRST_SLEEP * 2 ** min((attempt - _YIELDS) // 64, 10), _LONGEST_SLEEP))
+        backoff.pause(attempt)
 
     def notify(self) -> None:
         # Processes look by themselves; but none may go on without MPI, by which it tells its end.
@@ -172,8 +164,8 @@ class MpiTransport(Transport):
             self._departed[peer] = notice[1:].decode(errors="replace")
 
     def post(self, data: bytes, peers: Iterable[int]) -> None:
-        self._informing = [message for message in self._informing if not _is_over(message)]
-        self._informing += self._tell(_NEWS + data, peers)
+        self._posted = [message for message in self._posted if not _is_over(message)]
+        self._posted += self._tell(_NEWS + data, peers)
 
     def _tell(self, data: bytes, peers: Iterable[int]) -> list[Request]:
         """Start to send a notice to each peer that may still take one."""
@@ -193,11 +185,11 @@ class MpiTransport(Transport):
         self._closed = True
         _open.discard(self)
         peers = [peer for peer in range(self.size) if peer != self.rank]
-        messages = [*self._informing, *self._tell(_FAREWELL + short, peers)]
+        messages = [*self._posted, *self._tell(_FAREWELL + short, peers)]
         # Short messages leave at once; a peer that is gone may never take its own.
-        limit = time.monotonic() + _FAREWELL_SECONDS
-        while not all(map(_is_over, messages)) and time.monotonic() < limit:
-            time.sleep(_FIRST_SLEEP)
+        for _ in Backoff(_FAREWELL_SECONDS):
+            if all(map(_is_over, messages)):
+                break
 
     def split(self, color: int, key: int) -> Transport:
         from mpi4py import MPI

@@ -7,8 +7,8 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.host.liveness import Endpoint, liveness
-from ncclkv.comm.words import format_ranks
 from ncclkv.system import abort
 from ncclkv.system.processes import Process, namespace, process
 

@@ -64,7 +64,7 @@ class ThreadGroup:
         self.changed = threading.Condition()
         self.boxes: dict[_Address, deque[_Letter]] = {}
         self._departed: dict[int, str] = {}
-        self.inbox: list[list[tuple[int, bytes]]] = [[] for _ in range(size)]
+        self.inboxes: list[list[tuple[int, bytes]]] = [[] for _ in range(size)]
         self.version = 0
         self._splits: dict[int, _Split] = {}
         self._windows: dict[int, _Window] = {}
@@ -162,7 +162,7 @@ class ThreadTransport(Transport):
         self._splits = 0
         self._windows = 0
         self._seen = -1
-        self.inbox = group.inbox[rank]
+        self.inbox = group.inboxes[rank]
 
     def send(self, data: Buffer, peer: int, tag: int) -> Request:
         letter = _Letter(data, peer)
@@ -202,7 +202,7 @@ class ThreadTransport(Transport):
     def post(self, data: bytes, peers: Iterable[int]) -> None:
         with self._group.changed:
             for peer in peers:
-                self._group.inbox[peer].append((self.rank, data))
+                self._group.inboxes[peer].append((self.rank, data))
             self._group.announce()
 
     def leave(self, reason: str) -> None:

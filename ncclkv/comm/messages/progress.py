@@ -73,7 +73,7 @@ class ProgressEngine:
     def __init__(self, transport: Transport, timeout: float) -> None:
         self._transport = transport
         self.calls = CallComparison(transport)
-        self._lookout = HangDetector(transport, self.calls)
+        self._hang_detector = HangDetector(transport, self.calls)
         self.mark = CallDigest()
         self._timeout = timeout
         self.spin_limit = transport.spin_limit
@@ -91,10 +91,10 @@ class ProgressEngine:
 
     def wait_elsewhere(self, words: str, names: Sequence[str]) -> None:
         """Tell the ranks of this flight that its thread waits in another; hear what they tell."""
-        self.calls.board.wait_elsewhere(words, names)
+        self.calls.recorder.record_other_wait(words, names)
         with suppress(KVStoreError), self.lock:
             self._transport.left_ranks()
-            self.calls.hear()
+            self.calls.receive()
 
     def end(self, failure: KVStoreError) -> None:
         """Raise `failure` in all later calls."""
@@ -149,7 +149,7 @@ class ProgressEngine:
         try:
             work.finished = work.advance()
         except (OrderMismatch, PeerFailed) as error:
-            self.failure = self._lookout.explained(work, error)
+            self.failure = self._hang_detector.explain(work, error)
             raise again(self.failure) from error
         except KVStoreError as error:
             self.failure = again(error)
@@ -167,9 +167,9 @@ class ProgressEngine:
         self._wait(work, timeout)
         if work.reports_requested:
             # Of a wait in vain it stays known: ranks that wait for this one look for it.
-            self.calls.board.arrived()
+            self.calls.recorder.clear_wait()
             for other in self.siblings():
-                other.calls.board.wait_no_more()
+                other.calls.recorder.clear_other_wait()
 
     def _wait(self, work: HostWork, timeout: float | None) -> None:
         """The same, but for what is told of a long wait."""
@@ -197,14 +197,14 @@ class ProgressEngine:
 
     def _look_around(self, work: HostWork, limit: float, waited: float) -> None:
         """Raise when a wait is in vain, or has lasted too long."""
-        failure = self._lookout.trouble(self, work, waited)
+        failure = self._hang_detector.diagnose(self, work, waited)
         if failure is None and waited > limit:
-            failure = self._lookout.late(work, self.missing(work), waited, limit)
+            failure = self._hang_detector.timeout_error(work, self.missing(work), waited, limit)
         if failure is not None:
             self.failure = again(failure)
             finalize.failed(failure)
             raise failure
-        self._lookout.report(self, work, waited, limit)
+        self._hang_detector.report(self, work, waited, limit)
 
     def _others(self) -> list[ProgressEngine]:
         """The other flights of this thread that can be advanced."""

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from ncclkv import env
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.nccl.binding import Binding, Handle
 from ncclkv.comm.nccl.diagnosis import cause
-from ncclkv.comm.words import format_ranks
 from ncclkv.errors import KVStoreError, LaunchError, RankDied, RankLost
 
 Result = TypeVar("Result")
@@ -59,7 +59,7 @@ def _check(peers: Communicator) -> None:
     if departed:
         rank, reason = cause(departed)
         raise RankLost(f"rank {rank} left while NCCL connected the ranks; it said: {reason}")
-    dead = set() if peers.calls is None else peers.calls.dead()
+    dead = set() if peers.calls is None else peers.calls.ended_ranks()
     if dead:
         raise RankDied(
             f"{format_ranks(dead)} ended while NCCL connected the ranks, and said nothing"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
 from ncclkv.comm.nccl.order_check import OrderCheck
 from ncclkv.comm.nccl.waiting import Deadline
 from ncclkv.comm.nccl.work import NcclWork
-from ncclkv.comm.words import format_ranks
 from ncclkv.errors import CommAborted, CommTimeout, RankDied, RankLost
 from ncclkv.system import abort
 

@@ -12,9 +12,9 @@ from collections.abc import Collection
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import stall, waits
 from ncclkv.comm.diagnosis.mismatch import CallComparison, is_due
+from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.nccl.waiting import Deadline
 from ncclkv.comm.types import Work
-from ncclkv.comm.words import format_ranks
 from ncclkv.errors import OrderMismatch
 
 
@@ -78,14 +78,14 @@ class OrderCheck:
         calls = self._peers.calls
         if calls is None:
             return None
-        found = calls.found()
+        found = calls.compare_reports()
         if found is None and is_due(watch.waited, self._looks):
-            calls.board.wait_for(self.others, what, watch.waited)
-            calls.ask(self.others, self._looks)
+            calls.recorder.record_wait(self.others, what, watch.waited)
+            calls.request_reports(self.others, self._looks)
             self._looks += 1
-            found = calls.look()
+            found = calls.compare_pages()
         if found is not None:
-            calls.tell(str(found))
+            calls.notify(str(found))
         elif stall.is_due(watch.waited, watch.limit, watch.reported):
             watch.reported += 1
             self._report(calls, watch, what)
@@ -93,28 +93,30 @@ class OrderCheck:
 
     def _report(self, calls: CallComparison, watch: Deadline, what: str) -> None:
         """Report a wait that lasts, unless a lower rank of this node does."""
-        calls.board.wait_for(self.others, what, watch.waited)
+        calls.recorder.record_wait(self.others, what, watch.waited)
         # NCCL does not tell which rank is missing; those that show no wait of their own may be.
-        ends = waits.ends(calls, self.others)
+        ends = waits.chain_ends(calls, self.others)
         if not waits.is_reported(calls, watch.waited):
             words = f"{what} waits for {format_ranks(ends)}, or for the network"
             rank, size = self._peers.rank, self._peers.size
-            stall.report(rank, size, words, watch.waited, watch.limit, calls.last(ends))
+            stall.write_line(
+                rank, size, words, watch.waited, watch.limit, calls.describe_calls(ends)
+            )
 
     def _show_no_wait(self) -> None:
         """Show that a wait that lasted is over."""
         if self._looks and self._peers.calls is not None:
-            self._peers.calls.board.arrived()
+            self._peers.calls.recorder.clear_wait()
 
     def dead(self) -> set[int]:
         """Neighbours whose processes have ended."""
         calls = self._peers.calls
-        return set() if calls is None else calls.dead()
+        return set() if calls is None else calls.ended_ranks()
 
     def last(self, ranks: Collection[int]) -> str:
         """What some ranks called last, as far as is known here."""
         calls = self._peers.calls
-        return "" if calls is None else calls.last(ranks)
+        return "" if calls is None else calls.describe_calls(ranks)
 
     def settle(self, timeout: float) -> None:
         """Wait until all that was posted has been compared."""

@@ -12,8 +12,8 @@ from contextlib import suppress
 from threading import get_ident
 
 from ncclkv.comm.diagnosis import dump, stall
-from ncclkv.comm.diagnosis.flight_recorder import EVERYONE
 from ncclkv.comm.diagnosis.mismatch import CallComparison, is_due
+from ncclkv.comm.diagnosis.reports import EVERYONE
 from ncclkv.comm.messages.progress import open_flights
 from ncclkv.comm.transport import Transport
 
@@ -70,7 +70,7 @@ class OutsideWait:
             for flight in flights:
                 with flight.lock:
                     flight.wait_elsewhere(self._words, self._names(flight.calls))
-                    found = flight.calls.found()
+                    found = flight.calls.compare_reports()
                     if found is not None:
                         flight.end(found)
                         dump.write(found, flight.calls, flight.calls.transport.name)
@@ -80,14 +80,14 @@ class OutsideWait:
             # Nobody shows yet that it waits: the lowest rank reports, and the next if that is late.
             if self._rank < _REPORTING:
                 words = f"{self._words} waits for all ranks to call it"
-                stall.report(self._rank, self._size, words, waited, self._limit, "")
+                stall.write_line(self._rank, self._size, words, waited, self._limit, "")
         return waited
 
     def over(self) -> None:
         """Show that the wait is over."""
         if self._looks:
             for flight in open_flights(get_ident()):
-                flight.calls.board.wait_no_more()
+                flight.calls.recorder.clear_other_wait()
 
     def _names(self, calls: CallComparison) -> list[str]:
         """Return the names, in an open store, of the ranks that this wait is for."""
