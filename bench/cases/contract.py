@@ -14,37 +14,37 @@ from bench.workload import Workload
 
 SHORT, SHORT_CALLS = 4 * KIB, 1000
 LONG, LONG_KEYS, LONG_CALLS = 64 * MIB, 200, 5
-NOTED, UNNOTED = "as ever", "calls not noted"
+LOGGED, UNLOGGED = "with the call log", "without the call log"
 
 
-class Unnoted(Candidate):
+class Unlogged(Candidate):
     """Steps of another candidate, with the call log turned off."""
 
-    def __init__(self, as_ever: Lists) -> None:
-        self.name = UNNOTED
-        self.calls = as_ever.calls
-        self._as_ever = as_ever
+    def __init__(self, logged: Lists) -> None:
+        self.name = UNLOGGED
+        self.calls = logged.calls
+        self._logged = logged
 
     def prepare(self, step: int) -> None:
-        self._as_ever.prepare(step)
+        self._logged.prepare(step)
 
     def run(self, mark: Marks) -> None:
-        # There is no other way to be without them: they are not an option of stores.
-        with self._as_ever.kv._operations.quietly():
-            self._as_ever.run(mark)
+        # Stores have no option to turn the log off.
+        with self._logged.kv._operations.quietly():
+            self._logged.run(mark)
 
     def wrong(self) -> int:
-        return self._as_ever.wrong()
+        return self._logged.wrong()
 
 
 def run(job: Job) -> None:
     if job.comm.size == 1:
-        job.print("# one rank: it has nobody to compare its calls with\n")
+        job.print("# one rank: there are no other calls to compare\n")
         return
     with job.store() as kv:
         work = Workload(job, {"key": (SHORT // 4,)})
         kv.init(work.names, work.gradients)
-        short = OneKey(work, kv, Sum(job.comm.size), NOTED)
+        short = OneKey(work, kv, Sum(job.comm.size), LOGGED)
         short.calls = SHORT_CALLS
         _compare(job, "4 KiB, push and wait", short, SHORT, 1.05)
     if not job.fits(f"{LONG} B as {LONG_KEYS} keys", 4 * LONG):
@@ -53,13 +53,13 @@ def run(job: Job) -> None:
         shapes: Shapes = {f"key{number}": (LONG // 4 // LONG_KEYS,) for number in range(LONG_KEYS)}
         work = Workload(job, shapes)
         kv.init(work.names, work.gradients)
-        long = Lists(work, kv, Sum(job.comm.size), NOTED)
+        long = Lists(work, kv, Sum(job.comm.size), LOGGED)
         long.calls = LONG_CALLS
         _compare(job, f"64 MiB as {LONG_KEYS} keys, lists", long, LONG, 1.01)
     job.print()
 
 
-def _compare(job: Job, title: str, as_ever: Lists, nbytes: int, bound: float) -> None:
-    results = take_turns(job, "notes of calls", [as_ever, Unnoted(as_ever)])
-    table.table(job, f"{title}, with and without notes of calls", results, nbytes, UNNOTED)
-    table.ratio(job, f"notes of calls, {title}", results, NOTED, [UNNOTED], bound)
+def _compare(job: Job, title: str, logged: Lists, nbytes: int, bound: float) -> None:
+    results = take_turns(job, "call log", [logged, Unlogged(logged)])
+    table.table(job, f"{title}, with and without the call log", results, nbytes, UNLOGGED)
+    table.ratio(job, f"call log, {title}", results, LOGGED, [UNLOGGED], bound)
