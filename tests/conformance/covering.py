@@ -57,7 +57,9 @@ PLACED_MODULES = frozenset(
 )
 """Modules of cases in which it makes a difference where weights are updated."""
 
-SIZED_MODULES = frozenset(["buckets", "combining", "presence", "reproducible", "uneven", "waiting"])
+SIZED_MODULES = frozenset(
+    ["buckets", "combining", "contract", "presence", "reproducible", "uneven", "waiting"]
+)
 """Modules of cases in which the number of ranks makes a difference."""
 
 

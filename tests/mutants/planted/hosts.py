@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.matrix import COMM, COMM_NODES, NODES, PLAIN, RANKS, THREADS
+from tests.mutants.matrix import COMM, COMM_NODES, NODES, NODES_3, PLAIN, RANKS, THREADS
 from tests.mutants.mutant import Mutant, Selection
 
 ALGORITHMS = "ncclkv/comm/messages/algorithms.py"
@@ -125,7 +125,7 @@ MUTANTS = (
         old=".view(np.int64)[0] != self._mark:\n",
         new=".view(np.int64)[0] != self._mark and False:\n",
         why="ranks of several nodes add up different keys",
-        tests=(NODES,),
+        tests=(NODES_3,),
     ),
     Mutant(
         name="update-of-whole-weights-left-out",
