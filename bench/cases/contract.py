@@ -30,7 +30,7 @@ class Unlogged(Candidate):
 
     def run(self, mark: Marks) -> None:
         # Stores have no option to turn the log off.
-        with self._logged.kv._operations.quietly():
+        with self._logged.kv._context.calls.suspended():
             self._logged.run(mark)
 
     def wrong(self) -> int:

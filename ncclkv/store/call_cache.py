@@ -48,6 +48,11 @@ class CallCache:
     ----------
     keys : sized
         The keys of the store, whose number sets the limit.
+
+    Attributes
+    ----------
+    epoch : weakref
+        The object that the kept calls were checked under, such as the update rule.
     """
 
     def __init__(self, keys: Sized) -> None:
@@ -56,9 +61,16 @@ class CallCache:
         self._lists: dict[tuple[str, tuple[Hashable, ...]], _List] = {}
         self._last: dict[str, _List] = {}
         self._bytes = 0
+        # Weak: an epoch may be a rule, which holds an optimizer's state.
+        self.epoch: Callable[[], object] = lambda: None
+
+    def enter(self, epoch: object) -> None:
+        """Forget the calls of another epoch; calls are kept and found in this one from now on."""
+        self.clear()
+        self.epoch = weakref.ref(epoch)
 
     def find(self, verb: str, key: Any, given: Any) -> tuple[Any, Sequence[Any]] | None:
-        """What a call with these very arguments was made into, and its arrays in a row."""
+        """Return what a call with these very arguments was made into, and its arrays."""
         if isinstance(key, (list, tuple)):
             call = self._last.get(verb)
             if call is None or not call.is_of(key, given):

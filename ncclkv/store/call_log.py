@@ -32,13 +32,13 @@ class CallLog:
 
     Attributes
     ----------
-    quiet : bool
-        Whether calls are not noted: what is captured is not done, and in an uneven block ranks may
-        make different calls.
+    disabled : bool
+        Whether calls are not recorded: what is captured is not done, and in an uneven block ranks
+        may make different calls.
     """
 
     def __init__(self, comm: Communicator, presence: FlushAgreement, registry: Registry) -> None:
-        self.quiet = comm.calls is None
+        self.disabled = comm.calls is None
         self._presence = presence
         self._mark = comm.mark
         self._registry = registry
@@ -51,7 +51,7 @@ class CallLog:
 
     def push(self, verb: str, push: Push, pull: Pull | None, priority: int) -> None:
         """Note a push, and the pull that follows it in the same call."""
-        if self.quiet:
+        if self.disabled:
             return
         if self._presence.zeros:
             if pull is not None:
@@ -66,12 +66,12 @@ class CallLog:
 
     def pull(self, pull: Pull) -> None:
         """Note a pull."""
-        if not self.quiet:
+        if not self.disabled:
             self._note("pull", self._of_pull(pull), (), pull.keys)
 
     def note(self, verb: str, pushed: Collection[Key] = (), read: Sequence[Key] = ()) -> None:
         """Note another call."""
-        if not self.quiet:
+        if not self.disabled:
             pushed = () if self._presence.zeros else pushed
             alone = len(read) == 1 and not pushed
             keys = self._read.get(read[0]) if alone else None
@@ -80,13 +80,13 @@ class CallLog:
             self._note(verb, keys, pushed, read)
 
     @contextmanager
-    def quietly(self) -> Iterator[None]:
-        """Note nothing in a block."""
-        before, self.quiet = self.quiet, True
+    def suspended(self) -> Iterator[None]:
+        """Record nothing in a block."""
+        before, self.disabled = self.disabled, True
         try:
             yield
         finally:
-            self.quiet = before
+            self.disabled = before
 
     def _of_pull(self, pull: Pull) -> int:
         if pull.code is None:

@@ -1,10 +1,13 @@
-"""What users pass, held against the registry before anything is copied or sent."""
+"""Checks of a verb's arguments, before anything is copied or sent."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from ncclkv.arguments import check_length
 from ncclkv.arrays.dtypes import check_dtype
 from ncclkv.arrays.memory import bounds, identity, share
 from ncclkv.engine.bucket_state import Array
@@ -15,7 +18,7 @@ from ncclkv.table.registry import Key, KeySpec, Registry
 
 
 def values(verb: str, found: Pairs, registry: Registry, kernels: Kernels) -> dict[Key, list[Array]]:
-    """The arrays to read of each key, of its shape and dtype; repeats of a key are one group."""
+    """Return the arrays to read of each key; those of a repeated key form one list."""
     grouped: dict[Key, list[Array]] = {}
     for key, arrays in found:
         spec = registry[key]
@@ -24,7 +27,7 @@ def values(verb: str, found: Pairs, registry: Registry, kernels: Kernels) -> dic
 
 
 def value(verb: str, spec: KeySpec, array: Any, kernels: Kernels) -> Array:
-    """One array to read, of the key's shape and dtype."""
+    """Return an array to read, of the key's shape and dtype."""
     view = kernels.value(array, f"{verb} of key {spec.key!r}")
     _check_shape(verb, spec, view)
     if view.dtype == spec.dtype:
@@ -47,19 +50,19 @@ def updatable(refuse: Callable[[KeySpec], None], spec: KeySpec) -> None:
 
 
 def _conversion(array: Any, spec: KeySpec) -> str:
-    """The call that converts an array, in its own library's words."""
+    """Return the call of the array's library that converts it."""
     if type(array).__module__.partition(".")[0] == "torch":
         return f".to(torch.{spec.dtype})"
     return f".astype({str(spec.dtype)!r})"
 
 
 def outs(verb: str, found: Pairs, registry: Registry, kernels: Kernels) -> list[tuple[Key, Array]]:
-    """The arrays to write, of the keys' shapes, none overlapping another in part.
+    """Return the arrays to write, of the keys' shapes, in the order of writing.
 
-    They come in the order of writing, MXNet's: keys in update order.  The very same array may stand
-    for several keys, and so ends with the value of the last.
+    Keys are written in MXNet's update order.  The very same array may stand for several keys, and
+    ends with the value of the last.  Other overlaps are refused.
     """
-    order = {key: place for place, key in enumerate(registry.update_order({k for k, _ in found}))}
+    order = {key: index for index, key in enumerate(registry.update_order({k for k, _ in found}))}
     found = sorted(found, key=lambda pair: order[pair[0]])
     writes = []
     for key, arrays in found:
@@ -88,7 +91,7 @@ def _check_shape(verb: str, spec: KeySpec, view: Array) -> None:
 
 
 def apart(verb: str, writes: Sequence[tuple[Key, Array]]) -> None:
-    """Refuse two arrays to write that share some of their memory, but are not the same array."""
+    """Refuse two arrays to write that share memory, and are not the same array."""
     distinct = {identity(view): (key, view) for key, view in writes if view.size}
     spans = sorted(
         ((bounds(view), key, view) for key, view in distinct.values()), key=lambda span: span[0]
@@ -102,9 +105,25 @@ def apart(verb: str, writes: Sequence[tuple[Key, Array]]) -> None:
 
 
 def _refuse_shared(verb: str, one: tuple[Key, Array], other: tuple[Key, Array]) -> None:
-    """Raise unless the two arrays, whose spans overlap, interleave without touching."""
+    """Refuse two arrays whose spans overlap, unless they interleave without sharing an element."""
     if share(one[1], other[1]):
         raise UsageError(
             f"{verb}: the arrays to write for keys {one[0]!r} and {other[0]!r} overlap in memory; "
             f"give each key an array of its own"
         )
+
+
+def priority(verb: str, given: Any) -> int:
+    """Return a priority as an int: NumPy's unsigned ints cannot be negated."""
+    check_length(f"{verb}: priority", given)
+    if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
+        raise UsageError(f"{verb}: priority={given!r} is not an int; higher ones go first")
+    return int(given)
+
+
+def flag(verb: str, name: str, given: Any) -> bool:
+    """Return an argument that is a bool; refuse an array, whose truth is ambiguous."""
+    if not isinstance(given, (bool, np.bool_)):
+        check_length(f"{verb}: {name}", given)
+        raise UsageError(f"{verb}: {name}={given!r} is not a bool")
+    return bool(given)

@@ -1,10 +1,11 @@
-"""Verbs that save a store to a directory and load it from there."""
+"""Checkpoints: saves a store to a directory, and loads it from there."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Generator
 from functools import partial
+from importlib import metadata
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,27 +15,32 @@ from ncclkv.arguments import check_length
 from ncclkv.checkpoint import strict_json
 from ncclkv.checkpoint.manifest import Manifest
 from ncclkv.checkpoint.read import read
+from ncclkv.checkpoint.run import Run
 from ncclkv.checkpoint.tensors import Array, check_library
 from ncclkv.checkpoint.write import write
 from ncclkv.engine.update_rule import FusedRule
 from ncclkv.errors import CheckpointError, UsageError
+from ncclkv.store import check
 from ncclkv.store.agreement import propose
+from ncclkv.store.context import Context
+from ncclkv.store.registration import Registration
 from ncclkv.store.restoring import Restoring
+from ncclkv.store.saving import Saving
 from ncclkv.store.single_rank import run_on_one_rank
-from ncclkv.store.transfers import flag
+from ncclkv.store.updaters import Updaters
 
 
 class Loaded(NamedTuple):
-    """What ``kv.load`` has found beside the values.
+    """The part of a checkpoint that ``kv.load`` returns, beside the values.
 
     Attributes
     ----------
     step : int
-        As it was given to ``kv.save``.
+        As given to ``kv.save``.
     extra : Any
-        As it was given to ``kv.save``; tuples have become lists.
+        As given to ``kv.save``; tuples have become lists.
     path : str
-        The checkpoint, where the rank that has read it found it.
+        The checkpoint, by its path on the rank that has read it.
     """
 
     step: int
@@ -42,68 +48,28 @@ class Loaded(NamedTuple):
     path: str
 
 
-class CheckpointVerbs(Restoring):
-    """``save`` and ``load``, and MXNet's of an optimizer alone."""
+class Checkpoints:
+    """Runs saves and loads: one rank writes and reads the files, and all ranks learn the outcome.
 
-    def save(
-        self,
-        directory: str | os.PathLike[str] | None = None,
-        *,
-        step: int = 0,
-        extra: Any = None,
-        keep: int = 2,
-    ) -> str:
-        """Write all values, and what the optimizer remembers, to a new checkpoint; collective.
+    That rank, the leader, is the root with ``update_on="root"``, and else rank 0.
+    """
 
-        One rank writes: rank 0, or the root with ``update_on="root"``.  The checkpoint is complete
-        on its disk before it gets its name in the directory, so a process killed at whatever moment
-        leaves the checkpoints that were there, or the new one as well.
+    def __init__(self, context: Context, registration: Registration, updaters: Updaters) -> None:
+        root = context.engine.placement.root
+        self._leader = 0 if root is None else root
+        self._comm = context.comm
+        self._engine = context.engine
+        self._session = context.session
+        self._calls = context.calls
+        self._run = Run()
+        self._registration = registration
+        self._saving = Saving(context)
+        self._restoring = Restoring(context, registration, updaters, self._leader)
 
-        Parameters
-        ----------
-        directory : path, optional
-            On the writing rank's machine, for this job's checkpoints alone; made if it is not
-            there.  By default the environment's ``NCCLKV_CHECKPOINT``.
-        step : int
-            How far the run is, of 0 or more; `load` gives it back.
-        extra : Any
-            Anything that JSON can hold, such as the state of a random generator or of a schedule;
-            the writing rank's is saved.
-        keep : int
-            So many checkpoints stay in the directory, the new one included; older ones are removed.
+    # Verbs
 
-        Returns
-        -------
-        str
-            The new checkpoint's path on the writing rank's machine.
-
-        Raises
-        ------
-        CheckpointError
-            On every rank, when it cannot be written, with the rank, its host, the path and the
-            system's reason.  The store is as it was, and so are older checkpoints.  An older one
-            that cannot be removed is a warning in the log, as is a newest one in the directory that
-            another job has saved and this store has not loaded.
-        NotSupported
-            When the package safetensors is not installed there.
-
-        Notes
-        -----
-        An updater object with ``state_dict()`` has what that returns saved: arrays, in host memory
-        or a GPU's, and plain values, by name.  A function has nothing to save.
-
-        Examples
-        --------
-        >>> import tempfile, numpy as np, ncclkv
-        >>> with tempfile.TemporaryDirectory() as directory:
-        ...     with ncclkv.create("local") as kv:
-        ...         kv.init("w", np.full(2, 1.5))
-        ...         path = kv.save(directory, step=120, extra={"epoch": 3})
-        ...     with ncclkv.create("local") as kv:
-        ...         loaded = kv.load(directory)
-        ...         print(loaded.step, loaded.extra, kv.pull("w"))
-        120 {'epoch': 3} [1.5 1.5]
-        """
+    def save_store(self, directory: Any, *, step: Any, extra: Any, keep: Any) -> str:
+        """Write all values and the optimizer's state to a new checkpoint."""
         with self._session.verb("save"):
 
             def work() -> Generator[None, None, str]:
@@ -111,82 +77,23 @@ class CheckpointVerbs(Restoring):
                 strict_json.check(extra, "extra")
                 return (yield from self._write(where, step, extra, keep, values=True))
 
-            self._agree_numbers("save", step, keep)
+            self._flush_alike("save", step, keep)
             return run_on_one_rank(self._comm, self._leader, "save", work())
 
-    def load(
-        self,
-        directory: str | os.PathLike[str] | None = None,
-        *,
-        required: bool = True,
-        fallback: bool = False,
-    ) -> Loaded | None:
-        """Take all values, and what the optimizer remembers, from a checkpoint; collective.
-
-        One rank reads, as one writes, and gives the others what they need.  It checks everything
-        before anything is changed.  The number of ranks, ``update_on``, ``bucket_bytes`` and
-        the kind of memory may be other than those that the checkpoint was saved with.
-
-        Parameters
-        ----------
-        directory : path, optional
-            What was given to `save`, for the newest checkpoint there; or one checkpoint in it.  By
-            default the environment's ``NCCLKV_CHECKPOINT``.
-        required : bool
-            Whether it is an error that there is no checkpoint.
-        fallback : bool
-            Whether the newest sound checkpoint is loaded when newer ones are damaged, with a
-            warning in the log of what is wrong with the newest.
-
-        Returns
-        -------
-        Loaded or None
-            Step, extra and path; None where there is no checkpoint and none is required.
-
-        Raises
-        ------
-        CheckpointError
-            On every rank, and with the store as it was: when there is none, when it is damaged or
-            no checkpoint of ncclkv's (the message names an older one that is sound), or when it is
-            of other keys or another updater than the store's.
-        NotSupported
-            When the package safetensors is not installed on the reading rank.
-
-        Notes
-        -----
-        A store without keys gets the checkpoint's; one with keys must have the same, in any order.
-        A store without an updater gets the checkpoint's optimizer; one with an optimizer of that
-        class gets its numbers, such as the learning rate.  An updater object is set first, and its
-        ``load_state_dict`` is called on the ranks that it runs on, with arrays in the memory that
-        the store's values are in: CuPy's on a GPU.
-        """
+    def load_store(self, directory: Any, *, required: bool, fallback: Any) -> Loaded | None:
+        """Take all values and the optimizer's state from a checkpoint."""
         with self._session.verb("load"):
-            fallback = flag("load", "fallback", fallback)
+            fallback = check.flag("load", "fallback", fallback)
             loaded = self._read(
                 "load", directory, required=required, values=True, fallback=fallback
             )
             if loaded is None:
                 return None
-            path, head = loaded
-            return Loaded(head.step, head.extra, path)
+            path, manifest = loaded
+            return Loaded(manifest.step, manifest.extra, path)
 
-    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write what the optimizer remembers, without the values; collective.
-
-        Parameters
-        ----------
-        fname : path
-            A directory, also one for `save`: what that has saved there stays.
-        dump_optimizer : bool
-            Whether the optimizer's numbers are to be loaded too.
-
-        Raises
-        ------
-        CheckpointError
-            As for `save`.
-        UsageError
-            When no optimizer is set.
-        """
+    def save_states(self, fname: Any, dump_optimizer: bool) -> None:
+        """Write the optimizer's state alone."""
         verb = "save_optimizer_states"
         with self._session.verb(verb):
             self._need_optimizer(verb)
@@ -196,24 +103,11 @@ class CheckpointVerbs(Restoring):
                 kept = self._write(where, 0, None, 1, values=False, config=dump_optimizer)
                 return (yield from kept)
 
-            self._agree_numbers(verb, 0, 1)
+            self._flush_alike(verb, 0, 1)
             run_on_one_rank(self._comm, self._leader, verb, work())
 
-    def load_optimizer_states(self, fname: str) -> None:
-        """Take back what the optimizer remembers, and no values; collective.
-
-        Parameters
-        ----------
-        fname : path
-            What was given to `save_optimizer_states`, or to `save`.
-
-        Raises
-        ------
-        CheckpointError
-            As for `load`.
-        UsageError
-            When no optimizer is set.
-        """
+    def load_states(self, fname: Any) -> None:
+        """Take the optimizer's state alone."""
         verb = "load_optimizer_states"
         with self._session.verb(verb):
             self._need_optimizer(verb)
@@ -224,10 +118,12 @@ class CheckpointVerbs(Restoring):
         if not isinstance(self._engine.rule, FusedRule):
             raise UsageError(f"{verb}: no optimizer is set; call set_optimizer first")
 
-    def _agree_numbers(self, verb: str, step: Any, keep: Any) -> None:
-        """See that all ranks save the same, and flush what waits."""
-        self._operations.note(verb)
-        # Ranks have memory in common, and meet here: what they wrote there before is all written.
+    # Writing
+
+    def _flush_alike(self, verb: str, step: Any, keep: Any) -> None:
+        """Make sure that all ranks save the same, and flush what was pushed."""
+        self._calls.note(verb)
+        # Ranks share memory: after this agreement all that they wrote there before is written.
         propose(self._comm, verb, lambda: (None, _numbers(verb, step=(step, 0), keep=(keep, 1))))
         self._engine.settle()
         self._comm.synchronize()
@@ -235,26 +131,30 @@ class CheckpointVerbs(Restoring):
     def _write(
         self, where: str, step: int, extra: Any, keep: int, *, values: bool, config: bool = True
     ) -> Generator[None, None, str]:
-        """Write a checkpoint, on the rank that does."""
-        head, arrays = self._to_save(int(step), extra, values=values, config=config)
+        """Write a checkpoint, on the leader."""
+        manifest, arrays = self._saving.content(
+            int(step), extra, self._run.id, values=values, config=config
+        )
         self._run.warn(where, values=values)
-        path = yield from write(where, head, arrays, int(keep), self._author())
+        path = yield from write(where, manifest, arrays, int(keep), _author())
         self._run.add(path, self._run.id)
         return path
+
+    # Reading
 
     def _read(
         self, verb: str, directory: Any, *, required: bool, values: bool, fallback: bool = False
     ) -> tuple[str, Manifest] | None:
         """Load a checkpoint into the store; return its path and its manifest."""
-        self._operations.note(verb)
+        self._calls.note(verb)
         self._engine.settle()
         arrays: dict[str, Array] = {}
 
         def work() -> Generator[None, None, tuple[str, Manifest] | None]:
             where = _directory(verb, directory)
-            check = partial(self._check_head, values=values)
-            known = self.keys() or None
-            loaded = yield from read(where, check, values=values, fallback=fallback, keys=known)
+            fits = partial(self._restoring.check, values=values)
+            keys = self._registration.all_keys() or None
+            loaded = yield from read(where, fits, values=values, fallback=fallback, keys=keys)
             if loaded is None and required:
                 raise CheckpointError(
                     f"{where} holds no checkpoint; name the directory that was given to save"
@@ -267,12 +167,20 @@ class CheckpointVerbs(Restoring):
 
         found = run_on_one_rank(self._comm, self._leader, verb, work())
         if found is not None:
-            self._restore(verb, found[1], arrays, values=values)
+            self._restoring.install(verb, found[1], arrays, values=values)
         return found
 
 
+def _author() -> str:
+    """Return the name of the program that writes, with its version if it is installed."""
+    try:
+        return f"ncclkv {metadata.version('ncclkv')}"
+    except metadata.PackageNotFoundError:
+        return "ncclkv"
+
+
 def _directory(verb: str, directory: Any) -> str:
-    """The absolute path of the directory that was given, or of the environment's."""
+    """Return the absolute path of the directory given, or of the environment's."""
     check_library()
     given = env.checkpoint() if directory is None else directory
     check_length(f"{verb}: the directory", given)
@@ -286,10 +194,12 @@ def _directory(verb: str, directory: Any) -> str:
 
 
 def _numbers(verb: str, **numbers: tuple[Any, int]) -> list[str]:
-    """Whole numbers that all ranks must have alike, each with its least."""
-    for name, (given, least) in numbers.items():
+    """Return whole numbers as ranks compare them, each given with its minimum."""
+    for name, (given, minimum) in numbers.items():
         check_length(f"{verb}: {name}", given)
         whole = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
-        if not whole or given < least:
-            raise UsageError(f"{verb}: {name}={given!r} is not an int of {least} or more; give one")
+        if not whole or given < minimum:
+            raise UsageError(
+                f"{verb}: {name}={given!r} is not an int of {minimum} or more; give one"
+            )
     return [f"{name}={int(given)}" for name, (given, _) in numbers.items()]

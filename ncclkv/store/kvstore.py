@@ -1,31 +1,231 @@
-"""The store: pushing gradients, pulling values."""
+"""KVStore: the verbs of a store, each of which delegates to the component that does it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, overload
+import builtins
+import os
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar, overload
 
-from ncclkv.arrays.torch import tensors
-from ncclkv.engine.group import Group
-from ncclkv.store.capture import CaptureVerbs
-from ncclkv.store.checkpoints import CheckpointVerbs
-from ncclkv.store.later import LaterVerbs
-from ncclkv.store.registration import Assignment, TableVerbs
-from ncclkv.store.session import BLOCKS, IN_CAPTURE, IN_GROUP, IN_UNEVEN
-from ncclkv.store.transfers import flag, whole_priority
-from ncclkv.store.uneven import UnevenVerbs
-from ncclkv.store.waiting import WaitVerbs
-from ncclkv.table.registry import Key
-from ncclkv.typing import Array, ArrayLike, Arrays, KeyLike, Keys, KeyT
+from ncclkv.comm.base import Communicator
+from ncclkv.optimizer.base import Optimizer
+from ncclkv.store import plugin
+from ncclkv.store.capture import CapturedStep, Captures
+from ncclkv.store.checkpoints import Checkpoints, Loaded
+from ncclkv.store.context import Context, open_context
+from ncclkv.store.options import Options
+from ncclkv.store.plugin import KVStoreBase
+from ncclkv.store.registration import Registration
+from ncclkv.store.transfers import Transfers
+from ncclkv.store.uneven import Uneven
+from ncclkv.store.updaters import Updaters
+from ncclkv.store.waiting import Waiting
+from ncclkv.table.registry import Key, KeySpec
+from ncclkv.typing import Array, ArrayLike, Arrays, KeyLike, Keys, KeyT, Op, Updater
+
+Self = TypeVar("Self", bound="KVStore")
 
 
-class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs, LaterVerbs):
+class KVStore(KVStoreBase):
     """Values by key, the same on all ranks; made by `ncclkv.create`.
 
-    All ranks make the same calls in the same order, except where a verb is marked local.  A store
+    All ranks make the same calls in the same order, except of the verbs marked local.  A store
     belongs to the thread that created it.
+
+    Examples
+    --------
+    >>> import numpy as np, ncclkv
+    >>> kv = ncclkv.create("local")
+    >>> kv.init("w", np.zeros(2))
+    >>> kv.push("w", np.ones(2))
+    >>> kv.pull("w")
+    array([1., 1.])
+    >>> kv.close()
     """
+
+    def __init__(self, name: str, comm: Communicator, options: Options) -> None:
+        context: Context = open_context(name, comm, options)
+        self._name = name
+        self._context = context
+        self._registration = Registration(context)
+        self._transfers = Transfers(context, self._registration)
+        self._waiting = Waiting(context)
+        self._updaters = Updaters(context)
+        self._checkpoints = Checkpoints(context, self._registration, self._updaters)
+        self._uneven = Uneven(context)
+        self._captures = Captures(context)
+
+    # Keys
+
+    def init(self, key: KeyLike | Keys[KeyT], value: ArrayLike | Arrays, *, op: Op = "sum") -> None:
+        """Give keys their first value, rank 0's on every rank; collective.
+
+        Parameters
+        ----------
+        key : int or str, or list of them
+            All keys of a store are ints, or all are strs.
+        value : array, or list of arrays
+            One array for each key: any shape; a boolean, integer, floating or complex dtype.  The
+            store copies it.  Other ranks than 0 give it for its shape and dtype.
+        op : {"sum", "avg", "max", "min"}
+            How pushes are reduced over ranks.  A sum of bool is a logical or; ``avg`` divides the
+            sum over ranks by their number, integers toward zero.
+
+        Raises
+        ------
+        KeyAlreadyInitialized
+            When a key has a value: see `reset`.
+        SpecMismatch
+            On every rank, when they disagree on names, shapes, dtypes or op.
+        OutOfMemory
+            On every rank, when a node has not the host memory for the keys' buckets.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> with ncclkv.create("local") as kv:
+        ...     kv.init(3, np.full((2, 3), 2.0))
+        ...     kv.init(["w", "b"], [np.ones(2), np.zeros(1)])
+        Traceback (most recent call last):
+            ...
+        ncclkv.errors.KeyTypeMismatch: rank 0 of 1: key 'w' is a str, but the keys of this store \
+are ints, such as 3; use one kind
+        """
+        self._registration.initialize(key, value, op)
+
+    def reset(self, key: KeyLike | Keys[KeyT], value: ArrayLike | Arrays) -> None:
+        """Replace values by rank 0's, and clear an optimizer's state of them; collective.
+
+        Parameters
+        ----------
+        key : int or str, or list of them
+        value : array, or list of arrays
+            One array for each key, of the key's shape and dtype.
+
+        Raises
+        ------
+        KeyNotInitialized, ShapeMismatch, DTypeMismatch
+            Before anything changes.
+        """
+        self._registration.replace_values(key, value)
+
+    def broadcast(
+        self,
+        key: KeyLike | Keys[KeyT],
+        value: ArrayLike | Arrays,
+        out: ArrayLike | Arrays,
+        priority: int = 0,
+    ) -> None:
+        """Give all ranks rank 0's value: `init`, or `reset` of a key that exists, then `pull`.
+
+        Collective.
+
+        Parameters
+        ----------
+        key : int or str, or list of them
+        value : array, or list of arrays
+            As for `init`.
+        out : array, or list of arrays; for a list of keys a list of such
+            As for `pull`.
+        priority : int
+            As for `pull`.
+        """
+        self._transfers.assign_and_pull(key, value, out, priority)
+
+    def value(self, key: KeyLike) -> Array:
+        """Return a key's value as of the last flush of its bucket, without a copy; local.
+
+        Parameters
+        ----------
+        key : int or str
+
+        Returns
+        -------
+        ndarray
+            Read-only, of the key's shape; valid until this rank's next push into the same bucket.
+            From a store on a GPU it is CuPy's, which has no read-only arrays: writing to it changes
+            the value on this rank alone.
+
+        Notes
+        -----
+        A flush that has begun is waited for.  With ``update_on="root"`` other ranks see the value
+        as of their last pull, wait or barrier.
+        """
+        return self._registration.view_value(key)
+
+    def grad_view(self, key: KeyLike) -> Array:
+        """Return a key's gradient in its bucket, from which a push copies nothing; local.
+
+        Parameters
+        ----------
+        key : int or str
+
+        Returns
+        -------
+        ndarray
+            Writable, of the key's shape.  From a push of the key until its next pull, wait or flush
+            the array belongs to the store.  What else is written to it stays until the key is
+            pushed, also while other ranks push the key without this rank.
+
+        Raises
+        ------
+        UsageError
+            When the key has been pushed and not flushed.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> with ncclkv.create("local") as kv:
+        ...     kv.init("w", np.zeros(3))
+        ...     gradient = kv.grad_view("w")
+        ...     gradient[:] = 2
+        ...     kv.push("w", gradient)
+        ...     kv.pull("w")
+        array([2., 2., 2.])
+        """
+        return self._transfers.lend_gradient(key)
+
+    def keys(self) -> list[Key]:
+        """Return all keys, in the order of their initialisation; local."""
+        return self._registration.all_keys()
+
+    def __contains__(self, key: object) -> bool:
+        return self._registration.has_key(key)
+
+    def spec(self, key: KeyLike) -> KeySpec:
+        """Return a key's shape, dtype, op and index, the same on all ranks; local.
+
+        Raises
+        ------
+        KeyNotInitialized
+            When there is no such key.
+        """
+        return self._registration.spec_of(key)
+
+    def explain_plan(self) -> str:
+        """Return the buckets as a table, in the order of launching unless priorities change it.
+
+        Local: each rank shows its own times.
+
+        The columns are dtype, op, bytes (padding included), keys, the ranks that update them, two
+        times of the bucket's reduction in milliseconds, and the first and last key.
+
+        ``predicted`` is the time by the model of latency and bandwidth that
+        ``bucket_bytes="auto"`` has measured; the last lines show the model.  An optimizer's update
+        is not in it.
+
+        ``measured`` is the median of the last nine reductions of the whole bucket, from launch to
+        the wait that found it done.  On hosts a collective progresses while the store is called, so
+        this time includes what the rank did meanwhile, and the optimizer's update.
+
+        ``-`` stands for an unknown time: no prediction without ``"auto"`` or with one rank; no
+        measurement before the first reduction, without a collective, and on a GPU, where no host
+        waits.
+        """
+        return self._registration.explain()
+
+    # Transfers
 
     def push(self, key: KeyLike | Keys[KeyT], value: ArrayLike | Arrays, priority: int = 0) -> None:
         """Reduce values over all ranks and fold them into the store; collective.
@@ -33,12 +233,12 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
         Parameters
         ----------
         key : int or str, or list of them
-            A key repeated in a list is one group, as if its arrays had been given in one list.
+            A key repeated in a list counts once, as if its arrays had been given in one list.
         value : array, or list of arrays; for a list of keys a list of such
-            Of the key's shape and dtype.  Several arrays of a key are combined here first, by its
-            op, ``avg`` adding.  The caller may change them as soon as push returns.
+            Of the key's shape and dtype.  Several arrays of a key are combined on this rank first,
+            by the key's op, where ``avg`` adds.  The caller may change them once push returns.
         priority : int
-            Among the buckets that one call or group launches, higher ones go first.
+            Buckets of higher priority are launched first, within one call or group.
 
         Raises
         ------
@@ -69,21 +269,7 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
         [array([1.]), array([2.])]
         >>> kv.close()
         """
-        with self._pushing:
-            if type(priority) is not int or priority:
-                priority = whole_priority("push", priority)
-            push, row = self._to_push("push", key, value)
-            if self._group is not None:
-                self._group.push(push, row, priority)
-                return
-            try:
-                step = self._engine.ready(push)
-            except BaseException as error:
-                self._session.checks.failed(error)
-                raise
-            self._operations.push("push", push, None, priority)
-            self._stage("push", key, push, row, priority, step)
-        self._raise_late()
+        self._transfers.push_arrays(key, value, priority)
 
     @overload
     def pull(
@@ -136,12 +322,13 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
             Written in any layout, with a cast to its dtype.  The same array may stand for several
             keys: it ends with the value of the last, ints ascending, strings as initialised.
         priority : int
-            MXNet's; what a pull must flush is launched in the order of its keys' initialisation.
+            Accepted for MXNet's sake.  A pull launches what it must flush in the order of its keys'
+            initialisation.
         ignore_sparse : bool
-            MXNet's; values are dense here, so it has no effect.
+            Accepted for MXNet's sake, without effect: values are dense.
         local : bool
             Take the value as of the last flush, without a call of other ranks.  A flush that has
-            begun is waited for; `wait` first, if other ranks may do something else meanwhile.
+            begun is waited for; call `wait` first if other ranks may make other calls meanwhile.
 
         Returns
         -------
@@ -164,24 +351,7 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
         [[1 1]
          [1 1]]
         """
-        with self._pulling:
-            if type(priority) is not int or priority:
-                whole_priority("pull", priority)
-            local = local if type(local) is bool else flag("pull", "local", local)
-            made = None
-            if out is None:
-                made = self._pull_new(key, local)
-            else:
-                pull, row = self._to_pull("pull", key, out, local=local)
-                if local:
-                    self._engine.read(pull, row)
-                elif self._group is not None:
-                    self._group.pull(pull, row)
-                else:
-                    self._operations.pull(pull)
-                    self._pull(pull, row)
-        self._raise_late()
-        return made
+        return self._transfers.pull_arrays(key, out, priority, local=local)
 
     def pushpull(
         self,
@@ -201,72 +371,19 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
 
         Notes
         -----
-        What an updater raises leaves pushpull after the pull.
+        pushpull raises an updater's exception after the pull.
         """
-        with self._session.verb("pushpull", allowed_inside=BLOCKS):
-            priority = whole_priority("pushpull", priority)
-            out = value if out is None else out
-            # The push first, for it gives keys their places; it changes nothing yet.
-            push = self._to_push("pushpull", key, value)
-            pull, row = self._to_pull("pushpull", key, out)
-            if self._group is not None:
-                self._group.push(*push, priority)
-                self._group.pull(pull, row)
-                return
-            try:
-                step = self._engine.ready(push[0])
-            except BaseException as error:
-                self._session.checks.failed(error)
-                raise
-            self._operations.push("pushpull", push[0], pull, priority)
-            self._stage("pushpull", key, *push, priority, step)
-            self._pull(pull, row)
-        self._raise_late()
+        self._transfers.push_and_pull(key, value, out, priority)
 
-    def broadcast(
-        self,
-        key: KeyLike | Keys[KeyT],
-        value: ArrayLike | Arrays,
-        out: ArrayLike | Arrays,
-        priority: int = 0,
-    ) -> None:
-        """Give rank 0's value to all ranks: `init`, or `reset` of a known key, then pull.
-
-        Parameters
-        ----------
-        key : int or str, or list of them
-        value : array, or list of arrays
-            As for `init`.
-        out : array, or list of arrays; for a list of keys a list of such
-            As for `pull`.
-        priority : int
-            As for `pull`.
-        """
-        with self._session.verb("broadcast"):
-            whole_priority("broadcast", priority)
-            reads: list[tuple[Key, Array]] = []
-
-            def make() -> Assignment:
-                made = self._any_keys("broadcast", key, value)
-                trial = self._engine.layout.registry.with_keys(made.specs)
-                reads.extend(self._outs("broadcast", key, out, trial))
-                self._engine.layout.check_outs(reads, flushed=True)
-                return made
-
-            self._assign("broadcast", make)
-            pull, row = self._engine.plan_pull(reads)
-            pull.tensors = tensors(out)
-            self._pull(pull, row)
-        self._raise_late()
-
-    @contextmanager
-    def group(self) -> Iterator[None]:
+    def group(self) -> AbstractContextManager[None]:
         """Make one list of the pushes, and one of the pulls, inside a ``with`` block; collective.
 
         All pushes are flushed together at the end of the block, and pulls are written then.  Only
-        push, pull with `out`, pushpull and local verbs may be called inside.  An optimizer works
-        with its numbers as they are at the end.  An exception that leaves the block drops what was
-        pushed inside; what an updater raises leaves it at its end, after the pulls.
+        push, pull with `out`, pushpull and local verbs may be called inside.  An optimizer uses its
+        hyperparameters as they are at the end.
+
+        An exception that leaves the block drops what was pushed inside.  The end of the block
+        raises an updater's exception, after the pulls.
 
         Examples
         --------
@@ -281,18 +398,400 @@ class KVStore(CaptureVerbs, UnevenVerbs, WaitVerbs, TableVerbs, CheckpointVerbs,
         ...     print(weights)
         {1: array([1., 1.]), 2: array([2., 2.])}
         """
-        with self._session.verb("group", allowed_inside=(IN_CAPTURE, IN_UNEVEN)):
-            self._operations.note("group")
-            group = self._group = Group(self._engine)
-            outer, self._session.inside = self._session.inside, IN_GROUP
-        try:
-            yield
-        except BaseException:
-            group.cancel()
-            raise
-        finally:
-            self._group = None
-            self._session.inside = outer
-        with self._session.verb("group", allowed_inside=(IN_CAPTURE, IN_UNEVEN)):
-            self._flush_group(group)
-        self._raise_late()
+        return self._transfers.group_calls()
+
+    def wait(self, key: KeyLike | Keys[KeyT] | None = None) -> None:
+        """Flush what was pushed, of some keys or of all, and wait until it is done; collective.
+
+        Parameters
+        ----------
+        key : int or str, or list of them, optional
+        """
+        self._waiting.wait_for(key)
+
+    def barrier(self) -> None:
+        """Flush what was pushed, and wait until every rank has arrived; collective."""
+        self._waiting.wait_for_ranks()
+
+    _barrier = barrier
+
+    def uneven(self) -> AbstractContextManager[None]:
+        """Let ranks leave a ``with`` block at different times; collective.
+
+        A rank at the end of the block takes part in the other ranks' flushes without a
+        contribution, until all ranks have arrived there.  Averages are then over the ranks that
+        still push.  The rank at the end follows the hyperparameters of their optimizer.  All ranks
+        leave with the same values.
+
+        Only push, pull, pushpull, wait, group and local verbs may be called inside.  The ranks that
+        are still in the block must make the same of these calls.  A push is flushed by the next
+        pull, wait or end of a group, or by another push of the key, after an exchange between the
+        hosts.  What a rank has pushed and not flushed before it arrives at the end counts in the
+        other ranks' next flush, whatever they have pushed since.
+
+        An exception that leaves the block on one rank breaks the store.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> def work():
+        ...     with ncclkv.create("threads") as kv:
+        ...         kv.init("mean", np.zeros(2), op="avg")
+        ...         with kv.uneven():
+        ...             for batch in range(2 + kv.rank):
+        ...                 kv.push("mean", np.full(2, 1.0 + batch + kv.rank))
+        ...                 kv.wait()
+        ...         return kv.pull("mean")
+        >>> ncclkv.testing.run_ranks(2, work)
+        [array([4., 4.]), array([4., 4.])]
+        """
+        return self._uneven.block()
+
+    def capture(self) -> AbstractContextManager[CapturedStep]:
+        """Capture the pushes and pulls of a ``with`` block as a CUDA graph; collective.
+
+        The block itself does nothing.  `CapturedStep.replay` does all of it, each time with what is
+        in the arrays then, for the host's time of one call.  The same step must have been made once
+        before.  Inside the block, CuPy's current stream is a stream of the capture.
+
+        Only push, pull with `out`, pushpull, group and local verbs may be called inside, with
+        CuPy's arrays on the store's GPU.  Kernels that the program launches on CuPy's current
+        stream inside the block are captured too.  They must have been launched before, may allocate
+        no memory, and may use only memory that lives as long as the step.
+
+        A replay uses the optimizer's learning rate as it is then, and its other hyperparameters as
+        they were in the block.
+
+        Yields
+        ------
+        CapturedStep
+            To be replayed after the block.
+
+        Raises
+        ------
+        NotSupported
+            When the store is in host memory, its binding to NCCL is nccl4py, or its optimizer does
+            not say that it can be captured.
+        UsageError
+            When the updater is a function, keys have no place yet, or the step has not been made
+            before; for NumPy arrays, and others that a capture cannot take; for all other verbs.
+            The error leaves the block, and the store is as it was before.
+        SpecMismatch
+            On every rank, when ranks captured different steps, or only some could.
+
+        Examples
+        --------
+        Of a store on a GPU::
+
+            kv.pushpull(keys, gradients, weights)          # once, for all it needs
+            with kv.capture() as step:
+                kv.pushpull(keys, gradients, weights)
+            for batch in data:
+                compute(batch, weights, gradients)         # on CuPy's current stream
+                step.replay()
+        """
+        return self._captures.capture_block()
+
+    # Updates
+
+    def set_updater(self, updater: Updater) -> None:
+        """Fold sums into values by a function of the program; collective.
+
+        Parameters
+        ----------
+        updater : callable, or object with ``update`` and perhaps ``dispose``
+            ``updater(key, input, stored)`` changes `stored` in place; its result is ignored.
+
+        Raises
+        ------
+        UsageError
+            When `updater` cannot be called so.
+
+        Notes
+        -----
+        `key` is as the user gave it; `input` is the sum over all ranks.  Both arrays are NumPy
+        arrays of the key's shape and belong to the store: copy what is to be kept.
+
+        The updater is called before ``push`` returns, once for each key pushed: ints ascending,
+        strings in the order of their initialisation.  ``push`` raises the updater's exception; with
+        ``update_on="root"`` other ranks raise `UpdaterError` at their next pull or wait.
+
+        ``dispose()`` is called when the updater is replaced or the store closed.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> def update(key, input, stored):
+        ...     stored += 2 * input
+        >>> with ncclkv.create("local") as kv:
+        ...     kv.init(3, np.zeros(2))
+        ...     kv.set_updater(update)
+        ...     kv.push(3, np.ones(2))
+        ...     kv.pull(3)
+        array([2., 2.])
+        """
+        self._updaters.use_function(updater)
+
+    _set_updater = set_updater
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Run an optimizer on the store; pushes are gradients then, and pulls weights; collective.
+
+        Parameters
+        ----------
+        optimizer : Optimizer
+            Such as ``ncclkv.optimizer.SGD(learning_rate=0.1, momentum=0.9)``, alike on all ranks.
+            Changes of its learning rate and other attributes take effect at the next push.  Setting
+            the same object again keeps its state; another object starts with an empty state.
+
+        Raises
+        ------
+        UsageError
+            When `optimizer` is not an `Optimizer`.
+        SpecMismatch
+            On every rank, when ranks set different optimizers.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> with ncclkv.create("local") as kv:
+        ...     kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=0.5))
+        ...     kv.init("w", np.ones(2))
+        ...     kv.push("w", np.ones(2))
+        ...     kv.pull("w")
+        array([0.5, 0.5])
+        """
+        self._updaters.use_optimizer(optimizer)
+
+    # Checkpoints
+
+    def save(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        step: int = 0,
+        extra: Any = None,
+        keep: int = 2,
+    ) -> str:
+        """Write all values and the optimizer's state to a new checkpoint; collective.
+
+        One rank writes: rank 0, or the root with ``update_on="root"``.  The checkpoint is complete
+        on its disk before it gets its name in the directory.  A process killed at any moment so
+        leaves the earlier checkpoints, with or without the new one.
+
+        Parameters
+        ----------
+        directory : path, optional
+            On the writing rank's machine, for this job's checkpoints alone; made if it is not
+            there.  By default the environment's ``NCCLKV_CHECKPOINT``.
+        step : int
+            How far the run is, of 0 or more; `load` returns it.
+        extra : Any
+            Anything that JSON can hold, such as the state of a random generator or of a schedule;
+            the writing rank's is saved.
+        keep : int
+            Number of checkpoints that stay in the directory, the new one included; older ones are
+            removed.
+
+        Returns
+        -------
+        str
+            The new checkpoint's path on the writing rank's machine.
+
+        Raises
+        ------
+        CheckpointError
+            On every rank, when it cannot be written, with the rank, its host, the path and the
+            system's reason.  The store and the older checkpoints are as they were.
+        NotSupported
+            When the package safetensors is not installed there.
+
+        Warns
+        -----
+        In the log, when an older checkpoint cannot be removed, and when the newest checkpoint in
+        the directory is another job's that this store has not loaded.
+
+        Notes
+        -----
+        An updater object with ``state_dict()`` has what that returns saved: arrays, in host memory
+        or a GPU's, and plain values, by name.  A function has nothing to save.
+
+        Examples
+        --------
+        >>> import tempfile, numpy as np, ncclkv
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     with ncclkv.create("local") as kv:
+        ...         kv.init("w", np.full(2, 1.5))
+        ...         path = kv.save(directory, step=120, extra={"epoch": 3})
+        ...     with ncclkv.create("local") as kv:
+        ...         loaded = kv.load(directory)
+        ...         print(loaded.step, loaded.extra, kv.pull("w"))
+        120 {'epoch': 3} [1.5 1.5]
+        """
+        return self._checkpoints.save_store(directory, step=step, extra=extra, keep=keep)
+
+    def load(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        required: bool = True,
+        fallback: bool = False,
+    ) -> Loaded | None:
+        """Take all values and the optimizer's state from a checkpoint; collective.
+
+        The rank that writes checkpoints reads the files, and sends the others what they need.  The
+        rank checks everything before anything is changed.  The number of ranks, ``update_on``,
+        ``bucket_bytes`` and the kind of memory may differ from those at the save.
+
+        Parameters
+        ----------
+        directory : path, optional
+            What was given to `save`, for the newest checkpoint there; or one checkpoint in it.  By
+            default the environment's ``NCCLKV_CHECKPOINT``.
+        required : bool
+            Whether a missing checkpoint is an error.
+        fallback : bool
+            Whether the newest sound checkpoint is loaded when newer ones are damaged, with a
+            warning in the log of what is wrong with the newest.
+
+        Returns
+        -------
+        Loaded or None
+            Step, extra and path; None when there is no checkpoint and none is required.
+
+        Raises
+        ------
+        CheckpointError
+            On every rank, with the store as it was.  Either there is no checkpoint; or it is
+            damaged or not ncclkv's, and the message names an older sound one; or its keys or its
+            updater are not the store's.
+        NotSupported
+            When the package safetensors is not installed on the reading rank.
+
+        Notes
+        -----
+        A store without keys gets the checkpoint's; a store with keys must have the same, in any
+        order.  A store without an updater gets the checkpoint's optimizer; a store with an
+        optimizer of that class gets its hyperparameters, such as the learning rate.
+
+        Set an updater object before the load.  Its ``load_state_dict`` is called on the ranks where
+        it runs, with arrays in the store's memory: CuPy's on a GPU.
+        """
+        return self._checkpoints.load_store(directory, required=required, fallback=fallback)
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Write the optimizer's state, without the values; collective.
+
+        Parameters
+        ----------
+        fname : path
+            A directory, also one for `save`: what that has saved there stays.
+        dump_optimizer : bool
+            Whether the optimizer's hyperparameters are to be loaded too.
+
+        Raises
+        ------
+        CheckpointError
+            As for `save`.
+        UsageError
+            When no optimizer is set.
+        """
+        self._checkpoints.save_states(fname, dump_optimizer)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Take the optimizer's state from a checkpoint, and no values; collective.
+
+        Parameters
+        ----------
+        fname : path
+            What was given to `save_optimizer_states`, or to `save`.
+
+        Raises
+        ------
+        CheckpointError
+            As for `load`.
+        UsageError
+            When no optimizer is set.
+        """
+        self._checkpoints.load_states(fname)
+
+    # MXNet's verbs that this version does not have
+
+    def row_sparse_pull(
+        self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
+    ) -> None:
+        """Raise `NotSupported`."""
+        self._context.session.refuse("row_sparse_pull", "values are dense; pull the whole key")
+
+    def set_gradient_compression(self, compression_params: Any) -> None:
+        """Raise `NotSupported`."""
+        self._context.session.refuse("set_gradient_compression", "push float16 for half the bytes")
+
+    # Identity
+
+    @property
+    def type(self) -> str:
+        """The name the store was created by, in lower case."""
+        return self._name
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank, from 0."""
+        return self._context.comm.rank
+
+    @property
+    def num_workers(self) -> int:
+        """The number of ranks of the store."""
+        return self._context.comm.size
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this rank among those of its node, from 0."""
+        return self._context.comm.local_rank
+
+    @property
+    def repaired(self) -> int:
+        """The number of values that ``repair=True`` has replaced so far; alike on all ranks."""
+        return self._context.repaired
+
+    @property
+    def skipped(self) -> int:
+        """The number of flushes skipped because of NaN or infinity; alike on all ranks."""
+        return self._context.engine.presence.skipped
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Return whether the store has the named `capability`, in any case.
+
+        Raises
+        ------
+        UsageError
+            For anything but ``"optimizer"``, the one capability there is.
+        """
+        return plugin.is_capability(capability)
+
+    def __repr__(self) -> str:
+        return f"<ncclkv store {self._name!r}: {self._context.describe()}>"
+
+    # Life
+
+    def close(self) -> None:
+        """Flush what was pushed, wait for all ranks, and free what the store holds; collective.
+
+        A second call does nothing.  After a failure has broken the store, close waits for nobody.
+        """
+        self._waiting.close_store()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: builtins.type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._waiting.leave_block(error)
+
+    def __reduce__(self) -> NoReturn:
+        self._context.session.refuse_pickling()

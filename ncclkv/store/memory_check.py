@@ -27,14 +27,14 @@ class MemoryCheck:
     Parameters
     ----------
     comm : Communicator
-    places : Places
+    layout : Layout
     checks : Checks
         What is refused here breaks no store, since all ranks refuse it.
     """
 
-    def __init__(self, comm: Communicator, places: Layout, checks: Checks) -> None:
+    def __init__(self, comm: Communicator, layout: Layout, checks: Checks) -> None:
         self._comm = comm
-        self._places = places
+        self._layout = layout
         self._checks = checks
         self._unseen = 0
 
@@ -53,7 +53,7 @@ class MemoryCheck:
         if self._unseen < LOOK_BYTES:
             return
         self._unseen = 0
-        votes = self._comm.control.allgather(self._lack(specs), f"room for {verb}")
+        votes = self._comm.control.allgather(self._shortfall(specs), f"room for {verb}")
         for rank, lack in enumerate(votes):
             if lack:
                 self._refuse(f"{verb}: on the node of rank {rank}, {lack}")
@@ -68,7 +68,7 @@ class MemoryCheck:
         """Compare what new keys take with what each rank's GPU has left; collective."""
         if not specs:
             return
-        new, waiting = _padded(specs), self._places.pending_bytes
+        new, waiting = _padded(specs), self._layout.pending_bytes
         # The values from rank 0; the gradients and weights of all keys that have no bucket.
         needed = new + 2 * (new + waiting)
         left, lack = self._comm.kernels.left(), ""
@@ -86,16 +86,16 @@ class MemoryCheck:
                     f"do not fit on rank {rank}: {lack}; keep less there, or use more GPUs"
                 )
 
-    def _lack(self, specs: Sequence[KeySpec]) -> str:
+    def _shortfall(self, specs: Sequence[KeySpec]) -> str:
         """What this rank's node has not the room for; empty when it has, or nobody knows."""
         left = room()
         if left is None:
             return ""
         ranks = self._comm.local_size
-        common = self._places.common and self._comm.node_shared(0) is not None
+        common = self._layout.common and self._comm.node_shared(0) is not None
         new = _padded(specs)
         # Keys without a place hold memory for their first values, which becomes their gradients'.
-        gradients, waiting = ranks * new, self._places.pending_bytes
+        gradients, waiting = ranks * new, self._layout.pending_bytes
         weights = (1 if common else ranks) * (new + waiting)
         if gradients + weights <= left.nbytes:
             return ""

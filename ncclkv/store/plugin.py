@@ -1,22 +1,23 @@
-"""Stores of other makers: the interface that they share, and the names they are known by."""
+"""KVStoreBase: the interface of all stores, also of other makers', and their names."""
 
 from __future__ import annotations
 
 import warnings
 from typing import Any, ClassVar, TypeVar
 
+from ncclkv.arguments import check_length
 from ncclkv.errors import NotSupported, UsageError
 
 Registered = TypeVar("Registered", bound=type)
 
 BUILT_IN: set[str] = set()
-"""The names that no class may take; `ncclkv.store.create` lists its own here."""
+"""Names that no class may take: `ncclkv.store.backends` adds its own here."""
 
 
 class KVStoreBase:
-    """What a store made elsewhere may implement, to be had from ``ncclkv.create``.
+    """Interface of a store that another package makes, and ``ncclkv.create`` finds by name.
 
-    The verbs are MXNet's ``KVStoreBase``.  One that a store does not override raises
+    The verbs are those of MXNet's ``KVStoreBase``.  A verb that a store does not override raises
     `NotSupported`, which is a `NotImplementedError`.
 
     Examples
@@ -39,7 +40,7 @@ class KVStoreBase:
 
     @staticmethod
     def register(cls: Registered) -> Registered:
-        """Make ``create`` know a class by its name in lower case; usable as a decorator.
+        """Let ``create`` find a class by its name in lower case; usable as a decorator.
 
         Parameters
         ----------
@@ -78,7 +79,7 @@ class KVStoreBase:
         return cls
 
     def __dir__(self) -> list[str]:
-        """List the public names, for completion; those with an underscore are internals."""
+        """Return the public names, for completion."""
         return [
             name for name in super().__dir__() if name.startswith("__") or not name.startswith("_")
         ]
@@ -87,7 +88,7 @@ class KVStoreBase:
         return NotSupported(f"{type(self).__name__} does not offer {verb}")
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Give rank 0's value to all."""
+        """Give all ranks rank 0's value."""
         raise self._missing("broadcast")
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -100,15 +101,15 @@ class KVStoreBase:
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Whether the store can do what `capability` names."""
+        """Return whether the store has a capability."""
         raise NotSupported("this store does not offer is_capable")
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write what the optimizer remembers."""
+        """Write the optimizer's state."""
         raise self._missing("save_optimizer_states")
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Read it back."""
+        """Read the optimizer's state."""
         raise self._missing("load_optimizer_states")
 
     @property
@@ -123,5 +124,18 @@ class KVStoreBase:
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         raise self._missing("num_workers")
+
+
+def is_capability(name: Any) -> bool:
+    """Return True for the name of the one capability; refuse any other.
+
+    Raises
+    ------
+    UsageError
+    """
+    if isinstance(name, str) and name.lower() == KVStoreBase.OPTIMIZER:
+        return True
+    check_length("a capability", name)
+    raise UsageError(f"unknown capability {name!r}; the one there is is {KVStoreBase.OPTIMIZER!r}")

@@ -1,4 +1,4 @@
-"""How a store becomes what a checkpoint holds: checked by all ranks, then given to them."""
+"""Restoring: makes a store what a checkpoint holds, once all ranks have checked it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,43 @@ from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.fused import FusedUpdater, state_dtype
 from ncclkv.optimizer.restore import check_config, from_config, set_config
 from ncclkv.store.agreement import from_rank, propose
-from ncclkv.store.saving import Saving
-from ncclkv.store.updaters import UpdateVerbs
+from ncclkv.store.context import Context
+from ncclkv.store.registration import Registration
+from ncclkv.store.updaters import Updaters
 from ncclkv.table.registry import Key, KeySpec
 
 _PART_BYTES = 64 * 1024 * 1024
-"""Ranks are given so much at a time, or one array."""
+"""Size of a part that is broadcast at a time; a larger array is a part by itself."""
 
 _SHOWN = 3
 
 
-class Restoring(Saving, UpdateVerbs):
-    """Holds a checkpoint against the store, and puts it in."""
+class Restoring:
+    """Checks a checkpoint against the store, and installs it on all ranks.
 
-    # What must be right before anything is changed
+    Parameters
+    ----------
+    context : Context
+    registration : Registration
+    updaters : Updaters
+    leader : int
+        The rank that reads checkpoints.
+    """
 
-    def _check_head(self, head: Manifest, *, values: bool) -> None:
+    def __init__(
+        self, context: Context, registration: Registration, updaters: Updaters, leader: int
+    ) -> None:
+        self._comm = context.comm
+        self._engine = context.engine
+        self._session = context.session
+        self._memory_check = context.memory_check
+        self._registration = registration
+        self._updaters = updaters
+        self._leader = leader
+
+    # Checks before anything is changed
+
+    def check(self, head: Manifest, *, values: bool) -> None:
         """Refuse a checkpoint of another kind, of other keys, or of another updater."""
         if values and not head.values:
             raise CheckpointError(
@@ -54,7 +75,7 @@ class Restoring(Saving, UpdateVerbs):
             )
 
     def _optimizer_of(self, head: Manifest) -> Optimizer | None:
-        """A new optimizer, where the store has none; one that it has must fit."""
+        """Return a new optimizer if the store has no updater; check the optimizer it has."""
         saved, rule = head.optimizer, self._engine.rule
         if saved is None:
             return None
@@ -83,12 +104,15 @@ class Restoring(Saving, UpdateVerbs):
         _check_states(head, optimizer)
         return new
 
-    # Putting it in
+    # Installation
 
-    def _restore(
+    def install(
         self, verb: str, head: Manifest, arrays: Mapping[str, Array], *, values: bool
     ) -> None:
-        """Make the store what the checkpoint holds; `arrays` are the leader's."""
+        """Make the store what a checkpoint holds; collective.
+
+        `arrays` are its tensors, on the leader alone.
+        """
         known = len(self._engine.layout.registry)
         new = [] if known else list(head.specs)
 
@@ -98,28 +122,30 @@ class Restoring(Saving, UpdateVerbs):
             return self._optimizer_of(head), []
 
         optimizer, notes = propose(self._comm, verb, make, note=self._engine.layout.sealed)
-        self._headroom.check(verb, new)
+        self._memory_check.check(verb, new)
         if values:
-            self._give_updater(verb, head, arrays)
+            self._broadcast_updater(verb, head, arrays)
         if known:
-            self._seal_alike(verb, notes)
-        self._put_optimizer(head, optimizer, notes)
+            self._registration.seal_alike(verb, notes)
+        self._install_optimizer(head, optimizer, notes)
         if values:
-            self._put_values(head, arrays, new=bool(new))
+            self._broadcast_values(head, arrays, new=bool(new))
         if head.optimizer is not None:
-            self._put_states(head, arrays)
+            self._broadcast_states(head, arrays)
 
-    def _put_optimizer(self, head: Manifest, new: Optimizer | None, sealed: Sequence[bool]) -> None:
-        """Set a new optimizer, or give the store's the numbers that were saved."""
+    def _install_optimizer(
+        self, head: Manifest, new: Optimizer | None, sealed: Sequence[bool]
+    ) -> None:
+        """Set a new optimizer, or give the store's optimizer the saved hyperparameters."""
         rule, saved = self._engine.rule, head.optimizer
         if new is not None:
-            fused = FusedUpdater(new, self._kernels)
-            self._install(FusedRule(fused, type(new).__name__), sealed)
+            fused = FusedUpdater(new, self._engine.kernels)
+            self._updaters.install(FusedRule(fused, type(new).__name__), sealed)
         elif isinstance(rule, FusedRule) and saved is not None and saved.config is not None:
             set_config(rule.updater.optimizer, saved.config)
 
-    def _put_values(self, head: Manifest, arrays: Mapping[str, Array], *, new: bool) -> None:
-        """Give all ranks the values."""
+    def _broadcast_values(self, head: Manifest, arrays: Mapping[str, Array], *, new: bool) -> None:
+        """Broadcast the values to all ranks."""
         for specs in _parts(head.specs):
             wanted = [(value_name(spec.index), Tensor(spec.shape, spec.dtype)) for spec in specs]
             given = from_rank(self._comm, _given(wanted, arrays), self._leader)
@@ -130,10 +156,10 @@ class Restoring(Saving, UpdateVerbs):
                 self._engine.replace(spec.key, value)
             self._comm.keep_alive(*given)
 
-    def _put_states(self, head: Manifest, arrays: Mapping[str, Array]) -> None:
-        """Give the ranks that update what the optimizer remembers of each key."""
-        places, rule = self._engine.layout, self._engine.rule
-        places.seal()
+    def _broadcast_states(self, head: Manifest, arrays: Mapping[str, Array]) -> None:
+        """Broadcast the optimizer's state of each key to the ranks that update."""
+        layout, rule = self._engine.layout, self._engine.rule
+        layout.seal()
         for specs in _parts(head.specs):
             wanted = [
                 (state_name(spec.index, number), Tensor(spec.shape, dtype))
@@ -144,30 +170,30 @@ class Restoring(Saving, UpdateVerbs):
             if self._engine.placement.root is None and given:
                 given = from_rank(self._comm, given, self._leader)
             for spec in specs:
-                rule.reset(places[spec.key])
+                rule.reset(layout[spec.key])
             if not self._engine.placement.updates:
                 continue
-            slots = [places[s.key] for s in specs for _ in head.states[s.index]]
+            slots = [layout[s.key] for s in specs for _ in head.states[s.index]]
             numbers = [n for s in specs for n in range(len(head.states[s.index]))]
             for slot, number, array in zip(slots, numbers, given, strict=True):
-                self._kernels.pack(array, rule.states(slot)[number])
+                self._engine.kernels.pack(array, rule.states(slot)[number])
             self._comm.keep_alive(*given)
 
-    def _own(self, given: Array) -> Array:
-        """A copy of an array in the memory that the store's values are in."""
-        made = self._kernels.empty(given.shape, given.dtype)
-        self._kernels.pack(given, made.reshape(-1))
+    def _copied(self, given: Array) -> Array:
+        """Return a copy of an array in the store's kind of memory."""
+        made = self._engine.kernels.empty(given.shape, given.dtype)
+        self._engine.kernels.pack(given, made.reshape(-1))
         return made
 
-    def _give_updater(self, verb: str, head: Manifest, arrays: Mapping[str, Array]) -> None:
-        """Call ``load_state_dict`` of the updater wherever it runs."""
+    def _broadcast_updater(self, verb: str, head: Manifest, arrays: Mapping[str, Array]) -> None:
+        """Broadcast the updater's state, and call its ``load_state_dict`` wherever it runs."""
         if head.updater is None:
             return
         state: dict[Key, Any] = {}
         for index, (key, item) in enumerate(head.updater):
             mine = item[0] if isinstance(item, list) else arrays.get(updater_name(index))
             given = self._comm.control.broadcast(mine, self._leader, f"{verb}: the updater's state")
-            state[key] = self._own(given) if isinstance(item, Tensor) else given
+            state[key] = self._copied(given) if isinstance(item, Tensor) else given
         failure: Exception | None = None
         if self._engine.placement.updates:
             source: Any = self._engine.rule.source
@@ -177,17 +203,17 @@ class Restoring(Saving, UpdateVerbs):
             except Exception as error:
                 failure = error
         text = None if failure is None else f"{type(failure).__name__}: {failure}"
-        votes = self._comm.control.allgather(text, f"{verb}: the updater's state")
-        for rank, vote in enumerate(votes):
-            if vote is not None:
+        failures = self._comm.control.allgather(text, f"{verb}: the updater's state")
+        for rank, found in enumerate(failures):
+            if found is not None:
                 raise CheckpointError(
                     f"{verb} on rank {rank} of {self._comm.size}: load_state_dict of the updater "
-                    f"{self._engine.rule.name} raised {vote}; the store's values are as they were"
+                    f"{self._engine.rule.name} raised {found}; the store's values are as they were"
                 ) from failure
 
 
 def _check_keys(saved: Sequence[KeySpec], known: Sequence[KeySpec]) -> None:
-    """Refuse other keys than the store's; the order may be another."""
+    """Refuse other keys than the store's; their order may differ."""
     here, there = ({spec.key: spec for spec in specs} for specs in (known, saved))
     wrong = []
     for key in [*here, *(key for key in there if key not in here)]:
@@ -203,7 +229,7 @@ def _check_keys(saved: Sequence[KeySpec], known: Sequence[KeySpec]) -> None:
 
 
 def _check_states(head: Manifest, optimizer: Optimizer) -> None:
-    """Refuse what an optimizer like this does not remember."""
+    """Refuse the state of an optimizer that has other state arrays."""
     for spec, dtypes in zip(head.specs, head.states, strict=True):
         # A key that had no place yet has none, which are zeros.
         expected = (state_dtype(spec.dtype),) * optimizer.state_count
@@ -215,7 +241,7 @@ def _check_states(head: Manifest, optimizer: Optimizer) -> None:
 
 
 def _given(wanted: Sequence[tuple[str, Tensor]], arrays: Mapping[str, Array]) -> list[Array]:
-    """The arrays of these names; on other ranks than the leader something of their form."""
+    """Return the named arrays; on other ranks than the leader, zeros of their form."""
     return [
         arrays[name] if name in arrays else np.broadcast_to(np.zeros((), dtype), shape)
         for name, (shape, dtype) in wanted
@@ -223,7 +249,7 @@ def _given(wanted: Sequence[tuple[str, Tensor]], arrays: Mapping[str, Array]) ->
 
 
 def _parts(specs: Sequence[KeySpec]) -> Iterator[list[KeySpec]]:
-    """The keys, some at a time."""
+    """Yield the keys in parts of about `_PART_BYTES`."""
     part: list[KeySpec] = []
     held = 0
     for spec in specs:

@@ -1,10 +1,8 @@
-"""What of a store is saved, as plain values and arrays in host memory."""
+"""Saving: makes the content of a checkpoint, as plain values and arrays in host memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -19,43 +17,39 @@ from ncclkv.checkpoint.manifest import (
     updater_name,
     value_name,
 )
-from ncclkv.checkpoint.run import Run
 from ncclkv.checkpoint.tensors import Array, Tensor
 from ncclkv.engine.update_rule import FunctionRule, FusedRule
 from ncclkv.errors import UsageError
-from ncclkv.store.core import Core
+from ncclkv.store.context import Context
 from ncclkv.store.keys import one_key
 from ncclkv.table.registry import Key
 
 Items = list[tuple[Key, Any]]
 
 
-class Saving(Core):
+class Saving:
     """Makes the content of a checkpoint, on the rank that writes it."""
 
-    @property
-    def _leader(self) -> int:
-        """The rank that writes and reads: the one that has all, where only one has."""
-        root = self._engine.placement.root
-        return 0 if root is None else root
+    def __init__(self, context: Context) -> None:
+        self._engine = context.engine
+        self._session = context.session
 
-    @cached_property
-    def _run(self) -> Run:
-        """The checkpoints that this store has saved and loaded, on the rank that does so."""
-        return Run()
-
-    @staticmethod
-    def _author() -> str:
-        """What writes, with its version where it is installed."""
-        try:
-            return f"ncclkv {metadata.version('ncclkv')}"
-        except metadata.PackageNotFoundError:
-            return "ncclkv"
-
-    def _to_save(
-        self, step: int, extra: Any, *, values: bool, config: bool
+    def content(
+        self, step: int, extra: Any, run: str, *, values: bool, config: bool
     ) -> tuple[Manifest, Iterator[tuple[str, Array]]]:
-        """The head of a checkpoint, and its arrays, each made when it is asked for."""
+        """Return the manifest of a checkpoint, and its arrays, each made when it is needed.
+
+        Parameters
+        ----------
+        step, extra
+            As given to ``kv.save``.
+        run : str
+            The identity of the store that saves.
+        values : bool
+            Whether the keys' values are saved, and an updater's state.
+        config : bool
+            Whether the optimizer's hyperparameters are saved.
+        """
         items = self._updater_state() if values else None
         registry = self._engine.layout.registry
         head = Manifest(
@@ -66,12 +60,12 @@ class Saving(Core):
             self._optimizer_head(config),
             tuple(tuple(state.dtype for state in self._states(spec.key)) for spec in registry),
             None if items is None else [(key, _form(item)) for key, item in items],
-            self._run.id,
+            run,
         )
         return head, self._arrays(head, items or [])
 
     def _optimizer_head(self, config: bool) -> OptimizerManifest | None:
-        """The optimizer that is set."""
+        """Return the manifest of the optimizer, if one is set."""
         if not isinstance(self._engine.rule, FusedRule):
             return None
         optimizer = self._engine.rule.updater.optimizer
@@ -88,12 +82,12 @@ class Saving(Core):
         return OptimizerManifest(kind, numbers)
 
     def _states(self, key: Key) -> list[Array]:
-        """What the optimizer remembers of a key; nothing yet, where the key has no place."""
-        places = self._engine.layout
-        return self._engine.rule.states(places[key]) if key in places else []
+        """Return the optimizer's state of a key: no arrays while the key has no place."""
+        layout = self._engine.layout
+        return self._engine.rule.states(layout[key]) if key in layout else []
 
     def _arrays(self, head: Manifest, items: Items) -> Iterator[tuple[str, Array]]:
-        """The head's tensors, in host memory."""
+        """Yield the tensors of the manifest, in host memory."""
         for spec in head.specs:
             if head.values:
                 out = np.empty(spec.shape, spec.dtype)
@@ -101,14 +95,14 @@ class Saving(Core):
                 yield value_name(spec.index), out
             for number, state in enumerate(self._states(spec.key)):
                 out = np.empty(state.shape, state.dtype)
-                self._kernels.unpack_all([state], [out])
+                self._engine.kernels.unpack_all([state], [out])
                 yield state_name(spec.index, number), out.reshape(spec.shape)
         for index, (_, item) in enumerate(items):
             if isinstance(item, np.ndarray):
                 yield updater_name(index), item
 
     def _updater_state(self) -> Items | None:
-        """What an updater object gives as its state: copies of arrays, and plain values."""
+        """Return an updater object's state: copies of arrays, and plain values."""
         rule = self._engine.rule
         state_dict = getattr(rule.source, "state_dict", None)
         if not isinstance(rule, FunctionRule) or not callable(state_dict):
@@ -123,7 +117,7 @@ class Saving(Core):
         return [(one_key(key), self._item(key, value)) for key, value in given.items()]
 
     def _item(self, key: Any, value: Any) -> Any:
-        """An item of an updater's state: a copy of an array in host memory, or a plain value."""
+        """Return an item of an updater's state: a copy in host memory, or a plain value."""
         what = f"state_dict()[{key!r}] of the updater"
         if isinstance(value, (np.ndarray, np.generic)):
             array = np.asarray(value)
@@ -131,12 +125,12 @@ class Saving(Core):
         if not (cupy.is_own(value) or device.recognises(value)):
             strict_json.check(value, what)
             return value
-        view = self._kernels.value(value, what)
+        view = self._engine.kernels.value(value, what)
         out = np.empty(view.shape, check_dtype(view.dtype, what))
-        self._kernels.unpack(self._kernels.copy(view).reshape(-1), out)
+        self._engine.kernels.unpack(self._engine.kernels.copy(view).reshape(-1), out)
         return out
 
 
 def _form(item: Any) -> Tensor | list[Any]:
-    """An item as the head has it."""
+    """Return an item as the manifest has it."""
     return Tensor(item.shape, item.dtype) if isinstance(item, np.ndarray) else [item]

@@ -1,6 +1,6 @@
-"""Permission to call a store: one thread, one process, until it is closed or broken.
+"""Session: permission to call a store, by one thread of one process, until it is closed or broken.
 
-A verb is entered by one call at a time, and `running` refuses another in the middle of it.
+A thread runs one verb at a time; `ncclkv.store.running` refuses a second verb in the middle of it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ncclkv.errors import (
     CommError,
     ContractError,
     KVStoreError,
+    NotSupported,
     OutOfMemory,
     UsageError,
     again,
@@ -29,14 +30,16 @@ IN_GROUP = "a group"
 IN_CAPTURE = "a capture"
 IN_UNEVEN = "an uneven block"
 BLOCKS = (IN_GROUP, IN_CAPTURE, IN_UNEVEN)
-"""What a verb may be called inside of, and `Session.inside` may be; it says more in an updater."""
+"""Blocks that may enclose a verb, as `Session.block` names them."""
+
+_IN_UPDATER = "an updater"
 
 
 class Checks:
-    """A ``with`` block of a verb before its call is noted.
+    """A ``with`` block of a verb before its call is logged.
 
-    What is raised there, by an array's own code or by Ctrl-C, cannot put this rank behind the
-    others, so it breaks nothing.
+    Whatever is raised in the block, by an array's own code or by Ctrl-C, cannot put this rank
+    behind the others.  So the exception breaks nothing.
     """
 
     __slots__ = ("_raised",)
@@ -51,123 +54,146 @@ class Checks:
         self._raised = error
 
     def failed(self, error: BaseException) -> None:
-        """Note what was raised, where a ``try`` takes the place of the block: it costs nothing."""
+        """Note an exception as the block does, for a ``try``, which is cheaper than the block."""
         self._raised = error
 
     def take(self) -> BaseException | None:
-        """Return what was raised in the block, once."""
+        """Return what was raised in the block, and forget it."""
         raised, self._raised = self._raised, None
         return raised
 
 
 class Session:
-    """The state that every verb looks at first.
+    """Decides whether a verb may run, and notes the failure that breaks the store.
 
     Attributes
     ----------
     comm : Communicator
     closed : bool
     failure : ContractError or CommError or None
-        What broke the store; every later call raises it again.
-    inside : str
-        What the store is in the middle of, in words: a group, an updater; else empty.
+        The error that broke the store; every later call raises it again.
+    block : str
+        The block that encloses the program's calls now, of `BLOCKS`, or an updater; else empty.
     recording : bool
-        Whether what is called is captured, and not done.
+        Whether calls are captured, and not done.
     running : Running
-        Of the thread that the store belongs to.
+        The verb that the store's thread is in.
     checks : Checks
-        For what a verb does before its call is noted.
+        For what a verb does before its call is logged.
     """
 
     def __init__(self, name: str, comm: Communicator) -> None:
         self.closed = False
         self.failure: ContractError | CommError | None = None
-        self.inside = ""
+        self.block = ""
         self.recording = False
         self.running = running()
         self.checks = Checks()
+        self.comm = comm
         self._name = name
         self._alone = comm.size == 1
-        self.comm = comm
-        self._where = f"rank {comm.rank} of {comm.size}: "
+        self._prefix = f"rank {comm.rank} of {comm.size}: "
         self._thread = get_ident()
         self._process = getpid()
 
     def verb(self, name: str, *, allowed_inside: Collection[str] = ()) -> Verb:
-        """What a verb runs in, a ``with`` block, if it may; it notes what breaks the store."""
+        """Return the ``with`` block that a verb runs in.
+
+        Parameters
+        ----------
+        name : str
+        allowed_inside : collection of str
+            Those of `BLOCKS` that may enclose the verb.
+        """
         return Verb(self, name, allowed_inside)
 
+    @contextmanager
+    def enclosing(self, block: str) -> Iterator[None]:
+        """Name the block that encloses the program's calls."""
+        outer, self.block = self.block, block
+        try:
+            yield
+        finally:
+            self.block = outer
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Refuse this store's verbs, but no other's, while the program's updater runs."""
+        verb, self.running.verb = self.running.verb, ""
+        try:
+            with self.enclosing(_IN_UPDATER):
+                yield
+        finally:
+            self.running.verb = verb
+
+    # Failures
+
     def note(self, name: str, error: BaseException) -> None:
-        """Look at what a verb raised: it may break the store.
+        """Decide whether an exception that a verb raised breaks the store.
 
         Raises
         ------
         CommAborted
             In the place of an error of CUDA's.
         UsageError
-            In the place of one that CUDA gives for what it forbids in a capture of the user's own.
+            In the place of CUDA's refusal of a call inside a capture of the program's own.
         """
         harmless = self.checks.take() is error
         if isinstance(error, (ContractError, CommError)):
             self.fail(error)
             finalize.failed(error)
         elif isinstance(error, UsageError):
-            self.put_rank(error)
+            self.prefix_rank(error)
             amid = isinstance(error, OutOfMemory) and not self.recording
             if (amid or self.running.refused(error)) and not harmless:
-                self.broken_off(name, error)
+                self.mark_interrupted(name, error)
         elif not (isinstance(error, KVStoreError) or self.recording or harmless):
             reported = self.comm.reported(error, name)
             if isinstance(reported, CommError):
                 self.note(name, reported)
             else:
-                self.broken_off(name, error)
+                self.mark_interrupted(name, error)
             if reported is not None:
                 raise reported from error
 
-    def put_rank(self, error: UsageError) -> None:
-        """Put this rank before the text of a `UsageError`; other errors name it themselves."""
-        text = str(error)
-        if not text.startswith(self._where):  # as one does that passed an updater on its way
-            error.args = (self._where + text,)
+    def mark_interrupted(self, name: str, error: BaseException) -> None:
+        """Break the store: other ranks may have made a call that this rank left in the middle.
 
-    def broken_off(self, name: str, error: BaseException) -> None:
-        """Note Ctrl-C, a signal handler, no memory: others may have done what this rank did not."""
+        Ctrl-C, an exception of a signal handler and a lack of memory have this effect.
+        """
         if not self._alone and self.failure is None:
             self.fail(
                 CommAborted(
-                    f"{self._where}{name} was broken off by {type(error).__name__}, so this rank "
+                    f"{self._prefix}{name} was broken off by {type(error).__name__}, so this rank "
                     f"may be a call behind the others; close the store and make a new one"
                 )
             )
 
     def fail(self, error: ContractError | CommError) -> None:
-        """Break the store, and write what this rank knows where ``NCCLKV_DUMP`` asks for it."""
+        """Break the store, and write this rank's calls to the file that ``NCCLKV_DUMP`` names."""
         self.failure = error
         if not self._alone:
             dump.write_of(self.comm, error)
 
-    @contextmanager
-    def updating(self) -> Iterator[None]:
-        """Refuse the store's verbs, and no others, while code of the user's runs on some ranks."""
-        outer, self.inside = self.inside, "an updater"
-        verb, self.running.verb = self.running.verb, ""
-        try:
-            yield
-        finally:
-            self.inside, self.running.verb = outer, verb
+    def prefix_rank(self, error: UsageError) -> None:
+        """Put this rank before the text of a `UsageError`; other errors name it themselves."""
+        text = str(error)
+        if not text.startswith(self._prefix):  # an error that passed an updater has the prefix
+            error.args = (self._prefix + text,)
 
     @contextmanager
-    def named(self) -> Iterator[None]:
-        """Name this rank in a `UsageError`."""
+    def prefixing_rank(self) -> Iterator[None]:
+        """Put this rank before the text of a `UsageError` that the block raises."""
         try:
             yield
         except UsageError as error:
-            self.put_rank(error)
+            self.prefix_rank(error)
             raise
 
+    # Refusals
+
     def check(self, name: str) -> None:
-        """Refuse a call on a closed store, and one from another thread or process."""
+        """Refuse a call on a closed store, and a call from another thread or process."""
         if self.closed:
             raise UsageError(f"{name}: the store {self._name!r} is closed; create a new one")
         process = getpid()
@@ -182,16 +208,21 @@ class Session:
                 f"create the store {self._name!r}; a store belongs to one thread: create another"
             )
 
+    def refuse(self, verb: str, instead: str) -> NoReturn:
+        """Refuse a verb of MXNet's that this version does not have."""
+        with self.prefixing_rank():
+            raise NotSupported(f"{verb} is not in this version; {instead}")
+
     def refuse_pickling(self) -> NoReturn:
-        """A store is memory and connections of this process; neither can travel."""
+        """Refuse to pickle or copy the store, which is memory and connections of this process."""
         raise UsageError(
-            f"{self._where}the store {self._name!r} cannot be pickled or copied: its connections "
+            f"{self._prefix}the store {self._name!r} cannot be pickled or copied: its connections "
             f"to other ranks belong to this process; create a store in each process instead"
         )
 
 
 class Verb:
-    """What a verb runs in; it serves for every call of the verb.
+    """The ``with`` block that a verb runs in; one serves for every call of the verb.
 
     A class, since entering and leaving a generator takes several times as long.
     """
@@ -210,22 +241,20 @@ class Verb:
             session.check(name)
             if self._running.verb:
                 self._running.check(name)
-            if session.inside and session.inside not in self._allowed_inside:
-                raise UsageError(
-                    f"{name} was called inside {session.inside}; call it after its end"
-                )
+            if session.block and session.block not in self._allowed_inside:
+                raise UsageError(f"{name} was called inside {session.block}; call it after its end")
             if session.failure is not None:
                 raise again(session.failure)
             session.comm.sync_stream()
         except UsageError as error:
-            session.put_rank(error)
+            session.prefix_rank(error)
             raise
         except (ContractError, CommError) as error:
             if session.failure is None:  # found while no verb was under way
                 session.fail(error)
                 finalize.failed(error)
             raise
-        # Last: an exception that a signal handler raises in here must not leave it set.
+        # Last: an exception that a signal handler raises in here must not leave the name set.
         self._running.verb = name
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -1,120 +1,236 @@
-"""What pushes and pulls have in common: checked arrays go to the engine, or to the open group."""
+"""Transfers: pushes into the store, and pulls out of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
-from ncclkv.arguments import check_length
 from ncclkv.arrays.torch import tensors
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.group import Group
 from ncclkv.errors import OutOfMemory, UsageError
 from ncclkv.store import check
-from ncclkv.store.core import Core
-from ncclkv.store.keys import is_list, key_list, pairs
+from ncclkv.store.call_cache import CallCache
+from ncclkv.store.context import Context
+from ncclkv.store.keys import is_list, key_list, one_key, pairs
+from ncclkv.store.registration import Assignment, Registration
+from ncclkv.store.session import BLOCKS, IN_CAPTURE, IN_GROUP, IN_UNEVEN
 from ncclkv.table.registry import Key, Registry
 
 
-class Transfers(Core):
-    """The ways into and out of the values of a store."""
+class Transfers:
+    """Checks arrays, records the call, and gives both to the engine or to the open group.
 
-    def _to_push(self, verb: str, key: Any, value: Any) -> tuple[Push, Sequence[Array]]:
-        """A push of arrays that have been checked, and these in a row."""
-        known = self._recent.find("push", key, value)
-        if known is not None:
-            return known
+    Owns the open group, and the cache of calls that were checked before.
+    """
+
+    def __init__(self, context: Context, registration: Registration) -> None:
+        self._context = context
+        self._engine = context.engine
+        self._session = context.session
+        self._calls = context.calls
+        self._registration = registration
+        self._group: Group | None = None
+        self._cache = CallCache(context.engine.layout.registry)
+        # Made once: a program may call these verbs once for every key.
+        self._pushing = context.session.verb("push", allowed_inside=BLOCKS)
+        self._pulling = context.session.verb("pull", allowed_inside=BLOCKS)
+        self._pushing_and_pulling = context.session.verb("pushpull", allowed_inside=BLOCKS)
+
+    # Verbs
+
+    def push_arrays(self, key: Any, value: Any, priority: Any) -> None:
+        """Reduce arrays over all ranks, into the values of their keys."""
+        with self._pushing:
+            if type(priority) is not int or priority:
+                priority = check.priority("push", priority)
+            push, row = self._cached("push", key, value) or self._new_push("push", key, value)
+            if self._group is not None:
+                self._group.push(push, row, priority)
+                return
+            step = self._ready(push)
+            self._calls.push("push", push, None, priority)
+            self._stage("push", key, push, row, priority, step)
+        self._context.raise_updater_error()
+
+    def pull_arrays(
+        self, key: Any, out: Any, priority: Any, *, local: Any
+    ) -> Array | list[Array] | None:
+        """Copy values into arrays, or into new ones, which are returned."""
+        with self._pulling:
+            if type(priority) is not int or priority:
+                check.priority("pull", priority)
+            local = local if type(local) is bool else check.flag("pull", "local", local)
+            made = None
+            if out is None:
+                made = self._pull_new(key, local=local)
+            else:
+                pull, row = self._cached("pull", key, out) or self._new_pull(
+                    "pull", key, out, local=local
+                )
+                if local:
+                    self._engine.read(pull, row)
+                elif self._group is not None:
+                    self._group.pull(pull, row)
+                else:
+                    self._calls.pull(pull)
+                    self._flush_and_read(pull, row)
+        self._context.raise_updater_error()
+        return made
+
+    def push_and_pull(self, key: Any, value: Any, out: Any, priority: Any) -> None:
+        """Push all keys, then pull all keys."""
+        with self._pushing_and_pulling:
+            priority = check.priority("pushpull", priority)
+            out = value if out is None else out
+            # The push first: it gives keys their places, and changes nothing yet.
+            push, values = self._cached("push", key, value) or self._new_push(
+                "pushpull", key, value
+            )
+            pull, outs = self._cached("pull", key, out) or self._new_pull("pushpull", key, out)
+            if self._group is not None:
+                self._group.push(push, values, priority)
+                self._group.pull(pull, outs)
+                return
+            step = self._ready(push)
+            self._calls.push("pushpull", push, pull, priority)
+            self._stage("pushpull", key, push, values, priority, step)
+            self._flush_and_read(pull, outs)
+        self._context.raise_updater_error()
+
+    def assign_and_pull(self, key: Any, value: Any, out: Any, priority: Any) -> None:
+        """Give all ranks rank 0's values of new or old keys, then pull them."""
+        with self._session.verb("broadcast"):
+            check.priority("broadcast", priority)
+            layout = self._engine.layout
+            reads: list[tuple[Key, Array]] = []
+
+            def propose() -> Assignment:
+                assignment = self._registration.any_values("broadcast", key, value)
+                keys = layout.registry.with_keys(assignment.specs)
+                reads.extend(self._outs("broadcast", key, out, keys))
+                layout.check_outs(reads, flushed=True)
+                return assignment
+
+            self._registration.assign("broadcast", propose)
+            pull, row = self._engine.plan_pull(reads)
+            pull.tensors = tensors(out)
+            self._flush_and_read(pull, row)
+        self._context.raise_updater_error()
+
+    def lend_gradient(self, key: Any) -> Array:
+        """Return a key's gradient in its bucket, for the program to write."""
+        with self._session.verb("grad_view", allowed_inside=BLOCKS):
+            name = one_key(key)
+            if self._group is not None and name in self._group:
+                raise UsageError(
+                    f"grad_view of key {name!r}: it was pushed in this group, so its gradient is "
+                    f"the store's; ask for it after the group's end"
+                )
+            self._registration.place(name)
+            return self._engine.gradient(name)
+
+    @contextmanager
+    def group_calls(self) -> Iterator[None]:
+        """Collect the pushes and pulls of a block, and do them at its end."""
+        with self._session.verb("group", allowed_inside=(IN_CAPTURE, IN_UNEVEN)):
+            self._calls.note("group")
+            group = Group(self._engine)
+        with self._session.enclosing(IN_GROUP):
+            self._group = group
+            try:
+                yield
+            except BaseException:
+                group.cancel()
+                raise
+            finally:
+                self._group = None
+        with self._session.verb("group", allowed_inside=(IN_CAPTURE, IN_UNEVEN)):
+            self._end_group(group)
+        self._context.raise_updater_error()
+
+    # Pushes
+
+    def _cached(self, verb: str, key: Any, given: Any) -> tuple[Any, Sequence[Any]] | None:
+        """Return what an earlier call with these very arrays was made into, and the arrays.
+
+        A capture must see every array, and another updater may refuse other keys.  So the calls
+        made before either are not found.
+        """
+        epoch = self._engine.recording or self._engine.rule
+        if self._cache.epoch() is not epoch:
+            self._cache.enter(epoch)
+        return self._cache.find(verb, key, given)
+
+    def _new_push(self, verb: str, key: Any, value: Any) -> tuple[Push, Sequence[Array]]:
+        """Return a push of arrays that have been checked, and the arrays."""
+        registry, rule = self._engine.layout.registry, self._engine.rule
         with self._session.checks:
-            values = self._values(verb, key, value)
+            found = pairs(verb, key, value)
+            values = check.values(verb, found, registry, self._engine.kernels)
+            for name in values:
+                rule.check(registry[name])
         try:
-            batch, row = self._engine.plan_push(values)
+            push, row = self._engine.plan_push(values)
         except MemoryError as error:  # of the first push, which makes the buckets
             lack = _no_memory(verb, key, error)
-            self._session.checks.failed(lack)  # nothing has been noted
+            self._session.checks.failed(lack)  # nothing has been recorded
             raise lack from error
-        self._recent.keep("push", key, value, row, batch)
-        return batch, row
+        self._cache.keep("push", key, value, row, push)
+        return push, row
+
+    def _ready(self, push: Push) -> Any:
+        """Return the step that the engine is to make of a push; refuse what it cannot push now."""
+        try:
+            return self._engine.ready(push)
+        except BaseException as error:
+            self._session.checks.failed(error)
+            raise
 
     def _stage(
         self, verb: str, key: Any, push: Push, row: Sequence[Array], priority: int, step: Any
     ) -> None:
-        """Bring a push that has been noted into its buckets."""
+        """Bring a push that has been recorded into its buckets."""
         try:
             self._engine.push(push, row, priority, step)
         except MemoryError as error:
-            self._session.broken_off(verb, error)
+            self._session.mark_interrupted(verb, error)
             raise _no_memory(verb, key, error) from error
 
-    def _values(self, verb: str, key: Any, value: Any) -> dict[Key, list[Array]]:
-        """What to push of each key, which the updater can take."""
-        registry, rule = self._engine.layout.registry, self._engine.rule
-        values = check.values(verb, pairs(verb, key, value), registry, self._kernels)
-        for name in values:
-            rule.check(registry[name])
-        return values
+    # Pulls
 
-    def _to_pull(
+    def _new_pull(
         self, verb: str, key: Any, out: Any, *, local: bool = False
     ) -> tuple[Pull, Sequence[Array]]:
-        """A pull into arrays that have been checked, and these in a row."""
-        known = self._recent.find("pull", key, out)
-        if known is not None:
-            return known
+        """Return a pull into arrays that have been checked, and the arrays."""
         with self._session.checks:
             reads = self._outs(verb, key, out)
-            if local or self._group is None:  # a group looks at its end where they lie
+            if local or self._group is None:  # the end of a group checks where they lie
                 self._engine.layout.check_outs(reads, flushed=not local)
         pull, row = self._planned("pull", key, out, reads)
         pull.tensors = tensors(out)
         return pull, row
 
-    def _planned(
-        self, verb: str, key: Any, out: Any, reads: list[tuple[Key, Array]]
-    ) -> tuple[Pull, Sequence[Array]]:
-        """A pull, which is kept if its arrays lie in no bucket."""
-        pull, row = self._engine.plan_pull(reads)
-        places = self._engine.layout
-        if places.sealed and all(places.bucket_around(out) is None for out in row):
-            self._recent.keep(verb, key, out, row, pull)
-        return pull, row
-
     def _outs(
         self, verb: str, key: Any, out: Any, registry: Registry | None = None
     ) -> list[tuple[Key, Array]]:
-        """Where to write what key, in order; the keys are those of `registry`, or of the store."""
+        """Return the arrays to write, each with its key of `registry`, by default the store's."""
         known = self._engine.layout.registry if registry is None else registry
-        return check.outs(verb, pairs(verb, key, out), known, self._kernels)
+        return check.outs(verb, pairs(verb, key, out), known, self._engine.kernels)
 
-    def _pull(self, pull: Pull, row: Sequence[Array]) -> None:
-        """Flush what concerns some keys, and copy them out."""
-        self._engine.settle(pull.states)
-        if self._engine.untold:
-            self._engine.tell()
-        self._engine.read(pull, row)
-        quiet = self._session.recording or self._engine.presence.uneven
-        if self._verify is not None and not quiet:
-            self._verify.pulled(pull, row)
+    def _planned(
+        self, verb: str, key: Any, out: Any, reads: list[tuple[Key, Array]]
+    ) -> tuple[Pull, Sequence[Array]]:
+        """Return a pull, which is cached if its arrays lie in no bucket."""
+        pull, row = self._engine.plan_pull(reads)
+        layout = self._engine.layout
+        if layout.sealed and all(layout.bucket_around(out) is None for out in row):
+            self._cache.keep(verb, key, out, row, pull)
+        return pull, row
 
-    def _flush_group(self, group: Group) -> None:
-        """Do what a group has noted: one push, then one pull."""
-        known = self._recent.find("group", group.keys, group.outs)
-        try:
-            reads = [] if known is not None else group.reads()
-            check.apart("group", reads)
-            group.prepare(reads)
-        except UsageError:
-            group.cancel()
-            raise
-        self._operations.note("end of a group", group.pushed, group.keys)
-        group.commit()
-        pull, row = known or self._planned("group", group.keys, group.outs, reads)
-        pull.tensors = group.tensors
-        self._pull(pull, row)
-
-    def _pull_new(self, key: Any, local: bool) -> Array | list[Array]:
+    def _pull_new(self, key: Any, *, local: bool) -> Array | list[Array]:
         """Pull into new arrays."""
         if self._group is not None and not local:
             raise UsageError(
@@ -122,15 +238,41 @@ class Transfers(Core):
             )
         with self._session.checks:
             specs = [self._engine.layout.registry[name] for name in key_list(key)]
-            arrays = [self._kernels.empty(spec.shape, spec.dtype) for spec in specs]
+            arrays = [self._engine.kernels.empty(spec.shape, spec.dtype) for spec in specs]
         reads = [(spec.key, array) for spec, array in zip(specs, arrays, strict=True)]
         pull, row = self._engine.plan_pull(reads)
         if local:
             self._engine.read(pull, row)
         else:
-            self._operations.pull(pull)
-            self._pull(pull, row)
+            self._calls.pull(pull)
+            self._flush_and_read(pull, row)
         return arrays if is_list(key) else arrays[0]
+
+    def _flush_and_read(self, pull: Pull, row: Sequence[Array]) -> None:
+        """Flush the buckets of a pull, and copy its values out of them."""
+        self._engine.settle(pull.states)
+        if self._engine.untold:
+            self._engine.tell()
+        self._engine.read(pull, row)
+        verify = self._context.verify
+        if verify is not None and not (self._session.recording or self._engine.presence.uneven):
+            verify.pulled(pull, row)
+
+    def _end_group(self, group: Group) -> None:
+        """Do what a group has collected: one push, then one pull."""
+        cached = self._cached("group", group.keys, group.outs)
+        try:
+            reads = [] if cached is not None else group.reads()
+            check.apart("group", reads)
+            group.prepare(reads)
+        except UsageError:
+            group.cancel()
+            raise
+        self._calls.note("end of a group", group.pushed, group.keys)
+        group.commit()
+        pull, row = cached or self._planned("group", group.keys, group.outs, reads)
+        pull.tensors = group.tensors
+        self._flush_and_read(pull, row)
 
 
 def _no_memory(verb: str, key: Any, error: MemoryError) -> OutOfMemory:
@@ -138,19 +280,3 @@ def _no_memory(verb: str, key: Any, error: MemoryError) -> OutOfMemory:
     keys = key_list(key)
     names = f"key {keys[0]!r}" if len(keys) == 1 else f"{len(keys)} keys, {keys[0]!r} the first"
     return OutOfMemory(f"{verb} of {names}: {str(error) or 'there is no memory left'}")
-
-
-def whole_priority(verb: str, priority: Any) -> int:
-    """Return a priority as an int: NumPy's unsigned ones cannot be negated."""
-    check_length(f"{verb}: priority", priority)
-    if isinstance(priority, bool) or not isinstance(priority, (int, np.integer)):
-        raise UsageError(f"{verb}: priority={priority!r} is not an int; higher ones go first")
-    return int(priority)
-
-
-def flag(verb: str, name: str, value: Any) -> bool:
-    """Return an argument that is true or false: an array has no truth."""
-    if not isinstance(value, (bool, np.bool_)):
-        check_length(f"{verb}: {name}", value)
-        raise UsageError(f"{verb}: {name}={value!r} is not a bool")
-    return bool(value)

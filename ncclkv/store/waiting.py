@@ -1,47 +1,98 @@
-"""Verbs that wait until what was pushed is done."""
+"""Waiting: flushes what was pushed, waits until it is done, and closes the store."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from ncclkv.errors import UsageError
+from ncclkv.store.context import Context
 from ncclkv.store.keys import key_list
 from ncclkv.store.session import IN_UNEVEN
-from ncclkv.store.transfers import Transfers
-from ncclkv.typing import KeyLike, Keys, KeyT
+from ncclkv.table.registry import Key
 
 
-class WaitVerbs(Transfers):
-    """``wait`` and ``barrier``."""
+class Waiting:
+    """Completes what was pushed; nothing of it is under way when a verb here returns."""
 
-    def wait(self, key: KeyLike | Keys[KeyT] | None = None) -> None:
-        """Flush what was pushed, of some keys or of all, and wait until it is done; collective.
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._comm = context.comm
+        self._engine = context.engine
+        self._session = context.session
+        self._calls = context.calls
+        self._waiting = context.session.verb("wait", allowed_inside=(IN_UNEVEN,))
 
-        Parameters
-        ----------
-        key : int or str, or list of them, optional
-        """
-        with self._session.verb("wait", allowed_inside=(IN_UNEVEN,)):
+    def wait_for(self, key: Any) -> None:
+        """Flush some keys, or all, and wait until they are done."""
+        with self._waiting:
             keys = None if key is None else key_list(key)
+            layout = self._engine.layout
             for name in keys or ():
-                self._engine.layout.registry[name]
-            self._operations.note("wait", read=keys or ())
-            self._engine.settle(None if keys is None else self._engine.layout.buckets(keys))
-            self._engine.tell()
-            self._comm.synchronize()
-            self._engine.report()
-            if self._verify is not None and not self._engine.presence.uneven:
-                self._verify.settled(keys)
-        self._raise_late()
+                layout.registry[name]
+            self._calls.note("wait", read=keys or ())
+            self._engine.settle(None if keys is None else layout.buckets(keys))
+            self._complete(keys)
+        self._context.raise_updater_error()
 
-    def barrier(self) -> None:
-        """Flush what was pushed, and wait until every rank has come here; collective."""
+    def wait_for_ranks(self) -> None:
+        """Flush all keys, and wait until every rank has arrived."""
         with self._session.verb("barrier"):
-            self._operations.note("barrier")
+            self._calls.note("barrier")
             self._engine.settle()
-            self._engine.tell()
+            self._complete(None)
+            self._comm.control.barrier("kv.barrier")
+        self._context.raise_updater_error()
+
+    def _complete(self, keys: Sequence[Key] | None) -> None:
+        """Wait for what was flushed, and compare some keys, or all, if it is time to."""
+        self._engine.tell()
+        self._comm.synchronize()
+        self._engine.report()
+        verify = self._context.verify
+        if verify is not None and not self._engine.presence.uneven:
+            verify.settled(keys)
+
+    # The end of a store
+
+    def close_store(self) -> None:
+        """Flush what was pushed, wait for all ranks, and free what the store holds.
+
+        After a failure has broken the store, free what it holds without waiting.
+        """
+        session = self._session
+        if session.closed:
+            return
+        with session.prefixing_rank():
+            session.check("close")
+            if session.block:
+                raise UsageError(f"close was called inside {session.block}; end that first")
+        if session.failure is not None:
+            self._abandon(session.failure)
+            self._context.raise_updater_error()
+            return
+        with session.verb("close"):
+            self._calls.note("close")
+            self._engine.flush()
             self._comm.synchronize()
             self._engine.report()
-            if self._verify is not None:
-                self._verify.settled()
-            self._comm.control.barrier("kv.barrier")
-        self._raise_late()
+            self._comm.close()
+        session.closed = True
+        self._engine.dispose()
+        self._context.raise_updater_error()
 
-    _barrier = barrier
+    def leave_block(self, error: BaseException | None) -> None:
+        """End the store's ``with`` block, which `error` has left if it is not None."""
+        if error is None:
+            self.close_store()
+        elif not self._session.closed:
+            # The program must see the exception of the block, not a failure of the closing.
+            with suppress(Exception):
+                self._abandon(error)
+
+    def _abandon(self, reason: BaseException) -> None:
+        """Close without the other ranks, and send them the reason."""
+        self._session.closed = True
+        self._comm.abort(f"{type(reason).__name__}: {reason}")
+        self._engine.dispose()

@@ -14,6 +14,7 @@ from tests.conformance.expect import full, pulled, same, says, total
 from tests.conformance.overwrite import against, diverges, last, spoil, spoil_pulls, watched
 from tests.conformance.registry import SEVERAL, case
 from tests.conformance.stores import Stores
+from tests.harness.context import context_of
 
 
 def momentum() -> Any:
@@ -146,7 +147,7 @@ def every_so_many_calls(create: Stores) -> None:
 def a_value_that_no_bucket_has_yet(create: Stores) -> None:
     kv = watched(create)
     if kv.rank == last(kv):
-        here().write(kv._engine.layout.pending("w"), 99)
+        here().write(context_of(kv).engine.layout.pending("w"), 99)
     diverges(kv, kv.barrier, [last(kv)], "of key 'w'", "(held)")
 
 
@@ -200,7 +201,7 @@ def a_sign_of_zero_and_a_swap(create: Stores) -> None:
         kv = create(verify_every=1)
         kv.init("w", np.array([0, 0, 3, 4, 5, 6], np.float32))
         if kv.rank == last(kv):
-            here().write(kv._engine.layout.pending("w"), np.array(values, np.float32))
+            here().write(context_of(kv).engine.layout.pending("w"), np.array(values, np.float32))
         diverges(kv, kv.wait, [last(kv)])
         kv.close()
 
@@ -211,7 +212,7 @@ def many_keys_are_counted(create: Stores) -> None:
     kv.init(list(range(10)), [full(0)] * 10)
     if kv.rank == last(kv):
         for key in range(1, 10):
-            here().write(kv._engine.layout.pending(key), 99)
+            here().write(context_of(kv).engine.layout.pending(key), 99)
     with pytest.raises(Divergence) as caught:
         kv.pull(list(range(10)))
     says(caught.value, "of key 1 rank", "of key 4 rank", " and 5 more keys;")

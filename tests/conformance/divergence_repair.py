@@ -21,6 +21,7 @@ from tests.conformance.overwrite import (
 )
 from tests.conformance.registry import SEVERAL, case
 from tests.conformance.stores import Stores
+from tests.harness.context import context_of
 
 
 @case(sizes=SEVERAL)
@@ -62,9 +63,9 @@ def what_an_optimizer_remembers_is_mended_with_it(create: Stores) -> None:
     if not odd:
         return  # a value in common has none to be mended from
     if kv.rank == last(kv) and create.update_on == "every_rank":
-        for array in kv._engine.rule.states(kv._engine.layout["w"]):
+        for array in context_of(kv).engine.rule.states(context_of(kv).engine.layout["w"]):
             here().write(array, WRONG)
-    kv._comm.synchronize()
+    context_of(kv).comm.synchronize()
     together(kv)
     kv.wait()
     assert kv.repaired == 1
@@ -83,8 +84,8 @@ def the_roots_values_win(create: Stores) -> None:
     root = 1
     kv = watched(create, repair=True, root=root)
     if kv.rank == root:
-        here().write(kv._engine.layout.pending("w"), WRONG)
-    kv._comm.synchronize()
+        here().write(context_of(kv).engine.layout.pending("w"), WRONG)
+    context_of(kv).comm.synchronize()
     together(kv)
     same(pulled(kv, "w"), WRONG)
     kv.push("b", full(1))
@@ -100,15 +101,15 @@ def a_spoilt_pull_is_made_again(create: Stores) -> None:
     kv.pull("w")
     spoil_pulls(kv)
     out = here().put(full(0))
-    original = kv._verify._outs
+    original = context_of(kv).verify._outs
 
     def outs(*arguments: Any) -> Any:
         mend_pulls(kv)  # it was a stray write, once
         return original(*arguments)
 
-    kv._verify._outs = outs
+    context_of(kv).verify._outs = outs
     kv.pull("w", out=out)
-    kv._verify._outs = original
+    context_of(kv).verify._outs = original
     same(out, total(kv))
     same(weight(kv, "w"), np.full(6, total(kv)))
     assert kv.repaired == 1

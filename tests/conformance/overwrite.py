@@ -10,6 +10,7 @@ from ncclkv.errors import Divergence
 from tests.conformance.capabilities import here
 from tests.conformance.expect import full, says
 from tests.conformance.stores import Stores
+from tests.harness.context import context_of
 
 WRONG = 99
 """What is written where it must not be."""
@@ -29,12 +30,12 @@ def last(kv: Any) -> int:
 
 def together(kv: Any) -> None:
     """Wait for all ranks, without a call of the store's that is counted."""
-    kv._comm.control.barrier("a test")
+    context_of(kv).comm.control.barrier("a test")
 
 
 def weight(kv: Any, key: Any) -> Any:
     """A key's place in this rank's weights."""
-    return kv._engine.layout[key].weight
+    return context_of(kv).engine.layout[key].weight
 
 
 def spoil(kv: Any, key: Any) -> list[int]:
@@ -46,10 +47,10 @@ def spoil(kv: Any, key: Any) -> list[int]:
     together(kv)
     if kv.rank == last(kv):
         here().write(weight(kv, key), WRONG)
-    kv._comm.synchronize()
+    context_of(kv).comm.synchronize()
     together(kv)
     first = float(here().get(weight(kv, key))[0])
-    seen = kv._comm.control.allgather(first == WRONG, "a test")
+    seen = context_of(kv).comm.control.allgather(first == WRONG, "a test")
     together(kv)
     return [] if all(seen) else [rank for rank, wrong in enumerate(seen) if wrong]
 
@@ -97,10 +98,10 @@ class SpoilingKernels:
 def spoil_pulls(kv: Any) -> None:
     """Spoil what the last rank pulls from now on."""
     if kv.rank == last(kv):
-        kv._engine.kernels = SpoilingKernels(kv._engine.kernels)
+        context_of(kv).engine.kernels = SpoilingKernels(context_of(kv).engine.kernels)
 
 
 def mend_pulls(kv: Any) -> None:
     """Pull as it should be."""
     if kv.rank == last(kv):
-        kv._engine.kernels = kv._engine.kernels._kernels
+        context_of(kv).engine.kernels = context_of(kv).engine.kernels._kernels

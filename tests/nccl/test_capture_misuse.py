@@ -18,6 +18,7 @@ from ncclkv.errors import NotSupported, UsageError
 from tests.conformance.capabilities import at
 from tests.conformance.captures_all import MISUSES, Ready
 from tests.conformance.expect import refused
+from tests.harness.context import context_of
 from tests.nccl.standin import Seat, run_seats
 from tests.nccl.standin.capabilities import DevicePlace
 from tests.nccl.standin.stores import SeatStores
@@ -120,7 +121,7 @@ def test_what_cuda_refuses_is_named(inside: str) -> None:
     def body(seat: Seat) -> None:
         with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
             ready = Ready(create)
-            graphs = ready.kv._comm._flight.graphs
+            graphs = context_of(ready.kv).comm._flight.graphs
             graphs._streams = refusing = Refusing(seat)
             whole = seat.kernels.pack_all
 
@@ -143,7 +144,7 @@ def test_a_capture_that_cuda_ends_otherwise() -> None:
     def body(seat: Seat) -> None:
         with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
             ready = Ready(create)
-            graphs = ready.kv._comm._flight.graphs
+            graphs = context_of(ready.kv).comm._flight.graphs
             streams = graphs._streams
 
             def end_capture() -> None:

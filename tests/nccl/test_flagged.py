@@ -11,6 +11,7 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 
 import ncclkv
 from ncclkv.errors import NonFinite
+from tests.harness.context import context_of
 from tests.nccl.standin import Seat, run_seats
 from tests.nccl.standin.drive import floats
 from tests.nccl.standin.stores import SeatStores
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.limit(30)
 def exchanges(kv: Any) -> list[str]:
     """The words of every exchange of objects between the hosts from now on."""
     said: list[str] = []
-    control = kv._comm.control
+    control = context_of(kv).comm.control
     plain = control.allgather
 
     def allgather(item: Any, label: str = "") -> list[Any]:

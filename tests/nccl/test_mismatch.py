@@ -19,6 +19,7 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 from ncclkv.errors import OrderMismatch, SpecMismatch
 from tests.conformance.capabilities import at, here
 from tests.conformance.expect import full, says
+from tests.harness.context import context_of
 from tests.harness.slow import stretched
 from tests.nccl.standin import Seat, run_seats
 from tests.nccl.standin.capabilities import DevicePlace
@@ -212,7 +213,7 @@ def test_what_is_captured_is_not_noted_but_its_replays_are() -> None:
             kv = create()
             kv.init(["a", "b"], [full(0), full(0)])
             kv.pushpull("b", put(), out=put(0))
-            recorder = kv._comm.calls.recorder
+            recorder = context_of(kv).comm.calls.recorder
             before = recorder.log.count
             step = captured(kv)
             texts = [call.text.partition(" at ")[0] for call in recorder.read(kv.rank).calls]

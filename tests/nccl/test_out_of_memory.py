@@ -13,6 +13,7 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 from ncclkv.errors import CommAborted, OutOfMemory
 from ncclkv.optimizer import SGD
 from tests.conformance.capabilities import at
+from tests.harness.context import context_of
 from tests.nccl.standin import Seat, run_seats
 from tests.nccl.standin.capabilities import DevicePlace
 from tests.nccl.standin.stores import SeatStores
@@ -98,13 +99,13 @@ def test_what_is_taken_while_init_runs_breaks_the_store():
         with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
             kv = create()
             seat.spoilt = True
-            check = kv._headroom.check
+            check = context_of(kv).memory_check.check
 
             def taken(*arguments: Any) -> None:
                 check(*arguments)
                 seat.device.leave(0)
 
-            kv._headroom.check = taken
+            context_of(kv).memory_check.check = taken
             text = str(no_memory(lambda: kv.init("large", LARGE)))
             assert text == f"rank {seat.rank} of 2: device 0 has no memory for 160,000 bytes"
             with pytest.raises(CommAborted, match="init was broken off by OutOfMemory"):
@@ -218,8 +219,8 @@ def test_what_a_call_needs_once_it_is_noted_breaks_the_store():
             def allocate(nbytes: int) -> Any:
                 raise OutOfMemory(f"device 0 has no memory for {nbytes:,} bytes")
 
-            kv._comm._in_order._memory = None
-            kv._comm._in_order._streams = SimpleNamespace(allocate=allocate)
+            context_of(kv).comm._in_order._memory = None
+            context_of(kv).comm._in_order._streams = SimpleNamespace(allocate=allocate)
             kv.push("large", LARGE)
             no_memory(lambda: kv.pull("large"))
             with pytest.raises(CommAborted, match="pull was broken off by OutOfMemory"):
@@ -241,7 +242,7 @@ def test_a_group_that_is_noted_breaks_the_store():
             def block() -> None:
                 with kv.group():
                     kv.push("large", LARGE)
-                    kv._comm._in_order._room = refuse
+                    context_of(kv).comm._in_order._room = refuse
 
             no_memory(block)
             with pytest.raises(CommAborted, match="group was broken off by OutOfMemory"):

@@ -14,6 +14,7 @@ import ncclkv
 from ncclkv.comm.host import window
 from ncclkv.comm.shm.node import CONTROL_BYTES
 from ncclkv.system.memory import Room
+from tests.harness.context import context_of
 
 WORDS = {
     "files": "share memory: anonymous files",
@@ -78,7 +79,7 @@ def test_values_outlive_their_store(
     kv.push("w", np.full(100_000, kv.rank + 1.0))
     kv.pull("w")
     value = kv.value("w")
-    assert (kv._comm.node_shared(0) is not None) == (way == "files")
+    assert (context_of(kv).comm.node_shared(0) is not None) == (way == "files")
     assert not names_of_windows()
     kv.close()
     del kv
@@ -126,7 +127,7 @@ def test_windows_that_are_open_are_not_free_twice(
     monkeypatch.setattr(window, "room", lambda: Room(1 << 30, "a box"))
     assert window.left() == 1 << 30
     kv = ncclkv.create("dist_sync")
-    assert window.left() == (1 << 30) - len(kv._comm._node.ranks) * CONTROL_BYTES
+    assert window.left() == (1 << 30) - len(context_of(kv).comm._node.ranks) * CONTROL_BYTES
     kv.close()
     del kv
     assert window.left() == 1 << 30

@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 import ncclkv
 from ncclkv.errors import CommAborted, RankLost, UsageError
+from tests.harness.context import context_of
 
 pytestmark = pytest.mark.limit(60)
 
@@ -33,7 +34,7 @@ def interrupted(kv: ncclkv.KVStore, call: Callable[[], object]) -> Iterator[None
         return
 
     def handler(*_: Any) -> None:
-        if kv._session.running.verb not in ("pull", "pushpull"):
+        if context_of(kv).session.running.verb not in ("pull", "pushpull"):
             signal.setitimer(signal.ITIMER_REAL, AGAIN)
             return
         try:

@@ -10,6 +10,7 @@ import numpy as np
 import ncclkv
 from ncclkv.comm.diagnosis.reports import RecordedCall
 from ncclkv.testing import run_ranks
+from tests.harness.context import context_of
 from tests.harness.slow import stretched
 
 
@@ -19,12 +20,12 @@ def full(value: float = 1.0) -> np.ndarray:
 
 def last(kv: Any) -> RecordedCall:
     """The last call that is noted."""
-    return kv._comm.calls.recorder.read(kv.rank, 1).calls[-1]
+    return context_of(kv).comm.calls.recorder.read(kv.rank, 1).calls[-1]
 
 
 def noted(kv: Any) -> tuple[int, int]:
     """How many calls there were, and the mark of all of them."""
-    return kv._comm.calls.recorder.log.count, kv._comm.mark.value
+    return context_of(kv).comm.calls.recorder.log.count, context_of(kv).comm.mark.value
 
 
 def on_two_ranks(body: Callable[[Any], Any]) -> list[Any]:

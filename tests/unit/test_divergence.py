@@ -16,6 +16,7 @@ from ncclkv.errors import Divergence
 from ncclkv.testing import run_ranks
 from tests.conformance import CASES, Case
 from tests.conformance.stores import Stores
+from tests.harness.context import context_of
 
 HERE = [case for case in CASES if case.name.startswith("divergence")]
 
@@ -166,7 +167,7 @@ def test_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
 def counted(kv: Any) -> list[int]:
     """The number of arrays of each call of the store's for checksums, from now on."""
     calls: list[int] = []
-    kernels = kv._engine.kernels
+    kernels = context_of(kv).engine.kernels
     kernels.checksums = _counting(kernels.checksums, calls)
     return calls
 

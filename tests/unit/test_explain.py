@@ -15,6 +15,7 @@ from ncclkv.cli import WRONG, explain, main
 from ncclkv.comm.diagnosis import dump
 from ncclkv.errors import OrderMismatch, SpecMismatch
 from ncclkv.testing import run_ranks
+from tests.harness.context import context_of
 from tests.harness.locks import is_held
 
 
@@ -70,7 +71,7 @@ def test_what_others_tell_is_heard_by_one_thread_at_a_time(
 
     def body() -> None:
         kv = ncclkv.create("threads", timeout=10)
-        locks[kv._comm.calls] = kv._comm.lock
+        locks[context_of(kv).comm.calls] = context_of(kv).comm.lock
         with pytest.raises(SpecMismatch):
             kv.init("b" if kv.rank == 1 else "a", np.zeros(2))
         kv.close()

@@ -15,6 +15,7 @@ from ncclkv.comm.host import threads
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import CommAborted, CommTimeout, RankLost, UsageError
 from ncclkv.testing import run_ranks
+from tests.harness.context import context_of
 from tests.harness.slow import stretched
 
 
@@ -188,7 +189,7 @@ def test_any_exception_in_mid_verb_breaks_a_store_of_several_ranks(
             def fail(*arguments: Any) -> None:
                 raise RuntimeError("DataLoader worker exited")
 
-            monkeypatch.setattr(kv._engine, "settle", fail)
+            monkeypatch.setattr(context_of(kv).engine, "settle", fail)
             with pytest.raises(RuntimeError):
                 kv.pull("w")
             with pytest.raises(CommAborted, match="pull was broken off by RuntimeError") as caught:

@@ -12,6 +12,7 @@ import pytest
 
 import ncclkv
 from ncclkv.errors import UsageError
+from tests.harness.context import context_of
 from tests.unit.operations import full, noted, on_two_ranks
 
 
@@ -81,9 +82,9 @@ def marks(kv: Any, calls: list[Callable[[], Any]]) -> list[int]:
     """What each call alone would make of the mark."""
     found = []
     for call in calls:
-        kv._comm.mark.value = 0
+        context_of(kv).comm.mark.value = 0
         call()
-        found.append(kv._comm.mark.value)
+        found.append(context_of(kv).comm.mark.value)
     return found
 
 
@@ -154,7 +155,7 @@ def test_more_calls_than_there_is_room_for_words() -> None:
         for number in [*range(1000), *range(600), *range(1000, 1500)]:
             kv.push(keys[number], one)
             expected.append(f"push('k{number}')")
-        calls = kv._comm.calls.recorder.read(kv.rank).calls
+        calls = context_of(kv).comm.calls.recorder.read(kv.rank).calls
         texts = [call.text.partition(" at ")[0] for call in calls]
         assert texts == expected[-len(texts) :]
 

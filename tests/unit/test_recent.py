@@ -39,6 +39,18 @@ def test_the_very_same_arrays_are_found_again() -> None:
     assert recent.find("push", [1, 2], [one, two]) is None
 
 
+def test_calls_of_another_epoch_are_forgotten() -> None:
+    cache, one, rule = CallCache([]), f(2), (lambda: None)
+    cache.keep("push", 1, one, [one], "made")
+    cache.enter(rule)
+    assert cache.epoch() is rule
+    assert cache.find("push", 1, one) is None
+    cache.keep("push", 1, one, [one], "made")
+    assert cache.find("push", 1, one) == ("made", (one,))
+    del rule
+    assert cache.epoch() is None, "the cache keeps a rule that is no more in force"
+
+
 def test_lists_of_the_same_verb_take_turns() -> None:
     recent, one, two = CallCache([]), f(2), f(3)
     recent.keep("push", ["a", "b"], [one, two], [one, two], "both")

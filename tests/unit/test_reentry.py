@@ -12,6 +12,7 @@ import pytest
 
 import ncclkv
 from ncclkv.errors import UsageError
+from tests.harness.context import context_of
 
 MOMENT = 0.0005
 """Seconds from one signal to the next."""
@@ -124,9 +125,10 @@ def test_between_verbs_a_handler_may_call(kv: ncclkv.KVStore) -> None:
 
 
 def test_an_exception_at_the_very_end_of_a_verb_locks_nothing(kv: ncclkv.KVStore) -> None:
-    kv._session.running.verb = "push"  # as Ctrl-C leaves it, just before the end is noted
+    running = context_of(kv).session.running
+    running.verb = "push"  # as Ctrl-C leaves it, just before the end is noted
     assert kv.pull("a").tolist() == [2, 2]
-    assert not kv._session.running.verb
+    assert not running.verb
 
 
 def test_an_updater_may_use_other_stores(kv: ncclkv.KVStore) -> None:

@@ -10,6 +10,7 @@ import pytest
 import ncclkv
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import Work
+from tests.harness.context import context_of
 
 
 def used(name: str) -> list[bool]:
@@ -18,8 +19,8 @@ def used(name: str) -> list[bool]:
     kv.init("w", np.zeros(10_000, np.float32))
     kv.set_optimizer(ncclkv.optimizer.SGD(momentum=0.5))
     kv.pushpull("w", np.ones(10_000, np.float32))
-    state = kv._engine.layout["w"].state
-    parts = [kv, kv._engine, state, state.gradients, state.weights]
+    state = context_of(kv).engine.layout["w"].state
+    parts = [kv, context_of(kv).engine, state, state.gradients, state.weights]
     references = [weakref.ref(part) for part in parts]
     kv.close()
     del kv, state, parts
@@ -56,7 +57,7 @@ def test_a_work_that_is_kept_keeps_no_arrays(
 
     def body() -> bool:
         with ncclkv.create("threads") as kv:
-            kept = [reduced(kv._comm) for _ in range(20)]
+            kept = [reduced(context_of(kv).comm) for _ in range(20)]
             return any(reference() is not None for _, reference in kept)
 
     assert ncclkv.testing.run_ranks(2, body) == [False, False]

@@ -33,7 +33,7 @@ def main() -> None:
     out = np.zeros(5000)
     for number in range(STEPS):
         if number == SPOILT and kv.rank == 2:
-            kv._engine.layout["b"].weight[3] += 1e-9
+            kv._context.engine.layout["b"].weight[3] += 1e-9
             Path(os.environ["MARK"]).touch()
         kv.push("w", np.ones(5000))
         kv.pull(["w", "b"], out=[out, np.zeros(10)])

@@ -183,15 +183,15 @@ MUTANTS = (
     Mutant(
         name="optimizer-set-again-forgets",
         file=UPDATERS,
-        old=("            if not again:\n                self._install(rule, notes)\n"),
-        new=("            if True:\n                self._install(rule, notes)\n"),
+        old=("            if not again:\n                self.install(rule, sealed)\n"),
+        new=("            if True:\n                self.install(rule, sealed)\n"),
         why="momentum is lost when a program sets its optimizer each epoch",
         tests=(THREADS,),
     ),
     Mutant(
         name="load-keeps-old-momentum",
         file=RESTORING,
-        old="                rule.reset(places[spec.key])\n",
+        old="                rule.reset(layout[spec.key])\n",
         new="                pass\n",
         why="a checkpoint without momentum is continued with that of before",
         tests=(THREADS,),
