@@ -22,9 +22,7 @@ would leave the other ranks waiting.
 ``NCCLKV_TRACEBACK``      ``full``: tracebacks of the package's errors include its own frames;
                           the default, ``user``, shows the program's frames alone
 ``NCCLKV_SHARE_GPU``      ``1``: several ranks may use one GPU (sets the NCCL variables for it)
-``NCCLKV_NCCL_BINDING``   ``cupy`` or ``nccl4py``: what calls NCCL; nccl4py where it is installed
 ``NCCLKV_KERNEL_CACHE``   directory of compiled CUDA kernels; ``0``: none are kept
-``NCCL_COMM_BLOCKING``    NCCL's own; ``0`` is refused where CuPy calls NCCL, which it cannot then
 launcher's variables      number of ranks, and this process's rank
 ========================  ====================================================================
 """
@@ -48,9 +46,6 @@ _PREFIX = "NCCLKV_"
 
 NODE_MEMORY = ("files", "halves", "messages")
 """Values of ``NCCLKV_NODE_MEMORY``, the fastest first."""
-
-NCCL_BINDINGS = ("cupy", "nccl4py")
-"""Values of ``NCCLKV_NCCL_BINDING``."""
 
 # One row a launcher: its variable for the number of ranks, and for this one.  Slurm comes last,
 # because mpirun inside an allocation sees Slurm's variables too; srun alone sets these two.
@@ -219,16 +214,6 @@ def share_gpu() -> bool:
     return _switch("NCCLKV_SHARE_GPU", usual=False)
 
 
-def nccl_binding() -> str:
-    """Return the chosen binding to NCCL, ``cupy`` or ``nccl4py``; empty if none is chosen."""
-    name = os.environ.get("NCCLKV_NCCL_BINDING", "")
-    if name not in ("", *NCCL_BINDINGS):
-        raise LaunchError(
-            f"NCCLKV_NCCL_BINDING={name!r} is no binding to NCCL; set {' or '.join(NCCL_BINDINGS)}"
-        )
-    return name
-
-
 def kernel_cache() -> str:
     """Return the directory of compiled CUDA kernels; empty if none are to be kept."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -236,11 +221,6 @@ def kernel_cache() -> str:
     usual = "0" if home.startswith("~") else os.path.join(home, "ncclkv", "kernels")
     named = os.environ.get("NCCLKV_KERNEL_CACHE") or usual
     return "" if named == "0" else named
-
-
-def nccl_blocks() -> bool:
-    """Return whether NCCL's calls block until they are complete, which is NCCL's default."""
-    return os.environ.get("NCCL_COMM_BLOCKING", "1").strip() != "0"
 
 
 def for_ranks(settings: Mapping[str, str], unless_set: Mapping[str, str]) -> dict[str, str]:
@@ -262,7 +242,6 @@ _CHECKS: dict[str, Callable[[], object] | None] = {
     "NCCLKV_EXIT_TIMEOUT": exit_timeout,
     "NCCLKV_TRACEBACK": partial(_check_pair, "NCCLKV_TRACEBACK", "user", "full"),
     "NCCLKV_SHARE_GPU": partial(_check_pair, "NCCLKV_SHARE_GPU"),
-    "NCCLKV_NCCL_BINDING": nccl_binding,
     "NCCLKV_KERNEL_CACHE": kernel_cache,
     **{name: partial(_whole, name, 0) for pair in _LAUNCHERS for name in pair},
 }

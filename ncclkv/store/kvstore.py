@@ -470,7 +470,7 @@ are ints, such as 3; use one kind
         Raises
         ------
         NotSupported
-            When the store is in host memory, its binding to NCCL is nccl4py, or its optimizer does
+            When the store is in host memory, ``NCCL_COMM_BLOCKING=0`` is set, or its optimizer does
             not say that it can be captured.
         UsageError
             When the updater is a function, keys have no place yet, or the step has not been made

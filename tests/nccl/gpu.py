@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 
 import pytest
-
-OPTIONAL = "nccl4py is not installed"
-"""How the reason of a skip begins that is none for want of a GPU."""
 
 
 def emulated() -> bool:
@@ -49,12 +45,3 @@ def missing() -> str:
     if not cupy.cuda.is_available():
         return "there is no GPU here, or no driver for it"
     return ""
-
-
-def skipped_for_want(reports: Iterable[pytest.TestReport]) -> list[str]:
-    """The reasons of the skips that are failures where a GPU is `required`."""
-    reasons = [
-        report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        for report in reports
-    ]
-    return [reason for reason in reasons if OPTIONAL not in reason]

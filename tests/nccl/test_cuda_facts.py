@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from unittest import mock
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,16 +19,8 @@ from tests.nccl.cuda import cuda
 __all__ = ["cuda"]
 
 
-@pytest.fixture(autouse=True)
-def _binding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same one whatever is installed."""
-    monkeypatch.setenv("NCCLKV_NCCL_BINDING", "cupy")
-
-
 def test_facts_are_those_of_the_rank_and_its_device(cuda, monkeypatch):
-    binding = mock.MagicMock()
-    binding.return_value.version.return_value = 23203
-    monkeypatch.setattr(launch, "BINDINGS", {"cupy": binding})
+    monkeypatch.setattr(launch, "load", lambda: SimpleNamespace(version=23203))
     monkeypatch.setattr(launch.socket, "gethostname", lambda: "node7")
     cuda.runtime.getDeviceCount.return_value = 4
     cuda.runtime.getDeviceProperties.return_value = {"uuid": b"\xab\xcd"}
@@ -41,11 +34,11 @@ def test_facts_are_those_of_the_rank_and_its_device(cuda, monkeypatch):
     assert (own.rank, own.host, own.devices, own.device) == (0, "node7", 4, 2)
     assert (own.gpu, own.bus) == ("0000:1B:00.0 abcd", "0000:1B:00.0")
     assert (own.nccl, own.cupy, own.driver) == (23203, cupy.__version__, 12080)
-    assert (own.share, own.blocks, own.binding, own.obstacle) == (False, True, "cupy", "")
+    assert (own.share, own.obstacle) == (False, "")
 
 
 def test_a_process_by_itself_stays_on_its_device(cuda, monkeypatch):
-    monkeypatch.setattr(launch, "BINDINGS", {"cupy": mock.MagicMock()})
+    monkeypatch.setattr(launch, "load", lambda: SimpleNamespace(version=23203))
     cuda.runtime.getDeviceCount.return_value = 4
     cuda.runtime.getDevice.return_value = 3
     cuda.runtime.getDeviceProperties.return_value = {}
@@ -55,9 +48,17 @@ def test_a_process_by_itself_stays_on_its_device(cuda, monkeypatch):
 
 def test_without_nccl_the_fact_is_why(monkeypatch):
     def missing() -> None:
-        raise LaunchError("CuPy finds no NCCL library")
+        raise LaunchError("there is no NCCL library")
 
     monkeypatch.setattr(launch, "DRIVER", "libc.so.6")
-    monkeypatch.setattr(launch, "BINDINGS", {"cupy": missing})
+    monkeypatch.setattr(launch, "load", missing)
     (own,) = launch.survey(SoloCommunicator(1.0))
-    assert own.obstacle == "CuPy finds no NCCL library"
+    assert own.obstacle == "there is no NCCL library"
+
+
+def test_without_cupy_the_fact_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(launch, "DRIVER", "libc.so.6")
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    (own,) = launch.survey(SoloCommunicator(1.0))
+    assert "CuPy cannot be imported" in own.obstacle
+    assert "pip install 'ncclkv[cuda12]'" in own.obstacle

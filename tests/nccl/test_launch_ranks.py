@@ -48,8 +48,6 @@ def facts_of(rank: int, **changes: Any) -> DeviceInfo:
         "cupy": "14.2.0",
         "driver": 12080,
         "share": False,
-        "blocks": True,
-        "binding": "cupy",
     }
     return DeviceInfo(**{**own, **changes})
 
@@ -77,14 +75,20 @@ def errors_of(size: int, body: Callable[[Communicator], object]) -> list[KVStore
     return run_ranks(size, attempt)
 
 
+def bind(device: int, timeout: float, max_ctas: int | None) -> Any:
+    """Return the stand-in's binding, which notes how it is configured."""
+    binding: Any = _seats[device].binding
+    binding.library = SimpleNamespace(path="the recording stand-in")
+    binding.max_ctas = max_ctas
+    return binding
+
+
 def launch_on(
     monkeypatch: pytest.MonkeyPatch, seat: Seat, facts: list[DeviceInfo]
 ) -> NcclCommunicator:
     """Launch on the stand-in's devices; the ranks are threads, and rank r has device r."""
     _seats[facts[seat.rank].device] = seat
-    names = {each.binding for each in facts}
-    made = dict.fromkeys(names, lambda device, timeout: _seats[device].binding)
-    monkeypatch.setattr(module, "BINDINGS", made)
+    monkeypatch.setattr(module, "CtypesBinding", bind)
     monkeypatch.setattr(module, "CupyStreams", lambda device: _seats[device].streams)
     monkeypatch.setattr(module, "WATCHER", None)  # the stand-in moves with one thread
     return launch(seat.peers, facts)
@@ -145,10 +149,9 @@ def test_layer_3_a_survey_leaves_the_ranks_usable():
         assert all("no NVIDIA driver" in obstacle for obstacle in obstacles)
 
 
-@pytest.mark.parametrize("binding", ["cupy", "nccl4py"])
 @pytest.mark.parametrize("size", SIZES)
-def test_layer_2_ranks_with_a_gpu_each_get_a_communicator(monkeypatch, size, binding):
-    facts = [facts_of(rank, binding=binding) for rank in range(size)]
+def test_layer_2_ranks_with_a_gpu_each_get_a_communicator(monkeypatch, size):
+    facts = [facts_of(rank) for rank in range(size)]
 
     def body(seat: Seat) -> str:
         comm = launch_on(monkeypatch, seat, facts)
@@ -156,6 +159,7 @@ def test_layer_2_ranks_with_a_gpu_each_get_a_communicator(monkeypatch, size, bin
         ones = seat.streams.put(np.ones(3, np.float32))
         comm.allreduce(ones, ones).wait()
         assert seat.streams.get(ones).tolist() == [size] * 3
+        assert seat.binding.max_ctas is None
         comm.close()
         return comm.name
 
@@ -168,7 +172,7 @@ def test_layer_2_ranks_with_a_gpu_each_get_a_communicator(monkeypatch, size, bin
 
 def test_layer_2_shared_gpus_are_set_up_and_named(monkeypatch):
     facts = [facts_of(rank, gpu="the one", share=True) for rank in range(2)]
-    monkeypatch.setenv("NCCL_MAX_CTAS", "7")
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
 
     def body(seat: Seat) -> str:
         seen = watch(seat, "create")
@@ -178,12 +182,13 @@ def test_layer_2_shared_gpus_are_set_up_and_named(monkeypatch):
         child.close()
         comm.close()
         assert [each["NCCL_MULTI_RANK_GPU_ENABLE"] for each in seen] == ["1", "1"]
-        assert [each["NCCL_MAX_CTAS"] for each in seen] == ["7", "7"], "the user's own setting"
+        assert [each["NCCL_NVLS_ENABLE"] for each in seen] == ["1", "1"], "the user's own setting"
+        assert seat.binding.max_ctas == 2
         return " ".join(names)
 
     for name in run_seats(2, body):
         assert name.count("several ranks on one GPU") == 2
-    assert nccls() == {"NCCL_MAX_CTAS": "7"}
+    assert nccls() == {"NCCL_NVLS_ENABLE": "1"}
 
 
 def test_layer_2_settings_are_there_while_nccl_reads_them_and_at_no_other_time(monkeypatch):
@@ -252,7 +257,7 @@ def test_layer_2_a_rank_that_cannot_join_is_named_by_the_others_at_once(end):
         peers: Any = seat.peers
         if end == "dies":
             peers = Told(peers)  # of nothing that rank 1 says
-            peers.calls = SimpleNamespace(dead=lambda: {1})
+            peers.calls = SimpleNamespace(ended_ranks=lambda: {1})
         begin = time.monotonic()
         with pytest.raises(KVStoreError) as caught:
             NcclCommunicator(peers, seat.binding, seat.streams, seat.kernels)

@@ -168,7 +168,7 @@ def test_a_rank_whose_process_has_ended_is_named():
         if seat.rank == 0:
             array = ones(seat)
             comm.allreduce(array, array)
-            comm._peers.calls.dead = lambda: {1}
+            comm._peers.calls.ended_ranks = lambda: {1}
             eyes.wait()
             assert type(error_of(comm.synchronize)) is RankDied
             assert "rank 1 ended while a reduction" in str(error_of(comm.synchronize))

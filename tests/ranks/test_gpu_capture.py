@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ncclkv.comm.nccl import nccl4py_binding
+from ncclkv.comm.nccl import launch
+from ncclkv.comm.nccl.ctypes_binding import CtypesBinding
 from ncclkv.errors import NotSupported, UsageError
 from tests.conformance.capabilities import at
 from tests.conformance.captures_all import CAPTURES, MISUSES, Ready
@@ -20,12 +22,6 @@ from tests.nccl.place import GpuPlace
 
 pytestmark = pytest.mark.limit(40)
 PLACEMENTS = pytest.mark.parametrize("update_on", ["every_rank", "root"])
-
-
-@pytest.fixture(autouse=True)
-def _binding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that can be captured."""
-    monkeypatch.setenv("NCCLKV_NCCL_BINDING", "cupy")
 
 
 @pytest.fixture
@@ -110,14 +106,15 @@ def test_many_replays_and_steps(ready: Ready) -> None:
     ready.kv.close()
 
 
-def test_the_other_binding_says_that_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_communicators_that_do_not_block_cannot_be_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     need_gpu()
-    if not nccl4py_binding.installed():
-        pytest.skip("nccl4py is not installed: pip install 'ncclkv[nccl4py]'")
-    monkeypatch.setenv("NCCLKV_NCCL_BINDING", "nccl4py")
+    # As with NCCL_COMM_BLOCKING=0, which NCCL reads once in a process.
+    monkeypatch.setattr(launch, "CtypesBinding", partial(CtypesBinding, blocking=False))
     with at(GpuPlace()), Stores("nccl", "every_rank") as create:
         ready = Ready(create)
-        with pytest.raises(NotSupported, match="nccl4py cannot be captured"), ready.kv.capture():
+        with pytest.raises(NotSupported, match="NCCL cannot be captured"), ready.kv.capture():
             ready.pushpull()
         ready.pushpull()
         same(ready.outs[0], total(ready.kv))

@@ -28,7 +28,6 @@ WRONG = [
     ("NCCLKV_RESTART", "-1", "is not a whole number of at least 0"),
     ("NCCLKV_ABORT", "off", "is neither 0 nor 1"),
     ("NCCLKV_SHARE_GPU", "yes", "is neither 0 nor 1"),
-    ("NCCLKV_NCCL_BINDING", "torch", "set cupy or nccl4py"),
     ("PMI_SIZE", "²", "is not a whole number of at least 0"),
     ("SLURM_PROCID", "first", "is not a whole number of at least 0"),
 ]

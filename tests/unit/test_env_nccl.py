@@ -28,13 +28,6 @@ def test_the_environment_says_whether_to_share(monkeypatch):
         assert env.share_gpu() is shares
 
 
-def test_the_environment_says_whether_nccl_blocks(monkeypatch):
-    assert env.nccl_blocks()
-    for text, blocks in (("0", False), (" 0", False), ("1", True)):
-        monkeypatch.setenv("NCCL_COMM_BLOCKING", text)
-        assert env.nccl_blocks() is blocks
-
-
 def test_settings_of_the_user_stay(monkeypatch):
     monkeypatch.setenv("NCCL_NET", "IB")
     with env.temporarily({"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}):

@@ -7,14 +7,12 @@ import sys
 import tarfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tests import on_gpu
 from tests.conformance import CASES
 from tests.harness.source import ROOT
-from tests.nccl import gpu
 from tests.nccl.first import FIRST
 from tests.on_gpu import Lease, Part
 
@@ -127,15 +125,6 @@ def test_every_file_of_a_part_is_there(part):
 def test_first_cases_are_cases():
     assert FIRST.issubset(case.name for case in CASES)
     assert 40 <= len(FIRST) <= 60
-
-
-def test_want_of_nccl4py_is_no_want_of_a_gpu():
-    skips = [
-        SimpleNamespace(longrepr=("file", 3, f"Skipped: {reason}"))
-        for reason in ("nccl4py is not installed: pip install", "there is no GPU here")
-    ]
-    assert gpu.skipped_for_want(skips[:1]) == []
-    assert gpu.skipped_for_want(skips) == ["Skipped: there is no GPU here"]
 
 
 def test_the_script_lists_its_parts_and_refuses_none():

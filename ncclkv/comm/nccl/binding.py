@@ -16,8 +16,6 @@ from typing import Any, Protocol
 Handle = Any
 """A communicator of the binding's."""
 
-UNIQUE_ID_BYTES = 128
-
 DTYPES = {
     "int8": 0,
     "uint8": 1,
@@ -51,7 +49,7 @@ class Binding(Protocol):
     """NCCL, or what stands in for it under test."""
 
     name: str
-    """For messages, such as ``cupy.cuda.nccl``."""
+    """For messages, such as ``NCCL``."""
 
     uncaptured: str
     """Why its collectives cannot be part of a graph; empty when they can."""
@@ -138,3 +136,32 @@ class Binding(Protocol):
         self, comm: Handle, receive: int, count: int, dtype: int, peer: int, stream: int
     ) -> None:
         """Receive from a rank; in a group with what goes the other way."""
+
+
+def connect(
+    binding: Binding,
+    comm: Handle,
+    peers: Sequence[int],
+    room: tuple[int, int],
+    stream: int,
+) -> None:
+    """Exchange a byte with each peer: NCCL connects two ranks whole in their first message.
+
+    Parameters
+    ----------
+    binding : Binding
+    comm : Handle
+    peers : sequence of int
+        All ranks but this one.
+    room : (int, int)
+        Where a byte to send lies, and where one byte a peer is received.
+    stream : int
+    """
+    dtype = DTYPES["uint8"]
+    binding.group_start()
+    try:
+        for slot, peer in enumerate(peers):
+            binding.receive(comm, room[1] + slot, 1, dtype, peer, stream)
+            binding.send(comm, room[0], 1, dtype, peer, stream)
+    finally:
+        binding.group_end()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from ncclkv.comm.nccl.binding import DTYPES, Binding, Handle
 from ncclkv.errors import CommTimeout
 from ncclkv.system import watchdog
 
@@ -87,32 +86,3 @@ def late(what: str, seconds: float) -> CommTimeout:
         f"each other: NCCL_DEBUG=INFO shows their connections, NCCL_SOCKET_IFNAME chooses the "
         f"network"
     )
-
-
-def connect(
-    binding: Binding,
-    comm: Handle,
-    peers: Sequence[int],
-    room: tuple[int, int],
-    stream: int,
-) -> None:
-    """Exchange a byte with each peer: NCCL connects two ranks whole in their first message.
-
-    Parameters
-    ----------
-    binding : Binding
-    comm : Handle
-    peers : sequence of int
-        All ranks but this one.
-    room : (int, int)
-        Where a byte to send lies, and where one byte a peer is received.
-    stream : int
-    """
-    dtype = DTYPES["uint8"]
-    binding.group_start()
-    try:
-        for slot, peer in enumerate(peers):
-            binding.receive(comm, room[1] + slot, 1, dtype, peer, stream)
-            binding.send(comm, room[0], 1, dtype, peer, stream)
-    finally:
-        binding.group_end()

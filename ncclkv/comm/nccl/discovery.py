@@ -16,10 +16,10 @@ from ncclkv.comm.nccl.binding import version_text
 Kind = TypeVar("Kind", bound=Hashable)
 
 OLDEST_NCCL = 21801
-"""The oldest that CuPy 14 takes."""
+"""The oldest that this package is tried with."""
 
 OLDEST_CUPY = 14
-"""The first whose unique ids are bytes."""
+"""The oldest that this package is tried with."""
 
 _SEVERAL_RANKS_ON_A_GPU = 23003
 _LAUNCH_ORDER = 22602
@@ -44,10 +44,6 @@ class DeviceInfo:
     """The CUDA version of the driver, such as 12080 for 12.8."""
     share: bool
     """Whether ``NCCLKV_SHARE_GPU=1`` is set."""
-    blocks: bool
-    """Whether NCCL returns when it is done, as it does unless its environment says otherwise."""
-    binding: str
-    """What calls NCCL: a name of `ncclkv.env.NCCL_BINDINGS`."""
     obstacle: str = ""
     """Why there is no GPU or no NCCL, with what to do; the rest then means nothing."""
     bus: str = ""
@@ -69,7 +65,7 @@ def device_of(local_rank: int, devices: int) -> int:
 
 def launch_problem(facts: Sequence[DeviceInfo]) -> str | None:
     """Why NCCL cannot run on these ranks, with what mends it; None when it can."""
-    findings = (_obstacles, _bindings, _not_blocking, _disagreement, _old, _versions, _crowd)
+    findings = (_obstacles, _disagreement, _old, _versions, _crowd)
     return next(filter(None, (find(facts) for find in findings)), None)
 
 
@@ -82,6 +78,14 @@ def shared_gpus(facts: Sequence[DeviceInfo]) -> dict[tuple[str, str], list[int]]
 def _as_nccl_sees(each: DeviceInfo) -> str:
     """The GPU of a rank: before 2.30.3 NCCL tells GPUs apart by their place on the bus."""
     return each.bus if each.bus and each.nccl < _SEVERAL_RANKS_ON_A_GPU else each.gpu
+
+
+def max_ctas(facts: Sequence[DeviceInfo]) -> int | None:
+    """Return the most blocks of NCCL's kernels; None where NCCL chooses.
+
+    The kernels of all ranks that share a GPU must fit on it together.
+    """
+    return 2 if shared_gpus(facts) else None
 
 
 def settings(facts: Sequence[DeviceInfo], rank: int) -> dict[str, str]:
@@ -106,8 +110,8 @@ def settings(facts: Sequence[DeviceInfo], rank: int) -> dict[str, str]:
         chosen["NCCL_NO_CACHE"] = "NCCL_RUNTIME_CONNECT,NCCL_GRAPH_REGISTER"
     if not shared_gpus(facts):
         return chosen
-    # Kernels of all ranks must fit on the GPU together, and multicast needs a GPU for each.
-    chosen |= {"NCCL_MAX_CTAS": "2", "NCCL_NVLS_ENABLE": "0"}
+    # Multicast needs a GPU for each rank.
+    chosen["NCCL_NVLS_ENABLE"] = "0"
     if facts[rank].nccl >= _SEVERAL_RANKS_ON_A_GPU:
         return chosen | {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     # An older NCCL allows one rank a GPU and host: so each rank says that it is a host.
@@ -131,29 +135,6 @@ def _obstacles(facts: Sequence[DeviceInfo]) -> str | None:
         return None
     said = "; ".join(f"{_where(facts, ranks)}: {text}" for text, ranks in groups.items())
     return f"NCCL needs a GPU on every rank. {said}"
-
-
-def _bindings(facts: Sequence[DeviceInfo]) -> str | None:
-    """Bindings that are not the same everywhere."""
-    groups = _by(facts, lambda each: each.binding)
-    if len(groups) == 1:
-        return None
-    found = ", ".join(f"{name} on {_where(facts, ranks)}" for name, ranks in groups.items())
-    return (
-        f"ranks call NCCL through different bindings: {found}; nccl4py is used where it is "
-        f"installed, so install it for all of them, or set NCCLKV_NCCL_BINDING=cupy on every rank"
-    )
-
-
-def _not_blocking(facts: Sequence[DeviceInfo]) -> str | None:
-    """NCCL told to return before it is done, where CuPy calls it."""
-    ranks = [each.rank for each in facts if not each.blocks and each.binding == "cupy"]
-    if not ranks:
-        return None
-    return (
-        f"NCCL_COMM_BLOCKING=0 is set on {_where(facts, ranks)}, and CuPy fails at every call of "
-        f"an NCCL that returns before it is done; unset NCCL_COMM_BLOCKING"
-    )
 
 
 def _disagreement(facts: Sequence[DeviceInfo]) -> str | None:

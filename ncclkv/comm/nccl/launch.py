@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ncclkv import env
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.nccl import nccl4py_binding
-from ncclkv.comm.nccl.binding import Binding
+from ncclkv.comm.nccl.binding import version_text
 from ncclkv.comm.nccl.communicator import NcclCommunicator
-from ncclkv.comm.nccl.cupy_binding import CupyBinding
-from ncclkv.comm.nccl.discovery import DeviceInfo, device_of, launch_problem, settings, shared_gpus
-from ncclkv.comm.nccl.nccl4py_binding import Nccl4pyBinding
+from ncclkv.comm.nccl.ctypes_binding import CtypesBinding
+from ncclkv.comm.nccl.discovery import (
+    DeviceInfo,
+    device_of,
+    launch_problem,
+    max_ctas,
+    settings,
+    shared_gpus,
+)
+from ncclkv.comm.nccl.library import load
 from ncclkv.comm.nccl.streams import DRIVER, CupyStreams
 from ncclkv.comm.nccl.watcher import WATCHER
 from ncclkv.errors import KVStoreError, LaunchError
 from ncclkv.kernels.device import DeviceKernels
 from ncclkv.system import watchdog
 
-BINDINGS: dict[str, Callable[..., Binding]] = {"cupy": CupyBinding, "nccl4py": Nccl4pyBinding}
-"""By their names in the environment; called with a device and a deadline in seconds, or nothing."""
+_log = logging.getLogger("ncclkv")
 
 
 def survey(peers: Communicator) -> list[DeviceInfo]:
@@ -58,12 +64,13 @@ def launch(peers: Communicator, facts: Sequence[DeviceInfo] | None = None) -> Nc
     if problem is not None:
         raise LaunchError(problem)
     device = facts[peers.rank].device
-    make = BINDINGS[facts[peers.rank].binding]
+    binding = CtypesBinding(device, peers.timeout, max_ctas=max_ctas(facts))
+    _log.info("NCCL %s is %s", version_text(binding.version()), binding.library.path)
     with watchdog.guard(f"making streams on GPU {device}", peers.timeout):
         streams = CupyStreams(device)
     return NcclCommunicator(
         peers,
-        make(device, peers.timeout),
+        binding,
         streams,
         DeviceKernels(),
         settings=settings(facts, peers.rank),
@@ -75,16 +82,11 @@ def launch(peers: Communicator, facts: Sequence[DeviceInfo] | None = None) -> Nc
 def _own(peers: Communicator) -> DeviceInfo:
     """This rank's facts."""
     rank, host = peers.rank, socket.gethostname()
-    share, blocks = env.share_gpu(), env.nccl_blocks()
+    share = env.share_gpu()
     try:
-        return _gpu(peers, host, share, blocks)
+        return _gpu(peers, host, share)
     except KVStoreError as error:
-        return DeviceInfo(rank, host, 0, 0, "", 0, "", 0, share, blocks, "", obstacle=str(error))
-
-
-def _binding() -> str:
-    """The name of this rank's binding: the one that was chosen, or else the best that is there."""
-    return env.nccl_binding() or ("nccl4py" if nccl4py_binding.installed() else "cupy")
+        return DeviceInfo(rank, host, 0, 0, "", 0, "", 0, share, obstacle=str(error))
 
 
 def _find_driver() -> None:
@@ -98,14 +100,24 @@ def _find_driver() -> None:
         ) from error
 
 
-def _gpu(peers: Communicator, host: str, share: bool, blocks: bool) -> DeviceInfo:
-    """The same, of a rank that has a GPU."""
-    binding = _binding()
-    _find_driver()
-    nccl = BINDINGS[binding]().version()
-    import cupy
+def _import_cupy() -> Any:
+    """Return the module, or say how to get it."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise LaunchError(
+            f"CuPy cannot be imported ({error}); pip install 'ncclkv[cuda12]' (or 'ncclkv[cuda13]',"
+            f" as the driver has it)"
+        ) from error
+    return cupy
 
-    runtime: Any = cupy.cuda.runtime
+
+def _gpu(peers: Communicator, host: str, share: bool) -> DeviceInfo:
+    """The same, of a rank that has a GPU."""
+    _find_driver()
+    cupy = _import_cupy()
+    nccl = load().version
+    runtime = cupy.cuda.runtime
     try:
         devices = runtime.getDeviceCount()
         # A process by itself stays on the device that it is using.
@@ -132,7 +144,5 @@ def _gpu(peers: Communicator, host: str, share: bool, blocks: bool) -> DeviceInf
         cupy.__version__,
         driver,
         share,
-        blocks,
-        binding,
         bus=bus,
     )

@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant, Selection
 
 BINDING = "ncclkv/comm/nccl/binding.py"
 COMMUNICATOR = "ncclkv/comm/nccl/communicator.py"
-CUPY_BINDING = "ncclkv/comm/nccl/cupy_binding.py"
+CTYPES_BINDING = "ncclkv/comm/nccl/ctypes_binding.py"
 FACTS = "ncclkv/comm/nccl/discovery.py"
 IN_ORDER = "ncclkv/comm/nccl/ordered_reduce.py"
 WIRE = "ncclkv/comm/nccl/dtypes.py"
@@ -133,11 +133,11 @@ MUTANTS = (
     ),
     Mutant(
         name="communicator-on-another-device",
-        file=CUPY_BINDING,
-        old="self._cuda.Device(self._device).use()",
-        new="self._cuda.Device(0).use()",
+        file=CTYPES_BINDING,
+        old="cupy.cuda.Device(self._device).use()",
+        new="cupy.cuda.Device(0).use()",
         why="every rank of a node makes its communicator on the first GPU",
-        tests=(Selection("3", "nccl/test_library.py", "joins_on_its_own"),),
+        tests=(Selection("0", "nccl/test_ctypes_binding.py", "joins_on_its_own"),),
     ),
     Mutant(
         name="connects-in-the-first-collective",

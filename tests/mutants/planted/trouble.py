@@ -12,7 +12,7 @@ FLIGHT = "ncclkv/comm/nccl/progress.py"
 DROPPED = "ncclkv/comm/nccl/dropped.py"
 GUARD = "ncclkv/comm/nccl/guard.py"
 IN_FLIGHT = "ncclkv/comm/nccl/launched.py"
-NCCL4PY = "ncclkv/comm/nccl/nccl4py_binding.py"
+CTYPES_BINDING = "ncclkv/comm/nccl/ctypes_binding.py"
 WATCHER = "ncclkv/comm/nccl/watcher.py"
 
 MUTANTS = (
@@ -54,7 +54,7 @@ MUTANTS = (
         old="    thread.join(max(0.0, limit - time.monotonic()))\n",
         new="    thread.join()\n",
         why="a rank that never comes to a creation or an end holds the others for ever",
-        tests=(Selection("3", "nccl/test_library.py", "hangs_is_left_behind"),),
+        tests=(Selection("0", "nccl/test_ctypes_binding.py", "hangs_is_left_behind"),),
     ),
     Mutant(
         name="lost-rank-not-noticed-at-a-creation",
@@ -139,20 +139,20 @@ MUTANTS = (
         tests=(Selection("3b", "nccl/emulated/test_injected.py", "cuLaunchKernel and 2"),),
     ),
     Mutant(
-        name="nccl4py-not-asked-until-it-is-done",
-        file=NCCL4PY,
-        old="            self._settle(operation, comm)\n\n    def _settle(",
-        new="            pass\n\n    def _settle(",
+        name="nccl-not-asked-until-it-is-done",
+        file=CTYPES_BINDING,
+        old="            self._settle(operation, comm, look)\n",
+        new="            pass\n",
         why="NCCL is called again before it has done what it was asked for",
-        tests=(Selection("3", "nccl/test_nccl4py.py", "returns_when_nccl_is_done"),),
+        tests=(Selection("0", "nccl/test_ctypes_binding.py", "returns_when_nccl_is_done"),),
     ),
     Mutant(
-        name="nccl4py-s-text-swallowed",
-        file=NCCL4PY,
+        name="nccls-text-swallowed",
+        file=CTYPES_BINDING,
         old="        if last:\n",
         new="        if False:\n",
         why="a user reads NCCL's code and not what NCCL says of it",
-        tests=(Selection("3", "nccl/test_nccl4py.py", "last_message"),),
+        tests=(Selection("0", "nccl/test_ctypes_binding.py", "last_message"),),
     ),
     Mutant(
         name="watcher-never-looks",

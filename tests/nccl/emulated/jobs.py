@@ -25,8 +25,7 @@ def start(
         Those of `tests.harness.job.start`, and variables of the environment.
     """
     searched = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
-    # The binding that can be captured, unless it is asked for another.
-    options = {"NCCLKV_NCCL_BINDING": "cupy", "PYTHONPATH": os.pathsep.join(searched), **options}
+    options = {"PYTHONPATH": os.pathsep.join(searched), **options}
     return job.start(PROGRAMS / program, *arguments, ranks=ranks, mark=mark, **options)
 
 

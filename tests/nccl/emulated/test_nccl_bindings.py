@@ -1,4 +1,4 @@
-"""The emulated NCCL through the bindings that ncclkv uses: CuPy's and nccl4py's."""
+"""The emulated NCCL through the binding of ncclkv, with communicators that block or do not."""
 
 from __future__ import annotations
 
@@ -9,29 +9,19 @@ import numpy as np
 import pytest
 
 from ncclkv.comm.nccl.binding import DTYPES, OPS, Binding
-from ncclkv.comm.nccl.cupy_binding import CupyBinding
-from ncclkv.comm.nccl.nccl4py_binding import Nccl4pyBinding, installed
+from ncclkv.comm.nccl.ctypes_binding import CtypesBinding
 from ncclkv.errors import CommAborted, LaunchError
 from tests.nccl.emulated.calls import made, ok
 from tests.nccl.emulated.collectives import Array
 from tests.nccl.emulated.worlds import World, run
 
-BINDINGS = pytest.mark.parametrize(
-    "kind",
-    [
-        "cupy",
-        pytest.param(
-            "nccl4py",
-            marks=pytest.mark.skipif(not installed(), reason="nccl4py is not installed"),
-        ),
-    ],
-)
+EACH_KIND = pytest.mark.parametrize("blocking", [True, False])
 
 
-def binding(world: World, kind: str) -> Binding:
+def binding(world: World, blocking: bool) -> CtypesBinding:
     """Return a binding for this rank's device, which is the current one of this thread too."""
     ok("cudaSetDevice", ctypes.c_int(world.rank))
-    return {"cupy": CupyBinding, "nccl4py": Nccl4pyBinding}[kind](world.rank, 20.0)
+    return CtypesBinding(world.rank, 20.0, blocking=blocking)
 
 
 def create(world: World, chosen: Binding) -> Any:
@@ -39,11 +29,12 @@ def create(world: World, chosen: Binding) -> Any:
     return chosen.create(world.size, id, world.rank, lambda: None)
 
 
-def everything(world: World, kind: str) -> list[list[float]]:
+def everything(world: World, blocking: bool) -> list[list[float]]:
     """Make each call of a binding once; return what they gave."""
-    chosen = binding(world, kind)
+    chosen = binding(world, blocking)
     assert chosen.version() == 22809
     comm = create(world, chosen)
+    assert bool(chosen.uncaptured) != blocking
     size, rank = world.size, world.rank
     stream = made("cudaStreamCreateWithFlags", 1)
     dtype, total = DTYPES["float32"], OPS["sum"]
@@ -78,9 +69,9 @@ def everything(world: World, kind: str) -> list[list[float]]:
     return results
 
 
-@BINDINGS
-def test_all_calls_of_a_binding(kind: str) -> None:
-    for rank, ended in enumerate(run(everything, 3, kind, EMULATED_NCCL_VERSION="22809")):
+@EACH_KIND
+def test_all_calls_of_a_binding(blocking: bool) -> None:
+    for rank, ended in enumerate(run(everything, 3, blocking, EMULATED_NCCL_VERSION="22809")):
         own = float(rank + 1)
         assert ended.result == [
             [1.0, 1.0, 2.0, 2.0, 3.0, 3.0],
@@ -91,26 +82,23 @@ def test_all_calls_of_a_binding(kind: str) -> None:
         ]
 
 
-def refused(world: World, kind: str) -> str:
-    chosen = binding(world, kind)
+def refused(world: World, blocking: bool) -> str:
+    chosen = binding(world, blocking)
     with pytest.raises(LaunchError) as failed:
         create(world, chosen)
     return str(failed.value)
 
 
-@BINDINGS
-def test_a_refused_creation_in_the_words_of_a_binding(kind: str) -> None:
+@EACH_KIND
+def test_a_refused_creation_in_the_words_of_a_binding(blocking: bool) -> None:
     faults = "function=ncclCommInitRankConfig,do=fail:2"
-    for rank in run(refused, 2, kind, EMULATED_NCCL_FAULTS=faults):
-        assert "ncclCommInitRank" in rank.result
-        if kind == "nccl4py":
-            assert "as EMULATED_NCCL_FAULTS asks" in rank.result
-        else:
-            assert "NCCL_ERROR_SYSTEM_ERROR" in rank.result
+    for rank in run(refused, 2, blocking, EMULATED_NCCL_FAULTS=faults):
+        assert "ncclCommInitRankConfig failed: ncclSystemError" in rank.result
+        assert "as EMULATED_NCCL_FAULTS asks" in rank.result
 
 
-def wrong_call(world: World, kind: str) -> str:
-    chosen = binding(world, kind)
+def wrong_call(world: World, blocking: bool) -> str:
+    chosen = binding(world, blocking)
     comm = create(world, chosen)
     with pytest.raises(CommAborted) as failed:
         chosen.all_reduce(comm, 0, 0, 4, 7, 0, 0)
@@ -118,11 +106,8 @@ def wrong_call(world: World, kind: str) -> str:
     return str(failed.value)
 
 
-@BINDINGS
-def test_a_refused_call_in_the_words_of_a_binding(kind: str) -> None:
-    for rank in run(wrong_call, 1, kind):
-        assert "ncclAllReduce failed: " in rank.result
-        if kind == "nccl4py":
-            assert "AllReduce : sendbuff (nil) is not a valid pointer" in rank.result
-        else:
-            assert "NCCL_ERROR_INVALID_ARGUMENT" in rank.result
+@EACH_KIND
+def test_a_refused_call_in_the_words_of_a_binding(blocking: bool) -> None:
+    for rank in run(wrong_call, 1, blocking):
+        assert "ncclAllReduce failed: ncclInvalidArgument" in rank.result
+        assert "AllReduce : sendbuff (nil) is not a valid pointer" in rank.result

@@ -29,7 +29,6 @@ def counted(how: str) -> dict[int, list[dict[str, int]]]:
         cwd=ROOT,
         env={
             **os.environ,
-            "NCCLKV_NCCL_BINDING": "cupy",  # the one that can be captured
             "PYTHONWARNINGS": "ignore::ResourceWarning",
         },
         capture_output=True,

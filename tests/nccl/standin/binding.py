@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.nccl import bounded
+from ncclkv.comm.nccl.binding import connect
 from ncclkv.errors import CommError
 from tests.nccl.standin.calls import TO_ONE, Call, Placed, check_group, place
 from tests.nccl.standin.collective import Collective
@@ -91,7 +91,7 @@ class RecordingBinding:
         self, comm: Handle, peers: Sequence[int], room: tuple[int, int], stream: int
     ) -> None:
         self._device.log.add(f"connect {comm.name} with {[*peers]}")
-        bounded.connect(self, comm, peers, room, stream)
+        connect(self, comm, peers, room, stream)
 
     def destroy(self, comm: Handle) -> None:
         comm.check("destroy")

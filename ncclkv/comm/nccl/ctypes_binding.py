@@ -1,0 +1,334 @@
+"""NCCL through ctypes.
+
+A communicator blocks by default: each call returns when NCCL has done it, so a capture of the
+caller's thread records it.  ``NCCL_COMM_BLOCKING=0`` wins over that default.  Then a call returns
+``ncclInProgress``, and the binding asks the communicator until the call is done, with a deadline.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from ncclkv.comm.nccl import bounded
+from ncclkv.comm.nccl.binding import Handle, connect, version_text
+from ncclkv.comm.nccl.library import Config, Library, UniqueId, load
+from ncclkv.comm.nccl.waiting import Deadline
+from ncclkv.errors import CommAborted, CommError, KVStoreError, LaunchError
+
+_SUCCESS, _IN_PROGRESS = 0, 7
+
+_RESULTS = {
+    1: "ncclUnhandledCudaError",
+    2: "ncclSystemError",
+    3: "ncclInternalError",
+    4: "ncclInvalidArgument",
+    5: "ncclInvalidUsage",
+    6: "ncclRemoteError",
+    7: "ncclInProgress",
+    8: "ncclTimeout",
+}
+"""NCCL's names of its codes (``nccl.h``, ncclResult_t)."""
+
+_NOT_BLOCKING = (
+    "its communicators do not block, and put a collective on the stream from a thread of NCCL's "
+    "own, which a capture of the caller's thread need not take in; unset NCCL_COMM_BLOCKING on "
+    "every rank, also in nccl.conf"
+)
+
+
+class CtypesBinding:
+    """NCCL's functions, called through ctypes without Python's lock.
+
+    A handle is the address of a communicator, without a destructor: `destroy` or `abort` frees it.
+
+    Parameters
+    ----------
+    device : int, optional
+        The device of the communicators to be made; by default the current one.
+    timeout : float
+        Seconds for all ranks to come to `create` and to `destroy`, and for NCCL to start what any
+        other call of a communicator that does not block asks for.
+    blocking : bool
+        Whether communicators block, unless ``NCCL_COMM_BLOCKING`` is set.
+    max_ctas : int, optional
+        The most blocks of a kernel, unless ``NCCL_MAX_CTAS`` is set; NCCL chooses by default.
+    library : Library, optional
+        By default that of `ncclkv.comm.nccl.library.load`.
+
+    Raises
+    ------
+    LaunchError
+        When there is no libnccl, or one that is too old.
+    """
+
+    name = "NCCL"
+
+    def __init__(
+        self,
+        device: int | None = None,
+        timeout: float = 300.0,
+        *,
+        blocking: bool = True,
+        max_ctas: int | None = None,
+        library: Library | None = None,
+    ) -> None:
+        self.library = load() if library is None else library
+        functions = self.library.declare()
+        self._functions = functions
+        self._device = device
+        self._timeout = timeout
+        self._config = Config(blocking, max_ctas)
+        self._group = _Group()
+        self.uncaptured = ""
+        # Looked up once, for they are called for each bucket.
+        self._all_reduce = functions.ncclAllReduce
+        self._reduce = functions.ncclReduce
+        self._broadcast = functions.ncclBroadcast
+        self._reduce_scatter = functions.ncclReduceScatter
+        self._all_gather = functions.ncclAllGather
+        self._send = functions.ncclSend
+        self._receive = functions.ncclRecv
+
+    def version(self) -> int:
+        return self.library.version
+
+    def unique_id(self) -> bytes:
+        identity = UniqueId()
+        self._check("ncclGetUniqueId", self._functions.ncclGetUniqueId(ctypes.byref(identity)))
+        return bytes(identity)
+
+    def create(self, size: int, unique_id: bytes, rank: int, look: Callable[[], None]) -> Handle:
+        operation = "ncclCommInitRankConfig"
+        comm = ctypes.c_void_p()
+        begin = partial(
+            self._functions.ncclCommInitRankConfig,
+            ctypes.byref(comm),
+            size,
+            UniqueId.from_buffer_copy(unique_id),
+            rank,
+            ctypes.byref(self._config),
+        )
+        try:
+            # In a thread of its own: a creation that fails at once leaves the group of its thread
+            # open.  One that hangs is not aborted, since NCCL may free what the thread still uses.
+            code = self._bounded(operation, begin, look=look)
+            if code == _IN_PROGRESS:
+                self.uncaptured = _NOT_BLOCKING
+            self._finish_or_abort(operation, comm.value, code, look)
+        except CommAborted as error:
+            raise LaunchError(str(error)) from error
+        return comm.value
+
+    def connect(
+        self, comm: Handle, peers: Sequence[int], room: tuple[int, int], stream: int
+    ) -> None:
+        self._bounded("ncclGroupEnd", partial(connect, self, comm, peers, room, stream))
+
+    def destroy(self, comm: Handle) -> None:
+        # Finalize waits for the other ranks and reports what went wrong; destroy does not report.
+        operation = "ncclCommFinalize"
+        code = self._bounded(operation, partial(self._functions.ncclCommFinalize, comm))
+        self._finish_or_abort(operation, comm, code)
+        operation = "ncclCommDestroy"
+        self._check(
+            operation, self._bounded(operation, partial(self._functions.ncclCommDestroy, comm))
+        )
+
+    def abort(self, comm: Handle) -> None:
+        operation = "ncclCommAbort"
+        call = partial(self._functions.ncclCommAbort, comm)
+        self._check(operation, self._bounded(operation, call, bounded.ABORT_SECONDS))
+
+    def async_error(self, comm: Handle) -> str | None:
+        code = self._state(comm)
+        return None if code in (_SUCCESS, _IN_PROGRESS) else self._text(code)
+
+    def group_start(self) -> None:
+        self._check("ncclGroupStart", self._functions.ncclGroupStart())
+        self._group.depth += 1
+
+    def group_end(self) -> None:
+        group = self._group
+        group.depth = max(0, group.depth - 1)
+        code = self._functions.ncclGroupEnd()
+        comms = [] if group.depth else group.take()
+        if code == _IN_PROGRESS:
+            for comm in comms:
+                self._settle("ncclGroupEnd", comm)
+        else:
+            self._check("ncclGroupEnd", code)
+
+    def all_reduce(
+        self, comm: Handle, send: int, receive: int, count: int, dtype: int, op: int, stream: int
+    ) -> None:
+        code = self._all_reduce(send, receive, count, dtype, op, comm, stream)
+        if code or self._group.depth:
+            self._finish("ncclAllReduce", comm, code)
+
+    def reduce(
+        self,
+        comm: Handle,
+        send: int,
+        receive: int,
+        count: int,
+        dtype: int,
+        op: int,
+        root: int,
+        stream: int,
+    ) -> None:
+        code = self._reduce(send, receive, count, dtype, op, root, comm, stream)
+        if code or self._group.depth:
+            self._finish("ncclReduce", comm, code)
+
+    def broadcast(
+        self,
+        comm: Handle,
+        send: int,
+        receive: int,
+        count: int,
+        dtype: int,
+        root: int,
+        stream: int,
+    ) -> None:
+        code = self._broadcast(send, receive, count, dtype, root, comm, stream)
+        if code or self._group.depth:
+            self._finish("ncclBroadcast", comm, code)
+
+    def reduce_scatter(
+        self, comm: Handle, send: int, receive: int, count: int, dtype: int, op: int, stream: int
+    ) -> None:
+        code = self._reduce_scatter(send, receive, count, dtype, op, comm, stream)
+        if code or self._group.depth:
+            self._finish("ncclReduceScatter", comm, code)
+
+    def all_gather(
+        self, comm: Handle, send: int, receive: int, count: int, dtype: int, stream: int
+    ) -> None:
+        code = self._all_gather(send, receive, count, dtype, comm, stream)
+        if code or self._group.depth:
+            self._finish("ncclAllGather", comm, code)
+
+    def send(self, comm: Handle, send: int, count: int, dtype: int, peer: int, stream: int) -> None:
+        code = self._send(send, count, dtype, peer, comm, stream)
+        if code or self._group.depth:
+            self._finish("ncclSend", comm, code)
+
+    def receive(
+        self, comm: Handle, receive: int, count: int, dtype: int, peer: int, stream: int
+    ) -> None:
+        code = self._receive(receive, count, dtype, peer, comm, stream)
+        if code or self._group.depth:
+            self._finish("ncclRecv", comm, code)
+
+    def _finish(
+        self,
+        operation: str,
+        comm: Handle,
+        code: int,
+        look: Callable[[], None] | None = None,
+    ) -> None:
+        """End a call that NCCL has refused, holds back in a group, or has not done yet."""
+        if self._group.depth and code in (_SUCCESS, _IN_PROGRESS):
+            self._group.comms.append(comm)
+        elif code == _IN_PROGRESS:
+            self._settle(operation, comm, look)
+        else:
+            self._check(operation, code)
+
+    def _finish_or_abort(
+        self, operation: str, comm: Handle, code: int, look: Callable[[], None] | None = None
+    ) -> None:
+        """End a call of a communicator that nobody else refers to; abort it where that fails."""
+        try:
+            self._finish(operation, comm, code, look)
+        except (CommError, KeyboardInterrupt):
+            if comm is not None:
+                with suppress(KVStoreError):  # the error at hand says more
+                    self.abort(comm)
+            raise
+
+    def _settle(self, operation: str, comm: Handle, look: Callable[[], None] | None = None) -> None:
+        """Wait until NCCL has done the last call: before, it must not be called again."""
+        watch = Deadline(self._timeout)
+        while (code := self._state(comm)) == _IN_PROGRESS:
+            if watch.pause() and look is not None:
+                look()
+            if watch.late():
+                raise bounded.late(self._named(operation), self._timeout)
+        self._check(operation, code)
+
+    def _state(self, comm: Handle) -> int:
+        """Return the code of what a communicator is doing, or has failed to do."""
+        state = ctypes.c_int()
+        code = self._functions.ncclCommGetAsyncError(comm, ctypes.byref(state))
+        return code or state.value
+
+    def _bounded(
+        self,
+        operation: str,
+        function: Callable[[], Any],
+        seconds: float | None = None,
+        look: Callable[[], None] | None = None,
+    ) -> Any:
+        """Make a call that waits for other ranks, with a deadline."""
+        return bounded.bounded(
+            self._named(operation),
+            partial(self._on_device, function),
+            self._timeout if seconds is None else seconds,
+            look,
+        )
+
+    def _on_device(self, function: Callable[[], Any]) -> Any:
+        """Call it in a new thread, whose current device is not the caller's."""
+        if self._device is not None:
+            import cupy
+
+            try:
+                cupy.cuda.Device(self._device).use()
+            except cupy.cuda.runtime.CUDARuntimeError as error:
+                raise CommAborted(f"device {self._device} cannot be used: {error}") from error
+        return function()
+
+    def _check(self, operation: str, code: int) -> None:
+        """Raise where a call failed."""
+        if code not in (_SUCCESS, _IN_PROGRESS):
+            raise CommAborted(f"{self._named(operation)} failed: {self._text(code)}")
+
+    def _named(self, operation: str) -> str:
+        """Return how messages about a call begin."""
+        return f"NCCL {version_text(self.library.version)}: {operation}"
+
+    def _text(self, code: int) -> str:
+        """Return the name and the text of a code, and NCCL's last message or how to see one."""
+        words = self._functions.ncclGetErrorString(code) or b""
+        last = self._functions.ncclGetLastError(None) or b""
+        text = f"{_RESULTS.get(code, f'code {code}')} ({words.decode(errors='replace')})"
+        if last:
+            return f"{text}; NCCL's last message: {last.decode(errors='replace')}"
+        return f"{text}; run again with NCCL_DEBUG=WARN, and NCCL prints why"
+
+
+class _Group(threading.local):
+    """The group that is open in a thread, as NCCL has one for each thread.
+
+    Attributes
+    ----------
+    depth : int
+        How many starts have no end yet.
+    comms : list of Handle
+        The communicators that were called within.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.comms: list[Handle] = []
+
+    def take(self) -> list[Handle]:
+        """Return the communicators, and forget them."""
+        comms, self.comms = self.comms, []
+        return comms
