@@ -5,6 +5,7 @@ from glob import glob
 from setuptools import Extension, setup
 
 KERNELS = "ncclkv/kernels/host"
+PROGRAMS = "ncclkv/kernels/programs"
 
 # No two operations become one with a single rounding: the bits are to be NumPy's.
 ARGUMENTS = ["-std=c11", "-O3", "-ffp-contract=off", "-Wall", "-Wextra"]
@@ -15,7 +16,7 @@ setup(
         Extension(
             "ncclkv.kernels.host._compiled",
             sources=[f"{KERNELS}/c/compiled.c"],
-            depends=glob(f"{KERNELS}/c/*.h"),
+            depends=[*glob(f"{KERNELS}/c/*.h"), *glob(f"{PROGRAMS}/*.h")],
             extra_compile_args=ARGUMENTS,
             optional=True,
         ),

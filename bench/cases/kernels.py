@@ -13,6 +13,7 @@ from bench.options import MIB
 from bench.report import table
 from bench.rounds import Candidate, Marks, Result, take_turns
 from bench.workload import Workload
+from ncclkv.kernels.base import Segments
 
 CALLS = 20
 LEAST = 0.85
@@ -93,6 +94,10 @@ class Update(Kernel):
     def __init__(self, work: Workload) -> None:
         super().__init__(work)
         self.momenta = work.job.memory.bucket(work.nbytes // 4)
+        row = np.array([[LEARNING_RATE, MOMENTUM, 0.0, 1.0, -1.0]])
+        self.scalars = self.kernels.empty(row.shape, row.dtype)
+        self.kernels.pack(row, self.scalars.reshape(-1))
+        self.segments = Segments(np.array([0, self.other.size]))
 
     def prepare(self, step: int) -> None:
         super().prepare(step)
@@ -100,15 +105,8 @@ class Update(Kernel):
         self.momenta.fill(0)
 
     def run(self, mark: Marks) -> None:
-        self.kernels.sgd(
-            self.other,
-            self.flat,
-            self.momenta,
-            learning_rate=LEARNING_RATE,
-            momentum=MOMENTUM,
-            weight_decay=0.0,
-            rescale=1.0,
-            clip=None,
+        self.kernels.update(
+            "sgd", self.other, self.flat, (self.momenta,), self.scalars, self.segments
         )
 
     def wrong(self) -> int:

@@ -15,6 +15,7 @@ from ncclkv.checkpoint.tensors import Tensor, tensor
 from ncclkv.table.registry import Key, KeySpec
 
 _OPS = ("sum", "avg", "max", "min")
+_STATE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _RUN = re.compile(r"[0-9a-f]{32}")
 
 _KEY_BYTES = 1024
@@ -59,8 +60,10 @@ class Manifest:
     values : bool
         False for a checkpoint of an optimizer's states alone.
     optimizer : OptimizerManifest or None
-    states : tuple of tuples of numpy.dtype
-        For each key, the dtypes of its optimizer states; their shape is the key's.
+    states : tuple of dict of numpy.dtype
+        For each key, the dtypes of the optimizer's states by name; they have the key's shape.
+    updates : tuple of int
+        For each key, how often the optimizer has updated it.
     updater : list of (key, Tensor or value) or None
         State of an updater object: arrays, or plain values in a list of one.
     run : str or None
@@ -72,7 +75,8 @@ class Manifest:
     specs: tuple[KeySpec, ...]
     values: bool
     optimizer: OptimizerManifest | None
-    states: tuple[tuple[np.dtype[Any], ...], ...]
+    states: tuple[dict[str, np.dtype[Any]], ...]
+    updates: tuple[int, ...]
     updater: list[tuple[Key, Tensor | list[Any]]] | None
     run: str | None = None
 
@@ -82,8 +86,8 @@ class Manifest:
         for spec, dtypes in zip(self.specs, self.states, strict=True):
             if self.values:
                 found[value_name(spec.index)] = Tensor(spec.shape, spec.dtype)
-            for number, dtype in enumerate(dtypes):
-                found[state_name(spec.index, number)] = Tensor(spec.shape, dtype)
+            for name, dtype in dtypes.items():
+                found[state_name(spec.index, name)] = Tensor(spec.shape, dtype)
         for index, (_, item) in enumerate(self.updater or ()):
             if isinstance(item, Tensor):
                 found[updater_name(index)] = item
@@ -95,9 +99,9 @@ def value_name(index: int) -> str:
     return f"value.{index}"
 
 
-def state_name(index: int, number: int) -> str:
-    """Return the name of the `number`-th state tensor of a key."""
-    return f"state.{index}.{number}"
+def state_name(index: int, name: str) -> str:
+    """Return the name of the tensor of a key's state."""
+    return f"state.{index}.{name}"
 
 
 def updater_name(index: int) -> str:
@@ -113,9 +117,12 @@ def to_plain(manifest: Manifest) -> dict[str, Any]:
             "shape": list(spec.shape),
             "dtype": dtype_name(spec.dtype),
             "op": spec.op,
-            "states": [dtype_name(dtype) for dtype in dtypes],
+            "states": {name: dtype_name(dtype) for name, dtype in dtypes.items()},
+            "updates": updates,
         }
-        for spec, dtypes in zip(manifest.specs, manifest.states, strict=True)
+        for spec, dtypes, updates in zip(
+            manifest.specs, manifest.states, manifest.updates, strict=True
+        )
     ]
     return {
         "step": manifest.step,
@@ -166,11 +173,12 @@ def from_plain(fields: Fields) -> Manifest:
     NotSupported
         When a dtype needs a package that is not installed.
     """
-    specs, states = [], []
+    specs, states, updates = [], [], []
     for index, key in enumerate(fields.objects("keys")):
         spec, dtypes = _key(index, key)
         specs.append(spec)
         states.append(dtypes)
+        updates.append(key.whole("updates"))
     names = [spec.key for spec in specs]
     if len(set(names)) != len(names) or len({type(name) for name in names}) > 1:
         raise Unsound("a key is twice in it, or keys are of two kinds")
@@ -184,6 +192,7 @@ def from_plain(fields: Fields) -> Manifest:
         fields.flag("values"),
         None if optimizer is None else _optimizer(Fields(optimizer, "optimizer")),
         tuple(states),
+        tuple(updates),
         None if updater is None else _updater(fields.pairs("updater")),
         _run(fields.optional("run")),
     )
@@ -204,8 +213,8 @@ def limits(keys: Iterable[Key] | None) -> Limits:
     return Limits(_REST_BYTES + sum(_KEY_BYTES + 6 * len(str(key)) for key in keys))
 
 
-def _key(index: int, fields: Fields) -> tuple[KeySpec, tuple[np.dtype[Any], ...]]:
-    """Return a key's spec, and the dtypes of its optimizer states."""
+def _key(index: int, fields: Fields) -> tuple[KeySpec, dict[str, np.dtype[Any]]]:
+    """Return a key, and the dtypes of its states by name."""
     key = fields.any("key")
     if type(key) not in (int, str):
         raise Unsound(f"{key!r:.60} is not a key")
@@ -214,7 +223,11 @@ def _key(index: int, fields: Fields) -> tuple[KeySpec, tuple[np.dtype[Any], ...]
         raise Unsound(f"{op!r:.60} is not an op")
     shape = fields.items("shape")
     found = tensor(shape, fields.text("dtype"))
-    dtypes = tuple(tensor(shape, dtype).dtype for dtype in fields.items("states"))
+    states = Fields(fields.any("states"), f"states of key {key!r:.60}").all()
+    for name in states:
+        if not _STATE.fullmatch(name):
+            raise Unsound(f"{name!r:.60} is not a name of a state")
+    dtypes = {name: tensor(shape, dtype).dtype for name, dtype in states.items()}
     return KeySpec(key, index, found.shape, found.dtype, op), dtypes
 
 

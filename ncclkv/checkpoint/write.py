@@ -25,7 +25,7 @@ from ncclkv.checkpoint.tensors import Array, encode
 from ncclkv.errors import CheckpointError
 
 FORMAT = "ncclkv checkpoint"
-VERSION = 1
+VERSION = 2
 
 FILE_BYTES = 128 * 1024 * 1024
 """Array bytes after which a file is full; saving takes this much extra memory."""

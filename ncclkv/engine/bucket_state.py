@@ -50,7 +50,7 @@ class BucketState:
         weights = comm.node_shared(bucket.nbytes) if common else None
         self.common = weights is not None
         self.weights: Buffer = self._own() if weights is None else weights.view(bucket.dtype)
-        self._states: dict[tuple[int, np.dtype[Any]], Buffer] = {}
+        self._states: dict[tuple[str, np.dtype[Any]], Buffer] = {}
         self._spans: dict[Range, Span] = {}
         self.pushed: set[Key] = set()
         self.step: Any = None
@@ -71,16 +71,16 @@ class BucketState:
             self._states.clear()
             self._spans.clear()
 
-    def optimizer_state(self, number: int, dtype: np.dtype[Any]) -> Buffer:
-        """The `number`-th array, of zeros, of what an optimizer remembers of each weight.
+    def optimizer_state(self, name: str, dtype: np.dtype[Any]) -> Buffer:
+        """Return an optimizer's state of that name: one number a weight, all zeros.
 
-        Ranks that update together have it in common; they ask for it together.
+        Ranks that update together share one array, and call this together.
         """
-        which = number, dtype
-        known = self._states.get(which)
-        if known is not None:
-            known[...] = 0
-            return known
+        which = name, dtype
+        shared = self._states.get(which)
+        if shared is not None:
+            shared[...] = 0
+            return shared
         nbytes = self.bucket.count * dtype.itemsize
         memory = self._comm.node_shared(nbytes) if self.common else None
         if memory is None:

@@ -13,7 +13,7 @@ from ncclkv.comm.base import Graph
 from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.update_rule import Rule
 from ncclkv.errors import UsageError
-from ncclkv.kernels.base import Kernels
+from ncclkv.kernels.base import Kernels, Segments
 
 if TYPE_CHECKING:
     from ncclkv.engine.engine import Engine
@@ -24,12 +24,11 @@ def recorded(engine: Engine, recording: Recording) -> Iterator[None]:
     """Take what an engine does in a block for part of a captured step, and for not done."""
     kernels = engine.kernels
     engine.kernels, engine.recording = recording.kernels, recording
-    engine.rule.compute_with(recording.kernels)
     try:
-        yield
+        with engine.rule.recording(recording.updates):
+            yield
     finally:
         engine.kernels, engine.recording = kernels, None
-        engine.rule.compute_with(kernels)
         for state in engine.layout.states:
             state.pushed.clear()
             state.in_flight.clear()
@@ -45,27 +44,28 @@ class Recording:
         Of the store.
     rule : Rule
         In force, and to be in force at each replay.
+    states : sequence of BucketState
+        All buckets of the store.
 
     Attributes
     ----------
     kernels : RecordingKernels
         To be used while the step is captured.
+    updates : CapturedUpdates or None
+        The scalars of the step's updates.
     graph : Graph or None
         There when it has been.
     """
 
-    def __init__(self, kernels: Kernels, rule: Rule) -> None:
+    def __init__(self, kernels: Kernels, rule: Rule, states: Sequence[BucketState]) -> None:
         self._rule = rule
-        self._constants = rule.captured_constants()
-        self._fill = kernels.fill
-        self._rate = kernels.zeros(1, np.dtype(np.float64))
-        self._written: float | None = None
-        self._kept: list[object] = [self._rate]
-        self.kernels = RecordingKernels(kernels, self._rate, self._kept)
+        self._kept: list[object] = []
+        probe: Any = kernels.zeros(0, np.dtype(np.uint8))
+        self.kernels = RecordingKernels(kernels, probe.device.id, self._kept)
+        self.updates = rule.captured(states, self.kernels)
         self.graph: Graph | None = None
         self._step = rule.step()
         self._states: dict[int, BucketState] = {}
-        self.write_learning_rate()
 
     @property
     def states(self) -> list[BucketState]:
@@ -96,28 +96,18 @@ class Recording:
         self.graph = graph
 
     def check(self, rule: Rule) -> None:
-        """Refuse to go on when the graph has other numbers than are to be used."""
+        """Refuse to replay a step of another rule, or with numbers that are not finite."""
         if rule is not self._rule:
             raise UsageError(
                 f"the store's updater is {rule.name} and was {self._rule.name}, another, when this "
                 f"step was captured; capture it again"
             )
-        constants = rule.captured_constants()
-        if constants != self._constants:
-            before = self._constants
-            changed = [name for name in constants if constants[name] != before.get(name)]
-            said = [f"{name} is {constants[name]} and was {before.get(name)}" for name in changed]
-            raise UsageError(
-                f"the optimizer has changed since this step was captured: {'; '.join(said)}; of "
-                f"its numbers a replay reads the learning rate alone, so capture the step again"
-            )
+        rule.step()
 
-    def write_learning_rate(self) -> None:
-        """Put the learning rate where the graph reads it, in the order of the current stream."""
-        rate = self._rule.learning_rate()
-        if rate is not None and rate != self._written:
-            self._fill(self._rate, rate)
-            self._written = rate
+    def write_scalars(self) -> None:
+        """Put the scalars of a replay where the graph reads them, in the current stream's order."""
+        if self.updates is not None:
+            self.updates.write()
 
 
 class RecordingKernels:
@@ -126,17 +116,15 @@ class RecordingKernels:
     Parameters
     ----------
     kernels : Kernels
-    rate : Array
-        One float64, which takes the place of every learning rate.
+    device : int
+        The id of the device that the step is captured on.
     kept : list
         Gets all that the kernels read and write.
     """
 
-    def __init__(self, kernels: Kernels, rate: Array, kept: list[object]) -> None:
+    def __init__(self, kernels: Kernels, device: int, kept: list[object]) -> None:
         self._kernels = kernels
-        device: Any = rate.device
-        self._device = device.id
-        self._rate = rate
+        self._device = device
         self._kept = kept
         self.left = kernels.left
         self.fill = kernels.fill
@@ -180,10 +168,10 @@ class RecordingKernels:
         return array
 
     def zeros(self, count: int, dtype: np.dtype[Any]) -> Array:
-        """Refuse: only the update of an optimizer of the user's own asks for it here."""
+        """Refuse: nothing is made in a capture."""
         raise UsageError(
-            f"capture: an update asks for a new array of {count} zeros, and nothing is made anew "
-            f"in a capture; let the optimizer have it as one of its states, by state_count"
+            f"capture: a new array of {count} zeros is needed, and nothing is made anew in a "
+            f"capture; make the same step once before it is captured"
         )
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -218,19 +206,18 @@ class RecordingKernels:
         """Replace what is there at each replay, or not, as `skip` is then."""
         self._kernels.assign(total, weights, self._keep(skip))
 
-    def sgd(
+    def update(
         self,
+        program: str,
         weights: Array,
         gradients: Array,
-        momenta: Array | None,
-        *,
-        learning_rate: float | Array,
+        states: Sequence[Array],
+        scalars: Array,
+        segments: Segments,
         skip: Array | None = None,
-        **numbers: Any,
     ) -> None:
-        """One step, with the learning rate that is there when it is replayed, and the `skip`."""
+        """Update with the scalars, and the `skip`, that are there at each replay."""
+        self._keep(scalars)
         if skip is not None:
             self._keep(skip)
-        self._kernels.sgd(
-            weights, gradients, momenta, learning_rate=self._rate, skip=skip, **numbers
-        )
+        self._kernels.update(program, weights, gradients, states, scalars, segments, skip)

@@ -41,8 +41,8 @@ class Engine(Flushes):
         nonfinite: str = "ignore",
     ) -> None:
         # Weak, or a store that is dropped would keep its memory until the garbage is collected.
-        adopt = weakref.WeakMethod(self._adopt)
-        layout = Layout(comm, kernels, sizing, adopt, common=placement.root is None)
+        adopt, start = weakref.WeakMethod(self._adopt), weakref.WeakMethod(self._start)
+        layout = Layout(comm, kernels, sizing, adopt, start, common=placement.root is None)
         presence = FlushAgreement(comm, layout, kernels, zeros, nonfinite)
         super().__init__(comm, kernels, layout, placement, presence)
 
@@ -85,6 +85,7 @@ class Engine(Flushes):
         for state in self.layout.states:
             state.launched = False
             self._adopt(state)
+            self._start(state)
         if rule.source is not before.source:
             self._dispose(before)
 
@@ -101,6 +102,11 @@ class Engine(Flushes):
         """Let the rule get what it needs for a bucket."""
         if self.placement.updates:
             self.rule.allocate(state)
+
+    def _start(self, state: BucketState) -> None:
+        """Let the rule make ready what it has for a bucket."""
+        if self.placement.updates:
+            self.rule.start(state)
 
     # Push
 

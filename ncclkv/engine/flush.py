@@ -104,10 +104,8 @@ class Flushes(Reads):
         flagged, states = self._flagged, [state for state in self.layout.states if state.pushed]
         if states and flagged is not None:
             flagged.find(states)
-            self.rule.compute_with(flagged.kernels)
             for state in states:
                 self._launcher.launch(state, self.rule, flagged=flagged)
-            self.rule.compute_with(self.kernels)
         self._complete(self.layout.states)
 
     def report(self) -> None:

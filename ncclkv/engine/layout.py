@@ -31,8 +31,8 @@ class Layout:
 
     Parameters
     ----------
-    adopt : weakref.WeakMethod
-        Of what is called with each new bucket.
+    adopt, start : weakref.WeakMethod
+        Called with each new bucket: before it is part of the layout, and when it has its values.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Layout:
         kernels: Kernels,
         sizing: Sizing,
         adopt: Callable[[], Callable[[BucketState], object] | None],
+        start: Callable[[], Callable[[BucketState], object] | None],
         *,
         common: bool,
     ) -> None:
@@ -50,6 +51,7 @@ class Layout:
         self._kernels = kernels
         self.sizing = sizing
         self._adopt = adopt
+        self._start = start
         self.common = common
         self.pending_bytes = 0
         self._pending: dict[Key, Array] = {}
@@ -90,6 +92,10 @@ class Layout:
         self.pending_bytes = 0
         self.states += states
         self._memory.add(states)
+        start = self._start()
+        if start is not None:
+            for state in states:
+                start(state)
 
     def unshare_weights(self) -> None:
         """Give this rank weights of its own, in all buckets, for good."""

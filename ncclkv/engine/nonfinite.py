@@ -34,21 +34,19 @@ class DeviceNonfiniteCheck:
     ----------
     skip : ndarray of int32, shape (1,)
         Not 0 when the flush that is under way comes to nothing.
-    kernels : SkippingKernels
     """
 
     def __init__(self, comm: Communicator, layout: Layout, kernels: Kernels) -> None:
         self.skip = kernels.zeros(1, _NUMBER)
-        self.kernels = PredicatedKernels(kernels, self.skip)
         self._comm = comm
         self._layout = layout
-        self._plain = kernels
+        self._kernels = kernels
         self._skipped = kernels.zeros(1, _NUMBER)
         self._keys = kernels.zeros(0, _NUMBER)
 
     def find(self, states: Sequence[BucketState]) -> None:
         """Look at what was pushed into some buckets, on all ranks."""
-        kernels, registry = self._plain, self._layout.registry
+        kernels, registry = self._kernels, self._layout.registry
         if self._keys.size < len(registry):
             more = kernels.zeros(len(registry), _NUMBER)
             kernels.pack(self._keys, more[: self._keys.size])
@@ -73,32 +71,11 @@ class DeviceNonfiniteCheck:
         own = frozenset(np.flatnonzero(self._read(self._keys)).tolist())
         nonfinite = self._comm.control.allgather(own, "where NaN or infinity was pushed")
         for flags in self._skipped, self._keys:
-            self._plain.fill(flags, 0)
+            self._kernels.fill(flags, 0)
         presence.tell(nonfinite, int(skipped))
 
     def _read(self, flags: Array) -> Any:
         """Flags, in host memory."""
         on_host = np.empty(flags.size, _NUMBER)
-        self._plain.unpack(flags, on_host)
+        self._kernels.unpack(flags, on_host)
         return on_host
-
-
-class PredicatedKernels:
-    """`Kernels` whose steps change nothing when a flag is not 0 at the time they are made.
-
-    Parameters
-    ----------
-    kernels : Kernels
-    skip : ndarray of int32, shape (1,)
-    """
-
-    def __init__(self, kernels: Kernels, skip: Array) -> None:
-        self._kernels = kernels
-        self._skip = skip
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernels, name)
-
-    def sgd(self, *arrays: Any, **numbers: Any) -> None:
-        """As of `Kernels`, but for the flag."""
-        self._kernels.sgd(*arrays, **numbers, skip=self._skip)

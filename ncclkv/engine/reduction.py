@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from time import perf_counter
 
 from ncclkv.comm.base import Communicator
@@ -12,6 +11,7 @@ from ncclkv.engine.nonfinite import DeviceNonfiniteCheck
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.update_rule import Assign, FusedRule, Rule
 from ncclkv.kernels.base import Kernels
+from ncclkv.optimizer.fused import Update
 from ncclkv.table import plan
 
 
@@ -37,17 +37,21 @@ class BucketReduction:
         state.launched = True
         since = perf_counter() if state.full else None
         root = self._placement.root
+        skip = None if flagged is None else flagged.skip
+        update = None
+        if self._placement.updates and isinstance(rule, FusedRule):
+            update = rule.begin(state, skip)
         for span in plan.spans(state.bucket, state.pushed):
             lo, hi, gradients, weights, label = state.span(span)
             receive = gradients
             apply: Apply | None = None
             if self._placement.updates:
-                if isinstance(rule, Assign) and flagged is not None:
-                    apply = self._unless(flagged, gradients, weights)
+                if isinstance(rule, Assign) and skip is not None:
+                    apply = self._unless(skip, gradients, weights)
                 elif isinstance(rule, Assign):
                     receive = weights
-                elif isinstance(rule, FusedRule):
-                    apply = partial(rule.apply, state, state.step, lo)
+                elif update is not None:
+                    apply = _shifted(update, lo)
             op = state.bucket.op
             if op == "avg" and active is not None and active < self._comm.size:
                 op, apply = "sum", self._dividing(receive, active, apply)
@@ -60,10 +64,10 @@ class BucketReduction:
                 state.mark_stale(lo, hi)
         state.pushed.clear()
 
-    def _unless(self, flagged: DeviceNonfiniteCheck, total: Array, weights: Array) -> Apply:
-        """Let a sum replace values, unless the flush comes to nothing."""
+    def _unless(self, skip: Array, total: Array, weights: Array) -> Apply:
+        """Let a sum replace values, unless the flush is skipped."""
         kernels = self._kernels
-        return lambda lo, hi: kernels.assign(total[lo:hi], weights[lo:hi], flagged.skip)
+        return lambda lo, hi: kernels.assign(total[lo:hi], weights[lo:hi], skip)
 
     def publish(self, state: BucketState, root: int) -> None:
         """Start to give every rank what the root alone has updated."""
@@ -88,3 +92,8 @@ class BucketReduction:
                 then(lo, hi)
 
         return apply
+
+
+def _shifted(update: Update, start: int) -> Apply:
+    """Return `update` on ranges that are counted from element `start` of the bucket."""
+    return lambda lo, hi: update(start + lo, start + hi)

@@ -7,63 +7,18 @@ bucket, lazily.  `FunctionRule`: the user's updater is called key by key before 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.errors import UsageError, annotate
 from ncclkv.kernels.base import Kernels
-from ncclkv.table.bucket import Bucket
+from ncclkv.optimizer.base import Optimizer
+from ncclkv.optimizer.captured import CapturedUpdates
+from ncclkv.optimizer.fused import FusedUpdater, Update
 from ncclkv.table.registry import Key, KeySpec
 
-Dtype = np.dtype[Any]
 UpdaterFunction = Callable[[Key, Array, Array], object]
-
-
-class FusedUpdater(Protocol):
-    """What a built-in optimizer offers the engine."""
-
-    optimizer: Any
-
-    @property
-    def can_skip(self) -> bool:
-        """Whether its updates can be left out by a flag that they read when they are made."""
-
-    def check(self, spec: KeySpec) -> None:
-        """Refuse keys that it cannot update."""
-
-    def allocate(self, bucket: Bucket, zeros: Callable[[int, Dtype], Array]) -> None:
-        """Get what it will remember of a bucket: the arrays of these numbers and dtypes."""
-
-    def step(self) -> Any:
-        """The update as its hyperparameters are now: an object that later changes do not touch."""
-
-    def hyperparameters(self) -> Any:
-        """Its hyperparameters as they are now, to be told to other ranks."""
-
-    def step_from(self, numbers: Any) -> Any:
-        """The update with a rank's `numbers`."""
-
-    def adopt(self, numbers: Any) -> None:
-        """Make a rank's `numbers` the optimizer's own."""
-
-    def apply(
-        self, step: Any, bucket: Bucket, weights: Array, gradients: Array, lo: int, hi: int
-    ) -> None:
-        """Update elements ``[lo, hi)`` of a bucket's weights with its reduced gradients."""
-
-    def compute_with(self, kernels: Kernels) -> None:
-        """Make other kernels those that the updates run on."""
-
-    def captured_constants(self) -> dict[str, Any]:
-        """All numbers of the optimizer that a captured update keeps: not its learning rate."""
-
-    def reset(self, bucket: Bucket, lo: int, hi: int) -> None:
-        """Forget what it remembers of elements ``[lo, hi)``."""
-
-    def states(self, bucket: Bucket, lo: int, hi: int) -> list[Array]:
-        """What it remembers of elements ``[lo, hi)``: views, to be read or written."""
 
 
 class Rule:
@@ -80,7 +35,10 @@ class Rule:
         """Refuse keys that the rule cannot update."""
 
     def allocate(self, state: BucketState) -> None:
-        """Get what is needed for a bucket."""
+        """Get the memory that is needed for a bucket."""
+
+    def start(self, state: BucketState) -> None:
+        """Make that memory ready; the bucket's weights have their values."""
 
     def step(self) -> Any:
         """What was in force when a key was pushed; keys of different steps fly apart."""
@@ -100,24 +58,34 @@ class Rule:
     def reset(self, slot: Slot) -> None:
         """Forget what is remembered of a key."""
 
-    def states(self, slot: Slot) -> list[Array]:
-        """What is remembered of a key: flat views, to be read or written."""
-        return []
+    def states(self, slot: Slot) -> dict[str, Array]:
+        """Return the states of a key by name: flat views, to be read or written."""
+        return {}
+
+    def count(self, slot: Slot) -> int:
+        """Return how often a key was updated."""
+        return 0
+
+    def set_count(self, slot: Slot, count: int) -> None:
+        """Make `count` the number of updates of a key."""
 
     def dispose(self) -> Exception | None:
         """End the use of the rule; return what the user's code raises there."""
         return None
 
-    def compute_with(self, kernels: Kernels) -> None:
-        """Make other kernels those that updates run on."""
+    def captured(self, states: Sequence[BucketState], kernels: Kernels) -> CapturedUpdates | None:
+        """Allocate what a captured step of some buckets needs, whose updates call `kernels`.
 
-    def captured_constants(self) -> dict[str, Any]:
-        """The numbers that a captured step keeps; `UsageError` when there can be no such step."""
-        return {}
-
-    def learning_rate(self) -> float | None:
-        """The number that a captured step reads anew at each replay, if there is one."""
+        Raises
+        ------
+        UsageError
+            When there can be no such step.
+        """
         return None
+
+    def recording(self, captured: CapturedUpdates | None) -> AbstractContextManager[None]:
+        """Take the updates that begin in a block as part of a captured step."""
+        return nullcontext()
 
 
 class Assign(Rule):
@@ -130,7 +98,6 @@ class FusedRule(Rule):
     def __init__(self, updater: FusedUpdater, name: str) -> None:
         self.updater = updater
         self.source = updater.optimizer
-        self.can_skip = updater.can_skip
         self.name = name
 
     def check(self, spec: KeySpec) -> None:
@@ -139,39 +106,44 @@ class FusedRule(Rule):
     def allocate(self, state: BucketState) -> None:
         self.updater.allocate(state.bucket, state.optimizer_state)
 
-    def step(self) -> Any:
+    def start(self, state: BucketState) -> None:
+        self.updater.start(state.bucket, state.weights)
+
+    def step(self) -> Optimizer:
         return self.updater.step()
 
     def hyperparameters(self) -> Any:
         return self.updater.hyperparameters()
 
-    def step_from(self, numbers: Any) -> Any:
+    def step_from(self, numbers: Any) -> Optimizer:
         return self.updater.step_from(numbers)
 
     def adopt(self, numbers: Any) -> None:
         self.updater.adopt(numbers)
 
-    def apply(self, state: BucketState, step: Any, start: int, lo: int, hi: int) -> None:
-        """Update a range counted from element `start` of the bucket."""
-        self.updater.apply(
-            step, state.bucket, state.weights, state.gradients, start + lo, start + hi
+    def begin(self, state: BucketState, skip: Array | None) -> Update:
+        """Count an update of what was pushed into a bucket, and return what updates its ranges."""
+        return self.updater.begin(
+            state.step, state.bucket, state.pushed, state.weights, state.gradients, skip
         )
 
-    def compute_with(self, kernels: Kernels) -> None:
-        self.updater.compute_with(kernels)
+    def captured(self, states: Sequence[BucketState], kernels: Kernels) -> CapturedUpdates:
+        return self.updater.captured([state.bucket for state in states], kernels)
 
-    def captured_constants(self) -> dict[str, Any]:
-        return self.updater.captured_constants()
-
-    def learning_rate(self) -> float | None:
-        rate: float = self.updater.optimizer.learning_rate
-        return rate
+    def recording(self, captured: CapturedUpdates | None) -> AbstractContextManager[None]:
+        return self.updater.recording(captured)
 
     def reset(self, slot: Slot) -> None:
-        self.updater.reset(slot.state.bucket, slot.entry.lo, slot.entry.hi)
+        self.updater.reset(slot.state.bucket, slot.entry.key, slot.state.weights)
 
-    def states(self, slot: Slot) -> list[Array]:
+    def states(self, slot: Slot) -> dict[str, Array]:
         return self.updater.states(slot.state.bucket, slot.entry.lo, slot.entry.hi)
+
+    def count(self, slot: Slot) -> int:
+        return self.updater.counts.count(slot.state.bucket, slot.entry.key)
+
+    def set_count(self, slot: Slot, count: int) -> None:
+        self.updater.counts.set(slot.state.bucket, slot.entry.key, count)
 
 
 class Raised(NamedTuple):
@@ -229,7 +201,7 @@ class FunctionRule(Rule):
                 return Raised(error, key)
         return None
 
-    def captured_constants(self) -> dict[str, Any]:
+    def captured(self, states: Sequence[BucketState], kernels: Kernels) -> None:
         raise UsageError(
             f"the updater {self.name} is a function, which a captured step would not call; set an "
             f"optimizer instead, or make the step's calls each time"

@@ -177,4 +177,4 @@ class Verify:
         slot = layout[key]
         if self._engine.placement.root is not None:
             return [slot.weight]
-        return [slot.weight, *self._engine.rule.states(slot)]
+        return [slot.weight, *self._engine.rule.states(slot).values()]

@@ -7,7 +7,8 @@ nothing that outlives it and checks nothing: shapes and dtypes were checked when
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +16,17 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
-class Segments(NamedTuple):
-    """Ranges that follow one another, with factors of their own for two numbers of a step.
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Ranges of a bucket that follow one another, each with its own row of scalars.
 
-    Segment i is elements ``[offsets[i], offsets[i + 1])``.
+    Attributes
+    ----------
+    bounds : ndarray of int64, shape (n + 1,)
+        Segment i is elements ``[bounds[i], bounds[i + 1])``; not changed once it is made.
     """
 
-    offsets: tuple[int, ...]
-    lr_mult: tuple[float, ...]
-    wd_mult: tuple[float, ...]
+    bounds: NDArray[np.int64]
 
 
 class Kernels(Protocol):
@@ -93,25 +96,34 @@ class Kernels(Protocol):
         `skip` is an array of one int32 in the memory of both, read when the copy is made.
         """
 
-    def sgd(
+    def update(
         self,
+        program: str,
         weights: Array,
         gradients: Array,
-        momenta: Array | None,
-        *,
-        learning_rate: float | Array,
-        momentum: float,
-        weight_decay: float,
-        rescale: float,
-        clip: float | None,
-        segments: Segments | None = None,
+        states: Sequence[Array],
+        scalars: Array,
+        segments: Segments,
         skip: Array | None = None,
     ) -> None:
-        """One step of stochastic gradient descent on `weights` (and `momenta`) in place.
+        """Update `weights` and `states` in place by one step of a program, segment by segment.
 
-        Only `segments` are updated, if they are given, and with their factors.  A learning rate
-        that is an array, of one float64 in the weights' memory, is read when the step is made; and
-        so is `skip`, as in `assign`: unless it is 0, nothing is changed.
+        Parameters
+        ----------
+        program : str
+            A name in `ncclkv.kernels.programs.PROGRAMS`.
+        weights, gradients : array, shape (n,)
+            float16, bfloat16, float32 or float64, and of one dtype; gradients are left unchanged.
+            16-bit weights are updated in float32 and rounded once.
+        states : sequence of array, shape (n,)
+            float32 for 16-bit weights, else of the weights' dtype.
+        scalars : array of float64, shape (segments, k)
+            One row for each segment, in the kernels' memory and read when the update runs, so that
+            a replay of a captured update reads the numbers that are there then.
+        segments : Segments
+            The ranges to update; elements outside of them are left unchanged.
+        skip : array of int32, shape (1,), optional
+            As for `assign`: unless ``skip[0]`` is 0, nothing is changed.
         """
 
     def checksums(self, arrays: Sequence[Array]) -> Array:

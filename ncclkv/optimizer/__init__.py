@@ -6,10 +6,10 @@ from typing import Any
 
 from ncclkv.arguments import check_length, nearest
 from ncclkv.errors import UsageError
-from ncclkv.optimizer.base import Optimizer
+from ncclkv.optimizer.base import Optimizer, State
 from ncclkv.optimizer.sgd import SGD
 
-__all__ = ["SGD", "Optimizer", "create"]
+__all__ = ["SGD", "Optimizer", "State", "create"]
 
 
 def __dir__() -> list[str]:

@@ -1,54 +1,50 @@
-"""What every optimizer has in common."""
+"""The base class of optimizers: what each one declares."""
 
 from __future__ import annotations
 
-import math
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ncclkv.arguments import check_length
-from ncclkv.errors import UsageError
-from ncclkv.kernels.base import Array, Kernels, Segments
+from ncclkv.arrays.dtypes import is_low_precision
+from ncclkv.optimizer.factors import Factors, checked_factors
+from ncclkv.optimizer.numbers import clipping_bound, finite
 from ncclkv.typing import Key
 
-# What `float` takes all the same: texts, and NumPy's complex numbers without their imaginary part.
-_NO_NUMBERS = (str, bytes, np.complexfloating)
 
+class State(NamedTuple):
+    """An array that an optimizer keeps for each array of weights.
 
-def finite(name: str, value: Any, *, least: float | None = None) -> float:
-    """Return `value` as a float, or say what is wrong with the argument `name`.
-
-    Raises
-    ------
-    UsageError
-        When `value` is not a finite real number, or is less than `least`.
-
-    Examples
-    --------
-    >>> finite("wd", 1, least=0.0)
-    1.0
+    Attributes
+    ----------
+    name : str
+        An identifier; it names the array in checkpoints.
+    dtype : str
+        ``"compute"`` is float32 for 16-bit weights and else the weights' dtype; or the name of a
+        dtype.
+    init : str
+        First elements: ``"zeros"``, or ``"weights"`` for a copy of the weights.
     """
-    check_length(name, value)
-    try:
-        number = float("nan") if isinstance(value, _NO_NUMBERS) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = float("nan")
-    if not math.isfinite(number):
-        raise UsageError(f"{name} is {value!r}; give a finite number")
-    if least is not None and number < least:
-        raise UsageError(f"{name} is {value!r}; give a number of at least {least:g}")
-    return number
+
+    name: str
+    dtype: str = "compute"
+    init: str = "zeros"
+
+    def dtype_for(self, weights: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the dtype of the state of such weights."""
+        if self.dtype != "compute":
+            return np.dtype(self.dtype)
+        return np.dtype(np.float32) if is_low_precision(weights) else weights
 
 
 class Optimizer(ABC):
-    """A rule that folds a gradient into a weight; names are MXNet's.
+    """A rule that updates weights by their gradients; names are MXNet's.
 
-    A subclass says in `state_count` how many arrays it keeps for each weight array (of the
-    weights' length, zero at first; float32 where weights are 16-bit floats), and updates flat
-    ranges of weights in `update`.
+    A subclass declares its `program`, its `states`, and in `scalars` the numbers of one key's
+    update.  The store makes the arrays, counts the updates and calls the kernels.
 
     Parameters
     ----------
@@ -57,21 +53,24 @@ class Optimizer(ABC):
     wd : float
         Weight decay, at least 0.
     rescale_grad : float
-        Every gradient is multiplied by this before anything else.
+        Factor of every gradient, applied before anything else.
     clip_gradient : float, optional
         Bound, above 0, on the absolute value of each element of the rescaled gradient.
 
     Attributes
     ----------
     wd, rescale_grad, clip_gradient
-        As given; assigning to them takes effect at the next update.  Give every rank the same.
-    capturable : bool
-        Whether all that `update` does is to call kernels, with `learning_rate` as it is and without
-        a new array: then a captured step can be replayed with another one.  Each class says so for
-        itself.
+        As given; an assignment takes effect at the next update.  Give every rank the same.
     lr_mult, wd_mult : dict
-        Factors by key of the learning rate and of the weight decay; 1 for keys not named.  Items
-        put into them are checked by the next push.
+        Factors by key of the learning rate and of the weight decay; 1 for keys not named.  The next
+        push checks items that were put into them.
+    program : str
+        Name of the arithmetic in `ncclkv.kernels.programs.PROGRAMS`.
+    counted : bool
+        Whether `scalars` reads its `count`.  False spares a table of scalars at each push.
+    norms : bool
+        Whether an update needs the norms of each key's weights and gradient.  No store computes
+        them yet.
 
     Raises
     ------
@@ -79,7 +78,11 @@ class Optimizer(ABC):
         When an argument, or what is assigned to an attribute, is not such a number.
     """
 
-    capturable: ClassVar[bool] = False
+    program: ClassVar[str]
+    counted: ClassVar[bool] = False
+    norms: ClassVar[bool] = False
+
+    _assignments = 0
 
     def __init__(
         self,
@@ -95,6 +98,16 @@ class Optimizer(ABC):
         self.clip_gradient = clip_gradient
         self.lr_mult = {}
         self.wd_mult = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Assign, and count the assignment: see `version`."""
+        super().__setattr__(name, value)
+        self.__dict__["_assignments"] = self._assignments + 1
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """A value that differs after each assignment, and each change of `lr_mult` or `wd_mult`."""
+        return self._assignments, self._lr_mult.version, self._wd_mult.version
 
     @property
     def learning_rate(self) -> float:
@@ -116,7 +129,7 @@ class Optimizer(ABC):
 
     @property
     def rescale_grad(self) -> float:
-        """What every gradient is multiplied by."""
+        """The factor of every gradient."""
         return self._rescale_grad
 
     @rescale_grad.setter
@@ -130,7 +143,7 @@ class Optimizer(ABC):
 
     @clip_gradient.setter
     def clip_gradient(self, clip_gradient: float | None) -> None:
-        self._clip_gradient = _bound(clip_gradient)
+        self._clip_gradient = clipping_bound(clip_gradient)
 
     @property
     def lr_mult(self) -> dict[Key, float]:
@@ -162,7 +175,7 @@ class Optimizer(ABC):
         UsageError
             When `factors` is not a mapping of keys to finite numbers.
         """
-        self._lr_mult = checked_factors("lr_mult", factors)
+        self._lr_mult = Factors(checked_factors("lr_mult", factors))
 
     def set_wd_mult(self, factors: Mapping[Key, float]) -> None:
         """Replace the factors of the weight decay by key.
@@ -172,64 +185,63 @@ class Optimizer(ABC):
         UsageError
             When `factors` is not a mapping of keys to finite numbers.
         """
-        self._wd_mult = checked_factors("wd_mult", factors)
+        self._wd_mult = Factors(checked_factors("wd_mult", factors))
 
     @property
     @abstractmethod
-    def state_count(self) -> int:
-        """How many state arrays belong to each weight array."""
+    def states(self) -> tuple[State, ...]:
+        """The arrays that belong to each array of weights, in the order of the program."""
 
     @abstractmethod
-    def update(
-        self,
-        kernels: Kernels,
-        weights: Array,
-        gradients: Array,
-        states: Sequence[Array],
-        segments: Segments | None = None,
-    ) -> None:
-        """Fold `gradients` into `weights` and `states`, in place.
+    def scalars(self, key: Key, count: int) -> tuple[float, ...]:
+        """Return the row of numbers with which the program updates a key.
+
+        Keys with equal factors and counts must have equal rows: one is computed for all of them.
 
         Parameters
         ----------
-        kernels : Kernels
-            Those of the device that holds the arrays.
-        weights, gradients : ndarray, shape (n,)
-            Of one dtype; gradients are left unchanged.
-        states : sequence of ndarray, shape (n,)
-            `state_count` of them.
-        segments : Segments, optional
-            The ranges to update, with factors of the learning rate and of the weight decay; by
-            default all, with none.
+        key : int or str
+            Read only to look up its factors, as `learning_rate_of` and `wd_of` do.
+        count : int
+            The number of this update of the key, from 1.
         """
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Everything that decides an update, as plain values that ranks can compare.
+        """Return everything that decides an update, as plain values that ranks can compare.
 
         Raises
         ------
         UsageError
-            When `lr_mult` or `wd_mult` has been given an item that is not a finite number.
+            When `lr_mult` or `wd_mult` has an item that is not a finite number.
         """
 
+    def learning_rate_of(self, key: Key) -> float:
+        """Return the learning rate of a key."""
+        return self.learning_rate * self._lr_mult.get(key, 1.0)
 
-def _bound(clip_gradient: float | None) -> float | None:
-    """Check a clipping bound; zero would silently train nothing."""
-    if clip_gradient is None:
-        return None
-    bound = finite("clip_gradient", clip_gradient)
-    if bound <= 0:
-        raise UsageError(
-            f"clip_gradient is {clip_gradient!r}; give a bound above 0, or None to clip nothing"
-        )
-    return bound
+    def wd_of(self, key: Key) -> float:
+        """Return the weight decay of a key."""
+        return self.wd * self._wd_mult.get(key, 1.0)
 
+    def factors(self) -> dict[str, dict[Key, float]]:
+        """Return `lr_mult` and `wd_mult` by name, checked and copied, for `config`."""
+        return {
+            "lr_mult": dict(self._lr_mult.frozen("lr_mult")),
+            "wd_mult": dict(self._wd_mult.frozen("wd_mult")),
+        }
 
-def checked_factors(name: str, factors: Mapping[Key, float]) -> dict[Key, float]:
-    """Check factors by key; the dict returned is a new one."""
-    if not isinstance(factors, Mapping):
-        raise UsageError(f"{name} is a {type(factors).__name__}; give a dict of factors by key")
-    for key in factors:
-        check_length(f"a key of {name}", key)
-    return {key: finite(f"{name} of key {key!r}", factor) for key, factor in factors.items()}
+    def snapshot(self) -> Optimizer:
+        """Return a copy that later changes leave as it is.
+
+        Snapshots taken between two changes of the factors share their dicts.
+
+        Raises
+        ------
+        UsageError
+            As of `config`.
+        """
+        made = copy.copy(self)
+        made.__dict__["_lr_mult"] = self._lr_mult.frozen("lr_mult")
+        made.__dict__["_wd_mult"] = self._wd_mult.frozen("wd_mult")
+        return made

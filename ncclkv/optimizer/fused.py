@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -12,16 +12,55 @@ from ncclkv.arrays.dtypes import dtype_name, is_low_precision
 from ncclkv.errors import DTypeMismatch, NotSupported
 from ncclkv.kernels.base import Array, Kernels, Segments
 from ncclkv.optimizer.base import Optimizer
+from ncclkv.optimizer.captured import CapturedUpdates
+from ncclkv.optimizer.counts import UpdateCounts
 from ncclkv.optimizer.restore import set_config
+from ncclkv.optimizer.scalar_rows import RowCache
 
 if TYPE_CHECKING:
     from ncclkv.table.bucket import Bucket
-    from ncclkv.table.registry import KeySpec
+    from ncclkv.table.registry import Key, KeySpec
+
+MakeState = Callable[[str, np.dtype[Any]], Array]
+"""``make(name, dtype)`` is an array of zeros, as long as the bucket."""
 
 
-def state_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of the state of weights: float32 for 16-bit floats, else theirs."""
-    return np.dtype(np.float32) if is_low_precision(dtype) else dtype
+class Rows(Protocol):
+    """The scalars of an update."""
+
+    def cut(self, kernels: Kernels, lo: int, hi: int) -> tuple[Segments, Array]:
+        """Return the segments of elements ``[lo, hi)``, and their rows in the kernels' memory."""
+
+
+class Update:
+    """One update of a bucket, whose ranges are updated as their sums arrive."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        program: str,
+        arrays: tuple[Array, Array, Sequence[Array]],
+        rows: Rows,
+        skip: Array | None,
+    ) -> None:
+        self._kernels = kernels
+        self._program = program
+        self._weights, self._gradients, self._states = arrays
+        self._rows = rows
+        self._skip = skip
+
+    def __call__(self, lo: int, hi: int) -> None:
+        """Update elements ``[lo, hi)`` of the bucket."""
+        segments, scalars = self._rows.cut(self._kernels, lo, hi)
+        self._kernels.update(
+            self._program,
+            self._weights,
+            self._gradients,
+            self._states,
+            scalars,
+            segments,
+            self._skip,
+        )
 
 
 class FusedUpdater:
@@ -30,7 +69,7 @@ class FusedUpdater:
     Parameters
     ----------
     optimizer : Optimizer
-        Read anew at each push, so changes of its attributes take effect.
+        Its numbers are looked at in each push, so changes of its attributes take effect.
     kernels : Kernels
         Those of the device that holds the buckets.
 
@@ -38,19 +77,35 @@ class FusedUpdater:
     ----------
     optimizer : Optimizer
         As given.
+    program : str
+        The optimizer's.
+    counts : UpdateCounts
+        Updates of each key, counted once a launch.
+
+    Raises
+    ------
+    NotSupported
+        When the optimizer needs norms.
     """
 
     def __init__(self, optimizer: Optimizer, kernels: Kernels) -> None:
+        if optimizer.norms:
+            raise NotSupported(
+                f"{type(optimizer).__name__} needs the norms of weights and gradients, which no "
+                f"store computes in this version; set an optimizer without them"
+            )
         self.optimizer = optimizer
+        self.program = optimizer.program
+        self.counts = UpdateCounts()
         self._kernels = kernels
-        self._states: dict[int, list[Array]] = {}
+        self._declared = optimizer.states
+        self._states: dict[int, dict[str, Array]] = {}
+        self._rows = RowCache(self.counts)
+        self._captured: CapturedUpdates | None = None
+        self._version: object = None
         self._config: dict[str, Any] = {}
         self._step = optimizer
-
-    @property
-    def can_skip(self) -> bool:
-        """Whether its updates are the kernels' alone, which read a flag when they are made."""
-        return bool(vars(type(self.optimizer)).get("capturable", False))
+        self._other: tuple[Mapping[str, Any], Optimizer] | None = None
 
     def check(self, spec: KeySpec) -> None:
         """Refuse a key that the optimizer cannot update.
@@ -68,141 +123,131 @@ class FusedUpdater:
                 "without an optimizer, or give set_updater a function"
             )
 
-    def allocate(self, bucket: Bucket, zeros: Callable[[int, np.dtype[Any]], Array]) -> None:
-        """Get the state of a bucket's weights.
-
-        Parameters
-        ----------
-        bucket : Bucket
-        zeros : callable
-            ``zeros(number, dtype)`` is the array of that number, shape (bucket.count,).
-        """
-        dtype = state_dtype(bucket.dtype)
-        self._states[bucket.index] = [
-            zeros(number, dtype) for number in range(self.optimizer.state_count)
-        ]
+    # Numbers
 
     def step(self) -> Optimizer:
-        """The optimizer with its numbers as they are now; the same object until one changes.
+        """Return a snapshot of the optimizer; the same object until one of its numbers changes.
 
         A push may be applied after the user has changed the learning rate for the next one.
 
         Raises
         ------
         UsageError
-            When a factor of the optimizer's is not a finite number.
+            When a factor of the optimizer is not a finite number.
         """
-        config = self.optimizer.config()
-        if self._config != config:
-            step = copy.copy(self.optimizer)
-            # To assign the factors is to check and to copy them.
-            step.lr_mult, step.wd_mult = self.optimizer.lr_mult, self.optimizer.wd_mult
-            self._config, self._step = config, step
+        version = self.optimizer.version
+        if version != self._version:
+            # Compared by value: ranks launch alike, also when one of them assigns an equal number.
+            config = self.optimizer.config()
+            if config != self._config:
+                self._config, self._step = config, self.optimizer.snapshot()
+            self._version = version
         return self._step
 
     def hyperparameters(self) -> dict[str, Any]:
-        """The optimizer's numbers as they are now, for other ranks."""
-        return self.optimizer.config()
+        """Return the optimizer's numbers as they are now, for other ranks."""
+        self.step()
+        return self._config
 
     def step_from(self, numbers: Mapping[str, Any]) -> Optimizer:
-        """The optimizer with a rank's `numbers`, which may be other than they are here."""
-        if numbers == self.optimizer.config():
-            return self.step()
-        step = copy.copy(self.optimizer)
-        step.lr_mult, step.wd_mult = self.optimizer.lr_mult, self.optimizer.wd_mult
-        set_config(step, numbers)
-        return step
+        """Return a snapshot with the `numbers` of a rank, which may differ from this rank's."""
+        step = self.step()
+        if numbers == self._config:
+            return step
+        if self._other is None or self._other[0] != numbers:
+            other = self.optimizer.snapshot()
+            set_config(other, numbers)
+            self._other = numbers, other.snapshot()
+        return self._other[1]
 
     def adopt(self, numbers: Mapping[str, Any]) -> None:
         """Give the optimizer a rank's `numbers`."""
         set_config(self.optimizer, numbers)
 
-    def apply(
+    # States
+
+    def allocate(self, bucket: Bucket, make: MakeState) -> None:
+        """Get the states of a bucket; `start` makes them ready."""
+        self._states[bucket.index] = {
+            state.name: make(state.name, state.dtype_for(bucket.dtype)) for state in self._declared
+        }
+
+    def start(self, bucket: Bucket, weights: Array) -> None:
+        """Fill the states that begin as a copy of the weights, shape (bucket.count,)."""
+        for state in self._declared:
+            if state.init == "weights":
+                self._kernels.unpack(weights, self._states[bucket.index][state.name])
+
+    def reset(self, bucket: Bucket, key: Key, weights: Array) -> None:
+        """Make the states of a key what they are at first, and its count 0."""
+        entry = bucket.entries[bucket.numbers[key]]
+        states = self.states(bucket, entry.lo, entry.hi)
+        for state in self._declared if states else ():
+            if state.init == "weights":
+                self._kernels.unpack(weights[entry.lo : entry.hi], states[state.name])
+            else:
+                states[state.name][...] = 0
+        self.counts.set(bucket, key, 0)
+
+    def states(self, bucket: Bucket, lo: int, hi: int) -> dict[str, Array]:
+        """Return the states of elements ``[lo, hi)`` by name, as views; none where others update.
+
+        Returns
+        -------
+        dict of ndarray, shape (hi - lo,)
+        """
+        states = self._states.get(bucket.index, {})
+        return {name: state[lo:hi] for name, state in states.items()}
+
+    # Updates
+
+    def begin(
         self,
         step: Optimizer,
         bucket: Bucket,
+        keys: Collection[Key],
         weights: Array,
         gradients: Array,
-        lo: int,
-        hi: int,
-    ) -> None:
-        """Update elements ``[lo, hi)`` of a bucket.
+        skip: Array | None = None,
+    ) -> Update:
+        """Count an update of some keys, and return what updates their ranges.
 
         Parameters
         ----------
         step : Optimizer
             What `step` returned when the gradients were pushed.
         bucket : Bucket
-            The layout of the arrays.
+        keys : collection
+            Keys of the bucket.
         weights, gradients : ndarray, shape (bucket.count,)
-            The whole bucket's; gradients are left unchanged.
-        lo, hi : int
-            The range of elements.
+            Of the whole bucket; gradients are left unchanged.
+        skip : ndarray of int32, shape (1,), optional
+            As of `Kernels.update`.
         """
-        step.update(
-            self._kernels,
-            weights[lo:hi],
-            gradients[lo:hi],
-            [state[lo:hi] for state in self._states[bucket.index]],
-            _segments(step, bucket, lo, hi),
+        rows: Rows
+        if self._captured is None:
+            kernels = self._kernels
+            self.counts.add(bucket, keys)
+            rows = self._rows.rows(step, bucket)
+        else:
+            kernels = self._captured.kernels
+            rows = self._captured.rows(bucket, keys)
+        states = tuple(self._states[bucket.index].values())
+        return Update(kernels, self.program, (weights, gradients, states), rows, skip)
+
+    # Captures
+
+    def captured(self, buckets: Sequence[Bucket], kernels: Kernels) -> CapturedUpdates:
+        """Allocate the scalars of a captured step, whose updates call `kernels`."""
+        return CapturedUpdates(
+            self.program, self.step, self.counts, buckets, self._kernels, kernels
         )
 
-    def compute_with(self, kernels: Kernels) -> None:
-        """Make other kernels those that the updates run on."""
-        self._kernels = kernels
-
-    def captured_constants(self) -> dict[str, Any]:
-        """All numbers of the optimizer but its learning rate, which a captured update reads anew.
-
-        Raises
-        ------
-        NotSupported
-            When the optimizer's class does not say that it can be captured.
-        """
-        kind = type(self.optimizer)
-        # Its own word and not an inherited one: a subclass may do more in its `update`.
-        if not vars(kind).get("capturable", False):
-            raise NotSupported(
-                f"{kind.__name__} does not say that its update can be captured; set an SGD, or "
-                f"make the step's calls each time"
-            )
-        config = self.optimizer.config()
-        del config["learning_rate"]
-        return config
-
-    def reset(self, bucket: Bucket, lo: int, hi: int) -> None:
-        """Forget the state of elements ``[lo, hi)`` of a bucket."""
-        for state in self.states(bucket, lo, hi):
-            state[...] = 0
-
-    def states(self, bucket: Bucket, lo: int, hi: int) -> list[Array]:
-        """The state of elements ``[lo, hi)`` of a bucket, as views; none where others update.
-
-        Returns
-        -------
-        list of ndarray, shape (hi - lo,)
-            Of dtype `state_dtype`.
-        """
-        return [state[lo:hi] for state in self._states.get(bucket.index, ())]
-
-
-def _segments(optimizer: Optimizer, bucket: Bucket, lo: int, hi: int) -> Segments | None:
-    """Cut ``[lo, hi)`` at keys, if one of them has a factor; counted from `lo`.
-
-    The padding behind a key is updated with it: zeros stay zeros.
-    """
-    lr_mult, wd_mult = optimizer.lr_mult, optimizer.wd_mult
-    named = lr_mult.keys() | wd_mult.keys()
-    if not named or named.isdisjoint(e.key for e in bucket.entries):
-        return None
-    starts = [*(e.lo for e in bucket.entries[1:]), bucket.count]
-    inside = [
-        (min(hi, stop) - lo, e.key)
-        for e, stop in zip(bucket.entries, starts, strict=True)
-        if stop > lo and e.lo < hi
-    ]
-    return Segments(
-        (0, *(stop for stop, _ in inside)),
-        tuple(lr_mult.get(key, 1.0) for _, key in inside),
-        tuple(wd_mult.get(key, 1.0) for _, key in inside),
-    )
+    @contextmanager
+    def recording(self, captured: CapturedUpdates | None) -> Iterator[None]:
+        """Take the updates that begin in a block as part of a captured step, and count none."""
+        self._captured = captured
+        try:
+            yield
+        finally:
+            self._captured = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ncclkv.arguments import known_arguments
-from ncclkv.kernels.base import Array, Kernels, Segments
-from ncclkv.optimizer.base import Optimizer, checked_factors, finite
+from ncclkv.optimizer.base import Optimizer, State
+from ncclkv.optimizer.numbers import finite
+from ncclkv.typing import Key
 
 
 class SGD(Optimizer):
@@ -21,7 +21,7 @@ class SGD(Optimizer):
 
     The arithmetic is that of ``sgd_update`` and ``sgd_mom_update`` (MXNet
     ``src/operator/optimizer_op-inl.h``).  The learning rate is inside the momentum, so a change of
-    it affects only gradients still to come; torch applies it to the momentum as a whole.  16-bit
+    it affects only later gradients; torch applies it to the momentum as a whole.  16-bit
     weights are updated in float32, with float32 momenta, and rounded once an update.
 
     Parameters
@@ -44,7 +44,7 @@ class SGD(Optimizer):
     SGD(learning_rate=0.1, momentum=0.9, wd=0.0, rescale_grad=1.0, clip_gradient=None)
     """
 
-    capturable = True
+    program = "sgd"
 
     # Arguments go by name: the first one is learning_rate in MXNet 2.0 and momentum in 1.9.
     @known_arguments("SGD", lr="learning_rate", weight_decay="wd")
@@ -77,29 +77,19 @@ class SGD(Optimizer):
         return self._momentum
 
     @property
-    def state_count(self) -> int:
-        """One, the momenta, or none without momentum."""
-        return 1 if self.momentum else 0
+    def states(self) -> tuple[State, ...]:
+        """The momentum, or no state without one."""
+        return (State("momentum"),) if self.momentum else ()
 
-    def update(
-        self,
-        kernels: Kernels,
-        weights: Array,
-        gradients: Array,
-        states: Sequence[Array],
-        segments: Segments | None = None,
-    ) -> None:
-        """Take one step, in place; parameters as for `Optimizer.update`."""
-        kernels.sgd(
-            weights,
-            gradients,
-            states[0] if states else None,
-            learning_rate=self.learning_rate,
-            momentum=self.momentum,
-            weight_decay=self.wd,
-            rescale=self.rescale_grad,
-            clip=self.clip_gradient,
-            segments=segments,
+    def scalars(self, key: Key, count: int) -> tuple[float, ...]:
+        """Return learning rate, momentum, weight decay, rescale_grad and the clipping bound."""
+        clip = self.clip_gradient
+        return (
+            self.learning_rate_of(key),
+            self.momentum,
+            self.wd_of(key),
+            self.rescale_grad,
+            -1.0 if clip is None else clip,
         )
 
     def config(self) -> dict[str, Any]:
@@ -111,6 +101,5 @@ class SGD(Optimizer):
             "wd": self.wd,
             "rescale_grad": self.rescale_grad,
             "clip_gradient": self.clip_gradient,
-            "lr_mult": checked_factors("lr_mult", self.lr_mult),
-            "wd_mult": checked_factors("wd_mult", self.wd_mult),
+            **self.factors(),
         }

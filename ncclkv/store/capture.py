@@ -32,13 +32,13 @@ class CapturedStep:
 
         The replay starts after all work on CuPy's current stream, and later work on that stream
         starts after the replay.  The host waits for nothing.  What was pushed and not flushed is
-        launched first.  The optimizer's learning rate is what it is now.
+        launched first.  The optimizer's numbers are what they are now.
 
         Raises
         ------
         UsageError
             When the step was closed, or its block did not come to its end; when the store has
-            another updater now, or another hyperparameter than the learning rate has changed.
+            another updater now; when a factor of the optimizer is not a finite number.
         """
         engine = self._context.engine
         with self._context.session.verb("replay"):
@@ -51,7 +51,7 @@ class CapturedStep:
             recording.check(engine.rule)
             self._context.calls.note("replay")
             engine.settle(recording.states)
-            recording.write_learning_rate()
+            recording.write_scalars()
             recording.graph.launch().wait()
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class Captures:
                 "capture: some keys have no place yet, which the first push gives them; make the "
                 "same step once before it is captured"
             )
-        return Recording(self._engine.kernels, self._engine.rule)
+        return Recording(self._engine.kernels, self._engine.rule, self._engine.layout.states)
 
     @contextmanager
     def _recorded(self, recording: Recording) -> Iterator[None]:

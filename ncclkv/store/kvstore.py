@@ -459,8 +459,7 @@ are ints, such as 3; use one kind
         stream inside the block are captured too.  They must have been launched before, may allocate
         no memory, and may use only memory that lives as long as the step.
 
-        A replay uses the optimizer's learning rate as it is then, and its other hyperparameters as
-        they were in the block.
+        A replay uses the optimizer's hyperparameters as they are then.
 
         Yields
         ------
@@ -470,8 +469,7 @@ are ints, such as 3; use one kind
         Raises
         ------
         NotSupported
-            When the store is in host memory, ``NCCL_COMM_BLOCKING=0`` is set, or its optimizer does
-            not say that it can be captured.
+            When the store is in host memory, or ``NCCL_COMM_BLOCKING=0`` is set.
         UsageError
             When the updater is a function, keys have no place yet, or the step has not been made
             before; for NumPy arrays, and others that a capture cannot take; for all other verbs.

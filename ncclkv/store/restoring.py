@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.arrays.dtypes import dtype_name
 from ncclkv.checkpoint.manifest import Manifest, state_name, updater_name, value_name
 from ncclkv.checkpoint.tensors import Tensor
 from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.update_rule import FunctionRule, FusedRule
 from ncclkv.errors import CheckpointError, UsageError
 from ncclkv.optimizer.base import Optimizer
-from ncclkv.optimizer.fused import FusedUpdater, state_dtype
+from ncclkv.optimizer.fused import FusedUpdater
 from ncclkv.optimizer.restore import check_config, from_config, set_config
 from ncclkv.store.agreement import from_rank, propose
 from ncclkv.store.context import Context
@@ -162,21 +163,25 @@ class Restoring:
         layout.seal()
         for specs in _parts(head.specs):
             wanted = [
-                (state_name(spec.index, number), Tensor(spec.shape, dtype))
+                (state_name(spec.index, name), Tensor(spec.shape, dtype))
                 for spec in specs
-                for number, dtype in enumerate(head.states[spec.index])
+                for name, dtype in head.states[spec.index].items()
             ]
             given: list[Array] = _given(wanted, arrays)
             if self._engine.placement.root is None and given:
                 given = from_rank(self._comm, given, self._leader)
             for spec in specs:
                 rule.reset(layout[spec.key])
+                rule.set_count(layout[spec.key], head.updates[spec.index])
             if not self._engine.placement.updates:
                 continue
-            slots = [layout[s.key] for s in specs for _ in head.states[s.index]]
-            numbers = [n for s in specs for n in range(len(head.states[s.index]))]
-            for slot, number, array in zip(slots, numbers, given, strict=True):
-                self._engine.kernels.pack(array, rule.states(slot)[number])
+            targets = [
+                rule.states(layout[spec.key])[name]
+                for spec in specs
+                for name in head.states[spec.index]
+            ]
+            for target, array in zip(targets, given, strict=True):
+                self._engine.kernels.pack(array, target)
             self._comm.keep_alive(*given)
 
     def _copied(self, given: Array) -> Array:
@@ -229,15 +234,20 @@ def _check_keys(saved: Sequence[KeySpec], known: Sequence[KeySpec]) -> None:
 
 
 def _check_states(head: Manifest, optimizer: Optimizer) -> None:
-    """Refuse the state of an optimizer that has other state arrays."""
+    """Refuse states that an optimizer of this kind does not have."""
     for spec, dtypes in zip(head.specs, head.states, strict=True):
-        # A key that had no place yet has none, which are zeros.
-        expected = (state_dtype(spec.dtype),) * optimizer.state_count
+        expected = {state.name: state.dtype_for(spec.dtype) for state in optimizer.states}
+        # A key that had no place has no states in the checkpoint: they start anew.
         if dtypes and dtypes != expected:
             raise CheckpointError(
-                f"of key {spec.key!r} the checkpoint has {len(dtypes)} arrays ({dtypes[0]} and so "
-                f"on) of what {optimizer!r} remembers, which are {len(expected)}"
+                f"the states of key {spec.key!r} in the checkpoint are {_in_words(dtypes)}, and "
+                f"{optimizer!r} has {_in_words(expected)}"
             )
+
+
+def _in_words(dtypes: Mapping[str, np.dtype[Any]]) -> str:
+    """Return the names and dtypes of states."""
+    return ", ".join(f"{name} ({dtype_name(dtype)})" for name, dtype in dtypes.items()) or "none"
 
 
 def _given(wanted: Sequence[tuple[str, Tensor]], arrays: Mapping[str, Array]) -> list[Array]:

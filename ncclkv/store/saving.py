@@ -58,7 +58,11 @@ class Saving:
             tuple(registry),
             values,
             self._optimizer_head(config),
-            tuple(tuple(state.dtype for state in self._states(spec.key)) for spec in registry),
+            tuple(
+                {name: state.dtype for name, state in self._states(spec.key).items()}
+                for spec in registry
+            ),
+            tuple(self._updates(spec.key) for spec in registry),
             None if items is None else [(key, _form(item)) for key, item in items],
             run,
         )
@@ -81,10 +85,15 @@ class Saving:
                 numbers[name] = number
         return OptimizerManifest(kind, numbers)
 
-    def _states(self, key: Key) -> list[Array]:
-        """Return the optimizer's state of a key: no arrays while the key has no place."""
+    def _states(self, key: Key) -> dict[str, Array]:
+        """Return the optimizer's states of a key; none where the key has no place yet."""
         layout = self._engine.layout
-        return self._engine.rule.states(layout[key]) if key in layout else []
+        return self._engine.rule.states(layout[key]) if key in layout else {}
+
+    def _updates(self, key: Key) -> int:
+        """Return how often the optimizer has updated a key."""
+        layout = self._engine.layout
+        return self._engine.rule.count(layout[key]) if key in layout else 0
 
     def _arrays(self, head: Manifest, items: Items) -> Iterator[tuple[str, Array]]:
         """Yield the tensors of the manifest, in host memory."""
@@ -93,10 +102,10 @@ class Saving:
                 out = np.empty(spec.shape, spec.dtype)
                 self._engine.read(*self._engine.plan_pull([(spec.key, out)]))
                 yield value_name(spec.index), out
-            for number, state in enumerate(self._states(spec.key)):
+            for name, state in self._states(spec.key).items():
                 out = np.empty(state.shape, state.dtype)
                 self._engine.kernels.unpack_all([state], [out])
-                yield state_name(spec.index, number), out.reshape(spec.shape)
+                yield state_name(spec.index, name), out.reshape(spec.shape)
         for index, (_, item) in enumerate(items):
             if isinstance(item, np.ndarray):
                 yield updater_name(index), item

@@ -102,6 +102,24 @@ def a_learning_rate_that_changes_with_factors(create: Stores) -> None:
 
 
 @captured
+def any_number_that_changes(create: Stores) -> None:
+    twins = Twins(create, make=momentum)
+    for changes in (
+        {"wd": 0.5},
+        {"rescale_grad": 0.25},
+        {"clip_gradient": 1.5},
+        {"clip_gradient": None, "wd": 0.0},
+        {"lr_mult": {"a": 0.5}},
+        {"lr_mult": {"a": 0.5, "b": 2.0}, "wd_mult": {"c": 0.0}, "wd": 0.1},
+        {"lr_mult": {}, "wd_mult": {}},
+    ):
+        for side in twins.sides:
+            for name, number in changes.items():
+                setattr(side.optimizer, name, number)
+        twins.steps(2)
+
+
+@captured
 def the_loop_that_people_write(create: Stores) -> None:
     def step(side: Side) -> None:
         for number, (key, gradient) in enumerate(zip(side.keys, side.gradients, strict=True)):

@@ -63,7 +63,7 @@ def what_an_optimizer_remembers_is_mended_with_it(create: Stores) -> None:
     if not odd:
         return  # a value in common has none to be mended from
     if kv.rank == last(kv) and create.update_on == "every_rank":
-        for array in context_of(kv).engine.rule.states(context_of(kv).engine.layout["w"]):
+        for array in context_of(kv).engine.rule.states(context_of(kv).engine.layout["w"]).values():
             here().write(array, WRONG)
     context_of(kv).comm.synchronize()
     together(kv)

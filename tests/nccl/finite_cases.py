@@ -9,8 +9,9 @@ import pytest
 
 from ncclkv.kernels.device.kernel_args import COPY_BYTES
 from ncclkv.kernels.device.launch import THREADS
-from ncclkv.kernels.device.sources import NONFINITE, SGD
-from tests.nccl.kernel_cases import HOST, STEP, Stage, any_bits, dtype_of, same_bits
+from ncclkv.kernels.device.sources import NONFINITE
+from tests.nccl.kernel_cases import HOST, STEP, UPDATED, Stage, any_bits, dtype_of, same_bits
+from tests.updates import segments_of, sgd
 
 
 def finfo(dtype: np.dtype[Any]) -> Any:
@@ -77,9 +78,9 @@ class NonfiniteCases:
 
 
 class SkipCases:
-    """`sgd` and `assign`, which do nothing when memory says so."""
+    """`update` and `assign`, which do nothing when memory says so."""
 
-    @pytest.mark.parametrize("name", SGD)
+    @pytest.mark.parametrize("name", UPDATED)
     @pytest.mark.parametrize("moving", [False, True], ids=["plain", "momentum"])
     def test_a_step_is_skipped_as_memory_says(self, stage: Stage, name: str, moving: bool) -> None:
         """The flag is read when the kernel runs."""
@@ -90,21 +91,23 @@ class SkipCases:
         dw, dg, dm = device
         for flag in (1, 0, -1, 2, 0):
             if not flag:
-                HOST.sgd(weights, gradients, momenta if moving else None, **STEP)
+                sgd(HOST, weights, gradients, momenta if moving else None, **STEP)
             skip = stage.put(np.array([flag], np.int32))
-            stage.kernels.sgd(dw, dg, dm if moving else None, skip=skip, **STEP)
+            sgd(stage.kernels, dw, dg, dm if moving else None, put=stage.put, skip=skip, **STEP)
             for array, expected in zip(device, (weights, gradients, momenta), strict=True):
                 assert same_bits(stage.get(array), expected)
             assert stage.get(skip).tolist() == [flag]
 
     def test_a_step_without_a_flag_is_made(self, stage: Stage) -> None:
-        """Tables are used again: none remembers a flag."""
+        """Launches of the same segments are used again: none remembers a flag."""
+        segments = segments_of(0, 9)
         weights, gradients = np.ones(9, np.float32), np.ones(9, np.float32)
         device = [stage.put(array) for array in (weights, gradients)]
-        stage.kernels.sgd(*device, None, skip=stage.put(np.ones(1, np.int32)), **STEP)
+        given = {"put": stage.put, "segments": segments, **STEP}
+        sgd(stage.kernels, *device, None, skip=stage.put(np.ones(1, np.int32)), **given)
         assert same_bits(stage.get(device[0]), weights)
-        HOST.sgd(weights, gradients, None, **STEP)
-        stage.kernels.sgd(*device, None, **STEP)
+        sgd(HOST, weights, gradients, None, **STEP)
+        sgd(stage.kernels, *device, None, **given)
         assert same_bits(stage.get(device[0]), weights)
 
     @pytest.mark.parametrize("name", ["bool", "int8", "bfloat16", "float32", "complex128"])

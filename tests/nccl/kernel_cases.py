@@ -9,14 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.kernels.base import Kernels, Segments
-from ncclkv.kernels.device import DeviceKernels, SegmentTable
-from ncclkv.kernels.device.kernel_args import COPY_BYTES, PARTS, PIECES, SGD_ELEMENTS, SUMMED_BYTES
+from ncclkv.kernels.base import Kernels
+from ncclkv.kernels.device import DeviceKernels
+from ncclkv.kernels.device.kernel_args import (
+    COPY_BYTES,
+    PARTS,
+    PIECES,
+    SUMMED_BYTES,
+    UPDATED_ELEMENTS,
+)
 from ncclkv.kernels.device.launch import Launch
-from ncclkv.kernels.device.sources import CHECKSUM, COMBINE, COPY, SGD, Program
+from ncclkv.kernels.device.sources import CHECKSUM, COMBINE, COPY, UPDATE, KernelSource
 from ncclkv.kernels.host import HostKernels
+from tests.updates import segments_of, sgd
 
 HOST: Kernels = HostKernels()
+UPDATED = ("float16", "bfloat16", "float32", "float64")
+"""The dtypes of weights."""
 POISON = 0xA5
 """A byte that no result consists of."""
 
@@ -26,10 +35,10 @@ class Stage:
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        self.launched: list[Program] = []
+        self.launched: list[KernelSource] = []
         self.kernels = DeviceKernels(self._record)
 
-    def _record(self, program: Program, blocks: int, argument: np.ndarray) -> None:
+    def _record(self, program: KernelSource, blocks: int, argument: np.ndarray) -> None:
         if blocks:
             self.launched.append(program)
         self._launch(program, blocks, argument)
@@ -124,7 +133,7 @@ class CombineCases:
     def test_nothing_is_launched_for_nothing(self, stage: Stage) -> None:
         nothing = stage.put(np.empty(0, np.float32))
         stage.kernels.combine([nothing, nothing], nothing, "sum")
-        stage.kernels.sgd(nothing, nothing, None, **STEP)
+        sgd(stage.kernels, nothing, nothing, None, put=stage.put, **STEP)
         stage.kernels.pack_all([nothing], [nothing])
         assert stage.launched == []
 
@@ -145,17 +154,17 @@ STEPS = {
 }
 
 
-class SgdCases:
-    """`sgd` and `sgd_segments`."""
+class UpdateCases:
+    """`update` by the program ``sgd``."""
 
-    @pytest.mark.parametrize("name", SGD)
+    @pytest.mark.parametrize("name", UPDATED)
     @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
     @pytest.mark.parametrize("moving", [False, True], ids=["plain", "momentum"])
     @pytest.mark.parametrize("offset", [0, 1], ids=["aligned", "unaligned"])
     def test_three_steps(
         self, stage: Stage, name: str, step: dict[str, Any], moving: bool, offset: int
     ) -> None:
-        size = offset + SGD_ELEMENTS + 37
+        size = offset + UPDATED_ELEMENTS + 37
         rng = np.random.default_rng(1)
         weights, gradients = (rng.standard_normal(size).astype(dtype_of(name)) for _ in range(2))
         momenta = np.zeros(size, np.float64 if name == "float64" else np.float32)
@@ -166,47 +175,45 @@ class SgdCases:
         w, g, m = (array[offset:] for array in arrays)
         dw, dg, dm = (array[offset:] for array in device)
         for _ in range(3):
-            HOST.sgd(w, g, m if moving else None, **step)
-            stage.kernels.sgd(dw, dg, dm if moving else None, **step)
+            sgd(HOST, w, g, m if moving else None, **step)
+            sgd(stage.kernels, dw, dg, dm if moving else None, put=stage.put, **step)
             for array, expected in zip(device, arrays, strict=True):
                 assert same_bits(stage.get(array), expected)
 
-    def test_segments_have_factors_of_their_own(self, stage: Stage) -> None:
+    def test_segments_have_rows_of_their_own(self, stage: Stage) -> None:
         rng = np.random.default_rng(2)
-        sizes = [0, 1, 63, SGD_ELEMENTS + 1, *rng.integers(0, 300, 2 * PIECES), 0]
+        sizes = [0, 1, 63, UPDATED_ELEMENTS + 1, *rng.integers(0, 300, 2 * PIECES), 0]
         offsets = [10, *(10 + np.cumsum(sizes)).tolist()]
         lr_mult, wd_mult = rng.random((2, len(sizes))).tolist()
         arrays = rng.standard_normal((3, offsets[-1] + 5)).astype(np.float32)
         device = [stage.put(array) for array in arrays]
         for (low, high), lr, wd in zip(pairwise(offsets), lr_mult, wd_mult, strict=True):
             w, g, m = (array[low:high] for array in arrays)
-            HOST.sgd(w, g, m, **STEP | {"learning_rate": 0.1 * lr, "weight_decay": 1e-3 * wd})
-        stage.kernels.sgd_segments(*device, SegmentTable(offsets, lr_mult, wd_mult), **STEP)
+            sgd(HOST, w, g, m, **STEP | {"learning_rate": 0.1 * lr, "weight_decay": 1e-3 * wd})
+        factors = {"lr_mult": lr_mult, "wd_mult": wd_mult}
+        segments = segments_of(*offsets)
+        sgd(stage.kernels, *device, put=stage.put, segments=segments, **factors, **STEP)
         for array, expected in zip(device, arrays, strict=True):
             assert same_bits(stage.get(array), expected)
-        assert stage.launched == [SGD["float32"]] * 3
+        assert stage.launched == [UPDATE["sgd", 1, "float32"]] * 3
 
-    @pytest.mark.parametrize("name", SGD)
+    @pytest.mark.parametrize("name", UPDATED)
     @pytest.mark.parametrize("factors", [False, True], ids=["all", "segments"])
-    def test_a_learning_rate_in_memory(self, stage: Stage, name: str, factors: bool) -> None:
-        """It is read when the kernel runs, and rounded as one that is an argument."""
-        size = SGD_ELEMENTS + 37
+    def test_rows_are_those_in_memory(self, stage: Stage, name: str, factors: bool) -> None:
+        """They are read when the kernel runs; launches of the same segments remember none."""
+        size = UPDATED_ELEMENTS + 37
         rng = np.random.default_rng(6)
         weights, gradients = (rng.standard_normal(size).astype(dtype_of(name)) for _ in range(2))
         momenta = np.zeros(size, np.float64 if name == "float64" else np.float32)
         device = [stage.put(array) for array in (weights, gradients, momenta)]
-        cut = Segments((0, 40, size), (1 / 3, 0.0), (1.0, 2.0)) if factors else None
+        segments = segments_of(0, 40, size) if factors else segments_of(0, size)
+        cut = {"lr_mult": (1 / 3, 0.0), "wd_mult": (1.0, 2.0)} if factors else {}
         for rate in (0.1, 1e-9, 0.0, 1 / 3):
-            numbers = STEP | {"learning_rate": rate, "segments": cut}
-            HOST.sgd(weights, gradients, momenta, **numbers)
-            place = stage.put(np.array([rate]))
-            stage.kernels.sgd(*device, **numbers | {"learning_rate": place})
+            numbers = STEP | {"learning_rate": rate, "segments": segments} | cut
+            sgd(HOST, weights, gradients, momenta, **numbers)
+            sgd(stage.kernels, *device, put=stage.put, **numbers)
             for array, expected in zip(device, (weights, gradients, momenta), strict=True):
                 assert same_bits(stage.get(array), expected)
-        # Tables are used again: none remembers a place.
-        HOST.sgd(weights, gradients, momenta, **STEP | {"segments": cut})
-        stage.kernels.sgd(*device, **STEP | {"segments": cut})
-        assert same_bits(stage.get(device[0]), weights)
 
 
 class CopyCases:

@@ -12,14 +12,14 @@ import shutil
 import numpy as np
 
 from ncclkv.kernels.device.launch import THREADS
-from ncclkv.kernels.device.sources import Program, headers
+from ncclkv.kernels.device.sources import KernelSource, headers
 from tests.nccl.emulated.kernel_images import Source, image
 from tests.nccl.emulated.kernel_module import HostModule
 
 COMPILER = shutil.which("g++")
 
 
-def compiled(program: Program) -> HostModule:
+def compiled(program: KernelSource) -> HostModule:
     """Return a program, compiled for the host."""
     included = {name.decode(): text for name, text in headers().items()}
     return HostModule(
@@ -31,12 +31,12 @@ class CppLauncher:
     """Takes the place of `Launcher`: runs a program at once, on memory of the host."""
 
     def __init__(self) -> None:
-        self._modules: dict[Program, HostModule] = {}
+        self._modules: dict[KernelSource, HostModule] = {}
 
-    def __call__(self, program: Program, blocks: int, argument: np.ndarray) -> None:
+    def __call__(self, program: KernelSource, blocks: int, argument: np.ndarray) -> None:
         self.run(program, 0, blocks, argument)
 
-    def run(self, program: Program, first: int, blocks: int, argument: np.ndarray) -> None:
+    def run(self, program: KernelSource, first: int, blocks: int, argument: np.ndarray) -> None:
         """Run the blocks from `first` on of a launch of `blocks`."""
         assert argument.size == 1
         assert argument.dtype is program.argument

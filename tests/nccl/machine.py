@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from ncclkv.kernels.device.launch import Launch
-from ncclkv.kernels.device.sources import Program
+from ncclkv.kernels.device.sources import KernelSource
 from tests.nccl.kernel_cases import POISON
 
 Work = Callable[[], bool | None]
@@ -119,7 +119,7 @@ class Machine:
         queue.popleft()
         return True
 
-    def launch(self, program: Program, blocks: int, argument: np.ndarray) -> None:
+    def launch(self, program: KernelSource, blocks: int, argument: np.ndarray) -> None:
         """Queue a kernel."""
         self.do(lambda: self._launch(program, blocks, argument))
 

@@ -12,6 +12,7 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 from ncclkv.engine.capture import RecordingKernels
 from tests.nccl.standin import Seat, run_seats
 from tests.nccl.standin.drive import floats
+from tests.updates import rows, segments_of
 
 pytestmark = pytest.mark.limit(30)
 STEP: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.0, "rescale": 1.0, "clip": None}
@@ -29,13 +30,14 @@ def test_each_replay_decides_anew_and_alike_on_all_ranks() -> None:
         comm, kernels = seat.communicator(), seat.kernels
         gradients, sums = floats(seat, 1, 2), floats(seat, 0, 0)
         stepped, replaced, flag = floats(seat, 9, 9), floats(seat, 0, 0), flag_of(seat)
+        row = seat.streams.put(rows(learning_rate=1.0, **STEP))
         comm.synchronize()
         with comm.capture() as graph:
             kernels.fill(flag, 0)
             kernels.find_nonfinite(gradients, flag)
             comm.allreduce(flag, flag, "max").wait()
             comm.allreduce(gradients, sums).wait()
-            kernels.sgd(stepped, sums, None, learning_rate=1.0, skip=flag, **STEP)
+            kernels.update("sgd", stepped, sums, (), row, segments_of(0, 2), flag)
             kernels.assign(sums, replaced, flag)
 
         def replay(*values: float) -> tuple[list[float], list[float], list[int]]:
@@ -53,22 +55,22 @@ def test_each_replay_decides_anew_and_alike_on_all_ranks() -> None:
     run_seats(3, body, lazy=True)
 
 
-def test_a_captured_step_keeps_the_flag() -> None:
+def test_a_captured_step_keeps_flags_and_scalars() -> None:
     def body(seat: Seat) -> None:
         kept: list[Any] = []
-        rate = seat.streams.put(np.array([0.5]))
-        kernels = RecordingKernels(seat.kernels, rate, kept)
+        kernels = RecordingKernels(seat.kernels, 0, kept)
+        row = seat.streams.put(rows(learning_rate=0.5, **STEP))
         weights, gradients = floats(seat, 1), floats(seat, np.inf)
         flags = [flag_of(seat) for _ in range(3)]
         kernels.find_nonfinite(gradients, flags[0])
         kernels.assign(gradients, weights, flags[0])
-        kernels.sgd(weights, gradients, None, learning_rate=1.0, skip=flags[0], **STEP)
+        kernels.update("sgd", weights, gradients, (), row, segments_of(0, 1), flags[0])
         assert seat.streams.get(weights).tolist() == [1]
         seat.streams.write(gradients, np.array([4], np.float32))
-        kernels.sgd(weights, gradients, None, learning_rate=1.0, skip=flags[1], **STEP)
+        kernels.update("sgd", weights, gradients, (), row, segments_of(0, 1), flags[1])
         assert seat.streams.get(weights).tolist() == [-1]
         kernels.assign(gradients, weights, flags[2])
         assert seat.streams.get(weights).tolist() == [4]
-        assert all(any(flag is each for each in kept) for flag in flags)
+        assert all(any(needed is each for each in kept) for needed in (*flags, row))
 
     run_seats(1, body)

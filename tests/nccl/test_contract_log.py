@@ -13,20 +13,22 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 from ncclkv.comm.nccl.communicator import NcclCommunicator
 from tests.nccl.standin import HEADER, Seat, run_seats
 from tests.nccl.standin.drive import floats
+from tests.updates import segments_of
 
 pytestmark = pytest.mark.limit(20)
 KEPT = Path(__file__).parent / "kept" / "three_buckets.txt"
-STEP = {"learning_rate": 1.0, "momentum": 0.0, "weight_decay": 0.0, "rescale": 1.0, "clip": None}
+ROW = np.array([[1.0, 0.0, 0.0, 1.0, -1.0]])
+"""Scalars of the program ``sgd``: a learning rate of 1, and nothing else."""
 
 
-def step(seat: Seat, comm: NcclCommunicator, pairs: list, out: Any) -> None:
+def step(seat: Seat, comm: NcclCommunicator, pairs: list, row: Any, out: Any) -> None:
     """Pack, reduce and update each of three buckets, then read one."""
     works = []
     for gradients, weights in pairs:
         seat.kernels.pack(np.ones(gradients.size, np.float32), gradients)
 
         def apply(lo: int, hi: int, gradients=gradients, weights=weights) -> None:
-            seat.kernels.sgd(weights[lo:hi], gradients[lo:hi], None, **STEP)
+            seat.kernels.update("sgd", weights, gradients, (), row, segments_of(lo, hi))
 
         works.append(comm.reduce_apply(gradients, gradients, "sum", apply))
     for work in works:
@@ -43,12 +45,13 @@ def test_a_steady_step_of_three_buckets_is_as_kept(size: int, lazy: bool) -> Non
         for number, (gradients, weights) in enumerate(pairs):
             seat.device.memory.name(gradients, f"gradients {number}")
             seat.device.memory.name(weights, f"weights {number}")
-        out = floats(seat, 0, 0, 0, 0)
+        row, out = seat.streams.put(ROW), floats(seat, 0, 0, 0, 0)
+        seat.device.memory.name(row, "scalars")
         seat.device.memory.name(out, "out")
-        step(seat, comm, pairs, out)
+        step(seat, comm, pairs, row, out)
         comm.synchronize()
         with seat.calls() as lines:
-            step(seat, comm, pairs, out)
+            step(seat, comm, pairs, row, out)
         assert seat.streams.get(out).tolist() == [5.0 - 2 * size] * 4
         comm.close()
         return lines

@@ -12,6 +12,7 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 
 from tests.nccl.standin import Seat, run_seats
 from tests.nccl.standin.drive import all_reduce, breaks, floats, follow, lead, result
+from tests.updates import sgd
 
 pytestmark = pytest.mark.limit(20)
 MODES = pytest.mark.parametrize("lazy", [False, True], ids=["prompt", "lazy"])
@@ -161,7 +162,7 @@ def test_kernels_run_in_the_order_of_their_stream(lazy: bool) -> None:
         all_reduce(seat, handle, slot)
         step = {"learning_rate": 1.0, "momentum": 0.5, "weight_decay": 0.0, "rescale": 1.0}
         with streams.on(streams.communication):
-            kernels.sgd(weights, slot, momenta, clip=None, **step)
+            sgd(kernels, weights, slot, momenta, clip=None, put=streams.put, **step)
         lead(seat)
         copy = kernels.empty((2,), np.float32)
         kernels.pack_all([weights], [copy])

@@ -9,7 +9,7 @@ import pytest
 
 from ncclkv.kernels.device import DeviceKernels
 from ncclkv.kernels.device.launch import KernelLauncher
-from ncclkv.kernels.device.sources import COPY, SGD
+from ncclkv.kernels.device.sources import COPY, UPDATE
 from tests.nccl import gpu
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.gpu import need_gpu
@@ -19,12 +19,13 @@ from tests.nccl.kernel_cases import (
     ChecksumCases,
     CombineCases,
     CopyCases,
-    SgdCases,
     Stage,
+    UpdateCases,
     any_bits,
     dtype_of,
     same_bits,
 )
+from tests.updates import rows, segments_of, sgd
 
 pytestmark = pytest.mark.limit(60)
 LAUNCHER = KernelLauncher()
@@ -82,13 +83,13 @@ class TestCombine(CombineCases):
         assert int((out == 2).sum()) == size
 
 
-class TestSgd(SgdCases):
+class TestUpdate(UpdateCases):
     @pytest.mark.parametrize(("name", "digits"), [("float32", 24), ("float64", 53)])
     def test_against_numpy_in_float64(self, stage: Stage, name: str, digits: int) -> None:
         rng = np.random.default_rng(4)
         w, g, m = (rng.standard_normal(10**6).astype(name) for _ in range(3))
         device = [stage.put(x) for x in (w, g, m)]
-        stage.kernels.sgd(*device, **STEP)
+        sgd(stage.kernels, *device, put=stage.put, **STEP)
         w, g, m = (x.astype(np.float64) for x in (w, g, m))
         change = np.clip(g * STEP["rescale"], -STEP["clip"], STEP["clip"])
         change += STEP["weight_decay"] * w
@@ -97,7 +98,7 @@ class TestSgd(SgdCases):
         bound = 6 * 8 * 2.0**-digits
         np.testing.assert_allclose(stage.get(device[2]), m, rtol=0, atol=bound)
         np.testing.assert_allclose(stage.get(device[0]), w + m, rtol=0, atol=bound)
-        assert stage.launched == [SGD[name]]
+        assert stage.launched == [UPDATE["sgd", 1, name]]
 
 
 class TestChecksums(ChecksumCases):
@@ -227,16 +228,17 @@ class TestCopy(CopyCases):
         busy = cupy.zeros(gpu.busy(2**28), np.float32)
         table = kernels.pack_all([value], [slot])
         kernels.combine([value, value], slot, "sum")
-        kernels.sgd(slot, value, None, **STEP)
+        sgd(kernels, slot, value, None, put=stage.put, **STEP)
         cupy.cuda.Device().synchronize()
         slot[:] = 0
+        scalars, segments = stage.put(rows(**STEP | {"learning_rate": 0.0})), segments_of(0, 1000)
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
             for _ in range(200):
                 busy += 1
             kernels.pack_all([value], [slot], table)
             kernels.combine([slot, value], slot, "sum")
-            kernels.sgd(slot, value, None, **STEP | {"learning_rate": 0.0})
+            kernels.update("sgd", slot, value, (), scalars, segments)
             end = stream.record()
             assert not end.done, "a call has waited for the stream"
         stream.synchronize()

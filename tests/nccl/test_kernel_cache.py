@@ -21,7 +21,7 @@ from ncclkv.kernels.device import DeviceKernels, cubins, launch
 from ncclkv.kernels.device.compiler import build, whole
 from ncclkv.kernels.device.cubins import cubin
 from ncclkv.kernels.device.launch import KernelLauncher
-from ncclkv.kernels.device.sources import COPY, NONFINITE, Program
+from ncclkv.kernels.device.sources import COPY, NONFINITE, KernelSource
 
 cupy = pytest.importorskip("cupy", reason="layer 3 needs CuPy: pip install 'ncclkv[cuda12]'")
 try:
@@ -44,7 +44,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What has been compiled, in order; NVRTC does it."""
     names: list[str] = []
 
-    def count(program: Program, architecture: str) -> bytes:
+    def count(program: KernelSource, architecture: str) -> bytes:
         names.append(f"{program} {architecture}")
         return build(program, architecture)
 

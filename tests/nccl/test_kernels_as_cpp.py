@@ -12,21 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.kernels.device import SegmentTable
 from ncclkv.kernels.device.copies import plan_copies
-from ncclkv.kernels.device.kernel_args import COMBINATION, COPY_BYTES, SGD_ELEMENTS, new
+from ncclkv.kernels.device.kernel_args import COMBINATION, COPY_BYTES, UPDATED_ELEMENTS, new
 from ncclkv.kernels.device.launch import THREADS
-from ncclkv.kernels.device.sources import COMBINE, COPY, SGD
+from ncclkv.kernels.device.segments import plan_updates
+from ncclkv.kernels.device.sources import COMBINE, COPY, UPDATE
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.kernel_cases import (
     STEP,
     ChecksumCases,
     CombineCases,
     CopyCases,
-    SgdCases,
     Stage,
+    UpdateCases,
 )
 from tests.nccl.kernels_as_cpp import COMPILER, CppLauncher
+from tests.updates import segments_of, sgd
 
 cupy = pytest.importorskip("cupy", reason="layer 3 needs CuPy: pip install 'ncclkv[cuda12]'")
 
@@ -66,7 +67,7 @@ class TestCombine(CombineCases):
     pass
 
 
-class TestSgd(SgdCases):
+class TestUpdate(UpdateCases):
     pass
 
 
@@ -120,19 +121,18 @@ def test_segments_reach_past_32_bits(stage: Stage) -> None:
         for x in (weights, gradients)
     ]
     begin = FAR // 8
-    segments = SegmentTable([begin, begin + 60, begin + 100], [1.0, 0.5], [1.0, 1.0])
-    stage.kernels.sgd_segments(
-        *far, None, segments, **STEP | {"learning_rate": 1.0, "weight_decay": 0.0}
-    )
+    step = STEP | {"learning_rate": 1.0, "weight_decay": 0.0, "lr_mult": (1, 0.5)}
+    segments = segments_of(begin, begin + 60, begin + 100)
+    sgd(stage.kernels, *far, None, put=stage.put, segments=segments, wd_mult=(1, 1), **step)
     assert np.array_equal(weights, 1 - np.repeat([1 / 3, 1 / 3 * 0.5], [60, 40]))
 
 
 def test_segments_of_one_array_may_be_longer_than_32_bits_tell(launcher: CppLauncher) -> None:
-    weights, gradients = np.ones((2, SGD_ELEMENTS + 3))
-    ((blocks, argument),) = SegmentTable([0, FAR // 8 + weights.size], [1.0], [1.0]).launches
+    weights, gradients = np.ones((2, UPDATED_ELEMENTS + 3))
+    scalars = np.array([[1.0, 0.0, 0.0, 1.0, -1.0]])
+    ((blocks, argument, _),) = plan_updates(segments_of(0, FAR // 8 + weights.size))
     argument["weights"] = weights.ctypes.data - FAR
     argument["gradients"] = gradients.ctypes.data - FAR
-    argument["learning_rate"] = argument["rescale"] = 1.0
-    argument["clip"] = -1.0
-    launcher.run(SGD["float64"], FAR // 8 // SGD_ELEMENTS, blocks, argument)
+    argument["scalars"] = scalars.ctypes.data
+    launcher.run(UPDATE["sgd", 0, "float64"], FAR // 8 // UPDATED_ELEMENTS, blocks, argument)
     assert not weights.any()

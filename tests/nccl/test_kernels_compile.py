@@ -16,9 +16,9 @@ from ncclkv.kernels.device.sources import (
     COPY,
     FOLDER,
     NONFINITE,
-    PROGRAMS,
-    SGD,
-    Program,
+    SOURCES,
+    UPDATE,
+    KernelSource,
     headers,
 )
 
@@ -38,8 +38,10 @@ def nvrtc() -> Any:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("program", PROGRAMS, ids=str)
-def test_layer_3_compiles_to_machine_code(nvrtc: Any, program: Program, architecture: str) -> None:
+@pytest.mark.parametrize("program", SOURCES, ids=str)
+def test_layer_3_compiles_to_machine_code(
+    nvrtc: Any, program: KernelSource, architecture: str
+) -> None:
     code = build(program, architecture)
     assert code[:4] == b"\x7fELF"
     assert int.from_bytes(code[18:20], "little") == EM_CUDA
@@ -47,8 +49,8 @@ def test_layer_3_compiles_to_machine_code(nvrtc: Any, program: Program, architec
     assert f".text.{program.name}\0".encode() in code
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=str)
-def test_layer_3_rounds_as_numpy_does(nvrtc: Any, program: Program) -> None:
+@pytest.mark.parametrize("program", SOURCES, ids=str)
+def test_layer_3_rounds_as_numpy_does(nvrtc: Any, program: KernelSource) -> None:
     """No sum is fused with a product, no subnormal number flushed, nothing approximated."""
     text = _assembly(nvrtc, program)
     assert ".entry" in text
@@ -56,9 +58,9 @@ def test_layer_3_rounds_as_numpy_does(nvrtc: Any, program: Program) -> None:
         assert breach not in text
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=str)
+@pytest.mark.parametrize("program", SOURCES, ids=str)
 def test_layer_3_an_argument_of_another_layout_does_not_compile(
-    nvrtc: Any, program: Program
+    nvrtc: Any, program: KernelSource
 ) -> None:
     longer = np.dtype([("all", program.argument), ("more", np.uint64)])
     with pytest.raises(LaunchError, match="not the layout that the launch fills"):
@@ -77,17 +79,17 @@ def test_layer_3_a_refusal_shows_the_log_and_what_to_do(nvrtc: Any) -> None:
 
 def test_every_source_has_a_program_and_each_program_a_name_of_its_own() -> None:
     sources = {path.stem for path in FOLDER.glob("*.cu")}
-    assert {program.name for program in PROGRAMS} == sources
-    assert len({str(program) for program in PROGRAMS}) == len(PROGRAMS)
-    programs = {COPY, *COMBINE.values(), *SGD.values(), *NONFINITE.values(), CHECKSUM}
-    assert set(PROGRAMS) == programs
+    assert {program.file or program.name for program in SOURCES} == sources
+    assert len({str(program) for program in SOURCES}) == len(SOURCES)
+    programs = {COPY, *COMBINE.values(), *UPDATE.values(), *NONFINITE.values(), CHECKSUM}
+    assert set(SOURCES) == programs
 
 
 def test_an_argument_fits_what_every_driver_takes() -> None:
-    assert max(program.argument.itemsize for program in PROGRAMS) <= 4096
+    assert max(program.argument.itemsize for program in SOURCES) <= 4096
 
 
-def _assembly(nvrtc: Any, program: Program) -> str:
+def _assembly(nvrtc: Any, program: KernelSource) -> str:
     """The program in PTX, where the names of operations say how they round."""
     included = headers()
     handle = nvrtc.createProgram(

@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclkv.kernels.device import CopyTable, SegmentTable
+from ncclkv.kernels.base import Segments
+from ncclkv.kernels.device import CopyTable
 from ncclkv.kernels.device.copies import plan_copies
-from ncclkv.kernels.device.kernel_args import COPY_BYTES, PIECES, SGD_ELEMENTS, first_blocks
+from ncclkv.kernels.device.kernel_args import COPY_BYTES, PIECES, UPDATED_ELEMENTS, first_blocks
+from ncclkv.kernels.device.segments import plan_updates
 
 NEAR_BLOCKS = st.integers(0, 5).flatmap(
     lambda blocks: st.integers(-2, 2).map(lambda more: max(0, blocks * COPY_BYTES + more))
@@ -66,17 +68,16 @@ def test_copies_cover_each_byte_once(sizes: list[int]) -> None:
 @given(st.lists(SIZES, max_size=2 * PIECES + 3), st.integers(0, 2**40))
 def test_segments_cover_each_element_once(sizes: list[int], begin: int) -> None:
     offsets = [begin, *(begin + np.cumsum(sizes, dtype=np.int64)).tolist()]
-    lr_mult = [float(i) for i in range(len(sizes))]
-    table = SegmentTable(offsets, lr_mult, [-x for x in lr_mult])
+    launches = plan_updates(Segments(np.array(offsets, np.int64)))
+    rows = {id(launch.argument): launch.row for launch in launches}
     position = begin
-    for argument, piece, low, last in edges(table.launches):
+    for argument, piece, low, last in edges([launch[:2] for launch in launches]):
         start, stop = (int(argument["start"][piece + k]) for k in (0, 1))
         assert start == position
-        covered = (last - low) * SGD_ELEMENTS
-        assert covered < stop - start <= covered + SGD_ELEMENTS
-        which = int(argument["lr_mult"][piece])
-        assert offsets[which : which + 2] == [start, stop]
-        assert argument["wd_mult"][piece] == -which
+        covered = (last - low) * UPDATED_ELEMENTS
+        assert covered < stop - start <= covered + UPDATED_ELEMENTS
+        row = rows[id(argument)] + piece
+        assert offsets[row : row + 2] == [start, stop]
         position = stop
     assert position == offsets[-1]
 
@@ -186,4 +187,4 @@ def test_table_keeps_no_array_alive() -> None:
 
 def test_nothing_to_copy_or_to_update_is_no_launch() -> None:
     assert CopyTable([], []).launches == []
-    assert [blocks for blocks, _ in SegmentTable([5, 5], [1.0], [1.0]).launches] == [0]
+    assert [launch.blocks for launch in plan_updates(Segments(np.array([5, 5])))] == [0]

@@ -23,7 +23,7 @@ from ncclkv.kernels.device import DeviceKernels
 from ncclkv.kernels.device import launch as kernels_launch
 from ncclkv.kernels.device.launch import KernelLauncher
 from ncclkv.kernels.device.memory import empty, zeros
-from ncclkv.kernels.device.sources import SGD
+from ncclkv.kernels.device.sources import UPDATE
 from tests.nccl.cuda import cuda
 
 __all__ = ["cuda"]
@@ -210,13 +210,13 @@ def test_a_kernel_is_not_loaded_in_a_capture(cuda, monkeypatch):
     launcher = KernelLauncher()
     words = "kernel sgd of float32 is launched for the first time, .* make the same step once befor"
     with pytest.raises(UsageError, match=words):
-        launcher.load(SGD["float32"])
+        launcher.load(UPDATE["sgd", 0, "float32"])
     cuda.Module.assert_not_called()
     # What has been loaded before is launched in a capture as well.
     cuda.runtime.getDevice.return_value = 0
     known = mock.MagicMock()
-    monkeypatch.setitem(kernels_launch._functions, (0, SGD["float32"]), known)
-    assert launcher.load(SGD["float32"]) is known
+    monkeypatch.setitem(kernels_launch._functions, (0, UPDATE["sgd", 0, "float32"]), known)
+    assert launcher.load(UPDATE["sgd", 0, "float32"]) is known
 
 
 @pytest.mark.parametrize(("code", "done"), [(0, True), (600, False)])

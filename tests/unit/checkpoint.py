@@ -27,15 +27,16 @@ def head(step: int = 7) -> Manifest:
     specs = tuple(KeySpec(k, i, (2,), dtype) for i, (k, dtype) in enumerate(KEYS.items()))
     config = {"name": "sgd", "learning_rate": 0.5, "lr_mult": {"a": 2.0}}
     updater: list[Any] = [("n", [{"of": 3}]), (5, Tensor((1,), np.dtype("int64")))]
-    states = ((np.dtype("float32"),), ())
-    return Manifest(step, [1, None], specs, True, OptimizerManifest("SGD", config), states, updater)
+    states = ({"momentum": np.dtype("float32")}, {})
+    optimizer = OptimizerManifest("SGD", config)
+    return Manifest(step, [1, None], specs, True, optimizer, states, (3, 0), updater)
 
 
 def arrays() -> dict[str, Array]:
     """Its arrays."""
     return {
         value_name(0): np.array([1.5, -0.0], np.float32),
-        state_name(0, 0): np.array([0.25, 8], np.float32),
+        state_name(0, "momentum"): np.array([0.25, 8], np.float32),
         value_name(1): np.array([True, False]),
         "updater.1": np.array([-9]),
     }

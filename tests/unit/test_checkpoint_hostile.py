@@ -165,7 +165,8 @@ def nested(made: dict[str, Any]) -> None:
 
 HEADS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "foreign": (lambda made: made.update(format="torch"), "its format is 'torch'"),
-    "newer": (lambda made: made.update(version=2), "version 2 of the format"),
+    "older": (lambda made: made.update(version=1), "version 1 of the format"),
+    "newer": (lambda made: made.update(version=3), "version 3 of the format"),
     "escape": (nested, "is no file of it"),
     "absolute": (lambda made: made["files"][0].update(name="/etc/passwd"), "is no file of it"),
     "twice": (lambda made: made["files"].append(made["files"][0]), "a file is in it twice"),
@@ -186,7 +187,18 @@ HEADS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "claims": (lambda made: made["keys"][0].update(shape=[2**40]), "its arrays take"),
     "claims of nothing": (lambda m: m["keys"][0].update(shape=[0, 2**62]), "too large a shape"),
     "large file": (lambda made: made["files"][0].update(bytes=2**50), "its files have"),
-    "other shape": (lambda made: made["keys"][0].update(shape=[1, 2]), "tensor state.0.0 is"),
+    "other shape": (
+        lambda made: made["keys"][0].update(shape=[1, 2]),
+        "state.0.momentum is",
+    ),
+    "states in a list": (lambda m: m["keys"][0].update(states=["float32"]), "not an object"),
+    "name of a state": (lambda m: m["keys"][0].update(states={"../m": "int8"}), "not a name of a"),
+    "dtype of a state": (lambda m: m["keys"][0].update(states={"m": 3}), "3 is not a dtype"),
+    "no updates": (lambda made: made["keys"][0].pop("updates"), "has no 'updates'"),
+    "negative updates": (
+        lambda made: made["keys"][0].update(updates=-1),
+        "of keys[0] is -1",
+    ),
     "states of none": (lambda made: made.update(optimizer=None), "and no optimizer"),
     "updater": (lambda made: made["updater"][0].pop(), "is not a list of keys"),
     "updater twice": (lambda made: made["updater"][1].__setitem__(0, "n"), "a key is twice"),

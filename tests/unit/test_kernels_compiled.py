@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from ncclkv.kernels.host import HostKernels, compiled
 from ncclkv.kernels.host.reduce import Reducer
+from ncclkv.kernels.programs import PROGRAMS
+from tests.updates import sgd
 
 pytestmark = pytest.mark.usefixtures("in_c")
 
@@ -116,9 +118,9 @@ def test_steps_have_numpys_bits(
     found = [weights.copy(), momenta.copy()]
     with _numpy_alone():
         expected = [weights.copy(), momenta.copy()]
-        KERNELS.sgd(expected[0], gradients, expected[1] if has_momenta else None, **step)
+        sgd(KERNELS, expected[0], gradients, expected[1] if has_momenta else None, **step)
     before = gradients.tobytes()
-    KERNELS.sgd(weights, gradients, momenta if has_momenta else None, **step)
+    sgd(KERNELS, weights, gradients, momenta if has_momenta else None, **step)
     assert _bits(weights) == _bits(expected[0])
     assert _bits(momenta) == _bits(expected[1] if has_momenta else found[1])
     assert gradients.tobytes() == before, "gradients were written"
@@ -155,8 +157,8 @@ def _strided(dtype: str = "float32") -> np.ndarray:
 def test_other_arrays_are_left_to_numpy_untouched(other: np.ndarray) -> None:
     array, out = np.ones(6, np.float32), np.full(6, 7, np.float32)
     assert not compiled.total([array, other], out, False, False)
-    assert not compiled.sgd(out, other, None, 0.1, 0.0, 0.0, 1.0, None)
-    assert not compiled.sgd(out, array, other, 0.1, 0.9, 0.0, 1.0, None)
+    assert not compiled.update("sgd", out, other, (), ROW, ALL_SIX)
+    assert not compiled.update("sgd", out, array, (other,), ROW, ALL_SIX)
     assert out.tolist() == [7] * 6
     before = other.copy()
     assert not compiled.total([array], other, False, False) or other.dtype == np.float64
@@ -171,6 +173,7 @@ def test_a_strided_copy_is_left_to_numpy() -> None:
 
 
 SIX, FIVE = np.ones(6, np.float32), np.ones(5, np.float32)
+ROW, ALL_SIX = np.ones((1, 5)), np.array([0, 6])
 LOCKED = np.ones(6, np.float32)
 LOCKED.flags.writeable = False
 
@@ -186,13 +189,6 @@ LOCKED.flags.writeable = False
         ("total", ([SIX, "six"], SIX, False, False), TypeError, "bytes-like"),
         ("total", (6, SIX, False, False), TypeError, "not iterable"),
         ("total", ([SIX], SIX, False), TypeError, "total takes 4 arguments, and was given 3"),
-        ("sgd", (SIX, FIVE, None, 1, 0, 0, 1, None), ValueError, "gradients of 20 bytes"),
-        ("sgd", (SIX, SIX, FIVE, 1, 0, 0, 1, None), ValueError, "momenta of 20 bytes"),
-        ("sgd", (LOCKED, SIX, None, 1, 0, 0, 1, None), ValueError, "read-only"),
-        ("sgd", (SIX, SIX, LOCKED, 1, 0, 0, 1, None), ValueError, "read-only"),
-        ("sgd", (SIX, SIX, None, "1", 0, 0, 1, None), TypeError, "real number"),
-        ("sgd", (SIX, SIX, None, 1, 0, 0, 1, "1"), TypeError, "real number"),
-        ("sgd", (SIX, SIX), TypeError, "sgd takes 8 arguments, and was given 2"),
         ("copy", (SIX, FIVE, False), ValueError, "a source of 20 bytes, where 24"),
         ("copy", (LOCKED, SIX, True), ValueError, "read-only"),
         ("copy", (SIX, None, True), TypeError, "bytes-like"),
@@ -204,6 +200,35 @@ def test_wrong_calls_raise(
 ) -> None:
     with pytest.raises(error, match=words):
         getattr(compiled, function)(*arguments)
+    assert (SIX == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (("sgd", SIX, FIVE, (), ROW, ALL_SIX), ValueError, "gradients of 20 bytes"),
+        (("sgd", SIX, SIX, (FIVE,), ROW, ALL_SIX), ValueError, "a state of 20 bytes"),
+        (("sgd", LOCKED, SIX, (), ROW, ALL_SIX), ValueError, "read-only"),
+        (("sgd", SIX, SIX, (LOCKED,), ROW, ALL_SIX), ValueError, "read-only"),
+        (("sgd", SIX, SIX, (), ROW.astype("f4"), ALL_SIX), ValueError, "not 1 rows of 5 float64"),
+        (("sgd", SIX, SIX, (), ROW[:, :4].copy(), ALL_SIX), ValueError, "not 1 rows of 5"),
+        (("sgd", SIX, SIX, (), ROW, np.array([0, 3, 6])), ValueError, "not 2 rows of 5"),
+        (("sgd", SIX, SIX, (), ROW, np.array([0, 7])), ValueError, "not in 6 elements"),
+        (("sgd", SIX, SIX, (), ROW, np.array([-1, 6])), ValueError, "not in 6 elements"),
+        (("sgd", SIX, SIX, (), ROW, np.array([5, 4])), ValueError, "segment 0 ends before"),
+        (("sgd", SIX, SIX, (), ROW, ALL_SIX.astype("i4")), ValueError, "not in 6 elements"),
+        (("sgd", SIX, SIX, (), ROW, ALL_SIX.astype("f8")), ValueError, "not in 6 elements"),
+        (("sgd", SIX, SIX, SIX, ROW, ALL_SIX), ValueError, "no program sgd of 6 states"),
+        (("sgdd", SIX, SIX, (), ROW, ALL_SIX), ValueError, "no program sgdd of 0 states"),
+        ((1, SIX, SIX, (), ROW, ALL_SIX), TypeError, "bad argument type"),
+        (("sgd", SIX), TypeError, "update takes 6 arguments, and was given 2"),
+    ],
+)
+def test_wrong_updates_raise(
+    arguments: tuple[Any, ...], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        compiled.update(*arguments)
     assert (SIX == 1).all()
 
 
@@ -230,3 +255,16 @@ def test_without_them_all_goes_on() -> None:
     environment = {**os.environ, "NCCLKV_COMPILED": "1"}
     said = subprocess.check_output([sys.executable, "-c", program], text=True, env=environment)
     assert said == "HostKernels(NumPy) [-1. -1. -1.]\n"
+
+
+def test_c_has_every_program() -> None:
+    array, rows = np.ones(0, np.float32), np.ones((0, 0))
+    for program in PROGRAMS.values():
+        for states in program.states:
+            assert compiled.update(
+                program.name, array, array, (array,) * states, rows, np.zeros(1, np.int64)
+            )
+            with pytest.raises(ValueError, match=f"0 rows of {len(program.scalars)} float64"):
+                compiled.update(
+                    program.name, array, array, (array,) * states, np.ones((1, 9)), np.zeros(1, int)
+                )

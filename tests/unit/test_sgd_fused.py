@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.errors import DTypeMismatch, NotSupported, UsageError
-from ncclkv.kernels.base import Segments
+from ncclkv.errors import DTypeMismatch, UsageError
 from ncclkv.kernels.host import HostKernels
-from ncclkv.optimizer import SGD
+from ncclkv.optimizer import SGD, Optimizer
 from ncclkv.optimizer.fused import FusedUpdater
 from ncclkv.table.bucket import Bucket, place
 from ncclkv.table.registry import KeySpec
@@ -25,10 +24,9 @@ class CountingKernels(HostKernels):
     def __init__(self) -> None:
         self.lengths: list[list[int]] = []
 
-    def sgd(self, weights: np.ndarray, *arrays: Any, **numbers: Any) -> None:  # type: ignore[override]
-        segments = numbers.get("segments") or Segments((0, weights.size), (1.0,), (1.0,))
-        self.lengths.append(np.diff(segments.offsets).tolist())
-        HostKernels.sgd(weights, *arrays, **numbers)
+    def update(self, *arguments: Any) -> None:  # type: ignore[override]
+        self.lengths.append(np.diff(arguments[5].bounds).tolist())
+        HostKernels.update(*arguments)
 
 
 def _bucket(dtype: Any = "float32", index: int = 0) -> Bucket:
@@ -50,8 +48,21 @@ def _at_work(optimizer: SGD, *buckets: Bucket, kernels: HostKernels | None = Non
     return updater
 
 
-def _zeros(count: int, number: int, dtype: np.dtype[Any]) -> np.ndarray:
+def _zeros(count: int, name: str, dtype: np.dtype[Any]) -> np.ndarray:
     return np.zeros(count, dtype)
+
+
+def _apply(
+    updater: FusedUpdater,
+    step: Optimizer,
+    bucket: Bucket,
+    arrays: tuple[np.ndarray, np.ndarray],
+    *ranges: tuple[int, int],
+) -> None:
+    """One update of all keys of a bucket, range by range."""
+    update = updater.begin(step, bucket, bucket.numbers, *arrays)
+    for lo, hi in ranges or [(0, bucket.count)]:
+        update(lo, hi)
 
 
 def _arrays(bucket: Bucket) -> tuple[np.ndarray, np.ndarray]:
@@ -63,8 +74,8 @@ def test_one_kernel_call_updates_a_range_of_many_keys() -> None:
     bucket, kernels = _bucket(), CountingKernels()
     weights, gradients = _arrays(bucket)
     updater = _at_work(SGD(learning_rate=0.5), bucket, kernels=kernels)
-    updater.apply(updater.step(), bucket, weights, gradients, 0, bucket.count)
-    updater.apply(updater.step(), bucket, weights, gradients, 3, 90)
+    _apply(updater, updater.step(), bucket, (weights, gradients))
+    _apply(updater, updater.step(), bucket, (weights, gradients), (3, 90))
     assert kernels.lengths == [[bucket.count], [87]]
     assert (weights[3:90] == -1).all()
     assert (weights[:3] == -0.5).all()
@@ -76,7 +87,7 @@ def test_factors_of_other_keys_do_not_cut_the_range() -> None:
     optimizer = SGD()
     optimizer.set_lr_mult({"elsewhere": 2.0})
     updater = _at_work(optimizer, bucket, kernels=kernels)
-    updater.apply(updater.step(), bucket, *_arrays(bucket), 0, bucket.count)
+    _apply(updater, updater.step(), bucket, _arrays(bucket))
     assert kernels.lengths == [[bucket.count]]
 
 
@@ -89,7 +100,7 @@ def test_factors_cut_the_range_at_keys() -> None:
     weights, gradients = _arrays(bucket)
     weights[:] = 4
     updater = _at_work(optimizer, bucket, kernels=kernels)
-    updater.apply(updater.step(), bucket, weights, gradients, a.lo + 2, c.lo + 1)
+    _apply(updater, updater.step(), bucket, (weights, gradients), (a.lo + 2, c.lo + 1))
     assert kernels.lengths == [[b.lo - a.lo - 2, c.lo - b.lo, 1]], "one call, padding included"
     assert weights[a.lo : a.hi].tolist() == [4, 4] + [4 - 0.5 * 5] * 8
     assert weights[b.lo : b.hi].tolist() == [4 - 5] * 100
@@ -101,10 +112,10 @@ def test_ranges_of_a_bucket_share_its_state() -> None:
     whole, parts = (_at_work(SGD(learning_rate=0.5, momentum=0.5), bucket) for _ in range(2))
     (expected, gradients), (weights, _) = _arrays(bucket), _arrays(bucket)
     for step in range(3):
-        whole.apply(whole.step(), bucket, expected, gradients, 0, bucket.count)
+        _apply(whole, whole.step(), bucket, (expected, gradients))
         cut = 50 + step
-        parts.apply(parts.step(), bucket, weights, gradients, cut, bucket.count)
-        parts.apply(parts.step(), bucket, weights, gradients, 0, cut)
+        ranges = (cut, bucket.count), (0, cut)
+        _apply(parts, parts.step(), bucket, (weights, gradients), *ranges)
     assert np.array_equal(weights, expected)
     assert weights[0] == -0.5 - 0.75 - 0.875
 
@@ -114,7 +125,7 @@ def test_buckets_have_states_of_their_own() -> None:
     updater = _at_work(SGD(learning_rate=0.5, momentum=0.5), *buckets)
     for bucket in buckets:
         weights, gradients = _arrays(bucket)
-        updater.apply(updater.step(), bucket, weights, gradients, 0, bucket.count)
+        _apply(updater, updater.step(), bucket, (weights, gradients))
         assert (weights == -0.5).all()
 
 
@@ -130,7 +141,7 @@ def test_a_step_keeps_the_numbers_of_its_time() -> None:
     after = updater.step()
     for step, of_a, of_others in ((before, -1, -0.5), (after, -1, -0.25)):
         weights, gradients = _arrays(bucket)
-        updater.apply(step, bucket, weights, gradients, 0, bucket.count)
+        _apply(updater, step, bucket, (weights, gradients))
         assert (weights[:10] == of_a).all()
         assert (weights[bucket.entries[1].lo : bucket.entries[1].hi] == of_others).all()
 
@@ -150,10 +161,10 @@ def test_reset_forgets_the_state_of_a_range_alone() -> None:
     b = bucket.entries[1]
     weights, gradients = _arrays(bucket)
     updater = _at_work(SGD(learning_rate=0.5, momentum=0.5), bucket)
-    updater.reset(bucket, b.lo, b.hi)
-    updater.apply(updater.step(), bucket, weights, gradients, 0, bucket.count)
-    updater.reset(bucket, b.lo, b.hi)
-    updater.apply(updater.step(), bucket, weights, gradients, 0, bucket.count)
+    updater.reset(bucket, "b", weights)
+    _apply(updater, updater.step(), bucket, (weights, gradients))
+    updater.reset(bucket, "b", weights)
+    _apply(updater, updater.step(), bucket, (weights, gradients))
     inside = np.zeros(bucket.count, bool)
     inside[b.lo : b.hi] = True
     assert (weights[inside] == -1).all()
@@ -169,7 +180,7 @@ def test_16_bit_weights_have_float32_states(dtype: Any) -> None:
     updater = _at_work(SGD(learning_rate=0.1, momentum=0.9), bucket)
     wide, momenta = np.zeros((2, bucket.count), np.float32)
     for _ in range(3):
-        updater.apply(updater.step(), bucket, weights, gradients, 0, bucket.count)
+        _apply(updater, updater.step(), bucket, (weights, gradients))
         momenta = np.float32(0.9) * momenta - np.float32(0.1)
         wide = (wide + momenta).astype(dtype).astype(np.float32)
         assert np.array_equal(weights.astype(np.float32), wide)
@@ -212,28 +223,3 @@ def test_items_put_into_factors_later_leave_a_step_as_it_was() -> None:
     step = updater.step()
     optimizer.lr_mult["a"] = 3.0
     assert step.lr_mult == {"a": 2.0}
-
-
-def test_a_captured_update_keeps_all_numbers_but_the_learning_rate() -> None:
-    optimizer = SGD(learning_rate=0.5, momentum=0.9, wd=0.25)
-    updater = FusedUpdater(optimizer, HostKernels())
-    baked = updater.captured_constants()
-    assert baked.keys() == optimizer.config().keys() - {"learning_rate"}
-    optimizer.learning_rate = 0.1
-    assert updater.captured_constants() == baked
-    optimizer.wd = 0.5
-    assert updater.captured_constants()["wd"] == 0.5
-
-
-def test_each_class_says_for_itself_that_it_can_be_captured() -> None:
-    class Silent(SGD):
-        pass
-
-    class Willing(SGD):
-        capturable = True
-
-    assert FusedUpdater(Willing(), HostKernels()).captured_constants()["name"] == "sgd"
-    with pytest.raises(NotSupported) as caught:
-        FusedUpdater(Silent(), HostKernels()).captured_constants()
-    assert "Silent does not say that its update can be captured" in str(caught.value)
-    assert "set an SGD" in str(caught.value)

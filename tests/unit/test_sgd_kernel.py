@@ -10,6 +10,7 @@ import pytest
 
 from ncclkv.kernels.base import Kernels
 from ncclkv.kernels.host import PIECE_BYTES, HostKernels
+from tests.updates import rows, segments_of, sgd
 
 pytestmark = pytest.mark.usefixtures("in_numpy_and_c")
 
@@ -59,7 +60,7 @@ def test_steps_are_exact_on_small_binary_fractions(dtype: str, step: dict[str, A
         m = np.zeros(size, dtype) if step["momentum"] else None
         reference = np.zeros(size)
         for _ in range(3):
-            KERNELS.sgd(w, g, m, **step)
+            sgd(KERNELS, w, g, m, **step)
             _formula(weights, gradients, reference, step)
             assert np.array_equal(w, weights)
             assert m is None or np.array_equal(m, reference)
@@ -81,8 +82,8 @@ def test_16_bit_weights_are_updated_in_float32_and_rounded_once(
         for _ in range(3):
             wide, momenta = w.astype(np.float32), None if m is None else m.copy()
             before = g.copy()
-            KERNELS.sgd(w, g, m, **step)
-            KERNELS.sgd(wide, g.astype(np.float32), momenta, **step)
+            sgd(KERNELS, w, g, m, **step)
+            sgd(KERNELS, wide, g.astype(np.float32), momenta, **step)
             assert np.array_equal(w, wide.astype(dtype))
             assert m is None or np.array_equal(m, momenta)
             assert np.array_equal(g, before), "gradients were written"
@@ -96,7 +97,7 @@ def test_float64_is_computed_in_float64(momentum: float) -> None:
     expected, reference = w.copy(), np.zeros(1000)
     m = np.zeros(1000) if momentum else None
     for _ in range(5):
-        KERNELS.sgd(w, g, m, **step)
+        sgd(KERNELS, w, g, m, **step)
         _formula(expected, g, reference, step)
         reference *= bool(momentum)
     np.testing.assert_allclose(w, expected, rtol=0, atol=1e-14)
@@ -104,39 +105,46 @@ def test_float64_is_computed_in_float64(momentum: float) -> None:
 
 def test_decay_is_outside_the_clipping() -> None:
     w = np.array([8.0])
-    KERNELS.sgd(w, np.array([100.0]), None, **PLAIN | {"clip": 1.0, "weight_decay": 0.5})
+    sgd(KERNELS, w, np.array([100.0]), None, **PLAIN | {"clip": 1.0, "weight_decay": 0.5})
     assert w[0] == 8 - 0.5 * (1 + 4)
 
 
 def test_a_change_of_learning_rate_leaves_the_momentum_as_it_is() -> None:
     w, m = np.zeros(1), np.zeros(1)
-    KERNELS.sgd(w, np.ones(1), m, **PLAIN | {"momentum": 0.5, "learning_rate": 1.0})
-    KERNELS.sgd(w, np.zeros(1), m, **PLAIN | {"momentum": 0.5, "learning_rate": 0.0})
+    sgd(KERNELS, w, np.ones(1), m, **PLAIN | {"momentum": 0.5, "learning_rate": 1.0})
+    sgd(KERNELS, w, np.zeros(1), m, **PLAIN | {"momentum": 0.5, "learning_rate": 0.0})
     assert (m[0], w[0]) == (-0.5, -1.5)
 
 
-def test_a_learning_rate_may_be_in_memory() -> None:
-    rate = np.zeros(1)
+def test_scalars_are_read_when_the_update_runs() -> None:
+    scalars, segments = np.zeros((1, 5)), segments_of(0, 5)
     for number in (0.1, 1 / 3):
-        KERNELS.fill(rate, number)
         (w, v), g = np.ones((2, 5), np.float32), np.arange(5, dtype=np.float32)
-        KERNELS.sgd(w, g, None, **PLAIN | {"learning_rate": rate})
-        KERNELS.sgd(v, g, None, **PLAIN | {"learning_rate": number})
+        scalars[:] = rows(**PLAIN | {"learning_rate": number})
+        KERNELS.update("sgd", w, g, (), scalars, segments)
+        sgd(KERNELS, v, g, None, **PLAIN | {"learning_rate": number})
         assert w.tobytes() == v.tobytes()
+
+
+def test_segments_have_rows_of_their_own_and_other_elements_none() -> None:
+    w, g = np.zeros(9, np.float32), np.ones(9, np.float32)
+    segments = segments_of(1, 3, 3, 7)
+    sgd(KERNELS, w, g, None, segments=segments, lr_mult=(1, 5, 2), wd_mult=(1, 1, 1), **PLAIN)
+    assert w.tolist() == [0, -0.5, -0.5, -1, -1, -1, -1, 0, 0]
 
 
 def test_small_steps_on_float16_round_away() -> None:
     # 1 - 1e-4 is 1 in float16; it takes weights kept in float32 to add such steps up.
     w = np.ones(1, np.float16)
     for _ in range(10):
-        KERNELS.sgd(w, np.ones(1, np.float16), None, **PLAIN | {"learning_rate": 1e-4})
+        sgd(KERNELS, w, np.ones(1, np.float16), None, **PLAIN | {"learning_rate": 1e-4})
     assert w[0] == 1
 
 
 def test_nan_gradients_show_in_the_weights_even_when_clipped() -> None:
     w = np.zeros(2, np.float32)
     g = np.array([np.nan, np.inf], np.float32)
-    KERNELS.sgd(w, g, None, **PLAIN | {"clip": 1.0})
+    sgd(KERNELS, w, g, None, **PLAIN | {"clip": 1.0})
     assert np.isnan(w[0])
     assert w[1] == -0.5
 
@@ -144,7 +152,7 @@ def test_nan_gradients_show_in_the_weights_even_when_clipped() -> None:
 def test_settings_for_floating_point_errors_have_no_effect() -> None:
     w = np.zeros(1, np.float16)
     with np.errstate(all="raise"):
-        KERNELS.sgd(w, np.full(1, 60000, np.float16), None, **PLAIN | {"rescale": 4.0})
+        sgd(KERNELS, w, np.full(1, 60000, np.float16), None, **PLAIN | {"rescale": 4.0})
     assert w[0] == -np.inf
 
 
@@ -152,7 +160,7 @@ def test_nothing_as_large_as_the_weights_is_allocated() -> None:
     w, g, m = np.zeros((3, 64 * PIECE_BYTES // 4), np.float32)
     tracemalloc.start()
     try:
-        KERNELS.sgd(w, g, m, **STEPS["all"])
+        sgd(KERNELS, w, g, m, **STEPS["all"])
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -172,7 +180,7 @@ def test_agrees_with_torch_at_a_constant_learning_rate(momentum: float) -> None:
         g = rng.standard_normal(100)
         parameter.grad = torch.tensor(g)
         optimizer.step()
-        KERNELS.sgd(w, g, m, **step)
+        sgd(KERNELS, w, g, m, **step)
     np.testing.assert_allclose(w, parameter.detach().numpy(), rtol=0, atol=1e-13)
 
 

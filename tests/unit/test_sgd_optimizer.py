@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from functools import partial
 from typing import Any
 
@@ -9,17 +11,29 @@ import numpy as np
 import pytest
 
 from ncclkv.errors import UsageError
-from ncclkv.kernels.base import Segments
 from ncclkv.kernels.host import HostKernels
-from ncclkv.optimizer import SGD, Optimizer, create
+from ncclkv.optimizer import SGD, Optimizer, State, create
+from tests.updates import segments_of
 
 NO_NUMBERS = [float("nan"), float("inf"), "0.1", b"0.1", None, 1j, [0.1], 10**400]
+
+
+def pickled(optimizer: Optimizer) -> Any:
+    """The optimizer by way of pickle."""
+    return pickle.loads(pickle.dumps(optimizer))
+
+
+def _update(optimizer: Optimizer, w: np.ndarray, g: np.ndarray, states: list[np.ndarray]) -> None:
+    """One update of key 'a'."""
+    scalars = np.array([optimizer.scalars("a", 1)])
+    whole = segments_of(0, w.size)
+    HostKernels().update(optimizer.program, w, g, states, scalars, whole)
 
 
 def _step(optimizer: Optimizer, states: list[np.ndarray]) -> float:
     """One update of a weight of 0 by a gradient of 1."""
     w = np.zeros(1)
-    optimizer.update(HostKernels(), w, np.ones(1), states)
+    _update(optimizer, w, np.ones(1), states)
     return float(w[0])
 
 
@@ -38,9 +52,9 @@ def test_the_defaults_are_mxnets() -> None:
 
 
 def test_momentum_decides_whether_there_is_a_state() -> None:
-    assert SGD().state_count == 0
+    assert SGD().states == ()
     optimizer = SGD(learning_rate=0.5, momentum=0.5)
-    assert optimizer.state_count == 1
+    assert optimizer.states == (State("momentum", "compute", "zeros"),)
     momenta = np.zeros(1)
     assert [_step(optimizer, [momenta]) for _ in range(3)] == [-0.5, -0.75, -0.875]
     with pytest.raises(AttributeError):
@@ -62,9 +76,9 @@ def test_settings_take_effect_at_the_next_update() -> None:
 
 def test_factors_multiply_learning_rate_and_decay() -> None:
     w = np.full(1, 2.0)
-    SGD(learning_rate=1.0, wd=0.5).update(
-        HostKernels(), w, np.zeros(1), [], Segments((0, 1), (0.5,), (0.25,))
-    )
+    optimizer = SGD(learning_rate=1.0, wd=0.5)
+    optimizer.lr_mult, optimizer.wd_mult = {"a": 0.5}, {"a": 0.25}
+    _update(optimizer, w, np.zeros(1), [])
     assert w[0] == 2 - 0.5 * (0.5 * 0.25 * 2)
 
 
@@ -204,3 +218,58 @@ def test_the_nearest_name_of_an_optimizer_is_shown() -> None:
 def test_arguments_go_by_name() -> None:
     with pytest.raises(TypeError, match="positional"):
         SGD(0.9)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda sgd: setattr(sgd, "learning_rate", 0.25),
+        lambda sgd: sgd.set_learning_rate(0.01),
+        lambda sgd: setattr(sgd, "wd", 0.5),
+        lambda sgd: setattr(sgd, "rescale_grad", 0.5),
+        lambda sgd: setattr(sgd, "clip_gradient", 1.0),
+        lambda sgd: setattr(sgd, "lr_mult", {}),
+        lambda sgd: sgd.set_wd_mult({"a": 1}),
+        lambda sgd: setattr(sgd, "something_of_a_subclass", 1),
+        lambda sgd: sgd.lr_mult.__setitem__("a", 2.0),
+        lambda sgd: sgd.lr_mult.update(a=2.0),
+        lambda sgd: sgd.lr_mult.setdefault("b", 2.0),
+        lambda sgd: sgd.lr_mult.__ior__({"b": 2.0}),
+        lambda sgd: sgd.lr_mult.pop("a"),
+        lambda sgd: sgd.lr_mult.popitem(),
+        lambda sgd: sgd.lr_mult.__delitem__("a"),
+        lambda sgd: sgd.wd_mult.clear(),
+    ],
+)
+def test_every_change_makes_another_version(change: Any) -> None:
+    optimizer = SGD()
+    optimizer.lr_mult["a"] = 1.0
+    before = optimizer.version
+    assert optimizer.version == before
+    optimizer.config(), optimizer.snapshot(), optimizer.scalars("a", 1)
+    assert optimizer.version == before
+    change(optimizer)
+    assert optimizer.version != before
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_a_copy_has_the_same_numbers(copied: Any) -> None:
+    optimizer = SGD(learning_rate=0.5, momentum=0.5)
+    optimizer.lr_mult["a"] = 2.0
+    other = copied(optimizer)
+    assert other.config() == optimizer.config()
+    version = other.version
+    other.lr_mult["a"] = 3.0
+    assert other.version != version
+
+
+def test_snapshots_between_two_changes_share_their_factors() -> None:
+    optimizer = SGD()
+    optimizer.lr_mult["a"] = 2
+    before = optimizer.snapshot()
+    optimizer.learning_rate = 0.5
+    after = optimizer.snapshot()
+    assert before.lr_mult is after.lr_mult
+    assert (before.learning_rate, after.learning_rate) == (0.01, 0.5)
+    optimizer.lr_mult["a"] = 3
+    assert (after.lr_mult, optimizer.snapshot().lr_mult) == ({"a": 2.0}, {"a": 3.0})

@@ -12,6 +12,5 @@ from __future__ import annotations
 
 from ncclkv.kernels.device.copies import CopyTable
 from ncclkv.kernels.device.kernels import DeviceKernels
-from ncclkv.kernels.device.segments import SegmentTable
 
-__all__ = ["CopyTable", "DeviceKernels", "SegmentTable"]
+__all__ = ["CopyTable", "DeviceKernels"]

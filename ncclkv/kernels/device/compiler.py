@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from ncclkv.errors import LaunchError
-from ncclkv.kernels.device.sources import Program, headers
+from ncclkv.kernels.device.sources import KernelSource, headers
 
 
-def build(program: Program, architecture: str) -> bytes:
+def build(program: KernelSource, architecture: str) -> bytes:
     """Compile `program` for one kind of device; no device is needed.
 
     CuPy's own compiler is not used: it flushes subnormal numbers to zero, which NumPy does not.
 
     Parameters
     ----------
-    program : Program
+    program : KernelSource
     architecture : str
         Such as ``"sm_90"``.
 

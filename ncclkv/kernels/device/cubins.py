@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ncclkv import env
 from ncclkv.kernels.device.compiler import build, include_options
-from ncclkv.kernels.device.sources import Program, headers
+from ncclkv.kernels.device.sources import KernelSource, headers
 
 _log = logging.getLogger("ncclkv")
 
@@ -28,12 +28,12 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _OF_CUDA = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
 
 
-def cubin(program: Program, architecture: str) -> bytes:
+def cubin(program: KernelSource, architecture: str) -> bytes:
     """Return the machine code of `program`, from its file or else by compiling it.
 
     Parameters
     ----------
-    program : Program
+    program : KernelSource
     architecture : str
         Such as ``"sm_90"``.
 
@@ -75,7 +75,7 @@ def _folder(named: str) -> Path | None:
     return folder
 
 
-def _key(program: Program, architecture: str) -> str:
+def _key(program: KernelSource, architecture: str) -> str:
     """Return the digest of what the code depends on."""
     from cupy.cuda import nvrtc
 

@@ -24,7 +24,7 @@ PARTS = 256
 COPY_BYTES = 32 * 1024
 """What one block copies at most: eight times 16 bytes for each of its threads."""
 
-SGD_ELEMENTS = 8192
+UPDATED_ELEMENTS = 8192
 """What one block updates at most; a multiple of the elements in 16 bytes of every dtype."""
 
 SUMMED_BYTES = BLOCK_BYTES
@@ -60,27 +60,23 @@ COMBINATION = np.dtype(
 )
 """The argument of ``combine``."""
 
-STEPS = np.dtype(
+MOST_STATES = 4
+"""States of a weight at most."""
+
+UPDATES = np.dtype(
     [
         ("weights", ADDRESS),
         ("gradients", ADDRESS),
-        ("momenta", ADDRESS),
+        ("states", ADDRESS, (MOST_STATES,)),
         ("start", np.uint64, (PIECES + 1,)),
-        ("lr_mult", np.float64, (PIECES,)),
-        ("wd_mult", np.float64, (PIECES,)),
-        ("learning_rate", np.float64),
-        ("momentum", np.float64),
-        ("weight_decay", np.float64),
-        ("rescale", np.float64),
-        ("clip", np.float64),
-        ("learning_rate_at", ADDRESS),
+        ("scalars", ADDRESS),
         ("skip", ADDRESS),
         ("first", np.uint32, (PIECES + 1,)),
         ("count", np.uint32),
     ],
     align=True,
 )
-"""The argument of ``sgd``."""
+"""The argument of the kernels of ``update.cu``."""
 
 SUMS = np.dtype(
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -17,15 +18,12 @@ from ncclkv.kernels.device.finite import search
 from ncclkv.kernels.device.launch import THREADS, KernelLauncher, Launch
 from ncclkv.kernels.device.memory import assign, copy, empty, fill, zeros
 from ncclkv.kernels.device.peer_copies import Transfer, apart, copy_across, transfer
-from ncclkv.kernels.device.segments import SegmentTable
-from ncclkv.kernels.device.sources import COMBINE, COPY, SGD
+from ncclkv.kernels.device.segments import SegmentLaunch, plan_updates
+from ncclkv.kernels.device.sources import COMBINE, COPY, UPDATE
 from ncclkv.kernels.device.staging import Staging, download
 
 MOST_BLOCKS = 4096
 """Blocks of a ``combine`` at most; its threads go on from element to element."""
-
-MOST_TABLES = 1024
-"""Tables of segments that are kept at most."""
 
 
 class DeviceKernels:
@@ -47,7 +45,7 @@ class DeviceKernels:
         self._launch = KernelLauncher() if launch is None else launch
         self._transfer = transfer
         self._staging = Staging()
-        self._segments: dict[Segments, SegmentTable] = {}
+        self._launches: WeakKeyDictionary[Segments, list[SegmentLaunch]] = WeakKeyDictionary()
 
     value = staticmethod(as_gpu_value)
     out = staticmethod(as_gpu_out)
@@ -196,96 +194,39 @@ class DeviceKernels:
             argument["skip"] = skip.data.ptr
             self._launch(COPY, blocks, argument)
 
-    def sgd(
+    def update(
         self,
+        program: str,
         weights: DeviceArray,
         gradients: DeviceArray,
-        momenta: DeviceArray | None,
-        *,
-        learning_rate: float | DeviceArray,
-        momentum: float,
-        weight_decay: float,
-        rescale: float,
-        clip: float | None,
-        segments: Segments | None = None,
+        states: Sequence[DeviceArray],
+        scalars: DeviceArray,
+        segments: Segments,
         skip: DeviceArray | None = None,
     ) -> None:
-        """One step of stochastic gradient descent, in place, as ``kernels.host`` does it."""
-        self.sgd_segments(
-            weights,
-            gradients,
-            momenta,
-            self._table(segments or Segments((0, weights.size), (1.0,), (1.0,))),
-            learning_rate=learning_rate,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            rescale=rescale,
-            clip=clip,
-            skip=skip,
-        )
-
-    def _table(self, segments: Segments) -> SegmentTable:
-        """The table of some segments, made once."""
-        table = self._segments.get(segments)
-        if table is None:
-            if len(self._segments) == MOST_TABLES:  # of factors that change at every step
-                self._segments.clear()
-            table = self._segments[segments] = SegmentTable(*segments)
-        return table
-
-    def sgd_segments(
-        self,
-        weights: DeviceArray,
-        gradients: DeviceArray,
-        momenta: DeviceArray | None,
-        segments: SegmentTable,
-        *,
-        learning_rate: float | DeviceArray,
-        momentum: float,
-        weight_decay: float,
-        rescale: float,
-        clip: float | None,
-        skip: DeviceArray | None = None,
-    ) -> None:
-        """One step of each of `segments`, with its own factors, in one launch for 128 of them.
+        """Update `weights` and `states` by a program, with one launch for 128 segments.
 
         Parameters
         ----------
-        weights, gradients, momenta
-            As for ``kernels.host.update.sgd``.
-        segments : SegmentTable
-            Ranges of the arrays.  It serves any number of steps, one at a time.
-        learning_rate, weight_decay : float
-            Multiplied in float64 with each segment's factors, then rounded.  A learning rate that
-            is an array of one float64 is read by the kernel.
-        momentum, rescale, clip, skip
-            As for ``kernels.host.update.sgd``.
+        program, weights, gradients, states, scalars, segments, skip
+            As of `ncclkv.kernels.base.Kernels.update`.  A captured launch keeps the addresses, and
+            reads scalars and `skip` when it runs.
         """
-        program = SGD[dtype_name(weights.dtype)]
-        place = _place(learning_rate)
-        for blocks, argument in segments.launches:
+        kernel = UPDATE[program, len(states), dtype_name(weights.dtype)]
+        launches = self._launches.get(segments)
+        if launches is None:
+            launches = self._launches[segments] = plan_updates(segments)
+        for blocks, argument, row in launches:
             argument["weights"] = weights.data.ptr
             argument["gradients"] = gradients.data.ptr
-            argument["momenta"] = 0 if momenta is None else momenta.data.ptr
-            # A captured launch keeps its argument for good: what is to change lies in memory.
-            argument["learning_rate"] = 0.0 if place else learning_rate
-            argument["learning_rate_at"] = place
+            argument["states"][: len(states)] = [state.data.ptr for state in states]
+            argument["scalars"] = scalars.data.ptr + row * scalars.strides[0]
             argument["skip"] = 0 if skip is None else skip.data.ptr
-            argument["momentum"] = momentum
-            argument["weight_decay"] = weight_decay
-            argument["rescale"] = rescale
-            argument["clip"] = -1.0 if clip is None else clip
-            self._launch(program, blocks, argument)
+            self._launch(kernel, blocks, argument)
 
     def checksums(self, arrays: Sequence[DeviceArray]) -> DeviceArray:
         """A sum of the bits of each array, uint64, in the order of the current stream."""
         return checksums(arrays, self._launch, self._staging.upload, self._transfer)
-
-
-def _place(number: float | DeviceArray) -> int:
-    """The address of a number that is an array; 0 of any other."""
-    array: DeviceArray = number
-    return 0 if np.isscalar(number) else int(array.data.ptr)
 
 
 def _working_copy(out: DeviceArray) -> DeviceArray:

@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from ncclkv import env
 from ncclkv.errors import UsageError
 from ncclkv.kernels.device.cubins import cubin
-from ncclkv.kernels.device.sources import Program
+from ncclkv.kernels.device.sources import KernelSource
 from ncclkv.system import watchdog
 
 THREADS = 256
 """Of a block."""
 
-Launch = Callable[[Program, int, NDArray[Any]], None]
+Launch = Callable[[KernelSource, int, NDArray[Any]], None]
 """Launch a program's blocks, on an argument."""
 
 # By device and program; of the whole process, as what is loaded on a device is.
-_functions: dict[tuple[int, Program], Any] = {}
+_functions: dict[tuple[int, KernelSource], Any] = {}
 _loading = threading.Lock()
 
 
@@ -33,7 +33,7 @@ class KernelLauncher:
     is being captured: it is refused then.
     """
 
-    def load(self, program: Program) -> Any:
+    def load(self, program: KernelSource) -> Any:
         """Return the function on the current device, compiling it at the first call."""
         import cupy
 
@@ -50,7 +50,7 @@ class KernelLauncher:
                 _functions[key] = function
         return function
 
-    def _load(self, program: Program) -> Any:
+    def _load(self, program: KernelSource) -> Any:
         """Load a program on the current device."""
         import cupy
 
@@ -61,7 +61,7 @@ class KernelLauncher:
             module.load(cubin(program, f"sm_{capability}"))
             return module.get_function(program.name)
 
-    def __call__(self, program: Program, blocks: int, argument: NDArray[Any]) -> None:
+    def __call__(self, program: KernelSource, blocks: int, argument: NDArray[Any]) -> None:
         """Launch `blocks` blocks of a program; with none there is nothing to do."""
         if blocks:
             self.load(program)((blocks,), (THREADS,), (argument,))

@@ -1,57 +1,58 @@
-"""Ranges of a bucket with factors of their own for the learning rate and the weight decay."""
+"""Launches that update the segments of a bucket."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ncclkv.kernels.base import Segments
 from ncclkv.kernels.device.kernel_args import (
     PIECES,
-    SGD_ELEMENTS,
-    STEPS,
+    UPDATED_ELEMENTS,
+    UPDATES,
     batches,
     first_blocks,
     new,
 )
 
 
-class SegmentTable:
-    """Segments that follow one another, to be updated together.
-
-    Parameters
-    ----------
-    offsets : sequence of int, length n + 1
-        Segment i is elements ``[offsets[i], offsets[i + 1])``.
-    lr_mult, wd_mult : sequence of float, length n
-        What multiplies the learning rate and the weight decay in each.
+class SegmentLaunch(NamedTuple):
+    """One launch of ``update.cu``.
 
     Attributes
     ----------
-    launches : list of (int, ndarray)
-        Blocks and argument of each launch of ``sgd``; the fields that `DeviceKernels.sgd_segments`
-        has to fill are zero.
+    blocks : int
+    argument : ndarray of dtype `UPDATES`
+        Without the addresses, which differ from update to update.
+    row : int
+        The row of scalars of its first segment.
+    """
+
+    blocks: int
+    argument: NDArray[Any]
+    row: int
+
+
+def plan_updates(segments: Segments) -> list[SegmentLaunch]:
+    """Lay out the launches that update some segments, one for 128 of them.
 
     Examples
     --------
-    >>> table = SegmentTable([0, 10000, 10064], lr_mult=[1.0, 0.5], wd_mult=[1.0, 0.0])
-    >>> [blocks for blocks, _ in table.launches]
+    >>> launches = plan_updates(Segments(np.array([0, 10000, 10064])))
+    >>> [launch.blocks for launch in launches]
     [3]
     """
-
-    def __init__(
-        self, offsets: Sequence[int], lr_mult: Sequence[float], wd_mult: Sequence[float]
-    ) -> None:
-        bounds = np.asarray(offsets, np.int64)
-        sizes = np.diff(bounds)
-        self.launches = []
-        for batch in batches(len(sizes), PIECES):
-            count = batch.stop - batch.start
-            first = first_blocks(sizes[batch], SGD_ELEMENTS)
-            argument = new(STEPS)
-            argument["start"][: count + 1] = bounds[batch.start : batch.stop + 1]
-            argument["lr_mult"][:count] = lr_mult[batch]
-            argument["wd_mult"][:count] = wd_mult[batch]
-            argument["first"][: count + 1] = first
-            argument["count"] = count
-            self.launches.append((int(first[-1]), argument))
+    bounds = segments.bounds
+    sizes = np.diff(bounds)
+    launches = []
+    for batch in batches(len(sizes), PIECES):
+        count = batch.stop - batch.start
+        first = first_blocks(sizes[batch], UPDATED_ELEMENTS)
+        argument = new(UPDATES)
+        argument["start"][: count + 1] = bounds[batch.start : batch.stop + 1]
+        argument["first"][: count + 1] = first
+        argument["count"] = count
+        launches.append(SegmentLaunch(int(first[-1]), argument, batch.start))
+    return launches

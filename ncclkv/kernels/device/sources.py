@@ -11,17 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.kernels import programs
 from ncclkv.kernels.device.kernel_args import (
     COMBINATION,
     COPIES,
     COPY_BYTES,
+    MOST_STATES,
     PARTS,
     PIECES,
     SEARCH,
-    SGD_ELEMENTS,
-    STEPS,
     SUMMED_BYTES,
     SUMS,
+    UPDATED_ELEMENTS,
+    UPDATES,
 )
 from ncclkv.kernels.host import checksum
 
@@ -30,25 +32,28 @@ FOLDER = Path(__file__).parent / "cuda"
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class KernelSource:
     """A kernel in one of its variants.
 
     Attributes
     ----------
     name : str
-        Of the kernel and, with ``.cu``, of its source.
+        Of the kernel.
     variant : str
         In words, empty when there is but one.
     argument : numpy.dtype
         The layout of its argument.
     macros : dict of str to str
         What the source is compiled with.
+    file : str
+        Name of the source without ``.cu``; by default the kernel's.
     """
 
     name: str
     variant: str
     argument: np.dtype[Any]
     macros: dict[str, str]
+    file: str = ""
 
     def __str__(self) -> str:
         return f"{self.name} {self.variant}".strip()
@@ -56,7 +61,7 @@ class Program:
     @property
     def source(self) -> str:
         """The text of its source."""
-        return (FOLDER / f"{self.name}.cu").read_text()
+        return (FOLDER / f"{self.file or self.name}.cu").read_text()
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -71,7 +76,8 @@ class Program:
 
 def headers() -> dict[bytes, bytes]:
     """What sources include: names and texts, as NVRTC takes them."""
-    return {path.name.encode(): path.read_bytes() for path in sorted(FOLDER.glob("*.cuh"))}
+    paths = (*sorted(FOLDER.glob("*.cuh")), *sorted(programs.FOLDER.glob("*.h")))
+    return {path.name.encode(): path.read_bytes() for path in paths}
 
 
 _HALF = {"ELEMENT": "__half", "WORKING": "float", "HEADER": "<cuda_fp16.h>"}
@@ -105,11 +111,11 @@ _COMPLEX = {"complex64": _plain("Complex<float>"), "complex128": _plain("Complex
 _STEP = {"sum": "add", "prod": "multiply", "max": "larger", "min": "smaller"}
 _ELEMENTS = {**_BOOL, **_INTEGERS, **_FLOATS, **_COMPLEX}
 
-COPY = Program("copy", "", COPIES, {"MOST": str(PIECES), "PER_BLOCK": str(COPY_BYTES)})
+COPY = KernelSource("copy", "", COPIES, {"MOST": str(PIECES), "PER_BLOCK": str(COPY_BYTES)})
 """Copy many arrays, each to a place of its own."""
 
 COMBINE = {
-    (dtype, op): Program(
+    (dtype, op): KernelSource(
         "combine",
         f"{op} of {dtype}",
         COMBINATION,
@@ -124,18 +130,29 @@ COMBINE = {
 Complex numbers are added alone: they have no order, and stores do not multiply them.
 """
 
-SGD = {
-    dtype: Program(
-        "sgd",
-        f"of {dtype}",
-        STEPS,
-        {"MOST": str(PIECES), "PER_BLOCK": str(SGD_ELEMENTS), **macros},
+UPDATE = {
+    (program.name, states, dtype): KernelSource(
+        program.name,
+        f"of {dtype}" + (f" with {states} of states" if states else ""),
+        UPDATES,
+        {
+            "MOST": str(PIECES),
+            "MOST_STATES": str(MOST_STATES),
+            "PER_BLOCK": str(UPDATED_ELEMENTS),
+            "STATES": str(states),
+            "PROGRAM": program.name,
+            "ARITHMETIC": f"<{program.name}.h>",
+            **macros,
+        },
+        file="update",
     )
+    for program in programs.PROGRAMS.values()
+    for states in program.states
     for dtype, macros in _FLOATS.items()
 }
-"""Stochastic gradient descent, by the weights' dtype."""
+"""Updates, by program, number of states and the weights' dtype."""
 
-CHECKSUM = Program(
+CHECKSUM = KernelSource(
     "checksum",
     "",
     SUMS,
@@ -158,10 +175,10 @@ _EXPONENT = {
 }
 
 NONFINITE = {
-    dtype: Program("nonfinite", f"of {dtype}", SEARCH, {"WORD": word, "EXPONENT": exponent})
+    dtype: KernelSource("nonfinite", f"of {dtype}", SEARCH, {"WORD": word, "EXPONENT": exponent})
     for dtype, (word, exponent) in _EXPONENT.items()
 }
 """A search for NaN and infinity, by the numbers' dtype; complex ones are pairs of real ones."""
 
-PROGRAMS = (COPY, *COMBINE.values(), *SGD.values(), *NONFINITE.values(), CHECKSUM)
+SOURCES = (COPY, *COMBINE.values(), *UPDATE.values(), *NONFINITE.values(), CHECKSUM)
 """All of them."""

@@ -15,7 +15,7 @@ from ncclkv.kernels.host.finite import find_nonfinite
 from ncclkv.kernels.host.memory import copy, empty, fill, left, zeros
 from ncclkv.kernels.host.pack import pack, pack_all, unpack, unpack_all
 from ncclkv.kernels.host.reduce import combine, reduce
-from ncclkv.kernels.host.update import assign, sgd
+from ncclkv.kernels.host.update import assign, update
 
 __all__ = ["PIECE_BYTES", "HostKernels"]
 
@@ -50,5 +50,5 @@ class HostKernels:
     reduce = staticmethod(reduce)
     find_nonfinite = staticmethod(find_nonfinite)
     assign = staticmethod(assign)
-    sgd = staticmethod(sgd)
+    update = staticmethod(update)
     checksums = staticmethod(checksums)

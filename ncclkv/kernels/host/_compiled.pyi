@@ -26,18 +26,20 @@ def total(parts: Sequence[Array], out: Array, average: bool, stream: bool, /) ->
         Write past the caches.
     """
 
-def sgd(
+def update(
+    program: str,
     weights: Array,
     gradients: Array,
-    momenta: Array | None,
-    learning_rate: float,
-    momentum: float,
-    weight_decay: float,
-    rescale: float,
-    clip: float | None,
+    states: Sequence[Array],
+    scalars: Array,
+    bounds: Array,
     /,
 ) -> bool:
-    """Take one step, as ``ncclkv.kernels.host.update.sgd`` describes it."""
+    """Update weights and states by a program, as `ncclkv.kernels.host.update.update` describes it.
+
+    `bounds` are those of `Segments`; ValueError for bounds outside of the weights, for scalars that
+    are not a row of float64 for each segment, and for a program that C does not have.
+    """
 
 def copy(target: Array, source: Array, stream: bool, /) -> bool:
     """Copy the bytes of `source` to `target`, past the caches if `stream`; of any one dtype."""

@@ -18,9 +18,9 @@ try:
         MOST_RANKS,
         checksum,
         copy,
-        sgd,
         short_sum,
         total,
+        update,
     )
 
     BUILT = True
@@ -39,10 +39,10 @@ __all__ = [
     "checksum",
     "copy",
     "kinds",
-    "sgd",
     "short_sum",
     "sums",
     "total",
+    "update",
 ]
 
 STREAM_BYTES = 4 * 1024 * 1024

@@ -16,7 +16,6 @@ PLAN = "ncclkv/table/plan.py"
 REDUCTION = "ncclkv/engine/reduction.py"
 RESTORING = "ncclkv/store/restoring.py"
 UPDATERS = "ncclkv/store/updaters.py"
-UPDATE_RULE = "ncclkv/engine/update_rule.py"
 VERIFY = "ncclkv/engine/verify.py"
 
 MUTANTS = (
@@ -150,9 +149,9 @@ MUTANTS = (
     ),
     Mutant(
         name="update-counted-from-the-range",
-        file=UPDATE_RULE,
-        old="state.gradients, start + lo, start + hi\n",
-        new="state.gradients, lo, hi\n",
+        file="ncclkv/engine/reduction.py",
+        old="update(start + lo, start + hi)",
+        new="update(lo, hi)",
         why="a push of some keys updates the first keys of their bucket",
         tests=(THREADS,),
     ),
@@ -207,7 +206,7 @@ MUTANTS = (
     Mutant(
         name="repair-mends-half",
         file=VERIFY,
-        old="        return [slot.weight, *self._engine.rule.states(slot)]\n",
+        old="        return [slot.weight, *self._engine.rule.states(slot).values()]\n",
         new="        return [slot.weight]\n",
         why="momentum stays different on ranks whose weights were mended",
         tests=(NODES,),

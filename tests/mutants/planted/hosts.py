@@ -16,7 +16,7 @@ HEADER = "ncclkv/comm/shm/header.py"
 HIERARCHICAL = "ncclkv/comm/shm/hierarchical.py"
 IN_ORDER = "ncclkv/comm/shm/in_order.py"
 KERNELS_REDUCE = "ncclkv/kernels/host/reduce.py"
-KERNELS_UPDATE = "ncclkv/kernels/host/update.py"
+OPTIMIZER = "ncclkv/optimizer/base.py"
 SMALL = "ncclkv/comm/shm/small_allreduce.py"
 
 MUTANTS = (
@@ -65,25 +65,25 @@ MUTANTS = (
     ),
     Mutant(
         name="no-clipping-without-c",
-        file=KERNELS_UPDATE,
-        old="    if step.clip is not None:\n",
+        file="ncclkv/kernels/programs/sgd.py",
+        old="    if clip >= 0:\n",
         new="    if False:\n",
         why="gradients are not clipped where there is no compiler",
         tests=(PLAIN,),
     ),
     Mutant(
         name="learning-rate-factors-left-out",
-        file=KERNELS_UPDATE,
-        old="_Step(rate * of_rate,",
-        new="_Step(rate,",
+        file=OPTIMIZER,
+        old="self.learning_rate * self._lr_mult.get(key, 1.0)",
+        new="self.learning_rate",
         why="every key has the same learning rate",
         tests=(THREADS,),
     ),
     Mutant(
         name="weight-decay-factors-left-out",
-        file=KERNELS_UPDATE,
-        old="weight_decay * of_decay",
-        new="weight_decay",
+        file=OPTIMIZER,
+        old="self.wd * self._wd_mult.get(key, 1.0)",
+        new="self.wd",
         why="biases decay",
         tests=(Selection("0", "unit/test_sgd_fused.py"),),
     ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant, Selection
 
-CAPTURE = "ncclkv/engine/capture.py"
 COPIES = "ncclkv/kernels/device/copies.py"
 CUBINS = "ncclkv/kernels/device/cubins.py"
 FINITE = "ncclkv/kernels/device/finite.py"
@@ -143,12 +142,12 @@ MUTANTS = (
         tests=(Selection("3", "nccl/test_kernels_as_cpp.py", "step_without_a_flag"),),
     ),
     Mutant(
-        name="rate-in-memory-not-reset",
+        name="scalars-of-the-first-launch",
         file=KERNELS,
-        old='            argument["learning_rate_at"] = place\n',
-        new='            if place:\n                argument["learning_rate_at"] = place\n',
-        why="after a capture every step uses the learning rate of the graph",
-        tests=(Selection("3", "nccl/test_kernels_as_cpp.py", "learning_rate_in_memory"),),
+        old='argument["scalars"] = scalars.data.ptr + row * scalars.strides[0]',
+        new='argument["scalars"] = scalars.data.ptr',
+        why="keys beyond the 128th of a bucket are updated with the numbers of others",
+        tests=(Selection("3", "nccl/test_kernels_as_cpp.py", "rows_of_their_own"),),
     ),
     Mutant(
         name="averages-not-divided",
@@ -170,11 +169,11 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="rate-baked-into-a-graph",
-        file=CAPTURE,
-        old="weights, gradients, momenta, learning_rate=self._rate, skip=skip, **numbers",
-        new="weights, gradients, momenta, learning_rate=learning_rate, skip=skip, **numbers",
-        why="a replay goes on with the learning rate of its capture",
+        name="scalars-baked-into-a-graph",
+        file="ncclkv/optimizer/captured.py",
+        old="(optimizer.counted or optimizer is not self._written):",
+        new="self._written is None:",
+        why="a replay goes on with the numbers of the first one",
         tests=(
             Selection("2", "nccl/test_capture_steps.py", "rate and every_rank and 2"),
             Selection("3b", CAPTURED, "a_learning_rate_that_changes and every_rank", ranks=2),

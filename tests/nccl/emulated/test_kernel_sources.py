@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ncclkv.kernels.device.compiler import whole
-from ncclkv.kernels.device.sources import COPY, PROGRAMS, Program, headers
+from ncclkv.kernels.device.sources import COPY, SOURCES, KernelSource, headers
 from tests.nccl.emulated import compiler, kernel_images, kernels
 from tests.nccl.emulated.kernel_cases import module, refused
 from tests.nccl.emulated.kernel_images import Source, image
@@ -331,8 +331,8 @@ class TestNvrtc:
         assert binding.check_status is len
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=str)
-def test_every_program_of_ncclkv_compiles(program: Program) -> None:
+@pytest.mark.parametrize("program", SOURCES, ids=str)
+def test_every_program_of_ncclkv_compiles(program: KernelSource) -> None:
     assert compiled(program).sizes(program.name) == [program.argument.itemsize]
 
 

@@ -12,11 +12,13 @@ from collections.abc import Callable
 import cupy
 import numpy as np
 
+from ncclkv.kernels.base import Segments
 from ncclkv.kernels.device import DeviceKernels
 
 NBYTES = 2**28
 TIMES = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-STEP = {"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 1e-4, "rescale": 1.0, "clip": None}
+ROW = (0.1, 0.9, 1e-4, 1.0, -1.0)
+"""Scalars of the program ``sgd``: learning rate, momentum, weight decay, rescaling, no clipping."""
 
 
 def arrays(count: int, dtype: str = "float32") -> list[cupy.ndarray]:
@@ -45,10 +47,11 @@ def main() -> None:
     one, two, three = arrays(3)
     halves = arrays(3, "float16")
     flag = cupy.zeros(1, np.uint32)
+    rows, whole = cupy.array([ROW]), Segments(np.array([0, one.size]))
     calls: dict[str, tuple[int, Callable[[], object]]] = {
         "copy by CUDA": (2, lambda: cupy.copyto(two, one)),
         "copy": (2, lambda: kernels.pack_all([one], [two])),
-        "sgd": (5, lambda: kernels.sgd(one, two, three, **STEP)),
+        "sgd": (5, lambda: kernels.update("sgd", one, two, (three,), rows, whole)),
         "combine, float32": (3, lambda: kernels.combine([one, two], three, "sum")),
         "combine, float16": (3, lambda: kernels.combine(halves[:2], halves[2], "sum")),
         "checksum": (1, lambda: kernels.checksums([one])),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.arrays import as_gpu_out, as_gpu_value
+from ncclkv.kernels.base import Segments
 from ncclkv.kernels.host import HostKernels
 from tests.nccl.standin.streams import RecordingStreams
 
@@ -80,30 +81,28 @@ class StandInKernels:
 
         self._streams.work("assign", [total, skip], [weights], run)
 
-    def sgd(
+    def update(
         self,
+        program: str,
         weights: Any,
         gradients: Any,
-        momenta: Any | None,
-        *,
-        learning_rate: Any,
+        states: Sequence[Any],
+        scalars: Any,
+        segments: Segments,
         skip: Any | None = None,
-        **numbers: Any,
     ) -> None:
-        changed = [weights] if momenta is None else [weights, momenta]
-        in_memory = {} if skip is None else {"skip": skip}
-        if isinstance(learning_rate, (int, float)):
-            numbers["learning_rate"] = learning_rate
-        else:
-            in_memory["learning_rate"] = learning_rate
-        names = list(in_memory)  # and not the arrays, which what is recorded does not keep
+        lo, hi = int(segments.bounds[0]), int(segments.bounds[-1])
+        reads = [scalars, *([] if skip is None else [skip]), gradients[lo:hi]]
+        changed = [array[lo:hi] for array in (weights, *states)]
+        inside = Segments(segments.bounds - lo)
+        has_skip = skip is not None  # and not the arrays, which what is recorded does not keep
 
-        def run(*views: Any) -> None:
-            there = dict(zip(names, views, strict=False))
-            gradients, weights, *momenta = views[len(names) :]
-            _HOST.sgd(weights, gradients, *(momenta or [None]), **there, **numbers)
+        def run(scalars: Any, *views: Any) -> None:
+            skip, views = (views[0], views[1:]) if has_skip else (None, views)
+            gradients, weights, *states = views
+            _HOST.update(program, weights, gradients, states, scalars, inside, skip)
 
-        self._streams.work("sgd", [*in_memory.values(), gradients], changed, run)
+        self._streams.work(program, reads, changed, run)
 
     def checksums(self, arrays: Sequence[Any]) -> Any:
         sums = self.zeros(len(arrays), np.dtype(np.uint64))

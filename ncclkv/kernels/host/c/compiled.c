@@ -1,4 +1,4 @@
-/* Sums, steps of gradient descent and copies, with the bits that the kernels in NumPy give.
+/* Sums, updates and copies, with the bits that the kernels in NumPy give.
 
    NumPy goes through an array once an operation, and fills each line of it that it writes from
    memory first.  Here a tile of the result is made in the first-level cache, and a long result is
@@ -31,12 +31,6 @@
 /* From here on other threads of Python may go on in the meantime. */
 #define LONG_BYTES (64 * 1024)
 
-/* The numbers of a step, as Python has them. */
-struct step {
-    double rate, momentum, decay, rescale, clip;
-    int clips;
-};
-
 typedef float float_any __attribute__((aligned(1), may_alias));
 typedef double double_any __attribute__((aligned(1), may_alias));
 
@@ -49,6 +43,26 @@ typedef double double_any __attribute__((aligned(1), may_alias));
 #define ANY double_any
 #define NAME(x) x##_double
 #include "elements.h"
+
+/* States of a weight at most. */
+#define MOST_STATES 4
+
+typedef void update_function(void *weights, const void *gradients, void *const *states,
+                             const double *row, size_t count);
+
+/* A program for one number of states. */
+struct program {
+    const char *name;
+    int states, scalars;
+    update_function *update_float, *update_double;
+};
+
+#define ROW(name, states)                                                                          \
+    {                                                                                              \
+        #name, states, count_of_##name##_##states##_scalars, update_##name##_##states##_float,     \
+            update_##name##_##states##_double                                                      \
+    }
+#include "programs.h"
 
 #include "short.h"
 
@@ -181,68 +195,126 @@ end:
     return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
-/* Update views[0] by views[1] and perhaps momenta in views[2]; returns as `total_of`. */
-static int step_of(const Py_buffer *views, Py_ssize_t number, const struct step *step)
+/* The program of that name for so many states, or NULL. */
+static const struct program *find_program(const char *name, Py_ssize_t states)
 {
-    char real = real_of(&views[0]);
-    size_t count;
-    void *momenta = number > 2 ? views[2].buf : NULL;
+    for (size_t i = 0; i < sizeof(programs) / sizeof(programs[0]); i++)
+        if (strcmp(programs[i].name, name) == 0 && programs[i].states == states)
+            return &programs[i];
+    return NULL;
+}
+
+/* Whether an array holds int64 in the machine's byte order. */
+static int is_int64(const Py_buffer *view)
+{
+    const char *format = view->format == NULL ? "B" : view->format;
+
+    if (*format == '=' || *format == '@')
+        format++;
+    return (*format == 'l' || *format == 'q') && format[1] == '\0' &&
+           view->itemsize == (Py_ssize_t)sizeof(int64_t);
+}
+
+/* Check that bounds are offsets of that many segments, in order and inside the weights. */
+static int check_bounds(const Py_buffer *bounds, const Py_buffer *weights)
+{
+    const int64_t *bound = bounds->buf;
+    const Py_ssize_t number = bounds->len / (Py_ssize_t)sizeof(int64_t);
+    const Py_ssize_t count = weights->len / weights->itemsize;
+
+    if (!is_int64(bounds) || number < 1 || bound[0] < 0 || bound[number - 1] > count) {
+        PyErr_Format(PyExc_ValueError, "bounds of segments that are not in %zd elements", count);
+        return -1;
+    }
+    for (Py_ssize_t i = 1; i < number; i++)
+        if (bound[i - 1] > bound[i]) {
+            PyErr_Format(PyExc_ValueError, "segment %zd ends before it begins", i - 1);
+            return -1;
+        }
+    return 0;
+}
+
+/* Update the segments of one array after another. */
+static void update_segments(const struct program *program, char real, const Py_buffer *views,
+                            const Py_buffer *scalars, const Py_buffer *bounds)
+{
+    const int64_t *bound = bounds->buf;
+    const Py_ssize_t segments = bounds->len / (Py_ssize_t)sizeof(int64_t) - 1;
+    update_function *update = real == 'f' ? program->update_float : program->update_double;
+
+    for (Py_ssize_t i = 0; i < segments; i++) {
+        const Py_ssize_t from = bound[i] * views[0].itemsize;
+        void *states[MOST_STATES];
+        for (int k = 0; k < program->states; k++)
+            states[k] = (char *)views[2 + k].buf + from;
+        update((char *)views[0].buf + from, (const char *)views[1].buf + from, states,
+               (const double *)scalars->buf + i * program->scalars, (size_t)(bound[i + 1] - bound[i]));
+    }
+}
+
+/* Update views[0] by views[1] and the states in views[2 ...]; returns as `total_of`. */
+static int update_of(const struct program *program, const Py_buffer *views,
+                     const Py_buffer *scalars, const Py_buffer *bounds)
+{
+    const char real = real_of(&views[0]);
+    const Py_ssize_t rows = bounds->len / (Py_ssize_t)sizeof(int64_t) - 1;
     PyThreadState *state;
 
     if (real == 0)
         return 0;
-    for (Py_ssize_t i = 1; i < number; i++)
+    for (int i = 1; i < 2 + program->states; i++)
         if (real_of(&views[i]) != real)
             return 0;
-    if (check_length(&views[1], &views[0], "gradients") < 0)
+    for (int i = 1; i < 2 + program->states; i++)
+        if (check_length(&views[i], &views[0], i == 1 ? "gradients" : "a state") < 0)
+            return -1;
+    if (check_bounds(bounds, &views[0]) < 0)
         return -1;
-    if (number > 2 && check_length(&views[2], &views[0], "momenta") < 0)
+    if (real_of(scalars) != 'd' ||
+        scalars->len != rows * program->scalars * (Py_ssize_t)sizeof(double)) {
+        PyErr_Format(PyExc_ValueError, "scalars that are not %zd rows of %d float64", rows,
+                     program->scalars);
         return -1;
-
-    count = (size_t)(views[0].len / views[0].itemsize);
+    }
     state = let_go(views[0].len);
-    if (real == 'f')
-        step_float(views[0].buf, views[1].buf, momenta, count, step);
-    else
-        step_double(views[0].buf, views[1].buf, momenta, count, step);
+    update_segments(program, real, views, scalars, bounds);
     come_back(state);
     return 1;
 }
 
-static int read_number(PyObject *object, double *number)
+static PyObject *update(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    *number = PyFloat_AsDouble(object);
-    return *number == -1 && PyErr_Occurred() ? -1 : 0;
-}
-
-static int read_step(PyObject *const *numbers, struct step *step)
-{
-    step->clips = numbers[4] != Py_None;
-    step->clip = 0;
-    if (read_number(numbers[0], &step->rate) < 0 || read_number(numbers[1], &step->momentum) < 0 ||
-        read_number(numbers[2], &step->decay) < 0 || read_number(numbers[3], &step->rescale) < 0)
-        return -1;
-    return step->clips ? read_number(numbers[4], &step->clip) : 0;
-}
-
-static PyObject *sgd(PyObject *module, PyObject *const *args, Py_ssize_t given)
-{
-    const int flags[] = {WRITE | PyBUF_FORMAT, READ | PyBUF_FORMAT, WRITE | PyBUF_FORMAT};
-    Py_buffer views[3];
-    Py_ssize_t number, held = 0;
-    struct step step;
+    PyObject *states;
+    Py_buffer views[2 + MOST_STATES], scalars = {0}, bounds = {0};
+    const struct program *program;
+    const char *name;
+    Py_ssize_t held = 0;
     int done = -1;
 
     (void)module;
-    if (check_count("sgd", given, 8) < 0 || read_step(args + 3, &step) < 0)
+    if (check_count("update", given, 6) < 0 || (name = PyUnicode_AsUTF8(args[0])) == NULL ||
+        (states = PySequence_Tuple(args[3])) == NULL)
         return NULL;
-    number = args[2] == Py_None ? 2 : 3;
-    for (; held < number; held++)
-        if (PyObject_GetBuffer(args[held], &views[held], flags[held]) < 0)
+    program = find_program(name, PyTuple_GET_SIZE(states));
+    if (program == NULL) {
+        PyErr_Format(PyExc_ValueError, "there is no program %s of %zd states in C", name,
+                     PyTuple_GET_SIZE(states));
+        goto end;
+    }
+    for (; held < 2 + program->states; held++) {
+        PyObject *array = held < 2 ? args[1 + held] : PyTuple_GET_ITEM(states, held - 2);
+        if (PyObject_GetBuffer(array, &views[held], (held == 1 ? READ : WRITE) | PyBUF_FORMAT) < 0)
             goto end;
-    done = step_of(views, number, &step);
+    }
+    if (PyObject_GetBuffer(args[4], &scalars, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0 ||
+        PyObject_GetBuffer(args[5], &bounds, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0)
+        goto end;
+    done = update_of(program, views, &scalars, &bounds);
 end:
     release(views, held);
+    PyBuffer_Release(&scalars);
+    PyBuffer_Release(&bounds);
+    Py_DECREF(states);
     return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
@@ -386,7 +458,7 @@ end:
 
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
-static PyMethodDef functions[] = {FUNCTION(total), FUNCTION(sgd), FUNCTION(copy),
+static PyMethodDef functions[] = {FUNCTION(total), FUNCTION(update), FUNCTION(copy),
                                   FUNCTION(short_sum), FUNCTION(checksum), {0}};
 
 static int add_numbers(PyObject *module)

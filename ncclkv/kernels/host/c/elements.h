@@ -37,49 +37,6 @@ CLONES static void NAME(divide)(REAL *tile, REAL divisor, size_t count)
         tile[i] = tile[i] / divisor;
 }
 
-/* tile *= factor */
-CLONES static void NAME(scale)(REAL *tile, REAL factor, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        tile[i] = tile[i] * factor;
-}
-
-/* Each element between -bound and bound; a NaN is in neither comparison, and so is kept. */
-CLONES static void NAME(clip)(REAL *tile, REAL bound, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        REAL x = tile[i];
-        x = x < -bound ? -bound : x;
-        tile[i] = x > bound ? bound : x;
-    }
-}
-
-/* tile += factor * part */
-CLONES static void NAME(add_scaled)(REAL *restrict tile, const ANY *restrict part, REAL factor,
-                                    size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        tile[i] = tile[i] + part[i] * factor;
-}
-
-/* weights -= rate * gradients */
-CLONES static void NAME(descend)(ANY *weights, const ANY *gradients, REAL rate, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        weights[i] = weights[i] - gradients[i] * rate;
-}
-
-/* momenta = momentum * momenta - rate * gradients;  weights += momenta */
-CLONES static void NAME(descend_on)(ANY *weights, ANY *momenta, const ANY *gradients, REAL momentum,
-                                    REAL rate, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        REAL m = momenta[i] * momentum - gradients[i] * rate;
-        momenta[i] = m;
-        weights[i] = weights[i] + m;
-    }
-}
-
 /* tile = the sum of elements [from, from + count) of parts, in their order. */
 static void NAME(sum)(REAL *tile, const Py_buffer *parts, size_t number, size_t from, size_t count)
 {
@@ -112,41 +69,6 @@ static void NAME(total)(const Py_buffer *parts, size_t number, char *out, size_t
             NAME(divide)(tile, (REAL)number, here);
         /* Written last: out may be one of the parts. */
         move(out + from * sizeof(REAL), (const char *)tile, here * sizeof(REAL), stream);
-    }
-}
-
-/* tile = what is stepped along: the gradients, rescaled, clipped, and pulled to smaller weights. */
-static void NAME(prepare)(REAL *tile, const ANY *gradients, const ANY *weights, size_t count,
-                          const struct step *step)
-{
-    memcpy(tile, gradients, count * sizeof(REAL));
-    if (step->rescale != 1)
-        NAME(scale)(tile, (REAL)step->rescale, count);
-    if (step->clips)
-        NAME(clip)(tile, (REAL)step->clip, count);
-    if (step->decay != 0)
-        NAME(add_scaled)(tile, weights, (REAL)step->decay, count);
-}
-
-/* One step of stochastic gradient descent; momenta may be NULL. */
-static void NAME(step)(ANY *weights, const ANY *gradients, ANY *momenta, size_t count,
-                       const struct step *step)
-{
-    REAL tile[TILE_BYTES / sizeof(REAL)];
-    const size_t longest = TILE_BYTES / sizeof(REAL);
-    const int plain = step->rescale == 1 && !step->clips && step->decay == 0;
-    const REAL rate = (REAL)step->rate;
-
-    for (size_t from = 0; from < count; from += longest) {
-        size_t here = count - from < longest ? count - from : longest;
-        const ANY *change = plain ? gradients + from : tile;
-        if (!plain)
-            NAME(prepare)(tile, gradients + from, weights + from, here, step);
-        if (momenta == NULL)
-            NAME(descend)(weights + from, change, rate, here);
-        else
-            NAME(descend_on)(weights + from, momenta + from, change, (REAL)step->momentum, rate,
-                             here);
     }
 }
 

@@ -1,0 +1,103 @@
+// Update weights and states by a program: kernels/host/update.py, with the program's own header.
+
+#include "blocks.cuh"
+#include "elements.cuh"
+
+#define REAL WORKING
+#define NAME(x) x
+#define FUNCTION __device__ inline
+#include ARITHMETIC
+
+struct Updates {
+    ELEMENT* weights;
+    const ELEMENT* gradients;
+    WORKING* states[MOST_STATES];
+    // Segment i is elements [start[i], start[i + 1]), with row i of the scalars.
+    u64 start[MOST + 1];
+    const double* scalars;
+    const int* skip;  // or null; else nothing is changed unless *skip is 0
+    unsigned first[MOST + 1];
+    unsigned count;
+};
+static_assert(sizeof(Updates) == ARGUMENT_BYTES, "not the layout that the launch fills");
+
+// What 16 bytes of weights hold is loaded and stored at once.
+constexpr int LANES = 16 / sizeof(ELEMENT);
+template <class T>
+struct alignas(16) Lanes {
+    T lane[LANES];
+};
+
+// C++ has no arrays of no elements.
+constexpr int SLOTS = STATES > 0 ? STATES : 1;
+
+__device__ inline void update_groups(const scalars& s, Lanes<ELEMENT>* weights,
+                                     const Lanes<ELEMENT>* gradients,
+                                     Lanes<WORKING>* const* states, u64 groups) {
+    for (u64 i = threadIdx.x; i < groups; i += blockDim.x) {
+        Lanes<ELEMENT> w = weights[i];
+        const Lanes<ELEMENT> g = gradients[i];
+        Lanes<WORKING> old[SLOTS];
+#pragma unroll
+        for (int k = 0; k < STATES; ++k) {
+            old[k] = states[k][i];
+        }
+#pragma unroll
+        for (int lane = 0; lane < LANES; ++lane) {
+            WORKING state[SLOTS];
+#pragma unroll
+            for (int k = 0; k < STATES; ++k) {
+                state[k] = old[k].lane[lane];
+            }
+            w.lane[lane] = narrow(step(&s, widen(w.lane[lane]), widen(g.lane[lane]), state));
+#pragma unroll
+            for (int k = 0; k < STATES; ++k) {
+                old[k].lane[lane] = state[k];
+            }
+        }
+        weights[i] = w;
+#pragma unroll
+        for (int k = 0; k < STATES; ++k) {
+            states[k][i] = old[k];
+        }
+    }
+}
+
+extern "C" __global__ void PROGRAM(const __grid_constant__ Updates updates) {
+    if (updates.skip && *updates.skip) {
+        return;
+    }
+    const unsigned i = piece_of(updates.first, updates.count, blockIdx.x);
+    const u64 low = updates.start[i] + u64(blockIdx.x - updates.first[i]) * PER_BLOCK;
+    const u64 left = updates.start[i + 1] - low;
+    const u64 size = left < PER_BLOCK ? left : PER_BLOCK;
+    const scalars s = read(updates.scalars + u64(i) * SCALARS);
+    ELEMENT* weights = updates.weights + low;
+    const ELEMENT* gradients = updates.gradients + low;
+    WORKING* states[SLOTS];
+    u64 addresses = reinterpret_cast<u64>(weights) | reinterpret_cast<u64>(gradients);
+    for (int k = 0; k < STATES; ++k) {
+        states[k] = updates.states[k] + low;
+        addresses |= reinterpret_cast<u64>(states[k]);
+    }
+    u64 done = 0;
+    if (addresses % 16 == 0) {
+        Lanes<WORKING>* groups[SLOTS];
+        for (int k = 0; k < STATES; ++k) {
+            groups[k] = reinterpret_cast<Lanes<WORKING>*>(states[k]);
+        }
+        update_groups(s, reinterpret_cast<Lanes<ELEMENT>*>(weights),
+                      reinterpret_cast<const Lanes<ELEMENT>*>(gradients), groups, size / LANES);
+        done = size / LANES * LANES;
+    }
+    for (u64 j = done + threadIdx.x; j < size; j += blockDim.x) {
+        WORKING state[SLOTS];
+        for (int k = 0; k < STATES; ++k) {
+            state[k] = states[k][j];
+        }
+        weights[j] = narrow(step(&s, widen(weights[j]), widen(gradients[j]), state));
+        for (int k = 0; k < STATES; ++k) {
+            states[k][j] = state[k];
+        }
+    }
+}

@@ -1,0 +1,12 @@
+/* Every program with each number of states: the list of ncclkv/kernels/programs/__init__.py. */
+
+#define PROGRAM sgd
+#define STATES 0
+#include "update.h"
+#undef STATES
+#define STATES 1
+#include "update.h"
+#undef STATES
+#undef PROGRAM
+
+static const struct program programs[] = {ROW(sgd, 0), ROW(sgd, 1)};

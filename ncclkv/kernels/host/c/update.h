@@ -1,0 +1,29 @@
+/* Updates of arrays by one program.  Included once for each of its numbers of states, with
+
+     PROGRAM  the name of its header in kernels/programs
+     STATES   how many states belong to each weight */
+
+#define FUNCTION static inline __attribute__((always_inline))
+#define STRING(x) #x
+#define HEADER_OF(name) STRING(../../programs/name.h)
+#define JOIN(name, program, states, real) name##_##program##_##states##_##real
+#define NAMED(name, program, states, real) JOIN(name, program, states, real)
+
+#define REAL float
+#define ANY float_any
+#define NAME(x) NAMED(x, PROGRAM, STATES, float)
+#include "update_real.h"
+#undef SCALARS
+
+#define REAL double
+#define ANY double_any
+#define NAME(x) NAMED(x, PROGRAM, STATES, double)
+#include "update_real.h"
+enum { NAMED(count_of, PROGRAM, STATES, scalars) = SCALARS };
+#undef SCALARS
+
+#undef FUNCTION
+#undef STRING
+#undef HEADER_OF
+#undef JOIN
+#undef NAMED

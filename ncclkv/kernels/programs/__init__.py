@@ -1,0 +1,75 @@
+"""Programs: the arithmetic of optimizers, for the kernels of every device.
+
+A program NAME is a header, ``NAME.h``, of the arithmetic on one element, and a NumPy function of
+the same bits on a chunk.  The header is included by the C extension and by the CUDA kernel alike;
+they define, before they include it:
+
+``REAL``
+    The type of the arithmetic.
+``STATES``
+    How many states belong to each weight.
+``NAME(x)``, ``FUNCTION``
+    A function's name and what stands before it.
+
+The header defines ``SCALARS``, the length of a row, and two functions: ``read``, which rounds a row
+of doubles, and ``step``, which updates the states of an element and returns its new weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ncclkv.kernels.base import Array
+from ncclkv.kernels.programs.sgd import sgd
+
+FOLDER = Path(__file__).parent
+"""Directory of the headers."""
+
+Step = Callable[[Array, Array, Sequence[Array], Array, Sequence[float]], None]
+"""``step(weights, gradients, states, scratch, scalars)`` updates weights and states in place.
+
+All arrays are chunks in the dtype of the arithmetic; `scratch` has as many rows as
+`Program.scratch`, and `scalars` is one row of the table as Python floats.  Gradients are left
+unchanged, unless they are the first row of `scratch`.
+"""
+
+
+class Program(NamedTuple):
+    """The arithmetic of an optimizer.
+
+    Attributes
+    ----------
+    name : str
+        Of the header, without ``.h``.
+    step : callable
+        `Step`, in NumPy.
+    states : tuple of int
+        The numbers of states that it is compiled for.
+    scalars : tuple of str
+        Names of the numbers in a row, in order.
+    scratch : int
+        Rows of scratch memory that `step` needs.
+    """
+
+    name: str
+    step: Step
+    states: tuple[int, ...]
+    scalars: tuple[str, ...]
+    scratch: int
+
+
+PROGRAMS = {
+    program.name: program
+    for program in (
+        Program(
+            "sgd",
+            sgd,
+            states=(0, 1),
+            scalars=("learning_rate", "momentum", "weight_decay", "rescale", "clip"),
+            scratch=2,
+        ),
+    )
+}
+"""Every program by its name; ``kernels/host/c/programs.h`` lists the same for C."""

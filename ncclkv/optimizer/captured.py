@@ -1,0 +1,97 @@
+"""The scalars of a captured step, rewritten before each replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+
+from ncclkv.kernels.base import Array, Kernels, Segments
+from ncclkv.kernels.programs import PROGRAMS
+from ncclkv.optimizer.base import Optimizer
+from ncclkv.optimizer.counts import UpdateCounts
+from ncclkv.optimizer.scalar_rows import RowCache, RowLayout
+from ncclkv.table.bucket import Bucket
+from ncclkv.typing import Key
+
+
+class CapturedRows:
+    """The rows of one bucket: one a key, at an address that a graph keeps."""
+
+    def __init__(self, bucket: Bucket, memory: Array) -> None:
+        self._memory = memory
+        self._layout = RowLayout(bucket, [None] * len(bucket.entries), by_key=True)
+
+    def cut(self, kernels: Kernels, lo: int, hi: int) -> tuple[Segments, Array]:
+        """Return the segments of elements ``[lo, hi)``, and their rows."""
+        segments, first, last = self._layout.cut(lo, hi)
+        return segments, self._memory[first:last]
+
+
+class CapturedUpdates:
+    """The updates of one captured step.
+
+    A graph keeps addresses and segments for good; learning rates, factors and counts are numbers
+    in memory.  So every key has a row of its own, whatever its factors are during the capture.
+
+    Parameters
+    ----------
+    program : str
+    step : callable
+        Returns a snapshot of the optimizer, as `FusedUpdater.step` does.
+    counts : UpdateCounts
+    buckets : sequence of Bucket
+        All buckets that the step may update.
+    store : Kernels
+        The store's, which allocate and write the rows.
+    recording : Kernels
+        The kernels that the captured updates call.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        step: Callable[[], Optimizer],
+        counts: UpdateCounts,
+        buckets: Sequence[Bucket],
+        store: Kernels,
+        recording: Kernels,
+    ) -> None:
+        self.kernels = recording
+        self._step = step
+        self._counts = counts
+        self._store = store
+        self._buckets = buckets
+        self._layouts = RowCache(counts, by_key=True)
+        columns = len(PROGRAMS[program].scalars)
+        keys = sum(len(bucket.entries) for bucket in buckets)
+        self._memory = store.zeros(keys * columns, np.dtype(np.float64)).reshape(keys, columns)
+        self._rows: dict[int, CapturedRows] = {}
+        first = 0
+        for bucket in buckets:
+            last = first + len(bucket.entries)
+            self._rows[bucket.index] = CapturedRows(bucket, self._memory[first:last])
+            first = last
+        self._launches: list[tuple[Bucket, frozenset[Key]]] = []
+        self._written: Optimizer | None = None
+
+    def rows(self, bucket: Bucket, keys: Collection[Key]) -> CapturedRows:
+        """Note an update of `keys` in the step, and return the rows that it reads."""
+        self._launches.append((bucket, frozenset(keys)))
+        return self._rows[bucket.index]
+
+    def write(self) -> None:
+        """Count the updates of a replay, and put their rows where the graph reads them.
+
+        The copy is in the order of the current stream.
+        """
+        counts, optimizer = self._counts, self._step()
+        for bucket, keys in self._launches:
+            counts.add(bucket, keys)
+        if self._launches and (optimizer.counted or optimizer is not self._written):
+            rows = [
+                self._layouts.layout(optimizer, bucket).rows(optimizer, counts)
+                for bucket in self._buckets
+            ]
+            self._store.pack(np.concatenate(rows), self._memory.reshape(-1))
+            self._written = optimizer
