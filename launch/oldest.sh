@@ -20,6 +20,6 @@ done
 [ "${1:-}" != setup ] || exit 0
 "$VENV/bin/python" -c 'import numpy; print("NumPy", numpy.__version__)'
 
-"$VENV/bin/python" -m pytest -q tests/unit/test_{arrays,recent,sgd}*.py \
-    tests/unit/test_checkpoint_{files,stray,heads}.py tests/unit/test_kernels_{pack,reduce}.py
+"$VENV/bin/python" -m pytest -q tests/unit/arrays tests/unit/optimizer tests/unit/store/test_call_cache*.py \
+    tests/unit/checkpoint/test_{write,directory,manifest}.py tests/unit/kernels/host/test_{pack,reduce,update}.py
 exec env NCCLKV_TEST_CASES=all launch/local.sh -n 2 -m pytest -q tests/ranks/test_store_cases.py -k every_rank

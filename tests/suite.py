@@ -74,6 +74,7 @@ def suite() -> list[Run]:
     pytest = (sys.executable, "-m", "pytest")
     return [
         Run("unit", (*pytest, "--durations=20", "tests/unit"), 1200),
+        Run("threads", (*pytest, "--durations=20", "tests/threads"), 600),
         # Without CuPy it says so, and tests the little that needs none.
         Run("nccl", (*pytest, "--durations=20", "tests/nccl"), 900),
         Run("jobs", (*pytest, "--durations=20", "tests/jobs"), 480),

@@ -61,7 +61,7 @@ def test_suite_names_every_run_once():
         ("tests/nccl/test_contract_store.py::test_case[keys.x-1-root]", "2"),
         ("tests/nccl/test_launch_ranks.py::test_layer_3_a_survey[2]", "3"),
         ("tests/nccl/test_gpu_kernels.py::test_x", "4"),
-        ("tests/unit/test_wait.py::test_x", None),
+        ("tests/unit/comm/messages/test_progress.py::test_x", None),
     ],
 )
 def test_the_layer_of_a_test_of_nccl(nodeid: str, layer: str | None, monkeypatch) -> None:
@@ -74,11 +74,12 @@ def test_the_layer_of_a_test_of_nccl(nodeid: str, layer: str | None, monkeypatch
 def test_the_closing_line_counts_what_passed(monkeypatch) -> None:
     monkeypatch.delenv("NCCLKV_EMULATED", raising=False)
     passed = SimpleNamespace(nodeid="tests/nccl/test_contract_store.py::test_case")
+    other = SimpleNamespace(nodeid="tests/unit/test_env.py::test_x")
     skipped = SimpleNamespace(nodeid="tests/nccl/test_gpu_kernels.py::test_x")
     line = layers.summary({"passed": [passed, passed], "skipped": [skipped]})
     assert "2 (recording stand-in, not NCCL): 2 passed;" in line
     assert "4 (one rank on a GPU): none passed;" in line
-    assert layers.summary({"passed": [SimpleNamespace(nodeid="tests/unit/test_wait.py::x")]}) == ""
+    assert layers.summary({"passed": [other]}) == ""
     monkeypatch.setenv("NCCLKV_EMULATED", "1")
     line = layers.summary({"passed": [skipped]})
     assert "3b (CuPy on an emulated device, no GPU): 1 passed;" in line

@@ -7,7 +7,7 @@ what a store must answer, `play` runs a program on one rank and compares after e
 The programs of an ordinary run are few and always the same.  For a long search, give a number of
 programs a test; they are new ones each time, and the test has hours instead of a minute::
 
-    PROGRAMS=5000 python -m pytest tests/unit/test_programs.py
+    PROGRAMS=5000 python -m pytest tests/threads/test_programs.py
     PROGRAMS=5000 launch/local.sh -n 3 -m pytest tests/ranks/test_programs.py
 """
 

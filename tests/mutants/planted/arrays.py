@@ -17,7 +17,7 @@ MUTANTS = (
         old="        forms = [_dtype_of, _axes_of if flat else _shape_of]\n",
         new="        forms = [_axes_of if flat else _shape_of]\n",
         why="an array whose dtype has changed is read as what it was",
-        tests=(Selection("0", "unit/test_recent_stores.py"),),
+        tests=(Selection("0", "unit/store/test_call_cache_stores.py"),),
     ),
     Mutant(
         name="one-call-found-again-by-its-shape",
@@ -25,7 +25,7 @@ MUTANTS = (
         old="            and array.dtype is self._dtype\n",
         new="",
         why="an array whose dtype has changed is read as what it was",
-        tests=(Selection("0", "unit/test_recent_stores.py"),),
+        tests=(Selection("0", "unit/store/test_call_cache_stores.py"),),
     ),
     Mutant(
         name="stream-of-torch-not-looked-at",
@@ -81,7 +81,7 @@ MUTANTS = (
         old="_HOST_DEVICES = (1, 3, 11)",
         new="_HOST_DEVICES = (1, 2, 3, 11)",
         why="a store on hosts does not say how to copy an array from the GPU",
-        tests=(Selection("0", "unit/test_arrays_dlpack.py", "device_memory_is_refused"),),
+        tests=(Selection("0", "unit/arrays/test_dlpack.py", "device_memory_is_refused"),),
     ),
     Mutant(
         name="no-word-for-arrays-of-a-gpu",
@@ -89,6 +89,6 @@ MUTANTS = (
         old='    return hasattr(x, "__cuda_array_interface__")\n',
         new="    return False\n",
         why="a store on hosts calls an array of numba's no array",
-        tests=(Selection("0", "unit/test_arrays_dlpack.py", "told_how_to_come"),),
+        tests=(Selection("0", "unit/arrays/test_dlpack.py", "told_how_to_come"),),
     ),
 )

@@ -161,7 +161,7 @@ MUTANTS = (
         old="        if spec.nbytes > bucket_bytes or bucket_bytes == 0:\n",
         new="        if spec.nbytes > bucket_bytes:\n",
         why="empty keys share a bucket where none is to be shared",
-        tests=(Selection("0", "unit/test_table.py"),),
+        tests=(Selection("0", "unit/table/test_plan.py"),),
     ),
     Mutant(
         name="runs-over-keys-not-pushed",
@@ -177,7 +177,7 @@ MUTANTS = (
         old="(-priorities[index], index)",
         new="(priorities[index], index)",
         why="what the user waits for comes last",
-        tests=(Selection("0", "unit/test_table.py"),),
+        tests=(Selection("0", "unit/table/test_plan.py"),),
     ),
     Mutant(
         name="optimizer-set-again-forgets",

@@ -85,7 +85,7 @@ MUTANTS = (
         old="self.wd * self._wd_mult.get(key, 1.0)",
         new="self.wd",
         why="biases decay",
-        tests=(Selection("0", "unit/test_sgd_fused.py"),),
+        tests=(Selection("0", "unit/optimizer/test_fused.py"),),
     ),
     Mutant(
         name="short-messages-folded-backwards",
@@ -203,7 +203,7 @@ MUTANTS = (
         old="                    extent[lo : lo + nbytes] = 0\n",
         new="                    pass\n",
         why="a new key's padding holds what another key had",
-        tests=(Selection("0", "unit/test_node_memory.py"),),
+        tests=(Selection("0", "unit/comm/shm/test_allocator.py"),),
     ),
     Mutant(
         name="other-calls-on-a-node-unseen",

@@ -22,7 +22,7 @@ import numpy as np
 import ncclkv
 from ncclkv.checkpoint import directory as generations
 from ncclkv.checkpoint import write
-from tests.unit import checkpoint as small
+from tests.unit.checkpoint import small
 
 CALLS = ["mkdir", "open", "fsync", "rename", "unlink", "rmdir", "scandir", "listdir", "close"]
 ROOM = (300, 7)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("safetensors", reason="safetensors is absent: the extra `checkpoint`")
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.harness.source import ROOT
+
 PROGRAM = "tests.unit.programs.killed_saves"
 
 

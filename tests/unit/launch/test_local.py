@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "local.sh"
+from tests.harness.source import ROOT
+
+SCRIPT = ROOT / "launch" / "local.sh"
 MPICH = "HYDRA build details:\\n    Version: 5.0.2"
 OPEN_MPI = "mpirun (Open MPI) 5.0.11"
 SHOWN = (

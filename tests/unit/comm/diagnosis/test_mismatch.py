@@ -11,7 +11,7 @@ from ncclkv.comm.diagnosis import mismatch as module
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
 from ncclkv.comm.diagnosis.mismatch import VERDICT_CALLS, CallComparison
 from ncclkv.errors import OrderMismatch
-from tests.unit.talking import note, ranks
+from tests.unit.comm.diagnosis.talking import note, ranks
 
 
 def test_who_is_asked_answers_and_both_find_the_difference() -> None:

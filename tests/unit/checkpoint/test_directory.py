@@ -17,7 +17,7 @@ pytest.importorskip("safetensors", reason="safetensors is absent: the extra `che
 import ncclkv
 from ncclkv.errors import CheckpointError
 from ncclkv.testing import run_ranks
-from tests.unit import checkpoint as small
+from tests.unit.checkpoint import small
 
 
 def a_file(path: Path, archive: Path) -> None:

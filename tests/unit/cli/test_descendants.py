@@ -5,9 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.harness.source import ROOT
 
 PROGRAM = """
 import os, subprocess, sys, time

@@ -21,7 +21,7 @@ from ncclkv.checkpoint.strict_json import Limits, Unsound
 from ncclkv.errors import CheckpointError
 from ncclkv.testing import run_ranks
 from tests.harness.slow import stretched
-from tests.unit import checkpoint as small
+from tests.unit.checkpoint import small
 
 MIB = 2**20
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import ncclkv
 from ncclkv.checkpoint.strict_json import Unsound
 from ncclkv.errors import CheckpointError
-from tests.unit import checkpoint as small
+from tests.unit.checkpoint import small
 
 FILES = ["checkpoint.json", "checkpoint.sha256", "tensors-0000.safetensors"]
 

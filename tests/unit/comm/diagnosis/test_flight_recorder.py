@@ -19,8 +19,7 @@ from ncclkv.comm.diagnosis import call_log, flight_recorder
 from ncclkv.comm.diagnosis.call_log import CALLS
 from ncclkv.comm.diagnosis.flight_recorder import NBYTES, FlightRecorder
 from ncclkv.comm.diagnosis.reports import RecordedCall, Report, describe_last_call, first_difference
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.harness.source import ROOT
 
 
 def _frame() -> FrameType:

@@ -30,7 +30,7 @@ from ncclkv.checkpoint.tensors import Tensor, decode, encode
 from ncclkv.errors import CheckpointError, NotSupported
 from ncclkv.store import checkpoints as verbs
 from ncclkv.testing import run_ranks
-from tests.unit import checkpoint as small
+from tests.unit.checkpoint import small
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from ncclkv.comm.host.outside_wait import OutsideWait
 from ncclkv.comm.messages.progress import HostWork, ProgressEngine
 from ncclkv.errors import OrderMismatch
 from tests.harness.locks import is_held
-from tests.unit.test_wait import Still
+from tests.unit.comm.messages.test_progress import Still
 
 
 class Looked(HostWork):

@@ -6,13 +6,11 @@ That it sets up a working environment is what every ``make`` shows.
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from tests.unit.test_launch_local import mpirun, program
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.harness.source import ROOT
+from tests.unit.launch.test_local import mpirun, program
 
 
 def setup(*arguments: str, path: str = "/usr/bin:/bin", **environment: object):

@@ -1,0 +1,59 @@
+"""The tests of parts mirror the source: a test file bears the name of the file that it tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness.source import ROOT
+
+UNIT = ROOT / "tests" / "unit"
+
+OTHERS = {
+    "test_readme.py": "README.md, whose sentences it holds to what is so",
+    "test_rules_imports.py": "the whole source: who imports whom",
+    "test_rules_language.py": "the whole source: the language of docstrings",
+    "test_rules_public.py": "the whole package: its public names",
+    "test_rules_source.py": "the whole source: sizes, words, and what only some files may do",
+    "test_tutorials.py": "programs of MXNet, each through many parts",
+    "test_without_mpi.py": "the whole package on a machine without MPI",
+}
+"""Files that mirror no file, and what they test."""
+
+FILES = sorted(
+    path.relative_to(UNIT)
+    for path in UNIT.rglob("test_*.py")
+    if str(path.relative_to(UNIT)) not in OTHERS
+)
+
+
+def mirrored(path: Path) -> bool:
+    """Return whether there is a file, or a folder, of the name that a file of tests bears.
+
+    ``store/test_create.py`` is of ``ncclkv/store/create.py``, and so is
+    ``store/test_create_errors.py``.  The folders bench and launch are mirrored, too.
+    """
+    above = ROOT if path.parts[0] in ("bench", "launch") else ROOT / "ncclkv"
+    words = path.stem.removeprefix("test_").split("_")
+    for stop in range(len(words), 0, -1):
+        place = above / path.parent / "_".join(words[:stop])
+        if place.is_dir() or any(place.with_suffix(end).is_file() for end in (".py", ".sh")):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_a_file_bears_the_name_of_what_it_tests(path: Path) -> None:
+    assert mirrored(path), f"tests/unit/{path} mirrors no file; rename it, or name it in OTHERS"
+
+
+def test_what_mirrors_nothing_is_found() -> None:
+    assert mirrored(Path("store/test_create_errors.py"))
+    assert mirrored(Path("launch/test_local.py"))
+    assert not mirrored(Path("store/test_nothing.py"))
+    assert not mirrored(Path("test_create.py"))
+
+
+def test_the_others_are_there() -> None:
+    assert [name for name in OTHERS if not (UNIT / name).is_file()] == []
