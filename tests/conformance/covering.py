@@ -40,6 +40,7 @@ PLACED_MODULES = frozenset(
         "divergence_repair",
         "groups",
         "introspection",
+        "laziness",
         "mxnet_nightly",
         "nonfinite",
         "optimizers",

@@ -32,7 +32,7 @@ def of_nccl(seat: Seat) -> list[str]:
     return [line for line in seat.log.lines if line.startswith(kinds)]
 
 
-RUNS = some_or_all([(3, False), (4, True)], [(3, False), (3, True), (4, True)])
+RUNS = some_or_all([(3, False), (3, True)], [(3, False), (3, True), (4, True)])
 """Numbers of ranks, and whether arrays are cut into several pieces, and short ones into shares."""
 
 

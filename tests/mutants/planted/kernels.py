@@ -175,7 +175,7 @@ MUTANTS = (
         new="self._written is None:",
         why="a replay goes on with the numbers of the first one",
         tests=(
-            Selection("2", "nccl/test_capture_steps.py", "rate and every_rank and 2"),
+            Selection("2", "nccl/test_capture_steps.py", "rate and every_rank and 3"),
             Selection("3b", CAPTURED, "a_learning_rate_that_changes and every_rank", ranks=2),
         ),
     ),
