@@ -1,7 +1,7 @@
-"""End the whole job when one rank ends in an exception.
+"""End of the whole job when one rank ends in an exception.
 
-MPI by itself leaves the other ranks waiting for ever: the one that raised sits in ``MPI_Finalize``
-while they sit in a collective, and the launcher sees no dead process.
+MPI by itself leaves the other ranks waiting for ever: the failed rank sits in ``MPI_Finalize``, the
+others sit in a collective, and the launcher sees no dead process.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ncclkv.errors import KVStoreError, RankDied, RankLost
 FAILURE = 1
 """The exit code of a rank that ends the job."""
 
-# Seconds for the launcher to read what a rank has written: it drops the rest when one aborts.
+# Seconds for the launcher to read a rank's output: the launcher drops unread output on an abort.
 _LAST_WORDS = 0.2
 
-# Seconds for a rank that others have lost to say why, and to end the job itself.
+# Seconds for a lost rank to write its own error first, and to end the job itself.
 _GRACE = 0.5
 
 _given: list[object] = []
@@ -34,7 +34,7 @@ _given: list[object] = []
 
 
 def install() -> None:
-    """Chain the hooks, where ncclkv may end the job."""
+    """Install the exception hooks in front of the present ones, where ncclkv may end the job."""
     if not may_end_the_job():
         return
     owner = os.getpid()
@@ -43,7 +43,7 @@ def install() -> None:
     def excepthook(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if os.getpid() != owner:  # a forked child's end is its parent's affair
+        if os.getpid() != owner:  # a forked child must not end its parent's job
             chained(kind, error, trace)
             _end_child()
             return
@@ -67,7 +67,7 @@ def install() -> None:
 
 
 def _note_exit_codes() -> None:
-    """Remember what `sys.exit` is given: at the end Python does not tell the exit code."""
+    """Keep the argument of `sys.exit`: exit handlers cannot read the exit code from Python."""
     chained = sys.exit
 
     def exit(status: Any = None, /) -> NoReturn:
@@ -79,7 +79,7 @@ def _note_exit_codes() -> None:
 
 
 def exit_code() -> int | None:
-    """The exit code of this process, at its end; None where Python does not show it."""
+    """Return the exit code of this process, for exit handlers; None where it is unknown."""
     if getattr(sys, "last_value", None) is not None:  # an uncaught exception
         return FAILURE
     if not _given:
@@ -91,7 +91,7 @@ def exit_code() -> int | None:
 
 
 def bad_end() -> str:
-    """Why this process ends badly, as far as Python shows it; empty when it does not."""
+    """Return the reason of this process's failed exit, for exit handlers; empty without one."""
     error = getattr(sys, "last_value", None)
     if error is not None:
         return reason_of(error)
@@ -100,10 +100,10 @@ def bad_end() -> str:
 
 
 def may_end_the_job() -> bool:
-    """Whether a failure of this process may end the job of all ranks.
+    """Return whether a failure of this process may end the job of all ranks.
 
-    Under a launcher of several ranks, and nowhere else.  Not in an interactive session nor under
-    pytest, which report exceptions and go on, and not when ``NCCLKV_ABORT=0``.
+    True under a launcher of several ranks only.  False in an interactive session and under pytest,
+    which report exceptions and go on, and with ``NCCLKV_ABORT=0``.
     """
     several = (env.launched_size() or 1) > 1 or env.launched_without_size()
     interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
@@ -112,7 +112,7 @@ def may_end_the_job() -> bool:
 
 
 def here() -> str:
-    """This rank, its host and process, as every line about it begins."""
+    """Return this rank, its host and process, the beginning of every line about the rank."""
     rank, size = env.launched_rank(), env.launched_size()
     who = "a rank" if rank is None else f"rank {rank}" + ("" if size is None else f" of {size}")
     return f"ncclkv: {who} on {socket.gethostname()} (pid {os.getpid()})"
@@ -124,20 +124,20 @@ def announcement(reason: str) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error in one line: its type, and the first line of its text."""
+    """Describe an error in one line: its type, and the first line of its text."""
     lines = str(error).splitlines()
     return type(error).__name__ + (f": {lines[0]}" if lines else "")
 
 
 def follows(reason: str) -> bool:
-    """Return whether a reason, as `reason_of` words it, is that another rank has failed."""
+    """Return whether a reason of `reason_of` is the failure of another rank."""
     return reason.startswith((RankLost.__name__, RankDied.__name__))
 
 
 def announce(reason: str, more: str = "") -> None:
-    """Write why this rank fails, and the text that is to follow.
+    """Write the reason of this rank's failure, and then the text `more`.
 
-    In one write, so that two ranks' lines cannot run into each other.
+    A single write keeps the lines of two ranks apart.
     """
     _flush()
     notify.notify(notify.FAILED, reason)
@@ -147,17 +147,17 @@ def announce(reason: str, more: str = "") -> None:
 
 
 def _show(error: BaseException, chained: Callable[[], object] | None, where: str = "") -> None:
-    """Write who failed and how: first in a line, and last in the line that ends the traceback.
+    """Write the failed rank and its error, in the first line and after the traceback.
 
-    A rank that only follows another's failure lets that one write first, and writes a line.
+    A rank that only follows another's failure waits for that rank's output, and writes one line.
 
     Parameters
     ----------
     error : BaseException
     chained : callable or None
-        Shows the traceback; None when it is to be written with the line.
+        Shows the traceback; None when this function is to write it.
     where : str
-        The thread, ahead of the traceback.
+        The thread, for the line before the traceback.
     """
     reason = reason_of(error)
     if tracebacks.follows(error):
@@ -177,20 +177,20 @@ def _show(error: BaseException, chained: Callable[[], object] | None, where: str
 
 
 def _end_child() -> None:
-    """End a forked child at once: the interpreter's own end would wait for MPI's other ranks."""
+    """End a forked child at once: the interpreter's exit would wait for MPI's other ranks."""
     if running_mpi() is not None:
         _flush()
         os._exit(FAILURE)
 
 
 def give_time_to_read() -> None:
-    """Wait until the launcher has read what this rank wrote."""
+    """Wait until the launcher has read this rank's output."""
     _flush()
     time.sleep(_LAST_WORDS)
 
 
 def end_job() -> NoReturn:
-    """Take all ranks down."""
+    """End all ranks."""
     mpi = running_mpi()
     give_time_to_read()
     if mpi is not None:
@@ -204,14 +204,14 @@ def end_job() -> NoReturn:
 
 
 def running_mpi() -> Any:
-    """The module mpi4py.MPI, between MPI's start and its end; else None."""
+    """Return the module mpi4py.MPI between MPI's start and its end; else None."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     running = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
     return mpi if running else None
 
 
 def _flush() -> None:
-    """Write out what was printed, unless nobody reads it any more."""
+    """Flush stdout and stderr; a closed pipe is no error."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()

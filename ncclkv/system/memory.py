@@ -1,7 +1,7 @@
-"""How much memory this process can still have, by its machine and by the containers it is in.
+"""Memory that this process can still allocate, by its machine and its control groups.
 
-A container is a control group of Linux, whose limit ends a process that passes it.  Memory that
-only holds what was read from files counts as free: it is dropped when it is needed.
+Containers are control groups of Linux: a process that passes their limit is killed.  The page
+cache of files counts as free, because the kernel drops such pages when memory is needed.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NO_LIMIT = 1 << 60
-"""Version 1 of control groups writes a number of about this size where there is no limit."""
+"""Control groups of version 1 give a number of at least this size where there is no limit."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """Memory that is left.
+    """Memory that one limit leaves.
 
     Attributes
     ----------
     nbytes : int
     source : str
-        What says so, for messages.
+        The limit and its file, for messages.
     """
 
     nbytes: int
@@ -31,7 +31,7 @@ class Room:
 
 @dataclass(frozen=True)
 class _Files:
-    """Where a version of control groups has what, below any of its mounts."""
+    """Names of the files of one version of control groups, below any of its mounts."""
 
     mounts: tuple[str, ...]
     limit: str
@@ -50,27 +50,27 @@ _VERSIONS = {
         ("sys/fs/cgroup/memory",),
         "memory.limit_in_bytes",
         "memory.usage_in_bytes",
-        # The first counts the groups below as well, as the usage does.
+        # The first counts the groups below as well, like the usage.
         ("total_inactive_file", "inactive_file"),
     ),
 }
-"""By the controllers that a line of ``/proc/self/cgroup`` names: none in version 2."""
+"""Files by the controller in a line of ``/proc/self/cgroup``; version 2 names no controller."""
 
 
 def room(root: Path = Path("/")) -> Room | None:
-    """The least that any limit leaves to this process; None where nobody says.
+    """Return the least memory that any limit leaves to this process; None without a limit.
 
     Parameters
     ----------
     root : Path
-        What the files of the system lie under.
+        Root of the system's files.
     """
     found = [*_of_machine(root), *_of_groups(root)]
     return min(found, key=lambda each: each.nbytes, default=None)
 
 
 def _of_machine(root: Path) -> Iterator[Room]:
-    """What the machine has, swapping nothing out."""
+    """Yield the free memory of the machine without swapping."""
     for line in _lines(root / "proc/meminfo"):
         name, _, rest = line.partition(":")
         if name == "MemAvailable":
@@ -78,7 +78,7 @@ def _of_machine(root: Path) -> Iterator[Room]:
 
 
 def _of_groups(root: Path) -> Iterator[Room]:
-    """What each control group leaves, from this process's up to the outermost that can be seen."""
+    """Yield the memory that each control group leaves, from this process's to the outermost."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
@@ -92,7 +92,7 @@ def _of_groups(root: Path) -> Iterator[Room]:
 
 
 def _of_group(root: Path, group: Path, files: _Files) -> Iterator[Room]:
-    """What one group leaves; nothing where it sets no limit."""
+    """Yield the memory that one group leaves; a group without a limit yields nothing."""
     limit = _number(group / files.limit)
     used = _number(group / files.used)
     if limit is None or used is None or limit >= _NO_LIMIT:
@@ -104,13 +104,13 @@ def _of_group(root: Path, group: Path, files: _Files) -> Iterator[Room]:
 
 
 def _number(path: Path) -> int | None:
-    """The number that a file holds; None when it holds another word, or is not there."""
+    """Return the number in a file; None for other text, or without the file."""
     text = "".join(_lines(path)).strip()
     return int(text) if text.isdigit() else None
 
 
 def _lines(path: Path) -> list[str]:
-    """A file's lines; none where it cannot be read."""
+    """Return a file's lines; none for a file that cannot be read."""
     try:
         return path.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What becomes of the processes that this one shares memory with."""
+"""State and end of other processes of this machine, by Linux."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from functools import cache
 from pathlib import Path
 
 _STATES = {"T": "is stopped", "t": "is stopped by a debugger", "Z": "has ended", "X": "has ended"}
-"""What the letters of ``/proc/PID/stat`` mean, where that says why others wait."""
+"""States in ``/proc/PID/stat`` in which a process makes its peers wait."""
 
 _EXIT_CODE = 49
-"""Which word of it, behind the name of the program, says how a process has ended."""
+"""Index of the exit code in ``/proc/PID/stat``, after the program's name."""
 
 
 @cache
 def namespace() -> int:
-    """What processes have alike that know each other by numbers; 0 where nobody can tell."""
+    """Return the namespace that gives process numbers their meaning; 0 where it is unknown."""
     with suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino
     return 0
@@ -30,7 +30,7 @@ class Process:
     Parameters
     ----------
     number : int
-        Its number, seen from here.
+        Its number in this process's namespace.
     """
 
     def __init__(self, number: int) -> None:
@@ -38,7 +38,7 @@ class Process:
         self._descriptor: int | None = None
 
     def has_ended(self) -> bool:
-        """Whether it is gone, or about to be."""
+        """Return whether the process has ended, or is about to."""
         if self._descriptor is None:
             try:
                 self._descriptor = os.pidfd_open(self._number)
@@ -53,8 +53,8 @@ class Process:
     def signal(self, number: int) -> None:
         """Send a signal, if the process still runs.
 
-        It goes by the descriptor, so a later process that was given the same number gets none.
-        Without a descriptor (a kernel before 5.3) it goes by the number.
+        The descriptor protects a later process with the same number.  Kernels before 5.3 have no
+        descriptors, and the signal is sent to the number.
         """
         if self.has_ended():
             return
@@ -65,12 +65,12 @@ class Process:
                 signal.pidfd_send_signal(self._descriptor, number)
 
     def state(self) -> str:
-        """Why others wait for it, as far as the system can tell; else empty."""
+        """Return the state in which it makes its peers wait; empty for any other state."""
         words = _stat(self._number)
         return _STATES.get(words[0], "") if words else "has ended"
 
     def end(self) -> str:
-        """How it has ended, while the system still knows."""
+        """Describe its end, as long as the system keeps the exit code."""
         words = _stat(self._number)
         code = int(words[_EXIT_CODE]) if len(words) > _EXIT_CODE and words[0] in "ZX" else None
         if not code:
@@ -82,12 +82,12 @@ class Process:
 
 @cache
 def process(number: int) -> Process:
-    """The process of that number: one for all who ask, for it takes a descriptor."""
+    """Return the process of a number; a single object each, since it holds a descriptor."""
     return Process(number)
 
 
 def _stat(number: int) -> list[str]:
-    """What the system says of a process, behind its name; nothing when it is gone."""
+    """Return the words of ``/proc/PID/stat`` after the program's name; none after its end."""
     try:
         text = Path(f"/proc/{number}/stat").read_text()
     except OSError:

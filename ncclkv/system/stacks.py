@@ -1,7 +1,7 @@
-"""A signal on which a process writes to stderr where each of its threads stands.
+"""Stacks of an awaited rank: a signal makes the process write those of its threads to stderr.
 
-It is faulthandler's, which needs no lock of Python's: a rank that others wait for shows them even
-in the middle of a call into another library.
+The handler is faulthandler's, which needs no lock of Python's: it works in the middle of a call
+into another library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ncclkv.system.processes import process
 
 @cache
 def signal_here() -> int:
-    """The signal that this process was made to take, at the first call; 0 if none is free."""
+    """Install the handler at the first call; return its signal, or 0 when none is free."""
     chosen, stderr = getattr(signal, "SIGUSR2", None), sys.__stderr__
     if (
         chosen is None
@@ -33,7 +33,7 @@ def signal_here() -> int:
     return int(chosen)
 
 
-def show(number: int, chosen: int) -> None:
-    """Let the process of that number show its stacks; one that takes no signal is left alone."""
-    if chosen:
-        process(number).signal(chosen)
+def show(number: int, signal_number: int) -> None:
+    """Make a process write its stacks; a process without a handler, signal 0, is left alone."""
+    if signal_number:
+        process(number).signal(signal_number)

@@ -1,10 +1,10 @@
-"""A deadline for calls that Python cannot look at while they last.
+"""Watchdog: a deadline for calls that hold the interpreter's lock.
 
-A call into MPI, NCCL or CUDA that other ranks keep waiting may hold the interpreter's lock, and
-then no thread of Python's can notice, nor tell.  So the clock is libc's: ``timer_create`` has a
-thread of libc's call ``Py_FatalError``, which needs no lock, writes a text that was made beforehand
-and where each thread stands, and ends the process by SIGABRT.  Every launcher takes that for the
-job's end, also before MPI has started, when an exit code counts for nothing.
+While a call into MPI, NCCL or CUDA waits for other ranks with the lock held, no thread of Python
+can run.  A timer of libc (``timer_create``) therefore calls ``Py_FatalError``, which needs no lock:
+it writes a text made beforehand and the stacks of all threads, and ends the process by SIGABRT.
+Every launcher takes a death by signal for the job's failure.  Before MPI's start launchers ignore
+exit codes: ``faulthandler.dump_traceback_later`` exits with code 1 and cannot take this place.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _SIGEV_THREAD = 2
 
 
 _armed: list[ctypes.Array[ctypes.c_char]] = []
-"""The texts that timers without an end may still write."""
+"""Texts of timers that are never deleted."""
 
 
 class _Event(ctypes.Structure):
-    """``struct sigevent`` of a machine with 64-bit pointers: what a timer does when it is over."""
+    """``struct sigevent`` with 64-bit pointers: the action of a timer."""
 
     _fields_ = (
         ("value", ctypes.c_void_p),
@@ -40,7 +40,7 @@ class _Event(ctypes.Structure):
 
 
 class _Times(ctypes.Structure):
-    """``struct itimerspec``: when a timer is over, and then every so often."""
+    """``struct itimerspec``: the period of a timer, and its first time."""
 
     _fields_ = (
         ("again_seconds", ctypes.c_long),
@@ -52,18 +52,18 @@ class _Times(ctypes.Structure):
 
 @contextmanager
 def guard(what: str, seconds: float) -> Iterator[None]:
-    """End the job when the block takes too long, even if it never lets Python run.
+    """End the job when the block takes too long, even if it never releases Python's lock.
 
-    Where `abort.may_end_the_job` says no, or libc has no timers, the block runs without a deadline.
-    Blocks may lie in each other and run in several threads: each has its own timer.  The first one
-    of a process starts a thread of libc's; after that it costs some 20 microseconds.
+    The block has no deadline where `abort.may_end_the_job` is false, or libc has no timers.
+    Blocks may be nested and run in several threads: each has its own timer.  The first block of a
+    process starts a thread of libc; a later block costs 20 microseconds.
 
     Parameters
     ----------
     what : str
-        What the block does, for the message: ``"starting MPI"``.
+        The action of the block, for the message: ``"starting MPI"``.
     seconds : float
-        How long it may take.
+        Its deadline.
 
     Examples
     --------
@@ -86,9 +86,9 @@ def guard(what: str, seconds: float) -> Iterator[None]:
 
 
 class Alarm:
-    """A `guard` of blocks that come often: its timer is made once, and set anew for each.
+    """Guard for frequent blocks of one thread: a single timer is set anew for each block.
 
-    The blocks are of one thread, and do not lie in each other.  One costs a few microseconds.
+    Blocks must not be nested.  A block costs a few microseconds.
 
     Parameters
     ----------
@@ -102,15 +102,15 @@ class Alarm:
         self._made = False
         self._library: Any = None
         self._timer: Any = None
-        # Made once, for a block may be shorter than it takes to make them.
+        # Made once: making them takes longer than a short block.
         self._on, self._off = _times(seconds), _times(None)
 
     def _make(self) -> None:
-        """Make the timer, where there may be one."""
+        """Make the timer, where the job may be ended."""
         self._made = True
         library = _library() if abort.may_end_the_job() else None
         if library is not None:
-            # It stays as long as the timer may read it.
+            # The timer reads the text when it fires: freed memory would be written to stderr.
             self._text = ctypes.create_string_buffer(_letter(self._what, self._seconds))
             self._timer = _create(library, self._text)
             self._library = None if self._timer is None else library
@@ -126,14 +126,14 @@ class Alarm:
             self._library.timer_settime(self._timer, 0, self._off, None)
 
     def close(self) -> None:
-        """Free the timer; a block that comes later has none."""
+        """Free the timer; later blocks have no deadline."""
         library, self._library, self._made = self._library, None, True
         if library is not None:
             library.timer_delete(self._timer)
 
 
 def arm(what: str, seconds: float) -> None:
-    """End the job in so many seconds, if this process is still there; nothing takes it back."""
+    """End the job in `seconds` unless this process has ended by then; cannot be undone."""
     library = _library() if abort.may_end_the_job() else None
     if library is not None:
         text = ctypes.create_string_buffer(_letter(what, seconds))
@@ -144,16 +144,16 @@ def arm(what: str, seconds: float) -> None:
 
 
 def _letter(what: str, seconds: float) -> bytes:
-    """What is said at the deadline; on a line of its own, for Python begins it with other words."""
+    """Return the text for the deadline; its line break ends the words that Python writes first."""
     reason = (
-        f"{what} took more than {seconds:g} s; look at the ranks that do not say this, at the "
+        f"{what} took more than {seconds:g} s; look at the ranks that do not report this, at the "
         f"stacks below, and at NCCLKV_TIMEOUT if it is only slow"
     )
     return f"\n{abort.announcement(reason)}".encode()
 
 
 def _create(library: Any, text: ctypes.Array[ctypes.c_char]) -> Any:
-    """A timer that ends the process once it is set; None where there can be no more of them."""
+    """Create an unset timer that ends the process; None where the system has no more timers."""
     fatal = ctypes.cast(ctypes.pythonapi.Py_FatalError, ctypes.c_void_p)
     event = _Event(ctypes.addressof(text), 0, _SIGEV_THREAD, fatal)
     timer = ctypes.c_void_p()
@@ -163,7 +163,7 @@ def _create(library: Any, text: ctypes.Array[ctypes.c_char]) -> Any:
 
 
 def _times(seconds: float | None) -> Any:
-    """So many seconds from now, as a timer is set; never, for None."""
+    """Return the argument that sets a timer to `seconds` from now; None disarms it."""
     if seconds is None:
         return ctypes.byref(_Times(0, 0, 0, 0))
     whole = int(seconds)
@@ -172,7 +172,7 @@ def _times(seconds: float | None) -> Any:
 
 @cache
 def _library() -> Any:
-    """The library with ``timer_create``; None where there is none, or none that is known here."""
+    """Load the library with ``timer_create``; None without it, or without 64-bit pointers."""
     if ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
     # Before version 2.34 of glibc timers are in a library of their own.

@@ -1,4 +1,4 @@
-"""Files for ``ncclkv explain``: each rank writes one when its store breaks."""
+"""Dump files for ``ncclkv explain``: each rank writes its own when its store breaks."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ import traceback
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from ncclkv import env
-from ncclkv.comm.base import Communicator
+from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.diagnosis.mismatch import REPORT_CALLS, CallComparison
 from ncclkv.comm.diagnosis.reports import Report
 
 FORMAT = 1
-"""The version of the files."""
+"""Version of the files."""
 
 BEFORE_A_STORE = "create"
 """The name in place of a store's, when its creation failed."""
 
 _PACKAGES = ("ncclkv", "numpy", "mpi4py", "cupy-cuda12x", "cupy-cuda13x")
 
-# Others that raise the same do so within this time, for the most part.
+# Most ranks that raise the same error do so within this time.
 _OTHERS_SECONDS = 1.0
-_LOOK_SECONDS = 0.01
 
-# The stores and ranks of this process that have a file, and the errors that are in one.
+# Stores and ranks of this process that have a file; errors that are in a file.
 _done: set[tuple[str, int]] = set()
 _errors: WeakSet[BaseException] = WeakSet()
 
@@ -41,16 +40,16 @@ _errors: WeakSet[BaseException] = WeakSet()
 def write(error: BaseException, calls: CallComparison | None, transport: str = "") -> None:
     """Write the file of this rank, once a store, where ``NCCLKV_DUMP`` names a directory.
 
-    It is written under another name and renamed.  Trouble is one line on stderr.
+    The file is written under another name and renamed.  A failure to write is one line on stderr.
 
     Parameters
     ----------
     error : BaseException
-        What breaks the store.
-    calls : Calls or None
-        Of the store; None when there is none yet.
+        The error that breaks the store.
+    calls : CallComparison or None
+        The comparison of the store; None when its creation failed.
     transport : str
-        What the store's ranks exchange messages over, in words.
+        Name of the store's transport.
     """
     folder = env.dump()
     if not folder or error in _errors:
@@ -70,23 +69,30 @@ def write(error: BaseException, calls: CallComparison | None, transport: str = "
         if calls is not None:
             with suppress(Exception):  # MPI may be gone
                 _await_others(path.parent, store, calls)
-    except Exception as trouble:  # the error counts, not what becomes of its file
+    except Exception as failure:  # the store's own error must be raised, not this one
         with suppress(Exception):
-            reason = f"{type(trouble).__name__}: {trouble}"
+            reason = f"{type(failure).__name__}: {failure}"
             sys.stderr.write(f"ncclkv: NCCLKV_DUMP={folder!r}: nothing was written: {reason}\n")
 
 
-def write_of(ranks: Communicator, error: BaseException) -> None:
-    """Write the file of a store's ranks, while no other thread hears what they are told."""
+class Ranks(Protocol):
+    """The parts of a communicator that `write_of` needs."""
+
+    lock: threading.RLock
+    calls: CallComparison | None
+    name: str
+
+
+def write_of(ranks: Ranks, error: BaseException) -> None:
+    """Write the file of a store's rank, under the lock that protects its received reports."""
     with ranks.lock:
         write(error, ranks.calls, ranks.name)
 
 
 def _await_others(folder: Path, store: str, calls: CallComparison) -> None:
-    """Wait a moment for the files of the others: an error that nobody catches ends all ranks."""
+    """Wait a moment for the files of other ranks: an uncaught error here would end them first."""
     ranks = {*range(calls.transport.size)} - {calls.transport.rank}
-    limit = time.monotonic() + _OTHERS_SECONDS
-    while time.monotonic() < limit:
+    for _ in Backoff(_OTHERS_SECONDS):
         left = calls.transport.left_ranks()
         ranks = {
             rank
@@ -97,18 +103,17 @@ def _await_others(folder: Path, store: str, calls: CallComparison) -> None:
         }
         if not ranks:
             break
-        time.sleep(_LOOK_SECONDS)
 
 
 def _identity(calls: CallComparison | None) -> tuple[str, int]:
-    """Return the name of a store, the same on all its ranks, and the number of this rank."""
+    """Return the name of a store, the same on all its ranks, and this rank."""
     if calls is None:
         return BEFORE_A_STORE, env.launched_rank() or 0
     return "store" if calls.roster is None else calls.roster.name, calls.transport.rank
 
 
 def _content(error: BaseException, calls: CallComparison | None, transport: str) -> dict[str, Any]:
-    """Return what the file holds; seconds count from the creation of the store."""
+    """Return the content of the file; seconds count from the creation of the store."""
     roster = None if calls is None else calls.roster
     store, rank = _identity(calls)
     begin = time.monotonic() if roster is None else roster.met
@@ -133,7 +138,7 @@ def _content(error: BaseException, calls: CallComparison | None, transport: str)
 
 
 def _of_store(calls: CallComparison, now: float) -> dict[str, Any]:
-    """Return this rank's calls, and what is known of the other ranks."""
+    """Return this rank's calls, and the reports about other ranks."""
     rank, size = calls.transport.rank, calls.transport.size
     with suppress(Exception):  # MPI may be gone
         calls.transport.left_ranks()
@@ -159,7 +164,7 @@ def _of_store(calls: CallComparison, now: float) -> dict[str, Any]:
 
 
 def _of_rank(report: Report | None, now: float) -> dict[str, Any]:
-    """Return a report in plain objects."""
+    """Convert a report to objects of JSON."""
     if report is None:
         return {"calls": [], "wait": None, "elsewhere": ""}
     wait = report.wait
@@ -186,7 +191,7 @@ def _of_rank(report: Report | None, now: float) -> dict[str, Any]:
 
 
 def _stacks() -> dict[str, list[str]]:
-    """Return where each thread of Python stands, the innermost call last."""
+    """Return the stack of each thread of Python, the innermost call last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
         f"{names.get(number, 'thread')} ({number})": [
@@ -198,7 +203,7 @@ def _stacks() -> dict[str, list[str]]:
 
 
 def _versions(transport: str) -> dict[str, str]:
-    """Return the versions of what takes part."""
+    """Return the versions of Python, the system and the packages."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):

@@ -1,13 +1,13 @@
-"""From the launcher to a communicator: is there MPI, and does it agree with what was started?"""
+"""Launch over MPI: makes the communicator of all ranks, and checks MPI against the launcher."""
 
 from __future__ import annotations
 
 import sys
-import time
 from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
 from ncclkv import env, notify
+from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis.call_log import call_site
 from ncclkv.comm.host import child, finalize
@@ -22,14 +22,12 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-_LOOK_SECONDS = 50e-6
-
-# The copies of all ranks' communicator that were asked for, and not waited for to the end.
+# Copies of all ranks' communicator that a failed creation began, and did not wait for.
 _asked: list[tuple[MPI.Intracomm, MPI.Request]] = []
 
 
 def world(timeout: float | None = None) -> Communicator:
-    """A communicator of all ranks of the job, in host memory; collective over them.
+    """Make a communicator of all ranks of the job, in host memory; collective over them.
 
     A process that no launcher started with others needs no MPI at all.
 
@@ -74,10 +72,11 @@ def world(timeout: float | None = None) -> Communicator:
 
 
 def over(comm: MPI.Intracomm, timeout: float) -> Communicator:
-    """A communicator of the ranks of `comm`, whose own traffic it never meets; collective."""
+    """Make a communicator of the ranks of `comm`, separate from its traffic; collective."""
     if comm == _mpi().COMM_NULL:
         raise UsageError(
-            "comm is COMM_NULL: this rank is none of its ranks and cannot have a store"
+            "comm is COMM_NULL: this process is not in the communicator; call create() only on its "
+            "members"
         )
     if comm.Is_inter():
         raise UsageError(
@@ -102,8 +101,8 @@ def over(comm: MPI.Intracomm, timeout: float) -> Communicator:
 
 
 def _copy(comm: MPI.Intracomm, timeout: float) -> MPI.Intracomm:
-    """A new MPI communicator of the same ranks, once all of them ask for it."""
-    # The copy that a failed creation has asked for is what the other ranks' next one waits for.
+    """Duplicate an MPI communicator; waits for all its ranks."""
+    # The other ranks' next creation waits for the copy that a failed one here has begun.
     ours = comm == _mpi().COMM_WORLD
     own, request = _asked.pop() if ours and _asked else comm.Idup()
     outside = OutsideWait(
@@ -114,14 +113,15 @@ def _copy(comm: MPI.Intracomm, timeout: float) -> MPI.Intracomm:
         limit=timeout,
     )
     try:
-        while not request.Test():
-            if outside.look() > timeout:
-                raise CommTimeout(
-                    f"rank {comm.Get_rank()} of {comm.Get_size()}: waited {timeout:g} s for all "
-                    f"ranks to create the store; create is collective, and must be called on every "
-                    f"rank"
-                )
-            time.sleep(_LOOK_SECONDS)
+        for waited in Backoff(timeout):
+            if request.Test():
+                break
+            outside.look(waited)
+        else:
+            raise CommTimeout(
+                f"rank {comm.Get_rank()} of {comm.Get_size()}: waited {timeout:g} s for all ranks "
+                f"to create the store; create is collective, and must be called on every rank"
+            )
     except KVStoreError:
         if ours:
             _asked.append((own, request))
@@ -132,12 +132,12 @@ def _copy(comm: MPI.Intracomm, timeout: float) -> MPI.Intracomm:
 
 
 def _library() -> str:
-    """The MPI library in one line."""
+    """Return the name and version of the MPI library in one line."""
     return str(_mpi().Get_library_version()).splitlines()[0]
 
 
 def _mpi() -> Any:
-    """The module mpi4py.MPI; importing it starts MPI."""
+    """Import mpi4py.MPI, which starts MPI."""
     try:
         if "mpi4py.MPI" not in sys.modules:
             child.check_spawned()

@@ -1,12 +1,11 @@
-"""A wait of a thread that is in no store, such as for a new MPI communicator.
+"""Wait outside any store, such as for a new MPI communicator.
 
-The ranks that it waits for may wait for this one in an open store.  So the wait is shown on the
-pages of the thread's open stores, whose collectives go on meanwhile.
+The awaited ranks may wait for this rank in an open store: a deadlock.  The wait is therefore shown
+on the pages of this thread's open stores, and their collectives are advanced during the wait.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import get_ident
@@ -17,59 +16,60 @@ from ncclkv.comm.diagnosis.reports import EVERYONE
 from ncclkv.comm.messages.progress import open_flights
 from ncclkv.comm.transport import Transport
 
-_REPORTING = 2
+# No page shows this wait: the two lowest ranks write lines, in case the first is the late rank.
+_REPORTING_RANKS = 2
 
 Awaited = Callable[[Transport], Sequence[int]]
-"""Returns the ranks of a store's transport that the wait is for."""
+"""Returns the ranks of a store's transport that the wait awaits."""
 
 
 class OutsideWait:
-    """One such wait, which begins now.
+    """A wait outside any store.
 
     Parameters
     ----------
-    words : str
-        What waits.
+    description : str
+        The call that waits.
     awaited : callable
         As `Awaited`.
     rank, size : int
-        This rank, among those that the wait is for.
+        This rank among the awaited ranks and itself.
     limit : float
         Seconds that the wait may last.
     """
 
-    def __init__(self, words: str, awaited: Awaited, *, rank: int, size: int, limit: float) -> None:
-        self._words = words
+    def __init__(
+        self, description: str, awaited: Awaited, *, rank: int, size: int, limit: float
+    ) -> None:
+        self._description = description
         self._rank, self._size, self._limit = rank, size, limit
         self._reported = 0
         self._awaited = awaited
-        self._begin = time.monotonic()
         self._looks = 0
 
-    def look(self) -> float:
-        """Advance what is in flight elsewhere, and show this wait to those who may wait for it.
+    def look(self, waited: float) -> None:
+        """Advance this thread's collectives in open stores, and show this wait there.
 
-        Returns
-        -------
-        float
+        Parameters
+        ----------
+        waited : float
             Seconds since the wait began.
 
         Raises
         ------
         OrderMismatch
-            When a rank waits for this one in an open store, and so this wait has no end.
+            When an awaited rank waits for this rank in an open store.
         """
         flights = open_flights(get_ident())
         for flight in flights:
-            # What fails there is raised by the next call there.
+            # The next call of that store raises its failure.
             with suppress(Exception), flight.lock:
                 flight.progress()
-        waited = time.monotonic() - self._begin
         if is_due(waited, self._looks):
             self._looks += 1
             for flight in flights:
                 with flight.lock:
-                    flight.wait_elsewhere(self._words, self._names(flight.calls))
+                    flight.wait_elsewhere(self._description, self._names(flight.calls))
                     found = flight.calls.compare_reports()
                     if found is not None:
                         flight.end(found)
@@ -77,20 +77,18 @@ class OutsideWait:
                         raise found
         if stall.is_due(waited, self._limit, self._reported):
             self._reported += 1
-            # Nobody shows yet that it waits: the lowest rank reports, and the next if that is late.
-            if self._rank < _REPORTING:
-                words = f"{self._words} waits for all ranks to call it"
-                stall.write_line(self._rank, self._size, words, waited, self._limit, "")
-        return waited
+            if self._rank < _REPORTING_RANKS:
+                description = f"{self._description} waits for all ranks to call it"
+                stall.write_line(self._rank, self._size, description, waited, self._limit, "")
 
     def over(self) -> None:
-        """Show that the wait is over."""
+        """Clear the shown wait."""
         if self._looks:
             for flight in open_flights(get_ident()):
                 flight.calls.recorder.clear_other_wait()
 
     def _names(self, calls: CallComparison) -> list[str]:
-        """Return the names, in an open store, of the ranks that this wait is for."""
+        """Return the awaited ranks' names in an open store."""
         ranks = {*self._awaited(calls.transport)}
         if len(ranks) == calls.transport.size:
             return [EVERYONE]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 
-# A few quick looks, for what is about to end; then sleeps, longer the longer nothing does.
-_YIELDS = 50
-_FIRST_SLEEP = 20e-6
-_LONGEST_SLEEP = 1e-3
+from ncclkv.comm import backoff
+
+# Sleeps grow faster than between messages: a poll of an event costs more than one of a message.
+_ATTEMPTS_PER_DOUBLING = 8
 
 # Between two looks at the clock and at whatever costs more than a look at an event.
 _LOOK_SECONDS = 5e-3
@@ -44,11 +43,7 @@ class Deadline:
     def pause(self) -> bool:
         """Let others run for a moment; tell whether it is time to look around."""
         self._attempt += 1
-        if self._attempt <= _YIELDS:
-            os.sched_yield()
-        else:
-            doublings = min((self._attempt - _YIELDS) // 8, 10)
-            time.sleep(min(_FIRST_SLEEP * 2**doublings, _LONGEST_SLEEP))
+        backoff.pause(self._attempt, _ATTEMPTS_PER_DOUBLING)
         now = self.tick()
         if now - self._looked < _LOOK_SECONDS:
             return False

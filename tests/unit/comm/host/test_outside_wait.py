@@ -41,11 +41,8 @@ def flight() -> Iterator[ProgressEngine]:
     made.end(OrderMismatch("the test is over"))
 
 
-def create(waited: float = 0.0) -> OutsideWait:
-    """A wait that has lasted so many seconds."""
-    wait = OutsideWait("create()", lambda transport: (), rank=0, size=4, limit=300.0)
-    wait._begin -= waited
-    return wait
+def create() -> OutsideWait:
+    return OutsideWait("create()", lambda transport: (), rank=0, size=4, limit=300.0)
 
 
 def test_what_is_in_flight_elsewhere_is_advanced_by_one_thread_at_a_time(
@@ -54,7 +51,7 @@ def test_what_is_in_flight_elsewhere_is_advanced_by_one_thread_at_a_time(
     work = Looked(flight)
     flight.launch(work)
     work.alone.clear()
-    create().look()
+    create().look(0.0)
     assert work.alone == [True]
 
 
@@ -70,5 +67,5 @@ def test_what_others_tell_is_heard_by_one_thread_at_a_time(
     monkeypatch.setattr(flight.calls, "compare_reports", found)
     monkeypatch.setattr(dump, "write", lambda *_: held.append(is_held(flight.lock)))
     with pytest.raises(OrderMismatch, match="rank 1 waits"):
-        create(LONG_SECONDS).look()
+        create().look(LONG_SECONDS)
     assert held == [True, True]
