@@ -58,7 +58,11 @@ class RowLayout:
 
     def rows(self, optimizer: Optimizer, counts: UpdateCounts) -> NDArray[np.float64]:
         """Return the row of each segment, shape (segments, k), at the keys' counts."""
-        of_groups = [optimizer.scalars(key, counts.count(self._bucket, key)) for key in self._keys]
+        # A key that was never updated takes no part in this update: nothing reads its row.
+        counted = [max(1, counts.count(self._bucket, key)) for key in self._keys]
+        of_groups = [
+            optimizer.scalars(key, count) for key, count in zip(self._keys, counted, strict=True)
+        ]
         return np.array(of_groups, np.float64)[self._rows]
 
     def cut(self, lo: int, hi: int) -> Cut:

@@ -10,6 +10,8 @@ they define, before they include it:
     How many states belong to each weight.
 ``NAME(x)``, ``FUNCTION``
     A function's name and what stands before it.
+``ROOT(x)``
+    The square root, correctly rounded.
 
 The header defines ``SCALARS``, the length of a row, and two functions: ``read``, which rounds a row
 of doubles, and ``step``, which updates the states of an element and returns its new weight.

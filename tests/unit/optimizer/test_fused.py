@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ncclkv.errors import DTypeMismatch, UsageError
+from ncclkv.errors import DTypeMismatch, NotSupported, UsageError
 from ncclkv.kernels.host import HostKernels
-from ncclkv.optimizer import SGD, Optimizer
+from ncclkv.optimizer import SGD, Optimizer, State
 from ncclkv.optimizer.fused import FusedUpdater
 from ncclkv.table.bucket import Bucket, place
-from ncclkv.table.registry import KeySpec
+from ncclkv.table.registry import Key, KeySpec
 
 pytestmark = pytest.mark.usefixtures("in_numpy_and_c")
 
@@ -223,3 +225,123 @@ def test_items_put_into_factors_later_leave_a_step_as_it_was() -> None:
     step = updater.step()
     optimizer.lr_mult["a"] = 3.0
     assert step.lr_mult == {"a": 2.0}
+
+
+class Counting(SGD):
+    """Divides its learning rate by the number of the update."""
+
+    counted = True
+
+    def scalars(self, key: Key, count: int) -> tuple[float, ...]:
+        rate, *others = super().scalars(key, count)
+        return rate / count, *others
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sets(st.sampled_from("abc"), min_size=1),
+            st.sampled_from([0.5, 0.25, 1.0]),
+            st.dictionaries(st.sampled_from("abcx"), st.sampled_from([0.0, 1.0, 2.0]), max_size=3),
+        ),
+        max_size=8,
+    ),
+    st.sampled_from([SGD, Counting]),
+    st.sampled_from(["float32", "float64"]),
+    st.integers(1, 300),
+)
+def test_any_steps_against_a_model(
+    steps: list[tuple[set[str], float, dict[str, float]]], make: Any, dtype: str, block: int
+) -> None:
+    """Numbers and factors change from step to step, and some keys are pushed in each."""
+    bucket = _bucket(dtype)
+    optimizer = make(learning_rate=1.0, momentum=0.5)
+    updater = _at_work(optimizer, bucket)
+    weights, gradients = _arrays(bucket)
+    expected = dict.fromkeys("abc", (0.0, 0.0, 0))
+    for keys, rate, factors in steps:
+        optimizer.learning_rate, optimizer.lr_mult = rate, factors
+        update = updater.begin(updater.step(), bucket, keys, weights, gradients)
+        for lo, hi in bucket.runs(keys):
+            for at in range(lo, hi, block):
+                update(at, min(at + block, hi))
+        for key in keys:
+            weight, moment, count = expected[key]
+            change = rate * factors.get(key, 1.0) / (count + 1 if make is Counting else 1)
+            moment = moment * 0.5 - change
+            expected[key] = weight + moment, moment, count + 1
+    for entry in bucket.entries:
+        weight, _, count = expected[str(entry.key)]
+        np.testing.assert_allclose(weights[entry.lo : entry.hi], weight, rtol=1e-5)
+        assert updater.counts.count(bucket, entry.key) == count
+
+
+def test_a_step_with_equal_numbers_makes_no_row_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket, kernels = _bucket(), HostKernels()
+    optimizer = SGD(learning_rate=0.5)
+    optimizer.wd_mult = {"a": 0.0}
+    updater = _at_work(optimizer, bucket, kernels=kernels)
+    _apply(updater, updater.step(), bucket, _arrays(bucket))
+    for name in ("config", "scalars", "snapshot"):
+        monkeypatch.setattr(SGD, name, None)
+    _apply(updater, updater.step(), bucket, _arrays(bucket))
+    optimizer.wd_mult["b"] = 0.0
+    with pytest.raises(TypeError):
+        updater.step()
+
+
+def test_an_equal_number_that_is_assigned_keeps_the_step() -> None:
+    """Else a rank that assigns one would launch other collectives than the rest."""
+    optimizer = SGD(learning_rate=0.5)
+    updater = FusedUpdater(optimizer, HostKernels())
+    step = updater.step()
+    optimizer.learning_rate = 0.5
+    optimizer.lr_mult = {}
+    assert updater.step() is step
+
+
+def test_a_flag_skips_an_update() -> None:
+    bucket = _bucket()
+    updater = _at_work(SGD(learning_rate=0.5), bucket)
+    weights, gradients = _arrays(bucket)
+    for flag, expected in ((1, 0.0), (0, -0.5)):
+        skip = np.array([flag], np.int32)
+        step = updater.step()
+        updater.begin(step, bucket, bucket.numbers, weights, gradients, skip)(0, bucket.count)
+        assert (weights == expected).all()
+
+
+class Masters(SGD):
+    """Keeps a float32 copy of the weights, and what they were at first."""
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return State("master", "float32", "weights"), State("sum", "float64")
+
+
+def test_states_have_names_dtypes_and_first_values() -> None:
+    bucket = _bucket("float16")
+    updater = _at_work(Masters(), bucket)
+    weights = np.arange(bucket.count, dtype=np.float16)
+    updater.start(bucket, weights)
+    states = updater.states(bucket, 1, 5)
+    assert {name: (s.dtype, s.tolist()) for name, s in states.items()} == {
+        "master": (np.float32, [1, 2, 3, 4]),
+        "sum": (np.float64, [0] * 4),
+    }
+    for state in states.values():
+        state[:] = 9
+    b = bucket.entries[1]
+    weights[:] = 7
+    updater.reset(bucket, "b", weights)
+    states = updater.states(bucket, 0, bucket.count)
+    assert states["master"][b.lo - 1 : b.lo + 2].tolist() == [b.lo - 1, 7, 7]
+    assert states["master"][1:5].tolist() == states["sum"][1:5].tolist() == [9] * 4
+
+
+def test_norms_are_refused() -> None:
+    class Lars(SGD):
+        norms = True
+
+    with pytest.raises(NotSupported, match="Lars needs the norms of weights and gradients"):
+        FusedUpdater(Lars(), HostKernels())

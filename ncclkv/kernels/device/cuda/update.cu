@@ -6,6 +6,11 @@
 #define REAL WORKING
 #define NAME(x) x
 #define FUNCTION __device__ inline
+#define ROOT root
+
+__device__ inline float root(float x) { return sqrtf(x); }
+__device__ inline double root(double x) { return sqrt(x); }
+
 #include ARITHMETIC
 
 struct Updates {

@@ -10,12 +10,14 @@
 #define NAMED(name, program, states, real) JOIN(name, program, states, real)
 
 #define REAL float
+#define ROOT sqrtf
 #define ANY float_any
 #define NAME(x) NAMED(x, PROGRAM, STATES, float)
 #include "update_real.h"
 #undef SCALARS
 
 #define REAL double
+#define ROOT sqrt
 #define ANY double_any
 #define NAME(x) NAMED(x, PROGRAM, STATES, double)
 #include "update_real.h"

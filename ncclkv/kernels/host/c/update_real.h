@@ -24,5 +24,6 @@ CLONES static void NAME(update)(void *weights, const void *gradients, void *cons
 }
 
 #undef REAL
+#undef ROOT
 #undef ANY
 #undef NAME
