@@ -5,7 +5,7 @@
     mpirun -n 4 python train.py
     launch/local.sh -n 4 train.py --epochs 50 --update-on root --checkpoint checkpoints --resume
 
-The network is plain NumPy; its weights live in the store.  In each step a rank pushes the gradients
+The network is plain NumPy; its weights are in the store.  In each step a rank pushes the gradients
 of its images, the store sums them over all ranks and updates the weights, and the pull brings the
 new weights back.  Exits with 1 when the accuracy is too low for a right sum, or when the weights
 differ between ranks.  Needs the extra ``train``: scikit-learn, which ships the digits, and tqdm.
@@ -29,24 +29,34 @@ Options = argparse.Namespace
 
 KEYS = ["hidden.weight", "hidden.bias", "output.weight", "output.bias"]
 SHAPES = [(64, 128), (128,), (128, 10), (10,)]
-TRAIN_IMAGES = 1500  # of 1797; the others are the test
+TRAIN_IMAGES = 1500  # of 1797; the other images are the test
 LOWEST_ACCURACY = 0.95
 
 
 def parse(argv: list[str] | None = None) -> Options:
-    """The options, from the command line unless given."""
+    """Parse the command line, or `argv` if it is given."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.description = "Train a small network on handwritten digits through a key-value store."
     option = parser.add_argument
     option("--kvstore", default="dist", help="name of the store")
-    option("--update-on", default="every_rank", choices=["every_rank", "root"], help="who updates")
+    option(
+        "--update-on",
+        default="every_rank",
+        choices=["every_rank", "root"],
+        help="where the optimizer runs",
+    )
     option("--optimizer", default="sgd", help="name of the optimizer")
     option("--lr", type=float, default=0.1, help="learning rate")
     option("--epochs", type=int, default=30, help="passes over the training images")
     option("--batch-size", type=int, default=64, help="images in a step, over all ranks")
     option("--seed", type=int, default=0, help="of the split, the first weights and the order")
-    option("--checkpoint", metavar="DIR", default=env.checkpoint(), help="saves every epoch there")
-    option("--resume", action="store_true", help="go on from the newest one, if any")
+    option(
+        "--checkpoint",
+        metavar="DIR",
+        default=env.checkpoint(),
+        help="directory for a checkpoint every epoch",
+    )
+    option("--resume", action="store_true", help="continue from the newest checkpoint, if any")
     options = parser.parse_args(argv)
     options.resume |= bool(options.checkpoint) and env.restarts() > 0
     for name, least in (("epochs", 0), ("batch-size", 1), ("seed", 0)):
@@ -56,8 +66,8 @@ def parse(argv: list[str] | None = None) -> Options:
 
 
 def digits(rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
-    """Training images and labels, then those of the test; an image is 64 numbers from 0 to 1."""
-    from sklearn.datasets import load_digits  # takes a while: not before --help
+    """Return training images and labels, then test ones; an image has 64 numbers from 0 to 1."""
+    from sklearn.datasets import load_digits  # slow to import, so after --help
 
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype(np.float32)
@@ -67,7 +77,7 @@ def digits(rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
 
 
 def first_weights(rng: np.random.Generator) -> list[Array]:
-    """Matrices of variance 2 / inputs (He et al., 2015) and biases of zero, in KEYS' order."""
+    """Return matrices of variance 2 / inputs (He et al., 2015) and zero biases, in KEYS' order."""
     weights: list[Array] = [np.zeros(shape, np.float32) for shape in SHAPES]
     for matrix in weights[0], weights[2]:
         matrix[:] = rng.normal(0, np.sqrt(2 / len(matrix)), matrix.shape)
@@ -75,13 +85,13 @@ def first_weights(rng: np.random.Generator) -> list[Array]:
 
 
 def forward(weights: list[Array], images: Array) -> tuple[Array, Array]:
-    """The hidden layer and the scores of the ten digits, a row for each image."""
+    """Return the hidden layer and the scores of the ten digits, a row for each image."""
     hidden = np.maximum(images @ weights[0] + weights[1], 0)
     return hidden, hidden @ weights[2] + weights[3]
 
 
 def gradients(weights: list[Array], images: Array, labels: Array) -> list[Array]:
-    """Gradients of the cross entropy, summed over the images, in KEYS' order."""
+    """Return gradients of the cross entropy, summed over the images, in KEYS' order."""
     hidden, scores = forward(weights, images)
     error = np.exp(scores - scores.max(axis=1, keepdims=True))
     error /= error.sum(axis=1, keepdims=True)
@@ -93,7 +103,7 @@ def gradients(weights: list[Array], images: Array, labels: Array) -> list[Array]
 def train(
     kv: ncclkv.KVStore, options: Options, rng: np.random.Generator, images: Array, labels: Array
 ) -> tuple[list[Array], float]:
-    """The weights that this rank pulled last, and the images a second of all ranks together."""
+    """Train; return this rank's last pulled weights, and the images a second of all ranks."""
     from tqdm import trange
 
     optimizer = ncclkv.optimizer.create(options.optimizer, learning_rate=options.lr, momentum=0.9)
@@ -105,11 +115,11 @@ def train(
     done = 0
     if options.resume and (loaded := kv.load(options.checkpoint, required=False)):
         done, rng.bit_generator.state = loaded.step, loaded.extra
-    kv.pull(KEYS, out=weights)  # those of rank 0, whatever the others began with
+    kv.pull(KEYS, out=weights)  # rank 0's weights, on every rank
     begin = time.perf_counter()
     bar = {"unit": "epoch", "disable": kv.rank != 0, "mininterval": 0.5, "ncols": 80}
     for epoch in trange(done, options.epochs, **bar):
-        order = rng.permutation(len(labels))  # the same on every rank, for the seed is
+        order = rng.permutation(len(labels))  # equal on every rank, because the seed is
         for start in range(0, len(order), options.batch_size):
             mine = order[start : start + options.batch_size][kv.rank :: kv.num_workers]
             kv.pushpull(KEYS, gradients(weights, images[mine], labels[mine]), out=weights)
@@ -119,7 +129,7 @@ def train(
 
 
 def same_on_all_ranks(kvstore: str, weights: list[Array]) -> bool:
-    """Whether all ranks hold the same bits: then the highest over the ranks are the lowest."""
+    """Return whether all ranks hold the same bits: then the maximum over ranks is the minimum."""
     bits = np.concatenate([array.ravel() for array in weights]).view(np.uint32)
     highest, lowest = np.empty_like(bits), np.empty_like(bits)
     with ncclkv.create(kvstore) as kv:
@@ -130,7 +140,7 @@ def same_on_all_ranks(kvstore: str, weights: list[Array]) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train, test and report; the exit status."""
+    """Train, test and report; return the exit status."""
     options = parse(argv)
     rng = np.random.default_rng(options.seed)
     images, labels, test_images, test_labels = digits(rng)

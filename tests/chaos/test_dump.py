@@ -1,4 +1,4 @@
-"""Files of ranks whose store breaks, and what ``ncclkv explain`` makes of them."""
+"""Reports of ranks whose store breaks, and the output of ``ncclkv explain``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NODES = {"NCCLKV_RANKS_PER_NODE": "2"}
 
 
 def explained(folder: Path) -> list[str]:
-    """What the command prints, in lines."""
+    """Return the lines that the command prints."""
     ended = subprocess.run(
         [sys.executable, "-m", "ncclkv", "explain", str(folder)],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Ranks that are lost, on any rank and at any time: the job ends soon, and says which, and why."""
+"""Ranks lost on any rank and at any time: the job ends soon, with rank and reason."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.harness.job import Ended, Job
 from tests.harness.slow import stretched
 
 SECONDS = stretched(15.0)
-"""From the loss to the end of the job."""
+"""Seconds from the loss to the end of the job."""
 
 TIMEOUT, SLACK = 3.0, stretched(3.0)
-"""The deadline of a job in which a rank stops, and how long after it the job may end."""
+"""Deadline of a job in which a rank stops, and seconds after it until the job must have ended."""
 
 FIRST = 12
-"""The lines of each stream that are read first."""
+"""Number of first lines of each stream that the test reads."""
 
 PLAIN: dict[str, str] = {}
 MESSAGES = {"NCCLKV_NODE_MEMORY": "messages"}
@@ -35,7 +35,7 @@ places = pytest.mark.parametrize("place", ["before", "during", "after"])
 
 
 def failed(ended: Ended, limit: float = SECONDS) -> None:
-    """Fail unless the job did, in time."""
+    """Fail unless the job failed, in time."""
     assert ended.code != 0, ended.err
     assert ended.seconds < limit, f"{ended.seconds:.1f} s\n{ended.err}"
 
@@ -76,7 +76,7 @@ def test_a_process_that_is_gone_without_a_word_ends_the_job(
 def test_ncclkv_run_names_who_is_gone_without_a_word(
     job: Job, ranks: int, variables: dict[str, str], rank: int, way: str, reason: str, code: int
 ) -> None:
-    """mpirun itself kills all ranks when one is killed, before any of them can say a word."""
+    """mpirun itself kills all ranks when one is killed, before any of them can print."""
     ended = job("lost.py", "during", way, str(rank), ranks=ranks, run=True, **variables)
     failed(ended)
     assert ended.code == code, ended.err
@@ -95,7 +95,7 @@ def test_neighbours_say_that_a_rank_has_died(job: Job) -> None:
 
 
 def test_ranks_without_shared_memory_name_who_was_killed(job: Job) -> None:
-    """What MPI reports of it may follow, and never leads."""
+    """MPI's own report may follow ours, and never comes first."""
     ended = job("lost.py", "during", "kill", "1", ranks=3, run=True, **MESSAGES)
     raised = [line for line in ended.out.splitlines() if " raises " in line]
     assert len(raised) == 2, ended.out
@@ -156,7 +156,7 @@ def test_what_a_stopped_rank_did_last_is_known_to_all(
 
 
 def test_the_last_rank_in_a_chain_of_waits_is_named(job: Job) -> None:
-    """On two nodes, rank 2 waits for rank 3, and the ranks of the other node for both or one."""
+    """Rank 2 waits for rank 3 on its node; the ranks of the other node wait for one or both."""
     limit = {"NCCLKV_TIMEOUT": f"{TIMEOUT:g}"}
     ended = job("lost.py", "during", "stop", "3", ranks=4, **limit, **NODES)
     raised = [line for line in ended.out.splitlines() if " raises " in line]

@@ -1,4 +1,4 @@
-"""Ranks whose calls differ: every rank soon says which, and where in the program."""
+"""Ranks whose calls differ: every rank soon names both calls, with their lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.harness.slow import stretched
 
 PROGRAM = Path(__file__).parent / "programs" / "differ.py"
 SECONDS = stretched(2.0)
-"""From the moment at which all ranks begin to the error on each."""
+"""Seconds from the common start of all ranks to the error on each."""
 
 JOBS = [
     pytest.param((2, {}), id="2"),
@@ -40,7 +40,7 @@ CALLS = {
     "a_key_among_many": ("push('k0', 'k1', 'k2', ... 100 keys)", "push('k0', 'k1', 'k2', ... 99"),
     "through_a_function_of_the_programs": ("push('a')", "push('b')"),
 }
-"""What most ranks called, and what the odd one did instead."""
+"""The call of most ranks, and the call of the rank that differs."""
 
 SPECS = {
     "key_sets_at_init": ("rank 0 says key 'z': float64 (1000,) sum", "rank 1 says key 'y': "),
@@ -49,7 +49,7 @@ SPECS = {
         "rank 1 says key 'x': float64 (1001,)",
     ),
 }
-"""What ranks say at init."""
+"""Arguments of the ranks at init."""
 
 CALLED = re.compile(r"rank (\d) called ([a-z_ ]+)\((.*?)\) at \S*differ\.py:(\d+)")
 
@@ -60,7 +60,7 @@ LAST_CALLED = re.compile(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a scenario on one rank; `untouched` says that no out was written."""
+    """Result of a scenario on one rank; `untouched`: no out was written."""
 
     rank: int
     seconds: float
@@ -73,7 +73,7 @@ Outcomes = dict[str, list[Outcome]]
 
 @pytest.fixture(scope="module", params=JOBS)
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """All scenarios in one job: a store that broke is no hindrance to the next."""
+    """Run all scenarios in one job: a broken store does not affect the next store."""
     ranks, variables = request.param
     mark = tmp_path_factory.mktemp("job") / "mark"
     ended = start(PROGRAM, "caught", ranks=ranks, mark=mark, limit=40, **variables)
@@ -89,7 +89,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def on_all_ranks(found: list[Outcome]) -> list[Outcome]:
-    """What became of a scenario, as it did in time on every rank."""
+    """Return the result of a scenario, equal and in time on every rank."""
     assert sorted(outcome.rank for outcome in found) == list(range(len(found)))
     for outcome in found:
         assert outcome.seconds < SECONDS, outcome

@@ -11,7 +11,7 @@ from tests.harness.job import start
 
 STEPS = 500
 GROWTH = 0.1
-"""In so few steps memory that was there from the beginning is still touched for the first time."""
+"""Allowed growth of memory, as a fraction: a short run still touches some pages first."""
 
 LIMIT = 50.0
 

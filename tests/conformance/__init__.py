@@ -1,7 +1,7 @@
 """Bodies of store tests that hold for every kind of store, placement and number of ranks.
 
-A case is a function of one argument, `create`, which opens stores for the calling rank; the
-modules that run them, over threads and under ``mpirun``, decide which store that is.
+A case is a function of one argument, `create`, which opens stores for the calling rank.  The
+modules that run the cases, over threads and under ``mpirun``, choose the store.
 """
 
 from importlib import import_module

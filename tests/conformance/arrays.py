@@ -1,4 +1,4 @@
-"""Arrays of every form as value and as `out`."""
+"""Arrays of every memory layout, as value and as `out`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where the buffers of what is under test lie, and what its kind does not promise.
+"""Capabilities of the communicator under test, and the memory of its buffers.
 
-A case makes its buffers with `here().put`, and reads them with `here().get`.  Each thread is at a
-place of its own: host memory, unless the module that runs the cases says otherwise.
+A case makes its buffers with `here().put`, and reads them with `here().get`.  Each thread has a
+memory of its own: host memory, unless the module that runs the cases chooses another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What communicators of hosts promise; those of GPUs take some of it back.
+    """Promises of communicators of hosts; communicators of GPUs turn some of them off.
 
     Attributes
     ----------
@@ -73,41 +73,42 @@ class Capabilities:
 
 
 class Place:
-    """Host memory: buffers are NumPy arrays, and what is waited for is there."""
+    """Host memory: buffers are NumPy arrays, and a wait completes their contents."""
 
     promises = Capabilities()
 
     def put(self, values: Array) -> Any:
-        """A new buffer with these values."""
+        """Return a new buffer with these values."""
         return np.array(values)
 
     def get(self, buffer: Any) -> Array:
-        """What a buffer holds, once all waits before this call are over."""
+        """Return the contents of a buffer, after all waits before this call."""
         array: Array = buffer
         return array
 
     def write(self, buffer: Any, values: Any) -> None:
-        """Change a buffer, in the order of what is done to it."""
+        """Change a buffer, in the order of the work launched on it."""
         buffer[...] = values
 
     def copy(self, buffer: Any, into: Any) -> None:
-        """Copy between buffers, in the order of what is done to them."""
+        """Copy between buffers, in the order of the work launched on them."""
         np.copyto(into, buffer)
 
     def address(self, buffer: Any) -> int:
-        """Where a buffer begins."""
+        """Return the address of a buffer."""
         place: int = buffer.ctypes.data
         return place
 
     def mismatch(self, *words: str) -> AbstractContextManager[Any]:
-        """Expect what becomes of calls that differ between ranks; `words` are a host's."""
+        """Expect the error of calls that differ between ranks; `words` are in a host's error."""
         return _mismatch(words)
 
 
 class SeveralNodes(Place):
-    """Host memory of ranks on several nodes: each node's are summed first, in rank order.
+    """Host memory of ranks on several nodes: sums are made node by node, in rank order.
 
-    A rank waits for ranks of its node, and for one of each other node, who may wait in their turn.
+    A rank waits for ranks of its node, and for one rank of each other node, which may wait for
+    others.
     """
 
     promises = Capabilities(rank_order=False, missing="rank")
@@ -123,7 +124,7 @@ def _mismatch(words: tuple[str, ...]) -> Iterator[None]:
 
 
 class _Here(threading.local):
-    """The place of this thread."""
+    """Memory of this thread."""
 
     place = Place()
 
@@ -132,13 +133,13 @@ _here = _Here()
 
 
 def here() -> Place:
-    """Where this thread's cases put their buffers."""
+    """Return the memory of this thread's buffers."""
     return _here.place
 
 
 @contextmanager
 def at(place: Place) -> Iterator[None]:
-    """Run cases at `place`."""
+    """Run cases with buffers in `place`."""
     before, _here.place = _here.place, place
     try:
         yield
@@ -148,7 +149,7 @@ def at(place: Place) -> Iterator[None]:
 
 @contextmanager
 def in_rank_order() -> Iterator[None]:
-    """Ask of communicators at this place that they sum as those of hosts on one node do."""
+    """Require that communicators here sum in the order of hosts on one node."""
     place = copy(here())
     place.promises = replace(place.promises, rank_order=True, nan_wins=True)
     with at(place):
@@ -156,7 +157,7 @@ def in_rank_order() -> Iterator[None]:
 
 
 def near(got: Array, wanted: Array, terms: int) -> bool:
-    """Whether two sums of `terms` numbers, each of a few units at most, differ by roundings alone.
+    """Return whether two sums of `terms` small numbers differ by rounding alone.
 
     Whole numbers must be equal.
     """

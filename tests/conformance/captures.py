@@ -16,7 +16,7 @@ from tests.conformance.stores import Stores
 from tests.conformance.twins import Side, Twins
 
 CAPTURES: dict[str, Callable[[Stores], None]] = {}
-"""By name; each takes what opens stores."""
+"""Cases by name; each takes the opener of stores."""
 
 
 def captured(body: Callable[[Stores], None]) -> Callable[[Stores], None]:
@@ -26,7 +26,7 @@ def captured(body: Callable[[Stores], None]) -> Callable[[Stores], None]:
 
 
 def momentum() -> optimizer.SGD:
-    """An optimizer with every number but a clip."""
+    """Return an optimizer that uses every number except a clip."""
     return optimizer.SGD(learning_rate=0.3, momentum=0.9, wd=0.01, rescale_grad=0.7)
 
 

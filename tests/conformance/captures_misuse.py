@@ -19,7 +19,7 @@ from tests.conformance.expect import full, intact, probed, refused, same, total
 from tests.conformance.stores import Stores
 
 MISUSES: dict[str, Callable[[Stores], None]] = {}
-"""By name; each takes what opens stores."""
+"""Cases by name; each takes the opener of stores."""
 
 
 def misuse(body: Callable[[Stores], None]) -> Callable[[Stores], None]:
@@ -29,7 +29,7 @@ def misuse(body: Callable[[Stores], None]) -> Callable[[Stores], None]:
 
 
 class Ready:
-    """A store that has made a step once, with arrays for the next."""
+    """A store that has run a step once, with arrays for the next step."""
 
     def __init__(self, create: Stores, **options: Any) -> None:
         self.kv = probed(create, **options)
@@ -42,13 +42,13 @@ class Ready:
         self.kv.pushpull(self.keys, self.gradients, self.outs)
 
     def step(self) -> Any:
-        """The step, captured."""
+        """Capture the step."""
         with self.kv.capture() as step:
             self.pushpull()
         return step
 
     def intact(self) -> None:
-        """Fail unless the store has the values of the first step, and can be captured yet."""
+        """Fail unless the store has the values of the first step, and can still be captured."""
         intact(self.kv, total(self.kv), 10 * total(self.kv))
         for out in self.outs:
             here().write(out, -1)
@@ -60,7 +60,7 @@ class Ready:
 
     @contextmanager
     def refused(self, error: type[Exception], *words: str) -> Iterator[Any]:
-        """Expect that a capture is refused and changes nothing; its block is this one."""
+        """Expect that a capture is refused and changes nothing; the block is the captured one."""
         with refused(self.kv, error, *words), self.kv.capture() as step:
             yield step
         with refused(self.kv, UsageError, "replay: there is no graph of this step", "again"):
@@ -150,7 +150,7 @@ def arrays_in_host_memory(create: Stores) -> None:
 
 @misuse
 def arrays_that_were_pushed_before(create: Stores) -> None:
-    """The call is known from outside, where these arrays may be pushed."""
+    """The call is cached, because a push outside of a capture used these arrays."""
     ready, mine = Ready(create), full(1)
     ready.kv.pushpull(3, mine)
     ready.pushpull()

@@ -28,7 +28,7 @@ SHAPES = [(40, 3), (7,), (), (0, 5)]
 
 
 def leads(kv: Any, root: int = 0) -> bool:
-    """Whether this rank is the one that writes and reads."""
+    """Return whether this rank is the one that writes and reads."""
     return bool(kv.rank == root)
 
 
@@ -252,7 +252,7 @@ def values_alone_leave_the_optimizer_anew(create: Stores) -> None:
 
 
 class Sum:
-    """An updater that remembers: every value is the sum of all that was pushed, times a factor."""
+    """Updater with state: every value is the sum of all pushes, times a factor."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor

@@ -1,4 +1,4 @@
-"""What `save` and `load` refuse, alike on every rank, with the store as it was."""
+"""Errors of `save` and `load`: equal on every rank, with the store unchanged."""
 
 from __future__ import annotations
 
@@ -164,13 +164,13 @@ def another_updater(create: Stores) -> None:
 
 
 def intact_after_init(kv: Any) -> None:
-    """A store that has got nothing takes keys."""
+    """Fail unless a store that has loaded nothing takes keys."""
     kv.init([3, 5], [full(2), full(4)])
     intact(kv)
 
 
 class Failing(Sum):
-    """An updater whose state can be neither had nor given."""
+    """Updater whose state can be neither read nor set."""
 
     def state_dict(self) -> dict[Any, Any]:
         raise OverflowError("too much to remember")

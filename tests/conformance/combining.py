@@ -1,4 +1,4 @@
-"""`op` and several values of a key: what is combined, where, and how it is rounded."""
+"""`op`, and several values of a key: order and rounding of the combination."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What every communicator must do with buffers, whatever carries its messages.
+"""Cases that every communicator must pass, whatever carries its messages.
 
 A case is a function of an open `Communicator`, called by all its ranks at the same time; `here`
-says where buffers lie.  More cases are in the files beside this one.
+makes the buffers.  More cases are in the files beside this one.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def case(body: Body) -> Body:
 
 
 def data(rank: int, count: int, dtype: np.dtype[Any], step: int = 0) -> Array:
-    """What a rank contributes at a step; anybody can tell.
+    """Return a rank's contribution at a step; every rank can compute it.
 
-    It repeats after a prime number of elements, which no slice or piece is a multiple of.
+    The numbers repeat after a prime number of elements, which no slice or chunk is a multiple of.
     """
     return np.resize(_block(rank, min(count, PERIOD), dtype, step), count)
 
@@ -66,7 +66,7 @@ def _block(rank: int, count: int, dtype: np.dtype[Any], step: int) -> Array:
 
 
 def reduced(parts: list[Array], op: str) -> Array:
-    """The parts reduced in rank order, as the notes on `ncclkv.comm.base` have it."""
+    """Reduce the parts in rank order, as `ncclkv.comm.base` documents."""
     dtype = parts[0].dtype
     wide = np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype
     step = {"max": np.maximum, "min": np.minimum, "prod": np.multiply}.get(op, np.add)
@@ -83,7 +83,7 @@ def reduced(parts: list[Array], op: str) -> Array:
 
 
 def expected(comm: Communicator, count: int, dtype: np.dtype[Any], op: str, step: int = 0) -> Array:
-    """What a reduction of every rank's `data` must give."""
+    """Return the reduction of every rank's `data`."""
     return reduced([data(rank, count, dtype, step) for rank in range(comm.size)], op)
 
 
@@ -116,7 +116,7 @@ class Memory:
         self.buffer = self._space[GUARD : self._end].view(dtype)
 
     def check_guards(self, what: str) -> None:
-        """Fail when something was written outside the buffer."""
+        """Fail if something was written outside the buffer."""
         space = here().get(self._space)
         outside = np.concatenate([space[:GUARD], space[self._end :]])
         assert (outside == POISON).all(), f"{what}: wrote outside the buffer"
@@ -153,14 +153,14 @@ def check_reduction(
 
 
 def offered(dtype: np.dtype[Any]) -> Iterator[str]:
-    """The ops that a dtype has."""
+    """Return the ops that a dtype has."""
     for op in OPS:
         if not (dtype.kind == "c" and op in ("max", "min")) and not (dtype == BOOL and op == "avg"):
             yield op
 
 
 def lengths(size: int, itemsize: int) -> list[int]:
-    """Where schedules change their mind: around nothing, one each, short, a piece, pieces."""
+    """Return lengths around which algorithms change: none, one each, short, a chunk, chunks."""
     short = SHORT_BYTES // itemsize
     piece = PIECE_BYTES // itemsize * size
     few = {0, 1, 2, size - 1, size, size + 1, short - 1, short, short + 1}

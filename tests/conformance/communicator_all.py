@@ -20,7 +20,7 @@ IN_ORDER = (
     "reduce_scatter_in_any_memory",
     "different_calls_are_waited_for_in_any_order",
 )
-"""Those that tell whether a communicator that is `reproducible` keeps the order."""
+"""Cases that show whether a `reproducible` communicator keeps rank order."""
 
 __all__ = [
     "CASES",

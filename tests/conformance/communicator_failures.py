@@ -1,7 +1,7 @@
-"""What every communicator must do when a rank does not come, leaves, or makes another call.
+"""Cases in which a rank does not arrive, leaves, or makes another call.
 
-Cases as in `tests.conformance.communicator`, for two ranks or more.  The last rank is the one that
-misbehaves, each time on a duplicate that is broken for good by it.
+Cases as in `tests.conformance.communicator`, for two ranks or more.  The last rank misbehaves, each
+time on a duplicate, which stays broken.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ Call = Callable[[Communicator], object]
 
 
 def deadline() -> float:
-    """Seconds that ranks wait for one that will not come."""
+    """Return the seconds that ranks wait for a rank that never arrives."""
     return here().promises.deadline
 
 
 def slack() -> float:
-    """Seconds after its deadline, or after a rank has left, that a wait may go on."""
+    """Return the seconds after its deadline, or after a rank has left, that a wait may last."""
     return here().promises.slack
 
 
 def last(comm: Communicator) -> int:
-    """The rank that misbehaves."""
+    """Return the rank that misbehaves."""
     return comm.size - 1
 
 
@@ -101,7 +101,7 @@ CALLS: dict[str, Call] = {
 
 @contextmanager
 def broken(comm: Communicator, timeout: float) -> Iterator[Communicator]:
-    """A duplicate to be broken: when all ranks are done with it, each leaves it."""
+    """Duplicate a communicator to be broken; each rank leaves it when all are done with it."""
     # The abort of the last one takes longer on one rank than on another, and so long as NCCL likes.
     comm.barrier().wait()
     own = comm.duplicate(timeout)
@@ -113,7 +113,7 @@ def broken(comm: Communicator, timeout: float) -> Iterator[Communicator]:
 
 @contextmanager
 def raises_within(kind: type[KVStoreError], seconds: float, *words: str) -> Iterator[None]:
-    """Expect an error of that very kind, with every one of `words`, in time."""
+    """Expect an error of exactly that class, with every one of `words`, in time."""
     begin = time.monotonic()
     with pytest.raises(kind) as caught:
         yield

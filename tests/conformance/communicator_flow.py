@@ -1,4 +1,4 @@
-"""What every communicator must do with several collectives, with `apply`, and with its children.
+"""Cases of several collectives in flight, of `apply`, and of split communicators.
 
 Cases as in `tests.conformance.communicator`.
 """
@@ -23,13 +23,13 @@ F32 = np.dtype(np.float32)
 
 
 def start(comm: Communicator, count: int, step: int) -> tuple[Any, Work]:
-    """Launch a sum in place of this rank's data of a step."""
+    """Launch an in-place sum of this rank's data of a step."""
     buffer = here().put(data(comm.rank, count, F32, step))
     return buffer, comm.allreduce(buffer, buffer)
 
 
 def check(comm: Communicator, buffer: Any, step: int) -> None:
-    """Fail unless `buffer` has the sum of that step."""
+    """Fail unless `buffer` has the sum of the step."""
     wanted = expected(comm, buffer.size, F32, "sum", step)
     what = f"rank {comm.rank} of {comm.size}: the sum of step {step}"
     summed(comm, here().get(buffer), wanted, what)

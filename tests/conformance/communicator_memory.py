@@ -1,7 +1,7 @@
-"""What every communicator must do with arrays in its own memory, in other memory, and in both.
+"""Cases of arrays in the communicator's own memory, in other memory, and in both.
 
-Cases as in `tests.conformance.communicator`; the lengths are those at which ranks of one
-node that share memory change their ways.
+Cases as in `tests.conformance.communicator`; the lengths are the limits at which ranks that share
+memory change the algorithm.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tests.conformance.communicator import (
 F32 = np.dtype(np.float32)
 KINDS = ("own", "plain", "mixed")
 STALE = 77
-"""The step whose data are in an array before anything is received."""
+"""Step whose data are in an array before anything is received."""
 
 Started = tuple[Work, Callable[[], None]]
-"""A collective that is launched, and what to check once it is complete."""
+"""A launched collective, and its check after completion."""
 
 
 def buffer(comm: Communicator, values: Array, kind: str) -> Any:
-    """An array in the communicator's memory, in other memory, or in either, by the rank."""
+    """Return an array in the communicator's memory, in other memory, or in either, by rank."""
     own = kind == "own" or (kind == "mixed" and comm.rank % 2 == 0)
     if not own:
         return here().put(values)
@@ -49,7 +49,7 @@ def buffer(comm: Communicator, values: Array, kind: str) -> Any:
 
 
 def gathered(comm: Communicator, part: int, dtype: np.dtype[Any], step: int) -> Array:
-    """Every rank's data, one after the other."""
+    """Return every rank's data, one after the other."""
     return np.concatenate([data(rank, part, dtype, step) for rank in range(comm.size)])
 
 
@@ -134,7 +134,7 @@ def finish(started: Started) -> None:
 
 
 def edges(rows: int) -> list[int]:
-    """Columns of as many rows that are copied at once, just not so, and in three chunks."""
+    """Return columns of which one chunk holds all rows, just not all, or a third of the rows."""
     inline, halves = INLINE_BYTES // F32.itemsize, 2 * HALF_BYTES // F32.itemsize
     return [inline // rows, inline // rows + 1, halves // rows + 5]
 
@@ -177,7 +177,7 @@ def parts_of_every_dtype_and_op(comm: Communicator) -> None:
 
 
 def variety(comm: Communicator, step: int) -> Iterator[Started]:
-    """Start one of each, short and long, in memory that changes with the step."""
+    """Launch one collective of each kind, short and long, in memory that changes with the step."""
     kind, root, in_place = KINDS[step % 3], step % comm.size, step % 2 == 0
     yield scatter(comm, 3, kind, in_place, step)
     yield gather(comm, 9000, kind, in_place, step)

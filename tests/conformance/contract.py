@@ -1,4 +1,4 @@
-"""Ranks that disagree: the error is raised on every rank, soon, and shows both sides."""
+"""Ranks that disagree: every rank soon raises an error that shows both sides."""
 
 from __future__ import annotations
 

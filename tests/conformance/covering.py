@@ -1,10 +1,10 @@
-"""Which store cases run on which layout of ranks: a covering set, or all of them.
+"""Choice of store cases for each layout of ranks: a covering set, or all cases.
 
-A case is run where it can find something: each on every kind of layout, with an updater on every
-rank; those in which the placement makes a difference with an updater on rank 0, too; those in which
-the number of ranks does at the other numbers.  Communicator cases run at fewer numbers of threads,
-and fewer random programs are drawn.  ``NCCLKV_TEST_CASES=all`` runs each everywhere.
-``python -m tests.mutants`` shows that no planted fault escapes the covering set.
+A case runs wherever it can find a fault: on every kind of layout, with an updater on every rank; if
+the placement makes a difference, with an updater on rank 0 too; if the number of ranks makes a
+difference, at the other numbers too.  Communicator cases run at fewer numbers of threads, and fewer
+random programs are drawn.  ``NCCLKV_TEST_CASES=all`` runs each everywhere.  ``python -m
+tests.mutants`` shows that no planted fault escapes the covering set.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ VARIABLE = "NCCLKV_TEST_CASES"
 PLACEMENTS = ("every_rank", "root")
 
 WHOLE = ("solo-1", "threads-3", "ranks-4", "nodes-4", "stand-in-3")
-"""Layouts on which each case runs that fits them, as on more than four ranks."""
+"""Layouts on which every case runs that fits them, as on more than four ranks."""
 
 SIZED = (
     *("threads-1", "threads-2", "threads-4", "ranks-2", "ranks-3", "nodes-3"),
     *("hosts-3", "hosts-4"),
 )
-"""Layouts on which those run, too, for which the number of ranks makes a difference."""
+"""Further layouts, for cases in which the number of ranks makes a difference."""
 
 PLACED_MODULES = frozenset(
     [
@@ -56,7 +56,7 @@ PLACED_MODULES = frozenset(
         "waiting",
     ]
 )
-"""Modules of cases in which it makes a difference where weights are updated."""
+"""Modules of cases in which the placement of the updater makes a difference."""
 
 SIZED_MODULES = frozenset(
     ["buckets", "combining", "contract", "presence", "reproducible", "uneven", "waiting"]

@@ -1,4 +1,4 @@
-"""Stores that compare the values of their ranks: what they find, and what is no difference."""
+"""Stores with `verify_every`: differences that they find, and differences that they allow."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def no_alarm_with_a_function(create: Stores) -> None:
 
 @case(sizes=SEVERAL)
 def arrays_of_other_kinds_are_no_difference(create: Stores) -> None:
-    """Ranks may pull into other dtypes, other layouts, and as many arrays as they like."""
+    """Ranks may pull into other dtypes, other layouts, and any number of arrays."""
     kv = watched(create)
     first = kv.rank == 0
     kv.pull("w", out=here().put(np.zeros((2, 3), np.float64 if first else np.float32)))
@@ -108,7 +108,7 @@ def only_the_keys_of_a_call_are_compared(create: Stores) -> None:
 
 @case(sizes=SEVERAL)
 def a_value_spoilt_under_an_optimizer(create: Stores) -> None:
-    """Every update is made on the wrong value; it is found at the end of a group."""
+    """Every update starts from the wrong value; the difference is found at the end of a group."""
     kv = watched(create, every=5)
     kv.set_optimizer(momentum())
     kv.push(["w", "b"], [full(1), full(1)])
@@ -166,7 +166,7 @@ def an_updater_that_does_other_on_one_rank(create: Stores) -> None:
 
 @case(sizes=SEVERAL)
 def an_updater_that_raises_on_one_rank(create: Stores) -> None:
-    """Its exception is not lost: it is why the values differ."""
+    """The updater's exception is not lost: it is the cause of the difference."""
     kv = watched(create)
 
     def update(key: Any, value: Any, stored: Any) -> None:
@@ -185,7 +185,7 @@ def an_updater_that_raises_on_one_rank(create: Stores) -> None:
 
 @case(sizes=SEVERAL)
 def a_spoilt_pull(create: Stores) -> None:
-    """Found where ranks have their values in common, too."""
+    """The difference is found even if ranks share their values."""
     kv = watched(create)
     kv.push(["w", "b"], [full(1), full(1)])
     kv.pull("w")
@@ -196,7 +196,7 @@ def a_spoilt_pull(create: Stores) -> None:
 
 @case(sizes=SEVERAL)
 def a_sign_of_zero_and_a_swap(create: Stores) -> None:
-    """Bits are compared, and where they are."""
+    """Checksums cover all bits and their positions."""
     for values in ([-0.0, 0, 3, 4, 5, 6], [0, 0, 4, 3, 5, 6]):
         kv = create(verify_every=1)
         kv.init("w", np.array([0, 0, 3, 4, 5, 6], np.float32))

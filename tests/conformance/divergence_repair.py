@@ -52,7 +52,7 @@ def without_a_pull(create: Stores) -> None:
 
 @case(sizes=SEVERAL)
 def what_an_optimizer_remembers_is_mended_with_it(create: Stores) -> None:
-    """Afterwards the store goes on as one that was never spoilt."""
+    """After a repair the store continues like a store that was never changed."""
     stores = [watched(create, repair=True), create()]
     stores[1].init(["w", "b"], [full(2), full(4)])
     for kv in stores:
@@ -80,7 +80,7 @@ def what_an_optimizer_remembers_is_mended_with_it(create: Stores) -> None:
 
 @case(sizes=SEVERAL)
 def the_roots_values_win(create: Stores) -> None:
-    """Even when all others agree on something else."""
+    """The root's values win even if all other ranks agree on another value."""
     root = 1
     kv = watched(create, repair=True, root=root)
     if kv.rank == root:

@@ -21,7 +21,7 @@ DTYPES: tuple[Any, ...] = (
 
 
 def summed() -> list[Any]:
-    """The dtypes that can be summed here."""
+    """Return the dtypes that can be summed here."""
     return [dtype for dtype in DTYPES if not here().promises.refused(np.dtype(dtype), "sum")]
 
 

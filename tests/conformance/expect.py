@@ -1,4 +1,4 @@
-"""Small words that the cases share: arrays, sums over ranks, equality, refusals."""
+"""Helpers of the cases: arrays, sums over ranks, equality, refusals."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SHAPE = (2, 3)
 
 
 def full(value: Any, shape: tuple[int, ...] = SHAPE, dtype: Any = np.float32) -> NDArray[Any]:
-    """An array of one value, float32 as MXNet makes them."""
+    """Return an array of one value, float32 as MXNet makes them."""
     return np.full(shape, value, dtype)
 
 
 def total(kv: Any) -> int:
-    """The sum of rank + 1 over the ranks of `kv`."""
+    """Return the sum of rank + 1 over the ranks of `kv`."""
     return kv.num_workers * (kv.num_workers + 1) // 2
 
 
@@ -32,7 +32,7 @@ def same(got: Any, expected: Any) -> None:
 
 
 def pulled(kv: Any, key: Any, like: NDArray[Any] | None = None) -> NDArray[Any]:
-    """The value of `key`, pulled into a new array full of something else."""
+    """Pull `key` into a new array full of another value."""
     out = full(-77) if like is None else np.full(like.shape, 77).astype(like.dtype)
     kv.pull(key, out=out)
     return out
@@ -47,21 +47,21 @@ def refused(kv: Any, error: type[BaseException], *words: str) -> Iterator[None]:
 
 
 def says(error: BaseException, *words: str) -> None:
-    """Fail unless the text of `error`, and of the notes on it, has every one of `words`."""
+    """Fail unless the text of `error`, with its notes, has every one of `words`."""
     text = "\n".join([str(error), *getattr(error, "__notes__", [])])
     missing = [word for word in words if word not in text]
     assert not missing, f"{type(error).__name__} does not say {missing}: {text}"
 
 
 def probed(create: Any, **options: Any) -> Any:
-    """A store with keys 3 and 5 (float32, `SHAPE`) that hold 2 and 4."""
+    """Return a store with keys 3 and 5 (float32, `SHAPE`) that hold 2 and 4."""
     kv = create(**options)
     kv.init([3, 5], [full(2), full(4)])
     return kv
 
 
 def intact(kv: Any, three: float = 2, five: float = 4) -> None:
-    """Fail unless a `probed` store still has its values, and still adds and gives them."""
+    """Fail unless a `probed` store still has its values, and still sums and returns them."""
     assert list(kv.keys()) == [3, 5]
     same(pulled(kv, 3), three)
     same(pulled(kv, 5), five)

@@ -1,4 +1,4 @@
-"""Arrays of other libraries: torch on the CPU, and anything that speaks DLPack."""
+"""Arrays of other libraries: torch on the CPU, and any array that offers DLPack."""
 
 from __future__ import annotations
 

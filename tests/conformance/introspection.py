@@ -1,4 +1,4 @@
-"""What a store tells about itself, without asking other ranks."""
+"""Properties and reports of a store that need no other rank."""
 
 from __future__ import annotations
 

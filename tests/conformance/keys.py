@@ -1,4 +1,4 @@
-"""Keys: what may be one, and that each has a value of its own."""
+"""Keys: types that are allowed, and a separate value for each key."""
 
 from __future__ import annotations
 

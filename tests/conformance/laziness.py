@@ -1,4 +1,4 @@
-"""A push may wait in its bucket; no program can tell."""
+"""A push may wait in its bucket; no program can observe the delay."""
 
 from __future__ import annotations
 

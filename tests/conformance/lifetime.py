@@ -19,7 +19,7 @@ from tests.conformance.stores import Stores
 
 
 def collective_calls(kv: Any) -> dict[str, Callable[[], Any]]:
-    """Every verb, in a call that would be right on an open `probed` store."""
+    """Return every verb, as a call that is valid on an open `probed` store."""
     return {
         "init": lambda: kv.init(7, full(0)),
         "push": lambda: kv.push(3, full(0)),

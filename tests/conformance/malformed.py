@@ -1,4 +1,4 @@
-"""Arguments that no verb was made for, and some that are right, each made anew for every call."""
+"""Arguments that no verb accepts, and some that are valid; each is made anew for every call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = ("a", "b")
 
 @dataclass(frozen=True)
 class Junk:
-    """Something to pass; `make` makes it, since some can be used once only."""
+    """An argument to pass; `make` makes it, because some can be used only once."""
 
     name: str
     make: Callable[[], Any]
@@ -30,7 +30,7 @@ class Junk:
 
 
 class Raises:
-    """An object whose every question is answered by an exception of its own."""
+    """An object whose every attribute and method raises an exception of its own."""
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise ValueError("no array")
@@ -46,7 +46,7 @@ class Raises:
 
 
 class Interface:
-    """An object that says that it is an array, and is none."""
+    """An object that claims to be an array, and is none."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -64,17 +64,17 @@ class NoTensor:
 
 
 class Text(str):
-    """A str of a class of its own."""
+    """A subclass of str."""
 
 
 class Number(enum.IntEnum):
-    """An int of a class of its own."""
+    """A subclass of int."""
 
     ONE = 1
 
 
 class Array(np.ndarray):
-    """An ndarray of a class of its own."""
+    """A subclass of ndarray."""
 
 
 def good() -> Any:

@@ -1,4 +1,4 @@
-"""Wrong arrays: refused before anything moves, with the store as it was."""
+"""Wrong arrays: refused before any data moves, with the store unchanged."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def masked_arrays(create: Stores) -> None:
 
 
 class Exporter:
-    """An object that offers DLPack, and raises when it is asked for its memory."""
+    """An object that offers DLPack, and raises when its memory is requested."""
 
     def __init__(self, asked: str, error: Exception) -> None:
         self._asked, self._error = asked, error

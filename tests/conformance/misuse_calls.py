@@ -18,7 +18,7 @@ from tests.conformance.stores import Stores
 
 @contextmanager
 def told_later(create: Stores, kv: Any, *words: str) -> Iterator[None]:
-    """Expect word of an updater's error on the ranks where it did not run."""
+    """Expect a later report of an updater's error on the ranks where it did not run."""
     if create.updates_here(kv):
         yield
     else:
@@ -27,7 +27,7 @@ def told_later(create: Stores, kv: Any, *words: str) -> Iterator[None]:
 
 
 class NoUpdate:
-    """Something with `dispose`, and no `update`."""
+    """An updater with `dispose`, and without `update`."""
 
     def dispose(self) -> None:
         pass

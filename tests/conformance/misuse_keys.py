@@ -1,4 +1,4 @@
-"""Wrong keys: refused by name, with the store as it was."""
+"""Wrong keys: refused by name, with the store unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.conformance.stores import Stores
 
 
 def verbs(kv: Any, key: Any) -> list[Callable[[], Any]]:
-    """Every verb that takes a key, on `key`."""
+    """Return every verb that takes a key, called with `key`."""
     return [
         lambda: kv.push(key, full(1)),
         lambda: kv.pull(key, out=full(0)),
@@ -213,7 +213,7 @@ class Name(str, Enum):
 
 
 class Other(str):
-    """A key that claims to be every other one."""
+    """A key that compares equal to every other key."""
 
     def __eq__(self, other: object) -> bool:
         return True

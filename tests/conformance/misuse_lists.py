@@ -1,4 +1,4 @@
-"""Lists of keys and values that do not match; nothing of a wrong call is done."""
+"""Lists of keys and values that do not match; a wrong call changes nothing."""
 
 from __future__ import annotations
 

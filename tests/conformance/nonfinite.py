@@ -21,7 +21,7 @@ def sgd(rate: float = 0.5) -> Any:
 
 
 def unsound(kv: Any, value: float) -> Any:
-    """A gradient with one number of that kind on the last rank."""
+    """Return a gradient with one such number on the last rank."""
     gradient = full(kv.rank + 1)
     if kv.rank == kv.num_workers - 1:
         gradient[1, 2] = value
@@ -29,7 +29,7 @@ def unsound(kv: Any, value: float) -> Any:
 
 
 def waited_for(kv: Any) -> None:
-    """On a host a flush tells of NaN; of a GPU's the host hears when it next waits."""
+    """Expect the error of a flush: at once on hosts, at the next wait on a GPU."""
     kv.pull(3)
     kv.wait()
 

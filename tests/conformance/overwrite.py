@@ -1,4 +1,4 @@
-"""Stores that compare their values, and ways to spoil what one rank of them has."""
+"""Stores with `verify_every`, and ways to overwrite the values of one rank."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from tests.conformance.stores import Stores
 from tests.harness.context import context_of
 
 WRONG = 99
-"""What is written where it must not be."""
+"""Value that is written where it must not be."""
 
 
 def watched(create: Stores, every: int = 1, **options: Any) -> Any:
-    """A store with keys "w" and "b", which hold 2 and 4, and comparisons."""
+    """Return a store with keys "w" and "b", which hold 2 and 4, and with `verify_every`."""
     kv = create(verify_every=every, **options)
     kv.init(["w", "b"], [full(2), full(4)])
     return kv
 
 
 def last(kv: Any) -> int:
-    """The rank that goes wrong."""
+    """Return the rank whose values are overwritten."""
     return int(kv.num_workers - 1)
 
 
 def together(kv: Any) -> None:
-    """Wait for all ranks, without a call of the store's that is counted."""
+    """Wait for all ranks, without a call of the store that counts."""
     context_of(kv).comm.control.barrier("a test")
 
 
 def weight(kv: Any, key: Any) -> Any:
-    """A key's place in this rank's weights."""
+    """Return the view of a key in this rank's weights."""
     return context_of(kv).engine.layout[key].weight
 
 
 def spoil(kv: Any, key: Any) -> list[int]:
-    """Write into the last rank's copy of a value; return the ranks that have the same copy.
+    """Overwrite the last rank's copy of a value; return the ranks that have the same copy.
 
-    Without those that have it in common with all others: nobody differs then.
+    Return no ranks if all ranks share the copy: then no rank differs.
     """
     kv.wait()
     together(kv)
@@ -56,7 +56,7 @@ def spoil(kv: Any, key: Any) -> list[int]:
 
 
 def against(odd: list[int], size: int) -> str:
-    """Ranks that differ from the others, in the words of a message."""
+    """Return how an error describes ranks that differ from the others."""
     others = [rank for rank in range(size) if rank not in odd]
     has = "has" if len(odd) == 1 else "have"
     return f"{_ranks(odd)} {has} other bits than {_ranks(others)}"
@@ -67,7 +67,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def diverges(kv: Any, call: Any, odd: list[int], *words: str) -> None:
-    """Expect a call to find odd ranks, on all ranks, and the store to be broken by that."""
+    """Expect a call to find ranks that differ, on all ranks, and to break the store."""
     if not odd:
         call()
         return
@@ -81,7 +81,7 @@ def diverges(kv: Any, call: Any, odd: list[int], *words: str) -> None:
 
 
 class SpoilingKernels:
-    """Kernels that write something wrong into the first array of a pull."""
+    """Kernels that write a wrong value into the first array of a pull."""
 
     def __init__(self, kernels: Any) -> None:
         self._kernels = kernels
@@ -96,12 +96,12 @@ class SpoilingKernels:
 
 
 def spoil_pulls(kv: Any) -> None:
-    """Spoil what the last rank pulls from now on."""
+    """Overwrite the last rank's pulled arrays from now on."""
     if kv.rank == last(kv):
         context_of(kv).engine.kernels = SpoilingKernels(context_of(kv).engine.kernels)
 
 
 def mend_pulls(kv: Any) -> None:
-    """Pull as it should be."""
+    """Pull correctly again."""
     if kv.rank == last(kv):
         context_of(kv).engine.kernels = context_of(kv).engine.kernels._kernels

@@ -1,4 +1,4 @@
-"""What the plan of a store tells of times, and buckets whose size the ranks measure for."""
+"""Times in a store's plan, and bucket sizes that ranks choose by measurements."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TIME = r"(-|\d+\.\d{3} ms)"
 
 
 def times(kv: Any, key: str) -> tuple[str, str]:
-    """The predicted and the measured time of the bucket that begins with `key`."""
+    """Return the predicted and the measured time of the bucket that begins with `key`."""
     found = re.search(rf" {TIME} +{TIME}  '{key}'", kv.explain_plan())
     assert found, kv.explain_plan()
     return found[1], found[2]
 
 
 def sizes(kv: Any) -> tuple[int, int]:
-    """The size of buckets, as the plan and the store's `repr` tell it."""
+    """Return the bucket sizes in the plan and in the store's `repr`."""
     told = [
         re.search(r"^bucket_bytes=(\d+)", kv.explain_plan(), re.MULTILINE),
         re.search(r"bucket_bytes (\d+),", repr(kv)),

@@ -18,7 +18,7 @@ def sgd(rate: float = 0.5) -> Any:
 
 
 def lenient(create: Stores, **options: Any) -> Any:
-    """A store of keys 3, 5 and 7, which hold 2, 4 and 6."""
+    """Return a store of keys 3, 5 and 7, which hold 2, 4 and 6."""
     kv = probed(create, missing="zeros", **options)
     kv.init(7, full(6))
     return kv
@@ -29,7 +29,7 @@ def is_even(kv: Any) -> bool:
 
 
 def of_even(kv: Any) -> int:
-    """The sum of rank + 1 over the even ranks."""
+    """Return the sum of rank + 1 over the even ranks."""
     return sum(rank + 1 for rank in range(0, kv.num_workers, 2))
 
 

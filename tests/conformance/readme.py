@@ -1,4 +1,4 @@
-"""The README's first program, as it stands there."""
+"""The README's first program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 def run_first_program() -> list[tuple[Any, ...]]:
-    """Run the program on this rank; return what each of its prints was given."""
+    """Run the program on this rank; return the arguments of its prints."""
     (program,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     printed: list[tuple[Any, ...]] = []
     exec(compile(program, str(README), "exec"), {"print": lambda *words: printed.append(words)})
@@ -20,7 +20,7 @@ def run_first_program() -> list[tuple[Any, ...]]:
 
 
 def check_first_program(rank: int, size: int) -> None:
-    """Its two lines, for any number of ranks."""
+    """Check the program's two lines, for any number of ranks."""
     total = size * (size + 1) / 2
     first, second = run_first_program()
     assert first[0] == second[0] == rank

@@ -1,4 +1,4 @@
-"""What MXNet's stores answer wrongly, or die of, answered rightly."""
+"""Faults of MXNet's stores: each call has the right result here."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SIZES = {"one": 1, "few": 7, "short": 900, "longer": 5_000, "long": 70_001}
 """Elements by key: gathered whole, or in shares, alone or with others."""
 
 VERY_LONG = 3 * 2**20 + 5
-"""More than goes at once from node to node."""
+"""Elements of more than one message between nodes."""
 
 PERIOD = 9973
 
@@ -31,9 +31,10 @@ BUCKETS = (0, 4096, 25 * 2**20)
 
 
 def pushed(rank: int, key: str, dtype: Any = np.float32, step: int = 0) -> Array:
-    """What a rank pushes: small and large numbers of both signs, which cancel.
+    """Return a rank's gradient: small and large numbers of both signs, which cancel.
 
-    They come again after a prime number of elements, which nothing is cut at.
+    The numbers repeat after a prime number of elements, so that no cut between slices falls on a
+    period.
     """
     count = SIZES.get(key, VERY_LONG)
     length = min(count, PERIOD)
@@ -47,7 +48,7 @@ def pushed(rank: int, key: str, dtype: Any = np.float32, step: int = 0) -> Array
 
 
 def summed(kv: Any, key: str, dtype: Any = np.float32, op: str = "sum", step: int = 0) -> Array:
-    """The same of all ranks, added up one after another."""
+    """Return all ranks' gradients, added one after another."""
     parts = [pushed(rank, key, dtype, step) for rank in range(kv.num_workers)]
     total = in_order(parts)
     if total.size > 100 and kv.num_workers > 2:
@@ -59,7 +60,7 @@ def summed(kv: Any, key: str, dtype: Any = np.float32, op: str = "sum", step: in
 
 
 def in_order(parts: list[Array]) -> Array:
-    """The sum, in float32 for 16-bit floats, not rounded."""
+    """Return the sum, in float32 for 16-bit floats, not rounded."""
     wide = np.float32 if parts[0].dtype.itemsize == 2 else parts[0].dtype
     total = parts[0].astype(wide)
     for part in parts[1:]:
@@ -80,7 +81,7 @@ def push_all(kv: Any, dtype: Any, step: int = 0) -> None:
 
 
 def check(create: Stores, dtype: Any, op: str = "sum", buckets: Sequence[int] = (4096,)) -> None:
-    """Sums of one dtype, whatever shares a bucket, twice, the second time in what is known."""
+    """Check sums of one dtype in all buckets, twice: the second time from the cache."""
     for bucket_bytes in buckets:
         kv = create(reproducible=True, bucket_bytes=bucket_bytes)
         kv.init(list(SIZES), [full(0, (n,), dtype) for n in SIZES.values()], op=op)

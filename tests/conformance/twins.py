@@ -1,4 +1,4 @@
-"""Two stores that do the same, one by replays of a captured step: they must not differ in a bit."""
+"""Two stores with the same calls, one by replays of a captured step: all bits must be equal."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ class Side:
         self.outs = [here().put(np.full(n, -1, dtype)) for n in SIZES.values()]
 
     def write(self, step: int) -> None:
-        """Put this step's gradients there, small whole numbers that no sum rounds."""
+        """Write this step's gradients, small whole numbers that no sum rounds."""
         for number, gradient in enumerate(self.gradients):
             values = np.arange(gradient.size) % 7 + number + step * (self.kv.rank + 1)
             here().write(gradient, values.astype(gradient.dtype))
 
     def pushpull(self) -> None:
-        """The plainest step."""
+        """Run the plainest step."""
         self.kv.pushpull(self.keys, self.gradients, self.outs)
 
     def values(self) -> list[Any]:
-        """What is in the store and in the user's arrays now, on the host."""
+        """Return the store's values and the user's arrays, on the host."""
         stored = [here().get(array).copy() for array in self.kv.pull(self.keys)]
         return stored + [here().get(array).copy() for array in self.outs]
 
 
 class Twins:
-    """A store whose steps are made each time, and one whose step is captured.
+    """A store that runs its steps, and a store that replays a captured step.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class Twins:
         self.captured = self.capture()
 
     def capture(self) -> Any:
-        """Capture the step, of which nothing may be seen until it is replayed."""
+        """Capture the step; nothing may change before its replay."""
         self.compare()
         before = self.replayed.values()
         with self.replayed.kv.capture() as captured:
@@ -95,12 +95,12 @@ class Twins:
         return captured
 
     def each(self, change: Callable[[Side], object]) -> None:
-        """Do something with both."""
+        """Call a function for both stores."""
         for side in self.sides:
             change(side)
 
     def step(self, write: bool = True) -> None:
-        """Make a step on both sides, with gradients of its own."""
+        """Run a step on both stores, with new gradients."""
         self._steps += 1
         if write:
             self.each(lambda side: side.write(self._steps))
@@ -108,11 +108,11 @@ class Twins:
         self.captured.replay()
 
     def compare(self) -> None:
-        """Fail unless both sides have the same bits, in the store and in the user's arrays."""
+        """Fail unless both stores and the user's arrays have the same bits."""
         same_all(self.replayed.values(), self.plain.values())
 
     def steps(self, count: int = 3) -> None:
-        """Make steps, and compare after each."""
+        """Run steps, and compare after each."""
         for _ in range(count):
             self.step()
             self.compare()

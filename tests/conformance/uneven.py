@@ -20,12 +20,12 @@ def sgd(rate: float = 0.5) -> Any:
 
 
 def batches(kv: Any) -> range:
-    """As many as this rank has."""
+    """Return as many batches as this rank has."""
     return range(1 + 2 * kv.rank)
 
 
 def active(kv: Any, batch: int) -> list[int]:
-    """The ranks that have that batch."""
+    """Return the ranks that have a batch."""
     return [rank for rank in range(kv.num_workers) if batch < 1 + 2 * rank]
 
 
@@ -47,7 +47,7 @@ def sums_are_those_of_the_ranks_that_push(create: Stores) -> None:
 
 
 def intact_after(kv: Any) -> None:
-    """The store goes on as any other."""
+    """Fail unless the store continues as any other."""
     kv.push([3, 5], [full(2), full(4)])
     kv.wait()
     for key, value in (3, 2), (5, 4):
@@ -261,7 +261,7 @@ def ranks_that_leave_follow_those_who_stay(create: Stores) -> None:
 
 
 def push_and_leave(kv: Any) -> None:
-    """Rank 0 leaves after one push; of the others rank 1 alone makes a second."""
+    """Let rank 0 leave after one push; of the others rank 1 alone makes a second."""
     with kv.uneven():
         kv.push(3, full(1))
         if kv.rank == 1:

@@ -1,4 +1,4 @@
-"""What fails on one rank before its call is noted: that rank is not behind, and the store whole."""
+"""Failures on one rank before its call is recorded: the rank is not behind, the store intact."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.conformance.stores import Stores
 
 
 class Broken(list[Any]):
-    """A list whose items cannot be had."""
+    """A list whose items raise when they are read."""
 
     def __iter__(self) -> Iterator[Any]:
         raise RuntimeError("no items today")
 
 
 class Interrupted:
-    """An array that is looked at when Ctrl-C comes."""
+    """An array that raises KeyboardInterrupt when it is examined."""
 
     def __dlpack__(self, **options: Any) -> Any:
         raise KeyboardInterrupt
@@ -71,7 +71,7 @@ def an_error_of_an_argument_in_a_group_breaks_nothing(create: Stores) -> None:
 
 
 class Moody(ncclkv.optimizer.SGD):
-    """An optimizer whose numbers cannot always be had."""
+    """An optimizer whose numbers sometimes raise when they are read."""
 
     moody = False
 

@@ -13,7 +13,7 @@ from tests.conformance.stores import Stores
 
 
 class Log:
-    """An updater that adds, and writes down its calls."""
+    """An updater that adds, and records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, float]] = []

@@ -1,4 +1,4 @@
-"""Functions as updaters that raise, and what other ranks hear of it."""
+"""Functions as updaters that raise, and the errors on other ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def an_error_of_another_store_leaves_this_one_whole(create: Stores) -> None:
 
 
 def failing(key: Any, grad: NDArray[Any], stored: NDArray[Any]) -> None:
-    """An updater that adds, but for key 5, where it raises."""
+    """An updater that adds, and raises at key 5."""
     if key == 5:
         raise ValueError("no five")
     stored += grad
@@ -50,7 +50,7 @@ def failing(key: Any, grad: NDArray[Any], stored: NDArray[Any]) -> None:
 
 @contextmanager
 def five_fails(create: Stores, kv: Any, *, told: bool) -> Iterator[None]:
-    """Expect the error of `failing` where it runs; on the others word of it, if they are `told`."""
+    """Expect the error of `failing` where it runs; its report on others, if `told`."""
     if create.updates_here(kv):
         with pytest.raises(ValueError, match="no five") as caught:
             yield
@@ -65,7 +65,7 @@ def five_fails(create: Stores, kv: Any, *, told: bool) -> Iterator[None]:
 
 @contextmanager
 def others_are_told(create: Stores, kv: Any) -> Iterator[None]:
-    """Expect word of `failing` on the ranks where it does not run."""
+    """Expect the report of `failing` on the ranks where it does not run."""
     if create.updates_here(kv):
         yield
     else:

@@ -1,4 +1,4 @@
-"""`value` and `grad_view`: looking at the store's own memory, and writing gradients into it."""
+"""`value` and `grad_view`: reading the store's own memory, and writing gradients into it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conformance.stores import Stores
 
 
 def is_read_only(array: Any) -> bool:
-    """Tell whether an array refuses to be written; CuPy's never do."""
+    """Return whether an array is read-only; CuPy's never are."""
     return isinstance(array, np.ndarray) and not array.flags.writeable
 
 

@@ -1,4 +1,4 @@
-"""Ranks that do not come: the others raise, in time, and the store stays broken."""
+"""Ranks that do not arrive: the others raise, in time, and the store stays broken."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SECONDS = 1.0
 
 
 def is_late(kv: Any) -> bool:
-    """Tell whether this is the rank that the others wait for."""
+    """Return whether this is the rank that the others wait for."""
     return bool(kv.rank == kv.num_workers - 1)
 
 
 def patient(create: Stores) -> Any:
-    """A store that waits for `SECONDS`, with one key."""
+    """Return a store that waits for `SECONDS`, with one key."""
     kv = create(timeout=SECONDS)
     kv.init("weight", full(0))
     kv.barrier()

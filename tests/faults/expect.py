@@ -1,4 +1,4 @@
-"""What must follow a fault: the job's end, its time, the rank's name, and no wrong sum."""
+"""Expected consequences of a fault: end of the job, time, the rank's name, and no wrong sum."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from tests.harness.job import Ended
 from tests.harness.slow import stretched
 
 DEADLINE = 3.0
-"""Seconds that ranks wait for one that pauses; all other jobs have a far later one."""
+"""Seconds that ranks wait for a rank that pauses; all other jobs have a far later deadline."""
 
 SECONDS = stretched(10.0)
-"""From the fault, or from the deadline after it, to the end of the job."""
+"""Seconds from the fault, or from the deadline after it, to the end of the job."""
 
 _LINE = re.compile(r"^(?:\[\d+\] )?rank (\d+) (.*)$", re.MULTILINE)
 
 
 def variables(fault: Fault) -> dict[str, str]:
-    """Return the environment of the job that the fault strikes."""
+    """Return the environment of the job with the fault."""
     deadline = DEADLINE if fault.kind in PAUSES else stretched(60.0)
     return {**fault.variables, "NCCLKV_TIMEOUT": f"{deadline:g}"}
 
 
 def failures(fault: Fault, ended: Ended) -> list[str]:
-    """Return what did not follow as it must, a sentence each; none when all did."""
+    """Return the expectations that failed, as sentences."""
     ranks = {int(rank): text for rank, text in _LINE.findall(ended.out)}
     found = [f"rank {rank} {text}" for rank, text in ranks.items() if "WRONG" in text]
     if fault.kind in HARMLESS:
@@ -42,7 +42,7 @@ def failures(fault: Fault, ended: Ended) -> list[str]:
 
 
 def _unnamed(fault: Fault, ended: Ended, ranks: dict[int, str]) -> list[str]:
-    """Return where the rank that was struck should have a name and has none."""
+    """Return the outputs that should name the failed rank and do not."""
     if fault.kind in MISMATCHES:
         return _raised(fault, ranks, range(fault.ranks), "OrderMismatch")
     if fault.kind in PAUSES:
@@ -62,7 +62,7 @@ def _unnamed(fault: Fault, ended: Ended, ranks: dict[int, str]) -> list[str]:
 
 
 def _raised(fault: Fault, ranks: dict[int, str], who: Iterable[int], kinds: str) -> list[str]:
-    """Return the ranks that did not raise such an error that names the rank that was struck."""
+    """Return the ranks that did not raise an error that names the failed rank."""
     expected = re.compile(rf"raises ({kinds}): .*\brank {fault.victim}\b")
     return [
         f"rank {rank} does not raise {kinds} that names rank {fault.victim}: {ranks.get(rank)!r}"

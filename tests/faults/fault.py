@@ -1,4 +1,4 @@
-"""A fault in a job: drawn from a seed and a number, so that one can be drawn again by itself."""
+"""A fault in a job, drawn from a seed and a number, so that it can be repeated alone."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SILENT_ENDS = ("os-exit-0", "exec")
 """One rank ends with code 0, which mpirun alone takes for success."""
 
 PAUSES = ("stop", "hang")
-"""One rank goes on to no further call, until the others' deadline."""
+"""One rank makes no further call until the others' deadline."""
 
 MISMATCHES = ("extra-push", "missing-step", "extra-pull", "extra-barrier", "extra-init")
 """One rank makes other calls than the rest."""
 
 HARMLESS = ("slow", "stop-and-continue", "fork", "signals", "wrong-call", "thread", "collect")
-"""One rank is held up or disturbed, and the job goes on."""
+"""One rank is delayed or interrupted, and the job continues."""
 
 KINDS = (*ENDS, *SILENT_ENDS, *PAUSES, *MISMATCHES, *HARMLESS)
 

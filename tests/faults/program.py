@@ -84,7 +84,7 @@ class Model:
                 self.values[key] += total if FAULT.updater == "function" else -total
 
     def struck(self, moment: str, keys: list[str]) -> bool:
-        """Suffer the fault, where it is this rank's and of this moment; return "skip the step"."""
+        """Cause the fault if it is of this rank and moment; return "skip the step"."""
         if FAULT.moment != moment or self.kv.rank != FAULT.victim:
             return False
         Path(os.environ["MARK"]).touch()
@@ -95,7 +95,7 @@ class Model:
 
 
 def strike(kv: Any, keys: list[str]) -> None:
-    """Do to this rank what the fault is."""
+    """Cause the fault on this rank."""
     if FAULT.kind in WAYS:
         WAYS[FAULT.kind]()
     else:
@@ -180,7 +180,7 @@ CALLS: dict[str, Callable[[Any, list[str]], Any]] = {
 
 
 def late(rank: int) -> None:
-    """Suffer the fault from a thread, while the main thread is anywhere in its steps."""
+    """Cause the fault from a thread, while the main thread is anywhere in its steps."""
     if FAULT.moment == "during" and rank == FAULT.victim:
 
         def body() -> None:

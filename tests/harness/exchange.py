@@ -1,7 +1,7 @@
-"""What the ranks of a test job tell each other: small objects, from each rank to all.
+"""Exchange of small objects between the ranks of a test job.
 
-The messages travel on a communicator of their own, so they never meet those of the code under test,
-and they go from each to each, so that a rank that is waited for has a name.
+The messages use a communicator of their own, so they never meet messages of the code under test.
+Each rank sends to each other rank, so a rank that others wait for can be named.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tests.harness.limit import LAST_WORDS
 from tests.harness.slow import stretched
 
 PATIENCE = stretched(10.0)
-"""Seconds that a rank whose test failed waits for ranks that may be stuck because it did."""
+"""Seconds that a rank whose test failed waits for ranks that may be stuck as a result."""
 
 
 class Exchange:
-    """All ranks of the job, as the harness sees them.
+    """All ranks of the job, as the test harness addresses them.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Exchange:
         self.name = f"rank {self.rank} of {self.size}"
 
     def everyone(self, item: Any, failure: str = "") -> list[Any]:
-        """Give `item` to every rank, and return every rank's, in rank order.
+        """Send `item` to every rank, and return every rank's item, in rank order.
 
         A rank that gives a `failure` ends the job with that text when the others do not come; one
         that gives none waits until the time limit of the test, when it says whom it waits for.
@@ -69,13 +69,13 @@ class Exchange:
         return [items[rank] for rank in range(self.size)]
 
     def waiting(self) -> str:
-        """Whom this rank waits for, in words; empty when for nobody."""
+        """Describe the ranks that this rank waits for; empty if it waits for none."""
         if not self._missing:
             return ""
         return f"done here, waiting for rank {', '.join(map(str, sorted(self._missing)))}"
 
     def abort(self, text: str) -> None:
-        """Say `text` and end the job."""
+        """Print `text` and end the job."""
         self._say(text)
         # An mpirun that is told to end a job may drop what its ranks have just said.
         time.sleep(LAST_WORDS)

@@ -1,4 +1,4 @@
-"""Real jobs: started by ``launch/local.sh``, watched from outside, and cleaned up after."""
+"""Real jobs: start one by ``launch/local.sh``, watch it from outside, and clean up after it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.harness.slow import VARIABLE, stretched
 ROOT = Path(__file__).resolve().parents[2]
 
 LIMIT = 20.0
-"""Seconds after which a job hangs, and its test has failed."""
+"""Seconds after which a job counts as hanging, and its test fails."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that is over.
+    """A job that has ended.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Ended:
 
     @property
     def words(self) -> list[str]:
-        """What ncclkv itself said, a line each, in order."""
+        """Return the lines that ncclkv itself printed, in order."""
         return [line for line in self.err.splitlines() if line.startswith("ncclkv: ")]
 
 

@@ -1,6 +1,6 @@
-"""Which layers of the tests of NCCL a run has gone through, for its closing line.
+"""Closing line of a run: the layers of the NCCL tests that it included.
 
-A test is of the layer that its name says (``test_layer_3_...``), or its module's first line.
+A test's layer is in its name (``test_layer_3_...``), or else in its module's first line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ON_A_GPU = ("4", "5")
 
 
 def summary(stats: Mapping[str, Sequence[Any]]) -> str:
-    """One line on the layers, empty when no test of any was there.
+    """Return one line on the layers; empty if no test of any layer ran.
 
     Parameters
     ----------
@@ -44,13 +44,13 @@ def summary(stats: Mapping[str, Sequence[Any]]) -> str:
 
 
 def _count(reports: Any) -> Counter[str]:
-    """How many tests there are of each layer."""
+    """Return the number of tests of each layer."""
     layers = (layer_of(report.nodeid) for report in reports if hasattr(report, "nodeid"))
     return Counter(layer for layer in layers if layer is not None)
 
 
 def layer_of(nodeid: str) -> str | None:
-    """The layer of a test by pytest's name for it; on an emulated device none is of a GPU."""
+    """Return the layer of a test by its node id; on an emulated device no test is of a GPU."""
     path, _, name = nodeid.partition("::")
     own = re.match(r"test_layer_(\d)", name)
     layer = own[1] if own else _of_module(path)
@@ -59,7 +59,7 @@ def layer_of(nodeid: str) -> str | None:
 
 @cache
 def _of_module(path: str) -> str | None:
-    """The layer that the first line of a module says."""
+    """Return the layer in the first line of a module."""
     file = ROOT / Path(path)
     if not file.is_file():
         return None

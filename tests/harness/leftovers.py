@@ -1,7 +1,7 @@
-"""Shared memory that MPICH leaves behind when a job is aborted, as jobs under test often are.
+"""Shared memory that MPICH leaves behind when a job is aborted, as tests often do.
 
-Some 4 MB each, they would fill the 64 MB that a container has for shared memory by default, and
-the next job would not start.
+Each file has some 4 MB.  A container has 64 MB of shared memory by default; a few aborted jobs fill
+it, and then no job starts.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ PATTERN = "mpich_shm_*"
 
 
 def present(folder: Path = FOLDER) -> set[Path]:
-    """The files there are."""
+    """Return the files that exist."""
     return set(folder.glob(PATTERN))
 
 
 def sweep(before: set[Path], folder: Path = FOLDER) -> None:
-    """Remove the files that were not there `before`, are ours, and that no process has mapped."""
+    """Remove new files (not in `before`) that are ours and that no process has mapped."""
     new = {path for path in present(folder) - before if is_ours(path)}
     if new:
         mapped = "".join(read(maps) for maps in Path("/proc").glob("[0-9]*/maps"))
@@ -36,7 +36,7 @@ def is_ours(path: Path) -> bool:
 
 
 def read(path: Path) -> str:
-    """The text of a file; empty when its process has ended or is another user's."""
+    """Return the text of a file; empty if its process has ended or is another user's."""
     try:
         return path.read_text(errors="replace")
     except OSError:

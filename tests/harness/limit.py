@@ -1,7 +1,7 @@
-"""A time limit for each test, which also ends one that is stuck inside MPI or another C library.
+"""Time limit of each test, which also ends a test that is stuck inside MPI or another C library.
 
-Past its limit a process prints where it is, on standard error, and ends with exit code 1; a
-launcher then ends the other ranks.  An exception would not do: C code does not look for one.
+A process that exceeds its limit prints its stacks on standard error and exits with code 1; a
+launcher then ends the other ranks.  An exception would not interrupt C code.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import pytest
 from tests.harness.slow import stretched
 
 DEFAULT = 60.0
-"""Seconds for a test without a mark of its own, and for the collection of all tests."""
+"""Seconds for a test without a limit of its own, and for the collection of all tests."""
 
 LAST_WORDS = 2.0
-"""Seconds between what a process says and its end: others say theirs, mpirun passes it on."""
+"""Seconds between a process's report and its end, so that other ranks report and mpirun prints."""
 
 
 class Limits:
-    """The plugin that holds tests to their limits.
+    """Pytest plugin that ends tests at their limits.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Limits:
             return (yield)
 
     def say(self, text: str) -> None:
-        """Write whole lines to standard error, each beginning with this process's name."""
+        """Write whole lines to standard error, each with this process's name in front."""
         prefix = f"{self.name}: " if self.name else ""
         lines = "".join(f"{prefix}{line}\n" for line in text.splitlines())
         # The first newline ends the line of dots that pytest may have begun.
@@ -76,7 +76,7 @@ class Limits:
             timer.cancel()
 
     def _expire(self, what: str, seconds: float) -> None:
-        """Say what the process is doing, and end it."""
+        """Print the process's stacks, and end it."""
         doing = self.waiting() or f"still busy:\n{stacks()}"
         self.say(f"{what}: past the limit of {seconds:g} s, and {doing}")
         time.sleep(LAST_WORDS)
@@ -84,7 +84,7 @@ class Limits:
 
 
 def limits_of(config: pytest.Config) -> Limits:
-    """The one plugin of the run; it is registered by the first conftest that asks."""
+    """Return the run's one plugin, which the first conftest that needs it registers."""
     name = "ncclkv-limits"
     if not config.pluginmanager.has_plugin(name):
         config.pluginmanager.register(Limits(), name)
@@ -92,7 +92,7 @@ def limits_of(config: pytest.Config) -> Limits:
 
 
 def stacks() -> str:
-    """Where the other threads are, without the steps inside pytest."""
+    """Return the stacks of the other threads, without pytest's own frames."""
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file)
         file.seek(0)

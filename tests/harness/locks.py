@@ -1,4 +1,4 @@
-"""Locks, as another thread finds them."""
+"""State of a lock, as another thread sees it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 
 def is_held(lock: threading.RLock) -> bool:
-    """Tell whether a lock keeps other threads out."""
+    """Return whether a lock keeps other threads out."""
     got: list[bool] = []
 
     def attempt() -> None:

@@ -1,8 +1,7 @@
-"""A record of the tests that a pytest process began, so that another can go on behind a lost one.
+"""Record of the tests that a pytest process has begun; another process continues after a lost test.
 
-A test that is past its limit, or crashes, ends its whole process: an exception does not reach C
-code that waits for ever.  `tests.harness.rounds` then starts pytest again, which deselects what is
-in the record of the former process.
+A test that exceeds its limit, or crashes, ends its whole process: an exception does not interrupt C
+code.  `tests.harness.rounds` then starts pytest again, without the tests in the record.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Record:
-    """The lines of a record file.
+    """Contents of a record file.
 
     Attributes
     ----------
@@ -31,7 +30,7 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Parse a file; a missing one is that of a process that began nothing."""
+        """Parse a file; a missing file is the record of a process that began no test."""
         lines = path.read_text().splitlines() if path.exists() else []
         begun = tuple(line.removeprefix("begin ") for line in lines if line.startswith("begin "))
         ended_in_order = "finished" in lines
@@ -39,7 +38,7 @@ class Record:
 
 
 class Progress:
-    """The plugin that writes a record, and leaves out the tests of earlier ones."""
+    """Pytest plugin that writes a record, and leaves out the tests in earlier records."""
 
     def __init__(self, path: Path, done: frozenset[str], writes: bool) -> None:
         self._path = path
@@ -47,7 +46,7 @@ class Progress:
         self._writes = writes
 
     def _write(self, line: str) -> None:
-        """Append a line, whole and at once."""
+        """Append a line by one write."""
         if self._writes:
             with self._path.open("a") as file:
                 file.write(f"{line}\n")

@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Silence:
-    """The plugin of the ranks that print nothing."""
+    """Pytest plugin of the ranks that print nothing."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -44,7 +44,7 @@ class Silence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a phase of a test went on one rank."""
+    """Outcome of a phase of a test on one rank."""
 
     what: str
     outcome: str
@@ -52,7 +52,7 @@ class Verdict:
 
 
 class Ranks:
-    """The plugin that makes all ranks agree."""
+    """Pytest plugin that makes all ranks agree on outcomes."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -100,7 +100,7 @@ class Ranks:
         self._exchange.abort(f"an error in pytest or a plugin:\n{excrepr}")
 
     def _text(self, report: pytest.TestReport) -> str:
-        """What rank 0's report must show of this rank's."""
+        """Return the part of this rank's report that rank 0 must show."""
         if report.passed:
             return ""
         if isinstance(report.longrepr, tuple):
@@ -112,13 +112,13 @@ class Ranks:
 
 
 def agreed(verdicts: list[Verdict]) -> bool:
-    """Whether all ranks did the same, and none failed."""
+    """Return whether all ranks had the same outcome and none failed."""
     alike = {(verdict.what, verdict.outcome) for verdict in verdicts}
     return len(alike) == 1 and verdicts[0].outcome != "failed"
 
 
 def explain(verdicts: list[Verdict]) -> str:
-    """Say how it went on every rank, those of the same verdict together."""
+    """Describe the outcome on every rank, ranks with equal outcomes together."""
     one_test = len({verdict.what for verdict in verdicts}) == 1
     ranks_of: dict[Verdict, list[int]] = {}
     for rank, verdict in enumerate(verdicts):

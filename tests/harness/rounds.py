@@ -1,4 +1,4 @@
-"""Pytest started again behind a test that ended its process, so that one test alone is lost."""
+"""Pytest started again after a test that ended its process, so that only that test is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.harness.progress import Record
 PLUGIN = ("-p", "tests.harness.progress")
 
 MOST_LOST = 20
-"""Tests that a run may lose before it is given up: what ends so many is no test's own fault."""
+"""Tests that a run may lose before it stops: the cause of so many is not in the tests."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def run(
     start: Callable[[Sequence[str]], int],
     tell: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
-    """Run a command, and again without the tests it has begun as long as it loses one.
+    """Run a command; while it loses a test, run it again without the tests that it has begun.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The package as source text: its modules, what each imports, and its functions."""
+"""Source text of the package: modules, imports and functions."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NOT_CODE = {
 
 @dataclass(frozen=True)
 class Import:
-    """An imported module, as its full name, and where the import stands."""
+    """An imported module, as its full name, and the line of the import."""
 
     name: str
     line: int
     at_import: bool
-    """Whether it is carried out as soon as its module is imported."""
+    """True if the import runs as soon as its module is imported."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Module:
                 yield node
 
     def imports(self, known: set[str]) -> Iterator[Import]:
-        """Every import, wherever it stands; `known` tells a module from a name in one."""
+        """Yield every import, at any level of nesting; `known` has all modules."""
         later = {id(node) for block in self._carried_out_later() for node in ast.walk(block)}
         for node in ast.walk(self.tree):
             at_import = id(node) not in later
@@ -70,14 +70,14 @@ class Module:
                     yield Import(full if full in known else base, node.lineno, at_import)
 
     def _carried_out_later(self) -> Iterator[ast.AST]:
-        """Functions, and what is there for type checkers alone."""
+        """Yield functions, and the blocks for type checkers alone."""
         yield from self.functions()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
                 yield node
 
     def _base(self, node: ast.ImportFrom) -> str:
-        """The module that a ``from`` names, with the leading dots resolved."""
+        """Return the module that a ``from`` names, with leading dots resolved."""
         if node.level == 0:
             return node.module or ""
         is_package = self.path.name == "__init__.py"
@@ -87,7 +87,7 @@ class Module:
 
 
 def modules() -> list[Module]:
-    """All files of the package, by name."""
+    """Return all files of the package, by name."""
     found = []
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -115,7 +115,7 @@ def code_lines(module: Module) -> int:
 
 
 def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function, its docstring not counted."""
+    """Return the lines of a function without its docstring."""
     lines = (function.end_lineno or function.lineno) - function.lineno + 1
     if ast.get_docstring(function, clean=False) is not None:
         docstring = function.body[0]

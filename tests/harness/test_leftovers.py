@@ -1,4 +1,4 @@
-"""Which files of shared memory are removed after a run."""
+"""Removal of shared-memory files after a run."""
 
 from __future__ import annotations
 

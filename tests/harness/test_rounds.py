@@ -1,4 +1,4 @@
-"""A test that ends its process is one failure, and the rest of its run goes on."""
+"""A test that ends its process counts as one failure, and the rest of its run continues."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_record_names_the_test_that_was_begun_last(tmp_path):
 
 
 def test_jobs_inside_a_test_write_no_record(tmp_path):
-    """The record is an option, which they do not inherit as they do the environment."""
+    """The record's path is an option, because jobs inside a test would inherit a variable."""
     record = tmp_path / "record"
     command = (sys.executable, "-m", "pytest", *rounds.PLUGIN, f"--record={record}")
     done = subprocess.run(

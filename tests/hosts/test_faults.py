@@ -27,7 +27,7 @@ DEADLINE = {"NCCLKV_TIMEOUT": f"{TIMEOUT:g}"}
 
 
 def ended_in_time(ended: Ended, seconds: float = 0.0) -> None:
-    """Fail unless the job failed, within `SLACK` after so many seconds."""
+    """Fail unless the job failed, within `SLACK` after `seconds`."""
     assert ended.code != 0, ended.err
     assert ended.seconds < stretched(seconds + SLACK), f"{ended.seconds:.1f} s\n{ended.err}"
 
@@ -76,7 +76,7 @@ def test_mpirun_ends_the_job_of_a_killed_rank(hosts: Jobs) -> None:
 
 @pytest.mark.parametrize("way", ["kill", "kill-unseen"])
 def test_ncclkv_run_names_a_killed_rank_and_the_others_live_to_raise(hosts: Jobs, way: str) -> None:
-    """MPICH over UCX crashes in a message to a process that has ended: there is to be none."""
+    """MPICH over UCX crashes in a message to a process that has ended, so none may be sent."""
     lost = hosts.size - 1
     ended = hosts.program("steps.py", way, str(lost), STEPS, run=True)
     ended_in_time(ended)
@@ -163,7 +163,7 @@ def test_sums_are_exact_when_the_link_is_down_for_three_seconds(hosts: Jobs) -> 
 
 
 def test_a_caught_timeout_ends_the_program_though_the_link_is_cut(hosts: Jobs) -> None:
-    """MPI_Finalize waits for all ranks, and has no deadline: none may enter it then."""
+    """MPI_Finalize waits for all ranks and has no deadline, so no rank may call it."""
     network = hosts.network
     ended = hosts.program(
         "steps.py", "catch", "0", FOR_EVER, fault=lambda: network.cut(network.hosts[-1]), **DEADLINE

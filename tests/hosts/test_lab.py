@@ -1,4 +1,4 @@
-"""The machines that these tests make share what hosts share, and are gone with the test run."""
+"""The machines of these tests share what real hosts share, and end with the test run."""
 
 from __future__ import annotations
 

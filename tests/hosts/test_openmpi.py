@@ -63,7 +63,7 @@ def test_sums_are_exact(jobs: Jobs) -> None:
 
 
 def is_named_first(ended: Ended) -> bool:
-    """Tell whether the lost rank is named before Open MPI's report of its broken connection.
+    """Return whether the lost rank is named before Open MPI's report of its broken connection.
 
     Open MPI's daemons may be the first to end the ranks, and then name the one that was killed.
     """

@@ -18,7 +18,7 @@ RUN = (sys.executable, "-m", "ncclkv", "run")
 LEAVES = str(ROOT / "tests/jobs/programs/leaves.py")
 WRITES = "import socket, sys; print(socket.gethostname()); sys.stderr.write('no end')"
 SECONDS = stretched(8.0)
-"""From a failure to the end of the job."""
+"""Seconds from a failure to the end of the job."""
 
 
 def agents(jobs: Jobs) -> dict[str, str]:
@@ -32,7 +32,7 @@ def agents(jobs: Jobs) -> dict[str, str]:
 
 
 def headline(err: str) -> str:
-    """The line in which the report begins."""
+    """Return the first line of the report."""
     return next(line for line in err.splitlines() if ": the job failed after " in line)
 
 

@@ -15,7 +15,7 @@ GONE = "the host or the link to it is gone"
 
 
 def on_the_near_side(jobs: Jobs, *, one_way: bool = False) -> list[str]:
-    """Cut the last host off, and return what the ranks of the others raise at the deadline."""
+    """Cut off the last host, and return the errors of the other hosts' ranks at the deadline."""
     *others, last = jobs.network.hosts
 
     def cut() -> None:
@@ -39,7 +39,7 @@ def test_a_host_of_which_no_rank_answers(two_by_two: Jobs) -> None:
 
 
 def test_a_link_that_loses_messages_one_way(two_by_two: Jobs) -> None:
-    """Ranks of the cut host hear nothing, and may still be heard."""
+    """Ranks of the cut host receive nothing, and their messages may still arrive."""
     for words in on_the_near_side(two_by_two, one_way=True):
         unheard = rf"no rank of node2 \(2, 3\) answers: {GONE}, or"
         heard = "wait for each other, and have made the same calls: messages between them are lost"

@@ -1,4 +1,4 @@
-"""What works on one machine works on hosts that share nothing, with the same results."""
+"""Tests of one machine pass on hosts that share nothing, with the same results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank's bad end is the end of the job: at once, with a failure's exit code, and by name."""
+"""A failure of one rank ends the job at once, with a failure's exit code and the rank's name."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tests.harness.slow import stretched
 from tests.jobs.conftest import Ended, Job
 
 SECONDS = stretched(5.0)
-"""From the failure to the end of the job."""
+"""Seconds from the failure to the end of the job."""
 
 ONE, BUT_ONE = "1", "0,2,3"
 
 
 def failed(ended: Ended) -> None:
-    """Fail unless the job did, soon, and said so in words of its own."""
+    """Fail unless the job failed in time, with a message of ncclkv."""
     assert ended.code != 0, ended.err
     assert ended.seconds < SECONDS, ended.err
     assert ended.words, ended.err
 
 
 def first_is_by(ended: Ended, ranks: str, reason: str) -> None:
-    """Fail unless the first that ncclkv says is that one of `ranks` failed, and why."""
+    """Fail unless ncclkv's first line names one of `ranks`, and the reason."""
     first = ended.words[0]
     assert any(first.startswith(f"ncclkv: rank {rank} of 4 on ") for rank in ranks.split(",")), (
         first

@@ -1,4 +1,4 @@
-"""A rank whose copy of a value is spoilt: found in every placement, said by name, or mended."""
+"""A rank whose copy of a value is overwritten: found in every placement, named, or repaired."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.harness.slow import stretched
 from tests.jobs.conftest import Job
 
 SECONDS = stretched(5.0)
-"""From the moment of spoiling to the end of the job."""
+"""Seconds from the overwrite to the end of the job."""
 
 PLACEMENTS = [
     ("root", "none", "0"),
@@ -17,7 +17,8 @@ PLACEMENTS = [
     ("every_rank", "none", "2"),
     ("every_rank", "sgd", "2"),
 ]
-"""The updater's place, the updater, and ranks of a node: more than one node where they share."""
+"""The updater's placement, the updater, and ranks a node: several nodes where weights are shared.
+"""
 
 
 @pytest.mark.parametrize(("update_on", "updater", "nodes"), PLACEMENTS)

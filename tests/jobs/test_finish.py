@@ -1,4 +1,4 @@
-"""The end of MPI: no rank waits there for ever, and late ranks are named."""
+"""The end of MPI: no rank waits for ever, and late ranks are named."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pytest
 from tests.jobs.conftest import Ended, Job
 
 SECONDS = 6.0
-"""From the failure to the end of the job, beyond the deadline."""
+"""Seconds from the failure to the end of the job, beyond the deadline."""
 
 CODE = 5
-"""The exit code of ranks that catch an error."""
+"""Exit code of ranks that catch an error."""
 
 FIRST = pytest.param("first", id="mpi4py-first")
-"""Has the program import ``mpi4py.MPI`` before ncclkv."""
+"""Option by which the program imports ``mpi4py.MPI`` before ncclkv."""
 
 
 def late_line(ended: Ended, which: str) -> str:
-    """The first line that names the rank that is late."""
+    """Return the first line that names the late rank."""
     found = re.findall(
         r"^(?:\[\d\] )?(ncclkv: .* has waited .* at the end of .*)$", ended.err, re.MULTILINE
     )

@@ -10,13 +10,13 @@ from tests.harness.slow import stretched
 from tests.jobs.conftest import Job
 
 SECONDS = stretched(6.0)
-"""From a rank's end to the end of the job."""
+"""Seconds from a rank's exit to the end of the job."""
 
 LEFT = r"rank 1 on \S+ \(pid \d+\) ended with exit code 0, [\d.]+ s after the start, while "
 
 
 def headline(err: str) -> str:
-    """The line in which the report begins."""
+    """Return the first line of the report."""
     return next(line for line in err.splitlines() if ": the job failed after " in line)
 
 
@@ -35,7 +35,7 @@ def test_a_rank_that_leaves_in_mid_training(job: Job, ranks: int, way: str) -> N
 
 @pytest.mark.limit(60)
 def test_a_rank_that_nobody_misses_in_time(job: Job) -> None:
-    """MPICH kills the others in the end, before any of them can print a word."""
+    """MPICH kills the other ranks in the end, before any of them can print."""
     ended = job("leaves.py", "computes", "exit", ranks=3, run=True, limit=stretched(30))
     assert ended.code == 1, ended.err
     assert re.search(rf": {LEFT}ranks 0 and 2 had not ended$", headline(ended.err)), ended.err
@@ -43,7 +43,7 @@ def test_a_rank_that_nobody_misses_in_time(job: Job) -> None:
 
 @pytest.mark.limit(60)
 def test_a_rank_goes_on_alone_for_as_long_as_it_likes(job: Job) -> None:
-    """The supervisors of the others wait for no more than ten seconds of these."""
+    """The supervisors of the other ranks wait at most ten seconds."""
     ended = job("leaves.py", "evaluates", "12", ranks=3, run=True, limit=stretched(30))
     assert (ended.code, ended.out, ended.err) == (0, "[0] evaluated\n", "")
 
@@ -56,7 +56,7 @@ def test_a_rank_that_never_comes_to_the_start_of_mpi(job: Job) -> None:
 
 
 def test_a_rank_that_ends_before_the_start_of_mpi(job: Job) -> None:
-    """The deadline, five minutes, is not waited for."""
+    """The test does not wait for the deadline of five minutes."""
     ended = job("leaves.py", "before", "exits", ranks=3, run=True)
     assert ended.code == 1, ended.err
     assert ended.seconds < SECONDS, ended.err

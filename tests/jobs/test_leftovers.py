@@ -19,14 +19,14 @@ PROGRAM = str(PROGRAMS / "leaves_files.py")
 
 
 def made(out: str) -> list[Path]:
-    """The files that the ranks of the job have named."""
+    """Return the files that the ranks of the job printed."""
     files = sorted({Path(name) for name in re.findall(r"made (\S+)", out)})
     assert any("mpich_shm_" in each.name for each in files), f"no file of MPICH:\n{out}"
     return files
 
 
 def is_mpich() -> bool:
-    """Tell whether the mpirun beside this Python, or else on PATH, is MPICH's."""
+    """Return whether the mpirun beside this Python, or else on PATH, is MPICH's."""
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     tool = shutil.which("mpirun", path=places)
     line = [tool or "false", "--version"]

@@ -1,4 +1,4 @@
-"""``ncclkv run``: real jobs, how they end, what is said of them, and that nothing is left."""
+"""``ncclkv run``: real jobs, their ends, the reports about them, and no leftovers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.jobs.begun import Begun, left
 from tests.jobs.conftest import LIMIT, PROGRAMS, ROOT, Ended
 
 SECONDS = stretched(6.0)
-"""From a failure to the end of the job."""
+"""Seconds from a failure to the end of the job."""
 
 Run = Callable[..., Ended]
 PROGRAM = str(PROGRAMS / "restarts.py")
@@ -25,7 +25,7 @@ PROGRAM = str(PROGRAMS / "restarts.py")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Run a case of ``restarts.py`` under some options; see that none of its processes is left."""
+    """Run a case of ``restarts.py``; fail if one of its processes is left."""
 
     def go(case: str, *options: str, ranks: int = 4) -> Ended:
         command = [sys.executable, PROGRAM, *case.split()]

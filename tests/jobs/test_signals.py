@@ -43,17 +43,17 @@ class Started:
         return self._output.read_text()
 
     def ranks(self) -> dict[int, tuple[int, int]]:
-        """The process of each rank that has begun, and the step that it begins at."""
+        """Return the process of each rank that has started, and its first step."""
         found = re.findall(r"rank (\d), process (\d+), begins at step (\d+)", self.output)
         return {int(rank): (int(process), int(step)) for rank, process, step in found}
 
     def saved(self) -> list[int]:
-        """The steps of the checkpoints that are complete."""
+        """Return the steps of the complete checkpoints."""
         names = [path.name for path in self.directory.glob("step-*")]
         return sorted(int(name.split("-")[1]) for name in names)
 
     def until(self, ready: Callable[[], bool]) -> None:
-        """Wait for something."""
+        """Wait until a condition holds."""
         end = time.monotonic() + stretched(LIMIT)
         while not ready():
             assert self.process.poll() is None, f"the job ended:\n{self.output}"
@@ -62,7 +62,7 @@ class Started:
 
 
 def test_a_signal_to_one_rank_saves_or_ends_on_all(tmp_path: Path) -> None:
-    """A signal for a checkpoint, one for the end, and a start that goes on from there."""
+    """A signal for a checkpoint, a signal for the end, and a start that continues from there."""
     last = 0
     for start in range(2):
         job = Started(tmp_path / "checkpoints", tmp_path / f"output-{start}")

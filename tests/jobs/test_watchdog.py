@@ -1,4 +1,4 @@
-"""Calls that never let Python run: the job ends all the same, with who, what and where."""
+"""Calls that never let Python run: the job ends, with rank, call and stacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.harness.slow import stretched
 from tests.jobs.conftest import Job
 
 SECONDS = 3.0
-"""The deadline of these jobs."""
+"""Deadline of these jobs, in seconds."""
 
 END = SECONDS + stretched(5.0)
 

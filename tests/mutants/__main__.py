@@ -1,10 +1,10 @@
-"""Plant faults, one after another, in a copy of the tree, and see whether the tests find them.
+"""Plant faults, one after another, in a copy of the tree, and run the tests that must find them.
 
-``python -m tests.mutants`` tries all, ``python -m tests.mutants NAME...`` some.  A mutant is killed
-when a test that it names fails.  One that escapes is found by all store cases on all layouts of
-ranks, and not by the covering set of `tests.conformance.covering`.  One that survives shows what no
-test looks at; one that is stale names text that the code does not have any more.  The exit code is
-0 only when all are killed.
+``python -m tests.mutants`` tries all, ``python -m tests.mutants NAME...`` the named ones.  A mutant
+is killed when a test that it names fails.  An escaped mutant is found by all store cases on all
+layouts of ranks, and not by the covering set of `tests.conformance.covering`.  A surviving mutant
+shows code that no test checks.  A stale mutant quotes text that the code no longer has.  The exit
+code is 0 only when all are killed.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ import sys
 from dataclasses import dataclass
 
 LAYERS = ("0", "2", "3", "3b")
-"""Plain tests of parts; the recording stand-in; libraries without a GPU; the emulated device."""
+"""Layers of tests: single parts; the recording stand-in; libraries without a GPU; emulated device.
+"""
 
 
 class Stale(Exception):
@@ -19,10 +20,10 @@ class Selection:
 
     layer: str
     path: str
-    """From the folder ``tests`` on."""
+    """Path of the file, from the folder ``tests``."""
     keyword: str = ""
     ranks: int = 0
-    """How many ranks run them; 0 for a process without MPI."""
+    """Number of ranks; 0 for a process without MPI."""
     environment: tuple[str, ...] = ()
     """Variables and their values, such as ``NCCLKV_COMPILED=0``."""
 
@@ -53,20 +54,20 @@ class Selection:
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: a text in a file, which is there once, and what replaces it."""
+    """One fault: a text that occurs once in a file, and its replacement."""
 
     name: str
     file: str
-    """From the root of the repository on."""
+    """Path of the file, from the root of the repository."""
     old: str
     new: str
     why: str
-    """What a user suffers by it."""
+    """Consequence for a user."""
     tests: tuple[Selection, ...]
-    """Each of them is to fail; the cheapest one first."""
+    """Selections of tests that must each fail, the cheapest first."""
 
     def plant(self, text: str) -> str:
-        """Return the file's text with the fault; raise `Stale` when it has no place there."""
+        """Return the file's text with the fault; raise `Stale` unless the old text occurs once."""
         found = text.count(self.old)
         if found != 1:
             raise Stale(f"{self.file} has the text to replace {found} times: {self.old!r}")

@@ -19,14 +19,14 @@ from tests.mutants.mutant import Mutant, Selection, Stale
 from tests.run import ROOT, end
 
 LIMIT = 120.0
-"""Seconds for the tests of one selection."""
+"""Time limit of one selection, in seconds."""
 
 PARTS = ("bench", "docs", "launch", "ncclkv", "tests", "setup.cfg", "train.py")
-"""What of the tree is copied."""
+"""Files and folders of the tree that are copied."""
 
 KILLED, SURVIVED, STALE, NOT_RUN = "killed", "SURVIVED", "STALE", "NOT RUN"
 ESCAPED = "ESCAPED"
-"""Found by all cases on all layouts, and not by the covering set."""
+"""Verdict: found by all cases on all layouts, and not by the covering set."""
 
 # Of pytest: interrupted (a module cannot be imported), an error of its own, wrong use, no test.
 _NO_VERDICT = (2, 3, 4, 5)
@@ -50,10 +50,10 @@ def copied() -> Iterator[Path]:
 
 
 def try_mutant(mutant: Mutant, tests: Sequence[Selection], tree: Path) -> tuple[str, str, str]:
-    """Plant a fault in a copy, run tests until one fails, and mend the copy.
+    """Plant a fault in a copy, run tests until one fails, and restore the copy.
 
-    The tests run the covering set of store cases, and all of them where the fault survives that.
-    Return the verdict, what it rests on, and the layer.
+    The tests run the covering set of store cases, and all cases if the fault survives.  Return the
+    verdict, its reason, and the layer.
     """
     file = tree / mutant.file
     try:
@@ -107,7 +107,7 @@ def run(tests: Selection, tree: Path, cases: str = "covering") -> tuple[str, str
 
 
 def judged(code: int | None, output: str, tests: Selection) -> tuple[str, str]:
-    """Tell by its exit code (None: it was stopped) and its output how a run of pytest went."""
+    """Return the verdict on a pytest run by its exit code (None: stopped) and its output."""
     last = output.strip().rpartition("\n")[2]
     if code is None:
         return KILLED, f"{tests} did not end"

@@ -1,4 +1,4 @@
-"""What stores that were broken leave in their process, once they are closed."""
+"""Resources that broken stores leave in their process once they are closed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def descriptors() -> int:
 
 
 def broken() -> ncclkv.KVStore:
-    """A store that ranks have pushed different keys into, closed."""
+    """Break a store by pushing different keys, and close it."""
     kv = ncclkv.create("dist_sync", timeout=20)
     kv.init(["a", "b"], [np.zeros(10), np.zeros(10)])
     with pytest.raises(OrderMismatch):

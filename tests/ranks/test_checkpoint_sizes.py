@@ -1,4 +1,4 @@
-"""Saved by all ranks of the job, loaded by some of them."""
+"""Checkpoints saved by all ranks of the job and loaded by some of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From MPI to a communicator: its ranks, its deadline, and what MPI cannot give."""
+"""Communicators made from MPI: ranks, deadline, and the limits of MPI."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.harness.slow import stretched
 
 
 class Watched(MPI.Intracomm):
-    """Keeps what was copied of it."""
+    """Communicator that keeps the copies made of it."""
 
     def Idup(self, *args: Any) -> tuple[MPI.Intracomm, MPI.Request]:
         own, request = super().Idup(*args)
@@ -31,7 +31,7 @@ class Watched(MPI.Intracomm):
 
 
 class Exhausted(MPI.Intracomm):
-    """What MPICH says when all of its communicators are in use."""
+    """MPICH's error when all of its communicators are in use."""
 
     def Idup(self, *args: Any) -> tuple[MPI.Intracomm, MPI.Request]:
         raise MPI.Exception(MPI.ERR_OTHER)
@@ -39,7 +39,7 @@ class Exhausted(MPI.Intracomm):
 
 @pytest.fixture
 def several(comm_world: MPI.Intracomm) -> MPI.Intracomm:
-    """All ranks, where a store of them has an MPI communicator."""
+    """Skip unless a store of all ranks has an MPI communicator."""
     if comm_world.Get_size() == 1:
         pytest.skip("a store of one rank has no MPI communicator")
     return comm_world

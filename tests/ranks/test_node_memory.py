@@ -1,4 +1,4 @@
-"""Every way for ranks that are processes to share memory: who says what, and how long it lasts."""
+"""Every method by which processes share memory: agreement, log lines, and lifetime."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORDS = {
 
 @pytest.fixture
 def several(comm_world: MPI.Intracomm) -> MPI.Intracomm:
-    """All ranks, where more than one is on a node."""
+    """Skip unless more than one rank is on a node."""
     if comm_world.Get_size() == 1:
         pytest.skip("a rank alone shares memory with nobody")
     return comm_world
@@ -33,13 +33,13 @@ def several(comm_world: MPI.Intracomm) -> MPI.Intracomm:
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """What the log says, all of it."""
+    """Return all lines of the log."""
     caplog.set_level(logging.INFO, "ncclkv")
     return caplog
 
 
 def told(comm: MPI.Intracomm, lines: pytest.LogCaptureFixture) -> str:
-    """The line that rank 0 has logged."""
+    """Return the line that rank 0 logged."""
     found = comm.bcast([record.getMessage() for record in lines.records])
     assert len(found) == 1, found
     return str(found[0])
@@ -54,7 +54,7 @@ def test_the_way_that_this_job_was_told(
 
 
 def names_of_windows() -> list[str]:
-    """Files of windows that have a name, and so would outlive processes that are killed."""
+    """Return files of windows that have a name, and so would outlive killed processes."""
     named = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         lo, hi = (int(part, 16) for part in line.split()[0].split("-"))

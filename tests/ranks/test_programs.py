@@ -29,7 +29,7 @@ def test_dist_sync() -> None:
 
 
 def together(ranks: Exchange, program: Program) -> None:
-    """Run a program that rank 0 has drawn on all ranks; what any of them finds is raised here."""
+    """Run a program drawn by rank 0 on all ranks; raise here what any rank finds."""
     ranks.everyone(program)
     texts = ranks.everyone(attempt(ranks, program))
     found = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
@@ -37,13 +37,13 @@ def together(ranks: Exchange, program: Program) -> None:
 
 
 def follow(ranks: Exchange) -> None:
-    """Run the programs that rank 0 draws, until it draws no more."""
+    """Run the programs that rank 0 draws, until it stops."""
     while (program := ranks.everyone(None)[0]) is not None:
         ranks.everyone(attempt(ranks, program))
 
 
 def attempt(ranks: Exchange, program: Program) -> str:
-    """Run a program on this rank; say what went wrong, if anything."""
+    """Run a program on this rank; return its error, if any."""
     try:
         play(program, ranks.size, partial(ncclkv.create, "dist_sync", timeout=TIMEOUT))
     except Exception as error:

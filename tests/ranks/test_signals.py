@@ -20,14 +20,14 @@ pytestmark = pytest.mark.limit(60)
 
 WORLD = MPI.COMM_WORLD
 AGAIN = 0.02
-"""Seconds until a signal that came too early comes again."""
+"""Seconds until a signal that arrived too early is sent again."""
 
 needs_others = pytest.mark.skipif(WORLD.size == 1, reason="one rank waits for nobody")
 
 
 @contextmanager
 def interrupted(kv: ncclkv.KVStore, call: Callable[[], object]) -> Iterator[None]:
-    """Call something in a handler on rank 0, while its verb waits; then let the others come."""
+    """Call a function in a handler on rank 0, while its verb waits; then let the others arrive."""
     if kv.rank:
         WORLD.recv(source=0)
         yield

@@ -12,12 +12,12 @@ from ncclkv.errors import UsageError
 
 
 def total_of(communicator: MPI.Intracomm) -> float:
-    """The sum of rank + 1 over all of MPI's ranks that are in `communicator`."""
+    """Return the sum of rank + 1 over the ranks of MPI_COMM_WORLD in `communicator`."""
     return sum(communicator.allgather(MPI.COMM_WORLD.Get_rank() + 1))
 
 
 def sums(kv: ncclkv.KVStore) -> list[float]:
-    """What every rank's number in the job, plus one, adds up to in a store."""
+    """Return the sum over a store of every rank's number in the job, plus one."""
     kv.init("sum", np.zeros(3))
     kv.push("sum", np.full(3, MPI.COMM_WORLD.Get_rank() + 1.0))
     out: list[float] = kv.pull("sum").tolist()

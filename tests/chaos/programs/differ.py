@@ -1,7 +1,7 @@
 """Ranks that make different calls, each scenario with a store of its own.
 
-``python differ.py caught``: all scenarios, one after another; every rank prints what became of it.
-``python differ.py NAME``: one, whose error is not caught.
+``python differ.py caught`` runs all scenarios one after another; every rank prints its result.
+``python differ.py NAME`` runs one scenario, whose error is not caught.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import ncclkv
 from ncclkv.errors import KVStoreError, UsageError
 
 ODD = 1
-"""The rank that calls something else, but for one scenario in which rank 0 does."""
+"""The rank that makes another call, except in one scenario, where rank 0 does."""
 
 SIZE = 1000
 Scenario = Callable[[Any, bool], Any]
@@ -101,7 +101,7 @@ def wrong_dtype(kv: Any, odd: bool) -> None:
 
 
 def refused(kv: Any, value: np.ndarray) -> None:
-    """Push a value; where it is a wrong one, go on, as somebody does who logs errors."""
+    """Push a value; if it is refused, continue, as a program does that logs errors."""
     with suppress(UsageError):
         kv.push("a", value)
 
@@ -211,7 +211,7 @@ def opened() -> Any:
 
 
 def prepared() -> Any:
-    """What a scenario begins with, on all ranks at once."""
+    """Return the arguments of a scenario, made on all ranks at once."""
     OUTS[:] = [full(-77), full(-77)]
     OTHERS[:] = [opened(), opened()]
     kv = opened()
@@ -220,7 +220,7 @@ def prepared() -> Any:
 
 
 def caught(name: str) -> None:
-    """Play a scenario, and print what it raised, when, and whether anything was written."""
+    """Run a scenario, and print its error, its time, and whether any out was written."""
     kv = prepared()
     begin = time.monotonic()
     try:

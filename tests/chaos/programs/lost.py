@@ -1,7 +1,7 @@
-"""A small training loop in which one rank, or some, are lost.
+"""A small training loop in which one or several ranks are lost.
 
-``python lost.py PLACE WAY RANKS``: where, how and on which ranks (such as ``0,2``).  One that is
-lost first touches the file that MARK names.  The others print what they raise, and raise it.
+``python lost.py PLACE WAY RANKS``: where, how and on which ranks (such as ``0,2``).  A rank that is
+lost first touches the file that MARK names.  The other ranks print their error, and raise it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BEGUN = threading.Event()
 
 
 def lost(place: str) -> None:
-    """Come to the end that the command line asks for, if it is here and on this rank."""
+    """End this rank as the command line asks, if it is the rank and the place."""
     if place == PLACE and RANK in RANKS:
         Path(os.environ["MARK"]).touch()
         WAYS[WAY]()
@@ -43,7 +43,7 @@ def fail() -> None:
 
 
 def forked(end: Callable[[], Any]) -> Callable[[], None]:
-    """Let a child come to that end, and go on."""
+    """End a forked child, and continue."""
 
     def body() -> None:
         child = os.fork()
@@ -69,7 +69,7 @@ def step(kv: Any, key: str, size: int) -> None:
 
 
 def late() -> None:
-    """Be lost while the main thread is in a collective."""
+    """End this rank while its main thread is in a collective."""
     BEGUN.wait()
     time.sleep(0.05)
     lost("during")

@@ -30,7 +30,7 @@ def is_real_float(dtype: np.dtype[Any]) -> bool:
 
 
 def payload(plan: KeyPlan, rank: int, number: int, item: int) -> Array:
-    """What a rank gives for the `item`-th array of the `number`-th call."""
+    """Return a rank's values for the `item`-th array of the `number`-th call."""
     dtype = dtype_of(plan.dtype)
     size = int(np.prod(plan.shape))
     base = (np.arange(size) * 3 + 5 * rank + 7 * number + 11 * item) % 9 - 4
@@ -48,13 +48,13 @@ def payload(plan: KeyPlan, rank: int, number: int, item: int) -> Array:
 
 
 def is_tame(array: Array) -> bool:
-    """Whether sums of a few of these are exact in float32."""
+    """Return whether sums of a few such arrays are exact in float32."""
     wide = array.astype(np.complex128)
     return bool(np.all((np.abs(wide) <= 20) & (wide == np.rint(wide))))
 
 
 def laid_out(array: Array, layout: str) -> Any:
-    """A copy of `array` in that layout, or plain where it has no such."""
+    """Return a copy of `array` in a layout, or a plain copy if it cannot have the layout."""
     if layout == "strided" and array.ndim:
         wide = np.repeat(array, 2, axis=0)
         wide[1::2] = 0
@@ -73,6 +73,6 @@ def laid_out(array: Array, layout: str) -> Any:
 
 
 def equal(got: Any, expected: Array) -> bool:
-    """Whether shapes and all elements are the same."""
+    """Return whether shapes and all elements are equal."""
     got = np.asarray(got)
     return got.shape == expected.shape and bool(np.all(got == expected))

@@ -30,7 +30,7 @@ CAST = (None, None, None, "float64", "float32", "int32", "bool", "complex128")
 
 
 def often(*choices: tuple[int, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
-    """One of some strategies, each as often as its number says."""
+    """Draw from several strategies, each as often as its number says."""
     expanded = [strategy for weight, strategy in choices for _ in range(weight)]
     return st.sampled_from(expanded).flatmap(lambda strategy: strategy)
 
@@ -42,14 +42,14 @@ store = st.integers(0, 2)
 
 
 def _op_for(dtype: str, op: str) -> str:
-    """The op, or sum where it has no meaning."""
+    """Return the op, or sum if the op has no meaning for the dtype."""
     unordered = dtype.startswith("complex") and op in ("max", "min")
     return "sum" if unordered or (dtype, op) == ("bool", "avg") else op
 
 
 @st.composite
 def stores(draw: st.DrawFn) -> p.StorePlan:
-    """A store whose keys have few kinds, so that they share buckets."""
+    """Draw a store whose keys have few kinds, so that they share buckets."""
     names = draw(st.permutations(draw(st.sampled_from((INTS, STRS)))))
     dtypes = st.sampled_from(draw(st.sampled_from((FLOATS, DTYPES))))
     kind = st.tuples(dtypes, st.sampled_from(("sum", "sum", "avg", "max", "min")))
@@ -140,7 +140,7 @@ sgd = st.builds(
 
 @st.composite
 def programs(draw: st.DrawFn) -> p.Program:
-    """Stores, most of whose keys are initialised first, and what is done to them."""
+    """Draw stores, most of whose keys are initialised first, and operations on them."""
     chosen = draw(st.lists(stores(), min_size=1, max_size=3))
     ops: list[p.Op] = []
     for number, plan in enumerate(chosen):

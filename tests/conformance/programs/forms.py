@@ -69,7 +69,7 @@ def out_form(
 
 
 def contributions(items: Items) -> dict[Key, list[list[Array]]]:
-    """What every rank gives of each key."""
+    """Return every rank's contribution to each key."""
     found: dict[Key, list[list[Array]]] = {}
     for plan, given in items:
         for one in given:

@@ -13,7 +13,7 @@ from tests.conformance.programs.draw import programs
 from tests.conformance.programs.plan import Program
 
 SHRINKING = 40.0
-"""Seconds after the first failure in which smaller programs that fail too are looked for."""
+"""Seconds after the first failure in which the search tries smaller programs."""
 
 _SOAK = int(os.environ.get("PROGRAMS", "0"))
 
@@ -26,7 +26,7 @@ class Failed(Exception):
 
 
 class Found(BaseException):
-    """The same; no Exception, so that nobody looks for a smaller program any more."""
+    """The smallest failing program; no Exception, so that the search for smaller ones ends."""
 
 
 def hunt(run: Callable[[Program], None], examples: int) -> None:
@@ -61,7 +61,7 @@ def hunt(run: Callable[[Program], None], examples: int) -> None:
 
 
 def _fault(run: Callable[[Program], None], program: Program) -> str:
-    """What is wrong with a program, as a text: one kind of failure for all, however it ends."""
+    """Describe a program's failure by one kind of text, in whichever way it ends."""
     try:
         run(program)
     except Exception:

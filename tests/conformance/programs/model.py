@@ -1,6 +1,6 @@
-"""What a store must answer: plain arrays, made of all ranks' contributions at once.
+"""Model of a store: plain arrays, made of all ranks' contributions at once.
 
-It knows no buckets and no laziness: a push is done when it is called.
+The model has neither buckets nor delayed pushes: a push takes effect when it is called.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _STEP = {"sum": np.add, "avg": np.add, "max": np.maximum, "min": np.minimum}
 
 
 class Stumble(Exception):
-    """What updaters raise."""
+    """Error that updaters raise."""
 
 
 class Replace:
-    """No updater."""
+    """Rule of a store without an updater."""
 
     def takes(self, dtype: np.dtype[Any]) -> bool:
         return True
@@ -38,7 +38,7 @@ class Replace:
         stored[...] = total
 
     def forget(self, key: Key) -> None:
-        """Drop what is remembered of a key."""
+        """Drop the state of a key."""
 
 
 class Adder(Replace):
@@ -131,11 +131,11 @@ class Model:
         self.untold = False
 
     def updates(self, rank: int) -> bool:
-        """Whether updaters run on `rank`."""
+        """Return whether updaters run on `rank`."""
         return self.root in (None, rank)
 
     def sees(self, rank: int, key: Key) -> bool:
-        """Whether `rank` must have a key's value without a pull."""
+        """Return whether `rank` must have a key's value without a pull."""
         return self.seen[key] == "all" or (self.seen[key] == "root" and self.updates(rank))
 
     def init(self, plan: KeyPlan, value: Array, op: str) -> None:
@@ -149,22 +149,22 @@ class Model:
         self.rule.forget(key)
 
     def settle(self, keys: Iterable[Key]) -> None:
-        """Every rank has all that was pushed of `keys`."""
+        """Apply all pushes of `keys`, on every rank."""
         self.seen.update(dict.fromkeys(keys, "all"))
 
     def apply(self, keys: Iterable[Key]) -> None:
-        """All that was pushed of `keys` is done where it is updated."""
+        """Apply all pushes of `keys`, on the ranks that update them."""
         for key in keys:
             if self.seen[key] == "nobody":
                 self.seen[key] = "all" if self.root is None else "root"
 
     def update_order(self, keys: Iterable[Key]) -> list[Key]:
-        """Ints ascending, strings in the order of initialisation."""
+        """Return keys in update order: ints ascending, strings in the order of initialisation."""
         places = {key: place for place, key in enumerate(self.values)}
         return sorted(keys, key=lambda key: key if isinstance(key, int) else places[key])
 
     def push(self, given: Contributions) -> bool:
-        """Fold all ranks' arrays in; tells whether the updater raises."""
+        """Add all ranks' arrays; return whether the updater raises."""
         if self.block is not None:
             for key, arrays in given.items():
                 kept = self.block.setdefault(key, [[] for _ in range(self.size)])
@@ -190,12 +190,12 @@ class Model:
         return False
 
     def close_group(self, dropped: bool) -> bool:
-        """End the group; tells whether the updater raises."""
+        """End the group; return whether the updater raises."""
         block, self.block = self.block, None
         return False if dropped or not block else self.push(block)
 
     def rough(self) -> list[Key]:
-        """Keys so far from small numbers that another step might not be exact."""
+        """Return keys so far from small numbers that another step might not be exact."""
         if not isinstance(self.rule, Descent):
             return []
         momenta = self.rule.momenta
@@ -208,13 +208,13 @@ class Model:
 
 
 def _is_coarse(array: Array) -> bool:
-    """Whether these are small multiples of 1/256."""
+    """Return whether all numbers are small multiples of 1/256."""
     wide = array.astype(np.float64) * 256
     return bool(np.all((wide == np.rint(wide)) & (np.abs(wide) <= 256 * 256)))
 
 
 def reduced(ranks: Sequence[Sequence[Array]], op: str) -> Array:
-    """All ranks' arrays in one; 16-bit floats are rounded once a rank and once over ranks."""
+    """Combine all ranks' arrays; 16-bit floats are rounded once a rank and once over ranks."""
     dtype = ranks[0][0].dtype
     parts = [_combined(arrays, op) for arrays in ranks]
     if op != "avg":
@@ -229,7 +229,7 @@ def reduced(ranks: Sequence[Sequence[Array]], op: str) -> Array:
 
 
 def _combined(arrays: Sequence[Array], op: str) -> Array:
-    """One after another; 16-bit floats in float32, rounded at the end."""
+    """Combine arrays in order; 16-bit floats in float32, rounded at the end."""
     dtype = arrays[0].dtype
     wide = np.dtype(np.float32) if is_16_bit_float(dtype) else dtype
     total = reduce(_STEP[op], [array.astype(wide) for array in arrays])

@@ -57,7 +57,7 @@ def pushpull(stage: Stage, seat: Seat, op: PushPull) -> None:
 
 
 def _unpushable(seat: Seat, items: Items) -> Errors:
-    """Why these keys cannot be pushed."""
+    """Return the errors that a push of these keys may raise."""
     plans = [plan for plan, _ in items]
     takes = seat.model.rule.takes
     refused: Errors = [DTypeMismatch for plan in plans if not takes(dtype_of(plan.dtype))]

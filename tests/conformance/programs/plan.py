@@ -1,7 +1,7 @@
-"""What a program is: plain data, which every rank reads alike.
+"""Plan of a program: plain data, equal on every rank.
 
-Keys are numbers of a store's `KeyPlan`s, stores are numbers of a program's; both are taken modulo
-how many there are.
+Keys are indices into a store's `KeyPlan`s and stores are indices into a program's stores; both are
+taken modulo their number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Key = int | str
 
 @dataclass(frozen=True)
 class KeyPlan:
-    """A key, and what it will hold once it is initialised."""
+    """A key, and its value once it is initialised."""
 
     key: Key
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ class Outs:
 
 @dataclass(frozen=True)
 class Op:
-    """Something done to a store."""
+    """Operation on a store."""
 
     store: int
 
@@ -105,7 +105,7 @@ class Push(Op):
 
 @dataclass(frozen=True)
 class Pull(Op):
-    """With `outs` None, into new arrays."""
+    """Pull into `outs`, or into new arrays."""
 
     keys: tuple[int, ...]
     outs: Outs | None
@@ -114,7 +114,7 @@ class Pull(Op):
 
 @dataclass(frozen=True)
 class PushPull(Op):
-    """With `outs` None, in place."""
+    """Push and pull into `outs`, or in place."""
 
     items: tuple[Item, ...]
     outs: Outs | None
@@ -123,7 +123,7 @@ class PushPull(Op):
 
 @dataclass(frozen=True)
 class Wait(Op):
-    """With `keys` None, for all."""
+    """Wait for `keys`, or for all keys."""
 
     keys: tuple[int, ...] | None
 
@@ -135,7 +135,7 @@ class Barrier(Op):
 
 @dataclass(frozen=True)
 class Look(Op):
-    """Local questions, asked on every `stride`-th rank alone."""
+    """Local queries, made on every `stride`-th rank alone."""
 
     key: int
     stride: int

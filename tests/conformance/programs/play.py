@@ -1,4 +1,4 @@
-"""One rank's run of a program, held against the model after every call."""
+"""One rank's run of a program, compared with the model after every call."""
 
 from __future__ import annotations
 

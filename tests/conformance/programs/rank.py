@@ -1,4 +1,4 @@
-"""A store, its model, and what a program has of it on one rank."""
+"""A store, its model, and the arrays that a program holds on one rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HELD = 8
 
 
 class Recorder:
-    """An updater as a user writes it, which remembers its calls."""
+    """An updater as a user writes it, which records its calls."""
 
     def __init__(self, adder: Adder) -> None:
         self.adder = adder
@@ -38,10 +38,10 @@ class Recorder:
 
 @dataclass
 class Held:
-    """An array of an earlier call, what it must still hold, and the key it is of.
+    """An array of an earlier call, its key, and its expected contents.
 
-    `written` says that the store wrote it, so that it is the same on every rank.  One that a group
-    has yet to write holds what this rank had in it.
+    `written` arrays were written by the store and are equal on every rank.  An array that a group
+    has yet to write holds this rank's own numbers.
     """
 
     key: Key
@@ -52,7 +52,7 @@ class Held:
 
 @dataclass
 class Seat:
-    """Where a program meets a store.
+    """A program's store on one rank, with its model.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class Seat:
 
     @property
     def forbidden(self) -> list[type[BaseException]]:
-        """Why verbs other than push and pull are refused now."""
+        """Return the errors of verbs other than push and pull in the present block."""
         return [UsageError] if self.in_group else []
 
     def key(self, number: int) -> KeyPlan:
@@ -97,12 +97,12 @@ class Seat:
         return list(dict.fromkeys(self.key(number) for number in numbers))
 
     def missing(self, plans: Iterable[KeyPlan]) -> list[type[BaseException]]:
-        """Why these keys cannot be used."""
+        """Return the errors of a call that uses these keys."""
         known = self.model.values
         return [KeyNotInitialized for plan in plans if plan.key not in known]
 
     def inadmissible(self, plans: Iterable[KeyPlan]) -> list[type[BaseException]]:
-        """Why the store's rule refuses these keys, where they are new."""
+        """Return the errors of the store's rule for these keys, if they are new."""
         new = [plan for plan in plans if plan.key not in self.model.values]
         return [DTypeMismatch for plan in new if not self.model.rule.admits(dtype_of(plan.dtype))]
 
@@ -135,7 +135,7 @@ class Seat:
 
     @property
     def told(self) -> bool:
-        """Whether the next call that reads tells this rank what the updater has raised."""
+        """Return whether the next call that reads reports an updater's error to this rank."""
         return self.model.untold and not self.updates and not self.in_group
 
     @property
@@ -143,7 +143,7 @@ class Seat:
         return self.model.updates(self.rank)
 
     def hold(self, key: Key, array: Any, *, written: bool = True) -> None:
-        """Remember what an array holds."""
+        """Record the contents of an array."""
         if id(array) in self.gradients:
             return
         self.held = [held for held in self.held if held.array is not array][-_HELD:]
@@ -155,19 +155,19 @@ class Seat:
         return sorted(writes, key=lambda write: keys.index(write[0]))
 
     def expect(self, writes: Writes) -> None:
-        """What a call is about to write; in a group it waits for the end."""
+        """Record the arrays that a call will write; in a group at its end."""
         if self.in_group:
             self.reads += self.ordered(writes)
             for key, array in writes:
                 self.hold(key, array, written=False)
 
     def written(self, writes: Writes) -> None:
-        """Check what a call wrote, unless a group is open."""
+        """Check the arrays that a call wrote, unless a group is open."""
         if not self.in_group:
             self.compare(self.ordered(writes))
 
     def compare(self, writes: Writes) -> None:
-        """Check arrays that the store wrote in this order: the last word on an array counts."""
+        """Check arrays in the order of the store's writes; the last write of an array counts."""
         last = {id(array): (key, array) for key, array in writes}
         for key, array in last.values():
             self.same(f"pull of key {key!r}", array, self.model.values[key].astype(array.dtype))
@@ -180,7 +180,7 @@ class Seat:
             raise AssertionError(f"{what}: expected {expected.tolist()}, got {got.tolist()}")
 
     def check(self) -> None:
-        """Hold everything that nobody should have changed against what it was."""
+        """Check that all arrays of earlier calls are unchanged."""
         for held in self.held:
             self.same(f"array pulled of key {held.key!r} before", held.array, held.expected)
         assert self.kv.keys() == [*self.model.values], f"keys {self.kv.keys()}"

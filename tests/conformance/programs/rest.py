@@ -1,4 +1,4 @@
-"""Operations that wait, look, misuse, or hold others in a group."""
+"""Operations that wait, read, misuse, or group others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conformance.programs.stage import Stage, does
 
 
 class Leave(Exception):
-    """Leaves a group."""
+    """Exception that leaves a group."""
 
 
 @does(Wait)
@@ -50,7 +50,7 @@ def look(stage: Stage, seat: Seat, op: Look) -> None:
 
 
 def _looked_at(seat: Seat, plan: KeyPlan, view: object, spec: object) -> None:
-    """Check what a rank sees of a key by itself."""
+    """Check the values that a rank reads by itself."""
     assert not view.flags.writeable
     got = (spec.key, spec.shape, spec.dtype, spec.op)
     assert got == (plan.key, plan.shape, dtype_of(plan.dtype), seat.model.ops[plan.key]), got

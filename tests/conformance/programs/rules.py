@@ -1,4 +1,4 @@
-"""Operations that say what becomes of a sum."""
+"""Operations that change the rule of a store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def set_optimizer(stage: Stage, seat: Seat, op: SetOptimizer) -> None:
 
 
 def _replaced(seat: Seat) -> None:
-    """The old rule has been applied to what was pushed, and is gone."""
+    """Apply the old rule to pending pushes, and drop it."""
     seat.model.apply(seat.model.values)
     if seat.updater is not None:
         assert seat.updater.disposed == seat.disposable, f"disposed {seat.updater.disposed} times"

@@ -1,4 +1,4 @@
-"""From the values of a program to one rank's arrays, and to what all ranks contribute."""
+"""Arrays of a program's values: one rank's arrays, and all ranks' contributions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Sources:
         return found
 
     def one(self, plan: KeyPlan, value: Value) -> Given:
-        """One array for a key, from where the program says, if that can be."""
+        """Return one array for a key from the source that the program names, if possible."""
         other = self._seat.key(value.of)
         given = None
         if value.source == "gradient":
@@ -61,7 +61,7 @@ class Sources:
         return given
 
     def fresh_ranks(self, plan: KeyPlan) -> list[Array]:
-        """Numbers of this call, by rank."""
+        """Return the numbers of this call, by rank."""
         self._count += 1
         size = self._seat.model.size
         return [payload(plan, rank, self._number, self._count) for rank in range(size)]
@@ -71,7 +71,7 @@ class Sources:
         return Given(laid_out(ranks[self._seat.rank], layout), ranks, ours=True)
 
     def _shared(self, plan: KeyPlan, which: int) -> Given | None:
-        """An array that was given to such a key in this call."""
+        """Return an array that was given to an equal key in this call."""
         alike = [
             given for other, given in self._made if _alike(plan, other) and plan.op == other.op
         ]
@@ -81,7 +81,7 @@ class Sources:
         return Given(given.array, given.ranks, ours=False)
 
     def _stored(self, other: KeyPlan) -> Given | None:
-        """The store's own value of a key that all ranks have."""
+        """Return the store's own value of a key that all ranks have."""
         model = self._seat.model
         value = model.values.get(other.key)
         if value is None or model.seen[other.key] != "all" or not is_tame(value):
@@ -89,7 +89,7 @@ class Sources:
         return Given(self._seat.kv.value(other.key), [value.copy()] * model.size, ours=False)
 
     def _previous(self, other: KeyPlan) -> Given | None:
-        """An array that was pulled before."""
+        """Return an array that was pulled earlier."""
         for held in self._seat.held:
             fits = held.written and held.key == other.key and _fits(held.array, other)
             if fits and is_tame(held.expected):
@@ -97,7 +97,7 @@ class Sources:
         return None
 
     def _gradient(self, plan: KeyPlan) -> Given | None:
-        """The key's place in its bucket, filled; none while the store may own it."""
+        """Return the key's gradient view, filled; none while the store may own it."""
         model = self._seat.model
         waiting = model.seen.get(plan.key, "nobody") == "nobody" or plan.key in (model.block or ())
         if waiting or plan.key in self._lent:
@@ -111,16 +111,16 @@ class Sources:
 
 
 def _alike(one: KeyPlan, other: KeyPlan) -> bool:
-    """Whether an array of one key can be pushed into the other."""
+    """Return whether an array of one key can be pushed into the other."""
     return (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
 def _fits(array: Any, plan: KeyPlan) -> bool:
-    """Whether an array has the dtype of a key, in the machine's byte order."""
+    """Return whether an array has the dtype of a key, in the machine's byte order."""
     return bool(np.asarray(array).dtype == dtype_of(plan.dtype))
 
 
 def scribble(given: Given) -> None:
-    """Overwrite an array as its owner may, once a push of it has returned."""
+    """Overwrite an array, as its owner may once a push of it has returned."""
     if given.ours and isinstance(given.array, np.ndarray) and given.array.flags.writeable:
         given.array[...] = 1

@@ -17,7 +17,7 @@ ACTIONS: dict[type[Op], Callable[..., None]] = {}
 
 
 def does(kind: type[Op]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Name a function of (stage, seat, op) as what an operation of that kind does."""
+    """Register a function of (stage, rank, op) for an operation's type."""
 
     def note(action: Callable[..., None]) -> Callable[..., None]:
         ACTIONS[kind] = action
@@ -27,7 +27,7 @@ def does(kind: type[Op]) -> Callable[[Callable[..., None]], Callable[..., None]]
 
 
 class Stage:
-    """Where the operations of a program happen.
+    """All stores of a program on one rank.
 
     Attributes
     ----------
@@ -46,11 +46,11 @@ class Stage:
 
     @property
     def bare(self) -> bool:
-        """Whether single keys and arrays of this operation go without a list around them."""
+        """Return whether single keys and arrays of this operation are passed without a list."""
         return self.number % 2 == 0
 
     def run(self) -> None:
-        """Do all, and pull every key at the end."""
+        """Run all operations, and pull every key at the end."""
         for op in self._ops:
             self.step(op)
         for index, seat in enumerate(self.seats):
@@ -58,7 +58,7 @@ class Stage:
             self.step(Pull(index, tuple(known), None))
 
     def step(self, op: Op) -> None:
-        """Do one operation and look at all stores."""
+        """Run one operation, and check all stores."""
         self.number += 1
         number, seat = self.number, self.seats[op.store % len(self.seats)]
         try:

@@ -161,7 +161,7 @@ class Network:
         return Machine(name, address, pid)
 
     def _connect(self, host: Machine) -> None:
-        """Lay a cable from a host to the bridge; its end there has the host's name."""
+        """Connect a host to the bridge by a virtual cable, whose end there has the host's name."""
         add = ("ip", "link", "add", host.name, "type", "veth", "peer", "eth0", "netns")
         self.login.run(*add, str(_numbers(host.pid)[-2]))
         self.login.run("ip", "link", "set", host.name, "master", BRIDGE, "up")
@@ -184,19 +184,19 @@ class Network:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def cut(self, host: Machine) -> None:
-        """Pull a host's cable out of the bridge."""
+        """Disconnect a host from the bridge."""
         self.login.run("ip", "link", "set", host.name, "down")
 
     def mend(self, host: Machine) -> None:
-        """Put a host's cable back."""
+        """Reconnect a host to the bridge."""
         self.login.run("ip", "link", "set", host.name, "up")
 
     def drop(self, host: Machine, *senders: Machine) -> None:
-        """Let whatever the senders send to a host be lost, and nothing of what it sends."""
+        """Drop all packets from the senders to a host, and none from the host."""
         self._filter(host, *(sender.address for sender in senders))
 
     def lose(self, host: Machine, one_in: int) -> None:
-        """Let one in so many packets that arrive at a host be lost, drawn by the kernel."""
+        """Drop one in `one_in` packets that arrive at a host, drawn by the kernel."""
         self._filter(host, "--one-in", str(one_in))
 
     def heal(self) -> None:

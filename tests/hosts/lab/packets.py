@@ -24,7 +24,7 @@ RANDOM = 1
 
 
 def drawn(one_in: int) -> list[dict[str, Any]]:
-    """Build the expressions that one packet in so many meets."""
+    """Build the nftables expressions that match one packet in `one_in`."""
     number = [("DREG", 1), ("MODULUS", one_in), ("TYPE", RANDOM), ("OFFSET", 0)]
     data = {"attrs": [(f"NFTA_NG_{name}", value) for name, value in number]}
     zero = {"attrs": [("NFTA_DATA_VALUE", struct.pack("=I", 0))]}

@@ -116,7 +116,7 @@ def nothing() -> None:
 
 
 def spawned() -> None:
-    """Without a guard, the child runs the program again."""
+    """A spawned child runs the program again, which has no ``__main__`` guard."""
     kv = None
     try:
         kv = opened()

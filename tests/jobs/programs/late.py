@@ -1,6 +1,6 @@
-"""A rank that never comes to where all meet; ``python late.py WHERE``.
+"""A rank that never arrives where all ranks wait; ``python late.py WHERE``.
 
-It sleeps in C and keeps the interpreter's lock, so that nothing of Python's runs in it.
+The rank sleeps in C and holds the interpreter's lock, so no Python code runs in its process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ncclkv.system import watchdog
 
 
 def sleep(seconds: int) -> None:
-    """Touch the file that MARK names, and keep the lock for so long."""
+    """Touch the file that MARK names, and hold the interpreter's lock for `seconds`."""
     Path(os.environ["MARK"]).touch()
     ctypes.PyDLL(None).sleep(seconds)
 
@@ -29,7 +29,7 @@ def before() -> None:
 
 
 def between() -> None:
-    """Rank 1 comes to the first communicator of a store, and not to the second."""
+    """Rank 1 creates the first communicator of a store, and not the second."""
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.rank == 1:
@@ -62,7 +62,7 @@ def again() -> None:
 
 
 def in_time() -> None:
-    """None does, in each other and one after the other."""
+    """No call exceeds its limit, nested or one after the other."""
     kv = ncclkv.create("dist_sync")
     with watchdog.guard("a short call", 1.0):
         with watchdog.guard("one in it", 0.5):

@@ -15,7 +15,7 @@ RANK = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0"
 
 
 def mark() -> None:
-    """Tell from when on the end of the job is awaited."""
+    """Mark the time from which the end of the job is awaited."""
     Path(os.environ["MARK"]).touch()
 
 
@@ -31,7 +31,7 @@ def step(kv: ncclkv.KVStore) -> None:
 
 
 def leave(way: str) -> None:
-    """End this rank with exit code 0, without a word to MPI."""
+    """End this rank with exit code 0, without MPI_Finalize."""
     mark()
     if way == "exec":
         os.execv("/bin/true", ["/bin/true"])
@@ -39,7 +39,7 @@ def leave(way: str) -> None:
 
 
 def steps(way: str) -> None:
-    """Rank 1 leaves in the midst of the steps."""
+    """Rank 1 exits during the steps."""
     kv = opened()
     for number in range(100):
         if (RANK, number) == (1, 5):
@@ -48,7 +48,7 @@ def steps(way: str) -> None:
 
 
 def computes(way: str) -> None:
-    """Rank 1 leaves, and the others do not miss it for long."""
+    """Rank 1 exits, and the others do not need it for a long time."""
     kv = opened()
     step(kv)
     if RANK == 1:

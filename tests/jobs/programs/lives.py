@@ -28,7 +28,7 @@ def step(kv: ncclkv.KVStore) -> None:
 
 
 def mark() -> None:
-    """Note the time from which the end of the job is counted."""
+    """Mark the time from which the end of the job is counted."""
     Path(os.environ["MARK"]).touch()
 
 
@@ -52,7 +52,7 @@ def several_forgotten() -> None:
 
 
 def caught_outside() -> None:
-    """Rank 1 leaves its store by an exception that it survives; the others are told."""
+    """Rank 1 leaves its store by an exception that it survives; the others get its reason."""
     try:
         with opened() as kv:
             step(kv)
@@ -146,7 +146,7 @@ def finalizes_before_closing() -> None:
 
 
 def prints_to_nobody() -> None:
-    """Standard output is gone when the failure is announced."""
+    """Standard output is closed when the failure is printed."""
     kv = opened()
     if kv.rank == 1:
         mark()
@@ -157,7 +157,7 @@ def prints_to_nobody() -> None:
 
 
 def waits_for_ever() -> None:
-    """All ranks but one wait, until somebody ends the job."""
+    """All ranks but one wait until the job is ended from outside."""
     kv = opened()
     if kv.rank == 0:
         mark()

@@ -17,7 +17,7 @@ RESTART = int(os.environ.get("NCCLKV_RESTART", "-1"))
 
 
 def mark() -> None:
-    """Tell from when on the end of the job is awaited."""
+    """Mark the time from which the end of the job is awaited."""
     Path(os.environ["MARK"]).touch()
 
 
@@ -34,7 +34,7 @@ def opened() -> ncclkv.KVStore:
 
 
 def works() -> None:
-    """All say something on both streams."""
+    """All ranks write to both streams."""
     with opened() as kv:
         step(kv)
         print(f"out of {kv.rank}")
@@ -59,7 +59,7 @@ def goes_on() -> None:
 
 
 def bad_end(where: str, way: str) -> None:
-    """Rank 1 comes to an end before the store is made, or between two steps."""
+    """Rank 1 fails before the store is created, or between two steps."""
     rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
 
     def end() -> None:
@@ -80,7 +80,7 @@ def bad_end(where: str, way: str) -> None:
 
 
 def third_time() -> None:
-    """Fail twice with a checkpoint more each time, and then go well."""
+    """Fail twice, each time with a new checkpoint, and then succeed."""
     kv = opened()
     step(kv)
     loaded = kv.load(required=False)
@@ -106,7 +106,7 @@ def waits() -> None:
 
 
 def stubborn() -> None:
-    """The same, and no rank ends when it is asked to."""
+    """Rank 0 sleeps and the others wait; all ignore requests to end."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     waits()
