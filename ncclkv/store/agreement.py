@@ -1,4 +1,4 @@
-"""What all ranks must say alike, said and compared."""
+"""Agreement: ranks exchange what they ask for, and go on if all ask for the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ncclkv.errors import SpecMismatch
 
 Made = TypeVar("Made")
 
-# So many ranks are shown in a message; the rest are counted.
+# Ranks that a message shows; the rest are counted.
 _SHOWN = 8
 
 
@@ -24,7 +24,7 @@ def agree(
     error: Exception | None = None,
     note: Any = None,
 ) -> list[Any]:
-    """Make sure that all ranks say the same `items`; collective.
+    """Make sure that all ranks have the same `items`; collective.
 
     Parameters
     ----------
@@ -32,16 +32,16 @@ def agree(
     verb : str
         The call, for messages.
     items : sequence of str
-        What this rank says, such as a key's spec each.
+        What this rank asks for, such as the spec of each key.
     error : Exception, optional
         Why this rank cannot go on.  When no rank can, each raises its own.
     note : Any
-        Something to tell all ranks on the way.
+        Anything to send to all ranks along with the items.
 
     Returns
     -------
     list
-        Every rank's note, in rank order.
+        The notes of all ranks, in rank order.
 
     Raises
     ------
@@ -70,19 +70,19 @@ def agree(
 def propose(
     comm: Communicator, verb: str, make: Callable[[], tuple[Made, Sequence[str]]], note: Any = None
 ) -> tuple[Made, list[Any]]:
-    """Make something on every rank, or on none; collective.
+    """Make a thing on every rank, or on none; collective.
 
     Parameters
     ----------
     make : callable
-        Returns what it made, and the items for `agree`; or raises `UsageError`.
+        Returns the thing and the items for `agree`; or raises `UsageError`.
     comm, verb, note
         As for `agree`.
 
     Returns
     -------
     made, notes
-        What `make` made here, and every rank's note.
+        The thing made on this rank, and the notes of all ranks.
     """
     try:
         made, items = make()
@@ -93,7 +93,7 @@ def propose(
 
 
 def _message(comm: Communicator, verb: str, lines: list[str], advice: str) -> str:
-    """The ranks' words in a row."""
+    """Return a message that shows how ranks differ."""
     hidden = len(lines) - _SHOWN
     more = [f"{hidden} more ranks"] if hidden > 0 else []
     shown = "; ".join([*lines[:_SHOWN], *more])
@@ -101,7 +101,10 @@ def _message(comm: Communicator, verb: str, lines: list[str], advice: str) -> st
 
 
 def from_rank(comm: Communicator, values: Sequence[Array], root: int = 0) -> list[Array]:
-    """One rank's values on every rank, as copies; all arrays have the same shapes everywhere."""
+    """Return copies of one rank's values, on every rank; collective.
+
+    The shapes and dtypes of `values` are the same on all ranks.
+    """
     sizes = [-(-value.nbytes // ALIGNMENT) * ALIGNMENT for value in values]
     blob = comm.allocate(sum(sizes))
     copies, start = [], 0

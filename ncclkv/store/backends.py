@@ -1,4 +1,4 @@
-"""From the name of a store to its ranks and the memory they are in: one table."""
+"""Backends: from the name of a store to its communicator, in one table."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _log = logging.getLogger("ncclkv")
 
 @contextmanager
 def freed_without_store(ranks: Communicator) -> Iterator[None]:
-    """Free what a store would talk on, when there will be none."""
+    """Free the communicator if its store cannot be made."""
     try:
         yield
     except (UsageError, SpecMismatch, LaunchError) as error:
         if isinstance(error, SpecMismatch):
             dump.write_of(ranks, error)
-        # All ranks have found the same.
+        # All ranks raise the same error here, so closing, which is collective, ends.
         with suppress(KVStoreError):
             ranks.close()
         raise
@@ -52,14 +52,14 @@ def freed_without_store(ranks: Communicator) -> Iterator[None]:
 
 
 def _alone(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """The process by itself, whatever was started beside it."""
+    """Return a communicator of this process alone."""
     _refuse_comm(name, comm)
     _warn_of_many(name)
     return SoloCommunicator(env.timeout(timeout))
 
 
 def _warn_of_many(name: str) -> None:
-    """Say that a store of one process was asked for in each of several."""
+    """Warn that each of several ranks asks for a store of one process."""
     started = env.launched_size() or 1
     if started > 1 and env.launched_rank() == 0:
         warnings.warn(
@@ -70,7 +70,7 @@ def _warn_of_many(name: str) -> None:
 
 
 def _hosts(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """All ranks, or those of `comm`, who all have asked for this store."""
+    """Return all ranks, or those of `comm`, once all have asked for this store."""
     ranks = _over(comm, timeout)
     with freed_without_store(ranks):
         agree(ranks, "create", [f"name={name}"])
@@ -78,7 +78,7 @@ def _hosts(name: str, comm: Any, timeout: float | None) -> Communicator:
 
 
 def _over(comm: Any, timeout: float | None) -> Communicator:
-    """All ranks, or those of `comm`."""
+    """Return all ranks, or those of `comm`."""
     if comm is None:
         return launch.world(timeout)
     if isinstance(comm, Communicator):
@@ -92,7 +92,7 @@ def _over(comm: Any, timeout: float | None) -> Communicator:
 
 
 def _best(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """All ranks, on the best that there is; one line says which that was."""
+    """Return all ranks, over NCCL if they can, and else in host memory, with a line in the log."""
     ranks = _hosts(name, comm, timeout)
     if isinstance(ranks, NcclCommunicator):
         return ranks
@@ -102,7 +102,7 @@ def _best(name: str, comm: Any, timeout: float | None) -> Communicator:
         if problem is None:
             return gpus.launch(ranks, facts)
     if ranks.size > 1 and ranks.rank == 0:
-        _say_once(
+        _log_once(
             f"ncclkv: dist over {ranks.size} ranks in host memory ({ranks.name}), not over NCCL: "
             f"{problem}"
         )
@@ -110,7 +110,7 @@ def _best(name: str, comm: Any, timeout: float | None) -> Communicator:
 
 
 def _nccl(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """All ranks, or those of `comm`, in the memory of their GPUs."""
+    """Return all ranks, or those of `comm`, in the memory of their GPUs."""
     ranks = _hosts(name, comm, timeout)
     if isinstance(ranks, NcclCommunicator):
         return ranks
@@ -125,25 +125,25 @@ def _nccl(name: str, comm: Any, timeout: float | None) -> Communicator:
 
 
 def _device(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """The process by itself, in the memory of its GPU if it has one."""
+    """Return a communicator of this process alone, in the memory of its GPU if it has one."""
     process = _alone(name, comm, timeout)
     facts = gpus.survey(process)
     problem = launch_problem(facts)
     if problem is None:
         return gpus.launch(process, facts)
     if facts[0].devices:
-        _say_once(f"ncclkv: {name} in host memory, not in a GPU's: {problem}")
+        _log_once(f"ncclkv: {name} in host memory, not in a GPU's: {problem}")
     return process
 
 
 @cache
-def _say_once(line: str) -> None:
+def _log_once(line: str) -> None:
     """Log a line, the first time in a process."""
     _log.warning(line)
 
 
 def _threads(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """The ranks that are threads of `testing.run_ranks`."""
+    """Return the ranks that are threads of `testing.run_ranks`."""
     _refuse_comm(name, comm)
     if not threads.is_rank():
         _warn_of_many(name)
@@ -151,7 +151,7 @@ def _threads(name: str, comm: Any, timeout: float | None) -> Communicator:
 
 
 def _asynchronous(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """Say why not."""
+    """Refuse: collectives are synchronous."""
     raise NotSupported(
         f"create({name!r}): pushes that are applied rank by rank need a server, and collectives "
         f"are synchronous; create('dist_sync') sums over all ranks"

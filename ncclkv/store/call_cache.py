@@ -1,7 +1,7 @@
-"""Calls that come again with the very same arrays, as those of a training loop do.
+"""CallCache: calls that were checked before, found again by the very same arrays.
 
-Checking and sorting the arrays of a call takes longer than copying small ones.  So what a call was
-made into is kept, until one of its arrays is gone or has become another.
+The calls of a training loop repeat.  Checking and sorting their arrays takes longer than copying
+small ones.  So the prepared form of a call is kept, until one of its arrays is gone or has changed.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _CALL_BYTES, _ARRAY_BYTES = 2560, 400
 _EXACT = frozenset({int, str, *(np.dtype(code).type for code in "bBhHiIlLqQ")})
 """Types of keys that compare equal only if they name the same key."""
 
-Form = Callable[[Any], Any]
-"""What can be changed of an array that stays where it is."""
+Attribute = Callable[[Any], Any]
+"""Getter of an attribute that can change while an array stays at its address."""
 
-_dtype_of: Form = attrgetter("dtype")
-_axes_of: Form = attrgetter("ndim")
-_shape_of: Form = attrgetter("shape")
-_in_order: Form = attrgetter("flags.carray")
-"""Whether a NumPy array can be written, and is in C order: then its shape says all the rest."""
+_dtype_of: Attribute = attrgetter("dtype")
+_axes_of: Attribute = attrgetter("ndim")
+_shape_of: Attribute = attrgetter("shape")
+_in_order: Attribute = attrgetter("flags.carray")
+"""True for a writable NumPy array in C order, whose layout follows from its shape."""
 
 
 class CallCache:
     """Prepared forms of the last calls, by verb and keys.
 
-    Calls of one key are limited by the keys: a key has one entry a verb, of about 2 KiB.  Calls of
-    lists are limited by bytes, and the oldest are evicted.
+    Each key has at most one call of a single key a verb, of about 2 KiB.  Calls of lists are
+    limited by bytes, and the oldest are evicted.
 
     Parameters
     ----------
@@ -78,15 +78,15 @@ class CallCache:
             return None if call is None else (call.made, given)
         try:
             one = self._ones.get((verb, key))
-        except TypeError:  # of a key that is none, and will be refused
+        except TypeError:  # the key is no key, and will be refused
             return None
         return (one.made, (given,)) if one is not None and one.is_of(key, given) else None
 
     def _earlier(self, verb: str, keys: Sequence[Any], given: Any) -> _List | None:
-        """A call of a list that is not the verb's last one."""
+        """Return an earlier call of a list than the verb's last one."""
         try:
             call = self._lists.get((verb, tuple(keys)))
-        except TypeError:  # of a list of what is no key, and will be refused
+        except TypeError:  # an item of the list is no key, and will be refused
             return None
         if call is None or call is self._last.get(verb) or not call.is_of(keys, given):
             return None
@@ -94,10 +94,18 @@ class CallCache:
         return call
 
     def keep(self, verb: str, key: Any, given: Any, row: Sequence[Any], made: Any) -> None:
-        """Keep what a call was made into, if the arrays used, in a `row`, are its own.
+        """Keep what a call was made into, if its arrays are NumPy's or CuPy's.
 
-        These are NumPy's or CuPy's, then.  Of another library's there is a view in the row, and it
-        may change its memory.
+        Parameters
+        ----------
+        verb : str
+        key, given : Any
+            The keys and the arrays, as the program gave them.
+        row : sequence of ndarray
+            The arrays as the call uses them: for another library's array a view, whose memory that
+            library may change.  Such a call is not kept.
+        made : Any
+            The prepared form.
         """
         several = is_list(key)
         if several != is_list(given):
@@ -150,7 +158,7 @@ class _One:
         self._layout = self._layout_of and self._layout_of(array)
 
     def is_of(self, key: Any, array: Any) -> bool:
-        """Whether the call has this key, which equals its own, and this array."""
+        """Return whether the call has this array, and this key, which equals the call's."""
         return (
             type(key) is self._kind  # True is not the key 1
             and (self._key is None or key is self._key)
@@ -164,10 +172,15 @@ class _One:
 class _List:
     """A call of a list of keys with a list of arrays, which it does not keep alive.
 
-    `nbytes` estimates the memory that it takes, with what it was made into.
+    Comparing each of a thousand small arrays in Python takes as long as copying it.  So the loops
+    over a list are NumPy's and those of built-in functions.
 
-    Looking at each of a thousand small arrays takes as long as copying it.  So a list is looked at
-    in a few rows, and the loops along them are not Python's.
+    Attributes
+    ----------
+    made : Any
+        The prepared form.
+    nbytes : int
+        An estimate of the memory that the call takes, with its prepared form.
     """
 
     def __init__(
@@ -179,68 +192,70 @@ class _List:
         self._key_addresses = _addresses(keys)
         self._kinds = list(map(type, keys))
         self._exact = _EXACT.issuperset(self._kinds)
-        # An address can be another array's when this one is gone, of which the references tell.
+        # Another array may take the address of an array that is gone; the references notice that.
         self._present = [True]
         gone = partial(_clear, self._present)
         self._references = [weakref.ref(array, gone) for array in arrays]
         self._addresses = _addresses(arrays)
-        # An array of one axis and a dtype has one shape: NumPy resizes none that is referred to.
+        # The shape of an array of one axis cannot change: NumPy resizes no array with references.
         flat = all(array.ndim == 1 for array in arrays)
-        forms = [_dtype_of, _axes_of if flat else _shape_of]
+        attributes = [_dtype_of, _axes_of if flat else _shape_of]
         if to_write:
-            forms += filter(None, [_layout_of(arrays)])
-        self._forms = [(form, *_alike(map(form, arrays))) for form in forms]
+            attributes += filter(None, [_layout_of(arrays)])
+        self._attributes = [(each, *_alike(map(each, arrays))) for each in attributes]
 
     def is_of(self, keys: Sequence[Any], arrays: Any) -> bool:
-        """Whether the call has these keys and these arrays."""
-        if not (isinstance(arrays, (list, tuple)) and self._present and self._is_of_keys(keys)):
+        """Return whether the call has these keys and these arrays."""
+        if not (isinstance(arrays, (list, tuple)) and self._present):
             return False
-        if _addresses(arrays) != self._addresses:
+        count = len(keys)
+        if count != len(self._keys):
             return False
-        for form, had, alike in self._forms:
+        same_objects = np.fromiter(keys, object, count).tobytes() == self._key_addresses
+        if not same_objects and not self._has_equal(keys):
+            return False
+        if np.fromiter(arrays, object, len(arrays)).tobytes() != self._addresses:
+            return False
+        for attribute, had, alike in self._attributes:
             if alike:
-                if countOf(map(form, arrays), had[0]) != len(had):
+                if countOf(map(attribute, arrays), had[0]) != len(had):
                     return False
-            elif not all(map(eq, map(form, arrays), had)):
+            elif not all(map(eq, map(attribute, arrays), had)):
                 return False
         return True
 
-    def _is_of_keys(self, keys: Sequence[Any]) -> bool:
-        """Return whether the call has these keys, and not only what equals them."""
-        if len(keys) != len(self._keys):
-            return False
-        if _addresses(keys) == self._key_addresses:
-            return True
+    def _has_equal(self, keys: Sequence[Any]) -> bool:
+        """Return whether the call has keys like these, of the same types."""
         # True equals the key 1, and an object of a str's subclass may equal any str.
         return self._exact and list(map(type, keys)) == self._kinds and self._keys == list(keys)
 
 
 def call_bytes(length: int) -> int:
-    """Estimate the memory of a kept call of a list: itself, and what it was made into."""
+    """Estimate the memory of a kept call of a list, with its prepared form."""
     return _CALL_BYTES + _ARRAY_BYTES * length
 
 
 def _clear(items: list[Any], reference: object) -> None:
-    """Empty a list when what a reference refers to is gone."""
+    """Empty a list when the object of a reference is gone."""
     items.clear()
 
 
 def _addresses(items: Sequence[Any]) -> bytes:
-    """Where objects are, which is the ``id`` of each, all in one piece."""
+    """Return the addresses of objects, which is the ``id`` of each, as one piece of memory."""
     return np.fromiter(items, object, len(items)).tobytes()
 
 
-def _alike(forms: Iterable[Any]) -> tuple[list[Any], bool]:
-    """The forms of arrays, equal ones as one object, and whether all are equal."""
+def _alike(values: Iterable[Any]) -> tuple[list[Any], bool]:
+    """Return values, equal ones as one object, and whether all are equal."""
     one_of: dict[Any, Any] = {}
-    each = [one_of.setdefault(form, form) for form in forms]
+    each = [one_of.setdefault(value, value) for value in values]
     return each, len(one_of) == 1
 
 
-def _layout_of(arrays: Sequence[Any]) -> Form | None:
-    """What tells whether arrays can be written, and in which order; None where nothing can change.
+def _layout_of(arrays: Sequence[Any]) -> Attribute | None:
+    """Return the getter of arrays' strides and writability; None if neither can change.
 
-    CuPy's have no flag for the one, and let nobody change the other.
+    CuPy's arrays are always writable, and their strides cannot be set.
     """
     on_host = [isinstance(array, np.ndarray) for array in arrays]
     if not any(on_host):
@@ -249,5 +264,5 @@ def _layout_of(arrays: Sequence[Any]) -> Form | None:
 
 
 def _layout(array: Any) -> tuple[bool, tuple[int, ...]]:
-    """Whether an array can be written, and the steps between its elements."""
+    """Return whether an array can be written, and its strides."""
     return getattr(array.flags, "writeable", True), array.strides

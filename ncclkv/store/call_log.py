@@ -1,8 +1,9 @@
-"""The calls of one store on one rank: each is noted before anything is done for it.
+"""CallLog: the collective calls of one store on one rank, as numbers that ranks compare.
 
-Ranks must make the same calls in the same order.  What a rank has called is one number, the mark
-of `ncclkv.table.contract`, which every collective carries; what it called last, and where in the
-user's program, is on the board of `ncclkv.comm.diagnosis.flight_recorder`.
+Ranks must make the same calls in the same order.  Each call is recorded before anything is done for
+it.  All calls so far make one number, the digest of `ncclkv.table.contract`, which every collective
+carries.  The last calls, with their lines in the program, are kept by
+`ncclkv.comm.diagnosis.flight_recorder`.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from ncclkv.table.registry import Key, Registry
 
 
 class CallLog:
-    """What this rank has called.
+    """Records this rank's calls.
 
     Parameters
     ----------
     comm : Communicator
-    presence : Presence
-        Of the store; ranks that may push different keys do not note pushes.
+    presence : FlushAgreement
+        Of the store: if ranks may push different keys, pushes are not recorded.
     registry : Registry
 
     Attributes
     ----------
     disabled : bool
-        Whether calls are not recorded: what is captured is not done, and in an uneven block ranks
+        Whether calls are not recorded: a captured call is not done, and in an uneven block ranks
         may make different calls.
     """
 
@@ -45,12 +46,12 @@ class CallLog:
         if comm.calls is not None:
             self._log = comm.calls.recorder.log
             # Weak, or a store that is dropped would keep its memory until garbage is collected.
-            comm.calls.differing_keys = WeakMethod(self._odd)
+            comm.calls.differing_keys = WeakMethod(self._differing_keys)
         self._pushed: dict[Key, int] = {}
         self._read: dict[Key, int] = {}
 
     def push(self, verb: str, push: Push, pull: Pull | None, priority: int) -> None:
-        """Note a push, and the pull that follows it in the same call."""
+        """Record a push, and the pull that the same call makes."""
         if self.disabled:
             return
         if self._presence.zeros:
@@ -58,26 +59,40 @@ class CallLog:
                 self.pull(pull)
             return
         if push.code is None:
-            push.code = self.number(push.indices, ())
-        keys, read = push.code, () if pull is None else pull.keys
-        if pull is not None:
-            keys = (keys + self._of_pull(pull)) & contract.MASK
-        self._note(verb, keys, push.indices, read, priority)
+            push.code = self.code_of(push.indices, ())
+        if pull is None:
+            self._append(verb, push.code, push.indices, (), priority)
+            return
+        if pull.code is None:
+            pull.code = self.code_of((), pull.keys)
+        code = (push.code + pull.code) & contract.MASK
+        self._append(verb, code, push.indices, pull.keys, priority)
 
     def pull(self, pull: Pull) -> None:
-        """Note a pull."""
-        if not self.disabled:
-            self._note("pull", self._of_pull(pull), (), pull.keys)
+        """Record a pull."""
+        if self.disabled:
+            return
+        if pull.code is None:
+            pull.code = self.code_of((), pull.keys)
+        self._append("pull", pull.code, (), pull.keys)
 
     def note(self, verb: str, pushed: Collection[Key] = (), read: Sequence[Key] = ()) -> None:
-        """Note another call."""
+        """Record another call.
+
+        Parameters
+        ----------
+        verb : str
+        pushed : collection of keys
+        read : sequence of keys
+            Those that the call pulls or waits for; keys may repeat.
+        """
         if not self.disabled:
             pushed = () if self._presence.zeros else pushed
             alone = len(read) == 1 and not pushed
             keys = self._read.get(read[0]) if alone else None
             if keys is None:
-                keys = self.number(pushed, read)
-            self._note(verb, keys, pushed, read)
+                keys = self.code_of(pushed, read)
+            self._append(verb, keys, pushed, read)
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -88,12 +103,7 @@ class CallLog:
         finally:
             self.disabled = before
 
-    def _of_pull(self, pull: Pull) -> int:
-        if pull.code is None:
-            pull.code = self.number((), pull.keys)
-        return pull.code
-
-    def _note(
+    def _append(
         self,
         verb: str,
         keys: int,
@@ -101,6 +111,7 @@ class CallLog:
         read: Collection[Key],
         priority: int = 0,
     ) -> None:
+        """Append a call to the log, with its words if they are new, and advance the digest."""
         what, mark, log = contract.number(verb, priority), self._mark, self._log
         frame = _getframe(2)
         while (following := log.append(what, keys, mark.value, frame)) is None:
@@ -108,29 +119,35 @@ class CallLog:
             log.intern(what, keys, f"{words} at {call_site(frame)}", frame)
         mark.value = following
 
-    def number(self, pushed: Collection[Key], read: Collection[Key]) -> int:
-        """The number of the keys of a call."""
+    def code_of(self, pushed: Collection[Key], read: Collection[Key]) -> int:
+        """Return the number that stands for the keys of a call, in whatever order."""
         try:
             return self._sum(pushed, read)
         except KeyError:
-            self._learn()
+            self._number_keys()
             return self._sum(pushed, read)
 
     def _sum(self, pushed: Collection[Key], read: Collection[Key]) -> int:
-        """The same, of keys that have numbers."""
+        """Return the sum of the keys' numbers, if all have them."""
         total = sum(map(self._pushed.__getitem__, pushed))
-        # Several arrays may stand for a key, which counts once.
+        # A key that is read into several arrays counts once.
         total += sum(map(self._read.__getitem__, read if len(read) < 2 else set(read)))
         return total & contract.MASK
 
-    def _learn(self) -> None:
-        """Number all keys."""
+    def _number_keys(self) -> None:
+        """Give every key of the registry its numbers."""
         for spec in self._registry:
             self._pushed[spec.key] = contract.pushed(spec.index)
             self._read[spec.key] = contract.read(spec.index)
 
-    def _odd(self, first: int, second: int) -> tuple[Key | None, Key | None]:
-        """The keys that two calls do not have in common, by the numbers of their keys."""
-        self._learn()
+    def _differing_keys(self, first: int, second: int) -> tuple[Key | None, Key | None]:
+        """Return the key that only the first call has, and the key that only the second has.
+
+        Parameters
+        ----------
+        first, second : int
+            The numbers that stand for the keys of the two calls.
+        """
+        self._number_keys()
         numbers = {number: key for key, number in [*self._pushed.items(), *self._read.items()]}
         return contract.odd_key(first, second, numbers)

@@ -15,7 +15,7 @@ from ncclkv.store.session import IN_CAPTURE
 class CapturedStep:
     """The pushes and pulls of a ``with kv.capture()`` block.
 
-    It keeps all arrays that they name until it is closed or dropped.
+    The step keeps all arrays of these calls until it is closed or dropped.
     """
 
     def __init__(self, context: Context) -> None:

@@ -1,4 +1,4 @@
-"""From a name and options to a store."""
+"""Create: makes a store from a name and options."""
 
 from __future__ import annotations
 
@@ -53,45 +53,44 @@ def create(
     ----------
     name : str
     comm : mpi4py.MPI.Intracomm or Communicator, optional
-        The ranks of a ``dist`` store; by default all of the job.  The store talks on a communicator
-        of its own over the same ranks.
+        The ranks of a ``dist`` store; by default all of the job.  The store communicates on a
+        duplicate of it.
     update_on : {"every_rank", "root"}
         Where updaters run: on every rank with the same sum, or on one rank whose values are
         broadcast by the next pull.
     root : int
-        That rank; also the one whose values `repair` gives to all.
+        The rank of ``update_on="root"``; also the rank whose values `repair` gives to all.
     bucket_bytes : int or "auto"
-        Keys share collectives up to so many bytes; 0: each key has its own.  ``"auto"``: the ranks
-        measure for about a second what collectives take, and choose a power of two from 1 to 64 MiB
-        at which little of it is latency; one rank keeps the default, 25 MiB.  ``explain_plan()``
-        and ``repr`` show what was chosen.
+        Keys share collectives of at most this number of bytes; 0: each key has its own.
+        ``"auto"``: the ranks measure collectives for about a second, and choose a power of two from
+        1 to 64 MiB at which latency is a small part of the time.  A single rank keeps the default,
+        25 MiB.  ``explain_plan()`` and ``repr`` show the choice.
     timeout : float, optional
         Seconds that a wait for other ranks may take.  By default those of `comm`, when that is a
         Communicator, and of ``run_ranks`` for ``threads``; else ``NCCLKV_TIMEOUT``, or 300.
     missing : {"error", "zeros"}
-        What becomes of a key that some ranks pushed and others did not: `OrderMismatch`, or the
-        others count as having pushed zeros.  With ``"zeros"`` an optimizer works with its numbers
-        as they are at the flush.
+        The treatment of a key that only some ranks pushed: `OrderMismatch`, or the other ranks
+        count as having pushed zeros.  With ``"zeros"`` an optimizer uses its hyperparameters as
+        they are at the flush.
     nonfinite : {"ignore", "raise", "skip_step"}
-        What becomes of a push that holds NaN or infinity on some rank: nothing; `NonFinite` on
+        The treatment of a push that holds NaN or infinity on a rank: no check; `NonFinite` on
         every rank; or no rank applies any push of that flush.
     verify_every : int
-        After every so many calls that flush and read (pull, pushpull, broadcast, a group with
-        pulls, wait, barrier) the ranks compare what they hold of the keys that the call names, or
-        of all, and what they have pulled of them; 0: never.  Bits are compared, by checksums; what
-        was pulled only where each rank has pulled it in the key's own dtype.  A difference is a
-        `Divergence` on every rank, which names keys and the ranks that are not of the majority.
-        Pulled arrays are the program's own, and not looked at again.  Where all ranks have one copy
-        of a value, as on one node without a function as updater, there is nothing to compare it
-        with.  On a GPU the host waits at each comparison.
+        Number of calls between two comparisons of values; 0: never.  Calls that flush and read
+        count: pull, pushpull, broadcast, a group with pulls, wait, barrier.  After such a call the
+        ranks compare the values they hold of its keys, or of all keys, and the arrays they have
+        pulled, by checksums of their bits.  Pulled arrays are compared if each rank has pulled them
+        in the key's own dtype.  A difference raises `Divergence` on every rank, with the keys and
+        the ranks outside the majority.  A value of which all ranks share one copy, as on one node
+        without a function as updater, is not compared.  On a GPU the host waits at each comparison.
     repair : bool
-        Where values differ, give all ranks the root's, and what an optimizer remembers of them,
-        with a line in the log, instead of raising `Divergence`.  What a function as updater
-        remembers is its own, and stays.
+        Where values differ, give all ranks the root's values and optimizer state, with a line in
+        the log, instead of raising `Divergence`.  The state of a function as updater stays as it
+        is.
     reproducible : bool
-        Sums over ranks are made in rank order, whatever the machines, the sizes and the library:
-        the bits of NumPy's sum of rank 0's array, rank 1's, and so on, in float32 for 16-bit floats
-        and rounded once.  On one node they are so without it.
+        Make sums over ranks in rank order, whatever the machines, the sizes and the library: the
+        bits of NumPy's sum of rank 0's array, rank 1's, and so on.  16-bit floats are summed in
+        float32 and rounded once.  On one node sums have these bits without this option.
 
     Returns
     -------
@@ -103,7 +102,7 @@ def create(
     UsageError
         When an argument is unknown or out of range.
     LaunchError
-        When the job was not started as the store needs, or has not the GPUs it needs.
+        When the job was not started as the store needs, or lacks the GPUs that the store needs.
     SpecMismatch
         On every rank, when ranks ask for different stores.
 
@@ -135,7 +134,7 @@ threads
     )
     if lower in KVStoreBase.kv_registry:
         _refuse_options(lower, options, comm=comm, timeout=timeout)
-        # Typed as the class of all other names: a program that registers its own can cast.
+        # Typed as KVStore, as for all other names: a program that registers a class can cast.
         return cast(KVStore, KVStoreBase.kv_registry[lower]())
     if lower not in RANKS:
         raise UsageError(_unknown(name))
@@ -156,6 +155,6 @@ def _refuse_options(name: str, options: Options, **others: Any) -> None:
 
 
 def _unknown(name: str) -> str:
-    """What to say of a name that is not known."""
+    """Return the message for an unknown name."""
     names = sorted({*RANKS, *KVStoreBase.kv_registry})
     return f"unknown store {name!r}; {nearest(name, names)}The names are {', '.join(names)}"

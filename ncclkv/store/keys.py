@@ -1,4 +1,4 @@
-"""The forms in which users name keys and arrays, made one form."""
+"""Keys: the forms in which programs name keys and arrays, made one form."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def one_key(key: Any) -> Key:
 
 
 def _advice(key: Any) -> str:
-    """What to do with something that is no key."""
+    """Return advice on something that is no key."""
     if isinstance(key, (bytes, bytearray)):
         return "; decode it"
     if isinstance(key, (set, frozenset)):
@@ -49,12 +49,12 @@ def _advice(key: Any) -> str:
 
 
 def is_list(item: Any) -> bool:
-    """Whether `item` stands for several keys or arrays."""
+    """Return whether `item` stands for several keys or arrays."""
     return isinstance(item, (list, tuple))
 
 
 def key_list(key: Any) -> list[Key]:
-    """One key or a list of keys as a list of keys of one kind."""
+    """Return a key, or a list of keys, as a list of keys of one kind."""
     keys = [one_key(item) for item in key] if is_list(key) else [one_key(key)]
     for other in keys[1:]:
         if type(other) is not type(keys[0]):
@@ -67,7 +67,8 @@ def key_list(key: Any) -> list[Key]:
 def pairs(verb: str, key: Any, arrays: Any) -> Pairs:
     """Pair keys with arrays.
 
-    One key takes an array, or a list of arrays.  A list of keys takes a list as long, of the same.
+    A key takes an array, or a list of arrays.  A list of keys takes a list of the same length, with
+    an array or a list of arrays for each key.
     """
     keys = key_list(key)
     if not is_list(key):
@@ -86,7 +87,7 @@ def pairs(verb: str, key: Any, arrays: Any) -> Pairs:
 
 
 def _several(verb: str, key: Key, arrays: Any) -> list[Any]:
-    """The arrays of one key as a list."""
+    """Return the arrays of a key as a list."""
     if not is_list(arrays):
         return [arrays]
     if not arrays:
@@ -95,7 +96,7 @@ def _several(verb: str, key: Key, arrays: Any) -> list[Any]:
 
 
 def single(verb: str, found: Pairs) -> Sequence[tuple[Key, Any]]:
-    """Pairs with just one array for a key."""
+    """Return pairs of a key and its only array; refuse several arrays for a key."""
     for key, arrays in found:
         if len(arrays) != 1:
             raise UsageError(f"{verb} of key {key!r} takes one array, not a list of {len(arrays)}")

@@ -1,4 +1,4 @@
-"""Whether the machine has the memory that new keys are going to need."""
+"""MemoryCheck: refuses new keys for which the machine has no memory."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from ncclkv.system.memory import room
 from ncclkv.table.registry import KeySpec
 
 LOOK_BYTES = 16 * 1024 * 1024
-"""Keys may grow by so much before anybody looks again."""
+"""Bytes of new host keys after which the memory left is looked up again."""
 
 
 class MemoryCheck:
-    """Looks at what is left before keys are added, for a limit of memory ends a job without a word.
+    """Compares the memory that new keys need with the memory left, on all ranks.
 
-    A GPU refuses what it has no memory for, on one rank maybe.  So each rank compares what the keys
-    take with what its GPU has left, each time.
+    On hosts, Linux kills a process that exceeds the limit, without an error.  On GPUs, an
+    allocation may fail on one rank alone.  Here all ranks refuse the keys together, and no store
+    breaks.
 
     Parameters
     ----------
     comm : Communicator
     layout : Layout
     checks : Checks
-        What is refused here breaks no store, since all ranks refuse it.
+        Gets each refusal, which breaks no store because all ranks refuse.
     """
 
     def __init__(self, comm: Communicator, layout: Layout, checks: Checks) -> None:
@@ -44,7 +45,7 @@ class MemoryCheck:
         Raises
         ------
         OutOfMemory
-            On every rank, when one rank's node or GPU has not the room.
+            On every rank, when a rank's node or GPU has not the memory.
         """
         if not isinstance(self._comm.kernels, HostKernels):
             self._check_gpus(verb, specs)
@@ -59,7 +60,7 @@ class MemoryCheck:
                 self._refuse(f"{verb}: on the node of rank {rank}, {lack}")
 
     def _refuse(self, text: str) -> NoReturn:
-        """Raise what all ranks raise."""
+        """Raise the error that all ranks raise."""
         error = OutOfMemory(text)
         self._checks.failed(error)
         raise error
@@ -87,7 +88,7 @@ class MemoryCheck:
                 )
 
     def _shortfall(self, specs: Sequence[KeySpec]) -> str:
-        """What this rank's node has not the room for; empty when it has, or nobody knows."""
+        """Return what this rank's node lacks; empty if it lacks nothing, or if that is unknown."""
         left = room()
         if left is None:
             return ""
@@ -109,5 +110,5 @@ class MemoryCheck:
 
 
 def _padded(specs: Sequence[KeySpec]) -> int:
-    """Bytes of keys in a bucket."""
+    """Return the bytes of keys in a bucket, padding included."""
     return sum(-(-spec.nbytes // ALIGNMENT) * ALIGNMENT for spec in specs)

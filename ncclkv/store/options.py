@@ -1,4 +1,4 @@
-"""What a store is asked to be, apart from its ranks: the options of `create`."""
+"""Options: the arguments of `create` that describe a store, apart from its ranks."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Options:
     reproducible: bool = False
 
     def placement(self, comm: Communicator) -> Placement:
-        """Who updates, once all options are known to be right.
+        """Check all options, and return the placement.
 
         Raises
         ------
         UsageError
-            When one is not.
+            When an option is wrong.
         """
         for name, value in vars(self).items():
             check_length(name, value)
@@ -62,22 +62,22 @@ class Options:
         return chosen
 
     def items(self) -> list[str]:
-        """What ranks must have alike."""
+        """Return the options as ranks compare them."""
         return [f"{name}={value}" for name, value in asdict(self).items()]
 
     def given(self) -> list[str]:
-        """The names of those that are not as by default."""
+        """Return the names of the options that differ from their defaults."""
         return [each.name for each in fields(self) if getattr(self, each.name) != each.default]
 
 
 def _is_count(value: Any) -> bool:
-    """Whether a value is a whole number of 0 or more."""
+    """Return whether a value is a whole number of 0 or more."""
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     return whole and value >= 0
 
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Refuse a word that is not known."""
+    """Refuse an option that is not among the known ones."""
     if not (isinstance(value, str) and value in known):
         raise UsageError(
             f"unknown {name}={value!r}; {nearest(value, known)}choose {' or '.join(known)}"

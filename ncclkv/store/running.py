@@ -1,4 +1,4 @@
-"""The verb that a thread is in: another one, called in the middle of it, is refused.
+"""Running: the verb that a thread is in, in the middle of which no other verb may be called.
 
 A signal handler, or a destructor, runs in the middle of whatever the thread is doing.
 """
@@ -18,12 +18,14 @@ _thread = local()
 
 
 class Running:
-    """The verb that a thread is in, of any of its stores: all share the progress of collectives.
+    """The verb that a thread is in, of any of its stores.
+
+    All stores of a thread share the progress of collectives.
 
     Attributes
     ----------
     verb : str
-        Its name; empty between verbs, and while code of the user's runs at a point meant for it.
+        The name of the verb; empty between verbs, and while an updater runs.
     """
 
     __slots__ = ("_refused", "verb")
@@ -48,12 +50,12 @@ class Running:
         raise error
 
     def refused(self, error: BaseException) -> bool:
-        """Tell whether an error is the last refusal, which has left its handler."""
+        """Return whether an error is the last refusal, which has left its handler."""
         return self._refused is not None and self._refused() is error
 
 
 class Creating:
-    """A ``with`` block that creates a store: like a verb, it is refused inside of one."""
+    """A ``with`` block that creates a store: refused inside a verb, like a verb."""
 
     def __enter__(self) -> None:
         running().check("create")
@@ -66,7 +68,7 @@ class Creating:
 
 
 def running() -> Running:
-    """Return the verbs that the calling thread is in."""
+    """Return the record of the calling thread."""
     try:
         found: Running = _thread.running
     except AttributeError:
@@ -75,7 +77,7 @@ def running() -> Running:
 
 
 def _is_interrupted(frame: FrameType | None) -> bool:
-    """Tell whether code of the stores is on the stack, below the call that `frame` is part of."""
+    """Return whether a verb is on the stack below the call that `frame` is part of."""
     while frame is not None and _is_ours(frame):
         frame = frame.f_back
     while frame is not None and not _is_ours(frame):

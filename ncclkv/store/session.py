@@ -80,6 +80,8 @@ class Session:
         The verb that the store's thread is in.
     checks : Checks
         For what a verb does before its call is logged.
+    owner : tuple of int
+        The process and the thread that created the store.
     """
 
     def __init__(self, name: str, comm: Communicator) -> None:
@@ -93,8 +95,7 @@ class Session:
         self._name = name
         self._alone = comm.size == 1
         self._prefix = f"rank {comm.rank} of {comm.size}: "
-        self._thread = get_ident()
-        self._process = getpid()
+        self.owner = getpid(), get_ident()
 
     def verb(self, name: str, *, allowed_inside: Collection[str] = ()) -> Verb:
         """Return the ``with`` block that a verb runs in.
@@ -194,19 +195,23 @@ class Session:
 
     def check(self, name: str) -> None:
         """Refuse a call on a closed store, and a call from another thread or process."""
+        if self.closed or (getpid(), get_ident()) != self.owner:
+            self.refuse_call(name)
+
+    def refuse_call(self, name: str) -> NoReturn:
+        """Refuse a call on a closed store, or a call that is not its owner's."""
         if self.closed:
             raise UsageError(f"{name}: the store {self._name!r} is closed; create a new one")
-        process = getpid()
-        if process != self._process:
+        created_in, process = self.owner[0], getpid()
+        if process != created_in:
             raise UsageError(
-                f"{name}: the store {self._name!r} was created in process {self._process}, and "
+                f"{name}: the store {self._name!r} was created in process {created_in}, and "
                 f"this is its fork {process}; create stores after forking"
             )
-        if get_ident() != self._thread:
-            raise UsageError(
-                f"{name} was called from thread {current_thread().name!r}, which did not "
-                f"create the store {self._name!r}; a store belongs to one thread: create another"
-            )
+        raise UsageError(
+            f"{name} was called from thread {current_thread().name!r}, which did not "
+            f"create the store {self._name!r}; a store belongs to one thread: create another"
+        )
 
     def refuse(self, verb: str, instead: str) -> NoReturn:
         """Refuse a verb of MXNet's that this version does not have."""
@@ -238,7 +243,8 @@ class Verb:
     def __enter__(self) -> None:
         session, name = self._session, self._name
         try:
-            session.check(name)
+            if session.closed or (getpid(), get_ident()) != session.owner:
+                session.refuse_call(name)
             if self._running.verb:
                 self._running.check(name)
             if session.block and session.block not in self._allowed_inside:

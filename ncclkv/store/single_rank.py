@@ -1,4 +1,4 @@
-"""What one rank does while the others wait, and all learn of."""
+"""Work of a single rank, for which the others wait, and whose outcome all ranks get."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _GOES_ON, _ENDED, _FAILED = "goes on", "ended", "failed"
 def run_on_one_rank(
     comm: Communicator, leader: int, verb: str, work: Generator[None, None, T]
 ) -> T:
-    """Do something on one rank, and tell all how it ended; collective.
+    """Run work on one rank, and return or raise its outcome on all ranks; collective.
 
-    Whenever the work yields, the other ranks are told that it goes on: none waits for all of it
-    with one deadline.
+    The working rank sends a sign of life whenever the work yields.  So the deadline of the other
+    ranks is for a part of the work, not for all of it.
 
     Parameters
     ----------
@@ -32,19 +32,19 @@ def run_on_one_rank(
     verb : str
         The call, for messages.
     work : generator
-        Run on the leader alone; what it returns goes to all ranks, so it must be picklable.
+        Run on the leader alone.  Its result is sent to all ranks, and must be picklable.
 
     Raises
     ------
     CheckpointError
-        On every rank, when the work fails on the leader, in whatever way.
+        On every rank, when the work fails on the leader.
     UsageError
-        On every rank, when the leader says that the call is wrong.
+        On every rank, when the work raises it on the leader.
     """
     label = f"{verb} on rank {leader}"
     state, failure = _GOES_ON, None
     result: Any = None
-    # Closed also when a rank is lost meanwhile: the work may have something to put away.
+    # Closed also when a rank is lost meanwhile: the work may have files to remove.
     with closing(work):
         while state == _GOES_ON:
             word, failure = _step(comm, verb, work) if comm.rank == leader else (None, None)
@@ -57,7 +57,7 @@ def run_on_one_rank(
 
 
 def _step(comm: Communicator, verb: str, work: Generator[None, None, Any]) -> Any:
-    """Work until the next yield; what to tell of it, and what to raise here."""
+    """Work until the next yield; return the message to send, and the error to raise here."""
     try:
         next(work)
     except StopIteration as end:
@@ -76,5 +76,5 @@ def _step(comm: Communicator, verb: str, work: Generator[None, None, Any]) -> An
 
 
 def _failed(failure: Exception) -> Any:
-    """The word of a failure, without its cause, which other ranks might not be able to load."""
+    """Return the message of a failure, without its cause, which others may fail to unpickle."""
     return (_FAILED, (type(failure), str(failure))), failure

@@ -50,10 +50,9 @@ class Transfers:
             if self._group is not None:
                 self._group.push(push, row, priority)
                 return
-            step = self._ready(push)
-            self._calls.push("push", push, None, priority)
-            self._stage("push", key, push, row, priority, step)
-        self._context.raise_updater_error()
+            self._push("push", key, push, row, priority)
+        if self._engine.raised is not None:
+            self._context.raise_updater_error()
 
     def pull_arrays(
         self, key: Any, out: Any, priority: Any, *, local: Any
@@ -77,7 +76,8 @@ class Transfers:
                 else:
                     self._calls.pull(pull)
                     self._flush_and_read(pull, row)
-        self._context.raise_updater_error()
+        if self._engine.raised is not None:
+            self._context.raise_updater_error()
         return made
 
     def push_and_pull(self, key: Any, value: Any, out: Any, priority: Any) -> None:
@@ -94,9 +94,7 @@ class Transfers:
                 self._group.push(push, values, priority)
                 self._group.pull(pull, outs)
                 return
-            step = self._ready(push)
-            self._calls.push("pushpull", push, pull, priority)
-            self._stage("pushpull", key, push, values, priority, step)
+            self._push("pushpull", key, push, values, priority, pull)
             self._flush_and_read(pull, outs)
         self._context.raise_updater_error()
 
@@ -156,8 +154,8 @@ class Transfers:
     def _cached(self, verb: str, key: Any, given: Any) -> tuple[Any, Sequence[Any]] | None:
         """Return what an earlier call with these very arrays was made into, and the arrays.
 
-        A capture must see every array, and another updater may refuse other keys.  So the calls
-        made before either are not found.
+        Calls made under another updater are not found: the new one may refuse their keys.  Calls
+        made before a capture are not found in it: a capture must see every array.
         """
         epoch = self._engine.recording or self._engine.rule
         if self._cache.epoch() is not epoch:
@@ -181,18 +179,22 @@ class Transfers:
         self._cache.keep("push", key, value, row, push)
         return push, row
 
-    def _ready(self, push: Push) -> Any:
-        """Return the step that the engine is to make of a push; refuse what it cannot push now."""
+    def _push(
+        self,
+        verb: str,
+        key: Any,
+        push: Push,
+        row: Sequence[Array],
+        priority: int,
+        pull: Pull | None = None,
+    ) -> None:
+        """Record a push, with the pull that the same call makes, and bring it into its buckets."""
         try:
-            return self._engine.ready(push)
+            step = self._engine.ready(push)
         except BaseException as error:
             self._session.checks.failed(error)
             raise
-
-    def _stage(
-        self, verb: str, key: Any, push: Push, row: Sequence[Array], priority: int, step: Any
-    ) -> None:
-        """Bring a push that has been recorded into its buckets."""
+        self._calls.push(verb, push, pull, priority)
         try:
             self._engine.push(push, row, priority, step)
         except MemoryError as error:

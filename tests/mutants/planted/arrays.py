@@ -14,8 +14,8 @@ MUTANTS = (
     Mutant(
         name="call-found-again-by-its-shape",
         file=RECENT,
-        old="        forms = [_dtype_of, _axes_of if flat else _shape_of]\n",
-        new="        forms = [_axes_of if flat else _shape_of]\n",
+        old="        attributes = [_dtype_of, _axes_of if flat else _shape_of]\n",
+        new="        attributes = [_axes_of if flat else _shape_of]\n",
         why="an array whose dtype has changed is read as what it was",
         tests=(Selection("0", "unit/store/test_call_cache_stores.py"),),
     ),
