@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ncclkv.comm.control import CallDigest, ObjectComm
-from ncclkv.comm.types import Apply, Buffer, Work
+from ncclkv.comm.types import EVERYONE, Apply, Buffer, Root, To, Work
 from ncclkv.errors import KVStoreError, NotSupported
 from ncclkv.kernels.base import Kernels
 
@@ -51,6 +52,40 @@ class Graph(ABC):
         """Launch all captured work, in the order of capture; collective."""
 
 
+class Collective:
+    """A prepared collective: checked once, launched any number of times.
+
+    Parameters
+    ----------
+    start : callable
+        ``start(apply)``: launch it.
+
+    Attributes
+    ----------
+    label : str
+        The `Work.label` of its launches.
+    """
+
+    __slots__ = ("_start", "label")
+
+    def __init__(self, start: Callable[[Apply | None], Work]) -> None:
+        self._start = start
+        self.label = ""
+
+    def launch(self, apply: Apply | None = None) -> Work:
+        """Start the collective; collective over all ranks, in the same order.
+
+        Parameters
+        ----------
+        apply : callable, optional
+            ``apply(lo, hi)``, called whenever this rank launches or waits for a collective, over
+            ranges that together are all elements once, in any order.
+        """
+        work = self._start(apply)
+        work.label = self.label
+        return work
+
+
 class Communicator(ABC):
     """Ranks that reduce and move buffers together.
 
@@ -75,7 +110,8 @@ class Communicator(ABC):
     calls : Calls or None
         What ranks have been called for, at several ranks.
     reproducible : bool
-        Whether all sums are made in rank order; ranks set it alike, while nothing is in flight.
+        True when all sums are made in rank order.  All ranks set it alike, while nothing is in
+        flight and before they prepare a `Collective`.
     lock : RLock
         Held while a thread advances its collectives, where another thread may look at them.
     thread_multiple : bool
@@ -111,15 +147,49 @@ class Communicator(ABC):
         return None
 
     @abstractmethod
-    def allreduce(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
-        """Reduce over all ranks into `receive` on each; both may be the same array.
+    def reduction(
+        self,
+        send: Buffer,
+        receive: Buffer,
+        op: str = "sum",
+        *,
+        to: To = EVERYONE,
+        sharded_update: bool = False,
+    ) -> Collective:
+        """Prepare a reduction over all ranks; local.
 
-        A `receive` in memory that ranks have in `node_shared` is written once for all of them.
+        Parameters
+        ----------
+        send, receive : ndarray, shape (n,)
+            May be the same array.  A `receive` in `node_shared` memory is written once a node.
+            At ranks that do not receive, `receive` is scratch memory, or `send`.
+        op : str
+            One of `OPS`.
+        to : To
+            The ranks that receive and update.
+        sharded_update : bool
+            Divide the update between the ranks of a node that shares memory: each calls `apply` on
+            ranges of its own, and its `receive` holds the sum of these alone, unless `receive` is
+            itself `node_shared` memory.
+
+        Returns
+        -------
+        Collective
+            To be launched any number of times while the arrays stay as they are.
+
+        Raises
+        ------
+        UsageError, NotSupported
+            When the arguments do not fit together.
         """
 
-    @abstractmethod
+    def allreduce(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
+        """Reduce over all ranks into `receive` on each; as `reduction`."""
+        return self.reduction(send, receive, op).launch()
+
     def reduce(self, send: Buffer, receive: Buffer, op: str = "sum", root: int = 0) -> Work:
-        """Reduce over all ranks into the root's `receive`; other ranks' is scratch or `send`."""
+        """Reduce over all ranks into the root's `receive`; as `reduction`."""
+        return self.reduction(send, receive, op, to=Root(root)).launch()
 
     @abstractmethod
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
@@ -133,7 +203,6 @@ class Communicator(ABC):
     def allgather(self, send: Buffer, receive: Buffer) -> Work:
         """Put every rank's `send` into `receive`, in rank order."""
 
-    @abstractmethod
     def reduce_apply(
         self,
         send: Buffer,
@@ -144,24 +213,9 @@ class Communicator(ABC):
         *,
         sharded_update: bool = False,
     ) -> Work:
-        """Reduce, and call `apply` on the ranges this rank updates as they become ready.
-
-        Parameters
-        ----------
-        send, receive : ndarray, shape (n,)
-            As for `allreduce`; they may be the same array.
-        op : str
-            One of `OPS`.
-        apply : callable or None
-            ``apply(lo, hi)``, called whenever this rank launches or waits for a collective, over
-            ranges that together are ``[0, n)`` once each, in any order.
-        root : int, optional
-            The one rank that receives and updates; by default all do.
-        sharded_update : bool
-            Divide the update between the ranks of a node that shares memory: each calls `apply` on
-            ranges of its own, and its `receive` holds the sum of these alone, unless `receive` is
-            itself `node_shared` memory.
-        """
+        """Prepare a reduction and launch it once."""
+        to = EVERYONE if root is None else Root(root)
+        return self.reduction(send, receive, op, to=to, sharded_update=sharded_update).launch(apply)
 
     @abstractmethod
     def barrier(self) -> Work:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.base import Communicator, closed, left
+from ncclkv.comm.base import Collective, Communicator, closed, left
 from ncclkv.comm.buffers import (
     allocate,
     check_buffer,
@@ -19,7 +19,7 @@ from ncclkv.comm.buffers import (
 )
 from ncclkv.comm.control import CallDigest, ObjectComm
 from ncclkv.comm.roster import check_alone
-from ncclkv.comm.types import Apply, Buffer, DoneWork, Work
+from ncclkv.comm.types import EVERYONE, Apply, Buffer, DoneWork, Root, To, Work
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.kernels.host import HostKernels
 
@@ -75,30 +75,28 @@ class SoloCommunicator(Communicator):
     def check(self, op: str, dtype: np.dtype[Any], what: str = "") -> None:
         check_op(op, dtype, what)
 
-    def allreduce(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
-        return self.reduce_apply(send, receive, op, None)
-
-    def reduce(self, send: Buffer, receive: Buffer, op: str = "sum", root: int = 0) -> Work:
-        return self.reduce_apply(send, receive, op, None, root)
-
-    def reduce_apply(
+    def reduction(
         self,
         send: Buffer,
         receive: Buffer,
-        op: str,
-        apply: Apply | None,
-        root: int | None = None,
+        op: str = "sum",
         *,
+        to: To = EVERYONE,
         sharded_update: bool = False,
-    ) -> Work:
+    ) -> Collective:
         self._check()
-        check_root(root, self.size)
+        check_root(to.rank if isinstance(to, Root) else None, self.size)
         check_pair(send, receive, np.size(send))
         check_op(op, send.dtype)
-        _copy(send, receive)
-        if apply is not None:
-            apply(0, receive.size)
-        return DoneWork()
+
+        def start(apply: Apply | None) -> Work:
+            self._check()
+            _copy(send, receive)
+            if apply is not None:
+                apply(0, receive.size)
+            return DoneWork()
+
+        return Collective(start)
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
         self._check()

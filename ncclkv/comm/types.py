@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
@@ -19,6 +20,29 @@ OPS = ("sum", "avg", "max", "min", "prod")
 
 ALIGNMENT = 256
 """Bytes; the widest alignment that any backend asks of a buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Everyone:
+    """Destination of a sum: every rank receives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """Destination of a sum: one rank receives.
+
+    Attributes
+    ----------
+    rank : int
+    """
+
+    rank: int
+
+
+To = Everyone | Root
+"""A destination of a sum."""
+
+EVERYONE = Everyone()
 
 
 class Work(ABC):

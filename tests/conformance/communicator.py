@@ -16,7 +16,8 @@ import pytest
 from numpy.typing import NDArray
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.messages.algorithms import PIECE_BYTES, SHORT_BYTES
+from ncclkv.comm.messages.algorithms import PIECE_BYTES
+from ncclkv.comm.messages.two_step import SHORT_BYTES
 from ncclkv.comm.types import OPS
 from ncclkv.errors import NotSupported
 from tests.conformance.capabilities import here, near

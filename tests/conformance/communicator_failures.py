@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.messages.algorithms import PIECE_BYTES, SHORT_BYTES
+from ncclkv.comm.messages.algorithms import PIECE_BYTES
+from ncclkv.comm.messages.two_step import SHORT_BYTES
 from ncclkv.comm.types import Work
 from ncclkv.errors import (
     CommAborted,

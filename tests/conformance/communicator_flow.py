@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.messages.algorithms import PIECE_BYTES, SHORT_BYTES
+from ncclkv.comm.messages.algorithms import PIECE_BYTES
+from ncclkv.comm.messages.two_step import SHORT_BYTES
 from ncclkv.comm.types import ALIGNMENT, Work
 from ncclkv.errors import NotSupported, UsageError
 from tests.conformance.capabilities import here

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.base import Communicator, closed, left
+from ncclkv.comm.base import Collective, Communicator, closed, left
 from ncclkv.comm.buffers import (
     allocate,
     check_buffer,
@@ -26,31 +26,22 @@ from ncclkv.comm.buffers import (
 from ncclkv.comm.control import ObjectComm
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
 from ncclkv.comm.host import finalize
+from ncclkv.comm.host.reductions import Reductions
 from ncclkv.comm.messages import algorithms
-from ncclkv.comm.messages.algorithms import SHORT_BYTES, Channel
-from ncclkv.comm.messages.progress import HostWork, ProgressEngine, Steps, StepWork
+from ncclkv.comm.messages.channel import Channel
+from ncclkv.comm.messages.progress import ProgressEngine, Steps, StepWork
 from ncclkv.comm.messages.tags import TagPool
+from ncclkv.comm.messages.two_step import SHORT_BYTES
 from ncclkv.comm.roster import meet
 from ncclkv.comm.shm import header
-from ncclkv.comm.shm.allreduce import AllReduce
-from ncclkv.comm.shm.barrier import barrier
 from ncclkv.comm.shm.broadcast import Broadcast
-from ncclkv.comm.shm.gather import allgather
-from ncclkv.comm.shm.hierarchical import CrossNode
-from ncclkv.comm.shm.in_order import OrderedCrossNode
+from ncclkv.comm.shm.gather_scatter import allgather, barrier, reduce_scatter
 from ncclkv.comm.shm.node import Node
-from ncclkv.comm.shm.plan import ReductionCall, ReductionPlan
-from ncclkv.comm.shm.plan_cache import Make, PlanCache
-from ncclkv.comm.shm.scatter import reduce_scatter
 from ncclkv.comm.shm.setup import form
-from ncclkv.comm.shm.small_allreduce import SmallAllReduce, SmallAllReduceWork
-from ncclkv.comm.shm.staging import INLINE_BYTES
 from ncclkv.comm.transport import Transport
-from ncclkv.comm.types import Apply, Buffer, Work
+from ncclkv.comm.types import EVERYONE, Buffer, Root, To, Work
 from ncclkv.errors import CommAborted, LaunchError, RankLost, UsageError
 from ncclkv.kernels.host import HostKernels
-
-_MOST_SHORTS = 1024
 
 
 class HostObjectComm(ObjectComm):
@@ -113,8 +104,7 @@ class HostCommunicator(Communicator):
         if self._node is not None:
             self._node.sequence.mark = self.mark
             self._flight.calls.recorder = FlightRecorder(transport.rank, self._node.boards)
-        self._shorts: dict[tuple[int, np.dtype[Any], str, int | None], SmallAllReduce] = {}
-        self._known = PlanCache()
+        self._reductions = Reductions(self.size, self._node, self._flight, self._lanes)
         self._closed = False
 
     def _form(self, control: ObjectComm) -> Node | None:
@@ -126,6 +116,15 @@ class HostCommunicator(Communicator):
             raise
         return form(self._transport, control, roster)
 
+    @property
+    def reproducible(self) -> bool:
+        """True when all sums are made in rank order."""
+        return self._reductions.reproducible
+
+    @reproducible.setter
+    def reproducible(self, wanted: bool) -> None:
+        self._reductions.reproducible = wanted
+
     def allocate(self, nbytes: int) -> Buffer:
         memory = None if self._node is None else self._node.allocate(nbytes)
         return allocate(nbytes) if memory is None else memory
@@ -136,74 +135,18 @@ class HostCommunicator(Communicator):
     def check(self, op: str, dtype: np.dtype[Any], what: str = "") -> None:
         check_op(op, dtype, what)
 
-    def allreduce(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
-        return self.reduce_apply(send, receive, op, None)
-
-    def reduce(self, send: Buffer, receive: Buffer, op: str = "sum", root: int = 0) -> Work:
-        return self.reduce_apply(send, receive, op, None, root)
-
-    def reduce_apply(
+    def reduction(
         self,
         send: Buffer,
         receive: Buffer,
-        op: str,
-        apply: Apply | None,
-        root: int | None = None,
+        op: str = "sum",
         *,
+        to: To = EVERYONE,
         sharded_update: bool = False,
-    ) -> Work:
-        make = self._known.find(send, receive, op, root, sharded_update=sharded_update)
-        if make is not None:
-            return self._flight.launch(make(send, receive, apply))
-        check_root(root, self.size)
-        check_pair(send, receive, np.size(send))
-        check_op(op, send.dtype)
-        node = self._node
-        if node is None:
-            return self._by_messages(
-                ReductionCall(send, receive, op, apply, root, sharded_update=False)
-            )
-        together = sharded_update or (root is None and node.is_node_shared(receive))
-        request = ReductionCall(send, receive, op, apply, root, together)
-        if len(node.nodes) == 1:
-            make = self._prepare(node, request)
-            self._known.add(send, receive, op, root, make, sharded_update=sharded_update)
-            return self._flight.launch(make(send, receive, apply))
-        if send.nbytes <= SHORT_BYTES and not together:
-            return self._by_messages(request)
-        return self._lanes.launch(lambda lane: self._between(node, request, lane), request.call)
-
-    def _prepare(self, node: Node, request: ReductionCall) -> Make:
-        """What makes reductions such as this one, on one node."""
-        send = request.send
-        if send.nbytes <= INLINE_BYTES and not request.sharded_update:
-            kind = send.size, send.dtype, request.op, request.root
-            if len(self._shorts) >= _MOST_SHORTS:
-                self._shorts.clear()
-            if kind not in self._shorts:
-                self._shorts[kind] = SmallAllReduce(node, *kind)
-            return partial(SmallAllReduceWork, self._shorts[kind])
-        plan = ReductionPlan(node, request)
-
-        def make(send: Buffer, receive: Buffer, apply: Apply | None) -> HostWork:
-            reduction = AllReduce(node, plan, send, receive, apply)
-            return StepWork(reduction.steps(), plan.call)
-
-        return make
-
-    def _between(self, node: Node, request: ReductionCall, lane: Channel) -> Steps:
-        """A reduction that goes over several nodes."""
-        way = OrderedCrossNode if self.reproducible else CrossNode
-        between, plan = way(node, lane, request.root), ReductionPlan(node, request)
-        send, receive, apply = request.send, request.receive, request.apply
-        return AllReduce(node, plan, send, receive, apply, between).steps()
-
-    def _by_messages(self, request: ReductionCall) -> Work:
-        """Launch a reduction that goes from rank to rank."""
-        send, receive, op, apply, root, _ = request
-        return self._lanes.launch(
-            lambda lane: algorithms.reduce(lane, send, receive, op, apply, root), request.call
-        )
+    ) -> Collective:
+        root = to.rank if isinstance(to, Root) else None
+        start = self._reductions.start(send, receive, op, root, sharded_update=sharded_update)
+        return Collective(partial(start, send, receive))
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
         check_root(root, self.size)

@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 
 from ncclkv.comm.buffers import allocate
-from ncclkv.comm.messages.algorithms import Channel
+from ncclkv.comm.messages.channel import Channel
 from ncclkv.comm.messages.progress import ProgressEngine, Steps, StepWork
 from ncclkv.comm.transport import Transport
 from ncclkv.comm.types import Buffer

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.arrays.memory import address
-from ncclkv.comm.base import Communicator, Graph, closed, left
+from ncclkv.comm.base import Collective, Communicator, Graph, closed, left
 from ncclkv.comm.buffers import check_buffer, check_places, check_root
 from ncclkv.comm.host import finalize
 from ncclkv.comm.nccl import dtypes
@@ -23,7 +23,7 @@ from ncclkv.comm.nccl.progress import Enqueue, NcclProgress
 from ncclkv.comm.nccl.streams import Streams
 from ncclkv.comm.nccl.watcher import Watcher
 from ncclkv.comm.nccl.work import HostBarrierWork
-from ncclkv.comm.types import Apply, Buffer, DoneWork, Work
+from ncclkv.comm.types import EVERYONE, Apply, Buffer, DoneWork, Root, To, Work
 from ncclkv.errors import CommAborted, KVStoreError, NotSupported, RankLost, UsageError
 from ncclkv.kernels.base import Kernels
 
@@ -135,22 +135,16 @@ class NcclCommunicator(Communicator):
             )
         return self._flight.capture()
 
-    def allreduce(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
-        return self.reduce_apply(send, receive, op, None)
-
-    def reduce(self, send: Buffer, receive: Buffer, op: str = "sum", root: int = 0) -> Work:
-        return self.reduce_apply(send, receive, op, None, root)
-
-    def reduce_apply(
+    def reduction(
         self,
         send: Buffer,
         receive: Buffer,
-        op: str,
-        apply: Apply | None,
-        root: int | None = None,
+        op: str = "sum",
         *,
+        to: To = EVERYONE,
         sharded_update: bool = False,
-    ) -> Work:
+    ) -> Collective:
+        root = to.rank if isinstance(to, Root) else None
         way = dtypes.reduction(send.dtype, op)
         check_root(root, self.size)
         dtypes.check_sides(send, receive, send.size)
@@ -164,15 +158,18 @@ class NcclCommunicator(Communicator):
             else:
                 binding.reduce(handle, *places, way.dtype, way.op, root, stream)
 
-        update = None
-        if apply is not None and root in (None, self.rank):
-            update = partial(apply, 0, send.size)
+        updates = root in (None, self.rank)
         target = "all ranks" if root is None else f"rank {root}"
         what = f"a reduction of {send.nbytes} bytes to {target}"
-        if self._orders:
-            ordered, room = self._in_order.reduce(send, receive, op, root)
-            return self._launch(what, ordered, (send, receive, room), update)
-        return self._launch(what, enqueue, (send, receive), update)
+
+        def start(apply: Apply | None) -> Work:
+            update = partial(apply, 0, send.size) if apply is not None and updates else None
+            if self._orders:
+                ordered, room = self._in_order.reduce(send, receive, op, root)
+                return self._launch(what, ordered, (send, receive, room), update)
+            return self._launch(what, enqueue, (send, receive), update)
+
+        return Collective(start)
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
         check_root(root, self.size)

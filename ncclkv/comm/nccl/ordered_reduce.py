@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from ncclkv.arrays.memory import address
-from ncclkv.comm.messages.algorithms import slices
+from ncclkv.comm.messages.two_step import slices
 from ncclkv.comm.nccl import dtypes
 from ncclkv.comm.nccl.binding import Binding, Handle
 from ncclkv.comm.nccl.progress import Enqueue, NcclProgress

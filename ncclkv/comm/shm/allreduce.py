@@ -1,41 +1,180 @@
-"""A reduction of one node, in memory that its ranks can all read.
+"""Allreduce in the shared memory of a node: each rank reduces one slice of its neighbours' arrays.
 
-It goes in slices: each rank sums its own straight out of its neighbours' arrays, in rank order, and
-writes it where it is wanted.  One rule holds throughout: what another rank can read is written by
-its owner before it enters the collective, or by the one rank whose slice it is while all are
-inside.
+A rank sums its slice straight out of all arrays, in rank order, and writes the sum where it is
+wanted.  One rule prevents races: memory that another rank can read is written by its owner before
+the owner enters the collective, or by the owner of a slice while all ranks are inside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from ncclkv.comm.messages.algorithms import slices
 from ncclkv.comm.messages.progress import Steps
+from ncclkv.comm.messages.two_step import slices
+from ncclkv.comm.shm import header
+from ncclkv.comm.shm.allocator import Offset
 from ncclkv.comm.shm.hierarchical import CrossNode
-from ncclkv.comm.shm.in_order import OrderedCrossNode
 from ncclkv.comm.shm.node import BLOCK_BYTES, Node
-from ncclkv.comm.shm.plan import ReductionPlan
 from ncclkv.comm.shm.sequence import DONE, ENTERED
 from ncclkv.comm.shm.staging import HALF_BYTES
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.errors import OrderMismatch
+from ncclkv.kernels.host.compiled import STREAM_BYTES
 from ncclkv.kernels.host.memory import move
 
 
-class AllReduce:
-    """One reduction, as one rank does it.
+class _Block(NamedTuple):
+    """Elements ``[lo, hi)``: every rank's part, and the arrays but `receive` for the sum."""
+
+    lo: int
+    hi: int
+    parts: Sequence[Buffer]
+    others: Sequence[Buffer]
+
+
+class ReductionPlan:
+    """The peers' arrays and the blocks of one reduction, found once and used at each launch.
+
+    The plan refers to none of this rank's own arrays.
 
     Parameters
     ----------
     node : Node
-    plan : Plan
+    send, receive : ndarray, shape (n,)
+    op : str
+    root : int or None
+        The one rank that receives; by default all do.
+    sharded_update : bool
+        Whether `apply` is called on each element by one rank of the node, and `receive` is memory
+        that all share, or gets this rank's slice alone.
+
+    Attributes
+    ----------
+    reduce : Reducer
+        Reduces the parts of a block.
+    is_local : bool
+        Whether this rank receives the sum.
+    call : CollectiveHeader
+    header : sequence of int
+        The words that this rank publishes.
+    sends : dict of ndarray, or None
+        Every rank's array, by its index on the node, when all of them can be mapped.
+    receives : dict of ndarray, or None
+        Other ranks' arrays for the sum, when all of these can be mapped.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        send: Buffer,
+        receive: Buffer,
+        op: str,
+        root: int | None,
+        *,
+        sharded_update: bool,
+    ) -> None:
+        self._node = node
+        self._count, self._dtype = send.size, send.dtype
+        self.op, self.root, self.sharded_update = op, root, sharded_update
+        self.reduce = node.reducer(send.dtype, op)
+        self.is_local = root in (None, node.rank)
+        self.call = header.reduction(
+            send.nbytes, send.dtype, op, root, sharded_update=sharded_update
+        )
+        target = node.place(receive) if self.is_local and not sharded_update else None
+        self.header = header.write(self.call, node.place(send), target)
+        self.sends: dict[int, Buffer] | None = None
+        self.receives: dict[int, Buffer] | None = None
+        self._offsets: list[list[int]] = []
+        self._blocks: list[_Block] = []
+
+    def resolve_peers(self, headers: list[list[int]]) -> None:
+        """Map the arrays that all ranks have published.
+
+        Raises
+        ------
+        OrderMismatch
+            When a rank has published another call.
+        """
+        # Digests change with every call; only the addresses are compared.
+        offsets = [words[1:] for words in headers]
+        if offsets == self._offsets and len({words[0] for words in headers}) == 1:
+            return
+        node = self._node
+        header.check_all(self.call, node, headers)
+        both = [header.places(words) for words in headers]
+        self.sends = self._views({index: send for index, (send, _) in enumerate(both)})
+        targets = {index: receive for index, (_, receive) in enumerate(both) if self._gets(index)}
+        self.receives = self._views(targets)
+        if self.receives is not None:
+            # This rank's own array is written without a view.
+            self.receives.pop(node.index, None)
+        self._blocks = self._cut()
+        self._offsets = offsets
+
+    def _gets(self, index: int) -> bool:
+        """Return whether a rank of the node has an array that others write the sum into."""
+        return not self.sharded_update and self.root in (None, self._node.ranks[index])
+
+    def _views(self, offsets: dict[int, Offset | None]) -> dict[int, Buffer] | None:
+        """Return the arrays of some ranks; None when one of them cannot be mapped."""
+        nbytes, dtype = self._count * self._dtype.itemsize, self._dtype
+        views = {}
+        for index, offset in offsets.items():
+            if offset is None:
+                return None
+            views[index] = self._node.view(index, offset, nbytes).view(dtype)
+        return views
+
+    def _cut(self) -> list[_Block]:
+        """Return the blocks of this rank's slice; none when arrays cannot be mapped."""
+        node = self._node
+        if self.sends is None or self.receives is None or node.index >= node.owners:
+            return []
+        first, last = slices(self._count, node.owners)[node.index]
+        step = BLOCK_BYTES // self._dtype.itemsize
+        blocks = []
+        for lo in range(first, last, step):
+            hi = min(lo + step, last)
+            parts = [send[lo:hi] for send in self.sends.values()]
+            others = [receive[lo:hi] for receive in self.receives.values()]
+            blocks.append(_Block(lo, hi, parts, others))
+        return blocks
+
+    @property
+    def in_place(self) -> bool:
+        """True when all arrays can be read and written where they are."""
+        return self.sends is not None and self.receives is not None
+
+    def run(self, receive: Buffer, apply: Apply | None) -> None:
+        """Reduce this rank's slice block by block, copy each block on, and update it."""
+        nbytes = self._count * self._dtype.itemsize
+        # A block that is read at once, to be copied or to update by, is not sent past the caches.
+        stream = nbytes >= STREAM_BYTES and not self.receives and apply is None
+        for lo, hi, parts, others in self._blocks:
+            block = receive[lo:hi] if self.is_local else others[0]
+            self.reduce(parts, block, stream)
+            if self.is_local:
+                for other in others:
+                    other[...] = block
+            if apply is not None:
+                apply(lo, hi)
+
+
+class AllReduce:
+    """One launch of a reduction, as one rank carries it out.
+
+    Parameters
+    ----------
+    node : Node
+    plan : ReductionPlan
         For these two arrays.
     send, receive : ndarray
     apply : callable or None
-    between : Between or InOrder, optional
-        The way to the other nodes, if there are any.
+    cross : CrossNode, optional
+        The reduction between nodes, where there are several.
     """
 
     def __init__(
@@ -45,40 +184,40 @@ class AllReduce:
         send: Buffer,
         receive: Buffer,
         apply: Apply | None,
-        between: CrossNode | OrderedCrossNode | None = None,
+        cross: CrossNode | None = None,
     ) -> None:
         self._node = node
         self._plan = plan
-        self._between = between
+        self._cross = cross
         self._send, self._receive = send, receive
-        self._apply = apply if plan.here else None
+        self._apply = apply if plan.is_local else None
         self._turn = node.sequence.next_slot()
 
     def steps(self) -> Steps:
         """Take this rank's part."""
         self._node.halves.open(self._turn)
-        return self._sliced() if self._between is None else self._told(self._between)
+        return self._sliced() if self._cross is None else self._refusing(self._cross)
 
-    def _told(self, between: CrossNode | OrderedCrossNode) -> Steps:
-        """Do it, and tell of other calls all those who cannot see them."""
+    def _refusing(self, cross: CrossNode) -> Steps:
+        """Run, and refuse other calls also at the ranks that cannot read this rank's header."""
         try:
             yield from self._sliced()
         except OrderMismatch:
             self._turn.fail()
-            between.refuse()
+            cross.refuse()
             raise
 
     def _sliced(self) -> Steps:
-        """Sum slices of the arrays where they are, or of chunks that are copied."""
+        """Reduce slices of the arrays where they are, or of chunks that are copied."""
         plan, turn = self._plan, self._turn
         if not turn.is_free():
             yield turn.free()
-        turn.write_header(plan.words)
-        yield from self._meet(ENTERED)
-        plan.resolve_peers(turn.notes())
-        if plan.in_place and self._between is None:
+        turn.write_header(plan.header)
+        yield from self._barrier(ENTERED)
+        plan.resolve_peers(turn.headers())
+        if plan.in_place and self._cross is None:
             self._node.halves.decide(turn)
-            plan.sum(self._receive, self._apply if self._plan.sharded_update else None)
+            plan.run(self._receive, self._apply if plan.sharded_update else None)
         else:
             yield from self._in_chunks()
         turn.publish(DONE)
@@ -89,7 +228,7 @@ class AllReduce:
             self._apply(0, self._send.size)
 
     def _in_chunks(self) -> Steps:
-        """Sum chunk after chunk, through copies of what cannot be reached or for other nodes."""
+        """Reduce chunk after chunk, through copies of what cannot be mapped or for other nodes."""
         node, turn, plan, count = self._node, self._turn, self._plan, self._send.size
         yield node.halves.undecided(turn)
         if not plan.in_place:
@@ -102,26 +241,26 @@ class AllReduce:
             if plan.sends is None:
                 self._half(node.index, chunk)[:] = self._send[start : chunk.stop]
                 phase += 1
-                yield from self._meet(phase)
-            yield from self._sum(chunk)
+                yield from self._barrier(phase)
+            yield from self._reduce_chunk(chunk)
             if plan.receives is None:
                 phase += 1
-                yield from self._meet(phase)
+                yield from self._barrier(phase)
                 self._copy_out(chunk)
 
-    def _meet(self, phase: int) -> Steps:
-        """Come to a phase, and wait for the others."""
+    def _barrier(self, phase: int) -> Steps:
+        """Publish a phase, and wait until all ranks of the node have reached it."""
         self._turn.publish(phase)
         if not self._turn.all_reached(phase):
             yield self._turn.stragglers(phase)
 
     def _half(self, index: int, chunk: _Chunk) -> Buffer:
-        """A rank's copy of a chunk."""
+        """Return a rank's copy of a chunk."""
         nbytes = (chunk.stop - chunk.start) * self._send.itemsize
         return self._node.halves.copy(index, chunk.number, nbytes).view(self._send.dtype)
 
-    def _sum(self, chunk: _Chunk) -> Steps:
-        """Sum this rank's slice of a chunk; with no place to write it to, into its own copy."""
+    def _reduce_chunk(self, chunk: _Chunk) -> Steps:
+        """Reduce this rank's slice of a chunk; without an array for it, into its own copy."""
         node, plan = self._node, self._plan
         if node.index >= node.owners:
             return
@@ -135,13 +274,13 @@ class AllReduce:
             own = self._half(node.index, chunk)
             targets = [own[lo - chunk.start : hi - chunk.start]]
         else:
-            mine = [self._receive] if plan.here else []
+            mine = [self._receive] if plan.is_local else []
             targets = [receive[lo:hi] for receive in (*mine, *plan.receives.values())]
         apply = _shifted(self._apply, lo) if self._plan.sharded_update else None
-        if self._between is None:
+        if self._cross is None:
             self._in_blocks(targets, apply, lambda block, a, b: self._reduce(parts, block, a, b))
             return
-        total = yield from self._between.reduce(parts, self._plan.op)
+        total = yield from self._cross.reduce(parts, self._plan.op)
         if targets:
             self._in_blocks(targets, apply, lambda block, a, b: total.finish(block, a, b))
 
@@ -167,8 +306,8 @@ class AllReduce:
                 apply(lo, hi)
 
     def _copy_out(self, chunk: _Chunk) -> None:
-        """Copy the slices of a chunk out of the copies that their owners summed them in."""
-        if not self._plan.here:
+        """Copy the slices of a chunk out of the copies in which their owners reduced them."""
+        if not self._plan.is_local:
             return
         for index, (lo, hi) in enumerate(chunk.slices(self._node.owners)):
             summed = self._half(index, chunk)[lo - chunk.start : hi - chunk.start]
@@ -177,14 +316,14 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Elements ``[start, stop)``, and which chunk of the array this is."""
+    """Elements ``[start, stop)``, and the number of this chunk of the array."""
 
     number: int
     start: int
     stop: int
 
     def slices(self, owners: int) -> list[tuple[int, int]]:
-        """The elements that each owner sums."""
+        """Return the elements that each owner reduces."""
         return [
             (self.start + lo, self.start + hi) for lo, hi in slices(self.stop - self.start, owners)
         ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 
 from ncclkv.comm.messages import algorithms
-from ncclkv.comm.messages.algorithms import Channel
+from ncclkv.comm.messages.channel import Channel
 from ncclkv.comm.messages.progress import Steps
 from ncclkv.comm.shm import header
 from ncclkv.comm.shm.allocator import Offset
@@ -30,12 +30,16 @@ class Broadcast:
     call : Call
     buffer : ndarray
         The root's is copied into every other rank's.
-    lane : Lane, optional
+    channel : Channel, optional
         Of all ranks, if there are other nodes.
     """
 
     def __init__(
-        self, node: Node, call: header.CollectiveHeader, buffer: Buffer, lane: Channel | None = None
+        self,
+        node: Node,
+        call: header.CollectiveHeader,
+        buffer: Buffer,
+        channel: Channel | None = None,
     ) -> None:
         self._node = node
         self._bytes = buffer.view("u1")
@@ -43,8 +47,8 @@ class Broadcast:
         self._sources = [call.root if call.root in each else each[0] for each in node.nodes]
         self._source = next(rank for rank in self._sources if rank in node.ranks)
         self._group = None
-        if lane is not None and node.rank == self._source:
-            self._group = NodeGroup(lane, self._sources)
+        if channel is not None and node.rank == self._source:
+            self._group = NodeGroup(channel, self._sources)
         self._turn = node.sequence.next_slot()
 
     def steps(self) -> Steps:
@@ -111,7 +115,7 @@ class Broadcast:
         for number, chunk in self._chunks():
             if self._group is not None:
                 first = self._sources.index(self._call.root)
-                yield from algorithms.broadcast(self._group.lane, chunk, first)
+                yield from algorithms.broadcast(self._group.channel, chunk, first)
             if copies:
                 if number > 1:
                     yield turn.stragglers(ENTERED + number - 1)
@@ -136,6 +140,6 @@ class Broadcast:
     def _enter(self) -> Generator[Sequence[Request], None, Offset | None]:
         """Wait for the source, hold its call against this rank's; where its array is."""
         yield self._turn.waiting_for(self._source, ENTERED)
-        text = self._turn.notes()[self._node.ranks.index(self._source)]
+        text = self._turn.headers()[self._node.ranks.index(self._source)]
         header.check(self._call, self._turn.mark, self._node.rank, self._source, text)
         return header.places(text)[0]

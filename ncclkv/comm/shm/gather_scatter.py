@@ -1,13 +1,15 @@
-"""What every rank of a node shows to all: where it lies, or in copies, chunk after chunk.
+"""Allgather, reduce_scatter and barrier in the shared memory of a node: all ranks read all arrays.
 
-What can be read where it lies stays as it is until all are done.  A chunk is copied before the
-meeting that it is read after, the first before the ranks enter.  Who comes to a meeting has read
-the chunk of the one before, so the next may be copied over that: two halves are enough.
+An array that neighbours can map is read where it lies, and stays as it is until all ranks are done.
+Any other is copied in chunks, each before the phase after which it is read.  A rank that reaches a
+phase has read the chunk of the phase before, so a double buffer is enough.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from ncclkv.comm.messages.progress import Steps
 from ncclkv.comm.shm import header
@@ -16,40 +18,43 @@ from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.sequence import DONE, ENTERED, CollectiveSlot
 from ncclkv.comm.shm.staging import HALF_BYTES, INLINE_BYTES
 from ncclkv.comm.types import Buffer
+from ncclkv.kernels.base import Kernels
 
-Take = Callable[[int, int, list[Buffer]], None]
-"""``take(lo, hi, parts)``: columns ``[lo, hi)`` of what each rank shows can be read."""
+Consume = Callable[[int, int, list[Buffer]], None]
+"""``consume(lo, hi, parts)``: columns ``[lo, hi)`` of every rank's array can be read."""
 
 
 def enter(
     node: Node, turn: CollectiveSlot, call: header.CollectiveHeader, place: Offset | None
 ) -> Steps:
-    """Tell the others a call, and where they find its array; hold it against what they call."""
+    """Publish a call and the offset of its array; compare the peers' calls with it."""
     turn.write_header(header.write(call, place, None))
     turn.publish(ENTERED)
     yield turn.stragglers(ENTERED)
-    header.check_all(call, node, turn.notes())
+    header.check_all(call, node, turn.headers())
 
 
 class PeerReads:
-    """A collective in which all ranks read what all show, as one rank does it.
+    """A collective in which every rank reads the arrays of all, as one rank carries it out.
 
     Parameters
     ----------
     node : Node
     call : Call
     own : ndarray, shape (1, columns) or (ranks, columns)
-        What this rank shows, contiguous.  Of one row for each rank every rank reads its own alone:
-        `take` may write to that, and to nothing else of `own`.
-    take : callable
+        This rank's array, contiguous.  Of one row for each rank, every rank reads its own alone:
+        `consume` may write to that row, and to no other of `own`.
+    consume : callable
         Called with all ranks' columns, each ``(rows, hi - lo)``, which together are all columns.
     """
 
-    def __init__(self, node: Node, call: header.CollectiveHeader, own: Buffer, take: Take) -> None:
+    def __init__(
+        self, node: Node, call: header.CollectiveHeader, own: Buffer, consume: Consume
+    ) -> None:
         self._node = node
         self._call = call
         self._own = own
-        self._take = take
+        self._consume = consume
         self._turn = node.sequence.next_slot()
 
     def steps(self) -> Steps:
@@ -60,7 +65,7 @@ class PeerReads:
         return self._long()
 
     def _inline(self) -> Steps:
-        """Show short copies of everything."""
+        """Copy short arrays whole."""
         node, turn, own = self._node, self._turn, self._own
         ring = node.ring(own.nbytes)
         slot, before = ring.take(turn)
@@ -69,11 +74,11 @@ class PeerReads:
         parts = [copy.view(own.dtype).reshape(own.shape) for copy in copies]
         parts[node.index][...] = own
         yield from enter(node, turn, self._call, None)
-        self._take(0, own.shape[1], parts)
+        self._consume(0, own.shape[1], parts)
         turn.publish(DONE)
 
     def _long(self) -> Steps:
-        """Show the arrays of ranks whose memory can be read, and chunks of the others'."""
+        """Read arrays where they can be mapped, and chunks of the others."""
         node, turn, (rows, columns) = self._node, self._turn, self._own.shape
         step = HALF_BYTES // (rows * self._own.itemsize)
         yield turn.free()
@@ -84,7 +89,7 @@ class PeerReads:
             self._copy(0, 0, min(step, columns))
         node.halves.decide(turn)
         yield from enter(node, turn, self._call, place)
-        places = [header.places(text)[0] for text in turn.notes()]
+        places = [header.places(text)[0] for text in turn.headers()]
         wholes = [self._whole(index, where) for index, where in enumerate(places)]
         if None not in places:
             step = columns
@@ -95,13 +100,13 @@ class PeerReads:
                     self._copy(number, lo, hi)
                 turn.publish(ENTERED + number)
                 yield turn.stragglers(ENTERED + number)
-            self._take(lo, hi, self._parts(wholes, number, lo, hi))
+            self._consume(lo, hi, self._parts(wholes, number, lo, hi))
         turn.publish(DONE)
         if place is not None:
             yield turn.stragglers(DONE)
 
     def _copy(self, number: int, lo: int, hi: int) -> None:
-        """Copy columns to where all can read them, but for a row that this rank alone reads."""
+        """Copy columns to the double buffer, but for a row that this rank alone reads."""
         half, own = self._half(self._node.index, number, hi - lo), self._own[:, lo:hi]
         if len(own) == 1:
             half[...] = own
@@ -111,7 +116,7 @@ class PeerReads:
         half[after] = own[after]
 
     def _whole(self, index: int, place: Offset | None) -> Buffer | None:
-        """All that a rank shows, where it lies; None where it copies."""
+        """Return a rank's array where it lies; None when that rank copies."""
         own = self._own
         if index == self._node.index:
             return own
@@ -120,7 +125,7 @@ class PeerReads:
         return self._node.view(index, place, own.nbytes).view(own.dtype).reshape(own.shape)
 
     def _half(self, index: int, number: int, columns: int) -> Buffer:
-        """A rank's copy of a chunk."""
+        """Return a rank's copy of a chunk."""
         rows, dtype = self._own.shape[0], self._own.dtype
         copy = self._node.halves.copy(index, number, rows * columns * dtype.itemsize)
         return copy.view(dtype).reshape(rows, columns)
@@ -128,8 +133,42 @@ class PeerReads:
     def _parts(
         self, wholes: Sequence[Buffer | None], number: int, lo: int, hi: int
     ) -> list[Buffer]:
-        """The chunk's columns of all ranks."""
+        """Return the chunk's columns of all ranks."""
         return [
             self._half(index, number, hi - lo) if whole is None else whole[:, lo:hi]
             for index, whole in enumerate(wholes)
         ]
+
+
+def allgather(node: Node, call: header.CollectiveHeader, send: Buffer, receive: Buffer) -> Steps:
+    """Copy every rank's array; `send` may be this rank's part of `receive`."""
+    parts = receive.reshape(len(node.ranks), -1)
+    in_place = np.shares_memory(send, parts[node.index])
+
+    def consume(lo: int, hi: int, arrays: list[Buffer]) -> None:
+        for index, array in enumerate(arrays):
+            if index != node.index or not in_place:
+                parts[index, lo:hi] = array[0]
+
+    return PeerReads(node, call, send.reshape(1, -1), consume).steps()
+
+
+def reduce_scatter(
+    node: Node, call: header.CollectiveHeader, kernels: Kernels, send: Buffer, receive: Buffer
+) -> Steps:
+    """Reduce this rank's part, in rank order; `receive` may be that part of `send`."""
+    own = node.index
+
+    def consume(lo: int, hi: int, arrays: list[Buffer]) -> None:
+        kernels.reduce([array[own] for array in arrays], receive[lo:hi], call.op)
+
+    rows = send.reshape(len(node.ranks), -1)
+    return PeerReads(node, call, rows, consume).steps()
+
+
+def barrier(node: Node) -> Steps:
+    """Enter, and wait until all ranks have entered."""
+    turn = node.sequence.next_slot()
+    yield turn.free()
+    yield from enter(node, turn, header.BARRIER, None)
+    turn.publish(DONE)

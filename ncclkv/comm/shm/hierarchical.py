@@ -1,4 +1,4 @@
-"""From node to node: messages between one rank of each, or between those of the same place."""
+"""Collectives across nodes: messages between ranks of the same index on each node."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ncclkv.comm.messages import algorithms
-from ncclkv.comm.messages.algorithms import Channel
+from ncclkv.comm.messages import two_step
+from ncclkv.comm.messages.channel import Channel
 from ncclkv.comm.shm.node import Node
 from ncclkv.comm.transport import Messages, Request
 from ncclkv.comm.types import Buffer
@@ -23,86 +23,97 @@ class NodeGroup:
 
     Parameters
     ----------
-    lane : Lane
+    channel : Channel
         Of all ranks; its messages are this collective's alone.
     ranks : sequence of int
 
     Attributes
     ----------
-    lane : Lane
+    channel : Channel
         Of these ranks.
     """
 
-    def __init__(self, lane: Channel, ranks: Sequence[int]) -> None:
-        self._messages = _Among(lane.transport, ranks)
-        self.lane = lane.among(self._messages)
+    def __init__(self, channel: Channel, ranks: Sequence[int]) -> None:
+        self._messages = _Subset(channel.transport, ranks)
+        self.channel = channel.among(self._messages)
 
     def refuse(self) -> None:
-        """Let the others find, by the length of a message, that ranks made different calls."""
-        for peer in self.lane.peers:
-            self._messages.refuse(peer, self.lane.tag)
+        """Send the peers a message that none expects: ranks have made different calls."""
+        for peer in self.channel.peers:
+            self._messages.refuse(peer, self.channel.tag)
 
 
-class Rail(NodeGroup):
-    """The ranks of the same place on each node, who reduce a slice of all ranks' arrays.
+class CrossNode(NodeGroup):
+    """The reduction of one slice between the ranks of one index on each node.
+
+    Every node sends the sum of its ranks' parts; in an ordered reduction it sends every part.
 
     Parameters
     ----------
     node : Node
-    lane : Lane
-        As for `NodeGroup`.
+    channel : Channel
+        Of all ranks, as for `NodeGroup`.
     root : int or None
-        The one rank whose node gets sums; by default all do.
-
-    Attributes
-    ----------
-    home : int or None
-        Which node is the root's.
-    nodes : sequence of sequence of int
-        The ranks of all nodes.
-    size : int
-        How many ranks there are on all nodes.
+        The rank whose node receives the sums; by default all nodes do.
+    ordered : bool
+        Whether all parts are folded in rank order, so that the bits are the same on any nodes.
     """
 
-    def __init__(self, node: Node, lane: Channel, root: int | None) -> None:
-        super().__init__(lane, [each[node.index] for each in node.nodes if node.index < len(each)])
-        homes = [number for number, each in enumerate(node.nodes) if root in each]
-        self.home = homes[0] if homes else None
-        self.nodes = node.nodes
-        self.size = lane.size
-
-
-class CrossNode(Rail):
-    """The way of one reduction between nodes: sums of nodes travel."""
+    def __init__(self, node: Node, channel: Channel, root: int | None, *, ordered: bool) -> None:
+        ranks = [each[node.index] for each in node.nodes if node.index < len(each)]
+        super().__init__(channel, ranks)
+        roots = [number for number, each in enumerate(node.nodes) if root in each]
+        self._root_node = roots[0] if roots else None
+        self._nodes = node.nodes
+        self._size = channel.size
+        self._ordered = ordered
 
     def reduce(
         self, parts: Sequence[Buffer], op: str
     ) -> Generator[Sequence[Request], None, Reduced]:
-        """Reduce this node's parts of a slice, in rank order, and all nodes' sums, in theirs."""
-        plain = "sum" if op == "avg" else op
-        total = np.empty(parts[0].size, working_dtype(parts[0].dtype))
-        self.lane.kernels.reduce(parts, total, plain)
-        yield from algorithms.reduce(self.lane, total, total, plain, None, self.home)
-        return Reduced(total, op, self.size)
+        """Reduce a slice over all ranks; `parts` are those of this node's ranks, in their order."""
+        count, dtype = parts[0].size, parts[0].dtype
+        if self._ordered:
+            total = np.empty(count, dtype)
+            yield from two_step.reduce(
+                self.channel, parts, self._nodes, total, op, root=self._root_node
+            )
+            return Reduced(total, 1, "sum")
+        summed = "sum" if op == "avg" else op
+        total = np.empty(count, working_dtype(dtype))
+        self.channel.kernels.reduce(parts, total, summed)
+        order = [[number] for number in range(len(self._nodes))]
+        yield from two_step.reduce(
+            self.channel, [total], order, total, summed, root=self._root_node
+        )
+        return Reduced(total, self._size, op)
 
 
 class Reduced:
-    """The sum of a slice over all ranks, in the dtype of its arithmetic."""
+    """The total of a slice over all ranks, before it is rounded and averaged.
 
-    def __init__(self, total: Buffer, op: str, size: int) -> None:
+    Parameters
+    ----------
+    total : ndarray
+    size : int
+        The number of ranks to divide an average by.
+    op : str
+    """
+
+    def __init__(self, total: Buffer, size: int, op: str) -> None:
         self._total = total
-        self._op = op
         self._size = size
+        self._op = op
 
     def finish(self, block: Buffer, lo: int, hi: int) -> None:
         """Write elements ``[lo, hi)`` as a reduction gives them."""
         finish(self._total[lo:hi], self._size, block, self._op)
 
 
-class _Among(Messages):
-    """Some of a transport's ranks, numbered anew; those named in errors keep their numbers.
+class _Subset(Messages):
+    """A subset of a transport's ranks, numbered anew; errors name the ranks of the transport.
 
-    What is empty is not sent: a refusal is, and so is like nothing that a rank expects.
+    Empty messages are skipped, so an empty message on the wire always means a refusal.
     """
 
     def __init__(self, transport: Messages, ranks: Sequence[int]) -> None:
@@ -121,13 +132,13 @@ class _Among(Messages):
         return self._transport.receive(into, self._ranks[peer], tag)
 
     def refuse(self, peer: int, tag: int) -> None:
-        """Send what no rank expects."""
+        """Send a peer an empty message."""
         self._transport.send(_REFUSAL, self._ranks[peer], tag)
 
 
 @dataclass
 class _Nothing(Request):
-    """An empty message, which need not be sent."""
+    """An empty message, which is not sent."""
 
     peer: int
 

@@ -161,7 +161,7 @@ class CollectiveSlot:
 
     # The others
 
-    def notes(self) -> list[list[int]]:
+    def headers(self) -> list[list[int]]:
         """What all ranks, which have come to the first phase, have told."""
         lo = self._slot * NOTE_WORDS
         return [words[lo : lo + NOTE_WORDS].tolist() for words in self._flags.words]

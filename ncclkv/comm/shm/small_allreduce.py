@@ -116,7 +116,7 @@ class SmallAllReduceWork(HostWork):
             if not turn.all_reached(ENTERED):
                 return False
             if not turn.headers_match(*short.words):
-                header.check_all(short.call, short.node, turn.notes())
+                header.check_all(short.call, short.node, turn.headers())
             short.reduce(copies, self._receive)
         turn.publish(DONE)
         if short.here and self._apply is not None:

@@ -14,10 +14,10 @@ FRAMING = "ncclkv/comm/messages/framing.py"
 GATHER = "ncclkv/comm/shm/gather_scatter.py"
 HEADER = "ncclkv/comm/shm/header.py"
 HIERARCHICAL = "ncclkv/comm/shm/hierarchical.py"
-IN_ORDER = "ncclkv/comm/shm/in_order.py"
 KERNELS_REDUCE = "ncclkv/kernels/host/reduce.py"
 OPTIMIZER = "ncclkv/optimizer/base.py"
 SMALL = "ncclkv/comm/shm/small_allreduce.py"
+TWO_STEP = "ncclkv/comm/messages/two_step.py"
 
 MUTANTS = (
     Mutant(
@@ -89,17 +89,9 @@ MUTANTS = (
     ),
     Mutant(
         name="short-messages-folded-backwards",
-        file=ALGORITHMS,
-        old=(
-            "    yield gathered.pending\n"
-            "    lane.kernels.reduce(gathered.parts, receive, op)\n"
-            "    if apply"
-        ),
-        new=(
-            "    yield gathered.pending\n"
-            "    lane.kernels.reduce(gathered.parts[::-1], receive, op)\n"
-            "    if apply"
-        ),
+        file=TWO_STEP,
+        old="for position in sorted(placed)], out",
+        new="for position in sorted(placed)[::-1]], out",
         why="sums between nodes have other bits",
         tests=(COMM,),
     ),
@@ -113,7 +105,7 @@ MUTANTS = (
     ),
     Mutant(
         name="own-slice-alone-is-updated",
-        file=ALGORITHMS,
+        file=TWO_STEP,
         old=("        if apply is not None:\n            apply(*bounds[peer])\n"),
         new="        pass\n",
         why="most of a long array is not updated",
@@ -141,16 +133,16 @@ MUTANTS = (
     Mutant(
         name="average-of-averages",
         file=HIERARCHICAL,
-        old='        plain = "sum" if op == "avg" else op\n',
-        new="        plain = op\n",
+        old='        summed = "sum" if op == "avg" else op\n',
+        new="        summed = op\n",
         why="averages over several nodes are too small",
         tests=(NODES,),
     ),
     Mutant(
         name="sums-of-nodes-rounded",
         file=HIERARCHICAL,
-        old="working_dtype(parts[0].dtype))\n",
-        new="parts[0].dtype)\n",
+        old="np.empty(count, working_dtype(dtype))\n",
+        new="np.empty(count, dtype)\n",
         why="16-bit sums are rounded once a node",
         tests=(
             NODES,
@@ -160,16 +152,16 @@ MUTANTS = (
     Mutant(
         name="average-over-nodes",
         file=HIERARCHICAL,
-        old="        self.size = lane.size\n",
-        new="        self.size = len(node.nodes)\n",
+        old="        self._size = channel.size\n",
+        new="        self._size = len(node.nodes)\n",
         why="averages over several nodes are too large",
         tests=(NODES,),
     ),
     Mutant(
         name="parts-of-nodes-in-their-order",
-        file=IN_ORDER,
-        old="for rank in sorted(by_rank)]",
-        new="for rank in reversed(by_rank)]",
+        file=TWO_STEP,
+        old="placed[position] for position in sorted(placed)",
+        new="placed[position] for position in placed",
         why="reproducible sums depend on the nodes",
         tests=(COMM_NODES,),
     ),
@@ -216,8 +208,8 @@ MUTANTS = (
     Mutant(
         name="sum-over-the-other-nodes-kept-here",
         file=HIERARCHICAL,
-        old="yield from algorithms.reduce(self.lane, total, total, plain, None, self.home)\n",
-        new="yield from algorithms.reduce(self.lane, total, total, plain, None, 0)\n",
+        old="        self._root_node = roots[0] if roots else None\n",
+        new="        self._root_node = 0\n",
         why="nodes other than the first have only their own sums",
         tests=(NODES,),
     ),

@@ -12,7 +12,7 @@ import pytest
 from ncclkv import testing
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import threads
-from ncclkv.comm.shm import plan
+from ncclkv.comm.shm import allreduce
 from ncclkv.comm.shm.sequence import DONE, ENTERED, CollectiveSlot
 from ncclkv.comm.shm.staging import INLINE_BYTES
 from tests.harness.slow import stretched
@@ -68,7 +68,7 @@ def test_sums_are_right_without_any_barrier_around_them(place: Place) -> None:
 @pytest.mark.usefixtures("in_c")
 @pytest.mark.parametrize("place", [common, own])
 def test_sums_past_the_caches_are_right_too(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
-    monkeypatch.setattr(plan, "STREAM_BYTES", 0)
+    monkeypatch.setattr(allreduce, "STREAM_BYTES", 0)
     testing.run_ranks(RANKS, sums, place, timeout=stretched(20.0))
 
 

@@ -13,8 +13,7 @@ import pytest
 from ncclkv import testing
 from ncclkv.arrays.memory import address
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.host import threads
-from ncclkv.comm.shm import plan_cache
+from ncclkv.comm.host import reductions, threads
 from ncclkv.comm.shm.staging import INLINE_BYTES
 from ncclkv.errors import UsageError
 from ncclkv.kernels.host import errstate
@@ -130,7 +129,7 @@ def test_a_known_pair_of_arrays_is_asked_what_has_changed(
 
 
 def test_many_pairs_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_cache, "_MOST", 10)
+    monkeypatch.setattr(reductions, "_MAX_PAIRS", 10)
 
     def rank() -> int:
         comm = threads.world()
@@ -139,7 +138,7 @@ def test_many_pairs_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
             comm.allreduce(array, array).wait()
             assert (array == TOTAL).all()
         comm.close()
-        return len(comm._known._pairs)
+        return len(comm._reductions._pairs)
 
     assert max(testing.run_ranks(RANKS, rank)) <= 10
 

@@ -1,0 +1,76 @@
+"""The channel of one collective: a transport and a tag that no other collective uses meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ncclkv.comm.messages import framing
+from ncclkv.comm.transport import Messages, Request
+from ncclkv.comm.types import Buffer
+from ncclkv.kernels.base import Kernels
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Sends and receives the messages of one collective.
+
+    The first message to each peer begins with the call digest of this rank.  The digest of the
+    first message from each peer is compared before any of its payload is used.
+
+    Attributes
+    ----------
+    transport : Messages
+    tag : int
+    kernels : Kernels
+    scratch : callable
+        ``scratch(nbytes)``: memory that is valid until the next call.
+    digest : int
+        The value of `ProgressEngine.mark` at the launch.
+    """
+
+    transport: Messages
+    tag: int
+    kernels: Kernels
+    scratch: Callable[[int], Buffer]
+    digest: int = 0
+    _greeted: set[tuple[str, int]] = field(default_factory=set)
+
+    @property
+    def rank(self) -> int:
+        return self.transport.rank
+
+    @property
+    def size(self) -> int:
+        return self.transport.size
+
+    @property
+    def peers(self) -> list[int]:
+        """The other ranks, nearest successor first, so that not all begin with rank 0."""
+        return [(self.rank + step) % self.size for step in range(1, self.size)]
+
+    def among(self, messages: Messages) -> Channel:
+        """Return the channel of a subset of its ranks, which `messages` numbers anew."""
+        return Channel(messages, self.tag, self.kernels, self.scratch, self.digest)
+
+    def send(self, data: Buffer, peer: int) -> Request:
+        """Start to send `data`, which must not change until the request is done."""
+        data = data.view(np.uint8)
+        if not self._is_first("send", peer):
+            return self.transport.send(data, peer, self.tag)
+        return framing.send(self.transport, data, peer, self.tag, self.digest)
+
+    def receive(self, into: Buffer, peer: int) -> Request:
+        """Start to receive a message of exactly the length of `into`."""
+        into = into.view(np.uint8)
+        if not self._is_first("receive", peer):
+            return self.transport.receive(into, peer, self.tag)
+        return framing.receive(self.transport, into, peer, self.tag, self.digest)
+
+    def _is_first(self, direction: str, peer: int) -> bool:
+        """Return whether a message is the first to a peer, or the first from it."""
+        first = (direction, peer) not in self._greeted
+        self._greeted.add((direction, peer))
+        return first
