@@ -1,4 +1,4 @@
-"""The command ``ncclkv``: a table of what it can do."""
+"""The command ``ncclkv`` and the table of its subcommands."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ncclkv.cli import explain, run
 from ncclkv.errors import LaunchError
 
 WRONG = 2
-"""The exit code of a command that cannot be begun; `argparse` has the same."""
+"""Exit code of a command that cannot start, as in `argparse`."""
 
 COMMANDS: dict[str, ModuleType] = {"run": run, "explain": explain}
 """Each has ``describe(parser)``, and ``main(arguments)``, which returns an exit code."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line asks for.
+    """Run the subcommand of the command line.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The runner's side of its connections to the supervisors of its ranks."""
+"""Connections of the runner to the supervisors of its ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ncclkv.comm.host.liveness import addresses
 _GLOBAL_SCOPE = "00"
 
 _HELLO_SECONDS = 10.0
-"""For a process that connects to prove itself."""
+"""Seconds for a process that connects to send its proof."""
 
 _SPARE = 16
 """Unproven connections beyond one a rank and address; the oldest are closed."""
@@ -40,7 +40,7 @@ class Connections:
     port : int or None
         The TCP port to listen on, on all interfaces, 0 for any; None for this machine alone.
     selector : selectors.BaseSelector
-        Gets calls without arguments, as the data of its keys.
+        Its keys get calls without arguments as their data.
     take : callable
         ``take(rank, kind, data)`` gets each frame, and an empty kind at a connection's end.
 
@@ -53,7 +53,7 @@ class Connections:
     Raises
     ------
     OSError
-        When the port cannot be had.
+        When the port cannot be bound.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class Connections:
     def tell(self, kind: bytes) -> None:
         """Send a frame without data to all ranks."""
         for peer in self._peers.values():
-            with suppress(OSError):  # the end of a connection is found by reading from it
+            with suppress(OSError):  # reading from a broken connection reports its end
                 peer.connection.send(wire.frame(kind))
 
     def pause(self, ranks: set[int]) -> None:
-        """Read from all ranks but these, whose output then waits on their side."""
+        """Read from all ranks except `ranks`, whose output then waits on their side."""
         for rank in (ranks ^ self._paused) & self._peers.keys():
             if rank in ranks:
                 self._selector.unregister(self._peers[rank].connection)
@@ -93,7 +93,7 @@ class Connections:
         self._paused = ranks & self._peers.keys()
 
     def close(self) -> None:
-        """Close all; supervisors that are left take it for the runner's end."""
+        """Close all connections; supervisors that still run take this for the runner's end."""
         self._server.close()
         for guest in self._guests:
             guest.connection.close()
@@ -101,14 +101,14 @@ class Connections:
             peer.connection.close()
 
     def _accept(self) -> None:
-        """Take a new connection, send it a nonce, and close those that prove nothing."""
+        """Accept a connection and send its nonce; close connections that sent no proof in time."""
         now = time.monotonic()
         for old in tuple(self._guests):
             if now - old.since > _HELLO_SECONDS or len(self._guests) >= self._expected + _SPARE:
                 self._dismiss(old)
         try:
             connection, _ = self._server.accept()
-        except OSError:  # no descriptor is left: the connection waits in the queue
+        except OSError:  # without a free descriptor the connection waits in the queue
             return
         connection.setblocking(False)
         wire.keep_alive(connection)
@@ -120,7 +120,7 @@ class Connections:
 
     def _prove(self, guest: _Guest) -> None:
         """Read the answer to a nonce; a connection that does not prove itself is closed."""
-        if guest not in self._guests:  # dismissed since this look at all connections
+        if guest not in self._guests:  # dismissed since the last `select`
             return
         try:
             data = guest.connection.recv(wire.HELLO.size - len(guest.answer))
@@ -171,7 +171,7 @@ class Connections:
 
 @dataclass
 class _Guest:
-    """A connection that has not proven itself, and what it has sent so far."""
+    """A connection without a proof, and the bytes that it has sent so far."""
 
     connection: socket.socket
     challenge: bytes
@@ -195,7 +195,7 @@ def _allow_files(count: int) -> None:
 
 
 def _listen(port: int | None, ranks: int) -> tuple[socket.socket, str, int]:
-    """Return a listening socket, its address for `link.connect`, and how many that are in one."""
+    """Return a listening socket, its address for `link.connect`, and the number of hosts in it."""
     if port is None:
         name = f"ncclkv-run-{os.getpid()}-{secrets.token_hex(4)}"
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""Processes that a command leaves behind, such as daemons: they are adopted, and ended."""
+"""Descendants: processes that a command leaves behind, such as daemons, adopted and killed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pathlib import Path
 _PR_SET_CHILD_SUBREAPER = 36
 
 _SECONDS = 2.0
-"""For killed processes to be gone."""
+"""Seconds for killed processes to end."""
 
 _PAUSE = 5e-3
 
 
 def adopt() -> None:
-    """Become the parent of descendants whose own parent ends, in place of init."""
+    """Become the parent, in place of init, of descendants whose own parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def stat_of(pid: int | str) -> list[str]:
-    """Return the fields of ``/proc/PID/stat`` behind the name; none for a process that is gone."""
+    """Return the fields of ``/proc/PID/stat`` after the name; none after the process's end."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -32,14 +32,14 @@ def stat_of(pid: int | str) -> list[str]:
 
 
 def children() -> list[int]:
-    """Return the processes whose parent is this one, those that ended included."""
+    """Return the children of this process, ended ones included."""
     here = str(os.getpid())
     pids = [name for name in os.listdir("/proc") if name.isdecimal()]
     return [int(pid) for pid in pids if stat_of(pid)[1:2] == [here]]
 
 
 def reap(but: int) -> None:
-    """Take notice of adopted processes that ended; the end of process `but` is left to others."""
+    """Reap adopted processes that ended, except process `but`."""
     with suppress(ChildProcessError):
         while True:
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -50,7 +50,7 @@ def reap(but: int) -> None:
 
 
 def end_all(spared: Collection[int] = ()) -> None:
-    """Kill all children but those to spare, and all that these leave behind."""
+    """Kill all children except `spared`, and the processes that they leave behind."""
     limit = time.monotonic() + _SECONDS
     while left := [pid for pid in children() if pid not in spared]:
         for pid in left:

@@ -1,6 +1,6 @@
-"""Explain a job that failed, by the files that its ranks wrote to NCCLKV_DUMP.
+"""Explain a failed job by the files that its ranks wrote to NCCLKV_DUMP.
 
-The calls of all ranks are lined up by number.  Files may be missing or torn: these are named.
+The calls of all ranks are compared by number.  Missing and torn files are named.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.errors import LaunchError
 
 _FOLLOWS = ("RankLost", "RankDied", "CommAborted", "CommTimeout", "OrderMismatch", "SpecMismatch")
-"""Errors that follow from what another rank did: a rank's reason begins with one of these."""
+"""Errors that another rank caused: the reason of such a rank begins with one of these names."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a store; `alike` is what ranks must have in common, `seconds` when it was made."""
+    """A call of a store: its text, its codes, which must be alike on all ranks, and its time."""
 
     text: str
     alike: tuple[int, ...]
@@ -32,24 +32,24 @@ class Call:
 
 @dataclass
 class Rank:
-    """Facts about a rank, from its own file or from those of others.
+    """Facts about a rank, from its own file or from the files of others.
 
     Attributes
     ----------
     who : str
         Rank, host and process.
     calls : dict of int to Call
-        By number.
+        Its calls by number.
     waits : list of int
         The ranks that it waited for.
     elsewhere : str
-        What it waited in, if not in this store.
+        Its wait outside this store.
     state : str
-        Of its process, as neighbours saw it.
+        The state of its process, as reported by neighbours.
     left : str
-        The reason with which it left.
+        The reason in its farewell.
     error : (str, float) or None
-        What it raised, and when; None without a file of its own.
+        Its error and the error's time; None without a file of its own.
     """
 
     who: str
@@ -62,7 +62,7 @@ class Rank:
 
     @property
     def last(self) -> str:
-        """Its last call, in words."""
+        """Describe its last call."""
         if not self.calls:
             return "no call of it is known"
         number = max(self.calls)
@@ -73,7 +73,7 @@ class Rank:
 
 @dataclass
 class Store:
-    """A store that broke: its name, when its first file was written, and what is known of ranks."""
+    """A broken store: its name, the time of its first file, and the facts about its ranks."""
 
     name: str
     time: float
@@ -86,7 +86,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print what happened to each store that broke, in the order of time."""
+    """Print the causes for each broken store, in the order of time."""
     contents, unread = read(arguments.directory)
     stores: dict[str, list[dict[str, Any]]] = {}
     for content in contents:
@@ -108,9 +108,9 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     Returns
     -------
     contents : list of dict
-        Of the whole ones.
+        Contents of the complete files.
     unread : list of str
-        The names of the others, each with the reason.
+        Names of the other files, each with the reason.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def _reason(error: Exception) -> str:
 
 
 def merged(contents: Sequence[Mapping[str, Any]]) -> Store:
-    """Put together what the ranks' files hold; each rank's own words come before others'."""
+    """Merge the files of a store's ranks; a rank's own file wins over the files of others."""
     for content in contents:
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']}, and {FORMAT} is expected")
@@ -166,7 +166,7 @@ def merged(contents: Sequence[Mapping[str, Any]]) -> Store:
 
 
 def _add(rank: Rank, told: Mapping[str, Any]) -> None:
-    """Add what a file tells of a rank."""
+    """Add the facts of a file about a rank."""
     for call in told.get("calls", ()):
         alike = tuple(map(int, call["alike"]))
         made = Call(str(call["call"]), alike, float(call["seconds"]))
@@ -182,7 +182,7 @@ def _add(rank: Rank, told: Mapping[str, Any]) -> None:
 
 
 def explained(store: Store) -> list[str]:
-    """Describe what happened to a store, in lines."""
+    """Describe the causes, the errors and the last calls of a store, in lines."""
     ranks = store.ranks
     files = [rank for rank, known in ranks.items() if known.error is not None]
     without = [rank for rank in ranks if rank not in files]
@@ -206,7 +206,7 @@ def _raised(rank: Rank) -> str:
 
 
 def _causes(ranks: Mapping[int, Rank]) -> Iterator[str]:
-    """Describe what may have been the cause, the likeliest first."""
+    """Describe possible causes, the most likely first."""
     yield from _difference(ranks)
     for rank in ranks.values():
         if rank.left and not rank.left.startswith(_FOLLOWS):
@@ -221,7 +221,7 @@ def _causes(ranks: Mapping[int, Rank]) -> Iterator[str]:
 
 
 def _difference(ranks: Mapping[int, Rank]) -> Iterator[str]:
-    """Describe the first call that is not the same on all ranks, as far as it is known."""
+    """Describe the first call in which the ranks differ, if the files show a difference."""
     numbers = sorted({number for known in ranks.values() for number in known.calls})
     for number in numbers:
         made: dict[tuple[int, ...], list[int]] = {}
@@ -229,20 +229,22 @@ def _difference(ranks: Mapping[int, Rank]) -> Iterator[str]:
             if number in known.calls:
                 made.setdefault(known.calls[number].alike, []).append(rank)
         if len(made) > 1:
-            # The camps, the largest first: the last is the odd one.
-            camps = sorted(made.values(), key=len, reverse=True)
-            texts = [f"{format_ranks(camp)} called {_texts(ranks, camp, number)}" for camp in camps]
+            # The largest group first: the last group is the outlier.
+            groups = sorted(made.values(), key=len, reverse=True)
+            texts = [
+                f"{format_ranks(each)} called {_texts(ranks, each, number)}" for each in groups
+            ]
             yield f"the ranks differ in call {number}: {', but '.join(texts)}"
             return
 
 
-def _texts(ranks: Mapping[int, Rank], camp: Sequence[int], number: int) -> str:
-    """Describe the same call of some ranks, which may come from several lines."""
-    return " or ".join(dict.fromkeys(ranks[rank].calls[number].text for rank in camp))
+def _texts(ranks: Mapping[int, Rank], group: Sequence[int], number: int) -> str:
+    """Describe a call that ranks made alike, perhaps from several lines of the program."""
+    return " or ".join(dict.fromkeys(ranks[rank].calls[number].text for rank in group))
 
 
 def _missing(ranks: Mapping[int, Rank]) -> Iterator[str]:
-    """Describe ranks that others waited for and that waited for nobody themselves."""
+    """Describe ranks that others waited for and that waited for no rank themselves."""
     waited_for = {each for known in ranks.values() for each in known.waits}
     for rank in sorted(waited_for & {*ranks}):
         if not ranks[rank].waits:

@@ -1,4 +1,4 @@
-"""The hosts of a job, and the command line that has an mpirun place ranks on them."""
+"""Hosts of a job, and the command line by which an mpirun places ranks on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ncclkv.cli.mpi import Mpirun
 from ncclkv.errors import LaunchError
 
 Hosts = dict[str, int | None]
-"""Names of hosts in order, with how many ranks each takes where that was given."""
+"""Names of hosts in order, each with its number of ranks, or None."""
 
 _GIVEN = (
     *("SLURM_JOB_ID", "PBS_NODEFILE", "PBS_JOBID", "LSB_DJOB_HOSTFILE", "LSB_HOSTS"),
@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _OF_THIS_HOST = re.compile(
     r"(_|HOSTNAME|PWD|OLDPWD|SHLVL|TMPDIR|DISPLAY)$|(SSH|XDG|DBUS|SLURM|PBS|LSB|PMI|PMIX|OMPI|PRTE)_"
 )
-"""Variables that mean something on one host alone, or that Open MPI passes on by itself."""
+"""Variables that have a meaning on one host only, or that Open MPI forwards by itself."""
 
 # Each by the name of version 4 and by that of version 5.
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -41,13 +41,13 @@ _OVERSUBSCRIBE = {
 
 @dataclass(frozen=True)
 class MpiLauncher:
-    """A launcher's command line, as far as the ranks' command, and its environment.
+    """A launcher's command line before the ranks' command, and its environment.
 
     Attributes
     ----------
     line : list of str
     settings, unless_set : mapping of str to str
-        Variables that it needs, and those that the user's own settings win over.
+        Variables that it needs, and defaults for variables that the user has not set.
     names_variables : bool
         Ranks on other hosts get only the variables that its line names.
     """
@@ -83,7 +83,7 @@ def read(path: Path) -> Hosts:
     Raises
     ------
     LaunchError
-        When it cannot be read, or has another line or none.
+        When it cannot be read, has another kind of line, or names no host.
     """
     try:
         lines = path.read_text().splitlines()
@@ -103,7 +103,7 @@ def read(path: Path) -> Hosts:
 
 
 def _add(hosts: Hosts, entry: str, where: str) -> None:
-    """Add a host; what is given for it in several places counts together."""
+    """Add a host; several entries of the same host add up."""
     name, colon, count = entry.partition(":")
     right = name and not name.startswith("-") and len(entry.split()) == 1
     if not right or (colon and not (count.isdecimal() and int(count) > 0)):
@@ -113,9 +113,9 @@ def _add(hosts: Hosts, entry: str, where: str) -> None:
 
 
 def placed(hosts: Hosts, ranks: int | None) -> tuple[int, dict[str, int]]:
-    """Return the number of ranks of a job, and how many each host takes at most.
+    """Return the number of ranks of a job, and the maximum number of ranks on each host.
 
-    Hosts without a number share the ranks evenly if none has one, and take one each otherwise.
+    Hosts without a number share the ranks evenly if no host has a number; else each takes 1 rank.
 
     Parameters
     ----------
@@ -142,9 +142,9 @@ def placed(hosts: Hosts, ranks: int | None) -> tuple[int, dict[str, int]]:
 
 
 def launcher(mpirun: Mpirun, ranks: int, slots: Mapping[str, int]) -> MpiLauncher:
-    """Return how an mpirun starts so many ranks.
+    """Return the launcher for `ranks` ranks.
 
-    Without `slots` it finds hosts itself, in an allocation or in its own variables, or starts all
+    Without `slots` mpirun finds the hosts in an allocation or in its own variables, or starts all
     ranks on this machine.
 
     Raises
@@ -174,13 +174,13 @@ def launcher(mpirun: Mpirun, ranks: int, slots: Mapping[str, int]) -> MpiLaunche
 
 
 def given() -> str:
-    """Return the name of a variable by which mpirun finds hosts itself; empty without one."""
+    """Return the name of the variable by which mpirun finds hosts; empty without one."""
     here = env.for_ranks({}, {})
     return next((name for name in _GIVEN if here.get(name)), "")
 
 
 def needed(environment: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that ranks on other hosts are to have, in order."""
+    """Return the names of the variables to forward to ranks on other hosts, sorted."""
     return sorted(
         name for name in environment if _NAME.fullmatch(name) and not _OF_THIS_HOST.match(name)
     )

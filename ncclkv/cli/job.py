@@ -1,4 +1,4 @@
-"""One start of a job: its processes, what they write, and their end."""
+"""Job: one start of a command on several ranks, its output and its end."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ _CHUNK = 1 << 16
 _LOOK_SECONDS = 0.1
 
 _ASKED_SECONDS = 5.0
-"""For the ranks to end by themselves after a signal to this process."""
+"""Seconds for the ranks to end by themselves after a signal to this process."""
 
 _FAILED_SECONDS = 3.0
-"""For the other ranks to end after one has failed; its launcher learns of that a second before."""
+"""Seconds for the other ranks to end after a failure, which the launcher sees 1 s earlier."""
 
 _LAUNCHER_SECONDS = 10.0
-"""For the launcher to end by itself once every rank has ended with exit code 0."""
+"""Seconds for the launcher to end by itself once all ranks ended with exit code 0."""
 
 _LAST_SECONDS = 2.0
-"""Seconds for the launcher to end once its ranks have been killed, and for them to be gone."""
+"""Seconds for the launcher and the killed ranks to end."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Say how a job is started.
+    """Command line, environment and size of a job.
 
     Attributes
     ----------
     ranks : int
     launcher : sequence of str
-        What begins the command line, ``["mpirun", "-n", "4"]``; empty for one rank without MPI.
+        Beginning of the command line, ``["mpirun", "-n", "4"]``; empty for one rank without MPI.
     command : sequence of str
     environment : mapping of str to str
     port : int or None
-        Where ranks of other hosts reach the runner, 0 for any port; None for this machine alone.
+        Port for ranks of other hosts, 0 for any free port; None for ranks of this machine only.
     output : Path or None
-        A folder with a file for each stream of a rank.
+        Folder with a file for each stream of a rank.
     """
 
     ranks: int
@@ -70,7 +70,7 @@ class Start:
 
 
 class Job:
-    """Start a command on several ranks, and wait for its end.
+    """Starts a command on several ranks, and waits for its end.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Job:
     Raises
     ------
     OSError
-        When the port cannot be had.
+        When the port cannot be bound.
     """
 
     def __init__(self, start: Start) -> None:
@@ -99,7 +99,7 @@ class Job:
         self._start = time.monotonic()
 
     def run(self) -> Outcome:
-        """Do so; only once.  Signals that would end this process end the job instead."""
+        """Run the job, once.  Signals that would end this process end the job instead."""
         before = {number: signal.signal(number, self._note_signal) for number in _SIGNALS}
         adopt()
         spared = children()
@@ -127,7 +127,7 @@ class Job:
                 signal.signal(number, handler)
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        """Start the launcher, in a session of its own, with which it can be ended."""
+        """Start the launcher in a new session, whose process group can be killed at once."""
         libc = ctypes.CDLL(None)
         alone = [] if self._what.launcher else [ALONE]
         supervisor = [sys.executable, "-I", "-S", str(_RANK), *alone, self._connections.address]
@@ -137,7 +137,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            # Not left behind by the sudden end of this process.
+            # Without this the launcher outlives a runner that is killed.
             preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
         )
         for stream, whole in zip((process.stdout, process.stderr), self._passed, strict=True):
@@ -148,7 +148,7 @@ class Job:
         return process
 
     def _read(self, seconds: float) -> bool:
-        """Take what arrives within so long; return whether anything did."""
+        """Read arriving data for `seconds`; return whether any arrived."""
         ready = self._selector.select(seconds)
         for key, _ in ready:
             key.data()
@@ -163,11 +163,11 @@ class Job:
             self._selector.unregister(number)
 
     def _over(self, process: subprocess.Popen[bytes]) -> bool:
-        """Tell whether it is time to end all that is left."""
+        """Return whether the processes that are left must be ended now."""
         now = time.monotonic()
         if self._signals:
             number = self._signals.pop(0)
-            if self._asked is not None:  # asked again: at once
+            if self._asked is not None:  # a second signal ends the job at once
                 return True
             self._asked = number
             os.killpg(process.pid, number)
@@ -189,21 +189,21 @@ class Job:
         return self._hung
 
     def _failed(self) -> bool:
-        """Return whether any rank has failed, or cannot but fail."""
+        """Return whether any rank has failed, or is sure to fail."""
         ranks = self._ranks.values()
         return any(rank.failed() is not None for rank in ranks) or any(
             rank.code == 0 for rank in never_started(ranks)
         )
 
     def _kill(self) -> None:
-        """Have the supervisors kill what still runs, which then has not failed by itself."""
+        """Have the supervisors kill the ranks that still run, and mark them as killed."""
         self._read(0)
         for rank in self._ranks.values():
             rank.killed = not rank.over
         self._connections.tell(wire.KILL)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """See that the launcher and the ranks are gone."""
+        """End the launcher and the ranks, by SIGTERM and then by SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             if process.poll() is None:
                 os.killpg(process.pid, number)
@@ -213,13 +213,13 @@ class Job:
         process.wait()
 
     def _left(self, process: subprocess.Popen[bytes]) -> bool:
-        """Tell whether a process of the job is still there."""
+        """Return whether a process of the job still runs."""
         here = os.uname().nodename
         pids = [rank.pid for rank in self._ranks.values() if rank.host == here]
         return process.poll() is None or any(_runs(pid) for pid in pids)
 
     def _finish(self) -> None:
-        """Take what has been written and not read; a network may still be bringing it."""
+        """Read the remaining output; a network may still be delivering it."""
         limit = time.monotonic() + _LAST_SECONDS
         self._read(0)
         while self._connections.open and time.monotonic() < limit:
@@ -240,22 +240,22 @@ class Job:
         self._ranks[rank].hear(line)
 
     def _pass_on(self, kind: bytes, line: str) -> None:
-        """Write on a line of the launcher's stream, of which nothing is believed."""
+        """Forward a line of the launcher's output; it decides nothing."""
         if not self._own.is_noise(line):
             self._output.between(kind, line)
 
     def _take(self, number: int, kind: bytes, data: bytes) -> None:
-        """Take a frame of a rank's supervisor."""
+        """Process a frame of a rank's supervisor."""
         if kind in (wire.OUT, wire.ERR):
             self._output.feed(number, kind, data)
             return
         rank = self._ranks[number]
         first = not self._failed()
         rank.take(kind, data.decode(errors="replace"), self._seconds())
-        if kind == wire.ENDED and rank.code and first:  # ahead of what the others write of it
+        if kind == wire.ENDED and rank.code and first:  # before the other ranks report it
             self._output.between(wire.ERR, f"ncclkv run: {rank} {how(rank.code)}")
 
 
 def _runs(pid: int) -> bool:
-    """Tell whether a process is there and has not ended."""
+    """Return whether a process exists and has not ended."""
     return stat_of(pid)[:1] not in ([], ["Z"], ["X"])

@@ -1,4 +1,4 @@
-"""What mpirun itself writes: the most is about ranks that failed, and wrong about which one did."""
+"""Recognise mpirun's own lines; it often blames the wrong rank, so they are not repeated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOISE = re.compile(
 )
 _RULE = re.compile(r"-{60,}$")
 
-# What Open MPI puts before the lines of a rank that has no connection to the runner.
+# Prefix by Open MPI of a line from a rank that has no connection to the runner.
 _TAG = re.compile(r"\[\d+,\d+\]<std(out|err)>: ?")
 
 _KEPT = 40
@@ -21,12 +21,12 @@ _LONGEST = 1 << 16
 
 
 class LauncherLines:
-    """Tells mpirun's words on failures from others, such as those of ranks on other machines.
+    """Separates mpirun's lines about failures from other lines, such as those of remote ranks.
 
     Attributes
     ----------
     kept : deque of str
-        The last of the words on failures.
+        The last lines about failures.
     """
 
     def __init__(self) -> None:
@@ -34,9 +34,9 @@ class LauncherLines:
         self._boxed = False
 
     def is_noise(self, line: str) -> bool:
-        """Whether the next line is such a word, which is kept.
+        """Return whether the next line is about a failure, and keep it.
 
-        Open MPI puts them between two rules.
+        Open MPI writes such lines between two rules.
         """
         line = _TAG.sub("", line, count=1)
         rule = bool(_RULE.match(line))
@@ -61,7 +61,7 @@ class Whole:
         self._waits = b""
 
     def feed(self, data: bytes) -> None:
-        """Take what the launcher has written; an endless line is cut."""
+        """Process the launcher's output; lines of more than 64 KiB are cut."""
         *lines, self._waits = (self._waits + data.replace(b"\0", b"")).split(b"\n")
         if len(self._waits) > _LONGEST:
             lines.append(self._waits)
@@ -70,6 +70,6 @@ class Whole:
             self._take(line.decode(errors="replace"))
 
     def end(self) -> None:
-        """Pass on what has no end."""
+        """Process the last line, which may lack its end."""
         if self._waits:
             self.feed(b"\n")

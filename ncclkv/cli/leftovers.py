@@ -1,4 +1,4 @@
-"""Files that MPI leaves behind when a job fails: they are noted while it runs, and removed.
+"""Leftover files of MPI after a failed job: noted while the job runs, then removed.
 
 MPICH's ranks share a file in ``/dev/shm`` of some megabytes, and its launcher writes a file to
 ``/tmp``.  Both stay when a rank is killed.  A container's ``/dev/shm`` often has 64 MB: starts
@@ -27,25 +27,25 @@ _TEMPORARY_FILES = "hydra_hwloc_xmlfile_*"
 _RECORDS = "ncclkv-run-"
 _NAMES = "names"
 
-# New files appear when MPI starts; later they are looked for less often.
+# New files appear when MPI starts; later searches are less frequent.
 _EARLY_SECONDS = 30.0
 _SOON_SECONDS = 0.1
 _SELDOM_SECONDS = 2.0
 
 _EACH_RANK = 8 << 20
-"""Bytes of ``/dev/shm`` that are enough for a rank."""
+"""Bytes of ``/dev/shm`` that suffice for a rank."""
 
 
 class Leftovers:
     """The files of one start of a job.
 
-    Creation removes what runners that were killed have left.  Their files are listed in a folder
-    each, which a runner keeps locked.  Without room for a folder nothing is listed.
+    Creation removes the files of killed runners.  Each runner lists its files in a folder of its
+    own, which it keeps locked.  On a full disk no file is listed.
 
     Parameters
     ----------
     shared, temporary : Path
-        Where MPICH's ranks and its launcher create files.
+        Folders in which MPICH's ranks and its launcher create files.
     """
 
     def __init__(self, shared: Path = SHARED, temporary: Path = TEMPORARY) -> None:
@@ -58,13 +58,13 @@ class Leftovers:
             self._folder = Path(tempfile.mkdtemp(prefix=_RECORDS, dir=records))
             self._lock = os.open(self._folder, os.O_RDONLY)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            (self._folder / _NAMES).touch()  # which tells that the folder is locked
+            (self._folder / _NAMES).touch()  # marks the folder as locked
         self._known = set(self._present())
         self._ours: dict[str, bool] = {}
         self._next = self._start = time.monotonic()
 
     def look(self, launcher: int) -> None:
-        """Note the files that have appeared, and those among them that the job's ranks use.
+        """Note new files, and whether the job's ranks use them.
 
         Parameters
         ----------
@@ -100,7 +100,7 @@ class Leftovers:
                 record.write(line)
 
     def sweep(self, launcher: int) -> None:
-        """Remove the files of the job, which has ended; one that is still used stays listed."""
+        """Remove the files of the ended job; files still in use stay listed."""
         self._look(launcher)
         left = remove(self._ours)
         with suppress(OSError):
@@ -115,7 +115,7 @@ class Leftovers:
             yield from map(str, folder.glob(pattern))
 
     def _sweep_dead(self, records: Path) -> None:
-        """Remove the files of runners that are gone."""
+        """Remove the files of runners that have ended."""
         for folder in records.glob(f"{_RECORDS}*"):
             with suppress(OSError):
                 if folder.lstat().st_uid != os.getuid() or not (folder / _NAMES).is_file():
@@ -129,7 +129,7 @@ class Leftovers:
                     os.close(lock)
 
     def _read(self, record: Path) -> dict[str, bool]:
-        """Return the files of a record, each with whether ranks of its job were seen to use it."""
+        """Return the files of a record, each with whether ranks of its job used it."""
         found: dict[str, bool] = {}
         for line in record.read_text().splitlines():
             ours, _, path = line.partition(" ")
@@ -139,12 +139,12 @@ class Leftovers:
 
 
 def shortage(ranks: int, shared: Path = SHARED) -> str:
-    """Return a warning when MPI may find too little room in ``/dev/shm``; empty when it is enough.
+    """Return a warning when ``/dev/shm`` may be too small for MPI; empty otherwise.
 
     Parameters
     ----------
     ranks : int
-        How many are to start; those of other machines are counted, too.
+        Number of ranks to start, those of other machines included.
     shared : Path
     """
     try:
@@ -167,8 +167,8 @@ def remove(files: Mapping[str, bool]) -> list[str]:
     Parameters
     ----------
     files : mapping of str to bool
-        Paths, each with whether ranks of the job were seen to use it.  Other files were there only
-        while the job ran: they count where none of the same kind was seen in use.
+        Paths, each with whether ranks of the job used the file.  Files that no rank was seen to use
+        are removed only where no file of the same folder was in use.
     """
     seen = {os.path.dirname(path) for path, ours in files.items() if ours}
     left = []
@@ -187,7 +187,7 @@ def remove(files: Mapping[str, bool]) -> list[str]:
 
 
 def users(path: str) -> list[int]:
-    """Return the processes, of those that can be seen, that have a file open or in their memory."""
+    """Return the visible processes that have a file open or mapped."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -205,12 +205,12 @@ def _open_files(process: Path) -> Iterator[str]:
 
 
 def is_descendant(pid: int, ancestor: int) -> bool | None:
-    """Return whether a process was started by another, or by one that this one started.
+    """Return whether a process descends from `ancestor`.
 
     Returns
     -------
     bool or None
-        None when one of the processes on the way has ended meanwhile.
+        None when a process between them has ended.
     """
     while pid != ancestor:
         if pid <= 1:

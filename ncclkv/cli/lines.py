@@ -1,4 +1,4 @@
-"""The ranks' lines under each other, each behind the number of its rank."""
+"""Lines of all ranks in one stream, each after the number of its rank."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable
 _END = re.compile(rb"\r?\n|\r(?=[^\n])")
 
 _IDLE_SECONDS = 0.2
-"""After so long without the rest of its line a piece is written as it is: it may be a question."""
+"""Seconds after which an unfinished line is written as it is: it may be a prompt."""
 
 _LONGEST = 1 << 16
-"""Bytes of a line that are kept back.  A longer one is written as it arrives, and holds the stream:
-the lines of other ranks wait for its end."""
+"""Bytes of a line that are held back.  A longer line is written as it arrives; the lines of other
+ranks wait for its end."""
 
 _CROWDED = 1 << 20
-"""Bytes of a rank's output that wait for another rank's long line; then no more are taken."""
+"""Bytes of a rank's output that may wait for another rank's long line; then reading stops."""
 
 _PATIENCE_SECONDS = 5.0
 """Seconds that other ranks' output waits for the end of a long line."""
@@ -45,11 +45,11 @@ class Lines:
 
     @property
     def crowded(self) -> set[int]:
-        """Return the ranks of which no more output is to be taken for now."""
+        """Return the ranks whose output must not be read for now."""
         return self._crowded
 
     def feed(self, rank: int, data: bytes) -> None:
-        """Take what a rank has written."""
+        """Process a rank's output."""
         begun = self._begun.setdefault(rank, _Begun())
         begun.waits += data
         begun.since = time.monotonic()
@@ -63,7 +63,7 @@ class Lines:
                 self._crowded.add(rank)
 
     def _go_on(self, rank: int, begun: _Begun) -> None:
-        """Write more of a long line; after its end the other ranks come first."""
+        """Write more of a long line; after its end the other ranks are first."""
         match = _END.search(begun.waits)
         if match is None:
             self._advance(rank, begun)
@@ -75,7 +75,7 @@ class Lines:
         self._release(rank)
 
     def _advance(self, rank: int, begun: _Begun) -> bool:
-        """Write the whole lines that have come; return whether the rank now holds the stream."""
+        """Write the complete lines; return whether the rank now holds the stream."""
         start = 0
         for match in _END.finditer(begun.waits):
             line = begun.waits[start : match.end()]
@@ -87,13 +87,13 @@ class Lines:
         begun.waits = begun.waits[start:]
         if len(begun.waits) > _LONGEST:
             self._show(rank, begun)
-            begun.since = time.monotonic()  # the rank may have been made to wait, and so may this
+            begun.since = time.monotonic()  # the rank may have been paused, and so may this
             self._holder = rank
             return True
         return False
 
     def _release(self, last: int) -> None:
-        """Write what has waited for the end of a long line, until the next such line."""
+        """Write the lines that waited for a long line, up to the next long line."""
         self._holder = None
         self._waiting_since = 0.0
         self._crowded.clear()
@@ -106,7 +106,7 @@ class Lines:
                 self._waiting_since = time.monotonic()
 
     def idle(self) -> None:
-        """Write the pieces that have waited for the rest of their lines for long enough."""
+        """Write unfinished lines that have waited for 0.2 s."""
         now = time.monotonic()
         if self._holder is not None:
             silent = now - self._begun[self._holder].since > _IDLE_SECONDS
@@ -119,12 +119,12 @@ class Lines:
                 self._show(rank, begun)
 
     def between(self, data: bytes) -> None:
-        """Write lines that are of no rank's stream."""
+        """Write lines that belong to no rank."""
         self._write((b"" if self._unfinished is None else b"\n") + data)
         self._unfinished = None
 
     def end(self) -> None:
-        """Write all that waits; nothing more will come."""
+        """Write all lines that wait, at the end of the stream."""
         for rank in self._begun:  # each may hold the stream once
             self._release(rank)
         for rank, begun in self._begun.items():
@@ -151,7 +151,7 @@ class Lines:
 
 
 class _Begun:
-    """A line that has begun: what was shown of it, and what waits for the rest since when."""
+    """An unfinished line: its written part, its waiting part, and the time of its last byte."""
 
     def __init__(self) -> None:
         self.shown = b""

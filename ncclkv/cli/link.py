@@ -1,4 +1,4 @@
-"""The connection of a rank's supervisor to ``ncclkv run``."""
+"""Link: the connection of a rank's supervisor to ``ncclkv run``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from ncclkv.cli import wire
 
 ANSWER_SECONDS = 3.0
-"""For a peer that accepted a connection to prove that it is the runner."""
+"""Seconds for a peer that accepted a connection to prove that it is the runner."""
 
 _FULL_BYTES = 4 * wire.CHUNK
 
@@ -23,7 +23,7 @@ class Gone(Exception):
 
 
 class Link:
-    """A connection on which the runner has proven itself.
+    """A connection to a runner that has sent its proof.
 
     Parameters
     ----------
@@ -42,21 +42,21 @@ class Link:
 
     @property
     def waits(self) -> bool:
-        """Return whether something was not sent yet."""
+        """Return whether bytes wait to be sent."""
         return bool(self._waits)
 
     @property
     def full(self) -> bool:
-        """Return whether so much was not sent that no more output is to be read."""
+        """Return whether so many bytes wait that no more output must be read."""
         return len(self._waits) > _FULL_BYTES
 
     def send(self, kind: bytes, data: bytes = b"") -> None:
-        """Send a frame, or keep it until the runner has taken those before it."""
+        """Send a frame, or keep it until the frames before it are sent."""
         self._waits += wire.frame(kind, data)
         self.flush()
 
     def flush(self) -> None:
-        """Send what the connection takes without blocking.
+        """Send as many bytes as the connection takes without blocking.
 
         Raises
         ------
@@ -97,7 +97,7 @@ def connect(address: str, rank: int, secret: bytes, seconds: float) -> Link:
     rank : int
     secret : bytes
     seconds : float
-        How long this may take.
+        Deadline.
 
     Raises
     ------
@@ -160,7 +160,7 @@ def _targets(address: str) -> Iterator[tuple[int, str | tuple[str, int]]]:
 
 
 def _greet(connection: socket.socket, rank: int, secret: bytes) -> socket.socket:
-    """Prove this process to the runner, and have the runner prove itself."""
+    """Exchange proofs with the runner."""
     connection.settimeout(ANSWER_SECONDS)
     wire.keep_alive(connection)
     nonce = os.urandom(wire.NONCE_BYTES)
@@ -173,7 +173,7 @@ def _greet(connection: socket.socket, rank: int, secret: bytes) -> socket.socket
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
-    """Receive so many bytes."""
+    """Receive `count` bytes."""
     data = b""
     while len(data) < count:
         piece = connection.recv(count - len(data))

@@ -1,6 +1,6 @@
-"""Find the mpirun that starts a job.
+"""Search for the mpirun of the MPI that the ranks' mpi4py loads.
 
-It must be of the MPI that the ranks' mpi4py loads: one of another starts as many jobs of one rank.
+An mpirun of another MPI would start as many jobs of one rank.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ for line in open("/proc/self/maps"):
     if name.startswith(("libmpi.so", "libmpi_abi.so", "libmpich.so")):
         print("/" + line.strip().split("/", 1)[1])
 """
-"""Loads MPI and does not start it; prints its name, then where it was loaded from."""
+"""Program that loads MPI without starting it, and prints its name and the path of its library."""
 
 _ASK_SECONDS = 60.0
 
-# What a library's name has in it, and what the mpirun of that library says of itself.
+# Part of a library's name, and words in the version text of its mpirun.
 _FAMILIES = {
     "Open MPI": ("Open MPI", "OpenRTE", "prte"),
     "Intel": ("Intel",),
@@ -46,9 +46,9 @@ class Library:
     Attributes
     ----------
     name : str
-        Its first words on itself.
+        First line of its version text.
     path : Path or None
-        Of its shared library, where that could be found.
+        Path of its shared library, where found.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Library:
 
     @property
     def family(self) -> str:
-        """The key of `_FAMILIES` that it belongs to; empty when it is another."""
+        """Return its key in `_FAMILIES`; empty for other libraries."""
         return next((family for family in _FAMILIES if family in self.name), "")
 
 
@@ -68,7 +68,7 @@ class Mpirun:
     ----------
     path : str
     said : str
-        Its own words on its version.
+        Its version text.
     """
 
     path: str
@@ -91,7 +91,7 @@ def find(command: Sequence[str]) -> Mpirun:
     Parameters
     ----------
     command : sequence of str
-        What each rank is to run: when it begins with a Python, that one's mpi4py is asked.
+        Command of each rank; its Python, where it begins with one, loads mpi4py for the search.
 
     Raises
     ------
@@ -114,13 +114,13 @@ def find(command: Sequence[str]) -> Mpirun:
 
 
 def python_of(command: Sequence[str]) -> str:
-    """The Python that a command begins with, or else this one."""
+    """Return the Python that a command begins with, or else this process's."""
     named = Path(command[0]).name.startswith("python")
     return (shutil.which(command[0]) if named else None) or sys.executable
 
 
 def ask(python: str) -> Library:
-    """What MPI a Python has; in a process of its own, for it must not be started here."""
+    """Return the MPI that a Python loads; a process of its own keeps MPI unstarted here."""
     try:
         run = subprocess.run(
             [python, "-c", _ASK],
@@ -147,7 +147,7 @@ def ask(python: str) -> Library:
 
 
 def version(mpirun: Path) -> str:
-    """What an mpirun says of itself; empty when it says nothing."""
+    """Return the version text of an mpirun; empty without one."""
     try:
         run = subprocess.run(
             [mpirun, "--version"],
@@ -164,7 +164,7 @@ def version(mpirun: Path) -> str:
 
 
 def fits(library: Library, said: str) -> bool:
-    """Whether the mpirun that says this starts jobs of `library`.
+    """Return whether the mpirun with version text `said` starts jobs of `library`.
 
     Examples
     --------
@@ -179,7 +179,7 @@ def fits(library: Library, said: str) -> bool:
 
 
 def _candidates(library: Library, beside: Path) -> Iterator[Path]:
-    """Where mpirun may be: with the library, beside Python, on PATH; each once."""
+    """Yield possible mpiruns once each: beside the library, beside Python, on PATH."""
     folders = [] if library.path is None else [each / "bin" for each in library.path.parents]
     places = [folder / name for folder in (*folders, beside) for name in _NAMES]
     found = [str(path) for path in places if path.is_file()]

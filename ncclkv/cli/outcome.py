@@ -1,4 +1,4 @@
-"""Ends of a job's ranks, and the exit code and cause that follow for the job."""
+"""Outcome of a job: the ends of its ranks, the first failure and the exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ncclkv.cli import wire
 from ncclkv.system import abort
 
 LAST_LINES = 12
-"""Of a failed rank's stderr that the report repeats."""
+"""Lines of a failed rank's stderr in the report."""
 
 WORDS = "ncclkv: "
 """Prefix of the package's own lines."""
@@ -21,7 +21,7 @@ WORDS = "ncclkv: "
 _FAILED = re.compile(r"ncclkv: (?:a rank|rank (\d+)).* failed, ending the job: (.*)")
 
 _OF_MPI = "Other MPI error"
-"""Begins what MPICH reports of a connection that broke, as the one to a rank that failed before."""
+"""First words of MPICH's error for a broken connection, such as that to a failed rank."""
 
 
 _ENDS_OF_RUNNER = (-signal.SIGTERM, -signal.SIGKILL)
@@ -37,18 +37,18 @@ class Rank:
     host : str
     pid : int
     code : int or None
-        Its exit code, or minus the number of the signal that ended it; None where nobody knows.
+        Its exit code, or minus the number of the signal that ended it; None where unknown.
     ended : float
     stopped : (int, float) or None
-        The signal that it is stopped by, and since when.
+        The signal that stopped it, and the time.
     lost : float or None
-        When its supervisor's connection broke before it reported an end.
+        Time at which its supervisor's connection broke before reporting its end.
     failure : (str, float) or None
-        The reason that the rank itself reported for its end, and when.
+        The reason for its end that the rank reported, and the time.
     mpi : str
-        `notify.MPI_BEGINS` from when it entered MPI's start, `notify.MPI_RUNS` from when it left.
+        `notify.MPI_BEGINS` inside MPI's start, `notify.MPI_RUNS` after it, else empty.
     killed : bool
-        The runner told its supervisor to kill it: an end by SIGKILL is then no failure of its own.
+        True once the runner ended it: its end by SIGKILL is then no failure of its own.
     last : deque of str
         The last lines of its stderr.
     said : list of str
@@ -69,7 +69,7 @@ class Rank:
     said: list[str] = field(default_factory=list)
 
     def take(self, kind: bytes, text: str, seconds: float) -> None:
-        """Note a frame of the rank's supervisor; an empty kind is the end of its connection."""
+        """Process a frame of the supervisor; an empty kind is the end of the connection."""
         if kind == wire.BEGAN:
             pid, _, self.host = text.partition(" ")
             self.pid = int(pid)
@@ -89,7 +89,7 @@ class Rank:
             self.lost = seconds
 
     def hear(self, line: str) -> None:
-        """Note a line of its stderr, to be repeated; nothing is decided by it."""
+        """Keep a line of its stderr for the report; the line decides nothing."""
         self.last.append(line)
         if line.startswith(WORDS):
             self.said.append(line)
@@ -101,12 +101,12 @@ class Rank:
 
     @property
     def over(self) -> bool:
-        """Return whether nothing more is to be learned of it."""
+        """Return whether its end is known, or its connection lost."""
         return self.code is not None or self.lost is not None
 
     @property
     def reason(self) -> str:
-        """Return why it ended itself; empty when that is not known.
+        """Return the reason for which it ended itself; empty where unknown.
 
         The watchdog of calls that never return can only write a text and abort.
         """
@@ -121,13 +121,13 @@ class Rank:
 
     @property
     def follows(self) -> bool:
-        """Tell whether the rank failed because another rank had failed."""
+        """Return whether the rank failed because another rank had failed."""
         if self.failure is None:
             return False
         return abort.follows(self.failure[0]) or _OF_MPI in self.failure[0]
 
     def failed(self) -> float | None:
-        """Return when it failed; None when it did not."""
+        """Return the time of its failure; None without one."""
         times = [self.failure[1]] if self.failure else []
         if self.code and not (self.killed and self.code in _ENDS_OF_RUNNER):
             times.append(self.ended)
@@ -146,13 +146,13 @@ class Outcome:
     ----------
     ranks : dict of int to Rank
     seconds : float
-        How long it ran.
+        Its duration.
     launcher : int
         The exit code of mpirun, or minus the number of a signal.
     words : list of str
-        What mpirun said of failures.
+        Lines of mpirun about failures.
     asked : int or None
-        The signal by which this process was asked to end the job.
+        The signal by which the user ended the job.
     """
 
     ranks: dict[int, Rank]
@@ -163,9 +163,10 @@ class Outcome:
 
     @property
     def first(self) -> Rank | None:
-        """The rank that failed first; None when none did.
+        """Return the rank that failed first; None without a failure.
 
-        One that failed because of another may have been heard of before that.
+        A rank that failed on its own comes before ranks that failed because of it, even where the
+        reports arrived in another order.
         """
         failed = [rank for rank in self.ranks.values() if rank.failed() is not None]
         return min(failed, key=lambda rank: (rank.follows, rank.failed() or 0.0), default=None)
@@ -177,9 +178,10 @@ class Outcome:
 
     @property
     def left(self) -> Rank | None:
-        """Return the rank that ended with exit code 0 and was the undoing of the others.
+        """Return the rank whose end with exit code 0 made the others fail; None without one.
 
-        No rank failed by itself: those that did miss another, or were killed by the launcher.
+        There is such a rank when no other failed by itself: the others miss a rank, or were killed
+        by the launcher.
         """
         first = self.first
         if not self.unreported or (first is not None and not first.follows):
@@ -198,13 +200,13 @@ class Outcome:
         if first is None:
             return as_shells_do(self.launcher) or int(bool(self.unreported))
         if first.reason:
-            # It ended itself, by whatever its launcher notices.
+            # The rank ended itself, by an exit code or signal that its launcher notices.
             return first.code if first.code is not None and first.code > 0 else 1
         return as_shells_do(first.code or 0)
 
 
 def never_started(ranks: Iterable[Rank]) -> list[Rank]:
-    """Return the ranks that others wait for in MPI's start, and that did not fail before it."""
+    """Return the ranks that others await in MPI's start, and that did not fail before it."""
     ranks = list(ranks)
     if not any(rank.mpi == notify.MPI_BEGINS for rank in ranks):
         return []
@@ -212,5 +214,5 @@ def never_started(ranks: Iterable[Rank]) -> list[Rank]:
 
 
 def as_shells_do(code: int) -> int:
-    """An exit code of 0 to 255."""
+    """Convert an exit code or negative signal to 0 to 255, as shells do."""
     return 128 - code if code < 0 else code

@@ -1,4 +1,4 @@
-"""Output of the ranks: it goes to the streams of this process, and to a file a rank."""
+"""Output of the ranks: written to the streams of this process, and to a file a rank."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Output:
     note : callable
         ``note(rank, line)`` gets each whole line of stderr.
     unread : callable
-        Called without arguments when a stream of this process cannot be written any more.
+        Called without arguments when a stream of this process can no longer be written.
     folder : Path or None
-        Where `path_of` has a file for each stream of a rank.  Output is appended as it was written.
+        Folder with a file for each stream of a rank, as in `path_of`; output is appended unchanged.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Output:
         }
 
     def feed(self, rank: int, kind: bytes, data: bytes) -> None:
-        """Take what a rank has written to the stream of this kind, `wire.OUT` or `wire.ERR`."""
+        """Process a rank's output to its stream `kind`, `wire.OUT` or `wire.ERR`."""
         if self._folder is not None:
             try:
                 # Opened each time: a job may have more ranks than a process may have open files.
@@ -55,11 +55,11 @@ class Output:
         self._lines[kind].feed(rank, data)
 
     def between(self, kind: bytes, line: str) -> None:
-        """Write a line of no rank's."""
+        """Write a line that belongs to no rank."""
         self._lines[kind].between(f"{line}\n".encode())
 
     def idle(self) -> set[int]:
-        """Write what has waited for long enough; return the ranks that are to wait."""
+        """Write lines that waited long enough; return the ranks to stop reading from."""
         crowded: set[int] = set()
         for lines in self._lines.values():
             lines.idle()
@@ -67,7 +67,7 @@ class Output:
         return crowded
 
     def end(self) -> None:
-        """Write all that waits; nothing more will come."""
+        """Write all lines that wait, at the end of the streams."""
         for lines in self._lines.values():
             lines.end()
 
@@ -87,7 +87,7 @@ class Output:
                 return
 
     def _say_once(self, number: int, error: OSError) -> None:
-        """Write on the other stream why one cannot be written."""
+        """Report on the other stream, once, that a stream cannot be written."""
         if not self._said:
             self._said = True
             name, other = ("stdout", ERR) if number == 1 else ("stderr", OUT)
@@ -106,12 +106,12 @@ def path_of(folder: Path, rank: int, kind: bytes) -> Path:
 
 
 def begin_files(folder: Path, ranks: int) -> None:
-    """Make the folder and an empty file for each stream of each rank.
+    """Create the folder and an empty file for each stream of each rank.
 
     Raises
     ------
     OSError
-        When one cannot be made.
+        When the folder or a file cannot be created.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for rank in range(ranks):

@@ -1,4 +1,4 @@
-"""Calls of the operating system for a supervisor: start a command, and end as it did."""
+"""Process calls of a supervisor: start a command, and end like the command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMMAND_NOT_FOUND = 127
 
 
 def wake_on_child_signals() -> int:
-    """Return a descriptor that can be read when a child has stopped, gone on or ended."""
+    """Return a descriptor that becomes readable when a child stops, continues or ends."""
     ended, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -28,11 +28,11 @@ def wake_on_child_signals() -> int:
 
 
 def become(command: list[str], streams: dict[int, int], events: int) -> None:
-    """Go on as the command; does not return."""
+    """Replace this process by the command; does not return."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
         signal.signal(each, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    # Should this process be killed alone, the command is not left behind.
+    # Without this the command outlives a supervisor that is killed.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number, stream in streams.items():
         os.dup2(stream, number)
@@ -57,13 +57,13 @@ def end_like(code: int) -> int:
 
 
 def readable_bytes(pipe: int) -> int:
-    """Return how many bytes a pipe holds now; more may come from processes that share it."""
+    """Return the number of bytes in a pipe; processes that share it may write more."""
     count: int = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
     return count
 
 
 def write(descriptor: int, data: bytes) -> None:
-    """Write all of it; nobody may be reading."""
+    """Write all of `data`; a closed pipe is no error."""
     with suppress(OSError):
         while data:
             data = data[os.write(descriptor, data) :]

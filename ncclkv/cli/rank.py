@@ -1,12 +1,12 @@
 """Supervise one rank: start the command, send its output and its end to ``ncclkv run``.
 
-``python rank.py ADDRESS COMMAND ...`` is what mpirun starts, a program by itself; without mpirun
-``--alone`` goes ahead of the address, and variables of launchers are another job's.
+mpirun starts ``python rank.py ADDRESS COMMAND ...``.  Without mpirun the argument ``--alone`` comes
+before the address: variables of launchers then belong to another job.
 
 Launchers report the end of a rank late, wrongly or not at all, and kill the other ranks at once.
-This process reports by a connection of its own, and delays its own end, which the launcher sees:
-the other ranks then have time to find out and to print what they miss.  Without a connection the
-output takes the launcher's way, and nothing is reported.
+The supervisor reports the end by a connection of its own, and delays its own exit, which the
+launcher sees: the other ranks then have time to raise their errors.  Without a connection the
+launcher forwards the output, and no end is reported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HERE = Path(__file__).parent
 
 
 def _skip_front_pages() -> None:
-    """Have the packages imported without their own code, which imports NumPy."""
+    """Replace the packages' ``__init__`` by empty modules: their own code imports NumPy."""
     for name, folder in (("ncclkv", _HERE.parent), ("ncclkv.cli", _HERE)):
         package = ModuleType(name)
         package.__path__ = [str(folder)]
@@ -38,15 +38,16 @@ from ncclkv.cli import descendants, process, wire  # noqa: E402
 from ncclkv.cli.link import Gone, Link, connect  # noqa: E402
 
 ALONE = "--alone"
-"""The argument of the only rank of a job without a launcher."""
+"""Argument of the only rank of a job without a launcher."""
 
 GRACE = 2.0
-"""Seconds for the other ranks to print what they miss, before the launcher sees a failure."""
+"""Seconds for the other ranks to print their errors, before the launcher sees a failure."""
 
 PATIENCE = 10.0
-"""Seconds that the launcher does not see an exit code of 0 while other ranks run.
+"""Seconds by which an exit code of 0 is delayed while other ranks run.
 
-It may kill them for it.  Ranks that end at different times are right programs, so this only delays.
+Some launchers kill the other ranks for an early exit.  Ranks may end at different times, so the
+exit code is delayed only.
 """
 
 CONNECT_SECONDS = 10.0
@@ -89,7 +90,7 @@ class Supervisor:
         begin = time.monotonic()
         while (left := begin + self._delay() - time.monotonic()) > 0:
             self._turn(left)
-        if self._killed:  # with all that the command left in this group
+        if self._killed:  # kill also the processes that the command left in this group
             os.killpg(0, signal.SIGKILL)
         return self._code
 
@@ -119,7 +120,7 @@ class Supervisor:
         self._send(wire.BEGAN, f"{self._child} {os.uname().nodename}".encode())
 
     def _turn(self, seconds: float | None) -> None:
-        """Wait until something happens, or so long, and deal with it."""
+        """Wait for an event up to `seconds`, and process it."""
         link = self._link
         readers: list[int | Link] = [self._wake]
         if link is None or not link.full:
@@ -137,7 +138,7 @@ class Supervisor:
             self._reap()
 
     def _exchange(self, link: Link, readable: bool, writable: bool) -> None:
-        """Obey the runner's frames, and send what waits."""
+        """Process the runner's frames, and send waiting bytes."""
         try:
             if writable:
                 link.flush()
@@ -151,18 +152,18 @@ class Supervisor:
             self._vanish()
 
     def _kill(self) -> None:
-        """End the command, whose end is still reported."""
+        """Kill the command; its end is still reported."""
         self._killed = True
         if self._code is None:
             os.kill(self._child, signal.SIGKILL)
 
     def _vanish(self) -> None:
-        """End at once with all that the command started: the runner is gone."""
+        """End at once with all processes of the command: the runner has ended."""
         descendants.end_all()
         os.killpg(0, signal.SIGKILL)
 
     def _read(self, source: int) -> int:
-        """Send on what one of the command's pipes holds, up to a frame; return its length."""
+        """Forward up to a frame from one of the command's pipes; return its length."""
         data = os.read(source, wire.CHUNK)
         kind = self._sources[source]
         if not data:
@@ -178,7 +179,7 @@ class Supervisor:
         return len(data)
 
     def _send(self, kind: bytes, data: bytes) -> None:
-        """Send a frame; without a connection, output goes to the launcher."""
+        """Send a frame; without a connection, write output to the launcher's streams."""
         if self._link is None:
             if kind in (wire.OUT, wire.ERR):
                 process.write(1 if kind == wire.OUT else 2, data)
@@ -191,12 +192,12 @@ class Supervisor:
             self._vanish()
 
     def _lose(self, error: OSError) -> None:
-        """Go on without the runner, from which the network has cut this host off."""
+        """Continue without the runner after a network failure."""
         self._link = None
         _complain(self._rank, f"lost its connection to the runner ({error})")
 
     def _reap(self) -> None:
-        """Note what became of the command."""
+        """Process stops, continuations and the end of the command."""
         descendants.reap(but=self._child)
         while self._code is None:
             pid, status = os.waitpid(self._child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -211,8 +212,8 @@ class Supervisor:
 
 
 def main(address: str, command: list[str], rank: int) -> int:
-    """Run `command` as that rank; return its exit code, or end by the signal that it ended by."""
-    # Launchers signal all of a rank's processes: the command decides what becomes of it.
+    """Run `command` as a rank; return its exit code, or end by the same signal as the command."""
+    # Launchers signal all processes of a rank: the command decides whether it ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     descendants.adopt()

@@ -1,4 +1,4 @@
-"""The report of a job that failed, as text."""
+"""Report of a failed job, as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CAUSES = {
 
 
 def how(code: int) -> str:
-    """How a process ended.
+    """Describe the end of a process.
 
     Examples
     --------
@@ -37,13 +37,13 @@ def how(code: int) -> str:
 
 
 def report(outcome: Outcome, attempt: str) -> str:
-    """Why a job failed, in lines: the first rank, what it said last, and what the others saw.
+    """Describe a failed job: the first failed rank, its last lines, and the others' errors.
 
     Parameters
     ----------
     outcome : Outcome
     attempt : str
-        Which one it was, such as ``"start 2 of 3"``.
+        The number of the start, such as ``"start 2 of 3"``.
     """
     begin = f"ncclkv run: the job failed after {outcome.seconds:.1f} s ({attempt}): "
     first = _culprit(outcome)
@@ -61,7 +61,7 @@ def report(outcome: Outcome, attempt: str) -> str:
         if each is not first
     ]
     lines += ["the other ranks said:", *said] if said else []
-    if len(lines) > 2:  # what matters most is the last line on a terminal, too
+    if len(lines) > 2:  # the cause is the last line on a terminal, too
         lines.append(f"ncclkv run: {_of_first(first, outcome)}")
     return "\n".join(lines) + "\n"
 
@@ -76,7 +76,7 @@ def _culprit(outcome: Outcome) -> Rank | None:
 
 
 def _of_first(rank: Rank, outcome: Outcome) -> str:
-    """Return what happened to the rank that the report begins with."""
+    """Describe the end of the rank that the report begins with."""
     end = f"{how(rank.code)}, {rank.ended:.1f} s after the start" if rank.code is not None else ""
     waiting = [each for each in outcome.ranks.values() if each.mpi == notify.MPI_BEGINS]
     if rank in never_started(outcome.ranks.values()):
@@ -88,7 +88,7 @@ def _of_first(rank: Rank, outcome: Outcome) -> str:
 
 
 def _named(ranks: Iterable[Rank]) -> str:
-    """Return the numbers of ranks in words.
+    """List the numbers of ranks.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def _named(ranks: Iterable[Rank]) -> str:
 
 
 def _of_launcher(outcome: Outcome) -> str:
-    """Return the same when no rank is known to have failed."""
+    """Describe the end of the launcher, when no rank is known to have failed."""
     ranks = outcome.ranks.values()
     begun = "" if any(rank.began for rank in ranks) else ", before any rank began"
     unreported = outcome.unreported
@@ -110,7 +110,7 @@ def _of_launcher(outcome: Outcome) -> str:
 
 
 def _of_silent(outcome: Outcome, first: Rank) -> Iterator[str]:
-    """What became of ranks that the others may have waited for."""
+    """Describe stopped and ended ranks that the others may have waited for."""
     for rank in outcome.ranks.values():
         if rank.stopped is not None:
             number, since = rank.stopped

@@ -20,14 +20,14 @@ from ncclkv.cli.report import report
 from ncclkv.errors import LaunchError
 
 WRONG_ARGUMENTS = 2
-"""The exit code of a program that does not understand its arguments: it would not the next time."""
+"""Exit code of a program that refuses its arguments: a restart would fail again."""
 
 CRASH_SECONDS = 5.0
-"""Two failures that come as soon as this, one after the other, are not worth a third start."""
+"""Two failures in a row within so many seconds prevent a third start."""
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """Say which arguments there are."""
+    """Declare the arguments."""
     parser.usage = "ncclkv run -n RANKS [options] -- COMMAND ..."
     parser.epilog = (
         "Example: ncclkv run -n 4 --max-restarts 3 --checkpoint saved -- python train.py"
@@ -70,7 +70,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def _describe_hosts(parser: argparse.ArgumentParser) -> None:
-    """Add the options on where ranks run."""
+    """Declare the options about hosts."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--hosts",
@@ -93,7 +93,7 @@ def _describe_hosts(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run a job, as often as its failures and the options have it; return its exit code."""
+    """Run a job, with the restarts that the options allow; return its exit code."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     check(options, command)
     begin = prepare(options, command)
@@ -123,7 +123,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
-    """Return how the job is started, but for what differs between its starts."""
+    """Return the job to start, without the variables that differ between its starts."""
     ranks = options.n or 1
     slots: dict[str, int] = {}
     if options.hosts is not None or options.hostfile is not None:
@@ -150,7 +150,7 @@ def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
 
 
 def started(begin: Start, restart: int) -> Outcome:
-    """Start the job, for the first time or again, and wait for its end."""
+    """Start the job as its `restart`-th restart, and wait for its end."""
     environment = {**begin.environment, "NCCLKV_RESTART": str(restart)}
     try:
         job = Job(replace(begin, environment=environment))
@@ -163,7 +163,7 @@ def started(begin: Start, restart: int) -> Outcome:
 
 
 def in_words(begin: Start) -> str:
-    """Return the variables and the command line of a start, as a shell would take them."""
+    """Format the variables and the command line of a start for a shell."""
     here = env.for_ranks({}, {})
     changed = sorted(each for each in begin.environment.items() if here.get(each[0]) != each[1])
     variables = [f"{name}={shlex.quote(value)}" for name, value in changed]
@@ -171,7 +171,7 @@ def in_words(begin: Start) -> str:
 
 
 def check(options: argparse.Namespace, command: Sequence[str]) -> None:
-    """Refuse what cannot be run, before anything is started."""
+    """Refuse options and commands that cannot be run, before any process starts."""
     if options.n is not None and options.n < 1:
         raise LaunchError(f"-n {options.n} is no number of ranks; give 1 or more")
     if options.max_restarts < 0:
@@ -198,7 +198,7 @@ def check(options: argparse.Namespace, command: Sequence[str]) -> None:
 
 
 def check_for_launcher(command: Sequence[str]) -> None:
-    """Refuse arguments that mpirun would not pass on."""
+    """Refuse arguments that mpirun would not forward."""
     if ":" in command:
         quoted = shlex.quote(shlex.join(command))
         raise LaunchError(
@@ -208,7 +208,7 @@ def check_for_launcher(command: Sequence[str]) -> None:
 
 
 def script_of(command: Sequence[str]) -> str | None:
-    """The script that a command gives to Python; None where it gives none, or not for certain.
+    """Return the script that a command gives to Python; None without one, or where unclear.
 
     Examples
     --------
@@ -228,7 +228,7 @@ def script_of(command: Sequence[str]) -> str | None:
 
 
 def newest(folder: Path | None) -> str | None:
-    """The name of the newest complete checkpoint in a directory; None when there is none."""
+    """Return the name of the newest complete checkpoint in a directory; None without one."""
     if folder is None or not folder.is_dir():
         return None
     found = [each for each in generations(str(folder)) if each.values]
@@ -236,7 +236,7 @@ def newest(folder: Path | None) -> str | None:
 
 
 def begin_at(options: argparse.Namespace) -> str:
-    """Where the next start of the program begins."""
+    """Describe the checkpoint from which the next start continues."""
     if options.checkpoint is None:
         return "from the beginning: there is no --checkpoint"
     name = newest(options.checkpoint)
@@ -246,20 +246,20 @@ def begin_at(options: argparse.Namespace) -> str:
 
 
 def why_not_again(outcome: Outcome, early: int, left: int) -> str | None:
-    """Why a job that failed is not started again, in a line; empty when that needs no words.
+    """Return the line for a failed job that is not restarted; empty after the last restart.
 
     Parameters
     ----------
     outcome : Outcome
     early : int
-        How many failures in a row, this one included, came soon and brought no checkpoint.
+        Number of early failures in a row without a new checkpoint, this failure included.
     left : int
-        How many restarts are left.
+        Number of restarts left.
 
     Returns
     -------
     str or None
-        None when it is to be started again.
+        None when the job is to be restarted.
     """
     if left == 0:
         return ""
@@ -274,6 +274,6 @@ def why_not_again(outcome: Outcome, early: int, left: int) -> str | None:
 
 
 def say(text: str) -> None:
-    """Write to stderr, at once."""
+    """Write to stderr and flush it."""
     sys.stderr.write(text)
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Frames between ``ncclkv run`` and the supervisors of its ranks, and proofs of their secret.
+"""Wire format between ``ncclkv run`` and the supervisors of its ranks: frames, and proofs.
 
 A frame is a kind (a byte), a length (four bytes) and that many bytes.  Before the first frame the
 runner sends a nonce; the supervisor answers with its rank, a nonce of its own and a proof that it
@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 
 SECRET = "NCCLKV_RUN_SECRET"
-"""The variable with the secret of a runner and its supervisors."""
+"""Variable with the secret of a runner and its supervisors."""
 
 NONCE_BYTES = 32
 PROOF_BYTES = 32
@@ -25,18 +25,19 @@ OUT, ERR = b"o", b"e"
 STOPPED, CONTINUED = b"s", b"c"
 EVENT = b"n"
 ENDED = b"x"
-"""From a supervisor: pid and host; output; a signal's number; a line of `notify`; an exit code."""
+"""Kinds of a supervisor's frames: pid and host; output; a signal's number; a line of `notify`; an
+exit code."""
 
 KILL = b"K"
 ALL_ENDED = b"A"
-"""From the runner: end the command now; every rank has ended."""
+"""Kinds of the runner's frames: end the command now; every rank has ended."""
 
 CHUNK = 1 << 16
-"""Bytes of output that a frame has at most."""
+"""Maximum bytes of output in a frame."""
 
 _HEAD = struct.Struct("!cI")
 
-# A peer whose host is gone is found after some two minutes, and not after two hours.
+# Finds a peer whose host has failed after two minutes instead of two hours.
 _KEEPALIVE = (
     (socket.TCP_KEEPIDLE, 30),
     (socket.TCP_KEEPINTVL, 10),
@@ -46,7 +47,7 @@ _KEEPALIVE = (
 
 
 class Malformed(OSError):
-    """The bytes of a peer are no frames."""
+    """Bytes of a peer that are no frames."""
 
 
 def frame(kind: bytes, data: bytes = b"") -> bytes:
@@ -83,7 +84,7 @@ class Frames:
 
 
 def proof(secret: bytes, role: bytes, *parts: bytes) -> bytes:
-    """Return what only a holder of the secret can compute of a role and the nonces of both."""
+    """Return the proof, by the secret, of a role and the nonces of both sides."""
     return hmac.digest(secret, b"\0".join((role, *parts)), "sha256")
 
 
@@ -103,12 +104,12 @@ def welcome(secret: bytes, challenge: bytes, answer: bytes) -> tuple[int, bytes]
 
 
 def runners_proof(secret: bytes, challenge: bytes, nonce: bytes) -> bytes:
-    """Return the proof by which a supervisor knows the runner."""
+    """Return the proof by which a supervisor recognises the runner."""
     return proof(secret, b"runner", challenge, nonce)
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Have a TCP connection send small frames at once, and fail when its peer's host is gone."""
+    """Make a TCP connection send small frames at once, and fail after its peer's host failed."""
     if connection.family == socket.AF_UNIX:
         return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
