@@ -68,7 +68,8 @@ class Execution:
 
     def _execute(self, run: Run, output: IO[bytes] | None) -> str:
         """Run one command; a test that ends its process is lost alone, within the same limit."""
-        limit = stretched(run.limit)
+        # Beside others a run has a part of the cores.
+        limit = stretched(run.limit) * (2 if self._together else 1)
         tell(f"\n===== {run.name}: {' '.join(run.command)} (at most {limit:g} s)", output)
         begin = time.monotonic()
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

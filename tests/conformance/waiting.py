@@ -101,3 +101,14 @@ def an_exception_in_the_with_block(create: Stores) -> None:
         one_rank_raises(kv)
     good.barrier()
     intact(good)
+
+
+@case(sizes={4})
+def halves_of_the_ranks_that_push_other_keys(create: Stores) -> None:
+    """Nodes differ from each other, and no rank differs from its own node."""
+    good, kv = probed(create), create()
+    kv.init(["a", "b"], [full(0), full(0)])
+    key = "a" if kv.rank < kv.num_workers // 2 else "b"
+    with pytest.raises(OrderMismatch, match="the ranks differ"):
+        kv.pushpull(key, full(1))
+    intact(good)

@@ -8,8 +8,7 @@ STORE, COMMUNICATOR = "ranks/test_store_cases.py", "ranks/test_comm_conformance.
 
 THREADS = Selection("0", "threads/test_store_cases.py")
 COMM = Selection("0", "threads/test_comm_conformance.py")
-COMM_NODES = Selection("0", "unit/comm/shm/test_in_order.py")
+COMM_NODES = Selection("0", "unit/comm/shm/test_hierarchical.py")
 RANKS = Selection("0", STORE, ranks=4)
 NODES = Selection("0", STORE, ranks=4, environment=("NCCLKV_RANKS_PER_NODE=2",))
-NODES_3 = Selection("0", STORE, ranks=3, environment=("NCCLKV_RANKS_PER_NODE=2",))
 PLAIN = Selection("0", STORE, ranks=4, environment=("NCCLKV_COMPILED=0",))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.matrix import COMM, COMM_NODES, NODES, NODES_3, PLAIN, RANKS, THREADS
+from tests.mutants.matrix import COMM, COMM_NODES, NODES, PLAIN, RANKS, THREADS
 from tests.mutants.mutant import Mutant, Selection
 
 ALGORITHMS = "ncclkv/comm/messages/algorithms.py"
@@ -117,7 +117,7 @@ MUTANTS = (
         old=".view(np.int64)[0] != self._mark:\n",
         new=".view(np.int64)[0] != self._mark and False:\n",
         why="ranks of several nodes add up different keys",
-        tests=(NODES_3,),
+        tests=(Selection("0", "unit/comm/messages/test_framing.py"), NODES),
     ),
     Mutant(
         name="update-of-whole-weights-left-out",
