@@ -1,4 +1,4 @@
-"""What users pass, as views of the same memory: NumPy's, and for stores on a GPU CuPy's.
+"""Views of users' arrays: NumPy's of host memory, CuPy's of a GPU's memory.
 
 Each array library has a module here with three functions: ``recognises``, ``value`` and ``out``.
 None of them imports its library: an array of a library that was never imported cannot exist.
@@ -30,7 +30,7 @@ Array = NDArray[Any]
 
 
 class _Library(Protocol):
-    """What the module of an array library offers."""
+    """Interface of the module of an array library."""
 
     def recognises(self, x: Any) -> bool: ...
     def value(self, x: Any, what: str) -> Array: ...
@@ -162,7 +162,7 @@ def _library(x: Any, what: str, libraries: tuple[_Library, ...]) -> _Library:
 
 
 def _not_an_array(x: Any, what: str) -> str:
-    """Say what `x` is, and what to pass."""
+    """Return the error for an object that is no array."""
     if isinstance(x, (bool, int, float, complex)):
         advice = "a list means several arrays: pass np.asarray(...)"
     else:
@@ -174,7 +174,7 @@ def _not_an_array(x: Any, what: str) -> str:
 
 
 def _repeats(array: Array) -> bool:
-    """Tell whether elements share memory: an axis then steps into what smaller steps cover."""
+    """Return whether elements of one array overlap, as with a stride of 0."""
     if not array.size:
         return False
     covered = array.itemsize

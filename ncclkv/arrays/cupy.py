@@ -20,14 +20,14 @@ _DONE, _NOT_READY = 0, 600
 
 
 def recognises(x: Any) -> bool:
-    """Tell whether `x` lies in the memory of a GPU, as far as its library says so."""
+    """Return whether `x` lies in the memory of a GPU, as far as its library says so."""
     if torch.recognises(x):
         return bool(x.device.type == "cuda")
     return isinstance(x, _cupy().ndarray) or hasattr(x, "__cuda_array_interface__")
 
 
 def is_own(x: Any) -> bool:
-    """Tell whether `x` is CuPy's own, so that no other library is asked for a view of it."""
+    """Return whether `x` is CuPy's own, so that no other library is asked for a view of it."""
     return isinstance(x, getattr(sys.modules.get("cupy"), "ndarray", ()))
 
 

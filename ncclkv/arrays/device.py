@@ -15,7 +15,7 @@ _COPIES = {"cupy": ".get()", "numba": ".copy_to_host()", "torch": ".cpu()"}
 
 
 def recognises(x: Any) -> bool:
-    """Tell whether `x` says that it lies in a GPU's memory."""
+    """Return whether `x` says that it lies in a GPU's memory."""
     return hasattr(x, "__cuda_array_interface__")
 
 
@@ -35,7 +35,7 @@ def describe(x: Any) -> str:
 
 
 def copy_of(x: Any) -> str:
-    """Say which call copies `x` to the host."""
+    """Return the call that copies `x` to the host."""
     return _COPIES.get(_library_name(x), "copy in host memory (a NumPy array)")
 
 

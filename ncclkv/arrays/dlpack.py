@@ -21,7 +21,7 @@ _HOST_DEVICES = (1, 3, 11)
 
 
 def recognises(x: Any) -> bool:
-    """Tell whether `x` offers DLPack."""
+    """Return whether `x` offers DLPack."""
     offers = hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
     return offers and not isinstance(x, type)  # a class of arrays is none itself
 

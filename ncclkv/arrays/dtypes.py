@@ -84,7 +84,7 @@ float32, float64, complex64, complex128
 
 
 def is_low_precision(dtype: DType) -> bool:
-    """Tell whether sums of a supported `dtype` are made in float32: float16 and bfloat16.
+    """Return whether sums of a supported `dtype` are made in float32: float16 and bfloat16.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Where arrays lie, NumPy's and CuPy's alike: addresses and overlaps; no element is touched."""
+"""Addresses and overlaps of arrays, NumPy's and CuPy's; no element is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array: TypeAlias = Any
 
 
 def address(array: Array) -> int:
-    """Where the array's first element lies."""
+    """Return the address of the first element."""
     where: int
     if not isinstance(array, np.ndarray):
         where = array.data.ptr
@@ -26,7 +26,7 @@ def address(array: Array) -> int:
 
 
 def bounds(array: Array) -> tuple[int, int]:
-    """The addresses of the first byte and past the last one."""
+    """Return the address of the first byte, and the address past the last byte."""
     low = high = address(array)
     for length, stride in zip(array.shape, array.strides, strict=True):
         reach = (length - 1) * stride
@@ -35,12 +35,12 @@ def bounds(array: Array) -> tuple[int, int]:
 
 
 def identity(array: Array) -> tuple[Any, ...]:
-    """What two views have in common when they are the same array."""
+    """Return a value that two views of the same array share."""
     return (address(array), array.shape, array.strides, array.dtype)
 
 
 def share(one: Array, other: Array) -> bool:
-    """Tell whether two arrays whose bounds overlap share an element; if it is hard to tell, yes."""
+    """Return whether two arrays with overlapping bounds may share an element."""
     try:
         return bool(np.shares_memory(_shadow(one), _shadow(other), max_work=10_000))  # type: ignore[arg-type]  # any count is right
     except np.exceptions.TooHardError:
@@ -48,7 +48,7 @@ def share(one: Array, other: Array) -> bool:
 
 
 def protected(flat: Array) -> Array:
-    """A view of a flat array that nobody can make writable; of CuPy's, which has none, itself."""
+    """Return a view that cannot be made writable; CuPy has none, so its array itself."""
     if not isinstance(flat, np.ndarray):
         return flat
     if not flat.size:  # which no buffer has, and nothing can be written to
@@ -61,12 +61,12 @@ def protected(flat: Array) -> Array:
 
 
 def is_on_host(array: Array) -> bool:
-    """Tell whether an array is NumPy's."""
+    """Return whether an array is NumPy's."""
     return isinstance(array, np.ndarray)
 
 
 class _Shape:
-    """An array that is elsewhere, as NumPy takes it for its own."""
+    """Stand-in for an array in other memory, through NumPy's array interface."""
 
     def __init__(self, array: Array) -> None:
         self.__array_interface__ = {
@@ -79,5 +79,5 @@ class _Shape:
 
 
 def _shadow(array: Array) -> Array:
-    """A NumPy array of the same addresses, to be compared and never read."""
+    """Return a NumPy array of the same addresses; its elements must not be read."""
     return array if isinstance(array, np.ndarray) else np.asarray(_Shape(array))

@@ -11,7 +11,7 @@ from ncclkv.errors import UsageError
 
 
 def recognises(x: Any) -> bool:
-    """Tell whether `x` is NumPy's."""
+    """Return whether `x` is NumPy's."""
     return isinstance(x, (np.ndarray, np.generic))
 
 

@@ -14,7 +14,7 @@ from ncclkv.errors import NotSupported, UsageError
 
 
 def recognises(x: Any) -> bool:
-    """Tell whether `x` is torch's."""
+    """Return whether `x` is torch's."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     return tensor is not None and isinstance(x, tensor)
 

@@ -30,7 +30,7 @@ class Segments:
 
 
 class Kernels(Protocol):
-    """What a store asks of the memory that its values are in."""
+    """Operations on the memory that holds a store's values."""
 
     def value(self, x: Any, what: str) -> Array:
         """View what a user passes to be read, or raise `UsageError`; `what` begins its message."""
@@ -39,19 +39,19 @@ class Kernels(Protocol):
         """View what a user passes to be written, or raise `UsageError`."""
 
     def zeros(self, count: int, dtype: np.dtype[Any]) -> Array:
-        """A new flat array of zeros."""
+        """Return a new flat array of zeros."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """A new array whose elements may be anything."""
+        """Return a new array with undefined elements."""
 
     def left(self) -> int | None:
-        """Return the bytes that new arrays may still take; None where that is not known."""
+        """Return the bytes that new arrays may still take; None when unknown."""
 
     def fill(self, array: Array, value: float) -> None:
-        """Make every element of `array` that number."""
+        """Set every element of `array` to a number."""
 
     def copy(self, array: Array) -> Array:
-        """A contiguous copy, in the same memory as `array`, that shares none of it."""
+        """Return a contiguous copy of `array` in the same kind of memory."""
 
     def pack(self, value: Array, slot: Array) -> None:
         """Copy `value` (any shape and strides) into the flat `slot` of the same size and dtype."""
@@ -62,8 +62,8 @@ class Kernels(Protocol):
     def pack_all(self, values: Sequence[Array], slots: Sequence[Array], table: Any = None) -> Any:
         """Pack each value into its slot.
 
-        `table` is what an earlier call for the same slots returned, and for values of the same
-        shapes and dtypes; this one returns it, or a new one.
+        `table` is the result of an earlier call for the same slots, with values of the same shapes
+        and dtypes.  The call returns it, or a new table.
         """
 
     def unpack_all(self, slots: Sequence[Array], outs: Sequence[Array], table: Any = None) -> Any:
@@ -86,8 +86,8 @@ class Kernels(Protocol):
     def find_nonfinite(self, array: Array, flag: Array) -> None:
         """Set ``flag[0]``, an int32, to 1 if a number of `array` is NaN or infinite.
 
-        Else leave it as it is: a flag gathers what is found in several arrays, and is cleared by
-        `fill`.  Integers and bools are finite.
+        Otherwise leave the flag unchanged: one flag serves several arrays, and `fill` clears it.
+        Integers and bools are finite.
         """
 
     def assign(self, total: Array, weights: Array, skip: Array) -> None:
@@ -127,7 +127,7 @@ class Kernels(Protocol):
         """
 
     def checksums(self, arrays: Sequence[Array]) -> Array:
-        """A sum of the bits of each array (any shape, strides and memory), with their order.
+        """Return an order-dependent checksum of each array (any shape, strides and memory).
 
         The sums, shape (len(arrays),) and uint64, are in the kernels' memory and the same on every
         device: those of `ncclkv.kernels.host.checksum`.

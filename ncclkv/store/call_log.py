@@ -112,10 +112,10 @@ class CallLog:
         priority: int = 0,
     ) -> None:
         """Append a call to the log, with its words if they are new, and advance the digest."""
-        what, mark, log = contract.number(verb, priority), self._mark, self._log
+        what, mark, log = contract.call_code(verb, priority), self._mark, self._log
         frame = _getframe(2)
         while (following := log.append(what, keys, mark.value, frame)) is None:
-            words = contract.in_words(verb, dict.fromkeys([*pushed, *read]), priority)
+            words = contract.describe(verb, dict.fromkeys([*pushed, *read]), priority)
             log.intern(what, keys, f"{words} at {call_site(frame)}", frame)
         mark.value = following
 
@@ -137,8 +137,8 @@ class CallLog:
     def _number_keys(self) -> None:
         """Give every key of the registry its numbers."""
         for spec in self._registry:
-            self._pushed[spec.key] = contract.pushed(spec.index)
-            self._read[spec.key] = contract.read(spec.index)
+            self._pushed[spec.key] = contract.push_code(spec.index)
+            self._read[spec.key] = contract.pull_code(spec.index)
 
     def _differing_keys(self, first: int, second: int) -> tuple[Key | None, Key | None]:
         """Return the key that only the first call has, and the key that only the second has.
@@ -150,4 +150,4 @@ class CallLog:
         """
         self._number_keys()
         numbers = {number: key for key, number in [*self._pushed.items(), *self._read.items()]}
-        return contract.odd_key(first, second, numbers)
+        return contract.differing_key(first, second, numbers)

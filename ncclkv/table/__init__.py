@@ -1,4 +1,4 @@
-"""The table that all ranks agree on: keys, where they lie, and what a flush will reduce.
+"""The table that all ranks agree on: keys, their positions, and the plan of a flush.
 
 Pure: no arrays, no ranks, no clock.
 """

@@ -1,4 +1,4 @@
-"""Where keys lie: flat buckets of one dtype and op each, in registry order."""
+"""Layout of keys in flat buckets, each of one dtype and op, in registry order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 from ncclkv.table.registry import Key, KeySpec
 
 ALIGNMENT = 256
-"""Bytes between the beginnings of keys are a multiple of this."""
+"""Bytes between the first elements of two keys are a multiple of this number."""
 
 Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A key's place in its bucket: elements ``[lo, hi)``."""
+    """Position of a key in its bucket: elements ``[lo, hi)``."""
 
     spec: KeySpec
     lo: int
@@ -60,7 +60,7 @@ class Bucket:
 
     @cached_property
     def lows(self) -> list[int]:
-        """Where each entry begins."""
+        """First element of each entry."""
         return [entry.lo for entry in self.entries]
 
     @property
@@ -70,11 +70,11 @@ class Bucket:
 
     @cached_property
     def numbers(self) -> dict[Key, int]:
-        """Which entry is each key's."""
+        """Index of each key's entry."""
         return {entry.key: number for number, entry in enumerate(self.entries)}
 
     def runs(self, keys: Iterable[Key]) -> list[Range]:
-        """The longest ranges that hold `keys` and no other key."""
+        """Return the longest ranges that hold `keys` and no other key."""
         runs: list[Range] = []
         before = None
         for number in sorted(map(self.numbers.__getitem__, keys)):
@@ -120,6 +120,6 @@ def place(specs: Iterable[KeySpec], bucket_bytes: int, first: int = 0) -> list[B
 
 
 def _aligned(elements: int, itemsize: int) -> int:
-    """The next multiple of `ALIGNMENT` bytes, in elements."""
+    """Return the next multiple of `ALIGNMENT` bytes, in elements."""
     step = ALIGNMENT // itemsize
     return -(-elements // step) * step

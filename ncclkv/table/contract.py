@@ -1,10 +1,9 @@
-"""What ranks must call alike, as numbers that are compared instead of the calls.
+"""Calls as numbers, by which ranks check that all of them make the same calls in the same order.
 
-A call is two numbers: what is called, and its keys.  The keys of one call are a set: their order in
-a list means nothing, so their number is a sum of one number for each.  All calls so far make one
-number, the *mark* (`ncclkv.comm.diagnosis.call_log`), which two ranks have alike when they
-have made the same calls in the same order; that others have it alike by chance happens once in
-some 10^18 times.
+A call is two numbers: a code of the verb, and a sum of one code for each of its keys.  A sum, since
+the order of the keys in a list means nothing.  All calls so far make one digest
+(`ncclkv.comm.diagnosis.call_log`).  Ranks with different histories have equal digests by chance
+about once in 10^18 comparisons.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from functools import lru_cache
 from ncclkv.table.registry import Key
 
 MASK = 2**63 - 1
-"""Of all numbers: they are those that a signed word of 64 bits holds."""
+"""Mask of every code: the non-negative numbers of a signed 64-bit word."""
 
 VERBS = (
     "init",
@@ -42,20 +41,20 @@ VERBS = (
 
 _NAMED = 3
 _LONGEST = 24
-"""Keys that are named in words, and characters of each."""
+"""Keys that a description names, and characters of each."""
 
 _VERB_BITS = 8
 _READ = 1 << 40
 
 
 @lru_cache(1024)
-def number(verb: str, priority: int = 0) -> int:
-    """What is called."""
+def call_code(verb: str, priority: int = 0) -> int:
+    """Return the code of a verb and its priority."""
     return VERBS.index(verb) | (priority << _VERB_BITS) & MASK
 
 
 def mixed(value: int) -> int:
-    """A number that looks like a random one, the same for the same `value`.
+    """Return a pseudorandom number, the same for the same `value`.
 
     By Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
     """
@@ -65,25 +64,29 @@ def mixed(value: int) -> int:
     return (value ^ value >> 31) & MASK
 
 
-def pushed(index: int) -> int:
-    """The number of a key that is pushed, by its place in the registry."""
+def push_code(index: int) -> int:
+    """Return the code of a pushed key, by its index in the registry."""
     return mixed(index)
 
 
-def read(index: int) -> int:
-    """The number of a key that is pulled or waited for."""
+def pull_code(index: int) -> int:
+    """Return the code of a key that is pulled or waited for."""
     return mixed(_READ + index)
 
 
-def odd_key(mine: int, theirs: int, numbers: Mapping[int, Key]) -> tuple[Key | None, Key | None]:
-    """The key that only this call has, and the one that only the other has, if that is all.
+def differing_key(
+    mine: int, theirs: int, numbers: Mapping[int, Key]
+) -> tuple[Key | None, Key | None]:
+    """Return the key that only this call has, and the key that only the other call has.
+
+    Both are None when more than one key of each differs.
 
     Parameters
     ----------
     mine, theirs : int
-        Numbers of the keys of both.
+        Sums of the codes of the keys of both calls.
     numbers : mapping of int to key
-        All that may be in them.
+        Keys by their codes.
     """
     extra = (mine - theirs) & MASK
     if extra in numbers:
@@ -97,8 +100,8 @@ def odd_key(mine: int, theirs: int, numbers: Mapping[int, Key]) -> tuple[Key | N
     return None, None
 
 
-def in_words(verb: str, keys: Iterable[Key], priority: int = 0) -> str:
-    """A call as a user would write it, or nearly so."""
+def describe(verb: str, keys: Iterable[Key], priority: int = 0) -> str:
+    """Return a call much as a user writes it."""
     names = [repr(key) for key in keys]
     if len(names) > _NAMED:
         names = [*names[:_NAMED], f"... {len(names)} keys"]

@@ -1,6 +1,6 @@
-"""What a collective takes by its size, and how large buckets are to be.
+"""Time of a collective by its size, and the bucket size that follows from it.
 
-The model is the one known as alpha-beta, of R. W. Hockney, "The communication challenge for MPP",
+The model is alpha-beta, by R. W. Hockney, "The communication challenge for MPP",
 Parallel Computing 20 (1994): n bytes take ``alpha + n / beta``, a latency and a transfer.
 """
 
@@ -25,25 +25,25 @@ _LEAST, _MOST = MIB, 64 * MIB
 
 @dataclass(frozen=True)
 class CostModel:
-    """The seconds that a collective of so many bytes takes.
+    """Alpha-beta model of the time of a collective.
 
     Attributes
     ----------
     latency_s : float
-        Seconds that any takes, 0 or more: alpha.
+        Alpha, 0 or more.
     bytes_per_s : float
-        Bytes that are reduced in a second more: beta.
+        Beta.
     """
 
     latency_s: float
     bytes_per_s: float
 
     def seconds(self, nbytes: int) -> float:
-        """The seconds that `nbytes` take."""
+        """Return the seconds that `nbytes` take."""
         return self.latency_s + nbytes / self.bytes_per_s
 
     def bucket_bytes(self) -> int:
-        """The shortest good bucket: a power of two of bytes, from 1 to 64 MiB.
+        """Return the smallest efficient bucket size: a power of two, from 1 to 64 MiB.
 
         Its latency is at most `START_UP_SHARE` of its transfer, unless that takes more than 64 MiB.
         """
@@ -55,9 +55,9 @@ class CostModel:
 
 
 def fit(points: Sequence[tuple[int, float]]) -> CostModel | None:
-    """The model nearest to what was measured, by least squares of the *relative* errors.
+    """Fit a model to measurements, by least squares of the *relative* errors.
 
-    Errors in seconds would count at the largest size alone, and say nothing of the latency.
+    Absolute errors are dominated by the largest size, and would leave the latency undetermined.
 
     Parameters
     ----------
@@ -85,14 +85,14 @@ def fit(points: Sequence[tuple[int, float]]) -> CostModel | None:
 
 @dataclass(frozen=True)
 class Sizing:
-    """How large buckets are.
+    """Bucket size, and the model that chose it.
 
     Attributes
     ----------
     bucket_bytes : int
         Keys share a bucket up to so many bytes.
     cost : CostModel or None
-        What that was chosen by, if it was.
+        The model, when the size was measured.
     """
 
     bucket_bytes: int
@@ -101,8 +101,8 @@ class Sizing:
     def __str__(self) -> str:
         if self.cost is None:
             return (
-                f"bucket_bytes={self.bucket_bytes}; nothing is predicted: with "
-                f"bucket_bytes={AUTO!r}, two ranks or more measure what a collective takes"
+                f"bucket_bytes={self.bucket_bytes}; no prediction: create the "
+                f"store with bucket_bytes={AUTO!r} on two or more ranks to measure one"
             )
         a_mib = self.cost.seconds(MIB) - self.cost.latency_s
         return (

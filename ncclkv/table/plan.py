@@ -1,4 +1,4 @@
-"""What a flush will launch, and in which order: from the table and the calls alone."""
+"""Plan of a flush: the collectives it launches and their order, from the table and the calls."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ncclkv.table.registry import Key
 
 
 def spans(bucket: Bucket, keys: Set[Key]) -> list[Range]:
-    """The ranges of elements that hold `keys` of a bucket and no other key: a collective each."""
+    """Return the ranges of a bucket that hold `keys` and no other key: one collective each."""
     if len(keys) == len(bucket.entries):
         return [(0, bucket.count)] if bucket.count else []
     return bucket.runs(keys)
 
 
 def launch_order(priorities: Mapping[int, int]) -> list[int]:
-    """Bucket indices by priority, the highest first; ties in registry order."""
+    """Return bucket indices by priority, the highest first; ties in registry order."""
     return sorted(priorities, key=lambda index: (-priorities[index], index))
 
 
 def label(bucket: Bucket, span: Range) -> str:
-    """The keys of a range, for messages."""
+    """Return the keys of a range, for messages."""
     lows = bucket.lows
     first, last = bisect_left(lows, span[0]), bisect_left(lows, span[1]) - 1
     # An empty key lies where the one behind it does, and may begin where the span ends.
@@ -41,7 +41,7 @@ def explain(
     sizing: Sizing,
     measured: Sequence[float | None],
 ) -> str:
-    """The layout as a table, a line a bucket, in the order of launching.
+    """Return the layout as a table, one line for each bucket, in the order of launching.
 
     `measured` has the seconds that each bucket took, where they are known.
     """
@@ -64,5 +64,5 @@ def explain(
 
 
 def _ms(seconds: float | None) -> str:
-    """Seconds in milliseconds, or a dash where they are not known."""
+    """Return seconds in milliseconds, or a dash for None."""
     return "-" if seconds is None else f"{seconds * 1e3:.3f} ms"

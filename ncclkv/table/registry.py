@@ -19,18 +19,18 @@ _KIND = {int: ("an int", "ints"), str: ("a str", "strs")}
 
 @dataclass(frozen=True)
 class KeySpec:
-    """What all ranks know of a key.
+    """Key, shape, dtype and op: alike on all ranks.
 
     Attributes
     ----------
     key : int or str
         As the user gave it.
     index : int
-        Its place in the order of initialisation, from 0.
+        Position in the order of initialisation, from 0.
     shape : tuple of int
     dtype : numpy.dtype
     op : str
-        How pushes are reduced over ranks: sum, avg, max or min.
+        Reduction of pushes over ranks: sum, avg, max or min.
     """
 
     key: Key
@@ -56,7 +56,7 @@ class KeySpec:
 class Registry:
     """Keys by name and in order; all of one kind, int or str.
 
-    A call that raises leaves it as it was.
+    A call that raises leaves the registry unchanged.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Registry:
             seen.add(key)
 
     def with_keys(self, specs: Iterable[KeySpec]) -> Registry:
-        """This registry with more keys, looked up in both and copied from neither."""
+        """Return a view of this registry with more keys; nothing is copied."""
         more = Registry()
         more._specs = ChainMap({spec.key: spec for spec in specs}, self._specs)
         return more
@@ -116,8 +116,8 @@ class Registry:
             self._specs[spec.key] = spec
 
     def update_order(self, keys: Iterable[Key]) -> list[Key]:
-        """The order in which updaters see `keys`: ints ascending, strings as initialised.
+        """Return the order in which updaters see `keys`: ints ascending, strings as initialised.
 
-        It is MXNet's, which numbers strings as they are initialised and sorts by number.
+        MXNet has the same order: it numbers strings as they are initialised and sorts by number.
         """
         return sorted(keys, key=lambda key: key if isinstance(key, int) else self[key].index)

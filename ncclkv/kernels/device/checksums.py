@@ -1,4 +1,4 @@
-"""Sums of the bits of many arrays, wherever they are."""
+"""Checksums of many arrays, in any memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Upload = Callable[[DeviceArray, DeviceArray], None]
 def checksums(
     arrays: Sequence[DeviceArray], launch: Launch, upload: Upload, transfer: Transfer
 ) -> DeviceArray:
-    """The sum of each array, shape (len(arrays),), uint64, with a launch for 128 of them.
+    """Return the sum of each array, shape (len(arrays),), uint64, with a launch for 128 of them.
 
     The host sums what is in its memory, and waits for nothing.  What is on another device, or not
     in C order, is copied.
@@ -46,7 +46,7 @@ def checksums(
 
 
 def _part(array: DeviceArray, sums: DeviceArray, transfer: Transfer) -> DeviceArray:
-    """An array in C order on the device of `sums`; nothing for one in host memory."""
+    """Return an array in C order on the device of `sums`; an empty one for host memory."""
     import cupy
 
     if isinstance(array, np.ndarray):

@@ -1,4 +1,4 @@
-"""From a program to machine code, by NVRTC."""
+"""Compilation of kernel sources to machine code, by NVRTC."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def build(program: KernelSource, architecture: str) -> bytes:
 
 
 def whole(code: bytes) -> bytes:
-    """Return a cubin up to the end that its ELF header tells: CuPy cuts its last byte, a zero."""
+    """Return a cubin up to the end in its ELF header: CuPy drops the last byte, a zero."""
     tables = (
         int.from_bytes(code[place : place + 8], "little")
         + int.from_bytes(code[size : size + 2], "little")
@@ -70,7 +70,7 @@ def whole(code: bytes) -> bytes:
 
 
 def include_options() -> tuple[str, ...]:
-    """Where ``cuda_fp16.h`` and ``cuda_bf16.h`` are; nothing when they cannot be found."""
+    """Return the include option for ``cuda_fp16.h`` and ``cuda_bf16.h``, if they are found."""
     from cuda.pathfinder import find_nvidia_header_directory
 
     folder = find_nvidia_header_directory("cudart")

@@ -1,4 +1,4 @@
-"""Many arrays copied at once, each to a place of its own."""
+"""Launches that copy many arrays at once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DeviceArray = Any
 """A ``cupy.ndarray``; where it is said a ``numpy.ndarray`` too."""
 
 Blocks = tuple[int, NDArray[Any]]
-"""Of a launch: how many blocks, and the argument."""
+"""Number of blocks and argument of a launch."""
 
 
 class _Place(NamedTuple):
-    """Where an array lies in a device's memory, and how."""
+    """Device, address and layout of an array."""
 
     device: int
     address: int
@@ -28,7 +28,7 @@ class _Place(NamedTuple):
     in_order: bool
 
     def alike(self, other: _Place) -> bool:
-        """Whether copying the one to the other is copying bytes within a device."""
+        """Return whether a copy between two arrays is a copy of bytes within one device."""
         return (
             self.in_order
             and other.in_order
@@ -38,10 +38,10 @@ class _Place(NamedTuple):
 
 
 class CopyTable:
-    """What it takes to copy each of `sources` to the one of `destinations` with its number.
+    """Launches that copy each of `sources` to the destination of the same index.
 
-    It depends on where the arrays are and not on what they hold: as long as `matches` says so, it
-    serves again.  It keeps no array alive.
+    A table depends on addresses, not on elements, so it serves until `matches` returns False.  The
+    table keeps no array alive.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class CopyTable:
         self.launches = plan_copies(columns[0], columns[1], columns[2].astype(np.int64))
 
     def matches(self, sources: Sequence[DeviceArray], destinations: Sequence[DeviceArray]) -> bool:
-        """Tell whether the table is right for these arrays: the same ones, or ones in their places.
+        """Return whether the table fits: the same arrays, or others at their addresses.
 
         The same arrays are recognised in a few microseconds a hundred.
         """
@@ -120,7 +120,7 @@ def plan_copies(
 
 
 def _place(array: DeviceArray) -> _Place | None:
-    """What of an array decides how it is copied; arrays in host memory are all alike."""
+    """Return the properties that decide how an array is copied; None in host memory."""
     if isinstance(array, np.ndarray):
         return None
     return _Place(

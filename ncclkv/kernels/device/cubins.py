@@ -1,8 +1,9 @@
 """Compiled kernels as files, so that a later process need not compile them.
 
 A file's name is a digest of all that its code depends on: source, headers, options, compiler and
-architecture.  It is written whole or not at all.  It begins with a digest of its code, and one that
-does not match is compiled again.  Where files cannot be read or written there are none.
+architecture.  A file is written whole or not at all, and begins with a digest of its code.  When
+the digest does not match, the kernel is compiled again.  Without access to files every process
+compiles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Looking for NaN and infinity on the device."""
+"""Search for NaN and infinity on the device."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ncclkv.kernels.device.launch import THREADS, Launch
 from ncclkv.kernels.device.sources import NONFINITE
 
 MOST_BLOCKS = 4096
-"""Of a search; its threads go on from number to number."""
+"""Blocks of a search at most; each thread checks several numbers."""
 
 _BYTES = 16
-"""What a thread looks at in one load."""
+"""Bytes that a thread loads at once."""
 
 
 def search(launch: Launch, array: DeviceArray, flag: DeviceArray) -> None:

@@ -1,4 +1,4 @@
-"""What a kernel is told: one C structure by value, as the sources in ``cuda/`` declare it.
+"""Arguments of kernels: one C structure by value each, as the sources in ``cuda/`` declare it.
 
 A launch copies its argument, so nothing has to be uploaded, kept until a stream has passed, or
 freed.  4096 bytes is what every driver takes, which bounds the pieces of a launch; more pieces take
@@ -22,13 +22,13 @@ PARTS = 256
 """Arrays that one launch combines at most."""
 
 COPY_BYTES = 32 * 1024
-"""What one block copies at most: eight times 16 bytes for each of its threads."""
+"""Bytes that one block copies at most: eight times 16 bytes for each of its threads."""
 
 UPDATED_ELEMENTS = 8192
-"""What one block updates at most; a multiple of the elements in 16 bytes of every dtype."""
+"""Elements that one block updates at most; a multiple of 16 bytes in every dtype."""
 
 SUMMED_BYTES = BLOCK_BYTES
-"""What one block sums: the host's blocks, since a word's place in one is part of the sum."""
+"""Bytes that one block sums: as on the host, since the sum depends on the blocks."""
 
 ADDRESS = np.uint64
 
@@ -89,6 +89,7 @@ SUMS = np.dtype(
     align=True,
 )
 """The argument of ``checksum``."""
+
 SEARCH = np.dtype(
     [
         ("words", ADDRESS),
@@ -101,7 +102,7 @@ SEARCH = np.dtype(
 
 
 def new(dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An argument of zeros: an array without dimensions, which CuPy passes by value."""
+    """Return an argument of zeros: a 0-dimensional array, which CuPy passes by value."""
     return np.zeros((), dtype)
 
 
@@ -112,7 +113,7 @@ def batches(count: int, most: int) -> Iterator[slice]:
 
 
 def first_blocks(sizes: NDArray[np.int64], per_block: int) -> NDArray[np.int64]:
-    """The number of the first block that works on each piece, and after the last the blocks' count.
+    """Return the first block of each piece, and after the last the number of blocks.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""`ncclkv.kernels.base.Kernels` on the device, and what is quicker for many keys at once."""
+"""`ncclkv.kernels.base.Kernels` on CuPy arrays."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ class DeviceKernels:
 
 
 def _working_copy(out: DeviceArray) -> DeviceArray:
-    """Room for as many elements as `out` has, in the dtype they are computed in."""
+    """Return scratch memory as long as `out`, in the dtype of its arithmetic."""
     import cupy
 
     return cupy.empty(out.size, np.float32 if is_low_precision(out.dtype) else out.dtype)

@@ -1,4 +1,4 @@
-"""From a program to a launch on the current stream."""
+"""Launches of kernels on the current stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ncclkv.kernels.device.sources import KernelSource
 from ncclkv.system import watchdog
 
 THREADS = 256
-"""Of a block."""
+"""Threads of a block."""
 
 Launch = Callable[[KernelSource, int, NDArray[Any]], None]
 """Launch a program's blocks, on an argument."""
@@ -28,9 +28,8 @@ _loading = threading.Lock()
 class KernelLauncher:
     """Launches programs on CuPy's current device and stream, and waits for nothing.
 
-    A program is loaded when the process launches it on a device for the first time, and compiled
-    when no file has it.  That takes up to a tenth of a second, and cannot happen while the stream
-    is being captured: it is refused then.
+    A kernel is loaded at its first launch on a device, and compiled when no file has its code.
+    Loading takes up to a tenth of a second, and is refused while the stream is being captured.
     """
 
     def load(self, program: KernelSource) -> Any:

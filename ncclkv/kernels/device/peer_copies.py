@@ -1,4 +1,4 @@
-"""Between the devices of one process.
+"""Copies between the devices of one process.
 
 Whatever is done on a device is done in that device's current stream: there a value was made, and
 there it is used next.  So a copy from one device to another waits for all that is in the current
@@ -18,7 +18,7 @@ Transfer = Callable[[DeviceArray, DeviceArray], None]
 
 
 def apart(one: DeviceArray, other: DeviceArray) -> bool:
-    """Tell whether two arrays are on different devices."""
+    """Return whether two arrays are on different devices."""
     return bool(one.device.id != other.device.id)
 
 

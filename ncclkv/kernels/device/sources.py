@@ -1,6 +1,6 @@
-"""Every kernel there is, with the variants it is compiled in: the one list of them.
+"""List of all kernels, with the variants that each is compiled in.
 
-What launches kernels takes them from here, and so does the test that compiles them all.
+Launches take kernels from this list, and so does the test that compiles them all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ncclkv.kernels.device.kernel_args import (
 from ncclkv.kernels.host import checksum
 
 FOLDER = Path(__file__).parent / "cuda"
-"""Of the sources."""
+"""Directory of the sources."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class KernelSource:
 
 
 def headers() -> dict[bytes, bytes]:
-    """What sources include: names and texts, as NVRTC takes them."""
+    """Return the names and texts of the headers, as NVRTC takes them."""
     paths = (*sorted(FOLDER.glob("*.cuh")), *sorted(programs.FOLDER.glob("*.h")))
     return {path.name.encode(): path.read_bytes() for path in paths}
 
@@ -85,7 +85,7 @@ _BFLOAT16 = {"ELEMENT": "__nv_bfloat16", "WORKING": "float", "HEADER": "<cuda_bf
 
 
 def _plain(c_type: str) -> dict[str, str]:
-    """Elements that are computed in what they are."""
+    """Return the macros of a type whose arithmetic is in the type itself."""
     return {"ELEMENT": c_type, "WORKING": c_type}
 
 
@@ -181,4 +181,4 @@ NONFINITE = {
 """A search for NaN and infinity, by the numbers' dtype; complex ones are pairs of real ones."""
 
 SOURCES = (COPY, *COMBINE.values(), *UPDATE.values(), *NONFINITE.values(), CHECKSUM)
-"""All of them."""
+"""All kernels."""

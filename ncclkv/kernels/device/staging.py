@@ -1,4 +1,4 @@
-"""Between host memory and the device."""
+"""Copies between host memory and the device."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ncclkv.kernels.device.copies import DeviceArray
 
 
 class Staging:
-    """Page-locked memory on its way to the device.
+    """Uploads through page-locked memory.
 
     CuPy's pool of it hands freed memory out again at once, whatever copy still reads it; so each
-    piece stays here until an event after its copy has come.
+    piece stays here until an event after its copy is complete.
     """
 
     def __init__(self) -> None:

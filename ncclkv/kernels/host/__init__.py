@@ -1,7 +1,7 @@
 """The kernels for host memory: in NumPy, and in C what is slow there.
 
-Reductions and updates go through pieces of about `PIECE_BYTES`, so that what one NumPy call wrote
-is still in the cache when the next reads it, and nothing as large as a message is allocated.
+Reductions and updates go through chunks of about `CHUNK_BYTES`.  So the result of one NumPy call is
+still in the cache when the next call reads it, and nothing as large as a message is allocated.
 Nothing here keeps a buffer between calls, so threads may share one object.
 """
 
@@ -10,14 +10,14 @@ from __future__ import annotations
 from ncclkv.arrays import as_out, as_value
 from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.checksum import checksums
-from ncclkv.kernels.host.chunks import PIECE_BYTES
+from ncclkv.kernels.host.chunks import CHUNK_BYTES
 from ncclkv.kernels.host.finite import find_nonfinite
 from ncclkv.kernels.host.memory import copy, empty, fill, left, zeros
 from ncclkv.kernels.host.pack import pack, pack_all, unpack, unpack_all
 from ncclkv.kernels.host.reduce import combine, reduce
 from ncclkv.kernels.host.update import assign, update
 
-__all__ = ["PIECE_BYTES", "HostKernels"]
+__all__ = ["CHUNK_BYTES", "HostKernels"]
 
 
 class HostKernels:

@@ -1,4 +1,4 @@
-"""Sums of what arrays hold, by which ranks tell whether they hold the same.
+"""Checksums of arrays, by which ranks compare their values.
 
 Bytes in C order make words of 64 bits, as the machine orders them, the last filled with zeros.
 All arithmetic is modulo 2^64.  Word j of a block is ``mixed(word + (j + 1) * STEP)``, where ::
@@ -38,13 +38,13 @@ Words = NDArray[np.uint64]
 
 
 def checksums(arrays: Sequence[Array]) -> Words:
-    """The sum of each array's bytes in C order, whatever its strides."""
+    """Return the sum of each array's bytes in C order, whatever its strides."""
     scratch = np.empty((2, _PLACES.size), np.uint64)
     return np.array([checksum(array, scratch) for array in arrays], np.uint64)
 
 
 def checksum(array: Array, scratch: Words) -> int:
-    """The sum of one array; `scratch` is two rows as long as a block."""
+    """Return the sum of one array; `scratch` is two rows as long as a block."""
     if compiled.active and array.flags.c_contiguous:
         return compiled.checksum(array, BLOCK_BYTES)
     flat: Any = array.reshape(-1) if array.flags.c_contiguous else array.flat
@@ -56,18 +56,18 @@ def checksum(array: Array, scratch: Words) -> int:
     return total % _MODULUS
 
 
-def _words(piece: Array) -> Words:
-    """The bytes of a contiguous array as words."""
-    tail = piece.nbytes % _WORD_BYTES
+def _words(chunk: Array) -> Words:
+    """Return the bytes of a contiguous array as words."""
+    tail = chunk.nbytes % _WORD_BYTES
     if not tail:
-        return piece.view(np.uint64)
-    words = np.zeros(piece.nbytes // _WORD_BYTES + 1, np.uint64)
-    words.view(np.uint8)[: piece.nbytes] = piece.view(np.uint8)
+        return chunk.view(np.uint64)
+    words = np.zeros(chunk.nbytes // _WORD_BYTES + 1, np.uint64)
+    words.view(np.uint8)[: chunk.nbytes] = chunk.view(np.uint8)
     return words
 
 
 def _block(words: Words, scratch: Words) -> int:
-    """The sum of a block's mixed words."""
+    """Return the sum of a block's mixed words."""
     x, high = scratch[:, : words.size]
     np.add(words, _PLACES[: words.size], out=x)
     np.right_shift(x, 32, out=high)

@@ -1,4 +1,4 @@
-"""Cutting arrays into pieces that stay in the cache."""
+"""Chunks of arrays that stay in the cache."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 
 from ncclkv.arrays.dtypes import is_low_precision
 
-PIECE_BYTES = 128 * 1024
-"""Half of a small second-level cache: a piece and what it is combined with fit together."""
+CHUNK_BYTES = 128 * 1024
+"""Half of a small second-level cache: a chunk and its operand fit together."""
 
 Block = tuple[int | slice | EllipsisType, ...]
 
 
 def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which arithmetic on arrays of `dtype` is done."""
+    """Return the dtype of arithmetic on arrays of `dtype`."""
     return np.dtype(np.float32) if is_low_precision(dtype) else dtype
 
 
-def piece_length(dtype: np.dtype[Any]) -> int:
-    """Elements of a piece whose arithmetic is done in `dtype`."""
-    return PIECE_BYTES // dtype.itemsize
+def chunk_length(dtype: np.dtype[Any]) -> int:
+    """Return the elements of a chunk whose arithmetic is done in `dtype`."""
+    return CHUNK_BYTES // dtype.itemsize
 
 
 def ranges(count: int, length: int) -> Iterator[slice]:

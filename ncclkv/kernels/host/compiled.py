@@ -1,4 +1,4 @@
-"""The kernels in C: whether they are used, and for what.
+"""Kernels in C, and the cases that they are used for.
 
 An installation without a compiler has none, and ``NCCLKV_COMPILED=0`` turns them off.  NumPy then
 does all that they do, with the same bits; it does in any case what they do not.
@@ -46,8 +46,7 @@ __all__ = [
 ]
 
 STREAM_BYTES = 4 * 1024 * 1024
-"""What is copied or summed into an array, or to parts of one, that is as long as this, is written
-past the caches.
+"""Arrays of at least this size are written with non-temporal stores.
 
 Measured on 4 ranks that copy in, sum, copy out and read: with half of it that costs a fifth, with 4
 to 8 MiB next to nothing is won or lost, from 16 MiB on a tenth is won.  The least that does not
@@ -60,14 +59,14 @@ STREAM_PART_BYTES = 4 * 1024
 active = BUILT and env.compiled()
 
 REAL = (np.dtype(np.float32), np.dtype(np.float64))
-"""The dtypes that they compute in."""
+"""Dtypes of the arithmetic in C."""
 
 
 def kinds() -> str:
-    """What the kernels are written in, in words."""
+    """Return the languages of the kernels, for messages."""
     return "C and NumPy" if active else "NumPy"
 
 
 def sums(dtype: np.dtype[Any], op: str) -> bool:
-    """Whether reductions by `op` to arrays of `dtype` are for the kernels in C."""
+    """Return whether C reduces arrays of `dtype` by `op`."""
     return active and dtype in REAL and op in ("sum", "avg")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 _IN_CONTEXTS = int(np.__version__.split(".")[0]) >= 2
-"""Whether NumPy keeps what it warns of in a context variable, and not once a thread."""
+"""True when NumPy keeps its error state in a context variable: NumPy 2; else in the thread."""
 
 
 class Quiet:

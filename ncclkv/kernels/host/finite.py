@@ -1,4 +1,4 @@
-"""Looking for NaN and infinity."""
+"""Search for NaN and infinity."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from ncclkv.arrays.dtypes import dtype_name
 from ncclkv.kernels.base import Array
-from ncclkv.kernels.host.chunks import piece_length, ranges
+from ncclkv.kernels.host.chunks import chunk_length, ranges
 
 # Of the floats that NumPy is slow at: a number with all of these bits is not finite.
 _EXPONENTS = {"float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}
@@ -15,7 +15,7 @@ _EXPONENTS = {"float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}
 def find_nonfinite(array: Array, flag: Array) -> None:
     """Set ``flag[0]`` to 1 if a number of `array` is NaN or infinite; else leave it as it is.
 
-    It goes through the array once, piece by piece, and no further than to the piece that decides.
+    The search stops at the first chunk with such a number.
 
     Parameters
     ----------
@@ -38,14 +38,14 @@ def find_nonfinite(array: Array, flag: Array) -> None:
     if array.dtype.kind == "c":
         array = array.view(array.real.dtype)
     exponent = _EXPONENTS.get(dtype_name(array.dtype))
-    for piece in ranges(array.size, piece_length(array.dtype)):
-        if not _all_finite(array[piece], exponent):
+    for chunk in ranges(array.size, chunk_length(array.dtype)):
+        if not _all_finite(array[chunk], exponent):
             flag[0] = 1
             return
 
 
-def _all_finite(piece: Array, exponent: np.uint16 | None) -> bool:
-    """Whether all numbers of a piece are finite; of 16-bit floats by the bits of an exponent."""
+def _all_finite(chunk: Array, exponent: np.uint16 | None) -> bool:
+    """Return whether all numbers of a chunk are finite; `exponent` is that of 16-bit floats."""
     if exponent is None:
-        return bool(np.isfinite(piece).all())
-    return bool((piece.view(np.uint16) & exponent).max() != exponent)
+        return bool(np.isfinite(chunk).all())
+    return bool((chunk.view(np.uint16) & exponent).max() != exponent)

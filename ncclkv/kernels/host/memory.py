@@ -11,17 +11,17 @@ from ncclkv.kernels.host import compiled
 
 
 def zeros(count: int, dtype: np.dtype[Any]) -> Array:
-    """A new flat array of zeros."""
+    """Return a new flat array of zeros."""
     return np.zeros(count, dtype)
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """A new array whose elements may be anything."""
+    """Return a new array with undefined elements."""
     return np.empty(shape, dtype)
 
 
 def left() -> None:
-    """Return None: what a node has left is one sum for all its ranks."""
+    """Return None: the free memory of a node is shared by its ranks."""
 
 
 def fill(array: Array, value: float) -> None:
@@ -30,7 +30,7 @@ def fill(array: Array, value: float) -> None:
 
 
 def copy(array: Array) -> Array:
-    """A contiguous copy that shares no memory."""
+    """Return a contiguous copy that shares no memory."""
     return np.array(array, order="C", copy=True, subok=False)
 
 

@@ -1,4 +1,4 @@
-"""Between users' arrays and flat slots."""
+"""Copies between users' arrays and flat slots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def unpack(slot: Array, out: Array) -> None:
 
 
 class Table(NamedTuple):
-    """What is known of slots and the arrays that are copied to them or from them.
+    """Slots in the shapes of the arrays copied to or from them.
 
     Attributes
     ----------
@@ -73,10 +73,9 @@ def _stream_all(targets: Sequence[Array], sources: Sequence[Array], long: Sequen
 
 
 def _table(slots: Sequence[Array], arrays: Sequence[Array]) -> Table:
-    """What is to be known.
+    """Make the table of some slots.
 
-    Slots are viewed in the arrays' shapes, but those that are flat anyway are left as they are: a
-    view fewer is a place of memory fewer to look at, of which small arrays are mostly made.
+    Slots of flat arrays are used without a view: a view costs as much as a small copy.
     """
     pairs = list(zip(slots, arrays, strict=True))
     views = [slot if array.ndim == 1 else slot.reshape(array.shape) for slot, array in pairs]
@@ -85,7 +84,7 @@ def _table(slots: Sequence[Array], arrays: Sequence[Array]) -> Table:
 
 
 def _long(pairs: Sequence[tuple[Array, Array]]) -> Sequence[bool]:
-    """Which arrays are copied past the caches."""
+    """Return whether each array is copied past the caches; empty when none is."""
     if max(_around(slot) for slot, _ in pairs) < compiled.STREAM_BYTES:
         return ()
     return [
@@ -95,6 +94,6 @@ def _long(pairs: Sequence[tuple[Array, Array]]) -> Sequence[bool]:
 
 
 def _around(slot: Array) -> int:
-    """Bytes of the array that a slot is cut out of."""
+    """Return the bytes of the array that a slot is a part of."""
     whole: Array = slot if slot.base is None else slot.base
     return int(whole.nbytes)

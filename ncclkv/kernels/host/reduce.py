@@ -15,7 +15,7 @@ import numpy as np
 
 from ncclkv.kernels.base import Array
 from ncclkv.kernels.host import compiled
-from ncclkv.kernels.host.chunks import blocks, piece_length, ranges, working_dtype
+from ncclkv.kernels.host.chunks import blocks, chunk_length, ranges, working_dtype
 from ncclkv.kernels.host.errstate import Quiet
 
 _STEP: dict[str, np.ufunc] = {
@@ -36,9 +36,9 @@ def combine(values: Sequence[Array], slot: Array, op: str) -> None:
     scratch, length = _scratch(slot)
     with np.errstate(all="ignore"):
         for block in blocks(shape, length):
-            piece = target[block]
-            buffers = scratch[:, : piece.size].reshape(2, *piece.shape)
-            _fold([value[block] for value in values], buffers, piece, _STEP[op])
+            chunk = target[block]
+            buffers = scratch[:, : chunk.size].reshape(2, *chunk.shape)
+            _fold([value[block] for value in values], buffers, chunk, _STEP[op])
 
 
 def reduce(parts: Sequence[Array], out: Array, op: str) -> None:
@@ -59,7 +59,7 @@ class Reducer:
 
     def __init__(self, dtype: np.dtype[Any], count: int, op: str) -> None:
         working = working_dtype(dtype)
-        self._length = piece_length(working)
+        self._length = chunk_length(working)
         self._scratch = np.empty((2, min(self._length, count)), working)
         self._op = op
         self._dtype = dtype
@@ -85,14 +85,14 @@ class Reducer:
     def _reduce(self, parts: Sequence[Array], out: Array) -> None:
         count = out.size
         if count == self._scratch.shape[1]:
-            _reduce_piece(parts, self._scratch, out, self._op)
+            _reduce_chunk(parts, self._scratch, out, self._op)
             return
-        for piece in ranges(count, self._length):
-            buffers = self._scratch[:, : piece.stop - piece.start]
-            _reduce_piece([part[piece] for part in parts], buffers, out[piece], self._op)
+        for chunk in ranges(count, self._length):
+            buffers = self._scratch[:, : chunk.stop - chunk.start]
+            _reduce_chunk([part[chunk] for part in parts], buffers, out[chunk], self._op)
 
 
-def _reduce_piece(parts: Sequence[Array], buffers: Array, out: Array, op: str) -> None:
+def _reduce_chunk(parts: Sequence[Array], buffers: Array, out: Array, op: str) -> None:
     """Reduce parts that `buffers` are as long as."""
     if op == "avg":
         total = buffers[0]
@@ -114,7 +114,7 @@ def finish(total: Array, count: int, out: Array, op: str) -> None:
 def _scratch(out: Array) -> tuple[Array, int]:
     """Two rows to work in, and how many elements of `out` are done at a time."""
     working = working_dtype(out.dtype)
-    length = piece_length(working)
+    length = chunk_length(working)
     return np.empty((2, min(length, out.size)), working), length
 
 
@@ -136,7 +136,7 @@ def _fold(parts: Sequence[Array], buffers: Array, out: Array, step: np.ufunc) ->
 
 def _fold_widened(parts: Sequence[Array], buffers: Array, out: Array, step: np.ufunc) -> None:
     """Do the same in the dtype of `buffers`, rounding once."""
-    # The dots keep an array where the row of a piece without dimensions would be a scalar.
+    # The dots keep an array where the row of a chunk without dimensions would be a scalar.
     total, widened = buffers[0, ...], buffers[1, ...]
     np.copyto(total, parts[0])
     for part in parts[1:]:

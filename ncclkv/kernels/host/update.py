@@ -9,7 +9,7 @@ import numpy as np
 
 from ncclkv.kernels.base import Array, Segments
 from ncclkv.kernels.host import compiled
-from ncclkv.kernels.host.chunks import piece_length, ranges, working_dtype
+from ncclkv.kernels.host.chunks import chunk_length, ranges, working_dtype
 from ncclkv.kernels.host.memory import move
 from ncclkv.kernels.programs import PROGRAMS, Program
 
@@ -59,7 +59,7 @@ def _update_range(
 ) -> None:
     """Update one segment chunk by chunk."""
     working = working_dtype(weights.dtype)
-    length = piece_length(working)
+    length = chunk_length(working)
     scratch = np.empty((1 + program.scratch, min(length, weights.size)), working)
     with np.errstate(all="ignore"):
         for chunk in ranges(weights.size, length):

@@ -34,8 +34,8 @@ programs = st.lists(calls, max_size=8)
 def mark_of(program: list[Call]) -> int:
     mark = 0
     for verb, priority, pushed, read in program:
-        keys = sum(map(contract.pushed, pushed)) + sum(map(contract.read, read))
-        mark = advance_digest(mark, contract.number(verb, priority), keys & contract.MASK)
+        keys = sum(map(contract.push_code, pushed)) + sum(map(contract.pull_code, read))
+        mark = advance_digest(mark, contract.call_code(verb, priority), keys & contract.MASK)
     return mark
 
 
@@ -65,17 +65,17 @@ def test_a_call_more_makes_another_mark(program: list[Call], more: Call) -> None
 @given(st.lists(st.integers(0, 50), unique=True), st.data())
 def test_the_order_of_keys_in_a_call_means_nothing(keys: list[int], data: st.DataObject) -> None:
     other = data.draw(st.permutations(keys))
-    assert sum(map(contract.pushed, keys)) == sum(map(contract.pushed, other))
+    assert sum(map(contract.push_code, keys)) == sum(map(contract.push_code, other))
 
 
 def test_pushing_a_key_is_not_reading_it() -> None:
-    numbers = [f(index) for f in (contract.pushed, contract.read) for index in range(KEYS)]
+    numbers = [f(index) for f in (contract.push_code, contract.pull_code) for index in range(KEYS)]
     assert len(set(numbers)) == 2 * KEYS
     assert all(0 <= number <= contract.MASK for number in numbers)
 
 
 def test_verbs_and_priorities_have_numbers_of_their_own() -> None:
-    whole = [contract.number(verb, each) for verb in contract.VERBS for each in range(-50, 50)]
+    whole = [contract.call_code(verb, each) for verb in contract.VERBS for each in range(-50, 50)]
     assert len(set(whole)) == len(contract.VERBS) * 100
     assert all(0 <= number <= contract.MASK for number in whole)
 
@@ -85,18 +85,18 @@ def test_a_mark_is_the_same_in_every_process(seed: str) -> None:
     program = (
         "from ncclkv.comm.diagnosis.call_log import advance_digest\n"
         "from ncclkv.table import contract\n"
-        "print(advance_digest(7, contract.number('push', -2), contract.pushed(3)))"
+        "print(advance_digest(7, contract.call_code('push', -2), contract.push_code(3)))"
     )
     said = subprocess.check_output(
         [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, text=True
     )
-    assert int(said) == advance_digest(7, contract.number("push", -2), contract.pushed(3))
+    assert int(said) == advance_digest(7, contract.call_code("push", -2), contract.push_code(3))
 
 
 def test_a_mark_fits_a_signed_word() -> None:
     mark = 0
     for number in range(1000):
-        mark = advance_digest(mark, contract.number("push"), contract.pushed(number))
+        mark = advance_digest(mark, contract.call_code("push"), contract.push_code(number))
         assert -(2**63) <= mark < 2**63
 
 
@@ -105,10 +105,10 @@ def test_a_mark_fits_a_signed_word() -> None:
 numbers = {
     number: f"key {index}"
     for index in range(KEYS)
-    for number in (contract.pushed(index), contract.read(index))
+    for number in (contract.push_code(index), contract.pull_code(index))
 }
 sets = st.sets(st.integers(0, KEYS - 1), min_size=1)
-kinds = st.sampled_from([contract.pushed, contract.read])
+kinds = st.sampled_from([contract.push_code, contract.pull_code])
 
 
 @FEW
@@ -117,8 +117,8 @@ def test_one_key_more_is_found(keys: set[int], kind: object, data: st.DataObject
     more = data.draw(st.sampled_from(sorted(keys)))
     whole = sum(map(kind, keys)) & contract.MASK
     less = sum(map(kind, keys - {more})) & contract.MASK
-    assert contract.odd_key(whole, less, numbers) == (f"key {more}", None)
-    assert contract.odd_key(less, whole, numbers) == (None, f"key {more}")
+    assert contract.differing_key(whole, less, numbers) == (f"key {more}", None)
+    assert contract.differing_key(less, whole, numbers) == (None, f"key {more}")
 
 
 @FEW
@@ -128,7 +128,7 @@ def test_an_exchanged_key_is_found(keys: set[int], kind: object, data: st.DataOb
     theirs = data.draw(st.integers(0, KEYS - 1).filter(lambda key: key not in keys))
     common = sum(map(kind, keys - {mine}))
     first, second = (common + kind(key) & contract.MASK for key in (mine, theirs))
-    found = contract.odd_key(first & contract.MASK, second & contract.MASK, numbers)
+    found = contract.differing_key(first & contract.MASK, second & contract.MASK, numbers)
     assert found == (f"key {mine}", f"key {theirs}")
 
 
@@ -136,22 +136,24 @@ def test_an_exchanged_key_is_found(keys: set[int], kind: object, data: st.DataOb
 @given(sets, sets)
 def test_more_than_that_is_not_guessed(first: set[int], second: set[int]) -> None:
     if len(first - second) > 1 or len(second - first) > 1:
-        one, other = (sum(map(contract.pushed, keys)) & contract.MASK for keys in (first, second))
-        assert contract.odd_key(one, other, numbers) == (None, None)
+        one, other = (
+            sum(map(contract.push_code, keys)) & contract.MASK for keys in (first, second)
+        )
+        assert contract.differing_key(one, other, numbers) == (None, None)
 
 
 # Words
 
 
 def test_keys_are_as_the_user_wrote_them() -> None:
-    assert contract.in_words("push", ["w"]) == "push('w')"
-    assert contract.in_words("push", [3, 5], priority=-2) == "push(3, 5, priority=-2)"
-    assert contract.in_words("barrier", []) == "barrier()"
+    assert contract.describe("push", ["w"]) == "push('w')"
+    assert contract.describe("push", [3, 5], priority=-2) == "push(3, 5, priority=-2)"
+    assert contract.describe("barrier", []) == "barrier()"
 
 
 def test_many_keys_and_long_ones_are_cut() -> None:
-    assert contract.in_words("pull", range(200)) == "pull(0, 1, 2, ... 200 keys)"
-    words = contract.in_words("pull", ["k" * 500])
+    assert contract.describe("pull", range(200)) == "pull(0, 1, 2, ... 200 keys)"
+    words = contract.describe("pull", ["k" * 500])
     assert words.startswith("pull('kkkk")
     assert words.endswith("...)")
     assert len(words) < 50

@@ -255,7 +255,7 @@ def test_the_plan_in_words() -> None:
     assert lines[1].split() == row.split()
     row = "1 float64 max 256 1 rank 0 - - 'm'"
     assert lines[2].split() == row.split()
-    assert lines[3].startswith("bucket_bytes=1048576; nothing is predicted")
+    assert lines[3].startswith("bucket_bytes=1048576; no prediction")
     assert "bucket_bytes='auto'" in lines[3]
     assert lines[4] == "not placed until the first push, grad_view or value: 'late'"
     assert len(lines) == 5

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclkv.kernels.host.chunks import PIECE_BYTES, blocks, piece_length, ranges, working_dtype
+from ncclkv.kernels.host.chunks import CHUNK_BYTES, blocks, chunk_length, ranges, working_dtype
 
 
 @given(st.lists(st.integers(0, 7), max_size=4), st.integers(1, 20))
@@ -35,7 +35,7 @@ def test_ranges() -> None:
 def test_a_piece_is_measured_in_the_dtype_of_its_arithmetic(dtype: str) -> None:
     working = working_dtype(np.dtype(dtype))
     assert working == (np.float32 if dtype == "float16" else np.dtype(dtype))
-    assert piece_length(working) * working.itemsize == PIECE_BYTES
+    assert chunk_length(working) * working.itemsize == CHUNK_BYTES
 
 
 def _cut(shape: tuple[int, ...], length: int) -> list[np.ndarray]:

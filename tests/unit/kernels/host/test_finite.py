@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.kernels.host import PIECE_BYTES, HostKernels
+from ncclkv.kernels.host import CHUNK_BYTES, HostKernels
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.kernel_cases import Stage
 
@@ -34,7 +34,7 @@ def stage() -> Stage:
 class TestNonfinite(NonfiniteCases):
     @pytest.mark.parametrize("name", ["float16", "float32", "float64", "complex64"])
     def test_every_piece_is_looked_at(self, stage: Stage, name: str) -> None:
-        pieces = 3 * PIECE_BYTES // np.dtype(name).itemsize
+        pieces = 3 * CHUNK_BYTES // np.dtype(name).itemsize
         for where in (0, pieces // 2, pieces):
             numbers = np.ones(pieces + 1, name)
             assert self.found(stage, numbers) == 0

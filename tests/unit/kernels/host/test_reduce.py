@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from ncclkv.kernels.base import Kernels
-from ncclkv.kernels.host import PIECE_BYTES, HostKernels
+from ncclkv.kernels.host import CHUNK_BYTES, HostKernels
 
 pytestmark = pytest.mark.usefixtures("in_numpy_and_c")
 
 KERNELS: Kernels = HostKernels()
 REAL = ["int8", "int64", "uint16", "float16", "bfloat16", "float32", "float64"]
 # One element, and either side of the edge of a piece of every dtype.
-SIZES = [0, 1, 5, *(PIECE_BYTES // n + d for n in (1, 2, 4, 8, 16) for d in (-1, 0, 1))]
+SIZES = [0, 1, 5, *(CHUNK_BYTES // n + d for n in (1, 2, 4, 8, 16) for d in (-1, 0, 1))]
 PYTHONS = {"sum": lambda a, b: a + b, "max": max, "min": min, "prod": lambda a, b: a * b}
 
 
@@ -67,7 +67,7 @@ def test_ops_agree_with_pythons_integers(dtype: str, op: str, count: int) -> Non
 @pytest.mark.parametrize("op", ["sum", "avg", "max"])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_out_may_be_any_of_the_parts(dtype: str, op: str, count: int) -> None:
-    size = PIECE_BYTES // 4 + 3
+    size = CHUNK_BYTES // 4 + 3
     expected = np.zeros(size, dtype)
     KERNELS.reduce(_parts(count, size, np.dtype(dtype)), expected, op)
     for which in range(count):
@@ -251,7 +251,7 @@ def test_combine_takes_any_strides(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("op", ["sum", "avg"])
 def test_nothing_as_large_as_a_message_is_allocated(dtype: str, op: str) -> None:
     # A message of 64 pieces; averages of integers take most scratch, six pieces.
-    size = 64 * PIECE_BYTES // np.dtype(dtype).itemsize
+    size = 64 * CHUNK_BYTES // np.dtype(dtype).itemsize
     parts = [np.ones(size, dtype) for _ in range(3)]
     strided = [np.ones((2, size), dtype)[:, ::2] for _ in range(3)]
     out = np.zeros(size, dtype)
@@ -262,4 +262,4 @@ def test_nothing_as_large_as_a_message_is_allocated(dtype: str, op: str) -> None
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 8 * PIECE_BYTES
+    assert peak < 8 * CHUNK_BYTES

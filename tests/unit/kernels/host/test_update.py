@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from ncclkv.kernels.base import Kernels
-from ncclkv.kernels.host import PIECE_BYTES, HostKernels
+from ncclkv.kernels.host import CHUNK_BYTES, HostKernels
 from tests.updates import rows, segments_of, sgd
 
 pytestmark = pytest.mark.usefixtures("in_numpy_and_c")
 
 KERNELS: Kernels = HostKernels()
-SIZES = [0, 1, PIECE_BYTES // 8 - 1, PIECE_BYTES // 4, 2 * PIECE_BYTES // 4 + 3]
+SIZES = [0, 1, CHUNK_BYTES // 8 - 1, CHUNK_BYTES // 4, 2 * CHUNK_BYTES // 4 + 3]
 PLAIN: dict[str, Any] = {
     "learning_rate": 0.5,
     "momentum": 0.0,
@@ -157,14 +157,14 @@ def test_settings_for_floating_point_errors_have_no_effect() -> None:
 
 
 def test_nothing_as_large_as_the_weights_is_allocated() -> None:
-    w, g, m = np.zeros((3, 64 * PIECE_BYTES // 4), np.float32)
+    w, g, m = np.zeros((3, 64 * CHUNK_BYTES // 4), np.float32)
     tracemalloc.start()
     try:
         sgd(KERNELS, w, g, m, **STEPS["all"])
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 4 * PIECE_BYTES
+    assert peak < 4 * CHUNK_BYTES
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
