@@ -138,11 +138,11 @@ class Communicator(ABC):
         """Zeroed uint8 memory, aligned to `ALIGNMENT` bytes, that collectives can use best."""
 
     def node_shared(self, nbytes: int) -> Buffer | None:
-        """Zeroed uint8 memory that all ranks of this node have in common; None where none have.
+        """Return zeroed uint8 memory that all ranks of this node share; None without shared memory.
 
-        The ranks of a node get the same by the same calls in the same order.  It may be written by
-        a collective that all have launched, or with the same bytes by all.  Where there is some, so
-        there is of no bytes.
+        The ranks of a node get the same memory by the same calls in the same order.  Only a
+        collective that all have launched may write the memory, or all ranks with the same bytes.
+        Where shared memory exists, a request for 0 bytes succeeds too.
         """
         return None
 
@@ -232,7 +232,8 @@ class Communicator(ABC):
     def duplicate(self, timeout: float | None = None) -> Communicator:
         """A communicator of the same ranks whose traffic never meets this one's.
 
-        It has a `timeout` in seconds of its own, or else this one's, and is `reproducible` as this.
+        The new communicator has a `timeout` in seconds of its own, by default this one's, and is
+        `reproducible` as this one.
         """
 
     def left_ranks(self) -> dict[int, str]:

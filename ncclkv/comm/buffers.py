@@ -70,7 +70,7 @@ def check_buffers(send: Buffer, receive: Buffer, count: int) -> None:
 def check_pair(send: Any, receive: Any, count: int, shift: int = 0) -> None:
     """Refuse what host memory cannot send and receive.
 
-    That includes arrays that overlap, unless `receive` begins `shift` bytes after `send`.
+    Arrays that overlap are refused, too, unless `receive` begins `shift` bytes after `send`.
     """
     check_host(send, to_write=False)
     check_host(receive, to_write=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class CallDigest:
-    """What all ranks must have alike at each launch: a number of all that they were called for.
+    """Digest of all calls of a store, which must be the same on all ranks at each launch.
 
     Attributes
     ----------

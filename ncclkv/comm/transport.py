@@ -17,10 +17,10 @@ class Request(Protocol):
     """The rank at the other end."""
 
     def done(self) -> bool:
-        """Whether the message has left, or has arrived, and its buffer is free again."""
+        """Return whether the message is sent or received, and its buffer free again."""
 
     def poll(self) -> bool:
-        """Whether it is worth while to ask `done`: of some kinds that is cheap to tell."""
+        """Return whether `done` may have changed; cheaper than `done` for some requests."""
         return True
 
 
@@ -92,7 +92,7 @@ class Transport(Messages):
         The ranks that are on this rank's node, in order.
     name : str
     spin_limit : int
-        How many pauses are so short that a launch may make them.
+        Number of pauses so short that a launch may make them.
     inbox : list of (int, bytes)
         Notices that `left_ranks` has received, each with its sender.
     thread_multiple : bool
@@ -107,11 +107,11 @@ class Transport(Messages):
 
     @abstractmethod
     def pause(self, attempt: int) -> None:
-        """Let others run, between two looks at what is pending; `attempt` counts from 1."""
+        """Yield the processor between two polls of pending requests; `attempt` counts from 1."""
 
     @abstractmethod
     def notify(self) -> None:
-        """Let ranks of this node that pause look again: memory that they share has changed."""
+        """Wake the ranks of this node that pause: the memory they share has changed."""
 
     def windows_left(self) -> int:
         """Bytes that windows of this node can still take, all its ranks' together; local.
@@ -134,8 +134,8 @@ class Transport(Messages):
         Returns
         -------
         list of ndarray, shape (nbytes,)
-            The memory of each rank of the node, zero at first, aligned to `ALIGNMENT`.  It stays as
-            long as it is used.
+            The memory of each rank of the node, zero at first, aligned to `ALIGNMENT`.  Each array
+            stays mapped as long as it is used.
 
         Raises
         ------
@@ -150,7 +150,7 @@ class Transport(Messages):
 
     @abstractmethod
     def left_ranks(self) -> dict[int, str]:
-        """Ranks that said that they left, with the reason they gave; fills `inbox`, too."""
+        """Return the ranks that have left, with their reasons; fills `inbox`, too."""
 
     @abstractmethod
     def post(self, data: bytes, peers: Iterable[int]) -> None:
@@ -158,7 +158,7 @@ class Transport(Messages):
 
     @abstractmethod
     def leave(self, reason: str) -> None:
-        """Tell all peers that this rank has left; returns at once."""
+        """Send all peers a farewell with the reason; returns at once."""
 
     @abstractmethod
     def split(self, color: int, key: int) -> Transport:

@@ -72,11 +72,11 @@ class _Received(Request):
         return self._second.done()
 
     def _has_come(self) -> bool:
-        """Whether the first part is here."""
+        """Return whether the first part has arrived."""
         try:
             return self._first.done()
         except WrongLength as error:
-            # One who reads of it knows of no mark; an empty message is a refusal, and has none.
+            # Report payload lengths without the 8-byte digest; refusals are empty and carry none.
             sent = max(0, error.count - _MARK_BYTES)
             expected = error.expected - _MARK_BYTES
             raise WrongLength(error.rank, error.peer, sent, expected) from error

@@ -63,7 +63,7 @@ class ProgressEngine:
     spin_limit : int
         The transport's.
     mark : Mark
-        Each collective is launched with it, and comes to nothing where it differs.
+        Digest sent with every collective; a peer with another digest raises `OrderMismatch`.
     calls : Calls
         What is known of the calls that it stands for.
     lock : RLock
@@ -256,7 +256,7 @@ class HostWork(Work):
 
     @abstractmethod
     def blocked(self) -> bool:
-        """Whether a glance shows that it cannot go on."""
+        """Return whether a poll shows that it cannot go on."""
 
     @abstractmethod
     def missing(self) -> set[int]:

@@ -16,7 +16,7 @@ from ncclkv.comm.types import ALIGNMENT, Buffer
 
 
 class Offset(NamedTuple):
-    """Where an array begins, in bytes: in an extent of a space, and from the extent's beginning."""
+    """Position of an array in bytes: an extent of a segment, and the offset within the extent."""
 
     start: int
     length: int
@@ -39,7 +39,7 @@ class Allocator:
     reuse : bool
         Whether the bytes of arrays that are gone are handed out again.  Without that, arrays of the
         same sizes, taken in the same order, have the same places in every arena over the same
-        bytes: so ranks find memory that they have in common without a word.
+        bytes: so ranks find common memory without a message.
     """
 
     def __init__(self, space: Segment, start: int, stop: int, *, reuse: bool = True) -> None:
@@ -80,7 +80,7 @@ class Allocator:
         return array
 
     def _collect(self) -> None:
-        """Make free what came back, and one of neighbours."""
+        """Return freed blocks to the free list and coalesce adjacent ones."""
         if not self._returned:
             return
         while self._returned:
@@ -109,7 +109,7 @@ class Allocator:
         return extent
 
     def place(self, array: Buffer) -> Offset | None:
-        """Where a contiguous array lies, if it lies in this arena."""
+        """Return the offset of a contiguous array; None outside this allocator."""
         if not self._extents:
             return None
         where = address(array)

@@ -1,4 +1,4 @@
-"""What the ranks of a node tell each other of their part in a collective, and its words."""
+"""The header that each rank of a node publishes for a collective, and its text in errors."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _WORDS = {
     "barrier": "a barrier",
 }
 VERBS = tuple(_WORDS)
-"""What a collective may be."""
+"""Kinds of collectives."""
 
 _OPS = ("", *OPS)
 
 _NOWHERE = Offset(-1, -1, -1)
 _HEAD = 3
-"""Words of a note before the places: the mark, and what `CollectiveHeader.pack` gives."""
+"""Words before the offsets: the digest, and the two of `CollectiveHeader.pack`."""
 
 
 class CollectiveHeader(NamedTuple):
-    """What must be the same on all ranks.
+    """The arguments of a collective, which must be the same on all ranks.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class CollectiveHeader(NamedTuple):
     sharded_update: bool = False
 
     def pack(self) -> tuple[int, int]:
-        """As two numbers."""
+        """Pack the header into two words."""
         names = _OPS.index(self.op) << 8 | VERBS.index(self.verb) << 12
         return self.nbytes, self.dtype | names | self.sharded_update << 16 | (self.root + 1) << 24
 
@@ -68,7 +68,7 @@ class CollectiveHeader(NamedTuple):
         )
 
     def describe(self) -> str:
-        """All that ranks compare, in words."""
+        """Describe all that ranks compare."""
         if self == BARRIER:
             return str(self)
         names = [SUPPORTED[self.dtype], self.op, "updated together" if self.sharded_update else ""]
@@ -76,7 +76,7 @@ class CollectiveHeader(NamedTuple):
 
 
 def _unpack(nbytes: int, small: int) -> CollectiveHeader:
-    """What `CollectiveHeader.pack` made numbers of."""
+    """Return the header that `CollectiveHeader.pack` has packed."""
     verb, op = VERBS[small >> 12 & 0xF], _OPS[small >> 8 & 0xF]
     return CollectiveHeader(
         verb, nbytes, small & 0xFF, op, (small >> 24) - 1, bool(small >> 16 & 1)
@@ -86,28 +86,28 @@ def _unpack(nbytes: int, small: int) -> CollectiveHeader:
 def reduction(
     nbytes: int, dtype: np.dtype[Any], op: str, root: int | None, *, sharded_update: bool
 ) -> CollectiveHeader:
-    """What all ranks say of a reduction."""
+    """Return the header of a reduction."""
     whole = -1 if root is None else root
     return CollectiveHeader("reduction", nbytes, _number(dtype), op, whole, sharded_update)
 
 
 def broadcast(buffer: Buffer, root: int) -> CollectiveHeader:
-    """What all ranks say of a broadcast."""
+    """Return the header of a broadcast."""
     return CollectiveHeader("broadcast", buffer.nbytes, _number(buffer.dtype), root=root)
 
 
 def reduce_scatter(send: Buffer, op: str) -> CollectiveHeader:
-    """What all ranks say of a reduction of which each keeps a part."""
+    """Return the header of a reduce_scatter."""
     return CollectiveHeader("reduce_scatter", send.nbytes, _number(send.dtype), op)
 
 
 def allgather(send: Buffer) -> CollectiveHeader:
-    """What all ranks say when each gives the others its array."""
+    """Return the header of an allgather."""
     return CollectiveHeader("allgather", send.nbytes, _number(send.dtype))
 
 
 BARRIER = CollectiveHeader("barrier")
-"""What all ranks say of a barrier."""
+"""Header of a barrier."""
 
 
 @cache
@@ -117,12 +117,12 @@ def _number(dtype: np.dtype[Any]) -> int:
 
 
 def write(call: CollectiveHeader, send: Offset | None, receive: Offset | None) -> tuple[int, ...]:
-    """A note but for its mark: the call, and where neighbours find this rank's arrays."""
+    """Return the words to publish but for the digest: the call, and the arrays' offsets."""
     return (*call.pack(), *(send or _NOWHERE), *(receive or _NOWHERE))
 
 
 def places(note: Sequence[int]) -> tuple[Offset | None, Offset | None]:
-    """Where the writer's arrays are."""
+    """Return the offsets of the writer's arrays."""
     send, receive = Offset(*note[_HEAD : _HEAD + 3]), Offset(*note[_HEAD + 3 : _HEAD + 6])
     return (None if send == _NOWHERE else send, None if receive == _NOWHERE else receive)
 

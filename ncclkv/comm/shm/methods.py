@@ -1,4 +1,4 @@
-"""Ways for the ranks of a node to share memory, and what each of them needs."""
+"""Sharing methods: memory files, or an MPI window that arrays are copied through."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from ncclkv.comm.transport import Transport
 
 _DESCRIPTORS = 6
 _SPARE_DESCRIPTORS = 64
-"""What a rank of the node takes of them: its file, and parts of it that are mapped; and the user's.
-"""
+"""Descriptors of each rank of the node (its file and mapped parts), and spare ones for the user."""
 
 
 class SharingMethod(ABC):
     """One way to share memory.
 
-    Each rank makes an offer; when all have one, they join.  It is all of them that share, or none.
+    Each rank makes an offer; when all have one, they join.  Either all ranks share, or none.
 
     Attributes
     ----------
@@ -41,7 +40,7 @@ class SharingMethod(ABC):
 
     @abstractmethod
     def offer(self) -> Any:
-        """What the other ranks are told of this one's memory; local.
+        """Return the description of this rank's memory for the other ranks; local.
 
         Raises
         ------
@@ -88,7 +87,7 @@ class MemfdSegments(SharingMethod):
 
 
 def _free_descriptors() -> int:
-    """How many files this process may still open."""
+    """Return the number of files that this process may still open."""
     import resource  # which not every system has
 
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

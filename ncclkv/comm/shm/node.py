@@ -79,7 +79,7 @@ class Node:
         self._reducers: dict[tuple[np.dtype[Any], str], Reducer] = {}
 
     def _arenas(self) -> tuple[Allocator, Allocator]:
-        """What this rank allocates from, and what all allocate from alike: the first one's end."""
+        """Return the allocators of this rank and of the node, at the end of the first segment."""
         first, own = self._spaces[0], self._spaces[self.index]
         middle = (first.capacity + CONTROL_BYTES) // 2 // PAGE * PAGE
         stop = middle if self.index == 0 else own.capacity - PAGE
@@ -103,11 +103,11 @@ class Node:
         return self._common.take(nbytes) if self._common.size else None
 
     def is_node_shared(self, array: Buffer) -> bool:
-        """Whether an array lies in memory that all ranks have."""
+        """Return whether an array lies in memory that all ranks of the node share."""
         return array.size > 0 and self._common.place(array) is not None
 
     def place(self, array: Buffer) -> Offset | None:
-        """Where neighbours find an array of this rank's own; None where they cannot."""
+        """Return the offset of an array of this rank's own; None when neighbours cannot map it."""
         return self._own.place(array) if array.size else None
 
     def view(self, index: int, place: Offset, nbytes: int) -> Buffer:
@@ -134,7 +134,7 @@ class Node:
     # Arithmetic
 
     def reducer(self, dtype: np.dtype[Any], op: str) -> Reducer:
-        """What reduces parts of up to `BLOCK_BYTES`; one for all, for it has memory of its own."""
+        """Return the cached reducer of parts of up to `BLOCK_BYTES`; it owns scratch memory."""
         known = self._reducers.get((dtype, op))
         if known is None:
             known = self._reducers[dtype, op] = Reducer(dtype, BLOCK_BYTES // dtype.itemsize, op)

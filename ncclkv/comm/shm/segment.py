@@ -23,7 +23,7 @@ from ncclkv.comm.types import Buffer
 MIB = 1024 * 1024
 
 _CAPACITY = 1 << 44
-"""Bytes that a file may grow to; those that nobody writes to are nowhere."""
+"""Maximum size.  The file is sparse: unwritten pages take no memory."""
 
 _TOKEN_BYTES = 16
 
@@ -55,7 +55,7 @@ class Segment(ABC):
 
 @dataclass(frozen=True)
 class Ticket:
-    """What another process needs to open a rank's file, and to know that it is the right one."""
+    """Address of a rank's file for another process, with a token that identifies the file."""
 
     process: int
     descriptor: int

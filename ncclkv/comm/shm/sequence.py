@@ -1,8 +1,8 @@
-"""How far every rank of a node is with each collective: numbers that only their owner writes.
+"""The sequence table: the phase of every rank of a node in each collective.
 
-A rank first writes what others will read, then its number; whoever sees the number sees what was
-written before.  That is so on x86, whose processors keep the order of their stores and loads;
-elsewhere it would need fences, which Python does not have.
+Only the owner of a row writes it.  A rank first writes the data that others read, then its phase: a
+rank that reads the phase also sees the data.  The order holds on x86, whose processors keep stores
+and loads in order; other processors need fences, which Python does not have.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ DONE = _PHASES - 1
 """The last phase of every collective: this rank needs nothing of the others any more."""
 
 FAILED = -1
-"""What stands for a collective that has come to nothing."""
+"""Flag value of a failed collective."""
 
 
 class PeerFlag(Request):
-    """A rank that has to come to some point."""
+    """The flag of a peer, awaited until it reaches a value."""
 
     __slots__ = ("_flags", "_rank", "_slot", "_value", "peer")
 
@@ -113,7 +113,7 @@ class SequenceTable:
         self._count = 0
 
     def next_slot(self) -> CollectiveSlot:
-        """The next collective; all ranks take their turns in one order."""
+        """Return the slot of the next collective; all ranks take slots in one order."""
         self._count += 1
         return CollectiveSlot(self, self._count)
 
@@ -143,31 +143,31 @@ class CollectiveSlot:
     # This rank
 
     def write_header(self, words: Sequence[int]) -> None:
-        """Tell the others the mark and something more, before the first phase."""
+        """Write the digest and `words` for the others to read, before the first phase."""
         own, lo = self._flags.own_words, self._slot * NOTE_WORDS
         own[lo] = self.mark
         for place, word in enumerate(words, lo + 1):
             own[place] = word
 
     def publish(self, phase: int) -> None:
-        """Say that this rank has come to a phase."""
+        """Publish that this rank has reached a phase."""
         self._flags.own[self._slot] = self._base + phase
         self._flags.notify()
 
     def fail(self) -> None:
-        """Say that ranks have made different calls."""
+        """Publish that ranks have made different calls."""
         self._flags.own[self._slot] = FAILED
         self._flags.notify()
 
     # The others
 
     def headers(self) -> list[list[int]]:
-        """What all ranks, which have come to the first phase, have told."""
+        """Return the headers of all ranks, which must have reached the first phase."""
         lo = self._slot * NOTE_WORDS
         return [words[lo : lo + NOTE_WORDS].tolist() for words in self._flags.words]
 
     def headers_match(self, first: int, second: int) -> bool:
-        """Whether the notes of all ranks begin with this one's mark and these words."""
+        """Return whether all headers begin with this rank's digest and these words."""
         lo, mark = self._slot * NOTE_WORDS, self.mark
         for words in self._flags.words:
             if words[lo] != mark or words[lo + 1] != first or words[lo + 2] != second:
@@ -175,24 +175,24 @@ class CollectiveSlot:
         return True
 
     def all_reached(self, phase: int) -> bool:
-        """Whether all other ranks have come to a phase."""
+        """Return whether all other ranks have reached a phase."""
         return self._met(self._base + phase)
 
     def stragglers(self, phase: int) -> list[Request]:
-        """The other ranks that have not come to a phase."""
+        """Return the other ranks that have not reached a phase."""
         return self._behind(self._base + phase)
 
     def waiting_for(self, rank: int, phase: int) -> list[Request]:
-        """That rank, unless it has come to a phase."""
+        """Return the flag of a rank, unless the rank has reached a phase."""
         return [each for each in self.stragglers(phase) if each.peer == rank]
 
     def is_over(self) -> bool:
-        """Whether all ranks are done, this one included."""
+        """Return whether all ranks are done, this one included."""
         value = self._base + DONE
         return self._flags.own[self._slot] >= value and self._met(value)
 
     def unfinished(self) -> list[Request]:
-        """The ranks that are not done, this one included."""
+        """Return the ranks that are not done, this one included."""
         flags, value = self._flags, self._base + DONE
         here = PeerFlag(flags.rank, flags.rank, flags.own, self._slot, value)
         return [*([] if here.done() else [here]), *self._behind(value)]
@@ -222,15 +222,15 @@ class CollectiveSlot:
     # The collective that had this one's place before
 
     def is_free(self) -> bool:
-        """Whether all other ranks are done with it."""
+        """Return whether all other ranks are done with it."""
         return self.number <= RING or self._met(self._base - RING * _PHASES + DONE)
 
     def free(self) -> list[Request]:
-        """The ranks that are not."""
+        """Return the ranks that are not done with it."""
         return [] if self.number <= RING else self._behind(self._base - RING * _PHASES + DONE)
 
     def _met(self, value: int) -> bool:
-        """Whether all other ranks have written as much."""
+        """Return whether all other ranks have written at least `value`."""
         slot = self._slot
         for numbers in self._flags.others:  # noqa: SIM110  # a loop takes half as long as all()
             if numbers[slot] < value:
@@ -238,7 +238,7 @@ class CollectiveSlot:
         return True
 
     def _behind(self, value: int) -> list[Request]:
-        """The other ranks that have not."""
+        """Return the other ranks that have written less than `value`."""
         flags, slot = self._flags, self._slot
         return [
             PeerFlag(flags.rank, rank, numbers, slot, value)

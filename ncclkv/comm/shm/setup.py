@@ -1,4 +1,4 @@
-"""How the ranks of each node come to share memory: all of them, in one way, or none."""
+"""Setup of shared memory: all ranks agree on one sharing method, or share none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("ncclkv")
 
 
 def form(transport: Transport, control: ObjectComm, roster: Roster) -> Node | None:
-    """The node of this rank, or None where ranks cannot share memory or have nobody to share with.
+    """Return this rank's node; None when ranks cannot share memory, or each is alone on its node.
 
     Collective over all ranks.
     """

@@ -97,7 +97,7 @@ class SmallAllReduceWork(HostWork):
             over = self._in_steps()
         if not over:
             return False
-        # Whoever keeps the work need not keep its arrays.
+        # Release the arrays: the caller may hold this Work for long.
         del self._send, self._receive, self._apply
         return True
 

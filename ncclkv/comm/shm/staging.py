@@ -1,4 +1,4 @@
-"""Where a rank copies to what its neighbours cannot read where it lies."""
+"""Staging memory: copies of arrays that neighbours cannot map."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ INLINE_BYTES = RINGS[-1][0]
 """Up to here arrays are copied whole."""
 
 HALF_BYTES = 4 * MIB
-"""What is copied at a time of longer ones."""
+"""Bytes of a longer array that are copied at a time."""
 
 _HALVES = 2
 
 NBYTES = sum(nbytes * count for nbytes, count in RINGS) + _HALVES * HALF_BYTES
-"""What a rank's copies take."""
+"""Bytes of a rank's staging memory."""
 
 
 class SlotRing:
-    """Places for whole copies, which collectives take in turn.
+    """Slots for whole copies, which collectives take in turn.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class SlotRing:
         self._taken = 0
 
     def __len__(self) -> int:
-        """How many places there are."""
+        """Return the number of slots."""
         return len(self._holders)
 
     def take(self, turn: CollectiveSlot) -> tuple[int, CollectiveSlot | None]:
@@ -84,23 +84,23 @@ class DoubleBuffer:
         self._open.remove(turn.number)
 
     def undecided(self, turn: CollectiveSlot) -> list[Request]:
-        """What keeps a collective from taking the halves: an earlier one that may need them.
+        """Return a request that lasts while an earlier collective may need the halves.
 
-        All ranks so take them in one order, and none waits for another in a circle.
+        All ranks acquire the buffers in launch order, so no deadlock is possible.
         """
         return [] if self.first(turn) else [_First(self, turn, self._rank)]
 
     def first(self, turn: CollectiveSlot) -> bool:
-        """Whether no earlier collective may need the halves."""
+        """Return whether no earlier collective may need the halves."""
         return self._open[0] == turn.number
 
     def take(self, turn: CollectiveSlot) -> list[Request]:
-        """Those who may still read what is in this rank's halves."""
+        """Take the halves; return the ranks that may still read their content."""
         before, self._holder = self._holder, turn
         return [] if before is None else before.unfinished()
 
     def copy(self, index: int, number: int, nbytes: int) -> Buffer:
-        """What a rank has copied of the chunk of that number."""
+        """Return a rank's copy of the chunk of that number."""
         lo = number % _HALVES * HALF_BYTES
         return self._pages[index][lo : lo + nbytes]
 
