@@ -118,7 +118,7 @@ def test_what_cuda_refuses_is_named(inside: str) -> None:
     def body(seat: Seat) -> None:
         with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
             ready = Ready(create)
-            graphs = context_of(ready.kv).comm._flight.graphs
+            graphs = context_of(ready.kv).comm._progress.graphs
             graphs._streams = refusing = Refusing(seat)
             whole = seat.kernels.pack_all
 
@@ -141,7 +141,7 @@ def test_a_capture_that_cuda_ends_otherwise() -> None:
     def body(seat: Seat) -> None:
         with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
             ready = Ready(create)
-            graphs = context_of(ready.kv).comm._flight.graphs
+            graphs = context_of(ready.kv).comm._progress.graphs
             streams = graphs._streams
 
             def end_capture() -> None:

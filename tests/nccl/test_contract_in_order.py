@@ -39,7 +39,7 @@ RUNS = some_or_all([(3, False), (3, True)], [(3, False), (3, True), (4, True)])
 def cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let arrays of a few hundred KiB go the way of those of hundreds of MiB."""
     monkeypatch.setattr(ordered_reduce, "SHORT_BYTES", 1024)
-    monkeypatch.setattr(ordered_reduce, "ROOM_BYTES", 300_000)
+    monkeypatch.setattr(ordered_reduce, "SCRATCH_BYTES", 300_000)
 
 
 @pytest.mark.parametrize(("size", "pieces"), RUNS)

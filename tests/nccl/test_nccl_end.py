@@ -51,7 +51,7 @@ def test_close_aborts_what_a_lost_rank_would_hold_up():
 def test_the_first_failure_is_the_one_that_is_told():
     def body(seat: Seat) -> None:
         comm = communicator(seat)
-        comm._flight.fail(RankLost("rank 7 left"))
+        comm._progress.fail(RankLost("rank 7 left"))
         comm.abort("enough")
         with raises(RankLost, "rank 7 left"):
             comm.synchronize()
@@ -78,11 +78,11 @@ def test_a_failure_is_kept_without_the_frames_that_it_passed():
 
     def body(seat: Seat) -> None:
         comm = communicator(seat)
-        with pytest.raises(RankLost) as caught, comm._flight.guard:
+        with pytest.raises(RankLost) as caught, comm._progress.guard:
             raise RankLost("rank 7 left")
         assert caught.value.__traceback__ is not None
-        assert comm._flight.failure is not None
-        assert comm._flight.failure.__traceback__ is None
+        assert comm._progress.failure is not None
+        assert comm._progress.failure.__traceback__ is None
         comm.abort("enough")
 
     run_seats(1, body)

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
-from ncclkv.comm.nccl import bounded, progress, waiting
+from ncclkv.comm.nccl import progress, waiting
 from ncclkv.errors import CommAborted, CommTimeout, RankLost
 from ncclkv.system import watchdog
 from tests.nccl.breaking import aborted, communicator, leave_broken, ones, raises
@@ -190,7 +190,7 @@ def test_a_call_of_nccls_that_never_returns_has_the_watchdog_in_a_capture_too(mo
         with comm.capture():
             comm.allreduce(array, array).wait()
         comm.close()
-        limit = seat.peers.timeout + bounded.LEEWAY
+        limit = seat.peers.timeout + waiting.LEEWAY
         assert seen == [[("putting a collective on a stream of rank 0 of 1", limit)]] * 2
 
     run_seats(1, body)

@@ -224,7 +224,7 @@ def test_a_call_that_is_under_way_looks_for_itself_and_the_watcher_does_not():
         comm.allreduce(array, array)
         polls = seat.binding._polls
         comm._peers.gone = {1 - seat.rank: "no more"}
-        with comm._flight.guard:
+        with comm._progress.guard:
             looks: list[bool] = []
             thread = threading.Thread(target=lambda: looks.append(eyes.look()))
             thread.start()

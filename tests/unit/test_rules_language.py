@@ -57,7 +57,6 @@ NOT_YET: tuple[str, ...] = (
     "ncclkv/comm/nccl/ordered_reduce.py",
     "ncclkv/comm/nccl/progress.py",
     "ncclkv/comm/nccl/streams.py",
-    "ncclkv/comm/nccl/waiting.py",
     "ncclkv/comm/nccl/work.py",
     "ncclkv/engine/autotune.py",
     "ncclkv/engine/bucket_state.py",

@@ -67,11 +67,11 @@ class Binding(Protocol):
         """
 
     def connect(
-        self, comm: Handle, peers: Sequence[int], room: tuple[int, int], stream: int
+        self, comm: Handle, peers: Sequence[int], scratch: tuple[int, int], stream: int
     ) -> None:
         """Connect this rank with `peers`, all others, for messages; returns when they have come.
 
-        `room` is where a byte to send lies, and where one byte a peer is received.
+        `scratch` is where a byte to send lies, and where one byte a peer is received.
         """
 
     def destroy(self, comm: Handle) -> None:
@@ -142,7 +142,7 @@ def connect(
     binding: Binding,
     comm: Handle,
     peers: Sequence[int],
-    room: tuple[int, int],
+    scratch: tuple[int, int],
     stream: int,
 ) -> None:
     """Exchange a byte with each peer: NCCL connects two ranks whole in their first message.
@@ -153,7 +153,7 @@ def connect(
     comm : Handle
     peers : sequence of int
         All ranks but this one.
-    room : (int, int)
+    scratch : (int, int)
         Where a byte to send lies, and where one byte a peer is received.
     stream : int
     """
@@ -161,7 +161,7 @@ def connect(
     binding.group_start()
     try:
         for slot, peer in enumerate(peers):
-            binding.receive(comm, room[1] + slot, 1, dtype, peer, stream)
-            binding.send(comm, room[0], 1, dtype, peer, stream)
+            binding.receive(comm, scratch[1] + slot, 1, dtype, peer, stream)
+            binding.send(comm, scratch[0], 1, dtype, peer, stream)
     finally:
         binding.group_end()

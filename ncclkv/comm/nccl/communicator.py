@@ -13,16 +13,15 @@ import numpy as np
 from ncclkv.arrays.memory import address
 from ncclkv.comm.base import Collective, Communicator, Graph, closed, left
 from ncclkv.comm.buffers import check_buffer, check_places, check_root
+from ncclkv.comm.control import ObjectComm
 from ncclkv.comm.host import finalize
 from ncclkv.comm.nccl import dtypes
 from ncclkv.comm.nccl.binding import Binding, Handle, version_text
-from ncclkv.comm.nccl.control import NcclObjectComm
 from ncclkv.comm.nccl.creation import create
 from ncclkv.comm.nccl.ordered_reduce import OrderedReduce
 from ncclkv.comm.nccl.progress import Enqueue, NcclProgress
 from ncclkv.comm.nccl.streams import Streams
 from ncclkv.comm.nccl.watcher import Watcher
-from ncclkv.comm.nccl.work import HostBarrierWork
 from ncclkv.comm.types import EVERYONE, Apply, Buffer, DoneWork, Root, To, Work
 from ncclkv.errors import CommAborted, KVStoreError, NotSupported, RankLost, UsageError
 from ncclkv.kernels.base import Kernels
@@ -85,14 +84,14 @@ class NcclCommunicator(Communicator):
         self._binding, self._streams = binding, streams
         self._settings = settings
         handle = create(peers, binding, settings)
-        self._flight = NcclProgress(peers, binding, streams, handle, settings, watcher)
-        self._flight.dropped.end_with(self)
+        self._progress = NcclProgress(peers, binding, streams, handle, settings, watcher)
+        self._progress.dropped.end_with(self)
         self._watcher = watcher
         self.lock, self.thread_multiple = peers.lock, peers.thread_multiple
         self._in_order = OrderedReduce(
-            peers.rank, peers.size, binding, streams, kernels, self._flight
+            peers.rank, peers.size, binding, streams, kernels, self._progress
         )
-        self.control = NcclObjectComm(self._flight, peers.control)
+        self.control = NcclObjectComm(self._progress, peers.control)
         self._closed = False
 
     @property
@@ -117,23 +116,23 @@ class NcclCommunicator(Communicator):
         dtypes.reduction(dtype, op, what)
 
     def sync_stream(self) -> None:
-        self._flight.follow()
+        self._progress.sync_stream()
 
     def reported(self, error: BaseException, call: str) -> KVStoreError | None:
         return self._streams.reported(error, call)
 
     def keep_alive(self, *objects: object) -> None:
-        self._flight.keep(objects)
+        self._progress.keep_alive(objects)
 
     def on_comm_stream(self) -> AbstractContextManager[None]:
-        return self._flight.queue()
+        return self._progress.on_comm_stream()
 
     def capture(self) -> AbstractContextManager[Graph]:
         if self._binding.uncaptured:
             raise NotSupported(
                 f"{self._binding.name} cannot be captured: {self._binding.uncaptured}"
             )
-        return self._flight.capture()
+        return self._progress.capture()
 
     def reduction(
         self,
@@ -165,8 +164,8 @@ class NcclCommunicator(Communicator):
         def start(apply: Apply | None) -> Work:
             update = partial(apply, 0, send.size) if apply is not None and updates else None
             if self._orders:
-                ordered, room = self._in_order.reduce(send, receive, op, root)
-                return self._launch(what, ordered, (send, receive, room), update)
+                ordered, scratch = self._in_order.reduce(send, receive, op, root)
+                return self._launch(what, ordered, (send, receive, scratch), update)
             return self._launch(what, enqueue, (send, receive), update)
 
         return Collective(start)
@@ -196,8 +195,8 @@ class NcclCommunicator(Communicator):
 
         what = f"a reduce_scatter of {send.nbytes} bytes"
         if self._orders:
-            ordered, room = self._in_order.reduce_scatter(send, receive, op)
-            return self._launch(what, ordered, (send, receive, room))
+            ordered, scratch = self._in_order.reduce_scatter(send, receive, op)
+            return self._launch(what, ordered, (send, receive, scratch))
         return self._launch(what, enqueue, (send, receive))
 
     @property
@@ -225,22 +224,22 @@ class NcclCommunicator(Communicator):
         apply: Callable[[], None] | None = None,
     ) -> Work:
         """Launch, unless there is nothing to move, which is so on all ranks alike."""
-        self._flight.check()
+        self._progress.check()
         if buffers[0].size == 0:
             return DoneWork()
-        return self._flight.launch(what, enqueue, apply, *buffers)
+        return self._progress.launch(what, enqueue, apply, *buffers)
 
     def barrier(self) -> Work:
-        with self._flight.guard:
-            return HostBarrierWork(self._flight, self._peers.barrier())
+        with self._progress.guard:
+            return HostBarrierWork(self._progress, self._peers.barrier())
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        with self._flight.guard:
+        with self._progress.guard:
             peers = self._peers.split(color, key)
         return None if peers is None else self._child(peers)
 
     def duplicate(self, timeout: float | None = None) -> Communicator:
-        with self._flight.guard:
+        with self._progress.guard:
             peers = self._peers.duplicate(timeout)
         return self._child(peers)
 
@@ -264,14 +263,14 @@ class NcclCommunicator(Communicator):
             return self._peers.left_ranks()
 
     def synchronize(self, timeout: float | None = None) -> None:
-        self._flight.synchronize(timeout)
+        self._progress.synchronize(timeout)
 
     def abort(self, reason: str) -> None:
         if not self._closed:
             self._closed = True
             with self.lock:
                 self._peers.abort(reason)  # first, for NCCL may take its time
-            self._flight.fail(CommAborted(left(self.rank, self.size, reason)))
+            self._progress.fail(CommAborted(left(self.rank, self.size, reason)))
             self._streams.close()
 
     def close(self) -> None:
@@ -287,7 +286,7 @@ class NcclCommunicator(Communicator):
             return
         self._closed = True
         try:
-            self._flight.destroy(UsageError(closed(self.rank, self.size)))
+            self._progress.destroy(UsageError(closed(self.rank, self.size)))
         except KVStoreError as error:
             self._peers.abort(str(error))
             raise
@@ -295,3 +294,41 @@ class NcclCommunicator(Communicator):
             self._streams.close()
         with self.lock:
             self._peers.close()
+
+
+class NcclObjectComm(ObjectComm):
+    """Host objects through the communicator of hosts; a failure breaks the whole communicator."""
+
+    def __init__(self, progress: NcclProgress, control: ObjectComm) -> None:
+        self._progress = progress
+        self._control = control
+
+    def allgather(self, item: Any, label: str = "") -> list[Any]:
+        with self._progress.guard:
+            return self._control.allgather(item, label)
+
+    def broadcast(self, item: Any, root: int = 0, label: str = "") -> Any:
+        with self._progress.guard:
+            return self._control.broadcast(item, root, label)
+
+    def barrier(self, label: str = "") -> None:
+        with self._progress.guard:
+            self._control.barrier(label)
+
+
+class HostBarrierWork(Work):
+    """A collective of the hosts, whose failure breaks the whole communicator."""
+
+    def __init__(self, progress: NcclProgress, work: Work) -> None:
+        self._progress = progress
+        self._work = work
+
+    def done(self) -> bool:
+        self._work.label = self.label
+        with self._progress.guard:
+            return self._work.done()
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._work.label = self.label
+        with self._progress.guard:
+            self._work.wait(timeout)

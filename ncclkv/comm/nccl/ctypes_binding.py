@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ncclkv.comm.nccl import bounded
+from ncclkv.comm.nccl import waiting
 from ncclkv.comm.nccl.binding import Handle, connect, version_text
 from ncclkv.comm.nccl.library import Config, Library, UniqueId, load
 from ncclkv.comm.nccl.waiting import Deadline
@@ -125,9 +125,9 @@ class CtypesBinding:
         return comm.value
 
     def connect(
-        self, comm: Handle, peers: Sequence[int], room: tuple[int, int], stream: int
+        self, comm: Handle, peers: Sequence[int], scratch: tuple[int, int], stream: int
     ) -> None:
-        self._bounded("ncclGroupEnd", partial(connect, self, comm, peers, room, stream))
+        self._bounded("ncclGroupEnd", partial(connect, self, comm, peers, scratch, stream))
 
     def destroy(self, comm: Handle) -> None:
         # Finalize waits for the other ranks and reports what went wrong; destroy does not report.
@@ -142,7 +142,7 @@ class CtypesBinding:
     def abort(self, comm: Handle) -> None:
         operation = "ncclCommAbort"
         call = partial(self._functions.ncclCommAbort, comm)
-        self._check(operation, self._bounded(operation, call, bounded.ABORT_SECONDS))
+        self._check(operation, self._bounded(operation, call, waiting.ABORT_SECONDS))
 
     def async_error(self, comm: Handle) -> str | None:
         code = self._state(comm)
@@ -259,7 +259,7 @@ class CtypesBinding:
             if watch.pause() and look is not None:
                 look()
             if watch.late():
-                raise bounded.late(self._named(operation), self._timeout)
+                raise waiting.timeout_error(self._named(operation), self._timeout)
         self._check(operation, code)
 
     def _state(self, comm: Handle) -> int:
@@ -276,7 +276,7 @@ class CtypesBinding:
         look: Callable[[], None] | None = None,
     ) -> Any:
         """Make a call that waits for other ranks, with a deadline."""
-        return bounded.bounded(
+        return waiting.call_with_timeout(
             self._named(operation),
             partial(self._on_device, function),
             self._timeout if seconds is None else seconds,

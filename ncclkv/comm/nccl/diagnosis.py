@@ -22,7 +22,7 @@ class Diagnosis:
     peers : Communicator
         The same ranks in host memory.
     binding : Binding
-    accord : Accord
+    order_check : Accord
         What they have posted.
 
     Attributes
@@ -31,16 +31,16 @@ class Diagnosis:
         Whether another thread than the store's may check.
     """
 
-    def __init__(self, peers: Communicator, binding: Binding, accord: OrderCheck) -> None:
+    def __init__(self, peers: Communicator, binding: Binding, order_check: OrderCheck) -> None:
         self._peers = peers
         self._binding = binding
-        self._accord = accord
+        self._order_check = order_check
         self._who = f"rank {peers.rank} of {peers.size}"
         self.thread_multiple = peers.thread_multiple
 
     def watch(self, timeout: float | None = None) -> Deadline:
         """The clock of a wait that begins now, of the communicator's own deadline or another."""
-        self._accord.begin()
+        self._order_check.begin()
         return Deadline(self._peers.timeout if timeout is None else timeout)
 
     def check(self, handle: Handle, watch: Deadline, work: NcclWork | str | None) -> None:
@@ -72,19 +72,19 @@ class Diagnosis:
         if problem is not None:
             raise CommAborted(f"{self._who}: {what}: {self._named()} reports: {problem}")
         departed = self._peers.left_ranks() if in_flight else {}
-        dead = self._accord.dead() if in_flight else set()
-        mismatch = self._accord.look(watch, str(what)) if in_flight else None
+        dead = self._order_check.dead() if in_flight else set()
+        mismatch = self._order_check.poll(watch, str(what)) if in_flight else None
         if mismatch is not None:
             raise mismatch
-        if departed and watch.lost_long_ago():
+        if departed and watch.grace_expired():
             rank, reason = cause(departed)
             raise RankLost(
                 f"{self._who}: rank {rank} left while {what} waited for it; it said: {reason}"
             )
-        if dead and watch.lost_long_ago():
+        if dead and watch.grace_expired():
             raise RankDied(
                 f"{self._who}: {format_ranks(dead)} ended while {what} was in flight, and said "
-                f"nothing; {self._accord.last(dead)}"
+                f"nothing; {self._order_check.last(dead)}"
             )
         if watch.late():
             raise CommTimeout(
@@ -101,7 +101,7 @@ class Diagnosis:
                 "the device, which has not done what this rank gave it before; look for a kernel "
                 "that does not end, or give it a longer timeout"
             )
-        last = self._accord.last(self._accord.others)
+        last = self._order_check.last(self._order_check.others)
         return (
             f"the other ranks ({self._named()} does not tell which of them); all ranks must make "
             f"the same calls in the same order: look at what the others did instead"

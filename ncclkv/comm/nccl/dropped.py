@@ -5,16 +5,33 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.nccl.binding import Handle
 from ncclkv.comm.nccl.streams import Streams
 from ncclkv.errors import CommAborted, KVStoreError
 
-if TYPE_CHECKING:
-    from ncclkv.comm.nccl.progress import NcclProgress
-
 _REASON = "a communicator of GPUs, or its store, was dropped without an end"
+
+
+class Owner(Protocol):
+    """Progress of a communicator, as far as its finalizer uses it."""
+
+    lock: Any
+
+    @property
+    def handle(self) -> Handle | None:
+        """The communicator, until its end."""
+
+    def watch(self) -> bool:
+        """Let the watcher look; return whether there is one."""
+
+    def drop_complete(self) -> bool:
+        """Release all that is complete; return whether nothing is in flight."""
+
+    def fail(self, error: KVStoreError) -> None:
+        """Break the communicator."""
 
 
 class Dropped:
@@ -22,14 +39,14 @@ class Dropped:
 
     Parameters
     ----------
-    flight : Flight
+    progress : NcclProgress
     peers : Communicator
         The ranks in host memory, who are told.
     streams : Streams
     """
 
-    def __init__(self, flight: NcclProgress, peers: Communicator, streams: Streams) -> None:
-        self._flight = flight
+    def __init__(self, progress: Owner, peers: Communicator, streams: Streams) -> None:
+        self._progress = progress
         self._peers = peers
         self._streams = streams
         self._who = f"rank {peers.rank} of {peers.size}"
@@ -55,16 +72,16 @@ class Dropped:
         """Nobody refers to the communicator any more."""
         if os.getpid() != self._process:  # a forked child has no device
             return
-        with self._flight.lock:
-            if self._flight.handle is None:
+        with self._progress.lock:
+            if self._progress.handle is None:
                 return
             self._is_dropped = True
             # This thread may be amid a capture, which a look at an event spoils.
-            if not self._flight.view.follow():
+            if not self._progress.watch():
                 try:
                     self.settle()
                 except KVStoreError as error:  # the device is lost
-                    self._flight.fail(error)
+                    self._progress.fail(error)
         # Last, for it raises where warnings are errors.
         warnings.warn(
             f"{self._who}: {_REASON}; call close(), or create it in a with statement",
@@ -80,9 +97,9 @@ class Dropped:
         bool
             Whether nothing is in flight.
         """
-        idle = self._flight.drop_complete()
-        if idle and self._is_dropped and self._flight.handle is not None:
+        idle = self._progress.drop_complete()
+        if idle and self._is_dropped and self._progress.handle is not None:
             self._peers.abort(_REASON)
-            self._flight.fail(CommAborted(f"{self._who}: {_REASON}"))
+            self._progress.fail(CommAborted(f"{self._who}: {_REASON}"))
             self._streams.close()
         return idle

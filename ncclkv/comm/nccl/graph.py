@@ -6,25 +6,43 @@ NCCL destroys, or aborts, a communicator only when every graph with its collecti
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ncclkv.comm.base import Graph
+from ncclkv.comm.nccl.binding import Handle
 from ncclkv.comm.nccl.streams import StreamGraph, Streams
+from ncclkv.comm.nccl.work import NcclWork
 from ncclkv.comm.types import Work
 from ncclkv.errors import UsageError
 
-if TYPE_CHECKING:
-    from ncclkv.comm.nccl.progress import NcclProgress
-    from ncclkv.comm.nccl.work import NcclWork
+
+class Launcher(Protocol):
+    """Progress of a communicator, as far as its graphs use it."""
+
+    @property
+    def graphs(self) -> Graphs:
+        """All graphs of the communicator."""
+
+    def check(self) -> None:
+        """Raise the error that broke the communicator."""
+
+    def launch(
+        self,
+        what: str,
+        enqueue: Callable[[Handle, int], None],
+        apply: Callable[[], None] | None,
+        *kept: object,
+    ) -> Work:
+        """Put work on the communication stream."""
 
 
 class NcclGraph(Graph):
     """The launches of one block."""
 
-    def __init__(self, flight: NcclProgress) -> None:
-        self._flight = flight
+    def __init__(self, progress: Launcher) -> None:
+        self._progress = progress
         self._graph: StreamGraph | None = None
         self._kept: list[object] = []
         self._works: list[NcclWork] = []
@@ -46,13 +64,13 @@ class NcclGraph(Graph):
         self._works.clear()
 
     def launch(self) -> Work:
-        self._flight.check()
-        self._flight.graphs.refuse("the launch of a graph")
+        self._progress.check()
+        self._progress.graphs.refuse("the launch of a graph")
         if self._graph is None:
             raise UsageError("this graph was not captured to its end, or was freed; capture again")
         # In flight it is referred to, and with it all that it keeps.
         what = f"a captured step (collectives: {len(self.calls)})"
-        return self._flight.launch(what, lambda _, stream: self._run(stream), None, self)
+        return self._progress.launch(what, lambda _, stream: self._run(stream), None, self)
 
     def _run(self, stream: int) -> None:
         if self._graph is not None:
@@ -64,7 +82,7 @@ class NcclGraph(Graph):
 
 
 class Graphs:
-    """The graphs of one flight.
+    """The graphs of one progress.
 
     Attributes
     ----------

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
+from ncclkv.comm.nccl.graph import Graphs
 from ncclkv.errors import KVStoreError, UsageError
 
-if TYPE_CHECKING:
-    from ncclkv.comm.nccl.progress import NcclProgress
+
+class Guarded(Protocol):
+    """Progress of a communicator, as far as its guard uses it."""
+
+    lock: Any
+
+    @property
+    def graphs(self) -> Graphs:
+        """All graphs of the communicator."""
+
+    def check(self) -> None:
+        """Raise the error that broke the communicator."""
+
+    def fail(self, error: KVStoreError) -> None:
+        """Break the communicator."""
 
 
 class Guard:
     """Locks a flight and checks it on entry; a `KVStoreError` within makes it fail."""
 
-    def __init__(self, flight: NcclProgress) -> None:
-        self._flight = flight
+    def __init__(self, progress: Guarded) -> None:
+        self._progress = progress
 
     def __enter__(self) -> None:
-        self._flight.lock.acquire()
+        self._progress.lock.acquire()
         try:
-            self._flight.check()
+            self._progress.check()
         except BaseException:
-            self._flight.lock.release()
+            self._progress.lock.release()
             raise
 
     def __exit__(
@@ -30,8 +44,8 @@ class Guard:
     ) -> None:
         try:
             # In a capture nothing is in flight: a wrong call spoils the graph alone.
-            spoils = self._flight.graphs.recording is not None and isinstance(error, UsageError)
+            spoils = self._progress.graphs.recording is not None and isinstance(error, UsageError)
             if isinstance(error, KVStoreError) and not spoils:
-                self._flight.fail(error)
+                self._progress.fail(error)
         finally:
-            self._flight.lock.release()
+            self._progress.lock.release()

@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
+from ncclkv.comm.nccl.binding import Handle
 from ncclkv.comm.nccl.diagnosis import Diagnosis
+from ncclkv.comm.nccl.graph import Graphs
 from ncclkv.comm.nccl.streams import Streams
 from ncclkv.comm.nccl.watcher import Watcher
 from ncclkv.comm.nccl.work import NcclWork
 from ncclkv.errors import KVStoreError
 
-if TYPE_CHECKING:
-    from ncclkv.comm.nccl.progress import NcclProgress
-
 _log = logging.getLogger("ncclkv")
+
+
+class Watchable(Protocol):
+    """Progress of a communicator, as far as the watcher's view uses it."""
+
+    lock: Any
+
+    @property
+    def handle(self) -> Handle | None:
+        """The communicator, until its end."""
+
+    @property
+    def graphs(self) -> Graphs:
+        """All graphs of the communicator."""
+
+    def settle_dropped(self) -> bool:
+        """Release all that is complete; return whether nothing is in flight."""
+
+    def fail(self, error: KVStoreError) -> None:
+        """Break the communicator."""
 
 
 class LaunchedWorks:
@@ -23,7 +42,7 @@ class LaunchedWorks:
 
     Parameters
     ----------
-    flight : Flight
+    progress : NcclProgress
     works : sequence of NcclWork
         Its collectives, in the order of their launch; not changed here.
     streams : Streams
@@ -34,13 +53,13 @@ class LaunchedWorks:
 
     def __init__(
         self,
-        flight: NcclProgress,
+        progress: Watchable,
         works: Sequence[NcclWork],
         streams: Streams,
         diagnosis: Diagnosis,
         watcher: Watcher | None,
     ) -> None:
-        self._flight = flight
+        self._progress = progress
         self._works = works
         self._streams = streams
         self._diagnosis = diagnosis
@@ -50,7 +69,7 @@ class LaunchedWorks:
         self._first: NcclWork | None = None
         self._watch = diagnosis.watch()
 
-    def follow(self) -> bool:
+    def watch(self) -> bool:
         """Have the watcher look, if there is one; the caller holds the flight's lock.
 
         Returns
@@ -77,18 +96,18 @@ class LaunchedWorks:
         bool
             Whether anything is in flight.
         """
-        lock = self._flight.lock
+        lock = self._progress.lock
         if not lock.acquire(blocking=False):
             return True
         try:
-            self._is_watched = self._flight.handle is not None and self._look()
+            self._is_watched = self._progress.handle is not None and self._look()
             return self._is_watched
         finally:
             lock.release()
 
     def _look(self) -> bool:
         """Look; tell whether anything is in flight that is not in vain."""
-        if self._flight.graphs.recording is not None:  # no event may be looked at in a capture
+        if self._progress.graphs.recording is not None:  # no event may be looked at in a capture
             return True
         try:
             self._streams.attach()
@@ -96,13 +115,13 @@ class LaunchedWorks:
             if first is None:
                 if self._first is not None:
                     self._first, self._watch = None, self._diagnosis.watch()
-                return not self._flight.dropped.settle()
+                return not self._progress.settle_dropped()
             if first is not self._first:
                 self._first, self._watch = first, self._diagnosis.watch()
             self._watch.tick()
-            self._diagnosis.check(self._flight.handle, self._watch, first)
+            self._diagnosis.check(self._progress.handle, self._watch, first)
         except KVStoreError as error:
             _log.error("ncclkv: %s; what is read of this store's values now may be wrong", error)
-            self._flight.fail(error)
+            self._progress.fail(error)
             return False
         return True

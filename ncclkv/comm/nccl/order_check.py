@@ -39,7 +39,7 @@ class OrderCheck:
         self._looks = 0
         self.others = [rank for rank in range(peers.size) if rank != peers.rank]
 
-    def post(self, what: str) -> None:
+    def submit(self, what: str) -> None:
         """Compare marks, some time after this launch.
 
         Raises
@@ -64,7 +64,7 @@ class OrderCheck:
         self._show_no_wait()
         self._looks = 0
 
-    def look(self, watch: Deadline, what: str) -> OrderMismatch | None:
+    def poll(self, watch: Deadline, what: str) -> OrderMismatch | None:
         """Return the first difference between the ranks' calls, if one shows; report a long wait.
 
         Parameters
@@ -118,7 +118,7 @@ class OrderCheck:
         calls = self._peers.calls
         return "" if calls is None else calls.describe_calls(ranks)
 
-    def settle(self, timeout: float) -> None:
+    def drain(self, timeout: float) -> None:
         """Wait until all that was posted has been compared."""
         self._show_no_wait()
         while self._works:

@@ -25,7 +25,7 @@ from ncclkv.kernels.base import Kernels
 SHORT_BYTES = 64 * 1024
 """Up to here a second trip is taken to cost more than the bytes that it saves."""
 
-ROOM_BYTES = 64 * 1024 * 1024
+SCRATCH_BYTES = 64 * 1024 * 1024
 """What the parts of others take at most, nearly; longer arrays go piece by piece."""
 
 
@@ -38,7 +38,7 @@ class OrderedReduce:
     binding : Binding
     streams : Streams
     kernels : Kernels
-    flight : Flight
+    progress : NcclProgress
         What they are launched in.
     """
 
@@ -49,14 +49,14 @@ class OrderedReduce:
         binding: Binding,
         streams: Streams,
         kernels: Kernels,
-        flight: NcclProgress,
+        progress: NcclProgress,
     ) -> None:
         self._rank, self._size = rank, size
         self._peers = [(rank + step) % size for step in range(1, size)]
         self._binding = binding
         self._streams = streams
         self._kernels = kernels
-        self._flight = flight
+        self._progress = progress
         self._memory: Buffer | None = None
         self._connected = False
 
@@ -65,41 +65,41 @@ class OrderedReduce:
         if self._connected:
             return
         self._connected = True
-        room = self._streams.allocate(1 + len(self._peers))
-        places = address(room), address(room) + 1
+        scratch = self._streams.allocate(1 + len(self._peers))
+        places = address(scratch), address(scratch) + 1
 
         def enqueue(handle: Handle, stream: int) -> None:
             self._binding.connect(handle, self._peers, places, stream)
 
-        self._flight.launch("connecting the ranks for messages", enqueue, None, room)
+        self._progress.launch("connecting the ranks for messages", enqueue, None, scratch)
 
     def reduce(
         self, send: Buffer, receive: Buffer, op: str, root: int | None
     ) -> tuple[Enqueue, Buffer]:
-        """What puts a reduction on a stream, and the room that it takes, to be kept meanwhile.
+        """What puts a reduction on a stream, and the scratch that it takes, to be kept meanwhile.
 
-        The room is the next one's too, which comes after it on the same stream.
+        The scratch is the next one's too, which comes after it on the same stream.
         """
         if send.nbytes <= SHORT_BYTES:
-            room = self._room(send, send.size * self._size)
-            return partial(self._reduce_short, send, receive, op, root, room), room
+            scratch = self._scratch(send, send.size * self._size)
+            return partial(self._reduce_short, send, receive, op, root, scratch), scratch
         pieces = _cut(send.size, send.itemsize, _count(send))
         longest = max(hi - lo for lo, hi in pieces)
         share = max(hi - lo for lo, hi in _cut(longest, send.itemsize, self._size))
-        room = self._room(send, share * len(self._peers))
-        return partial(self._reduce_long, send, receive, op, root, room, pieces), room
+        scratch = self._scratch(send, share * len(self._peers))
+        return partial(self._reduce_long, send, receive, op, root, scratch, pieces), scratch
 
     def reduce_scatter(self, send: Buffer, receive: Buffer, op: str) -> tuple[Enqueue, Buffer]:
         """The same, where each rank keeps its part."""
         pieces = _cut(receive.size, send.itemsize, _count(send))
-        room = self._room(send, max(hi - lo for lo, hi in pieces) * len(self._peers))
-        return partial(self._reduce_scatter, send, receive, op, room, pieces), room
+        scratch = self._scratch(send, max(hi - lo for lo, hi in pieces) * len(self._peers))
+        return partial(self._reduce_scatter, send, receive, op, scratch, pieces), scratch
 
-    def _room(self, like: Buffer, count: int) -> Buffer:
+    def _scratch(self, like: Buffer, count: int) -> Buffer:
         """Memory for so many elements; it grows and stays."""
         nbytes = count * like.itemsize
         if self._memory is None or self._memory.size < nbytes:
-            if self._flight.graphs.recording is not None:
+            if self._progress.graphs.recording is not None:
                 raise UsageError(
                     f"capture: sums in rank order need {nbytes} bytes to work in, and nothing can "
                     f"be allocated in a capture; make the same step once before it"
@@ -113,16 +113,16 @@ class OrderedReduce:
         receive: Buffer,
         op: str,
         root: int | None,
-        room: Buffer,
+        scratch: Buffer,
         handle: Handle,
         stream: int,
     ) -> None:
         """Gather all that all ranks have; whoever receives sums it."""
         way = dtypes.movement(send.dtype)
         count = send.size * way.factor
-        self._binding.all_gather(handle, address(send), address(room), count, way.dtype, stream)
+        self._binding.all_gather(handle, address(send), address(scratch), count, way.dtype, stream)
         if root in (None, self._rank):
-            parts = [room[lo : lo + send.size] for lo in range(0, room.size, send.size)]
+            parts = [scratch[lo : lo + send.size] for lo in range(0, scratch.size, send.size)]
             self._sum(parts, receive, op, stream)
 
     def _reduce_long(
@@ -131,7 +131,7 @@ class OrderedReduce:
         receive: Buffer,
         op: str,
         root: int | None,
-        room: Buffer,
+        scratch: Buffer,
         pieces: Sequence[tuple[int, int]],
         handle: Handle,
         stream: int,
@@ -139,7 +139,7 @@ class OrderedReduce:
         """Sum this rank's share of each piece, and send it to those who want it."""
         for lo, hi in pieces:
             shares = [slice(lo + a, lo + b) for a, b in _cut(hi - lo, send.itemsize, self._size)]
-            parts = self._swap(handle, stream, [send[share] for share in shares], room)
+            parts = self._swap(handle, stream, [send[share] for share in shares], scratch)
             sums = [receive[share] for share in shares]
             own = sums[self._rank]
             self._sum(parts, own, op, stream)
@@ -155,7 +155,7 @@ class OrderedReduce:
         send: Buffer,
         receive: Buffer,
         op: str,
-        room: Buffer,
+        scratch: Buffer,
         pieces: Sequence[tuple[int, int]],
         handle: Handle,
         stream: int,
@@ -163,18 +163,18 @@ class OrderedReduce:
         """Sum each piece of the part that this rank keeps."""
         parts = send.reshape(self._size, -1)
         for lo, hi in pieces:
-            arrived = self._swap(handle, stream, [part[lo:hi] for part in parts], room)
+            arrived = self._swap(handle, stream, [part[lo:hi] for part in parts], scratch)
             self._sum(arrived, receive[lo:hi], op, stream)
 
     def _swap(
-        self, handle: Handle, stream: int, shares: Sequence[Buffer], room: Buffer
+        self, handle: Handle, stream: int, shares: Sequence[Buffer], scratch: Buffer
     ) -> list[Buffer]:
         """Send each rank its share, and get every rank's part of this one's, in rank order."""
         parts = list(shares)
         own = shares[self._rank].size
         with self._group():
             for slot, peer in enumerate(self._peers):
-                parts[peer] = room[slot * own : (slot + 1) * own]
+                parts[peer] = scratch[slot * own : (slot + 1) * own]
                 self._receive(handle, parts[peer], peer, stream)
                 self._send(handle, shares[peer], peer, stream)
         return parts
@@ -208,7 +208,7 @@ class OrderedReduce:
 
 def _count(send: Buffer) -> int:
     """In how many pieces an array goes."""
-    return max(1, -(-send.nbytes // ROOM_BYTES))
+    return max(1, -(-send.nbytes // SCRATCH_BYTES))
 
 
 def _cut(count: int, itemsize: int, parts: int) -> list[tuple[int, int]]:

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 
 from ncclkv import env
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.nccl import bounded
 from ncclkv.comm.nccl.binding import Binding, Handle
 from ncclkv.comm.nccl.diagnosis import Diagnosis
 from ncclkv.comm.nccl.dropped import Dropped
@@ -24,6 +23,7 @@ from ncclkv.comm.nccl.guard import Guard
 from ncclkv.comm.nccl.launched import LaunchedWorks
 from ncclkv.comm.nccl.order_check import OrderCheck
 from ncclkv.comm.nccl.streams import Event, Streams
+from ncclkv.comm.nccl.waiting import LEEWAY
 from ncclkv.comm.nccl.watcher import WATCHER, Watcher
 from ncclkv.comm.nccl.work import NcclWork
 from ncclkv.errors import (
@@ -54,9 +54,9 @@ class NcclProgress:
     handle : Handle or None
         The communicator, until its end.
     lock : RLock
-        Held by who uses the flight: the thread of its store, or the watcher.
+        Held by who uses the progress: the thread of its store, or the watcher.
     guard : Guard
-        ``with flight.guard:`` around whatever leaves the communicator broken when it fails.
+        ``with progress.guard:`` around whatever leaves the communicator broken when it fails.
     """
 
     def __init__(
@@ -74,20 +74,34 @@ class NcclProgress:
         self.handle: Handle | None = handle
         self._works: deque[NcclWork] = deque()
         self._kept: deque[tuple[Event, tuple[object, ...]]] = deque()
-        self._accord = OrderCheck(peers)
-        self._diagnosis = Diagnosis(peers, binding, self._accord)
+        self._order_check = OrderCheck(peers)
+        self._diagnosis = Diagnosis(peers, binding, self._order_check)
         self.lock = peers.lock
         self._last: int | None = None
         self._who = f"rank {peers.rank} of {peers.size}"
         self._settings = settings
         self._has_launched = False
-        self._alarm = watchdog.Alarm(f"{_PUTS} of {self._who}", peers.timeout + bounded.LEEWAY)
+        self._alarm = watchdog.Alarm(f"{_PUTS} of {self._who}", peers.timeout + LEEWAY)
         self.failure: KVStoreError | None = None
         self.guard = Guard(self)
         self.graphs = Graphs(streams)
         self.dropped = Dropped(self, peers, streams)
-        self.view = LaunchedWorks(self, self._works, streams, self._diagnosis, watcher)
+        self._view = LaunchedWorks(self, self._works, streams, self._diagnosis, watcher)
         _open.add(self)
+
+    def watch(self) -> bool:
+        """Let the watcher look at what is in flight; return whether there is a watcher."""
+        return self._view.watch()
+
+    def settle_dropped(self) -> bool:
+        """Release all that is complete, and a dropped communicator if it is idle.
+
+        Returns
+        -------
+        bool
+            Whether nothing is in flight.
+        """
+        return self.dropped.settle()
 
     def check(self) -> None:
         """Raise again what has gone wrong before."""
@@ -122,7 +136,7 @@ class NcclProgress:
         """Make the current stream wait for `event`."""
         self._streams.wait(self._streams.current(), event)
 
-    def follow(self) -> None:
+    def sync_stream(self) -> None:
         """Let the current stream wait for the one that was current before, if that was another."""
         self.check()
         self._streams.check_device()
@@ -134,7 +148,7 @@ class NcclProgress:
             self._streams.wait(current, self._streams.record(self._last))
         self._last = current
 
-    def keep(self, objects: tuple[object, ...]) -> None:
+    def keep_alive(self, objects: tuple[object, ...]) -> None:
         """Refer to `objects` until the current stream has done what it has been given.
 
         CuPy gives the memory of an array to others in the order of the stream it was made on, and
@@ -148,7 +162,7 @@ class NcclProgress:
             self._kept.append((self._streams.record(self._streams.current()), objects))
 
     @contextmanager
-    def queue(self) -> Iterator[None]:
+    def on_comm_stream(self) -> Iterator[None]:
         """Make the communication stream the current one, in the order of the caller's own."""
         streams, stream = self._streams, self._streams.communication
         streams.wait(stream, streams.record(streams.current()))
@@ -177,7 +191,7 @@ class NcclProgress:
                 return self._record(self.graphs.recording, what, enqueue, apply, *kept)
             work = self._launch(what, enqueue, apply, *kept)
             self._works.append(work)
-            self.view.follow()
+            self.watch()
             return work
 
     def _launch(
@@ -186,7 +200,7 @@ class NcclProgress:
         """Put it there; what goes wrong breaks the communicator."""
         try:
             self.drop_complete()
-            self._accord.post(what)
+            self._order_check.submit(what)
             # What `apply` writes is under way as well.
             return NcclWork(self, self._put(what, enqueue, apply), (*kept, apply), what)
         except KVStoreError as error:
@@ -274,7 +288,7 @@ class NcclProgress:
                 if watch.pause():
                     work = None if collectives.done() else self._oldest()
                     self._diagnosis.check(self.handle, watch, work)
-            self._accord.settle(limit)
+            self._order_check.drain(limit)
             while self._works:
                 self._works.popleft().release()
             self.drop_complete()
@@ -291,5 +305,5 @@ def _abort_all() -> None:
     if os.getpid() != _process:  # a forked child has no device
         return
     WATCHER.stop()
-    for flight in list(_open):
-        flight.fail(CommAborted("the process ended without closing the communicator"))
+    for progress in list(_open):
+        progress.fail(CommAborted("the process ended without closing the communicator"))

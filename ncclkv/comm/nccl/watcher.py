@@ -11,7 +11,7 @@ import os
 import threading
 from typing import Protocol
 
-from ncclkv.comm.nccl.bounded import ABORT_SECONDS
+from ncclkv.comm.nccl.waiting import ABORT_SECONDS
 
 INTERVAL = 0.1
 """Seconds between two looks."""

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 from ncclkv.comm.nccl.streams import Event
 from ncclkv.comm.types import Work
 
-if TYPE_CHECKING:
-    from ncclkv.comm.nccl.progress import NcclProgress
+
+class Owner(Protocol):
+    """Progress of a communicator, as far as its works use it."""
+
+    @property
+    def guard(self) -> AbstractContextManager[None]:
+        """A block whose failure breaks the communicator."""
+
+    def hold_current(self, event: Event) -> None:
+        """Make the current stream wait for `event`."""
 
 
 class NcclWork(Work):
@@ -20,7 +29,7 @@ class NcclWork(Work):
 
     Parameters
     ----------
-    flight : Flight
+    progress : NcclProgress
     events : tuple of two Event
         After what the collective waits for on the caller's stream, and after the collective.
     kept : tuple
@@ -32,9 +41,9 @@ class NcclWork(Work):
     blocks = False
 
     def __init__(
-        self, flight: NcclProgress, events: tuple[Event, Event], kept: tuple[object, ...], what: str
+        self, progress: Owner, events: tuple[Event, Event], kept: tuple[object, ...], what: str
     ) -> None:
-        self._flight = flight
+        self._progress = progress
         self._ready: Event | None = events[0]
         self._event: Event | None = events[1]
         # CuPy would give their memory to others as soon as nobody refers to it.
@@ -65,29 +74,11 @@ class NcclWork(Work):
     def done(self) -> bool:
         if self._event is None:
             return True
-        with self._flight.guard:
+        with self._progress.guard:
             return self.complete()
 
     def wait(self, timeout: float | None = None) -> None:
         event = self._event  # the watcher lets go of it once it is known to be done
         if event is not None:
-            with self._flight.guard:
-                self._flight.hold_current(event)
-
-
-class HostBarrierWork(Work):
-    """A collective of the hosts, whose failure is one of the whole communicator."""
-
-    def __init__(self, flight: NcclProgress, work: Work) -> None:
-        self._flight = flight
-        self._work = work
-
-    def done(self) -> bool:
-        self._work.label = self.label
-        with self._flight.guard:
-            return self._work.done()
-
-    def wait(self, timeout: float | None = None) -> None:
-        self._work.label = self.label
-        with self._flight.guard:
-            self._work.wait(timeout)
+            with self._progress.guard:
+                self._progress.hold_current(event)

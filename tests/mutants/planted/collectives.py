@@ -18,7 +18,7 @@ MUTANTS = (
     Mutant(
         name="wait-of-a-work-does-nothing",
         file=WORK,
-        old="                self._flight.hold_current(event)\n",
+        old="                self._progress.hold_current(event)\n",
         new="                pass\n",
         why="what the caller puts on its stream next does not find the result",
         tests=(
@@ -37,7 +37,7 @@ MUTANTS = (
     Mutant(
         name="room-not-kept",
         file=COMMUNICATOR,
-        old="(send, receive, room), update)",
+        old="(send, receive, scratch), update)",
         new="(send, receive), update)",
         why="a replay of sums in rank order works in memory that has been freed",
         tests=(Selection("2", "nccl/test_in_flight.py", "keeps_the_room"),),
@@ -86,8 +86,8 @@ MUTANTS = (
     Mutant(
         name="parts-in-one-place",
         file=IN_ORDER,
-        old="parts[peer] = room[slot * own : (slot + 1) * own]",
-        new="parts[peer] = room[:own]",
+        old="parts[peer] = scratch[slot * own : (slot + 1) * own]",
+        new="parts[peer] = scratch[:own]",
         why="sums of three ranks and more are wrong",
         tests=(
             Selection("2", "nccl/test_contract_in_order.py", "every_length_to_all and 3-True"),

@@ -104,7 +104,7 @@ MUTANTS = (
     Mutant(
         name="calls-not-compared-at-a-wait",
         file=FLIGHT,
-        old="            self._accord.settle(limit)\n",
+        old="            self._order_check.drain(limit)\n",
         new="",
         why="kv.wait() returns before the hosts have compared their calls",
         tests=(Selection("2", "nccl/test_in_flight.py", "hosts_have_compared"),),
@@ -112,7 +112,7 @@ MUTANTS = (
     Mutant(
         name="calls-never-compared",
         file=FLIGHT,
-        old="            self._accord.post(what)\n",
+        old="            self._order_check.submit(what)\n",
         new="",
         why="ranks that call different things mix up their numbers or hang",
         tests=(Selection("2", "nccl/test_mismatch.py", "share_no_bucket"),),
@@ -120,8 +120,8 @@ MUTANTS = (
     Mutant(
         name="complete-works-never-dropped",
         file=FLIGHT,
-        old="            self.drop_complete()\n            self._accord.post(what)",
-        new="            self._accord.post(what)",
+        old="            self.drop_complete()\n            self._order_check.submit(what)",
+        new="            self._order_check.submit(what)",
         why="a loop of pushes without a wait keeps every event and buffer for ever",
         tests=(Selection("2", "nccl/test_in_flight.py", "dropped_by_later_launches"),),
     ),
@@ -144,7 +144,7 @@ MUTANTS = (
     Mutant(
         name="launches-not-watched",
         file=FLIGHT,
-        old="            self.view.follow()\n",
+        old="            self.watch()\n",
         new="",
         why="nobody looks while a program waits by CuPy, and it waits for ever",
         tests=(Selection("2", "nccl/test_watched.py", "it_looks_from_a_launch and False"),),

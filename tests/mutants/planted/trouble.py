@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, Selection
 
 ACCORD = "ncclkv/comm/nccl/order_check.py"
-BOUNDED = "ncclkv/comm/nccl/bounded.py"
+WAITING = "ncclkv/comm/nccl/waiting.py"
 CREATION = "ncclkv/comm/nccl/creation.py"
 DIAGNOSIS = "ncclkv/comm/nccl/diagnosis.py"
 FLIGHT = "ncclkv/comm/nccl/progress.py"
@@ -35,14 +35,14 @@ MUTANTS = (
     Mutant(
         name="failure-does-not-break",
         file=GUARD,
-        old="                self._flight.fail(error)\n",
+        old="                self._progress.fail(error)\n",
         new="                pass\n",
         why="a communicator goes on after a rank was lost, with other numbers on each rank",
         tests=(Selection("2", "nccl/test_nccl_failures.py", "failure_among_the_hosts"),),
     ),
     Mutant(
         name="error-of-a-bounded-call-swallowed",
-        file=BOUNDED,
+        file=WAITING,
         old="            outcome[:] = [None, error]\n",
         new="            outcome[:] = [None, None]\n",
         why="a creation that NCCL refuses goes on without a communicator",
@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         name="bounded-call-without-a-deadline",
-        file=BOUNDED,
+        file=WAITING,
         old="    thread.join(max(0.0, limit - time.monotonic()))\n",
         new="    thread.join()\n",
         why="a rank that never comes to a creation or an end holds the others for ever",
@@ -74,9 +74,9 @@ MUTANTS = (
     ),
     Mutant(
         name="failure-among-the-hosts-is-theirs-alone",
-        file="ncclkv/comm/nccl/control.py",
+        file="ncclkv/comm/nccl/communicator.py",
         old="""\
-        with self._flight.guard:
+        with self._progress.guard:
             return self._control.allgather(item, label)""",
         new="        return self._control.allgather(item, label)",
         why="collectives go on where the hosts have lost each other",
@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         name="lost-rank-blamed-at-once",
-        file="ncclkv/comm/nccl/waiting.py",
+        file=WAITING,
         old="        return self.waited - self._lost > _GRACE_SECONDS",
         new="        return True",
         why="a rank that leaves after its last collective breaks the others in it",
@@ -181,7 +181,7 @@ MUTANTS = (
     Mutant(
         name="watcher-looks-in-a-capture",
         file=IN_FLIGHT,
-        old="        if self._flight.graphs.recording is not None:",
+        old="        if self._progress.graphs.recording is not None:",
         new="        if False:",
         why="a capture is spoilt now and then, by the watcher",
         tests=(Selection("2", "nccl/test_watched.py", "looked_at_in_a_capture"),),

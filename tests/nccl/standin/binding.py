@@ -88,10 +88,10 @@ class RecordingBinding:
         raise ContractBroken(f"create as rank {rank} of {size}: there is no such group of ranks")
 
     def connect(
-        self, comm: Handle, peers: Sequence[int], room: tuple[int, int], stream: int
+        self, comm: Handle, peers: Sequence[int], scratch: tuple[int, int], stream: int
     ) -> None:
         self._device.log.add(f"connect {comm.name} with {[*peers]}")
-        connect(self, comm, peers, room, stream)
+        connect(self, comm, peers, scratch, stream)
 
     def destroy(self, comm: Handle) -> None:
         comm.check("destroy")

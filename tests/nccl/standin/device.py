@@ -87,7 +87,7 @@ class Device:
         self._names = {DEFAULT_STREAM: "the default stream"}
         self._moving = False
         self._held = False
-        self._flight = self._new_flight()
+        self._progress = self._new_flight()
 
     def stream(self, name: str) -> int:
         """A new stream."""
@@ -123,8 +123,8 @@ class Device:
 
     def mend(self) -> None:
         """Go on after a break that a test has made on purpose."""
-        self._flight.end(CommAborted("the stand-in was broken"))
-        self._flight, self._held, self.broken = self._new_flight(), False, None
+        self._progress.end(CommAborted("the stand-in was broken"))
+        self._progress, self._held, self.broken = self._new_flight(), False, None
         self.drop_capture()
 
     def check(self) -> None:
@@ -192,7 +192,7 @@ class Device:
         """Let every wait of this thread move the device, until all its streams are empty."""
         if not self._held:
             self._held = True
-            self._flight.launch(StepWork(_once(_Rest(self)), "work on a device"))
+            self._progress.launch(StepWork(_once(_Rest(self)), "work on a device"))
 
     def released(self) -> bool:
         """Whether there is nothing left to move; noted for `_hold`."""
@@ -233,7 +233,7 @@ class Device:
         done = _Until(self, lambda: not self._queues[stream])
         if not done.done():
             try:
-                self._flight.launch(StepWork(_once(done), self.name(stream))).wait(self.limit)
+                self._progress.launch(StepWork(_once(done), self.name(stream))).wait(self.limit)
             except CommTimeout:
                 self.broken = ContractBroken(
                     f"waited {self.limit:g} s for {self.name(stream)}, which still has to do: "
@@ -254,7 +254,7 @@ class Device:
 
     def close(self) -> None:
         """Give up what is queued."""
-        self._flight.end(CommAborted("the stand-in is closed"))
+        self._progress.end(CommAborted("the stand-in is closed"))
         for queue in self._queues.values():
             queue.clear()
         self.released()
