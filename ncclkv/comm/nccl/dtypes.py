@@ -48,7 +48,7 @@ def movement(dtype: np.dtype[Any]) -> NcclType:
     Examples
     --------
     >>> movement(np.dtype("int16"))
-    Wire(dtype=1, op=0, factor=2)
+    NcclType(dtype=1, op=0, factor=2)
     """
     name, factor = _ALIKE.get(dtype.name, (dtype.name, 1))
     return NcclType(DTYPES[name], OPS["sum"], factor)
@@ -68,7 +68,7 @@ def reduction(dtype: np.dtype[Any], op: str, what: str = "") -> NcclType:
     Examples
     --------
     >>> reduction(np.dtype("complex64"), "sum")
-    Wire(dtype=7, op=0, factor=2)
+    NcclType(dtype=7, op=0, factor=2)
     >>> reduction(np.dtype("int16"), "max")
     Traceback (most recent call last):
         ...
