@@ -1,4 +1,4 @@
-# The front door.  Each target first puts into $(VENV) what it needs; done once, that takes no time.
+# Commands of the project.  Each target first installs what it needs into $(VENV), once.
 PYTHON ?= python3
 VENV   ?= .venv
 N      ?= 4
@@ -22,13 +22,13 @@ train: $(READY)-train $(READY)-mpi$(MPI)  ## train a small network on 4 ranks
 test: $(READY)-test $(READY)-mpi$(MPI) $(WITH:%=$(READY)-%)  ## run all tests, on 1 to 4 ranks
 	$(TOOLS)/python -m tests.run $(RUNS)
 
-test-gpu: $(READY)-test $(READY)-mpi$(MPI) $(WITH:%=$(READY)-%)  ## run the tests that need a GPU, which ranks share
+test-gpu: $(READY)-test $(READY)-mpi$(MPI) $(WITH:%=$(READY)-%)  ## run the tests that need a GPU; ranks may share it
 	$(TOOLS)/python -m tests.run $(if $(EMULATED),emulated,gpu)
 
-bench: $(READY)-bench $(READY)-mpi$(MPI) $(if $(PEERS),$(READY)-torch)  ## measure on hosts, beside MPI and torch
+bench: $(READY)-bench $(READY)-mpi$(MPI) $(if $(PEERS),$(READY)-torch)  ## benchmark on hosts, beside MPI and torch
 	launch/local.sh -n $(N) -m bench $(if $(QUICK),--quick) $(ARGS)
 
-bench-gpu: $(READY)-bench $(READY)-mpi$(MPI) $(WITH:%=$(READY)-%)  ## measure on GPUs, beside NCCL, CuPy and torch
+bench-gpu: $(READY)-bench $(READY)-mpi$(MPI) $(WITH:%=$(READY)-%)  ## benchmark on GPUs, beside NCCL, CuPy and torch
 	launch/local.sh -n $(GPUS) -m bench gpu $(if $(QUICK),--quick) $(ARGS)
 
 lint: $(READY)-lint  ## check style and types
@@ -36,28 +36,28 @@ lint: $(READY)-lint  ## check style and types
 	$(TOOLS)/ruff format --check
 	$(TOOLS)/mypy
 
-clean:  ## remove the environments and all that the other targets made
+clean:  ## remove the environments and all other files that targets made
 	rm -rf .venv .venv-oldest .venv-openmpi build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f ncclkv/kernels/host/_compiled.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# What is in the environment: .ready-train says the extra `train` of setup.cfg, and so on;
-# .ready-mpi says some MPI, and .ready-mpiwheel one of the environment's own.
+# Contents of the environment: .ready-train stands for the extra `train` of setup.cfg, and so on;
+# .ready-mpi for any MPI, and .ready-mpiwheel for an MPI installed in the environment.
 $(READY)-%: setup.cfg setup.py pyproject.toml launch/setup.sh $(KERNELS)
 	launch/setup.sh $*
 
 # Shown by `make help` too:
 #  with train:   N=2 ranks, ARGS='--epochs 5' or other options of train.py
-#  with test:    RUNS='unit ranks-3' runs, and no others; WITH=torch, to download and test it too
-#                RUNS=all, to run every store case on every layout of ranks, not the covering set
-#                (tests/conformance/covering.py); NCCLKV_TEST_CASES=all chooses so for pytest alone
-#                NCCLKV_TEST_SLOW=4, to give each test four times its limit on a slow machine
-#  with test-gpu: WITH=cuda12 or WITH=cuda13, to download CuPy and NCCL; NCCLKV_REQUIRE_GPU=1, to fail
-#                without a GPU; EMULATED=1 WITH=cuda12, to run them on an emulated device instead,
-#                which is no GPU and says nothing about one (tests/nccl/emulated/README.md)
-#  with bench:   N=2 ranks; QUICK=1, for a look of less than a minute; PEERS=1, to install torch and
-#                measure it too (its CPU build, where pip's settings name the index that has it);
+#  with test:    RUNS='unit ranks-3', these runs alone; WITH=torch, to install and test torch too
+#                RUNS=all, every store case on every layout of ranks instead of the covering set
+#                (tests/conformance/covering.py); NCCLKV_TEST_CASES=all does so for pytest alone
+#                NCCLKV_TEST_SLOW=4, four times the time limit of each test, on a slow machine
+#  with test-gpu: WITH=cuda12 or WITH=cuda13, to install CuPy and NCCL; NCCLKV_REQUIRE_GPU=1, to fail
+#                without a GPU; EMULATED=1 WITH=cuda12, to use an emulated device instead, whose
+#                results are not those of a GPU (tests/nccl/emulated/README.md)
+#  with bench:   N=2 ranks; QUICK=1, a rough run of less than a minute; PEERS=1, to install torch
+#                and measure it too (its CPU build, if pip's settings name an index that has it);
 #                ARGS='--only models --rounds 11' or other options of python -m bench
-#  with bench-gpu: GPUS=4 ranks, a GPU for each; WITH, QUICK and ARGS as above
-#  with any:     MPI=wheel, an MPI from its wheel even where PATH has an mpirun;
-#                PYTHON=python3.12, to make the environment with; VENV=.venv, where it is
+#  with bench-gpu: GPUS=4 ranks, each with a GPU; WITH, QUICK and ARGS as above
+#  with any:     MPI=wheel, an MPI from its wheel even if PATH has an mpirun;
+#                PYTHON=python3.12, the environment's Python; VENV=.venv, its folder

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Start a Python program on several ranks of this machine: mpirun with what each MPI needs.
+# Start a Python program on several ranks of this machine: mpirun with the options of each MPI.
 set -eu
 
 usage() {

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Run a part of the tests with the oldest NumPy that ncclkv takes, in the environment $OLDEST.
+# Run some tests with the oldest NumPy that ncclkv supports, in the environment $OLDEST.
 #
-# The environment is made here, by launch/setup.sh with the versions of launch/oldest.txt;
-# `launch/oldest.sh setup` does no more than that.
+# launch/setup.sh makes the environment, with the versions of launch/oldest.txt;
+# `launch/oldest.sh setup` makes the environment and runs no test.
 set -eu
 cd "$(dirname "$0")/.."
 

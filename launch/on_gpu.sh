@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Run what needs a GPU, the most telling parts first, and keep what they print in one archive.
+# Run all parts that need a GPU, the most informative first, and archive their output.
 #
 #   launch/on_gpu.sh FOLDER [PART ...]
 #
-# FOLDER gets summary.txt and logs.tar.gz, written anew after every part.  PART is the name of a
+# FOLDER gets summary.txt and logs.tar.gz, rewritten after every part.  PART is the name of a
 # part, or of the calls "first", "two" and "rest" that each fit into ten minutes; without any, all
-# parts of all calls; --list shows them.  A part that needs what is not there says so.
+# parts of all calls; --list shows them.  A part whose needs are missing is skipped with a message.
 #
-#   BUDGET   seconds for the whole call, 540 unless set; a part is cut to what is left of it
+#   BUDGET   seconds for the whole call, 540 unless set; a part is limited to the rest of it
 #   WHEELS   a folder with a wheel of mpich, for a machine without mpirun; .whl unless set
-#   COMMIT   what was checked out, for a copy without .git
+#   COMMIT   the commit, for a copy without .git
 #
-# python is that of launch/local.sh.  NCCLKV_REQUIRE_GPU=0 skips what has no GPU, to rehearse; else
-# that fails.  The exit code is 0 only when every part passed.
+# python is that of launch/local.sh.  NCCLKV_REQUIRE_GPU=0, for a rehearsal, skips parts without a GPU;
+# by default they fail.  The exit code is 0 only when every part passed.
 set -u
 
 case "${1:-}" in
@@ -75,7 +75,7 @@ find_mpi() {
     export MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp FI_TCP_IFACE=lo
     two_ranks_meet && return
     unset MPIR_CVAR_CH4_NETMOD FI_PROVIDER FI_TCP_IFACE
-    echo 'two ranks do not meet: what needs several will not run'
+    echo 'two ranks cannot connect: parts of several ranks will not run'
     export NO_MPI=1
 }
 

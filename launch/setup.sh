@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Put one thing into the environment $VENV, which is made first where it is not there yet.
+# Install one thing into the environment $VENV, which is made first if it is missing.
 #
 #   launch/setup.sh EXTRA      ncclkv itself and an extra of setup.cfg: train, test, lint, torch ...
 #   launch/setup.sh mpi        an MPI, if neither the environment nor PATH has an mpirun
-#   launch/setup.sh mpiwheel   an MPI for the environment alone, whatever PATH has
+#   launch/setup.sh mpiwheel   an MPI in the environment, even if PATH has one
 #
-# `make` runs it and looks at $VENV/.ready-EXTRA for what has been done.
+# `make` runs it, and $VENV/.ready-EXTRA marks what is done.
 set -eu
 
 VENV=${VENV:-.venv}

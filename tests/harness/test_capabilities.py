@@ -1,4 +1,4 @@
-"""What cases ask of a place that promises less than hosts do."""
+"""Cases in a memory whose communicators promise less than those of hosts."""
 
 from __future__ import annotations
 
