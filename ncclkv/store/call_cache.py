@@ -69,18 +69,18 @@ class CallCache:
         self.clear()
         self.epoch = weakref.ref(epoch)
 
-    def find(self, verb: str, key: Any, given: Any) -> tuple[Any, Sequence[Any]] | None:
+    def find_call(self, verb: str, key: Any, given: Any) -> tuple[Any, Sequence[Any]] | None:
         """Return what a call with these very arguments was made into, and its arrays."""
         if isinstance(key, (list, tuple)):
             call = self._last.get(verb)
-            if call is None or not call.is_of(key, given):
+            if call is None or not call.is_of_list(key, given):
                 call = self._earlier(verb, key, given)
             return None if call is None else (call.made, given)
         try:
             one = self._ones.get((verb, key))
         except TypeError:  # the key is no key, and will be refused
             return None
-        return (one.made, (given,)) if one is not None and one.is_of(key, given) else None
+        return (one.made, (given,)) if one is not None and one.is_of_key(key, given) else None
 
     def _earlier(self, verb: str, keys: Sequence[Any], given: Any) -> _List | None:
         """Return an earlier call of a list than the verb's last one."""
@@ -88,12 +88,12 @@ class CallCache:
             call = self._lists.get((verb, tuple(keys)))
         except TypeError:  # an item of the list is no key, and will be refused
             return None
-        if call is None or call is self._last.get(verb) or not call.is_of(keys, given):
+        if call is None or call is self._last.get(verb) or not call.is_of_list(keys, given):
             return None
         self._last[verb] = call
         return call
 
-    def keep(self, verb: str, key: Any, given: Any, row: Sequence[Any], made: Any) -> None:
+    def keep_call(self, verb: str, key: Any, given: Any, row: Sequence[Any], made: Any) -> None:
         """Keep what a call was made into, if its arrays are NumPy's or CuPy's.
 
         Parameters
@@ -157,7 +157,7 @@ class _One:
         self._layout_of = _layout_of([array]) if to_write else None
         self._layout = self._layout_of and self._layout_of(array)
 
-    def is_of(self, key: Any, array: Any) -> bool:
+    def is_of_key(self, key: Any, array: Any) -> bool:
         """Return whether the call has this array, and this key, which equals the call's."""
         return (
             type(key) is self._kind  # True is not the key 1
@@ -204,7 +204,7 @@ class _List:
             attributes += filter(None, [_layout_of(arrays)])
         self._attributes = [(each, *_alike(map(each, arrays))) for each in attributes]
 
-    def is_of(self, keys: Sequence[Any], arrays: Any) -> bool:
+    def is_of_list(self, keys: Sequence[Any], arrays: Any) -> bool:
         """Return whether the call has these keys and these arrays."""
         if not (isinstance(arrays, (list, tuple)) and self._present):
             return False

@@ -50,13 +50,13 @@ class CallLog:
         self._pushed: dict[Key, int] = {}
         self._read: dict[Key, int] = {}
 
-    def push(self, verb: str, push: Push, pull: Pull | None, priority: int) -> None:
+    def record_push(self, verb: str, push: Push, pull: Pull | None, priority: int) -> None:
         """Record a push, and the pull that the same call makes."""
         if self.disabled:
             return
         if self._presence.zeros:
             if pull is not None:
-                self.pull(pull)
+                self.record_pull(pull)
             return
         if push.code is None:
             push.code = self.code_of(push.indices, ())
@@ -68,7 +68,7 @@ class CallLog:
         code = (push.code + pull.code) & contract.MASK
         self._append(verb, code, push.indices, pull.keys, priority)
 
-    def pull(self, pull: Pull) -> None:
+    def record_pull(self, pull: Pull) -> None:
         """Record a pull."""
         if self.disabled:
             return
@@ -76,7 +76,7 @@ class CallLog:
             pull.code = self.code_of((), pull.keys)
         self._append("pull", pull.code, (), pull.keys)
 
-    def note(self, verb: str, pushed: Collection[Key] = (), read: Sequence[Key] = ()) -> None:
+    def record(self, verb: str, pushed: Collection[Key] = (), read: Sequence[Key] = ()) -> None:
         """Record another call.
 
         Parameters

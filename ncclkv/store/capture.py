@@ -49,7 +49,7 @@ class CapturedStep:
                     "exception while it was captured; capture it again"
                 )
             recording.check(engine.rule)
-            self._context.calls.note("replay")
+            self._context.calls.record("replay")
             engine.settle(recording.states)
             recording.write_scalars()
             recording.graph.launch().wait()
@@ -84,7 +84,7 @@ class Captures:
                     "capture: with missing='zeros' or nonfinite= what a flush does is found out "
                     "at its begin, which no graph holds; make the step's calls each time"
                 )
-            self._calls.note("capture")
+            self._calls.record("capture")
             recording, _ = propose(self._comm, "capture", lambda: (self._new_recording(), []))
             self._engine.settle()
             self._comm.synchronize()

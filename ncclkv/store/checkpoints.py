@@ -122,7 +122,7 @@ class Checkpoints:
 
     def _flush_alike(self, verb: str, step: Any, keep: Any) -> None:
         """Make sure that all ranks save the same, and flush what was pushed."""
-        self._calls.note(verb)
+        self._calls.record(verb)
         # Ranks share memory: after this agreement all that they wrote there before is written.
         propose(self._comm, verb, lambda: (None, _numbers(verb, step=(step, 0), keep=(keep, 1))))
         self._engine.settle()
@@ -146,7 +146,7 @@ class Checkpoints:
         self, verb: str, directory: Any, *, required: bool, values: bool, fallback: bool = False
     ) -> tuple[str, Manifest] | None:
         """Load a checkpoint into the store; return its path and its manifest."""
-        self._calls.note(verb)
+        self._calls.record(verb)
         self._engine.settle()
         arrays: dict[str, Array] = {}
 

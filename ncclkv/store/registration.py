@@ -121,7 +121,7 @@ class Registration:
             return made, [str(spec) for spec in made.specs] + [repr(name) for name in made.known]
 
         layout = self._engine.layout
-        self._calls.note(verb)
+        self._calls.record(verb)
         mine, sealed = propose(self._comm, verb, proposal, note=layout.sealed)
         self._memory_check.check(verb, mine.specs)
         self.seal_alike(verb, sealed)

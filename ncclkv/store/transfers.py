@@ -74,7 +74,7 @@ class Transfers:
                 elif self._group is not None:
                     self._group.pull(pull, row)
                 else:
-                    self._calls.pull(pull)
+                    self._calls.record_pull(pull)
                     self._flush_and_read(pull, row)
         if self._engine.raised is not None:
             self._context.raise_updater_error()
@@ -134,7 +134,7 @@ class Transfers:
     def group_calls(self) -> Iterator[None]:
         """Collect the pushes and pulls of a block, and do them at its end."""
         with self._session.verb("group", allowed_inside=(IN_CAPTURE, IN_UNEVEN)):
-            self._calls.note("group")
+            self._calls.record("group")
             group = Group(self._engine)
         with self._session.enclosing(IN_GROUP):
             self._group = group
@@ -160,14 +160,14 @@ class Transfers:
         epoch = self._engine.recording or self._engine.rule
         if self._cache.epoch() is not epoch:
             self._cache.enter(epoch)
-        return self._cache.find(verb, key, given)
+        return self._cache.find_call(verb, key, given)
 
     def _new_push(self, verb: str, key: Any, value: Any) -> tuple[Push, Sequence[Array]]:
         """Return a push of arrays that have been checked, and the arrays."""
         registry, rule = self._engine.layout.registry, self._engine.rule
         with self._session.checks:
-            found = pairs(verb, key, value)
-            values = check.values(verb, found, registry, self._engine.kernels)
+            given = pairs(verb, key, value)
+            values = check.values(verb, given, registry, self._engine.kernels)
             for name in values:
                 rule.check(registry[name])
         try:
@@ -176,7 +176,7 @@ class Transfers:
             lack = _no_memory(verb, key, error)
             self._session.checks.failed(lack)  # nothing has been recorded
             raise lack from error
-        self._cache.keep("push", key, value, row, push)
+        self._cache.keep_call("push", key, value, row, push)
         return push, row
 
     def _push(
@@ -194,7 +194,7 @@ class Transfers:
         except BaseException as error:
             self._session.checks.failed(error)
             raise
-        self._calls.push(verb, push, pull, priority)
+        self._calls.record_push(verb, push, pull, priority)
         try:
             self._engine.push(push, row, priority, step)
         except MemoryError as error:
@@ -229,7 +229,7 @@ class Transfers:
         pull, row = self._engine.plan_pull(reads)
         layout = self._engine.layout
         if layout.sealed and all(layout.bucket_around(out) is None for out in row):
-            self._cache.keep(verb, key, out, row, pull)
+            self._cache.keep_call(verb, key, out, row, pull)
         return pull, row
 
     def _pull_new(self, key: Any, *, local: bool) -> Array | list[Array]:
@@ -246,7 +246,7 @@ class Transfers:
         if local:
             self._engine.read(pull, row)
         else:
-            self._calls.pull(pull)
+            self._calls.record_pull(pull)
             self._flush_and_read(pull, row)
         return arrays if is_list(key) else arrays[0]
 
@@ -270,7 +270,7 @@ class Transfers:
         except UsageError:
             group.cancel()
             raise
-        self._calls.note("end of a group", group.pushed, group.keys)
+        self._calls.record("end of a group", group.pushed, group.keys)
         group.commit()
         pull, row = cached or self._planned("group", group.keys, group.outs, reads)
         pull.tensors = group.tensors

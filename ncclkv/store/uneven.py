@@ -21,7 +21,7 @@ class Uneven:
         engine, session, calls = self._context.engine, self._context.session, self._context.calls
         presence = engine.presence
         with session.verb("uneven"):
-            calls.note("uneven")
+            calls.record("uneven")
             engine.flush()
             presence.uneven = True
         try:

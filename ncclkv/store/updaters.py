@@ -31,7 +31,7 @@ class Updaters:
     def use_function(self, updater: Any) -> None:
         """Fold sums into values by a function of the program."""
         with self._session.verb("set_updater"):
-            self._calls.note("set_updater")
+            self._calls.record("set_updater")
             rule, sealed = propose(
                 self._comm,
                 "set_updater",
@@ -44,7 +44,7 @@ class Updaters:
     def use_optimizer(self, optimizer: Any) -> None:
         """Fold sums into values by an optimizer."""
         with self._session.verb("set_optimizer"):
-            self._calls.note("set_optimizer")
+            self._calls.record("set_optimizer")
             again = self._engine.rule.source is optimizer
             rule, sealed = propose(
                 self._comm,

@@ -31,7 +31,7 @@ class Waiting:
             layout = self._engine.layout
             for name in keys or ():
                 layout.registry[name]
-            self._calls.note("wait", read=keys or ())
+            self._calls.record("wait", read=keys or ())
             self._engine.settle(None if keys is None else layout.buckets(keys))
             self._complete(keys)
         self._context.raise_updater_error()
@@ -39,7 +39,7 @@ class Waiting:
     def wait_for_ranks(self) -> None:
         """Flush all keys, and wait until every rank has arrived."""
         with self._session.verb("barrier"):
-            self._calls.note("barrier")
+            self._calls.record("barrier")
             self._engine.settle()
             self._complete(None)
             self._comm.control.barrier("kv.barrier")
@@ -74,7 +74,7 @@ class Waiting:
             self._context.raise_updater_error()
             return
         with session.verb("close"):
-            self._calls.note("close")
+            self._calls.record("close")
             self._engine.flush()
             self._comm.synchronize()
             self._engine.report()

@@ -21,8 +21,8 @@ def f(*shape: int) -> np.ndarray:
 
 def test_the_very_same_arrays_are_found_again() -> None:
     recent, one, two = CallCache([]), f(2), f(3)
-    recent.keep("push", [1, 2], [one, two], [one, two], "made")
-    assert recent.find("push", [1, 2], (one, two)) == ("made", (one, two))
+    recent.keep_call("push", [1, 2], [one, two], [one, two], "made")
+    assert recent.find_call("push", [1, 2], (one, two)) == ("made", (one, two))
     for other in (
         ("pull", [1, 2], [one, two]),
         ("push", [2, 1], [one, two]),
@@ -34,43 +34,43 @@ def test_the_very_same_arrays_are_found_again() -> None:
         ("push", [1, 2], [one]),
         ("push", 1, [one, two]),
     ):
-        assert recent.find(*other) is None
+        assert recent.find_call(*other) is None
     recent.clear()
-    assert recent.find("push", [1, 2], [one, two]) is None
+    assert recent.find_call("push", [1, 2], [one, two]) is None
 
 
 def test_calls_of_another_epoch_are_forgotten() -> None:
     cache, one, rule = CallCache([]), f(2), (lambda: None)
-    cache.keep("push", 1, one, [one], "made")
+    cache.keep_call("push", 1, one, [one], "made")
     cache.enter(rule)
     assert cache.epoch() is rule
-    assert cache.find("push", 1, one) is None
-    cache.keep("push", 1, one, [one], "made")
-    assert cache.find("push", 1, one) == ("made", (one,))
+    assert cache.find_call("push", 1, one) is None
+    cache.keep_call("push", 1, one, [one], "made")
+    assert cache.find_call("push", 1, one) == ("made", (one,))
     del rule
     assert cache.epoch() is None, "the cache keeps a rule that is no more in force"
 
 
 def test_lists_of_the_same_verb_take_turns() -> None:
     recent, one, two = CallCache([]), f(2), f(3)
-    recent.keep("push", ["a", "b"], [one, two], [one, two], "both")
-    recent.keep("push", ["a"], [two], [two], "one")
+    recent.keep_call("push", ["a", "b"], [one, two], [one, two], "both")
+    recent.keep_call("push", ["a"], [two], [two], "one")
     for _ in range(2):
-        assert recent.find("push", ["a", "b"], [one, two]) == ("both", [one, two])
-        assert recent.find("push", ("a",), [two]) == ("one", [two])
-    assert recent.find("push", ["b"], [two]) is None
+        assert recent.find_call("push", ["a", "b"], [one, two]) == ("both", [one, two])
+        assert recent.find_call("push", ("a",), [two]) == ("one", [two])
+    assert recent.find_call("push", ["b"], [two]) is None
 
 
 def test_items_of_lists_that_were_replaced() -> None:
     recent, keys, arrays = CallCache([]), ["a", "b", "c"], [f(2), f(2), f(2)]
-    recent.keep("push", keys, arrays, arrays, "made")
-    assert recent.find("push", keys, arrays) is not None
+    recent.keep_call("push", keys, arrays, arrays, "made")
+    assert recent.find_call("push", keys, arrays) is not None
     arrays[1], old = f(2), arrays[1]
-    assert recent.find("push", keys, arrays) is None
+    assert recent.find_call("push", keys, arrays) is None
     arrays[1] = old
-    assert recent.find("push", keys, arrays) is not None
+    assert recent.find_call("push", keys, arrays) is not None
     keys[2] = "d"
-    assert recent.find("push", keys, arrays) is None
+    assert recent.find_call("push", keys, arrays) is None
 
 
 def test_what_can_be_no_key_is_not_found() -> None:
@@ -81,15 +81,15 @@ def test_what_can_be_no_key_is_not_found() -> None:
         __hash__ = None  # type: ignore[assignment]
 
     recent, arrays = CallCache([]), [f(2), f(2)]
-    recent.keep("push", ["a", "b"], arrays, arrays, "made")
+    recent.keep_call("push", ["a", "b"], arrays, arrays, "made")
     for odd in (Odd(), f(2), ["a"], None):
-        assert recent.find("push", ["a", odd], arrays) is None
-        assert recent.find("push", odd, f(2)) is None
+        assert recent.find_call("push", ["a", odd], arrays) is None
+        assert recent.find_call("push", odd, f(2)) is None
 
 
 def test_arrays_that_are_gone_are_not_mistaken_for_new_ones() -> None:
     recent, one = CallCache([]), f(2)
-    recent.keep("push", 1, one, [one], "made")
+    recent.keep_call("push", 1, one, [one], "made")
     number = id(one)
     del one
     gc.collect()
@@ -97,24 +97,24 @@ def test_arrays_that_are_gone_are_not_mistaken_for_new_ones() -> None:
         other = f(2)
         if id(other) == number:
             break
-    assert recent.find("push", 1, other) is None
-    assert recent.find("push", 1, None) is None
+    assert recent.find_call("push", 1, other) is None
+    assert recent.find_call("push", 1, None) is None
 
 
 def test_an_array_of_a_list_that_is_gone_is_not_mistaken_for_a_new_one() -> None:
     recent, arrays = CallCache([]), [f(2), f(2)]
-    recent.keep("push", ["a", "b"], arrays, list(arrays), "made")
+    recent.keep_call("push", ["a", "b"], arrays, list(arrays), "made")
     number = id(arrays.pop())
     others = [f(2) for _ in range(100)]
     at_its_place = [other for other in others if id(other) == number]
     assert at_its_place, "no new array took the place of the old one: make more"
-    assert recent.find("push", ["a", "b"], [arrays[0], at_its_place[0]]) is None
+    assert recent.find_call("push", ["a", "b"], [arrays[0], at_its_place[0]]) is None
 
 
 def test_nothing_is_kept_alive() -> None:
     recent, one, several = CallCache([]), f(2), [f(2), f(2)]
-    recent.keep("push", "a", one, [one], "made")
-    recent.keep("pull", ["a", "b"], several, list(several), "made")
+    recent.keep_call("push", "a", one, [one], "made")
+    recent.keep_call("pull", ["a", "b"], several, list(several), "made")
     references = [weakref.ref(array) for array in (one, *several)]
     del one, several
     assert [reference() for reference in references] == [None] * 3
@@ -122,10 +122,10 @@ def test_nothing_is_kept_alive() -> None:
 
 def test_what_was_converted_or_copied_is_not_kept() -> None:
     recent, one = CallCache([]), f(2)
-    recent.keep("push", 1, one, [one.copy()], "made")
-    recent.keep("push", 2, [one, one], [one, one], "made")
-    recent.keep("push", 3, one[:], [one], "made")
-    assert [recent.find("push", key, one) for key in (1, 2, 3)] == [None] * 3
+    recent.keep_call("push", 1, one, [one.copy()], "made")
+    recent.keep_call("push", 2, [one, one], [one, one], "made")
+    recent.keep_call("push", 3, one[:], [one], "made")
+    assert [recent.find_call("push", key, one) for key in (1, 2, 3)] == [None] * 3
 
 
 def test_numpy_resizes_no_array_that_is_referred_to() -> None:
@@ -140,13 +140,13 @@ def test_numpy_resizes_no_array_that_is_referred_to() -> None:
 def test_a_push_and_a_pull_of_many_keys_do_not_evict_each_other() -> None:
     keys = list(range(40_000))
     recent, values, outs = CallCache(keys), [f(1) for _ in keys], [f(1) for _ in keys]
-    recent.keep("push", keys, values, values, "pushed")
-    recent.keep("pull", keys, outs, outs, "pulled")
+    recent.keep_call("push", keys, values, values, "pushed")
+    recent.keep_call("pull", keys, outs, outs, "pulled")
     for key, value in zip(keys, values, strict=True):
-        recent.keep("push", key, value, [value], key)
-    assert recent.find("push", keys, values) == ("pushed", values)
-    assert recent.find("pull", keys, outs) == ("pulled", outs)
-    assert all(recent.find("push", key, values[key]) == (key, (values[key],)) for key in keys)
+        recent.keep_call("push", key, value, [value], key)
+    assert recent.find_call("push", keys, values) == ("pushed", values)
+    assert recent.find_call("pull", keys, outs) == ("pulled", outs)
+    assert all(recent.find_call("push", key, values[key]) == (key, (values[key],)) for key in keys)
 
 
 def test_the_oldest_lists_are_evicted_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +155,8 @@ def test_the_oldest_lists_are_evicted_first(monkeypatch: pytest.MonkeyPatch) -> 
     recent = CallCache(range(1000))  # room for a push and a pull of 1000 keys
     made = range(2000)
     for number in made:
-        recent.keep("push", [number, -number], arrays, arrays, number)
-    found = [recent.find("push", [number, -number], arrays) is not None for number in made]
+        recent.keep_call("push", [number, -number], arrays, arrays, number)
+    found = [recent.find_call("push", [number, -number], arrays) is not None for number in made]
     kept = sum(found)
     assert 200 < kept < 500
     assert found == [False] * (2000 - kept) + [True] * kept
@@ -165,11 +165,11 @@ def test_the_oldest_lists_are_evicted_first(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_list_that_is_made_anew_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recent_calls, "BYTES", 0)
     recent, first = CallCache(range(10)), [f(1), f(1)]
-    recent.keep("pull", [1, 2], first, first, "first")
+    recent.keep_call("pull", [1, 2], first, first, "first")
     for _ in range(100):
         arrays = [f(1), f(1)]
-        recent.keep("push", [1, 2], arrays, arrays, "again")
-    assert recent.find("pull", [1, 2], first) == ("first", first)
+        recent.keep_call("push", [1, 2], arrays, arrays, "again")
+    assert recent.find_call("pull", [1, 2], first) == ("first", first)
 
 
 @pytest.mark.parametrize("length", [2, 50, 1000])
@@ -210,21 +210,21 @@ class Names(str, Enum):
 
 def test_a_key_that_only_equals_a_kept_one_is_not_found() -> None:
     recent, one, two = CallCache([]), f(2), f(3)
-    recent.keep("push", ["a", "b"], [one, two], [one, two], "made")
-    assert recent.find("push", [Named("x"), "b"], [one, two]) is None
+    recent.keep_call("push", ["a", "b"], [one, two], [one, two], "made")
+    assert recent.find_call("push", [Named("x"), "b"], [one, two]) is None
     kept = Named("a")
-    recent.keep("pull", kept, one, [one], "one")
-    recent.keep("pull", [kept, Names.A], [one, two], [one, two], "list")
-    assert recent.find("pull", kept, one) is not None
-    assert recent.find("pull", [kept, Names.A], [one, two]) is not None
-    assert recent.find("pull", Named("b"), one) is None
-    assert recent.find("pull", [Named("b"), Names.A], [one, two]) is None
+    recent.keep_call("pull", kept, one, [one], "one")
+    recent.keep_call("pull", [kept, Names.A], [one, two], [one, two], "list")
+    assert recent.find_call("pull", kept, one) is not None
+    assert recent.find_call("pull", [kept, Names.A], [one, two]) is not None
+    assert recent.find_call("pull", Named("b"), one) is None
+    assert recent.find_call("pull", [Named("b"), Names.A], [one, two]) is None
 
 
 def test_equal_keys_that_are_other_objects_are_found() -> None:
     recent, arrays = CallCache([]), [f(2), f(3)]
     for kind, texts in ((str, ["10_1", "10_2"]), (int, ["1001", "1002"]), (np.int64, ["5", "6"])):
         keys, anew = ([kind(text[:1] + text[1:]) for text in texts] for _ in range(2))
-        recent.keep("push", keys, arrays, arrays, "made")
+        recent.keep_call("push", keys, arrays, arrays, "made")
         assert all(mine is not kept for mine, kept in zip(anew, keys, strict=True))
-        assert recent.find("push", anew, arrays) is not None
+        assert recent.find_call("push", anew, arrays) is not None
