@@ -242,7 +242,7 @@ def test_a_group_that_is_noted_breaks_the_store():
             def block() -> None:
                 with kv.group():
                     kv.push("large", LARGE)
-                    context_of(kv).comm._in_order._room = refuse
+                    context_of(kv).comm._in_order._scratch = refuse
 
             no_memory(block)
             with pytest.raises(CommAborted, match="group was broken off by OutOfMemory"):
