@@ -1,11 +1,10 @@
-"""The narrow interface to NCCL: calls with raw pointers, and NCCL's numbers for dtypes and ops.
+"""Binding: the narrow interface to NCCL, and NCCL's numbers of dtypes and ops.
 
-Buffers and streams are addresses; nothing is checked on the way down.  Counts are in elements of
-the dtype, and for `reduce_scatter` and `all_gather` in elements *per rank*.  All calls return at
-once but `create`, `connect`, `destroy` and `abort`: what they start runs in the order of its
-stream.
+Buffers and streams are addresses, and no argument is checked.  Counts are in elements of the dtype;
+for `reduce_scatter` and `all_gather` they are elements *per rank*.  A collective returns at once
+and runs in the order of its stream; `create`, `connect`, `destroy` and `abort` wait.
 
-Every failure is one of `ncclkv.errors`, with the library's version and the call in its message.
+Every error is one of `ncclkv.errors`, with the library's version and the call in its message.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 Handle = Any
-"""A communicator of the binding's."""
+"""Communicator, as the binding refers to it."""
 
 DTYPES = {
     "int8": 0,
@@ -28,14 +27,14 @@ DTYPES = {
     "float64": 8,
     "bfloat16": 9,
 }
-"""NCCL's numbers of the dtypes that it knows, by NumPy's names (``nccl.h``, ncclDataType_t)."""
+"""NCCL's numbers of its dtypes, by NumPy's names (``nccl.h``, ncclDataType_t)."""
 
 OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
 """NCCL's numbers of the ops (``nccl.h``, ncclRedOp_t)."""
 
 
 def version_text(code: int) -> str:
-    """Write NCCL's version code as people do.
+    """Return NCCL's version code as text.
 
     Examples
     --------
@@ -46,53 +45,53 @@ def version_text(code: int) -> str:
 
 
 class Binding(Protocol):
-    """NCCL, or what stands in for it under test."""
+    """NCCL, or its stand-in under test."""
 
     name: str
-    """For messages, such as ``NCCL``."""
+    """Name for messages, such as ``NCCL``."""
 
     uncaptured: str
-    """Why its collectives cannot be part of a graph; empty when they can."""
+    """Reason that collectives cannot be captured; empty if they can."""
 
     def version(self) -> int:
-        """The library's code, such as 23203 for 2.32.3."""
+        """Return the version code of the library, such as 23203 for 2.32.3."""
 
     def unique_id(self) -> bytes:
-        """128 bytes that one rank makes and all give to `create`; good for one communicator."""
+        """Return 128 bytes that one rank makes and all ranks pass to `create`, once."""
 
     def create(self, size: int, unique_id: bytes, rank: int, look: Callable[[], None]) -> Handle:
-        """Join the communicator of `unique_id`; returns when all `size` ranks have.
+        """Join the communicator of `unique_id`; wait until all `size` ranks have joined.
 
-        ``look()`` is called now and then meanwhile, and raises when a rank cannot come any more.
+        ``look()`` is called repeatedly meanwhile, and raises if a rank cannot join any more.
         """
 
     def connect(
         self, comm: Handle, peers: Sequence[int], scratch: tuple[int, int], stream: int
     ) -> None:
-        """Connect this rank with `peers`, all others, for messages; returns when they have come.
+        """Connect this rank with `peers`, all other ranks, for messages; wait for them.
 
-        `scratch` is where a byte to send lies, and where one byte a peer is received.
+        `scratch` holds two addresses: of a byte to send, and of one byte a peer to receive.
         """
 
     def destroy(self, comm: Handle) -> None:
-        """Free a communicator that is idle on every rank; every rank must come."""
+        """Free a communicator that is idle on every rank; all ranks must call this."""
 
     def abort(self, comm: Handle) -> None:
-        """Stop what is in flight and free the communicator, without the other ranks."""
+        """Abort the collectives in flight and free the communicator, without the other ranks."""
 
     def async_error(self, comm: Handle) -> str | None:
-        """What went wrong since the last look, in words; None when nothing did."""
+        """Return the text of an asynchronous error; None if there is none."""
 
     def group_start(self) -> None:
-        """Hold the calls that follow back, until the `group_end` that belongs to this."""
+        """Begin a group: calls are held back until the matching `group_end`."""
 
     def group_end(self) -> None:
-        """Start what the outermost group held back, in no order among themselves."""
+        """End a group: the outermost end starts all its calls, in no order among them."""
 
     def all_reduce(
         self, comm: Handle, send: int, receive: int, count: int, dtype: int, op: int, stream: int
     ) -> None:
-        """Reduce into every rank's `receive`, which may be `send`."""
+        """Reduce into `receive` of every rank; it may be `send`."""
 
     def reduce(
         self,
@@ -105,7 +104,7 @@ class Binding(Protocol):
         root: int,
         stream: int,
     ) -> None:
-        """Reduce into the root's `receive`, which may be `send`; others' is not touched."""
+        """Reduce into `receive` of the root; it may be `send`."""
 
     def broadcast(
         self,
@@ -117,25 +116,31 @@ class Binding(Protocol):
         root: int,
         stream: int,
     ) -> None:
-        """Copy the root's `send` into every rank's `receive`, which may be `send`."""
+        """Copy `send` of the root into `receive` of every rank; it may be `send`."""
 
     def reduce_scatter(
         self, comm: Handle, send: int, receive: int, count: int, dtype: int, op: int, stream: int
     ) -> None:
-        """Reduce; rank r receives part r of `count` elements, which may be that part of `send`."""
+        """Reduce; rank r receives part r of `count` elements.
+
+        `receive` may be part r of `send`.
+        """
 
     def all_gather(
         self, comm: Handle, send: int, receive: int, count: int, dtype: int, stream: int
     ) -> None:
-        """Gather parts of `count` elements in rank order; `send` may be this rank's place."""
+        """Gather parts of `count` elements in rank order.
+
+        `send` may be this rank's part of `receive`.
+        """
 
     def send(self, comm: Handle, send: int, count: int, dtype: int, peer: int, stream: int) -> None:
-        """Send to a rank, which must receive as much; in a group, or it may wait for ever."""
+        """Send to a rank, which must receive the same count; outside a group this may deadlock."""
 
     def receive(
         self, comm: Handle, receive: int, count: int, dtype: int, peer: int, stream: int
     ) -> None:
-        """Receive from a rank; in a group with what goes the other way."""
+        """Receive from a rank; in a group with the message that goes the other way."""
 
 
 def connect(
@@ -154,7 +159,7 @@ def connect(
     peers : sequence of int
         All ranks but this one.
     scratch : (int, int)
-        Where a byte to send lies, and where one byte a peer is received.
+        Addresses of a byte to send, and of one byte a peer to receive.
     stream : int
     """
     dtype = DTYPES["uint8"]

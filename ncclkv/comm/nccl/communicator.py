@@ -1,4 +1,4 @@
-"""The communicator of GPUs: NCCL for buffers, a communicator of hosts for everything else."""
+"""Communicator of GPUs: NCCL for buffers, a communicator of hosts for all other calls."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ from ncclkv.kernels.base import Kernels
 class NcclCommunicator(Communicator):
     """Collectives of CuPy arrays, one GPU a rank; collective to create.
 
-    A collective runs on a stream of the communicator's own: after all that is on the current stream
-    when it is launched, and before all that is put on the current stream after its `Work.wait`.
-    Only `synchronize` blocks the host.  `barrier`, `split`, `close` and `control` are the hosts'.
+    A collective runs on the communication stream: after the earlier work of the current stream, and
+    before the work that is put on the current stream after its `Work.wait`.  Only `synchronize`
+    blocks the host.  `barrier`, `split`, `close` and `control` are collectives of the hosts.
 
-    The arithmetic is NCCL's.  Sums are made in an order that depends on the length, and 16-bit
-    floats are rounded at each step; all ranks get the same bits.  An average of floats is a sum of
-    values that are multiplied by ``1 / size`` first; of integers, a sum divided toward zero.  Where
-    some ranks' elements are NaN, ``max`` and ``min`` may give another rank's number.  Where
-    `reproducible`, NCCL moves arrays alone, and the arithmetic is the same as on hosts.
+    The arithmetic is NCCL's.  The order of a sum depends on the length, and 16-bit floats are
+    rounded at each step; all ranks get the same bits.  An average of floats is a sum of values
+    multiplied by ``1 / size`` first; an average of integers is a sum divided toward zero.  If some
+    ranks' elements are NaN, ``max`` and ``min`` may give another rank's number.  If `reproducible`
+    is set, NCCL only moves arrays, and the arithmetic is the same as on hosts.
 
     Parameters
     ----------
     peers : Communicator
-        The same ranks in host memory; taken over.
+        The same ranks in host memory; owned by this communicator.
     binding : Binding
     streams : Streams
-        Of this rank's device; taken over.
+        Streams of this rank's device; owned by this communicator.
     kernels : Kernels
-        Of the same device.
+        Kernels of the same device.
     settings : mapping of str to str
-        Variables of NCCL's, set in the environment while it reads them and at no other time.
+        Variables of NCCL, set in the environment only while NCCL reads them.
     watcher : Watcher, optional
-        Looks at what is in flight while no call does; without it nobody does then.
+        Polls the works in flight between calls; by default no thread does.
     shared : bool
-        Whether ranks share a GPU on purpose.
+        Several ranks use one GPU on purpose.
     """
 
     blocks = False
@@ -96,9 +96,10 @@ class NcclCommunicator(Communicator):
 
     @property
     def reproducible(self) -> bool:
-        """True when all sums are made in rank order; collective to set.
+        """Return whether all sums are made in rank order; collective to set.
 
-        The ranks connect for the messages that it takes: NCCL does so later, without a deadline.
+        Setting it connects the ranks for messages.  In the first message NCCL would connect them
+        without a deadline.
         """
         return self._reproducible
 
@@ -201,7 +202,7 @@ class NcclCommunicator(Communicator):
 
     @property
     def _orders(self) -> bool:
-        """Whether there is an order to keep."""
+        """Return whether reductions keep the rank order, which matters for several ranks."""
         return self.reproducible and self.size > 1
 
     def allgather(self, send: Buffer, receive: Buffer) -> Work:
@@ -223,7 +224,7 @@ class NcclCommunicator(Communicator):
         buffers: tuple[Buffer, ...],
         apply: Callable[[], None] | None = None,
     ) -> Work:
-        """Launch, unless there is nothing to move, which is so on all ranks alike."""
+        """Launch a collective; an empty one is done at once, on all ranks alike."""
         self._progress.check()
         if buffers[0].size == 0:
             return DoneWork()
@@ -244,7 +245,7 @@ class NcclCommunicator(Communicator):
         return self._child(peers)
 
     def _child(self, peers: Communicator) -> NcclCommunicator:
-        """A communicator of other ranks over the same device."""
+        """Return a communicator of `peers` on the same device."""
         streams = self._streams.another()
         made = NcclCommunicator(
             peers,
@@ -269,7 +270,7 @@ class NcclCommunicator(Communicator):
         if not self._closed:
             self._closed = True
             with self.lock:
-                self._peers.abort(reason)  # first, for NCCL may take its time
+                self._peers.abort(reason)  # first, because the abort of NCCL may take seconds
             self._progress.fail(CommAborted(left(self.rank, self.size, reason)))
             self._streams.close()
 
@@ -281,7 +282,7 @@ class NcclCommunicator(Communicator):
             self.control.barrier("close")
         except RankLost as lost:
             finalize.forgive(lost)
-            # Whoever has left will not ask for anything any more.
+            # The lost rank waits for no answer: this rank may leave too.
             self.abort(str(lost))
             return
         self._closed = True
@@ -317,7 +318,7 @@ class NcclObjectComm(ObjectComm):
 
 
 class HostBarrierWork(Work):
-    """A collective of the hosts, whose failure breaks the whole communicator."""
+    """Collective of the hosts, whose failure breaks the whole communicator."""
 
     def __init__(self, progress: NcclProgress, work: Work) -> None:
         self._progress = progress

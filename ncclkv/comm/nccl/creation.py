@@ -1,4 +1,4 @@
-"""The creation of an NCCL communicator, by all ranks together."""
+"""Creation of an NCCL communicator by all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def create(peers: Communicator, binding: Binding, settings: Mapping[str, str]) -> Handle:
-    """Make an NCCL communicator of the ranks of `peers`; collective.
+    """Create an NCCL communicator of the ranks of `peers`; collective.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def create(peers: Communicator, binding: Binding, settings: Mapping[str, str]) -
         The ranks in host memory.
     binding : Binding
     settings : mapping of str to str
-        Variables of NCCL's, set meanwhile.
+        Variables of NCCL, set during the creation.
 
     Raises
     ------
@@ -34,14 +34,14 @@ def create(peers: Communicator, binding: Binding, settings: Mapping[str, str]) -
     RankLost, RankDied
         When a rank has failed to create its end, or its process has ended.
     CommTimeout
-        When a rank does not come.
+        When a rank does not join.
     """
     with env.temporarily(settings):
         return _create(peers, binding)
 
 
 def _create(peers: Communicator, binding: Binding) -> Handle:
-    """Make it, with what NCCL reads in the environment."""
+    """Create the communicator, with the settings in the environment."""
     begun = _attempt(binding.unique_id) if peers.rank == 0 else None
     unique_id, problem = peers.control.broadcast(begun, 0, "the id of a communicator")
     if problem is not None:
@@ -54,7 +54,7 @@ def _create(peers: Communicator, binding: Binding) -> Handle:
 
 
 def _check(peers: Communicator) -> None:
-    """Raise when a rank that NCCL waits for will not come."""
+    """Raise an error if a rank that NCCL waits for cannot join."""
     departed = peers.left_ranks()
     if departed:
         rank, reason = cause(departed)

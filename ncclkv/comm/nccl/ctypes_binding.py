@@ -1,4 +1,4 @@
-"""NCCL through ctypes.
+"""Binding of NCCL through ctypes.
 
 A communicator blocks by default: each call returns when NCCL has done it, so a capture of the
 caller's thread records it.  ``NCCL_COMM_BLOCKING=0`` wins over that default.  Then a call returns
@@ -51,8 +51,8 @@ class CtypesBinding:
     device : int, optional
         The device of the communicators to be made; by default the current one.
     timeout : float
-        Seconds for all ranks to come to `create` and to `destroy`, and for NCCL to start what any
-        other call of a communicator that does not block asks for.
+        Seconds for all ranks to join in `create` and `destroy`.  A communicator that does not block
+        has as long for every other call.
     blocking : bool
         Whether communicators block, unless ``NCCL_COMM_BLOCKING`` is set.
     max_ctas : int, optional
@@ -85,7 +85,7 @@ class CtypesBinding:
         self._config = Config(blocking, max_ctas)
         self._group = _Group()
         self.uncaptured = ""
-        # Looked up once, for they are called for each bucket.
+        # Looked up once: these are called for each bucket.
         self._all_reduce = functions.ncclAllReduce
         self._reduce = functions.ncclReduce
         self._broadcast = functions.ncclBroadcast
@@ -130,7 +130,7 @@ class CtypesBinding:
         self._bounded("ncclGroupEnd", partial(connect, self, comm, peers, scratch, stream))
 
     def destroy(self, comm: Handle) -> None:
-        # Finalize waits for the other ranks and reports what went wrong; destroy does not report.
+        # Finalize waits for the other ranks and returns errors; destroy returns none of them.
         operation = "ncclCommFinalize"
         code = self._bounded(operation, partial(self._functions.ncclCommFinalize, comm))
         self._finish_or_abort(operation, comm, code)
@@ -232,7 +232,7 @@ class CtypesBinding:
         code: int,
         look: Callable[[], None] | None = None,
     ) -> None:
-        """End a call that NCCL has refused, holds back in a group, or has not done yet."""
+        """End a call that NCCL refused, holds back in a group, or has not completed."""
         if self._group.depth and code in (_SUCCESS, _IN_PROGRESS):
             self._group.comms.append(comm)
         elif code == _IN_PROGRESS:
@@ -243,7 +243,7 @@ class CtypesBinding:
     def _finish_or_abort(
         self, operation: str, comm: Handle, code: int, look: Callable[[], None] | None = None
     ) -> None:
-        """End a call of a communicator that nobody else refers to; abort it where that fails."""
+        """End a call of a communicator that has no other owner; abort it if the call failed."""
         try:
             self._finish(operation, comm, code, look)
         except (CommError, KeyboardInterrupt):
@@ -253,17 +253,17 @@ class CtypesBinding:
             raise
 
     def _settle(self, operation: str, comm: Handle, look: Callable[[], None] | None = None) -> None:
-        """Wait until NCCL has done the last call: before, it must not be called again."""
-        watch = Deadline(self._timeout)
+        """Wait until NCCL has completed the last call; before, NCCL forbids another call."""
+        deadline = Deadline(self._timeout)
         while (code := self._state(comm)) == _IN_PROGRESS:
-            if watch.pause() and look is not None:
+            if deadline.pause() and look is not None:
                 look()
-            if watch.late():
+            if deadline.late():
                 raise waiting.timeout_error(self._named(operation), self._timeout)
         self._check(operation, code)
 
     def _state(self, comm: Handle) -> int:
-        """Return the code of what a communicator is doing, or has failed to do."""
+        """Return the code of the communicator's last call, or of its asynchronous error."""
         state = ctypes.c_int()
         code = self._functions.ncclCommGetAsyncError(comm, ctypes.byref(state))
         return code or state.value
@@ -284,7 +284,7 @@ class CtypesBinding:
         )
 
     def _on_device(self, function: Callable[[], Any]) -> Any:
-        """Call it in a new thread, whose current device is not the caller's."""
+        """Call a function on the communicator's device, in a thread that may have another."""
         if self._device is not None:
             import cupy
 
@@ -295,7 +295,7 @@ class CtypesBinding:
         return function()
 
     def _check(self, operation: str, code: int) -> None:
-        """Raise where a call failed."""
+        """Raise if a call failed."""
         if code not in (_SUCCESS, _IN_PROGRESS):
             raise CommAborted(f"{self._named(operation)} failed: {self._text(code)}")
 
@@ -314,14 +314,14 @@ class CtypesBinding:
 
 
 class _Group(threading.local):
-    """The group that is open in a thread, as NCCL has one for each thread.
+    """Open group of a thread: NCCL has one for each thread.
 
     Attributes
     ----------
     depth : int
-        How many starts have no end yet.
+        Number of starts without an end.
     comms : list of Handle
-        The communicators that were called within.
+        The communicators of the calls in the group.
     """
 
     def __init__(self) -> None:
@@ -329,6 +329,6 @@ class _Group(threading.local):
         self.comms: list[Handle] = []
 
     def take(self) -> list[Handle]:
-        """Return the communicators, and forget them."""
+        """Return the communicators, and clear the list."""
         comms, self.comms = self.comms, []
         return comms

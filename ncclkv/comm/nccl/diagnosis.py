@@ -1,4 +1,4 @@
-"""Why a wait for the device does not end: NCCL itself tells neither who is missing nor why."""
+"""Diagnosis of a wait for the device that does not end: NCCL names neither rank nor cause."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from ncclkv.system import abort
 
 
 class Diagnosis:
-    """Checks that the waits of one communicator make.
+    """Checks of one communicator that every wait makes.
 
     Parameters
     ----------
     peers : Communicator
         The same ranks in host memory.
     binding : Binding
-    order_check : Accord
-        What they have posted.
+    order_check : OrderCheck
 
     Attributes
     ----------
@@ -38,19 +37,19 @@ class Diagnosis:
         self._who = f"rank {peers.rank} of {peers.size}"
         self.thread_multiple = peers.thread_multiple
 
-    def watch(self, timeout: float | None = None) -> Deadline:
-        """The clock of a wait that begins now, of the communicator's own deadline or another."""
+    def begin(self, timeout: float | None = None) -> Deadline:
+        """Begin a wait; return its deadline, by default the communicator's timeout."""
         self._order_check.begin()
         return Deadline(self._peers.timeout if timeout is None else timeout)
 
-    def check(self, handle: Handle, watch: Deadline, work: NcclWork | str | None) -> None:
-        """Raise when a wait is in vain, or has lasted too long.
+    def check(self, handle: Handle, deadline: Deadline, work: NcclWork | str | None) -> None:
+        """Raise an error if a wait cannot end, or has lasted too long.
 
         Parameters
         ----------
         handle : Handle
-        watch : Watch
-            The clock of the wait.
+        deadline : Deadline
+            Deadline of the wait.
         work : NcclWork, str or None
             The collective that the wait is for; None for other work of the device.
 
@@ -73,27 +72,27 @@ class Diagnosis:
             raise CommAborted(f"{self._who}: {what}: {self._named()} reports: {problem}")
         departed = self._peers.left_ranks() if in_flight else {}
         dead = self._order_check.dead() if in_flight else set()
-        mismatch = self._order_check.poll(watch, str(what)) if in_flight else None
+        mismatch = self._order_check.poll(deadline, str(what)) if in_flight else None
         if mismatch is not None:
             raise mismatch
-        if departed and watch.grace_expired():
+        if departed and deadline.grace_expired():
             rank, reason = cause(departed)
             raise RankLost(
                 f"{self._who}: rank {rank} left while {what} waited for it; it said: {reason}"
             )
-        if dead and watch.grace_expired():
+        if dead and deadline.grace_expired():
             raise RankDied(
                 f"{self._who}: {format_ranks(dead)} ended while {what} was in flight, and said "
                 f"nothing; {self._order_check.last(dead)}"
             )
-        if watch.late():
+        if deadline.late():
             raise CommTimeout(
-                f"{self._who}: {what} waited {watch.waited:.1f} s (timeout {watch.limit:g} s) for "
-                f"{self._missing(in_flight, can_begin)}"
+                f"{self._who}: {what} waited {deadline.waited:.1f} s (timeout {deadline.limit:g} "
+                f"s) for {self._missing(in_flight, can_begin)}"
             )
 
     def _missing(self, in_flight: bool, can_begin: bool) -> str:
-        """Describe what a wait is for: the device, or other ranks."""
+        """Describe the missing part of a wait: the device, or other ranks."""
         if not in_flight or self._peers.size == 1:
             return "the device; give it a longer timeout"
         if not can_begin:
@@ -109,10 +108,10 @@ class Diagnosis:
         )
 
     def _named(self) -> str:
-        """The library with its version."""
+        """Return the name of the library and its version."""
         return f"{self._binding.name} ({version_text(self._binding.version())})"
 
 
 def cause(departed: Mapping[int, str]) -> tuple[int, str]:
-    """The rank that left first, as far as the reasons tell, and its reason."""
+    """Return the rank that left first, as far as the reasons show it, and its reason."""
     return min(departed.items(), key=lambda each: (abort.follows(each[1]), each[0]))

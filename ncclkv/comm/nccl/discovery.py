@@ -1,7 +1,7 @@
-"""What ranks must know of each other before NCCL starts, and what follows from it.
+"""Discovery: the GPU and the libraries of each rank, and whether the ranks can start NCCL.
 
-Nothing here asks a device or the environment, so that every decision can be tried with made-up
-facts; every rank decides from the same list, so that all fail together and in the same words.
+No function here reads a device or the environment, so tests try every decision with made-up facts.
+Every rank decides from the same list, so all ranks fail together and with the same text.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ncclkv.comm.nccl.binding import version_text
 Kind = TypeVar("Kind", bound=Hashable)
 
 OLDEST_NCCL = 21801
-"""The oldest that this package is tried with."""
+"""Oldest version of NCCL that the tests run."""
 
 OLDEST_CUPY = 14
-"""The oldest that this package is tried with."""
+"""Oldest version of CuPy that the tests run."""
 
 _SEVERAL_RANKS_ON_A_GPU = 23003
 _LAUNCH_ORDER = 22602
@@ -28,30 +28,30 @@ _NO_CACHE = 22907
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What one rank found."""
+    """GPU and libraries of one rank."""
 
     rank: int
     host: str
     devices: int
-    """How many the rank sees."""
+    """Number of devices that the rank sees."""
     device: int
-    """The number of the one that it uses, among these."""
+    """Number of the device that the rank uses."""
     gpu: str
-    """What tells that one from all others of the host."""
+    """Identity of that device on its host."""
     nccl: int
     cupy: str
     driver: int
-    """The CUDA version of the driver, such as 12080 for 12.8."""
+    """CUDA version of the driver, such as 12080 for 12.8."""
     share: bool
-    """Whether ``NCCLKV_SHARE_GPU=1`` is set."""
+    """``NCCLKV_SHARE_GPU=1`` is set."""
     obstacle: str = ""
-    """Why there is no GPU or no NCCL, with what to do; the rest then means nothing."""
+    """Reason that there is no GPU or no NCCL, with advice; the other fields are then void."""
     bus: str = ""
-    """The GPU's place on the host: slices of one (MIG) have this in common, and not `gpu`."""
+    """PCI bus id of the GPU: slices of one GPU (MIG) share it, but differ in `gpu`."""
 
 
 def device_of(local_rank: int, devices: int) -> int:
-    """Which device a rank uses: one after the other on each node.
+    """Return the device of a rank: the ranks of a node take the devices in turn.
 
     A launcher may show each rank a device of its own, which then is number 0 everywhere.
 
@@ -64,24 +64,24 @@ def device_of(local_rank: int, devices: int) -> int:
 
 
 def launch_problem(facts: Sequence[DeviceInfo]) -> str | None:
-    """Why NCCL cannot run on these ranks, with what mends it; None when it can."""
+    """Return the reason that NCCL cannot run on these ranks, with advice; None if it can."""
     findings = (_obstacles, _disagreement, _old, _versions, _crowd)
     return next(filter(None, (find(facts) for find in findings)), None)
 
 
 def shared_gpus(facts: Sequence[DeviceInfo]) -> dict[tuple[str, str], list[int]]:
-    """The GPUs, by host and identity, that several ranks use, with these ranks."""
+    """Return the ranks of each GPU that several ranks use, by host and identity."""
     groups = _by(facts, lambda each: (each.host, _as_nccl_sees(each)))
     return {gpu: ranks for gpu, ranks in groups.items() if len(ranks) > 1}
 
 
 def _as_nccl_sees(each: DeviceInfo) -> str:
-    """The GPU of a rank: before 2.30.3 NCCL tells GPUs apart by their place on the bus."""
+    """Return the GPU of a rank as NCCL identifies it: before 2.30.3 by its PCI bus id."""
     return each.bus if each.bus and each.nccl < _SEVERAL_RANKS_ON_A_GPU else each.gpu
 
 
 def max_ctas(facts: Sequence[DeviceInfo]) -> int | None:
-    """Return the most blocks of NCCL's kernels; None where NCCL chooses.
+    """Return the maximum number of blocks of NCCL's kernels; None if NCCL chooses.
 
     The kernels of all ranks that share a GPU must fit on it together.
     """
@@ -89,7 +89,7 @@ def max_ctas(facts: Sequence[DeviceInfo]) -> int | None:
 
 
 def settings(facts: Sequence[DeviceInfo], rank: int) -> dict[str, str]:
-    """Return the settings of NCCL for `rank`; those that the user made win over them.
+    """Return the settings of NCCL for `rank`; the user's own settings override them.
 
     NCCL reads a parameter where it first needs it: at creation, at the first launch, or at the
     first captured collective.
@@ -128,7 +128,7 @@ def settings(facts: Sequence[DeviceInfo], rank: int) -> dict[str, str]:
 
 
 def _obstacles(facts: Sequence[DeviceInfo]) -> str | None:
-    """Ranks without a GPU, CuPy or NCCL."""
+    """Report ranks without a GPU, CuPy or NCCL."""
     groups = _by(facts, lambda each: each.obstacle)
     groups.pop("", None)
     if not groups:
@@ -138,7 +138,7 @@ def _obstacles(facts: Sequence[DeviceInfo]) -> str | None:
 
 
 def _disagreement(facts: Sequence[DeviceInfo]) -> str | None:
-    """Sharing set on some ranks."""
+    """Report ``NCCLKV_SHARE_GPU`` that differs between ranks."""
     groups = _by(facts, lambda each: each.share)
     if len(groups) == 1:
         return None
@@ -150,7 +150,7 @@ def _disagreement(facts: Sequence[DeviceInfo]) -> str | None:
 
 
 def _old(facts: Sequence[DeviceInfo]) -> str | None:
-    """Libraries from before what is used of them."""
+    """Report libraries that are too old."""
     for each in facts:
         where = _where(facts, [each.rank])
         if each.nccl < OLDEST_NCCL:
@@ -167,7 +167,7 @@ def _old(facts: Sequence[DeviceInfo]) -> str | None:
 
 
 def _versions(facts: Sequence[DeviceInfo]) -> str | None:
-    """Libraries or drivers that are not the same everywhere."""
+    """Report libraries or drivers that differ between ranks."""
     kinds: list[tuple[str, Callable[[DeviceInfo], str], str]] = [
         ("NCCL", lambda each: version_text(each.nccl), "pip install the same nvidia-nccl-cu12"),
         ("CuPy", lambda each: each.cupy, "pip install the same cupy-cuda12x"),
@@ -182,7 +182,7 @@ def _versions(facts: Sequence[DeviceInfo]) -> str | None:
 
 
 def _crowd(facts: Sequence[DeviceInfo]) -> str | None:
-    """Ranks that share a GPU, when nobody said that they should."""
+    """Report ranks that share a GPU without ``NCCLKV_SHARE_GPU=1``."""
     groups = shared_gpus(facts)
     if not groups or facts[0].share:
         return None
@@ -205,7 +205,7 @@ def _crowd(facts: Sequence[DeviceInfo]) -> str | None:
 
 
 def _by(facts: Sequence[DeviceInfo], key: Callable[[DeviceInfo], Kind]) -> dict[Kind, list[int]]:
-    """Ranks in groups of one kind, in order of the first rank."""
+    """Return ranks grouped by `key`, in order of the first rank of each group."""
     groups: dict[Kind, list[int]] = defaultdict(list)
     for each in facts:
         groups[key(each)].append(each.rank)
@@ -213,12 +213,12 @@ def _by(facts: Sequence[DeviceInfo], key: Callable[[DeviceInfo], Kind]) -> dict[
 
 
 def _where(facts: Sequence[DeviceInfo], ranks: Sequence[int]) -> str:
-    """``ranks 1, 3 (node4)``."""
+    """Return text such as ``ranks 1, 3 (node4)``."""
     hosts = list(dict.fromkeys(facts[rank].host for rank in ranks))
     names = ", ".join(str(rank) for rank in ranks)
     return f"rank{'' if len(ranks) == 1 else 's'} {names} ({', '.join(hosts)})"
 
 
 def _driver_text(code: int) -> str:
-    """12080 as 12.8."""
+    """Return a driver's code as text: 12080 as 12.8."""
     return f"{code // 1000}.{code % 1000 // 10}"

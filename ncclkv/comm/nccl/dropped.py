@@ -1,4 +1,4 @@
-"""The end of a communicator that the program refers to no more and has not closed."""
+"""Dropped communicators: unreferenced, but not closed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Owner(Protocol):
 
     @property
     def handle(self) -> Handle | None:
-        """The communicator, until its end."""
+        """Communicator, until its end."""
 
     def watch(self) -> bool:
         """Let the watcher look; return whether there is one."""
@@ -35,13 +35,13 @@ class Owner(Protocol):
 
 
 class Dropped:
-    """Warns of it, and frees it by abort once nothing of it is in flight.
+    """Finalizer of a dropped communicator: warns, and aborts it once no work is in flight.
 
     Parameters
     ----------
     progress : NcclProgress
     peers : Communicator
-        The ranks in host memory, who are told.
+        The ranks in host memory, which receive the reason.
     streams : Streams
     """
 
@@ -60,29 +60,28 @@ class Dropped:
         self._finalizer.atexit = False
 
     def forget(self) -> None:
-        """Free nothing any more: the communicator has ended.
+        """Detach the finalizer: the communicator has ended.
 
-        A finalizer is alive until then, and by the flight that it frees all that is in flight,
-        which may refer to the owner.
+        A finalizer refers to the works in flight, and they may refer to the owner.
         """
         if self._finalizer is not None:
             self._finalizer.detach()
 
     def _drop(self) -> None:
-        """Nobody refers to the communicator any more."""
+        """Warn of the dropped communicator, and let the watcher free it."""
         if os.getpid() != self._process:  # a forked child has no device
             return
         with self._progress.lock:
             if self._progress.handle is None:
                 return
             self._is_dropped = True
-            # This thread may be amid a capture, which a look at an event spoils.
+            # This thread may be in a capture, which a query of an event spoils.
             if not self._progress.watch():
                 try:
                     self.settle()
                 except KVStoreError as error:  # the device is lost
                     self._progress.fail(error)
-        # Last, for it raises where warnings are errors.
+        # Last, because it raises if warnings are errors.
         warnings.warn(
             f"{self._who}: {_REASON}; call close(), or create it in a with statement",
             ResourceWarning,
@@ -90,7 +89,7 @@ class Dropped:
         )
 
     def settle(self) -> bool:
-        """Let go of what is complete, and of the communicator if it was dropped and is idle.
+        """Release complete works, and the communicator if it was dropped and is idle.
 
         Returns
         -------

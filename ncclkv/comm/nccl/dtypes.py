@@ -1,8 +1,8 @@
-"""How arrays travel: NCCL's numbers for a NumPy dtype and op, and which places a buffer may have.
+"""Dtypes and ops of NumPy as numbers of NCCL, and checks of the arrays of a collective.
 
-What NCCL has no dtype for goes as one that it has: bools as bytes (their sum is a logical or, which
-is a maximum), complex numbers as pairs of reals.  16-bit integers can be moved, as bytes, and not
-reduced.
+NCCL has no bools, complex numbers and 16-bit integers.  Bools are moved as bytes: their sum is a
+logical or, which is a maximum.  Complex numbers are pairs of reals.  16-bit integers can be moved,
+as bytes, but not reduced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ncclkv.errors import NotSupported, UsageError
 
 @dataclass(frozen=True)
 class NcclType:
-    """What a binding is told of an array and an op."""
+    """Arguments of a binding for a dtype and an op."""
 
     dtype: int
     op: int
@@ -29,7 +29,7 @@ class NcclType:
     """NCCL's elements for each of the array's."""
 
 
-# What has the same bytes, and how many of them to an element.
+# Dtype of NCCL's with the same bytes, and the number of its elements to one of NumPy's.
 _ALIKE = {
     "bool": ("uint8", 1),
     "int16": ("uint8", 2),
@@ -43,7 +43,7 @@ _OPS_OF_BOOL = {"sum": "max", "max": "max", "min": "min", "prod": "min"}
 
 @cache
 def movement(dtype: np.dtype[Any]) -> NcclType:
-    """How a `dtype` that stores can hold is copied from rank to rank.
+    """Return the arguments for moving elements of `dtype`, one that stores can hold.
 
     Examples
     --------
@@ -56,14 +56,21 @@ def movement(dtype: np.dtype[Any]) -> NcclType:
 
 @lru_cache(maxsize=256)
 def reduction(dtype: np.dtype[Any], op: str, what: str = "") -> NcclType:
-    """How a `dtype` that stores can hold is reduced; `what` begins the message of an error.
+    """Return the arguments for reducing elements of `dtype`, one that stores can hold.
+
+    Parameters
+    ----------
+    dtype : dtype
+    op : str
+    what : str
+        Begin of an error's message.
 
     Raises
     ------
     UsageError
-        When there is no such `op`.
+        When `op` is unknown.
     NotSupported
-        When NCCL cannot do it.
+        When NCCL cannot reduce the dtype by the op.
 
     Examples
     --------
@@ -91,7 +98,7 @@ def reduction(dtype: np.dtype[Any], op: str, what: str = "") -> NcclType:
 
 
 def check_device(buffer: Buffer) -> None:
-    """Refuse an array in host memory."""
+    """Raise `UsageError` for an array in host memory."""
     if isinstance(buffer, np.ndarray):
         raise UsageError(
             "this communicator moves arrays in a GPU's memory and was given a NumPy array; pass "
@@ -100,7 +107,10 @@ def check_device(buffer: Buffer) -> None:
 
 
 def check_sides(send: Buffer, receive: Buffer, count: int) -> None:
-    """Refuse arrays that a collective cannot take; `receive` has `count` elements."""
+    """Raise `UsageError` unless a collective can take the arrays.
+
+    `receive` must have `count` elements.
+    """
     check_device(send)
     check_device(receive)
     check_buffers(send, receive, count)

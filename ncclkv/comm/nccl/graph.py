@@ -1,6 +1,6 @@
-"""Graphs of a communicator: what is recorded, and what must be freed before it is.
+"""Graphs of a communicator: captured launches.
 
-NCCL destroys, or aborts, a communicator only when every graph with its collectives is gone.
+NCCL destroys or aborts a communicator only after all graphs with its collectives are freed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Launcher(Protocol):
 
 
 class NcclGraph(Graph):
-    """The launches of one block."""
+    """Captured launches of one block."""
 
     def __init__(self, progress: Launcher) -> None:
         self._progress = progress
@@ -52,11 +52,11 @@ class NcclGraph(Graph):
         self._kept += objects
 
     def add(self, work: NcclWork) -> None:
-        """Include a collective, whose event means nothing when the capture is over."""
+        """Add a collective; its event is valid until the end of the capture."""
         self._works.append(work)
 
     def end(self, graph: StreamGraph | None) -> None:
-        """The capture is over."""
+        """End the capture: take the graph, or None if the capture failed."""
         self._graph = graph
         self.calls = [str(work) for work in self._works]
         for work in self._works:
@@ -68,7 +68,7 @@ class NcclGraph(Graph):
         self._progress.graphs.refuse("the launch of a graph")
         if self._graph is None:
             raise UsageError("this graph was not captured to its end, or was freed; capture again")
-        # In flight it is referred to, and with it all that it keeps.
+        # The work in flight refers to this graph, and so to the arrays that it reads.
         what = f"a captured step (collectives: {len(self.calls)})"
         return self._progress.launch(what, lambda _, stream: self._run(stream), None, self)
 
@@ -77,19 +77,19 @@ class NcclGraph(Graph):
             self._graph.launch(stream)
 
     def free(self) -> None:
-        """Let go of the graph; what it keeps stays until nothing in flight reads it."""
+        """Free the graph; works in flight keep its arrays alive."""
         self._graph = None
 
 
 class Graphs:
-    """The graphs of one progress.
+    """Graphs of one communicator.
 
     Attributes
     ----------
     recording : NcclGraph or None
-        The one that is being captured.
+        The graph whose capture is open.
     stream : int
-        The one that is current meanwhile.
+        Current stream of the open capture.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -100,7 +100,7 @@ class Graphs:
 
     @contextmanager
     def record(self, graph: NcclGraph) -> Iterator[NcclGraph]:
-        """Capture a block, on a stream that is made current."""
+        """Capture a block on a stream of its own, which becomes current."""
         self.refuse("capture")
         self.stream = self._streams.begin_capture()
         self.recording = graph
@@ -115,7 +115,7 @@ class Graphs:
         self._end(graph)
 
     def _end(self, graph: NcclGraph) -> None:
-        """End the capture, unless a failure has."""
+        """End the capture, unless a failure has ended it."""
         if self.recording is not graph:
             return
         made = None
@@ -127,19 +127,19 @@ class Graphs:
             graph.end(made)
 
     def _discard(self) -> None:
-        """End the capture and forget it."""
+        """End the capture and drop its graph."""
         graph, self.recording = self.recording, None
         if graph is not None:
             self._streams.drop_capture()
             graph.end(None)
 
     def refuse(self, what: str) -> None:
-        """Refuse what cannot be part of a graph."""
+        """Raise `UsageError` if a capture is open: `what` cannot be part of a graph."""
         if self.recording is not None:
             raise UsageError(f"{what} was called inside a capture; call it after its end")
 
     def check_stream(self, current: int) -> None:
-        """Refuse another current stream than the capture's own, whose work is not recorded."""
+        """Raise `UsageError` if the current stream is not that of the capture."""
         if current != self.stream:
             raise UsageError(
                 "another stream than the capture's own was made the current one inside it, and "
@@ -147,7 +147,7 @@ class Graphs:
             )
 
     def free(self) -> None:
-        """Free all, for the communicator will be."""
+        """Free all graphs, before the communicator is freed."""
         self._discard()
         for graph in list(self._live):
             graph.free()

@@ -1,4 +1,4 @@
-"""The block in which an error breaks a communicator."""
+"""Guard: a block in which an error breaks a communicator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Guarded(Protocol):
 
 
 class Guard:
-    """Locks a flight and checks it on entry; a `KVStoreError` within makes it fail."""
+    """Context manager that locks and checks a communicator; a `KVStoreError` inside breaks it."""
 
     def __init__(self, progress: Guarded) -> None:
         self._progress = progress
@@ -43,7 +43,7 @@ class Guard:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         try:
-            # In a capture nothing is in flight: a wrong call spoils the graph alone.
+            # In a capture no work is in flight: a wrong call spoils the graph alone.
             spoils = self._progress.graphs.recording is not None and isinstance(error, UsageError)
             if isinstance(error, KVStoreError) and not spoils:
                 self._progress.fail(error)

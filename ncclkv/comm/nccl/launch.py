@@ -1,4 +1,4 @@
-"""From ranks on hosts to a communicator of their GPUs."""
+"""Launch of a communicator of GPUs, over the ranks' communicator of hosts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _log = logging.getLogger("ncclkv")
 
 
 def survey(peers: Communicator) -> list[DeviceInfo]:
-    """Every rank's facts, in rank order; collective.
+    """Return the facts of every rank, in rank order; collective.
 
     Each rank's device becomes its current one.  `launch_problem` tells whether NCCL can run there.
     """
@@ -42,20 +42,20 @@ def survey(peers: Communicator) -> list[DeviceInfo]:
 
 
 def launch(peers: Communicator, facts: Sequence[DeviceInfo] | None = None) -> NcclCommunicator:
-    """A communicator of the ranks' GPUs; collective.
+    """Return a communicator of the ranks' GPUs; collective.
 
     Parameters
     ----------
     peers : Communicator
-        The ranks in host memory; taken over.
+        The ranks in host memory; the new communicator owns it.
     facts : sequence of Facts, optional
-        What `survey` returned.
+        Result of `survey`; by default `survey` is called.
 
     Raises
     ------
     LaunchError
-        On every rank, and with the same text, when NCCL cannot run on these ranks; on those that
-        it happens to, when NCCL refuses.
+        On every rank, with the same text, when NCCL cannot run on these ranks.  On one rank, when
+        NCCL refuses its GPU.
     CommTimeout
         When NCCL does not connect the ranks in time.
     """
@@ -80,7 +80,7 @@ def launch(peers: Communicator, facts: Sequence[DeviceInfo] | None = None) -> Nc
 
 
 def _own(peers: Communicator) -> DeviceInfo:
-    """This rank's facts."""
+    """Return the facts of this rank, or its obstacle."""
     rank, host = peers.rank, socket.gethostname()
     share = env.share_gpu()
     try:
@@ -90,7 +90,7 @@ def _own(peers: Communicator) -> DeviceInfo:
 
 
 def _find_driver() -> None:
-    """Refuse a machine that cannot have a GPU, before CuPy is imported for nothing."""
+    """Raise `LaunchError` if there is no driver, before the slow import of CuPy."""
     try:
         ctypes.CDLL(DRIVER)
     except OSError as error:
@@ -101,7 +101,7 @@ def _find_driver() -> None:
 
 
 def _import_cupy() -> Any:
-    """Return the module, or say how to get it."""
+    """Return CuPy; raise `LaunchError` with the command that installs it."""
     try:
         import cupy
     except ImportError as error:
@@ -113,7 +113,7 @@ def _import_cupy() -> Any:
 
 
 def _gpu(peers: Communicator, host: str, share: bool) -> DeviceInfo:
-    """The same, of a rank that has a GPU."""
+    """Return the facts of a rank that has a GPU."""
     _find_driver()
     cupy = _import_cupy()
     nccl = load().version

@@ -1,4 +1,4 @@
-"""Collectives in flight of one communicator, as the watcher looks at them."""
+"""Launched works of one communicator, as the watcher polls them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Watchable(Protocol):
 
     @property
     def handle(self) -> Handle | None:
-        """The communicator, until its end."""
+        """Communicator, until its end."""
 
     @property
     def graphs(self) -> Graphs:
@@ -38,17 +38,17 @@ class Watchable(Protocol):
 
 
 class LaunchedWorks:
-    """Has the watcher look at a flight from a launch, or a drop, until nothing is in flight.
+    """Works that the watcher polls, from a launch or a drop until nothing is in flight.
 
     Parameters
     ----------
     progress : NcclProgress
     works : sequence of NcclWork
-        Its collectives, in the order of their launch; not changed here.
+        Works in flight, in the order of their launch; read only.
     streams : Streams
     diagnosis : Diagnosis
     watcher : Watcher or None
-        None where nobody looks.
+        None: no thread polls.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class LaunchedWorks:
         self._works = works
         self._streams = streams
         self._diagnosis = diagnosis
-        # It communicates with other ranks, while the program may do so in its own thread.
+        # A look sends messages to other ranks, and the program's thread may do so concurrently.
         self._watcher = watcher if diagnosis.thread_multiple else None
         self._is_watched = False
         self._first: NcclWork | None = None
-        self._watch = diagnosis.watch()
+        self._deadline = diagnosis.begin()
 
     def watch(self) -> bool:
-        """Have the watcher look, if there is one; the caller holds the flight's lock.
+        """Add these works to the watcher, if there is one; the caller holds the lock.
 
         Returns
         -------
@@ -85,16 +85,16 @@ class LaunchedWorks:
         return True
 
     def look_over(self) -> bool:
-        """Look at what is in flight, as a wait of the host does; called by the watcher.
+        """Check the works in flight as a wait of the host does; called by the watcher.
 
-        While a call of the store's own thread is under way that call looks, and this does not.  A
-        collective's deadline counts from when it came first in line.  On trouble NCCL is aborted,
-        which ends all waits for its collectives, and the next call of the store raises the error.
+        During a call of the store's own thread this method does nothing, because that call checks.
+        The deadline of a work begins when it is the oldest.  An error aborts NCCL, which ends all
+        waits for its collectives, and the next call of the store raises the error.
 
         Returns
         -------
         bool
-            Whether anything is in flight.
+            Whether any work is in flight.
         """
         lock = self._progress.lock
         if not lock.acquire(blocking=False):
@@ -106,20 +106,20 @@ class LaunchedWorks:
             lock.release()
 
     def _look(self) -> bool:
-        """Look; tell whether anything is in flight that is not in vain."""
-        if self._progress.graphs.recording is not None:  # no event may be looked at in a capture
+        """Check the oldest work; return whether to look again."""
+        if self._progress.graphs.recording is not None:  # a query of an event would spoil it
             return True
         try:
             self._streams.attach()
             first = next((work for work in self._works if not work.reached()), None)
             if first is None:
                 if self._first is not None:
-                    self._first, self._watch = None, self._diagnosis.watch()
+                    self._first, self._deadline = None, self._diagnosis.begin()
                 return not self._progress.settle_dropped()
             if first is not self._first:
-                self._first, self._watch = first, self._diagnosis.watch()
-            self._watch.tick()
-            self._diagnosis.check(self._progress.handle, self._watch, first)
+                self._first, self._deadline = first, self._diagnosis.begin()
+            self._deadline.tick()
+            self._diagnosis.check(self._progress.handle, self._deadline, first)
         except KVStoreError as error:
             _log.error("ncclkv: %s; what is read of this store's values now may be wrong", error)
             self._progress.fail(error)

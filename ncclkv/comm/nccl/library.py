@@ -1,6 +1,7 @@
-"""NCCL's shared library: found, loaded, and its functions declared.
+"""Library: libnccl, found, loaded, and its functions declared.
 
-A process must not load two copies of NCCL, so the copy that CuPy or torch has loaded comes first.
+A copy that CuPy or torch has loaded comes first, because two copies in a process do not share
+NCCL's settings and take twice the memory.
 """
 
 from __future__ import annotations

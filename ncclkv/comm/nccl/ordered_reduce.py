@@ -1,9 +1,9 @@
-"""Reductions in rank order: NCCL moves the parts, and a kernel of the store's adds them up.
+"""Ordered reductions: NCCL moves the parts, and a kernel of the store reduces them in rank order.
 
-NCCL's own sums are made in an order that depends on the length, the ranks, the machine and the
-version.  Here every rank gets its share of what all have, sums it in rank order with the host's
-arithmetic, and sends the sum to the others: each sends and receives as much as in an allreduce that
-is made well.  What is short is gathered whole instead, and summed by all.
+The order of NCCL's own sums depends on the length, the ranks, the machine and the version.  Here
+each rank receives its share of all arrays, reduces it in rank order with the host's arithmetic, and
+sends the result to the others.  Each rank sends as many bytes as in a ring allreduce.  A short
+array is gathered whole instead, and every rank reduces it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 
 SHORT_BYTES = 64 * 1024
-"""Up to here a second trip is taken to cost more than the bytes that it saves."""
+"""Longest array that is gathered whole: a second exchange would cost more than it saves."""
 
 SCRATCH_BYTES = 64 * 1024 * 1024
-"""What the parts of others take at most, nearly; longer arrays go piece by piece."""
+"""Memory for the parts of the peers, nearly; a longer array is reduced piece by piece."""
 
 
 class OrderedReduce:
-    """The reductions of one communicator.
+    """Reductions in rank order of one communicator.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class OrderedReduce:
     streams : Streams
     kernels : Kernels
     progress : NcclProgress
-        What they are launched in.
+        Launches the reductions.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class OrderedReduce:
         self._connected = False
 
     def connect(self) -> None:
-        """Connect the ranks for messages, unless they are; collective, and with a deadline."""
+        """Connect the ranks for messages, once; collective, with a deadline."""
         if self._connected:
             return
         self._connected = True
@@ -76,9 +76,10 @@ class OrderedReduce:
     def reduce(
         self, send: Buffer, receive: Buffer, op: str, root: int | None
     ) -> tuple[Enqueue, Buffer]:
-        """What puts a reduction on a stream, and the scratch that it takes, to be kept meanwhile.
+        """Return the function that puts a reduction on a stream, and its scratch memory.
 
-        The scratch is the next one's too, which comes after it on the same stream.
+        The caller keeps the scratch memory alive until the reduction is complete.  The next
+        reduction uses the same memory, later on the same stream.
         """
         if send.nbytes <= SHORT_BYTES:
             scratch = self._scratch(send, send.size * self._size)
@@ -90,13 +91,13 @@ class OrderedReduce:
         return partial(self._reduce_long, send, receive, op, root, scratch, pieces), scratch
 
     def reduce_scatter(self, send: Buffer, receive: Buffer, op: str) -> tuple[Enqueue, Buffer]:
-        """The same, where each rank keeps its part."""
+        """Return the same for a reduction of which each rank keeps its part."""
         pieces = _cut(receive.size, send.itemsize, _count(send))
         scratch = self._scratch(send, max(hi - lo for lo, hi in pieces) * len(self._peers))
         return partial(self._reduce_scatter, send, receive, op, scratch, pieces), scratch
 
     def _scratch(self, like: Buffer, count: int) -> Buffer:
-        """Memory for so many elements; it grows and stays."""
+        """Return scratch memory for `count` elements; it grows and is never freed."""
         nbytes = count * like.itemsize
         if self._memory is None or self._memory.size < nbytes:
             if self._progress.graphs.recording is not None:
@@ -117,7 +118,7 @@ class OrderedReduce:
         handle: Handle,
         stream: int,
     ) -> None:
-        """Gather all that all ranks have; whoever receives sums it."""
+        """Gather the arrays of all ranks; the receiving ranks reduce them."""
         way = dtypes.movement(send.dtype)
         count = send.size * way.factor
         self._binding.all_gather(handle, address(send), address(scratch), count, way.dtype, stream)
@@ -136,7 +137,7 @@ class OrderedReduce:
         handle: Handle,
         stream: int,
     ) -> None:
-        """Sum this rank's share of each piece, and send it to those who want it."""
+        """Reduce this rank's share of each piece, and send it to the receiving ranks."""
         for lo, hi in pieces:
             shares = [slice(lo + a, lo + b) for a, b in _cut(hi - lo, send.itemsize, self._size)]
             parts = self._swap(handle, stream, [send[share] for share in shares], scratch)
@@ -160,7 +161,7 @@ class OrderedReduce:
         handle: Handle,
         stream: int,
     ) -> None:
-        """Sum each piece of the part that this rank keeps."""
+        """Reduce each piece of the part that this rank keeps."""
         parts = send.reshape(self._size, -1)
         for lo, hi in pieces:
             arrived = self._swap(handle, stream, [part[lo:hi] for part in parts], scratch)
@@ -169,7 +170,7 @@ class OrderedReduce:
     def _swap(
         self, handle: Handle, stream: int, shares: Sequence[Buffer], scratch: Buffer
     ) -> list[Buffer]:
-        """Send each rank its share, and get every rank's part of this one's, in rank order."""
+        """Exchange shares; return the parts of this rank's share, in rank order."""
         parts = list(shares)
         own = shares[self._rank].size
         with self._group():
@@ -180,13 +181,13 @@ class OrderedReduce:
         return parts
 
     def _sum(self, parts: Sequence[Buffer], total: Buffer, op: str, stream: int) -> None:
-        """Reduce what has come, after it on the stream."""
+        """Reduce the received parts, later on the same stream."""
         with self._streams.on(stream):
             self._kernels.reduce(parts, total, op)
 
     @contextmanager
     def _group(self) -> Iterator[None]:
-        """Messages in no order among themselves, so that none waits for another."""
+        """Group the messages of a block, so that none waits for another."""
         self._binding.group_start()
         try:
             yield
@@ -207,12 +208,12 @@ class OrderedReduce:
 
 
 def _count(send: Buffer) -> int:
-    """In how many pieces an array goes."""
+    """Return the number of pieces of an array."""
     return max(1, -(-send.nbytes // SCRATCH_BYTES))
 
 
 def _cut(count: int, itemsize: int, parts: int) -> list[tuple[int, int]]:
-    """Cut ``[0, count)`` into parts as equal as can be that begin where NCCL is quick.
+    """Cut ``[0, count)`` into parts of nearly equal length that begin at aligned elements.
 
     Examples
     --------

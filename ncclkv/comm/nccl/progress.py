@@ -1,8 +1,8 @@
-"""Collectives in flight on a device, what has gone wrong with them, and the wait of the host.
+"""Progress of the collectives in flight on a device, and the wait of the host for them.
 
-NCCL has no deadline and does not notice a rank that is dead on the same host, so every wait of the
-host is a loop: it looks at an event, and every few milliseconds at the clock, at NCCL's own errors
-and at the ranks that have said farewell.  While the host does not wait here, a watcher looks.
+NCCL has no deadline and does not notice a dead rank of the same host.  So every wait of the host
+polls: an event each time, and every few milliseconds the clock, NCCL's errors and the ranks that
+have left.  Between the calls of ncclkv a watcher polls.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from ncclkv.errors import (
 from ncclkv.system import watchdog
 
 Enqueue = Callable[[Handle, int], None]
-"""Puts a collective of an NCCL communicator on a stream."""
+"""Function that puts a collective of an NCCL communicator on a stream."""
 
 _PUTS = "putting a collective on a stream"
 
-# Kept here until closed: CuPy destroys a communicator that nobody refers to, which waits for peers.
+# At the end of the process these are aborted: a kernel that waits for a peer would never end.
 _open: set[NcclProgress] = set()
 _process = os.getpid()
 
 
 class NcclProgress:
-    """The collectives in flight of one NCCL communicator; takes the communicator over.
+    """Works in flight of one NCCL communicator, which it owns.
 
     Attributes
     ----------
     failure : KVStoreError or None
-        What is raised by every later call.
+        Error that every later call raises.
     handle : Handle or None
         The communicator, until its end.
     lock : RLock
-        Held by who uses the progress: the thread of its store, or the watcher.
+        Held by the thread that uses the communicator: that of the store, or the watcher's.
     guard : Guard
-        ``with progress.guard:`` around whatever leaves the communicator broken when it fails.
+        ``with progress.guard:`` encloses each block whose failure breaks the communicator.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class NcclProgress:
         return self.dropped.settle()
 
     def check(self) -> None:
-        """Raise again what has gone wrong before."""
+        """Raise the error that broke the communicator, if there is one."""
         if self.failure is not None:
             raise again(self.failure)
 
     def fail(self, error: KVStoreError) -> None:
-        """Stop what is in flight, and raise `error` in all later calls."""
+        """Abort the works in flight, and raise `error` in all later calls."""
         with self.lock:
             self.failure = self.failure or again(error)
             handle, self.handle = self.handle, None
@@ -118,11 +118,11 @@ class NcclProgress:
             self.dropped.forget()
             if handle is not None:
                 _open.discard(self)
-                with suppress(KVStoreError):  # what has gone wrong already says more
+                with suppress(KVStoreError):  # the first error has the cause
                     self._binding.abort(handle)
 
     def destroy(self, farewell: KVStoreError) -> None:
-        """Free the communicator, which is idle, together with all ranks."""
+        """Free the idle communicator, together with all ranks."""
         with self.lock:
             handle, self.handle = self.handle, None
             self.failure = farewell
@@ -137,7 +137,7 @@ class NcclProgress:
         self._streams.wait(self._streams.current(), event)
 
     def sync_stream(self) -> None:
-        """Let the current stream wait for the one that was current before, if that was another."""
+        """Make the current stream wait for the stream that was current at the last call."""
         self.check()
         self._streams.check_device()
         current = self._streams.current()
@@ -149,10 +149,10 @@ class NcclProgress:
         self._last = current
 
     def keep_alive(self, objects: tuple[object, ...]) -> None:
-        """Refer to `objects` until the current stream has done what it has been given.
+        """Refer to `objects` until the current stream has completed its present work.
 
-        CuPy gives the memory of an array to others in the order of the stream it was made on, and
-        knows nothing of other streams that still use it.
+        CuPy reuses the memory of an array in the order of the stream that allocated it, even while
+        another stream still uses it.
         """
         if self.graphs.recording is not None:
             self.graphs.recording.keep_alive(*objects)
@@ -163,7 +163,7 @@ class NcclProgress:
 
     @contextmanager
     def on_comm_stream(self) -> Iterator[None]:
-        """Make the communication stream the current one, in the order of the caller's own."""
+        """Make the communication stream current, ordered after and before the caller's stream."""
         streams, stream = self._streams, self._streams.communication
         streams.wait(stream, streams.record(streams.current()))
         try:
@@ -173,7 +173,7 @@ class NcclProgress:
             self.hold_current(streams.record(stream))
 
     def capture(self) -> AbstractContextManager[NcclGraph]:
-        """Record what is launched in a block."""
+        """Capture the launches of a block."""
         self.check()
         return self.graphs.record(NcclGraph(self))
 
@@ -184,7 +184,7 @@ class NcclProgress:
         apply: Callable[[], None] | None,
         *kept: object,
     ) -> NcclWork:
-        """Put a collective, and what follows it, on the communication stream."""
+        """Put a collective, and the kernels of `apply` after it, on the communication stream."""
         with self.lock:
             self.check()
             if self.graphs.recording is not None:
@@ -197,17 +197,17 @@ class NcclProgress:
     def _launch(
         self, what: str, enqueue: Enqueue, apply: Callable[[], None] | None, *kept: object
     ) -> NcclWork:
-        """Put it there; what goes wrong breaks the communicator."""
+        """Launch a collective; an error breaks the communicator."""
         try:
             self.drop_complete()
             self._order_check.submit(what)
-            # What `apply` writes is under way as well.
+            # `apply` writes arrays that it refers to: they must outlive its kernels.
             return NcclWork(self, self._put(what, enqueue, apply), (*kept, apply), what)
         except KVStoreError as error:
             self.fail(error)
             raise
         except BaseException as error:
-            # Ctrl-C, or an `apply` of the caller's; what is on the stream is not whole.
+            # Ctrl-C, or an error of the caller's `apply`: the stream has a part of the work alone.
             self.fail(
                 CommAborted(
                     f"{self._who}: {what} was broken off by {type(error).__name__}: {error}"
@@ -223,7 +223,7 @@ class NcclProgress:
         apply: Callable[[], None] | None,
         *kept: object,
     ) -> NcclWork:
-        """The same, into a graph: nothing is in flight, so a wrong call spoils that alone."""
+        """Launch a collective into a graph; a wrong call spoils the graph alone."""
         try:
             work = NcclWork(self, self._put(what, enqueue, apply), (), what)
         except CommError as error:
@@ -236,9 +236,9 @@ class NcclProgress:
     def _put(
         self, what: str, enqueue: Enqueue, apply: Callable[[], None] | None
     ) -> tuple[Event, Event]:
-        """Put it there; the events are before and after all of it."""
+        """Put a collective on the stream; return the events before and after all of it."""
         streams, stream = self._streams, self._streams.communication
-        # After what the caller has put on its stream: the gradients are written there.
+        # The gradients are written on the caller's stream: the collective must come after them.
         ready = streams.record(streams.current())
         streams.wait(stream, ready)
         self._enqueue(what, enqueue, stream)
@@ -248,9 +248,9 @@ class NcclProgress:
         return ready, streams.record(stream)
 
     def _enqueue(self, what: str, enqueue: Enqueue, stream: int) -> None:
-        """Call the binding; say who called it for what when it refuses.
+        """Call the binding; its errors get this rank and the collective.
 
-        NCCL may connect ranks in there, and wait for one that is missing, whatever else happens.
+        NCCL may connect ranks in this call and wait for a missing rank: the watchdog ends that.
         """
         reads = not self._has_launched or self.graphs.recording is not None
         try:
@@ -261,47 +261,47 @@ class NcclProgress:
         self._has_launched = True
 
     def drop_complete(self) -> bool:
-        """Forget the collectives that are complete, and with them their buffers.
+        """Release the complete collectives and their buffers.
 
         Returns
         -------
         bool
-            Whether all are, and the current stream is done with what was kept for it.
+            Whether nothing is in flight, and no object is kept for the current stream.
         """
         while self._works and self._works[0].reached():
-            # Forgotten first: with what it keeps the communicator itself may be dropped.
+            # Removed first: its buffers may hold the last reference to the communicator itself.
             self._works.popleft().release()
         while self._kept and self._kept[0][0].done():
             self._kept.popleft()
         return not (self._works or self._kept)
 
     def synchronize(self, timeout: float | None) -> None:
-        """Block until all that is in flight is complete, and all work of the current stream."""
+        """Block until all works in flight and all work of the current stream are complete."""
         self.graphs.refuse("synchronize")
         limit = self._peers.timeout if timeout is None else timeout
         with self.guard:
             streams = self._streams
             collectives = streams.record(streams.communication)
             others = streams.record(streams.current())
-            watch = self._diagnosis.watch(limit)
+            deadline = self._diagnosis.begin(limit)
             while not (collectives.done() and others.done()):
-                if watch.pause():
+                if deadline.pause():
                     work = None if collectives.done() else self._oldest()
-                    self._diagnosis.check(self.handle, watch, work)
+                    self._diagnosis.check(self.handle, deadline, work)
             self._order_check.drain(limit)
             while self._works:
                 self._works.popleft().release()
             self.drop_complete()
 
     def _oldest(self) -> NcclWork | str:
-        """The first collective that is not complete."""
+        """Return the first collective that is not complete."""
         self.drop_complete()
         return self._works[0] if self._works else "a collective"
 
 
 @atexit.register
 def _abort_all() -> None:
-    """At the end of the process, free what was not closed, without waiting for anybody."""
+    """Abort all open communicators at the end of the process, without waiting for peers."""
     if os.getpid() != _process:  # a forked child has no device
         return
     WATCHER.stop()

@@ -1,4 +1,4 @@
-"""Streams, events and memory of one device: what orders collectives among a store's other work."""
+"""Streams, events and memory of one device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ncclkv.arrays.cupy import event_is_complete, memory
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 
 DRIVER = "libcuda.so.1"
-"""CUDA's driver, which a machine with a GPU has."""
+"""Library of CUDA's driver."""
 
 # CU_STREAM_CAPTURE_MODE_RELAXED of cuda.h.
 _RELAXED = 2
@@ -20,8 +20,8 @@ _RELAXED = 2
 # Lower numbers go first; CUDA takes the highest priority that the device has for any beyond it.
 _HIGHEST = -100
 
-# Of driver_types.h: CUDA refuses the call, and the device goes on.  Invalid values, no memory,
-# functions, images, handles, names, too large launches, and what is not supported.
+# Codes of driver_types.h by which CUDA refuses a call and the device goes on: invalid values, no
+# memory, functions, images, handles, names, too large launches, unsupported calls.
 _REFUSALS = {1, 2, 98, 200, 209, 400, 500, 701, 801}
 
 # cudaErrorStreamCaptureUnsupported to cudaErrorStreamCaptureWrongThread.
@@ -29,86 +29,88 @@ _OF_CAPTURES = range(900, 909)
 
 
 class Event(Protocol):
-    """A point in the work of a stream."""
+    """Point in the work of a stream."""
 
     def done(self) -> bool:
-        """Tell whether all that was queued before it is complete; does not block.
+        """Return whether all earlier work of the stream is complete; does not block.
 
         Raises
         ------
         CommAborted
-            When the device reports an error: nothing on it completes any more.
+            When the device reports an error: no work on it completes any more.
         """
 
 
 class StreamGraph(Protocol):
-    """Work that was recorded; freed when nobody refers to it, also while it runs."""
+    """Captured work; freed with its last reference, also while it runs."""
 
     def launch(self, stream: int) -> None:
-        """Put all of it on `stream`, where it begins and ends as one piece of work."""
+        """Put the captured work on `stream`, as one piece of work."""
 
 
 class Streams(Protocol):
     """Streams of one device.  A stream is its address, an int."""
 
     communication: int
-    """The stream made for the collectives of one communicator."""
+    """Stream of the collectives of one communicator."""
 
     def current(self) -> int:
-        """The stream on which the caller's own work goes now; it stays until it was asked twice."""
+        """Return the current stream; it stays alive until two other streams were returned."""
 
     def check_device(self) -> None:
-        """Refuse a caller that has made another device current: its work would go there."""
+        """Raise `UsageError` if another device is current: the work would go to that device."""
 
     def attach(self) -> None:
-        """Ready the calling thread to look at events, whatever other threads capture."""
+        """Prepare the calling thread for queries of events during captures of other threads."""
 
     def on(self, stream: int) -> AbstractContextManager[Any]:
-        """Make `stream` the current one within a ``with`` block."""
+        """Make `stream` current within a ``with`` block."""
 
     def record(self, stream: int) -> Event:
-        """An event after all that is queued on `stream`."""
+        """Return an event after the present work of `stream`."""
 
     def wait(self, stream: int, event: Event) -> None:
-        """Hold what is queued on `stream` from now on back until `event` is done."""
+        """Make later work of `stream` wait for `event`."""
 
     def allocate(self, nbytes: int) -> Any:
-        """Zeroed uint8 cupy.ndarray, 256-byte aligned; zeroed before the current stream goes on.
+        """Allocate a uint8 cupy.ndarray of zeros, 256-byte aligned.
+
+        Later work of the current stream sees the zeros.
 
         Raises
         ------
         OutOfMemory
-            When the device has no memory for it.
+            When the device has too little memory.
         """
 
     def begin_capture(self) -> int:
-        """Begin to record what this thread puts on the stream returned, instead of doing it.
+        """Begin a capture; return its stream, whose work is recorded and not executed.
 
-        Streams that wait for events of that one are recorded too, and it must wait for them.
-        Meanwhile this thread may not look at events, wait, or allocate.
+        Streams that wait for events of this stream are recorded too, and this stream must wait for
+        them.  During the capture this thread may not query events, wait, or allocate.
         """
 
     def end_capture(self) -> StreamGraph:
-        """What was recorded; `UsageError` when something spoilt it, and the capture is over too."""
+        """End the capture and return its graph; `UsageError` if a call spoilt the capture."""
 
     def drop_capture(self) -> None:
-        """End a capture, whatever has become of it, and keep nothing of it."""
+        """End a capture, spoilt or not, and drop its graph."""
 
     def reported(self, error: BaseException, call: str) -> KVStoreError | None:
-        """Return the error to raise for one of CUDA's that left a store's `call`; else None."""
+        """Return the error to raise for an error of CUDA's in a store's `call`; else None."""
 
     def broke_capture(self, error: BaseException) -> str:
-        """What to say of an error by which CUDA refused something in a capture; else empty."""
+        """Return text for an error by which CUDA refused a call in a capture; else empty."""
 
     def another(self) -> Streams:
-        """The same device, with a communication stream for another communicator."""
+        """Return streams of the same device for another communicator."""
 
     def close(self) -> None:
-        """Free the communication stream; a second call does nothing."""
+        """Free the communication stream; a second call has no effect."""
 
 
 class CupyEvent:
-    """An event of CuPy's."""
+    """Event of CuPy."""
 
     def __init__(self, event: Any, runtime: Any) -> None:
         self.ptr: int = event.ptr
@@ -123,7 +125,7 @@ class CupyEvent:
 
 
 class CupyGraph:
-    """A graph of CuPy's."""
+    """Graph of CuPy."""
 
     def __init__(self, graph: Any, runtime: Any) -> None:
         self._graph = graph
@@ -137,7 +139,7 @@ class CupyGraph:
 
 
 class _Foreign:
-    """A stream that CuPy did not make, as CuPy takes it."""
+    """Stream of another library, in a form that CuPy accepts."""
 
     def __init__(self, stream: int) -> None:
         self._stream = stream
@@ -147,10 +149,10 @@ class _Foreign:
 
 
 class CupyStreams:
-    """Streams of CuPy's on one device, which becomes the thread's current one.
+    """Streams of CuPy on one device, which becomes the thread's current device.
 
-    The communication stream has the highest priority, so that collectives, which other ranks wait
-    for, do not stand behind this rank's kernels; and it does not wait for the default stream.
+    The communication stream has the highest priority: other ranks wait for the collectives, so they
+    must not queue behind this rank's kernels.  The stream does not wait for the default stream.
 
     Parameters
     ----------
@@ -173,7 +175,7 @@ class CupyStreams:
             raise _failed(f"a stream on device {device}", error) from error
         self.communication: int = self._stream.ptr
         self._captured: Any = None
-        # The newest two: their owner may drop one, on which there still is work to wait for.
+        # The newest two: their owner may drop a stream whose work is still to be waited for.
         self._seen: deque[Any] = deque(maxlen=2)
 
     def current(self) -> int:
@@ -195,12 +197,12 @@ class CupyStreams:
             )
 
     def attach(self) -> None:
-        # A new thread has device 0, on which a look would begin to use memory.
+        # A new thread has device 0, on which a query would make a context and use memory.
         try:
             self._cuda.Device(self._device).use()
         except self._error as error:  # possibly of earlier work
             raise _failed("making the device current", error) from error
-        # Else a look spoils a capture of another thread's that is not of that thread alone.
+        # Otherwise a query spoils a global capture of another thread.
         mode = ctypes.c_int(_RELAXED)
         ctypes.CDLL(DRIVER).cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
@@ -249,7 +251,7 @@ class CupyStreams:
             raise _failed("the end of a capture", error) from error
 
     def drop_capture(self) -> None:
-        # Where a stream has not been joined, or something spoilt it, CUDA says so, and ends it.
+        # CUDA raises for an unjoined stream or a spoilt capture, and ends the capture.
         with suppress(self._error):
             self._captured.end_capture()
 
@@ -267,10 +269,10 @@ class CupyStreams:
 
 
 def _failed(what: str, error: BaseException) -> KVStoreError:
-    """Return the error to raise for one of CUDA's.
+    """Return the error to raise for an error of CUDA's.
 
-    Most of these stay: whatever this process asks of the device from now on fails as well.  Those
-    of a capture end with it, and a call that CUDA refuses spoils nothing but this call.
+    Most errors of CUDA last: every later call of the process for the device fails too.  An error of
+    a capture ends with the capture, and a refused call affects only this call.
     """
     if said := _said_of_capture(error):
         return UsageError(f"{what}: {said}")
@@ -283,7 +285,7 @@ def _failed(what: str, error: BaseException) -> KVStoreError:
 
 
 def _said_of_capture(error: Any) -> str:
-    """What to say of an error that is one of a capture's; else empty."""
+    """Return text for an error of a capture; else empty."""
     if getattr(error, "status", None) not in _OF_CAPTURES:
         return ""
     return (

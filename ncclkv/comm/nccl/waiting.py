@@ -17,7 +17,7 @@ ABORT_SECONDS = 10.0
 LEEWAY = 5.0
 """Seconds that the watchdog adds to a deadline, so that an error is raised first if possible."""
 
-# Sleeps between polls of an event double after so many polls.
+# Sleeps between polls double after so many: a poll of an event costs more than one of a message.
 _POLLS_PER_DOUBLING = 8
 
 # Between two looks at the clock and at all that costs more than an event.

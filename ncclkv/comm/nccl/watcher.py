@@ -1,7 +1,7 @@
-"""One thread a process that looks at collectives in flight while no call of ncclkv does.
+"""Watcher: one thread a process that polls works in flight between the calls of ncclkv.
 
-A program waits by CuPy as well: ``array.get()``, ``print(kv.pull(key))``, a stream's
-``synchronize``.  These waits have no deadline, and look at no other rank.
+A program also waits in CuPy: ``array.get()``, ``print(kv.pull(key))``, a stream's ``synchronize``.
+Such a wait has no deadline, and does not notice a lost rank.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _log = logging.getLogger("ncclkv")
 
 
 class Watched(Protocol):
-    """Collectives of one communicator."""
+    """Works of one communicator."""
 
     def look_over(self) -> bool:
-        """Look at what is in flight; tell whether there is anything to look at again."""
+        """Check the works in flight; return whether to look again."""
 
 
 class Watcher:
-    """Looks at what has been added until there is nothing left; sleeps while nothing is.
+    """Thread that looks at the added works until none is left, and then sleeps.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Watcher:
         self._hooked = False
 
     def add(self, watched: Watched) -> None:
-        """Look at `watched` from now on, until its `look_over` finds nothing."""
+        """Look at `watched` from now on, until its `look_over` returns False."""
         with self._changed:
             self._watched.add(watched)
             if self._thread is not None:
@@ -71,14 +71,14 @@ class Watcher:
         self._thread = thread
 
     def _forget(self) -> None:
-        """Start anew in a forked child, which has neither the thread nor a device."""
+        """Reset in a forked child, which has neither the thread nor a device."""
         self._looking.release()
         self._changed = threading.Condition()
         self._watched = set()
         self._thread = None
 
     def stop(self) -> None:
-        """End the thread, for good: the interpreter ends, and threads with it."""
+        """End the thread for good, at the end of the interpreter."""
         self._ending.set()
         with self._changed:
             self._changed.notify()
@@ -87,7 +87,7 @@ class Watcher:
             thread.join(ABORT_SECONDS)
 
     def _run(self) -> None:
-        """Look now and then."""
+        """Look at all added works, once an interval."""
         while True:
             with self._changed:
                 while not self._watched and not self._ending.is_set():
@@ -97,7 +97,7 @@ class Watcher:
             self._look()
 
     def _look(self) -> None:
-        """Look at all once."""
+        """Look at each of the added works once."""
         with self._changed:
             watched, self._watched = self._watched, set()
         for each in watched:
@@ -109,7 +109,7 @@ class Watcher:
 
 
 def _looked(watched: Watched) -> bool:
-    """Look once; return whether to look again, which a failure ends."""
+    """Look once; return whether to look again, False after a failure."""
     try:
         return watched.look_over()
     except Exception:
@@ -118,4 +118,4 @@ def _looked(watched: Watched) -> bool:
 
 
 WATCHER = Watcher()
-"""The process's own."""
+"""Watcher of the process."""

@@ -1,4 +1,4 @@
-"""Launched collectives: on a device, and on the hosts beside it."""
+"""Work: a launched collective on the communication stream."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ class Owner(Protocol):
 
     @property
     def guard(self) -> AbstractContextManager[None]:
-        """A block whose failure breaks the communicator."""
+        """Context manager of a block whose failure breaks the communicator."""
 
     def hold_current(self, event: Event) -> None:
         """Make the current stream wait for `event`."""
 
 
 class NcclWork(Work):
-    """A collective on the communication stream.
+    """Collective on the communication stream.
 
-    Its `wait` does not block: it makes the *current stream* wait, so that whatever the caller puts
-    there next finds the result.  It may be called once for every stream that reads the result.
-    A deadline has no meaning there; `Communicator.synchronize` has one.
+    `wait` does not block: it makes the *current stream* wait, so later work on that stream reads
+    the result.  Call `wait` once for each stream that reads the result.  The timeout is
+    ignored; `Communicator.synchronize` has a deadline.
 
     Parameters
     ----------
     progress : NcclProgress
     events : tuple of two Event
-        After what the collective waits for on the caller's stream, and after the collective.
+        Recorded after the caller's earlier work, and after the collective.
     kept : tuple
-        What the device uses until then.
+        Objects that the device uses until the second event.
     what : str
-        The collective, in words.
+        Description of the collective, for messages.
     """
 
     blocks = False
@@ -46,7 +46,7 @@ class NcclWork(Work):
         self._progress = progress
         self._ready: Event | None = events[0]
         self._event: Event | None = events[1]
-        # CuPy would give their memory to others as soon as nobody refers to it.
+        # CuPy reuses memory as soon as its array is unreferenced, even if the device still reads.
         self._kept = kept
         self._what = what
 
@@ -54,21 +54,21 @@ class NcclWork(Work):
         return f"{self._what} ({self.label})" if self.label else self._what
 
     def complete(self) -> bool:
-        """Whether the device is done with it, whatever else has happened."""
+        """Return whether the device has completed the collective, and release it then."""
         if self._event is not None and self._event.done():
             self.release()
         return self._event is None
 
     def reached(self) -> bool:
-        """Tell whether the device has finished; release nothing."""
+        """Return whether the device has completed the collective; release nothing."""
         return self._event is None or self._event.done()
 
     def can_begin(self) -> bool:
-        """Tell whether the device has done all that the caller put on its stream before."""
+        """Return whether the device has completed the caller's earlier work."""
         return self._ready is None or self._ready.done()
 
     def release(self) -> None:
-        """Let go of what is kept: the device is known to be done with them."""
+        """Release the kept objects: the device has completed the collective."""
         self._ready, self._event, self._kept = None, None, ()
 
     def done(self) -> bool:
@@ -78,7 +78,7 @@ class NcclWork(Work):
             return self.complete()
 
     def wait(self, timeout: float | None = None) -> None:
-        event = self._event  # the watcher lets go of it once it is known to be done
+        event = self._event  # the watcher may release it meanwhile
         if event is not None:
             with self._progress.guard:
                 self._progress.hold_current(event)

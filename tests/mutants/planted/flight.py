@@ -128,15 +128,15 @@ MUTANTS = (
     Mutant(
         name="deadline-forgotten",
         file=FLIGHT,
-        old="watch = self._diagnosis.watch(limit)",
-        new="watch = self._diagnosis.watch(1e9)",
+        old="deadline = self._diagnosis.begin(limit)",
+        new="deadline = self._diagnosis.begin(1e9)",
         why="a wait for a rank that never comes has no end",
         tests=(Selection("2", "nccl/test_nccl_failures.py", "nobody_joins and False"),),
     ),
     Mutant(
         name="no-look-while-waiting",
         file=FLIGHT,
-        old="                    self._diagnosis.check(self.handle, watch, work)\n",
+        old="                    self._diagnosis.check(self.handle, deadline, work)\n",
         new="                    pass\n",
         why="a wait for a rank that left, or for an error of NCCL's, has no end",
         tests=(Selection("2", "nccl/test_nccl_failures.py", "leaves_is_named"),),

@@ -19,7 +19,7 @@ MUTANTS = (
     Mutant(
         name="a-barrier-for-each-bucket",
         file=ACCORD,
-        old="        if self._peers.mark.value == self._posted:\n            return\n",
+        old="        if self._peers.mark.value == self._submitted:\n            return\n",
         new="",
         why="each bucket costs a barrier of the hosts",
         tests=(Selection("2", "nccl/test_contract_pushpull.py", "views and 2"),),
@@ -173,7 +173,7 @@ MUTANTS = (
     Mutant(
         name="watcher-s-clock-stands-still",
         file=IN_FLIGHT,
-        old="            self._watch.tick()\n",
+        old="            self._deadline.tick()\n",
         new="",
         why="a wait by CuPy has no deadline",
         tests=(Selection("2", "nccl/test_watched.py", "deadline_counts"),),
