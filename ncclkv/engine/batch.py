@@ -101,6 +101,8 @@ class Push:
         Hash of the keys, for the order check; None until it is computed.
     several : bool
         Whether a key has several arrays.
+    in_place : bool
+        Whether an array is its own key's gradient.
     whole : bool
         Whether the push contains every key of its buckets, and no array is in place.
     """
@@ -111,8 +113,9 @@ class Push:
 
     def __post_init__(self) -> None:
         self.several = any(part.several for part in self.parts)
-        self.whole = not any(
-            part.in_place or len(part.keys) < len(part.state.bucket.entries) for part in self.parts
+        self.in_place = any(part.in_place for part in self.parts)
+        self.whole = not self.in_place and all(
+            len(part.keys) == len(part.state.bucket.entries) for part in self.parts
         )
 
 
@@ -122,6 +125,7 @@ class BucketPull:
 
     Attributes
     ----------
+    state : BucketState or None
     sources : list of ndarray, flat
     indices : list of int
         The arrays that the sources are written to.
@@ -129,6 +133,7 @@ class BucketPull:
         Cache of `Kernels.unpack_all`, passed back to it at the next call.
     """
 
+    state: BucketState | None
     sources: list[Array]
     indices: Indices
     table: Any = None
@@ -145,6 +150,7 @@ class Pull:
     states : list of BucketState
         The buckets that the pull flushes, in order.
     parts : list of BucketPull
+        In the order of buckets.
     to_host : bool
         Whether an array is in host memory.
     code : int or None
@@ -241,8 +247,8 @@ def plan_pull(
         state, _ = sources[index]
         by_bucket.setdefault(-1 if state is None else state.bucket.index, []).append(index)
     parts = [
-        BucketPull([sources[index][1] for index in indices], as_range(indices))
-        for indices in by_bucket.values()
+        BucketPull(states.get(number), [sources[index][1] for index in indices], as_range(indices))
+        for number, indices in sorted(by_bucket.items())
     ]
     outs = [out for _, out in reads]
     flushed = [states[number] for number in sorted(states)]

@@ -1,4 +1,4 @@
-"""A bucket in memory, and what is under way in it."""
+"""`BucketState`: the memory of a bucket, the keys pushed into it, and its launched collectives."""
 
 from __future__ import annotations
 
@@ -25,32 +25,41 @@ _MAX_SPANS = 4096
 class BucketState:
     """Gradients and weights of a bucket.
 
+    Parameters
+    ----------
+    bucket : Bucket
+    comm : Communicator
+    share_weights : bool
+        Whether the ranks of a node share one copy of the weights, if they have shared memory.
+
     Attributes
     ----------
     bucket : Bucket
+    key_count : int
+        Number of keys in the bucket; it is full when `pushed` has as many.
     gradients, weights : ndarray, shape (bucket.count,)
-    common : bool
-        Whether the ranks of a node have the weights in common, and update them together.
+    node_shared : bool
+        Whether the ranks of the node share one copy of the weights, and update it together.
     pushed : set of keys
-        Pushed since the last launch: their gradients wait in the bucket.
+        Keys pushed since the last launch; their gradients wait in the bucket.
     step : Any
-        The update rule that was in force when they were pushed.
+        The optimizer's step under which they were pushed.
     in_flight : InFlight
-        What is launched in it.
     launched : bool
-        Whether it has been under the rule that is in force.
+        Whether the bucket has been launched under the update rule in force.
     stale : (int, int) or None
-        Elements that the root has updated and other ranks have not been given.
+        Range of elements that the root has updated and not yet broadcast.
     """
 
-    def __init__(self, bucket: Bucket, comm: Communicator, *, common: bool = False) -> None:
+    def __init__(self, bucket: Bucket, comm: Communicator, *, share_weights: bool = False) -> None:
         self.bucket = bucket
+        self.key_count = len(bucket.entries)
         self._comm = comm
         self.gradients: Buffer = comm.allocate(bucket.nbytes).view(bucket.dtype)
-        weights = comm.node_shared(bucket.nbytes) if common else None
-        self.common = weights is not None
-        self.weights: Buffer = self._own() if weights is None else weights.view(bucket.dtype)
-        self._states: dict[tuple[str, np.dtype[Any]], Buffer] = {}
+        weights = comm.node_shared(bucket.nbytes) if share_weights else None
+        self.node_shared = weights is not None
+        self.weights: Buffer = self._own_memory() if weights is None else weights.view(bucket.dtype)
+        self._optimizer_states: dict[tuple[str, np.dtype[Any]], Buffer] = {}
         self._spans: dict[Range, Span] = {}
         self.pushed: set[Key] = set()
         self.step: Any = None
@@ -58,62 +67,63 @@ class BucketState:
         self.launched = False
         self.stale: tuple[int, int] | None = None
 
-    def _own(self) -> Buffer:
-        """Memory of this rank's own for weights."""
+    def _own_memory(self) -> Buffer:
+        """Allocate memory for the weights that no other rank shares."""
         return self._comm.allocate(self.bucket.nbytes).view(self.bucket.dtype)
 
     def unshare_weights(self) -> None:
-        """Give this rank weights of its own, as code of the user's needs that writes to them."""
-        if self.common:
-            own = self._own()
+        """Copy the weights to this rank's own memory, so that user code may write to them."""
+        if self.node_shared:
+            own = self._own_memory()
             own[...] = self.weights
-            self.weights, self.common = own, False
-            self._states.clear()
+            self.weights, self.node_shared = own, False
+            self._optimizer_states.clear()
             self._spans.clear()
 
     def optimizer_state(self, name: str, dtype: np.dtype[Any]) -> Buffer:
-        """Return an optimizer's state of that name: one number a weight, all zeros.
+        """Return the optimizer state of that name: one element a weight, zeroed.
 
-        Ranks that update together share one array, and call this together.
+        Collective where ranks share the weights: they share this array, too.
         """
         which = name, dtype
-        shared = self._states.get(which)
-        if shared is not None:
-            shared[...] = 0
-            return shared
+        cached = self._optimizer_states.get(which)
+        if cached is not None:
+            cached[...] = 0
+            return cached
         nbytes = self.bucket.count * dtype.itemsize
-        memory = self._comm.node_shared(nbytes) if self.common else None
+        memory = self._comm.node_shared(nbytes) if self.node_shared else None
         if memory is None:
             return self._comm.kernels.zeros(self.bucket.count, dtype)
-        self._states[which] = memory.view(dtype)
-        return self._states[which]
+        self._optimizer_states[which] = memory.view(dtype)
+        return self._optimizer_states[which]
 
-    def span(self, span: Range) -> Span:
-        """A range of elements; the same object again for the same range."""
-        known = self._spans.get(span)
-        if known is None:
+    def span(self, bounds: Range) -> Span:
+        """Return a range of elements; the same object for the same bounds."""
+        cached = self._spans.get(bounds)
+        if cached is None:
             if len(self._spans) == _MAX_SPANS:
                 self._spans.clear()
-            lo, hi = span
-            label = plan.label(self.bucket, span)
-            known = Span(lo, hi, self.gradients[lo:hi], self.weights[lo:hi], label)
-            self._spans[span] = known
-        return known
-
-    @property
-    def full(self) -> bool:
-        """Whether every key of the bucket has been pushed."""
-        return len(self.pushed) == len(self.bucket.entries)
+            lo, hi = bounds
+            label = plan.label(self.bucket, bounds)
+            cached = Span(lo, hi, self.gradients[lo:hi], self.weights[lo:hi], label)
+            self._spans[bounds] = cached
+        return cached
 
     def mark_stale(self, lo: int, hi: int) -> None:
-        """Note that the root alone has elements ``[lo, hi)``."""
+        """Record that the root alone has the new values of elements ``[lo, hi)``."""
         if self.stale is not None:
             lo, hi = min(lo, self.stale[0]), max(hi, self.stale[1])
         self.stale = (lo, hi)
 
+    def forget(self) -> None:
+        """Drop the pushes and launches of a captured step, which did not take place."""
+        self.pushed.clear()
+        self.in_flight.clear()
+        self.stale = None
+
 
 class Span(NamedTuple):
-    """Elements ``[lo, hi)`` of a bucket, and what messages call them."""
+    """Elements ``[lo, hi)`` of a bucket, and the label of their collective in errors."""
 
     lo: int
     hi: int
@@ -123,15 +133,15 @@ class Span(NamedTuple):
 
 
 class Slot:
-    """A key's place in memory.
+    """A key's range in its bucket.
 
     Attributes
     ----------
     gradient, weight : ndarray, flat
     gradient_view, weight_view : ndarray of the key's shape
-        The same memory; `weight_view` is read-only, where arrays can be.
+        Views of the same memory; `weight_view` is read-only, where arrays can be.
     lent : bool
-        Whether the user has been given a view of the gradient, and may be filling it.
+        Whether the user holds a view of the gradient, and may be writing to it.
     """
 
     def __init__(self, state: BucketState, entry: Entry) -> None:
@@ -143,12 +153,12 @@ class Slot:
         self.find_weight()
 
     def find_weight(self) -> None:
-        """Look where the bucket's weights are, now."""
+        """Point `weight` at the bucket's weights, after these have moved."""
         self.weight = self.state.weights[self.entry.lo : self.entry.hi]
         self.weight_view: Array = protected(self.weight).reshape(self.entry.spec.shape)
 
     def holds(self, value: Array) -> bool:
-        """Whether `value` is this key's own gradient, whole."""
+        """Return whether `value` is this key's own gradient, whole."""
         return (
             value.flags.c_contiguous
             and value.shape == self.gradient_view.shape
@@ -157,24 +167,24 @@ class Slot:
 
 
 class BucketMemory:
-    """Finds the bucket that an array lies in, if it lies in one."""
+    """Index of the buckets' memory, to find the bucket that an array lies in."""
 
     def __init__(self) -> None:
-        self._spans: list[tuple[int, int, BucketState, bool]] = []
+        self._ranges: list[tuple[int, int, BucketState, bool]] = []
 
     def add(self, states: Iterable[BucketState]) -> None:
         """Include more buckets."""
         for state in states:
             for memory in (state.gradients, state.weights):
                 start = address(memory)
-                weights = memory is state.weights
-                self._spans.append((start, start + memory.nbytes, state, weights))
-        self._spans.sort(key=lambda span: span[0])
+                is_weights = memory is state.weights
+                self._ranges.append((start, start + memory.nbytes, state, is_weights))
+        self._ranges.sort(key=lambda found: found[0])
 
-    def around(self, array: Array) -> tuple[BucketState, bool] | None:
-        """The bucket whose memory holds the array, and whether its weights do."""
-        where = address(array)
-        nearest = bisect.bisect_right(self._spans, where, key=lambda span: span[0]) - 1
-        if nearest < 0 or where >= self._spans[nearest][1]:
+    def find(self, array: Array) -> tuple[BucketState, bool] | None:
+        """Return the bucket that the array lies in, and whether in its weights; else None."""
+        start = address(array)
+        nearest = bisect.bisect_right(self._ranges, start, key=lambda found: found[0]) - 1
+        if nearest < 0 or start >= self._ranges[nearest][1]:
             return None
-        return self._spans[nearest][2:]
+        return self._ranges[nearest][2:]

@@ -1,10 +1,9 @@
-"""A step of pushes and pulls that is recorded once and done again as often as it is wanted."""
+"""`Recorder`: records the pushes and pulls of a step, for a CUDA graph that repeats them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,27 +14,8 @@ from ncclkv.engine.update_rule import Rule
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels, Segments
 
-if TYPE_CHECKING:
-    from ncclkv.engine.engine import Engine
 
-
-@contextmanager
-def recorded(engine: Engine, recording: Recording) -> Iterator[None]:
-    """Take what an engine does in a block for part of a captured step, and for not done."""
-    kernels = engine.kernels
-    engine.kernels, engine.recording = recording.kernels, recording
-    try:
-        with engine.rule.recording(recording.updates):
-            yield
-    finally:
-        engine.kernels, engine.recording = kernels, None
-        for state in engine.layout.states:
-            state.pushed.clear()
-            state.in_flight.clear()
-            state.stale = None
-
-
-class Recording:
+class Recorder:
     """What a captured step needs beside its graph.
 
     Parameters

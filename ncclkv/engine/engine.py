@@ -1,25 +1,30 @@
-"""From pushed arrays to reduced, updated and readable values.
+"""`Engine`: the values of one store on one rank, from pushed arrays to values that can be read.
 
-A push *stages* values into the gradients of their buckets and *launches* them: full buckets are
-launched at once, partial ones wait for a reason.  A flush launches what waits and completes what
-flies.  Nothing here depends on time or on the order of arrival.
+A push packs its arrays into the gradients of their buckets.  The flush policy launches each bucket,
+at once or later, and the update rule folds the sums into the weights.  A pull launches the rest,
+waits, and copies the weights out.  Nothing here depends on time or on the order of arrival.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import DoneWork
-from ncclkv.engine.batch import Push, plan_push
+from ncclkv.engine.batch import BucketPush, Pull, Push, plan_push
 from ncclkv.engine.bucket_state import Array, BucketState
-from ncclkv.engine.flush import Flushes
-from ncclkv.engine.flush_agreement import FlushAgreement
+from ncclkv.engine.capture import Recorder
+from ncclkv.engine.flush import FlushPolicy
+from ncclkv.engine.flush_agreement import AgreedFlush
+from ncclkv.engine.flush_choice import FlushChoice
 from ncclkv.engine.layout import Layout
 from ncclkv.engine.placement import Placement
-from ncclkv.engine.update_rule import Assign, FunctionRule, Rule
+from ncclkv.engine.read import Reader
+from ncclkv.engine.reduction import Reducer
+from ncclkv.engine.update_rule import Rule
+from ncclkv.engine.updates import Updates
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.table import plan
@@ -27,43 +32,83 @@ from ncclkv.table.cost import Sizing
 from ncclkv.table.registry import Key
 
 
-class Engine(Flushes):
-    """The values of one store on one rank."""
+class Engine:
+    """The values of one store on one rank.
+
+    Parameters
+    ----------
+    layout : Layout
+    reader : Reader
+    reducer : Reducer
+    flushes : FlushChoice
+
+    Attributes
+    ----------
+    layout : Layout
+        The keys and their memory.
+    kernels : Kernels
+        The arithmetic of the memory that holds the values.
+    policy : FlushPolicy
+        In force: chosen when the store is made, and anew for each update rule and uneven block.
+    placement : Placement
+    updates : Updates
+        The update rule in force, and the pending exception of an updater.
+    uneven : bool
+        Whether an uneven block is open.
+    recorder : Recorder or None
+        Set while calls are captured instead of executed.
+    """
 
     def __init__(
-        self,
-        comm: Communicator,
-        kernels: Kernels,
-        placement: Placement,
-        sizing: Sizing,
-        *,
-        zeros: bool = False,
-        nonfinite: str = "ignore",
+        self, layout: Layout, reader: Reader, reducer: Reducer, flushes: FlushChoice
     ) -> None:
-        # Weak, or a store that is dropped would keep its memory until the garbage is collected.
-        adopt, start = weakref.WeakMethod(self._adopt), weakref.WeakMethod(self._start)
-        layout = Layout(comm, kernels, sizing, adopt, start, common=placement.root is None)
-        presence = FlushAgreement(comm, layout, kernels, zeros, nonfinite)
-        super().__init__(comm, kernels, layout, placement, presence)
+        self.layout = layout
+        self.kernels = reader.kernels
+        self.placement: Placement = reducer.updates.placement
+        self.policy: FlushPolicy = flushes.policy()
+        self.uneven = False
+        self.recorder: Recorder | None = None
+        self._reader = reader
+        self._reducer = reducer
+        self.updates = reducer.updates
+        self._flushes = flushes
+        self._comm = reducer.comm
+        self._alone = reducer.comm.size == 1
+
+    @property
+    def rule(self) -> Rule:
+        """The update rule in force."""
+        return self.updates.rule
+
+    @property
+    def skipped(self) -> int:
+        """Number of flushes skipped because of NaN or infinity."""
+        return self._flushes.report.skipped
 
     # Keys
 
     def gradient(self, key: Key) -> Array:
-        """A key's place in the gradients, for the user to fill."""
+        """Return a view of a key's gradient, for the user to write to."""
         slot = self.layout[key]
         if key in slot.state.pushed:
             raise UsageError(
                 f"grad_view of key {key!r}: it was pushed and waits in its bucket, so its gradient "
                 f"is the store's; pull it, or call wait({key!r}), first"
             )
-        self._take_up(slot.state)
+        self._claim(slot.state)
         slot.lent = True
-        # A view of the caller's own, whose shape may be changed.
-        own: Array = slot.gradient_view.view()
-        return own
+        # A new view each time: the caller may change its shape.
+        view: Array = slot.gradient_view.view()
+        return view
+
+    def current(self, key: Key) -> Array:
+        """Return a key's value as of the last flush, in the key's shape; callers only read it."""
+        if key in self.layout:
+            self._claim(self.layout[key].state)
+        return self._reader.current(key)
 
     def replace(self, key: Key, value: Array) -> None:
-        """Set a key's value, the same on every rank, and drop what its updater remembers."""
+        """Set a key's value, equal on every rank, and zero its optimizer states."""
         if key not in self.layout:
             self.layout.replace_pending(key, value)
             return
@@ -72,139 +117,297 @@ class Engine(Flushes):
         self.kernels.pack(value, slot.weight)
         self.rule.reset(slot)
 
-    def set_rule(self, rule: Rule) -> None:
-        """Apply what was pushed under the old rule, then follow another; all ranks together.
+    def _claim(self, state: BucketState) -> None:
+        """Wait for the collectives of a bucket that a call is about to write or read."""
+        if self.recorder is not None:
+            self.recorder.include(state)
+        if state.in_flight.works:
+            state.in_flight.complete()
 
-        They must have sealed the same keys.
+    # Update rule
+
+    def set_rule(self, rule: Rule) -> None:
+        """Flush under the old rule, then put another in force; collective.
+
+        All ranks must have sealed the same keys.
         """
-        self.flush()
-        before, self.rule = self.rule, rule
-        self.presence.flagged = self._flagged is not None and rule.can_skip
-        if isinstance(rule, FunctionRule):
+        self.policy.flush()
+        updates, before = self.updates, self.updates.rule
+        updates.rule = rule
+        self.policy = self._flushes.policy()
+        if rule.by_key:
+            # A function may write to the weights at any time, also outside a reduction.
             self.layout.unshare_weights()
         for state in self.layout.states:
             state.launched = False
-            self._adopt(state)
-            self._start(state)
+            updates.allocate(state)
+            updates.start(state)
         if rule.source is not before.source:
-            self._dispose(before)
+            updates.dispose(before)
 
     def dispose(self) -> None:
-        """End the use of the rule in force."""
-        self._dispose(self.rule)
+        """End the use of the update rule."""
+        self.updates.dispose(self.rule)
 
-    def _dispose(self, rule: Rule) -> None:
-        """End the use of a rule; what the user's code raises there is raised late."""
-        raised = rule.dispose()
-        self.raised = self.raised or raised
-
-    def _adopt(self, state: BucketState) -> None:
-        """Let the rule get what it needs for a bucket."""
-        if self.placement.updates:
-            self.rule.allocate(state)
-
-    def _start(self, state: BucketState) -> None:
-        """Let the rule make ready what it has for a bucket."""
-        if self.placement.updates:
-            self.rule.start(state)
+    def pop_error(self) -> Exception | None:
+        """Return the pending exception of the user's updater, and clear it."""
+        updates = self.updates
+        error, updates.error = updates.error, None
+        return error
 
     # Push
 
     def plan_push(self, values: Mapping[Key, Sequence[Array]]) -> tuple[Push, list[Array]]:
-        """Sort this rank's values of each key; return them in a row, too.
+        """Sort this rank's arrays of each key by bucket, as `batch.plan_push`.
 
-        What a push could overwrite while it reads it is copied: that is what lies in a bucket,
-        other than in its own key's gradient.  The first call gives keys their slots.
+        Arrays that lie in a bucket are copied, unless they are their own key's gradient: the push
+        could overwrite them while it reads them.  The first call gives keys their slots.
         """
-        return plan_push(values, self.layout.__getitem__, self._safe)
+        return plan_push(values, self.layout.__getitem__, self._detached)
 
-    def _safe(self, array: Array) -> Array:
-        """The array, or a copy when it lies in a bucket."""
-        return array if self.layout.bucket_around(array) is None else self.kernels.copy(array)
+    def _detached(self, array: Array) -> Array:
+        """Return the array, or a copy if it lies in a bucket."""
+        return array if self.layout.bucket_of(array) is None else self.kernels.copy(array)
 
-    def ready(self, batch: Push) -> Any:
-        """Refuse what cannot be pushed now; the step that `push` is to make of it."""
-        self.check_free(batch)
-        return self.rule.step()
+    def ready(self, push: Push) -> Any:
+        """Refuse a push that cannot be made now; return the optimizer's step to pass to `push`.
 
-    def push(self, batch: Push, row: Sequence[Array], priority: int, step: Any) -> None:
-        """Stage and commit a batch that is ready."""
-        alone = self._comm.size == 1 and self.recording is None and not self._whole
-        if alone and batch.whole and isinstance(self.rule, Assign):
-            self._assign(batch, row)
-            return
-        self._make_room(batch, step)
-        self.stage(batch, row)
-        priorities = {part.state.bucket.index: priority for part in batch.parts}
-        self.launch_full(priorities, batch.indices, step)
+        Raises
+        ------
+        UsageError
+        """
+        if push.in_place or self._flushes.missing_zeros:
+            self.check_free(push)
+        return self.updates.rule.step()
 
-    def check_free(self, batch: Push) -> None:
-        """Refuse gradients that are the store's."""
-        for part in batch.parts:
-            again = part.keys & part.state.pushed if self.presence.zeros else ()
-            for key in again:
-                raise UsageError(
-                    f"push of key {key!r}: it was pushed and not flushed, and with missing='zeros' "
-                    f"other ranks need not know of it; pull a key, or wait, between two pushes"
-                )
+    def check_free(self, push: Push) -> None:
+        """Refuse a push whose gradients are in use.
+
+        Raises
+        ------
+        UsageError
+        """
+        for part in push.parts:
+            state = part.state
+            if self._flushes.missing_zeros:
+                for key in part.keys & state.pushed:
+                    raise UsageError(
+                        f"push of key {key!r}: it was pushed and not flushed, and with "
+                        f"missing='zeros' other ranks need not know of it; pull a key, or wait, "
+                        f"between two pushes"
+                    )
             for slot in part.in_place:
-                if slot.entry.key in part.state.pushed or part.state.in_flight:
+                if slot.entry.key in state.pushed or state.in_flight.works:
                     raise UsageError(
                         f"push of key {slot.entry.key!r}: its grad_view was pushed and not "
                         f"flushed, so it is the store's; pull the key, or wait for it, before "
                         f"filling it again"
                     )
 
-    def _make_room(self, batch: Push, step: Any) -> None:
-        """Launch what waits in the buckets of a batch and cannot fly with it."""
-        for part in batch.parts:
+    def push(self, push: Push, arrays: Sequence[Array], step: Any) -> None:
+        """Pack a push that is `ready` into its buckets, and launch the buckets as the policy says.
+
+        Parameters
+        ----------
+        push : Push
+        arrays : sequence of ndarray
+            The arrays that `push` refers to.
+        step : Any
+            Of `ready`.
+        """
+        if self._alone and push.whole and self._copies_directly():
+            self._assign(push, arrays)
+            return
+        policy, recorder = self.policy, self.recorder
+        for part in push.parts:
             state = part.state
-            if not state.pushed.isdisjoint(part.keys) or (state.pushed and state.step != step):
-                if self._whole:
-                    self.flush()
-                    return
-                self._launch(state)
+            if state.pushed and (state.step != step or not state.pushed.isdisjoint(part.keys)):
+                policy.make_room(state)
+        # Each bucket is launched before the next is packed, so that its collective overlaps that.
+        for part in push.parts:
+            self._pack(part, arrays)
+            state = part.state
+            state.step = step
+            if recorder is not None:
+                recorder.check_launch(state)
+            policy.packed(state)
+        policy.pushed(push.indices)
 
-    def stage(self, batch: Push, row: Sequence[Array]) -> None:
-        """Reduce this rank's values of each key into its place in the gradients."""
-        for part in batch.parts:
-            self._take_up(part.state)
-            part.copy(row, part.gradients, self.kernels)
-            part.state.pushed |= part.keys
+    def _copies_directly(self) -> bool:
+        """Return whether a push of whole buckets, of one rank, is copied into the weights."""
+        rule, policy = self.updates.rule, self.policy
+        return rule.replaces and self.recorder is None and not policy.flushes_everything
 
-    def _assign(self, batch: Push, row: Sequence[Array]) -> None:
-        """Reduce the values of whole buckets into the weights: of one rank, that is their sum."""
-        for part in batch.parts:
-            self._launch(part.state)
-            part.state.in_flight.complete()
-            part.copy(row, part.weights, self.kernels)
-            part.state.in_flight.add(DoneWork())
-            part.state.launched = True
+    def _assign(self, push: Push, arrays: Sequence[Array]) -> None:
+        """Copy the sums of whole buckets into the weights: with one rank they are the result."""
+        for part in push.parts:
+            state = part.state
+            self._reducer.launch(state)
+            state.in_flight.complete()
+            part.copy(arrays, part.weights, self.kernels)
+            state.in_flight.add(DoneWork())
+            state.launched = True
+
+    def pack(self, push: Push, arrays: Sequence[Array]) -> None:
+        """Write this rank's sum of each key's arrays to the key's gradient; launch nothing."""
+        for part in push.parts:
+            self._pack(part, arrays)
+
+    def _pack(self, part: BucketPush, arrays: Sequence[Array]) -> None:
+        """Write the sums of one bucket's keys to their gradients."""
+        state = part.state
+        if self.recorder is not None:
+            self.recorder.include(state)
+        if state.in_flight.works:
+            state.in_flight.complete()
+        part.copy(arrays, part.gradients, self.kernels)
+        state.pushed |= part.keys
 
     def launch_full(self, priorities: Mapping[int, int], keys: Collection[Key], step: Any) -> None:
-        """Launch the buckets that the staged keys filled; with a function as updater, run it.
+        """Launch the buckets that packed pushes have filled, by priority, as the policy says.
 
         Parameters
         ----------
         priorities : mapping of int to int
-            Of the buckets, by their numbers.
+            Priorities of the buckets, by their numbers.
         keys : collection of keys
+            The keys packed.
         step : Any
-            Of `ready`.
+            Optimizer's step under which they are pushed.
         """
-        function, whole = isinstance(self.rule, FunctionRule), self._whole
-        states = [self.layout.states[index] for index in plan.launch_order(priorities)]
-        for state in states:
+        policy, recorder = self.policy, self.recorder
+        for number in plan.launch_order(priorities):
+            state = self.layout.states[number]
             state.step = step
-            if not whole and (function or state.full):
-                self._launch(state)
-        if function and not self.presence.allows_missing:
-            self.flush(states)
-            if not self.presence.needs_exchange:
-                self._update(keys)
+            if recorder is not None:
+                recorder.check_launch(state)
+            policy.packed(state)
+        policy.pushed(keys)
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """Forget that `keys` were pushed."""
+        """Drop packed pushes of `keys` that are not launched."""
         for key in keys:
             if key in self.layout:
                 self.layout[key].state.pushed.discard(key)
+
+    # Flush and read
+
+    def flush(self) -> None:
+        """Reduce all that was pushed, and wait for it; collective."""
+        self.policy.flush()
+
+    def settle(self, states: Sequence[BucketState] | None = None) -> None:
+        """Bring the values of some buckets, or of all, up to date on every rank; collective."""
+        states = self.layout.states if states is None else states
+        self.policy.prepare_read(states)
+        self._reducer.complete(states)
+
+    def wait(self, states: Sequence[BucketState] | None = None) -> None:
+        """Settle buckets, and block the host until all of it is done; collective.
+
+        Raises
+        ------
+        NonFinite
+            When flushes were skipped, with ``nonfinite="raise"``.
+        """
+        self.settle(states)
+        self.policy.share_failure()
+        self._comm.synchronize()
+        self._flushes.report_skipped()
+
+    def close(self) -> None:
+        """Flush all, and block the host until it is done; collective."""
+        self.policy.flush()
+        self._comm.synchronize()
+        self._flushes.report_skipped()
+
+    def plan_pull(self, reads: Sequence[tuple[Key, Array]]) -> tuple[Pull, list[Array]]:
+        """Sort arrays to be written by bucket, as `batch.plan_pull`."""
+        if self.policy.allows_missing:
+            # Other ranks may have pushed keys that this rank has not: all keys need slots.
+            self.layout.seal()
+        return self._reader.plan(reads)
+
+    def pull(self, pull: Pull, outs: Sequence[Array]) -> None:
+        """Bring the values of a pull up to date, and copy them into `outs`; collective."""
+        policy = self.policy
+        policy.prepare_read(pull.states)
+        if self.updates.unshared:
+            policy.share_failure()
+        self.read(pull, outs)
+
+    def read(self, pull: Pull, outs: Sequence[Array]) -> None:
+        """Copy values, as of the last flush, into `outs`."""
+        if self.recorder is not None:
+            for state in pull.states:
+                self.recorder.include(state)
+        self._reader.read(pull, outs)
+
+    def keep(self, arrays: Sequence[Array]) -> None:
+        """Refer to arrays until the stream has finished reading them."""
+        self._comm.keep_alive(*arrays)
+
+    # Uneven blocks
+
+    def begin_uneven(self) -> AgreedFlush:
+        """Let ranks push at different times; return the policy, whose `answer` ends the block."""
+        self.policy.flush()
+        self.uneven = True
+        self.policy = policy = self._flushes.uneven()
+        return policy
+
+    def end_uneven(self) -> None:
+        """Return to the store's own policy."""
+        self.uneven = False
+        self.policy = self._flushes.policy()
+
+    # Capture
+
+    @contextmanager
+    def recording_with(self, recorder: Recorder) -> Iterator[None]:
+        """Record the calls of a ``with`` block as a captured step; none of them takes place."""
+        plain = self.kernels
+        self._use(recorder.kernels, recorder)
+        try:
+            with self.updates.rule.recording(recorder.updates):
+                yield
+        finally:
+            self._use(plain, None)
+            for state in self.layout.states:
+                state.forget()
+
+    def _use(self, kernels: Kernels, recorder: Recorder | None) -> None:
+        """Run all later copies on `kernels`."""
+        self.recorder = recorder
+        self.kernels = self._reader.kernels = kernels
+
+
+def make_engine(
+    comm: Communicator,
+    kernels: Kernels,
+    placement: Placement,
+    sizing: Sizing,
+    *,
+    missing_zeros: bool = False,
+    nonfinite: str = "ignore",
+) -> Engine:
+    """Make the engine of a store.
+
+    Parameters
+    ----------
+    comm : Communicator
+    kernels : Kernels
+    placement : Placement
+    sizing : Sizing
+        Size of the buckets.
+    missing_zeros : bool
+        Whether ranks may push different keys: a missing key counts as zeros.
+    nonfinite : {"ignore", "raise", "skip_step"}
+    """
+    updates = Updates(comm, placement)
+    share = placement.root is None
+    layout = Layout(comm, kernels, sizing, updates.allocate, updates.start, share_weights=share)
+    reader = Reader(comm, layout, kernels)
+    reducer = Reducer(comm, layout, updates, kernels)
+    flushes = FlushChoice(reducer, missing_zeros=missing_zeros, nonfinite=nonfinite)
+    return Engine(layout, reader, reducer, flushes)

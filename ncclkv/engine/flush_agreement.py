@@ -1,58 +1,53 @@
-"""What ranks tell each other before a flush, where they need not all push the same, or not always.
+"""`AgreedFlush`: a flush that begins with an exchange of what each rank has pushed.
 
-Each says which keys it has pushed, and which of these hold NaN or infinity.  From all that has been
-said every rank finds the same: what is reduced, what of it is filled up here, or that nothing is.
+Ranks need it when they may push different keys (``missing="zeros"``, uneven blocks), or when hosts
+look for NaN.  Each rank sends a `Contribution`; from all of them every rank makes the same
+`FlushPlan`: the keys to reduce, of which this rank fills in the missing ones.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
-from ncclkv.engine.layout import Layout
-from ncclkv.errors import NonFinite, OrderMismatch
-from ncclkv.kernels.base import Kernels
+from ncclkv.engine.nonfinite import NonfiniteReport
+from ncclkv.engine.reduction import Reducer
+from ncclkv.errors import OrderMismatch
 from ncclkv.table import plan
 from ncclkv.table.registry import Key
-
-_log = logging.getLogger("ncclkv")
-
-_SHOWN = 8
 
 
 class Part(IntEnum):
     """The part that a rank takes in a flush."""
 
-    STAYS = 0
+    PUSHES = 0
     LEAVES = 1
-    """It has come to the end of an uneven block, and gives what it pushed before."""
-    ANSWERS = 2
-    """It has pushed nothing, and contributes nothing."""
+    """The rank is at the end of an uneven block, and contributes its last pushes."""
+    DRAINED = 2
+    """The rank has nothing left to push, and contributes nothing."""
 
 
 class Contribution(NamedTuple):
-    """What one rank says.
+    """One rank's message at the begin of a flush.
 
     Attributes
     ----------
     pushed : frozenset of int
-        Places of keys in the registry.
+        Registry indices of the keys pushed.
     nonfinite : frozenset of int
-        Those of them that hold NaN or infinity here.
+        The indices among them whose gradients hold NaN or infinity.
     buckets : tuple of int
-        Numbers of the buckets that are to be readable after the flush.
+        Numbers of the buckets that the rank will read after the flush.
     hyperparameters : Any
-        Of the update, as they are here.
+        The optimizer's hyperparameters on the rank.
     part : Part
     failure : str or None
-        What the updater has raised here, of which other ranks have not heard.
+        Text of the updater's exception on the rank, not sent before.
     """
 
     pushed: frozenset[int]
@@ -64,21 +59,21 @@ class Contribution(NamedTuple):
 
 
 class FlushPlan(NamedTuple):
-    """What follows for every rank.
+    """The result of an exchange, equal on all ranks.
 
     Attributes
     ----------
     keys : dict of key to int
-        What is reduced, in the order of the registry, and the number of ranks in its average.
+        The keys to reduce, in registry order, and the number of ranks in the average of each.
     buckets : list of int
-        Numbers of the buckets that are to be readable after the flush.
+        Numbers of the buckets that some rank will read after the flush.
     active : int
-        How many ranks do not only answer.
+        Number of ranks that are not drained.
     hyperparameters : Any
-        Of the update: the root's if it stays, or the first rank's that does; if all leave, the
-        first one's.
+        The optimizer's hyperparameters on the root if the root still pushes, else on the first
+        rank that does; if all ranks leave, on the first of them.
     failure : str or None
-        What the updater has raised on a rank, if it runs on one alone.
+        Text of the updater's exception on the root.
     """
 
     keys: dict[Key, int]
@@ -88,143 +83,179 @@ class FlushPlan(NamedTuple):
     failure: str | None
 
 
-class FlushAgreement:
-    """Says what this rank has pushed, and hears it of the others.
+class AgreedFlush:
+    """Reduces all buckets together, after an exchange between the ranks.
 
     Parameters
     ----------
-    comm : Communicator
-    layout : Layout
-    kernels : Kernels
-    zeros : bool
-        Whether ranks may push different keys.
-    nonfinite : {"ignore", "raise", "skip_step"}
-
-    Attributes
-    ----------
-    zeros : bool
+    reducer : Reducer
+    report : NonfiniteReport
+    missing_zeros : bool
+        Whether ranks may push different keys: a missing key counts as zeros.
     uneven : bool
-        Whether ranks may have joined those that only answer.
-    flagged : bool
-        Whether NaN and infinity are found by a device, and no exchange is needed for that.
-    skipped : int
-        Flushes that came to nothing because of NaN or infinity.
+        Whether ranks may be drained while others push.
     """
 
+    flushes_everything = True
+
     def __init__(
-        self, comm: Communicator, layout: Layout, kernels: Kernels, zeros: bool, nonfinite: str
+        self, reducer: Reducer, report: NonfiniteReport, *, missing_zeros: bool, uneven: bool
     ) -> None:
-        self.zeros = zeros
-        self.uneven = False
-        self.skipped = 0
-        self.flagged = False
-        self._comm = comm
-        self._layout = layout
-        self._kernels = kernels
-        self._nonfinite = nonfinite
-        self._kept: list[tuple[Slot, Array]] = []
+        self.allows_missing = missing_zeros or uneven
+        self._missing_zeros = missing_zeros
+        self._reducer = reducer
+        self._comm, self._layout = reducer.comm, reducer.layout
+        self._kernels, self._updates = reducer.kernels, reducer.updates
+        self._report = report
 
-    @property
-    def needs_exchange(self) -> bool:
-        """Whether flushes begin with an exchange."""
-        return self.allows_missing or (self._nonfinite != "ignore" and not self.flagged)
+    def make_room(self, state: BucketState) -> None:
+        self.flush()
 
-    @property
-    def looks(self) -> bool:
-        """Whether NaN and infinity are looked for."""
-        return self._nonfinite != "ignore"
+    def packed(self, state: BucketState) -> None:
+        """Leave the bucket for the next flush."""
 
-    @property
-    def allows_missing(self) -> bool:
-        """Whether ranks may push different keys, or at different times."""
-        return self.zeros or self.uneven
+    def pushed(self, keys: Collection[Key]) -> None:
+        if self._updates.rule.by_key and not self.allows_missing:
+            self.flush()
 
-    def agree(
-        self,
-        buckets: Iterable[int],
-        numbers: Any,
-        root: int | None,
-        part: Part = Part.STAYS,
-        failure: str | None = None,
-    ) -> FlushPlan:
-        """What all ranks will do; collective.
+    def flush(self) -> None:
+        # As for a read of no bucket: a rank that leaves an uneven block reads meanwhile, and
+        # all ranks must launch the broadcasts of its buckets.
+        self.prepare_read(())
 
-        What others have pushed and this rank has not is in its buckets when this returns; after the
-        flush `restore` puts back what the user has in gradients that were filled up so.
+    def prepare_read(self, states: Sequence[BucketState]) -> None:
+        agreed = self._flush(states)
+        self._publish(agreed)
+
+    def share_failure(self) -> None:
+        """Leave the exception to the next exchange."""
+
+    def answer(self) -> None:
+        """Take part in the flushes of other ranks without pushing, until all ranks are drained."""
+        wanted, part = self._layout.states, Part.LEAVES
+        if not any(state.pushed for state in wanted):
+            wanted, part = [], Part.DRAINED
+        while (agreed := self._flush(wanted, part)).active:
+            self._publish(agreed)
+            wanted, part = [], Part.DRAINED
+
+    def _publish(self, agreed: FlushPlan) -> None:
+        """Broadcast the buckets that some rank reads, and wait for them."""
+        states = [self._layout.states[number] for number in agreed.buckets]
+        self._reducer.publish(states)
+        self._reducer.complete(states)
+
+    def _flush(self, wanted: Sequence[BucketState], part: Part = Part.PUSHES) -> FlushPlan:
+        """Exchange contributions, and reduce the keys that the ranks have pushed."""
+        updates, rule = self._updates, self._updates.rule
+        mine = rule.hyperparameters() if self.allows_missing else None
+        agreed = self._agree([state.bucket.index for state in wanted], mine, part)
+        updates.receive(agreed.failure)
+        if part != Part.PUSHES and agreed.active:
+            rule.adopt(agreed.hyperparameters)
+        step = rule.step_from(agreed.hyperparameters) if self.allows_missing else None
+        lent = self._fill_missing(agreed.keys)
+        for state in self._layout.buckets(agreed.keys):
+            if self.allows_missing:
+                state.step = step
+            self._launch(state, agreed.keys)
+        self._reducer.complete(self._layout.states)
+        if rule.by_key:
+            self._reducer.update_keys(agreed.keys)
+        self._restore(lent)
+        return agreed
+
+    def _launch(self, state: BucketState, counts: Mapping[Key, int]) -> None:
+        """Launch a bucket; averages over different numbers of ranks need a launch each."""
+        if state.bucket.op != "avg":
+            self._reducer.launch(state)
+            return
+        pushed = state.pushed
+        for count in sorted({counts[key] for key in pushed}):
+            state.pushed = {key for key in pushed if counts[key] == count}
+            self._reducer.launch(state, count)
+
+    def _agree(self, buckets: Iterable[int], hyperparameters: Any, part: Part) -> FlushPlan:
+        """Exchange contributions with all ranks; collective.
 
         Raises
         ------
         OrderMismatch
             When ranks have pushed different keys and may not.
         NonFinite
-            On every rank, when it is to be raised; nothing that was pushed is applied.
+            On every rank, with ``nonfinite="raise"``; no rank applies its pushes.
         """
         self._layout.seal()
-        mine = self._said(buckets, numbers, part, failure)
-        said = self._comm.control.allgather(tuple(mine), "what was pushed")
-        said = [Contribution(*each) for each in said]
-        active = [rank for rank, each in enumerate(said) if each.part != Part.ANSWERS]
-        wanted = sorted({number for each in said for number in each.buckets})
-        keys = self._keys(said, active)
-        if any(each.nonfinite for each in said):
+        mine = self._contribution(buckets, hyperparameters, part)
+        received = self._comm.control.allgather(tuple(mine), "what was pushed")
+        all_ranks = [Contribution(*each) for each in received]
+        active = [rank for rank, each in enumerate(all_ranks) if each.part != Part.DRAINED]
+        wanted = sorted({number for each in all_ranks for number in each.buckets})
+        keys = self._keys(all_ranks, active)
+        if any(each.nonfinite for each in all_ranks):
             for state in self._layout.states:
                 state.pushed.clear()
-            self.tell([each.nonfinite for each in said], 1)
+            self._report.skip([each.nonfinite for each in all_ranks], 1)
             keys = {}
-        self._fill_up(keys)
-        first = min(range(len(said)), key=lambda rank: (said[rank].part, rank != root, rank))
-        failure = None if root is None else said[root].failure
-        return FlushPlan(keys, wanted, len(active), said[first].hyperparameters, failure)
+        root, ranks = self._updates.placement.root, range(len(all_ranks))
+        first = min(ranks, key=lambda rank: (all_ranks[rank].part, rank != root, rank))
+        failure = None if root is None else all_ranks[root].failure
+        return FlushPlan(keys, wanted, len(active), all_ranks[first].hyperparameters, failure)
 
-    def _said(
-        self, buckets: Iterable[int], numbers: Any, part: Part, failure: str | None
+    def _contribution(
+        self, buckets: Iterable[int], hyperparameters: Any, part: Part
     ) -> Contribution:
-        """What this rank says."""
+        """Return this rank's message."""
         registry, pushed, nonfinite = self._layout.registry, [], []
         for state in self._layout.states:
             pushed += [registry[key].index for key in state.pushed]
-            if state.pushed and self._nonfinite != "ignore":
+            if state.pushed and self._report.enabled:
                 nonfinite += [registry[key].index for key in self._nonfinite_keys(state)]
         return Contribution(
-            frozenset(pushed), frozenset(nonfinite), tuple(buckets), numbers, part, failure
+            frozenset(pushed),
+            frozenset(nonfinite),
+            tuple(buckets),
+            hyperparameters,
+            part,
+            self._updates.failure,
         )
 
     def _nonfinite_keys(self, state: BucketState) -> list[Key]:
-        """The keys of a bucket whose gradients hold NaN or infinity."""
+        """Return the pushed keys of a bucket whose gradients hold NaN or infinity."""
         spans = plan.spans(state.bucket, state.pushed)
-        if not any(self._find([state.span(span).gradients for span in spans])):
+        if not any(self._find_nonfinite([state.span(bounds).gradients for bounds in spans])):
             return []
         keys = [entry.key for entry in state.bucket.entries if entry.key in state.pushed]
-        found = self._find([self._layout[key].gradient for key in keys])
+        found = self._find_nonfinite([self._layout[key].gradient for key in keys])
         return [key for key, nonfinite in zip(keys, found, strict=True) if nonfinite]
 
-    def _find(self, arrays: Sequence[Array]) -> list[int]:
-        """1 for each array that holds NaN or infinity, else 0."""
-        kernels, number = self._kernels, np.dtype(np.int32)
-        flags = kernels.zeros(len(arrays), number)
-        for place, array in enumerate(arrays):
-            kernels.find_nonfinite(array, flags[place : place + 1])
-        on_host = np.empty(len(arrays), number)
+    def _find_nonfinite(self, arrays: Sequence[Array]) -> list[int]:
+        """Return 1 for each array that holds NaN or infinity, else 0."""
+        kernels, dtype = self._kernels, np.dtype(np.int32)
+        flags = kernels.zeros(len(arrays), dtype)
+        for index, array in enumerate(arrays):
+            kernels.find_nonfinite(array, flags[index : index + 1])
+        on_host = np.empty(len(arrays), dtype)
         self._comm.synchronize()
         kernels.unpack(flags, on_host)
         return [int(flag) for flag in on_host]
 
-    def _keys(self, said: Sequence[Contribution], active: Sequence[int]) -> dict[Key, int]:
-        """The keys that some rank has pushed, and the number of ranks in their averages.
+    def _keys(self, all_ranks: Sequence[Contribution], active: Sequence[int]) -> dict[Key, int]:
+        """Return the keys that some rank has pushed, and the number of ranks in their averages.
 
-        A rank that leaves has pushed less than the others, which went on.
+        A rank that leaves may have pushed fewer keys than the ranks that went on.
         """
-        pushed = frozenset().union(*(each.pushed for each in said))
+        pushed = frozenset().union(*(each.pushed for each in all_ranks))
         specs = [spec for spec in self._layout.registry if spec.index in pushed]
-        if self.zeros:
+        if self._missing_zeros:
             return dict.fromkeys((spec.key for spec in specs), len(active))
         counts: dict[Key, int] = {}
         for spec in specs:
-            having = [rank for rank in active if spec.index in said[rank].pushed]
+            having = [rank for rank in active if spec.index in all_ranks[rank].pushed]
             lacking = [
                 rank
                 for rank in active
-                if spec.index not in said[rank].pushed and said[rank].part == Part.STAYS
+                if spec.index not in all_ranks[rank].pushed and all_ranks[rank].part == Part.PUSHES
             ]
             if having and lacking:
                 raise OrderMismatch(
@@ -235,51 +266,34 @@ class FlushAgreement:
             counts[spec.key] = len(having)
         return counts
 
-    def tell(self, nonfinite: Sequence[Collection[int]], flushes: int) -> None:
-        """Raise, or log, that flushes came to nothing.
+    def _fill_missing(self, keys: Iterable[Key]) -> list[tuple[Slot, Array]]:
+        """Push the neutral element of the op for each key that this rank has not pushed.
 
-        Parameters
-        ----------
-        nonfinite : sequence of collection of int
-            Of each rank, the places in the registry of the keys that it has pushed NaN of.
-        flushes : int
-            How many.
+        Returns
+        -------
+        list of (Slot, ndarray)
+            Slots whose gradient the user holds a view of, and copies of these gradients.
         """
-        self.skipped += flushes
-        specs, found = [*self._layout.registry], []
-        indices = sorted(set().union(*nonfinite))
-        for index in indices[:_SHOWN]:
-            ranks = [rank for rank, each in enumerate(nonfinite) if index in each]
-            found.append(f"key {specs[index].key!r} on {format_ranks(ranks)}")
-        if len(indices) > _SHOWN:
-            found.append(f"{len(indices) - _SHOWN} more keys")
-        text = f"NaN or infinity was pushed: {', '.join(found)}; no rank applies what was pushed"
-        if self._nonfinite == "raise":
-            raise NonFinite(f"rank {self._comm.rank} of {self._comm.size}: {text}")
-        if self._comm.rank == 0:
-            _log.warning("ncclkv: %s, and %d such flushes were skipped so far", text, self.skipped)
-
-    def _fill_up(self, keys: Iterable[Key]) -> None:
-        """Push what takes no part in a sum for each key that this rank has not pushed."""
+        lent = []
         for key in keys:
             slot = self._layout[key]
             if key not in slot.state.pushed:
                 slot.state.in_flight.complete()
                 if slot.lent:
-                    self._kept.append((slot, self._kernels.copy(slot.gradient)))
-                self._kernels.fill(slot.gradient, _nothing(slot.state))
+                    lent.append((slot, self._kernels.copy(slot.gradient)))
+                self._kernels.fill(slot.gradient, _neutral(slot.state))
                 slot.state.pushed.add(key)
+        return lent
 
-    def restore(self) -> None:
-        """Put back the gradients that were filled up for the flush that has ended."""
-        for slot, kept in self._kept:
-            self._kernels.pack(kept, slot.gradient)
-        self._comm.keep_alive(*(kept for _, kept in self._kept))
-        self._kept.clear()
+    def _restore(self, lent: Sequence[tuple[Slot, Array]]) -> None:
+        """Put back the gradients that the user holds views of."""
+        for slot, copy in lent:
+            self._kernels.pack(copy, slot.gradient)
+        self._comm.keep_alive(*(copy for _, copy in lent))
 
 
-def _nothing(state: BucketState) -> float:
-    """What changes no sum, or no maximum or minimum."""
+def _neutral(state: BucketState) -> float:
+    """Return the number that changes no reduction by the bucket's op."""
     op, dtype = state.bucket.op, state.bucket.dtype
     if op not in ("max", "min"):
         return 0

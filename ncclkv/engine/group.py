@@ -53,7 +53,7 @@ class Group:
             if key in again and key not in self._kept:
                 self._kept[key] = [copy(self._engine.layout[key].gradient_view)]
             self._kept.setdefault(key, []).extend(copy(array) for array in arrays)
-        self._engine.stage(batch, row)
+        self._engine.pack(batch, row)
 
     def pull(self, pull: Pull, outs: Sequence[Array]) -> None:
         """Note arrays to be written at the end."""
@@ -87,7 +87,7 @@ class Group:
             bucket.
         """
         batch, row = self._engine.plan_push(self._kept)
-        self._engine.stage(batch, row)
+        self._engine.pack(batch, row)
         self._engine.keep(row)
         self._engine.layout.check_outs(unchecked, flushed=True)
         self._step = self._engine.rule.step()

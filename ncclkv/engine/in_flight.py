@@ -1,4 +1,4 @@
-"""What is launched in a bucket, and how long it took before."""
+"""`InFlight`: the launched collectives of a bucket, and the durations of earlier ones."""
 
 from __future__ import annotations
 
@@ -8,39 +8,46 @@ from time import perf_counter
 
 from ncclkv.comm.types import Work
 
-_REMEMBERED = 9
+_MAX_TIMES = 9
 
 
 class InFlight:
-    """The collectives of a bucket that are launched and not known to be complete; false if none."""
+    """The collectives of a bucket that are launched and not yet waited for.
+
+    Attributes
+    ----------
+    works : list of Work
+        Empty while nothing is in flight.
+    """
 
     def __init__(self) -> None:
-        self._works: list[Work] = []
+        self.works: list[Work] = []
         self._since: float | None = None
-        self._times: deque[float] = deque(maxlen=_REMEMBERED)
-
-    def __bool__(self) -> bool:
-        return bool(self._works)
+        self._times: deque[float] = deque(maxlen=_MAX_TIMES)
 
     def add(self, work: Work, since: float | None = None) -> None:
-        """Take a launched collective; it is timed, if the moment of its launch is given."""
-        self._works.append(work)
+        """Add a launched collective; time it if the launch time `since`, in seconds, is given."""
+        self.works.append(work)
         self._since = since if work.blocks else None
 
     def complete(self) -> None:
-        """Wait for all of them."""
-        for work in self._works:
+        """Wait for all collectives, and remove them."""
+        works = self.works
+        if not works:
+            return
+        for work in works:
             work.wait()
         if self._since is not None:
             self._times.append(perf_counter() - self._since)
-        self.clear()
+            self._since = None
+        works.clear()
 
     def clear(self) -> None:
-        """Forget them."""
-        self._works.clear()
+        """Remove all collectives without waiting for them."""
+        self.works.clear()
         self._since = None
 
     @property
     def seconds(self) -> float | None:
-        """The median of the last times from a launch to the end of the wait; None without any."""
+        """Median of the last nine times from launch to the end of the wait; None before one."""
         return median(self._times) if self._times else None

@@ -1,4 +1,4 @@
-"""Keys and where their values are: each in a bucket, once the layout is sealed."""
+"""`Layout`: the keys of a store and the memory of each, fixed once the layout is sealed."""
 
 from __future__ import annotations
 
@@ -17,22 +17,26 @@ from ncclkv.table.registry import Key, KeySpec, Registry
 class Layout:
     """The keys of a store and their memory.
 
+    Parameters
+    ----------
+    comm : Communicator
+    kernels : Kernels
+    sizing : Sizing
+    allocate, start : callable
+        Called with each new bucket: before it is part of the layout, and when it has its values.
+    share_weights : bool
+
     Attributes
     ----------
     registry : Registry
     states : list of BucketState
         All buckets, in order.
     sizing : Sizing
-        How large they are.
-    common : bool
-        Whether new buckets have weights that the ranks of a node have in common, where they can.
+        Size of the buckets.
+    share_weights : bool
+        Whether the ranks of a node share the weights of new buckets, if they have shared memory.
     pending_bytes : int
-        Bytes of the values of keys that have no place.
-
-    Parameters
-    ----------
-    adopt, start : weakref.WeakMethod
-        Called with each new bucket: before it is part of the layout, and when it has its values.
+        Bytes of the values of keys that have no bucket yet.
     """
 
     def __init__(
@@ -40,49 +44,47 @@ class Layout:
         comm: Communicator,
         kernels: Kernels,
         sizing: Sizing,
-        adopt: Callable[[], Callable[[BucketState], object] | None],
-        start: Callable[[], Callable[[BucketState], object] | None],
+        allocate: Callable[[BucketState], object],
+        start: Callable[[BucketState], object],
         *,
-        common: bool,
+        share_weights: bool,
     ) -> None:
         self.registry = Registry()
         self.states: list[BucketState] = []
+        self.sizing = sizing
+        self.share_weights = share_weights
+        self.pending_bytes = 0
         self._comm = comm
         self._kernels = kernels
-        self.sizing = sizing
-        self._adopt = adopt
+        self._allocate = allocate
         self._start = start
-        self.common = common
-        self.pending_bytes = 0
         self._pending: dict[Key, Array] = {}
         self._slots: dict[Key, Slot] = {}
         self._memory = BucketMemory()
 
     def add(self, specs: Sequence[KeySpec], values: Sequence[Array]) -> None:
-        """Take new keys with their first values, which are kept."""
+        """Register new keys; their first values are kept until the layout is sealed."""
         self.registry.add(specs)
         self._pending.update((spec.key, value) for spec, value in zip(specs, values, strict=True))
         self.pending_bytes += sum(spec.nbytes for spec in specs)
 
     @property
     def sealed(self) -> bool:
-        """Whether every key has its place."""
+        """Whether every key has a slot."""
         return not self._pending
 
     def seal(self) -> None:
-        """Give all keys that have no place yet one, for good."""
+        """Give every pending key a slot in a new bucket; slots never move afterwards."""
         if self.sealed:
             return
         specs = [spec for spec in self.registry if spec.key in self._pending]
         states = [
-            BucketState(bucket, self._comm, common=self.common)
+            BucketState(bucket, self._comm, share_weights=self.share_weights)
             for bucket in place(specs, self.sizing.bucket_bytes, len(self.states))
         ]
-        # Before anything is noted: where this finds no memory all is as it was.
-        adopt = self._adopt()
-        if adopt is not None:
-            for state in states:
-                adopt(state)
+        # Before anything is recorded, so that a MemoryError leaves the layout as it was.
+        for state in states:
+            self._allocate(state)
         for state in states:
             for entry in state.bucket.entries:
                 slot = self._slots[entry.key] = Slot(state, entry)
@@ -92,14 +94,12 @@ class Layout:
         self.pending_bytes = 0
         self.states += states
         self._memory.add(states)
-        start = self._start()
-        if start is not None:
-            for state in states:
-                start(state)
+        for state in states:
+            self._start(state)
 
     def unshare_weights(self) -> None:
-        """Give this rank weights of its own, in all buckets, for good."""
-        self.common = False
+        """Give this rank weights of its own, in present and future buckets."""
+        self.share_weights = False
         for state in self.states:
             state.unshare_weights()
         for slot in self._slots.values():
@@ -108,54 +108,65 @@ class Layout:
         self._memory.add(self.states)
 
     def __contains__(self, key: Key) -> bool:
-        """Whether a key has its place."""
+        """Return whether a key has a slot."""
         return key in self._slots
 
     def __getitem__(self, key: Key) -> Slot:
-        """A key's place; the first call for any key seals the layout."""
+        """Return a key's slot; the first call for a pending key seals the layout."""
         if key not in self._slots:
             self.registry[key]
             self.seal()
         return self._slots[key]
 
     def pending(self, key: Key) -> Array:
-        """The value of a key that has no place."""
+        """Return the value of a key that has no slot yet."""
         return self._pending[key]
 
     def replace_pending(self, key: Key, value: Array) -> None:
-        """Set the value of a key that has no place."""
+        """Set the value of a key that has no slot yet."""
         self._pending[key] = value
 
     def buckets(self, keys: Iterable[Key]) -> list[BucketState]:
-        """The buckets of `keys`, each once and in order; keys without a place have none."""
+        """Return the buckets of `keys`, each once, in order; pending keys are left out."""
         indices = {self._slots[key].state.bucket.index for key in keys if key in self._slots}
         return [self.states[index] for index in sorted(indices)]
 
-    def bucket_around(self, array: Array) -> tuple[BucketState, bool] | None:
-        """The bucket whose memory an array lies in, and whether that is its weights."""
-        return self._memory.around(array)
+    def bucket_of(self, array: Array) -> tuple[BucketState, bool] | None:
+        """Return the bucket that an array lies in, and whether in its weights; else None."""
+        return self._memory.find(array)
 
     def check_outs(self, reads: Sequence[tuple[Key, Array]], *, flushed: bool) -> None:
-        """Refuse to write over values, and gradients that are pushed and not flushed by reads."""
+        """Refuse arrays to write that lie in the store's values or in a busy gradient.
+
+        Parameters
+        ----------
+        reads : sequence of (key, ndarray)
+        flushed : bool
+            Whether the reads flush the buckets of their keys first.
+
+        Raises
+        ------
+        UsageError
+        """
         done = self.buckets(key for key, _ in reads) if flushed else []
         for key, out in reads:
-            around = self.bucket_around(out)
-            if around is None:
+            found = self.bucket_of(out)
+            if found is None:
                 continue
-            state, in_weights = around
+            state, in_weights = found
             if in_weights:
                 raise UsageError(
                     f"pull of key {key!r}: out is a view of a value in the store; pass an array of "
                     f"your own"
                 )
-            if (state.pushed or state.in_flight) and state not in done:
+            if (state.pushed or state.in_flight.works) and state not in done:
                 raise UsageError(
                     f"pull of key {key!r}: out lies in a grad_view, in whose bucket pushes are "
                     f"under way; pull its key, or call wait(), first"
                 )
 
     def explain(self, owner: str) -> str:
-        """The layout as a table, with what its collectives should take and what they took."""
+        """Return the layout as a table, with the predicted and measured times of collectives."""
         buckets = [state.bucket for state in self.states]
         times = [state.in_flight.seconds for state in self.states]
         return plan.explain(buckets, self._pending, owner, self.sizing, times)

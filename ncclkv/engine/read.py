@@ -1,4 +1,4 @@
-"""Values as they are read: copied out of their buckets, once what flies there is complete."""
+"""`Reader`: copies values out of their buckets, once the collectives in flight there are done."""
 
 from __future__ import annotations
 
@@ -8,71 +8,60 @@ from ncclkv.arrays.torch import mark_written
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.batch import Pull, plan_pull, select
 from ncclkv.engine.bucket_state import Array, BucketState
-from ncclkv.engine.capture import Recording
 from ncclkv.engine.layout import Layout
 from ncclkv.kernels.base import Kernels
 from ncclkv.table.registry import Key
 
 
-class Reads:
-    """The values of one store on one rank, to be read.
+class Reader:
+    """Reads the values of one store on one rank.
 
     Attributes
     ----------
-    layout : Layout
-        The keys and where their values are.
     kernels : Kernels
-        The arithmetic of the memory that values are in.
-    recording : Recording or None
-        What the calls are part of, when they are captured and not done.
+        The kernels that copy.
     """
 
-    def __init__(self, comm: Communicator, kernels: Kernels, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, comm: Communicator, layout: Layout, kernels: Kernels) -> None:
         self.kernels = kernels
-        self.recording: Recording | None = None
         self._comm = comm
+        self._layout = layout
 
-    def _take_up(self, state: BucketState) -> None:
-        """Wait for what was launched in a bucket that a call is about to write or to read."""
-        if self.recording is not None:
-            self.recording.include(state)
-        state.in_flight.complete()
-
-    def keep(self, arrays: Sequence[Array]) -> None:
-        """Let arrays live until what reads them now is over."""
-        self._comm.keep_alive(*arrays)
-
-    def plan_pull(self, reads: Sequence[tuple[Key, Array]]) -> tuple[Pull, list[Array]]:
-        """Sort what is to be read; return the arrays to be written in a row, too.
-
-        One that stands for several keys gets the last one's value.
-        """
+    def plan(self, reads: Sequence[tuple[Key, Array]]) -> tuple[Pull, list[Array]]:
+        """Sort arrays to be written by bucket, as `plan_pull`."""
         return plan_pull(reads, self._source)
 
     def _source(self, key: Key) -> tuple[BucketState | None, Array]:
-        """The bucket of a key and its flat value there; without a bucket, where it has no place."""
-        if key not in self.layout:
-            return None, self.layout.pending(key).reshape(-1)
-        slot = self.layout[key]
+        """Return the bucket of a key, or None before it has one, and the key's flat value."""
+        if key not in self._layout:
+            return None, self._layout.pending(key).reshape(-1)
+        slot = self._layout[key]
         return slot.state, slot.weight
 
-    def read(self, pull: Pull, row: Sequence[Array]) -> None:
-        """Copy values, as of the last flush, into arrays."""
-        for state in pull.states:
-            self._take_up(state)
-        if pull.to_host:
-            self._comm.synchronize()
+    def read(self, pull: Pull, outs: Sequence[Array]) -> None:
+        """Copy values, as of the last flush, into `outs`: each bucket as soon as it is complete."""
         if pull.tensors:
             mark_written(pull.tensors)
+        if pull.to_host and not self._comm.blocks:
+            # The host reads device memory: all streams first, under the deadline.
+            for state in pull.states:
+                state.in_flight.complete()
+            self._comm.synchronize()
         for part in pull.parts:
-            outs = select(row, part.indices)
-            part.table = self.kernels.unpack_all(part.sources, outs, part.table)
+            source = part.state
+            if source is not None and source.in_flight.works:
+                source.in_flight.complete()
+            selected = select(outs, part.indices)
+            part.table = self.kernels.unpack_all(part.sources, selected, part.table)
+        # Buckets of keys whose array receives the value of a later key have no part.
+        for state in pull.states:
+            if state.in_flight.works:
+                state.in_flight.complete()
 
     def current(self, key: Key) -> Array:
-        """A key's value as of the last flush, of the key's shape; not to be written."""
-        if key not in self.layout:
-            return self.layout.pending(key)
-        slot = self.layout[key]
-        self._take_up(slot.state)
+        """Return a key's value as of the last flush, in the key's shape; callers only read it."""
+        if key not in self._layout:
+            return self._layout.pending(key)
+        slot = self._layout[key]
+        slot.state.in_flight.complete()
         return slot.weight_view

@@ -1,99 +1,119 @@
-"""Collectives of buckets: what is reduced to where, and what becomes of it as it arrives."""
+"""`Reducer`: launches the collectives of buckets, and waits for them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState
-from ncclkv.engine.nonfinite import DeviceNonfiniteCheck
-from ncclkv.engine.placement import Placement
-from ncclkv.engine.update_rule import Assign, FusedRule, Rule
+from ncclkv.engine.layout import Layout
+from ncclkv.engine.update_rule import Rule
+from ncclkv.engine.updates import Updates
 from ncclkv.kernels.base import Kernels
-from ncclkv.optimizer.fused import Update
 from ncclkv.table import plan
+from ncclkv.table.registry import Key
 
 
-class BucketReduction:
-    """Starts the collectives of one store."""
+class Reducer:
+    """Launches and completes the collectives of one store's buckets.
 
-    def __init__(self, comm: Communicator, placement: Placement, kernels: Kernels) -> None:
-        self._comm = comm
-        self._placement = placement
-        self._kernels = kernels
+    Attributes
+    ----------
+    comm : Communicator
+    layout : Layout
+    updates : Updates
+        The rule that the sums go through.
+    kernels : Kernels
+    """
+
+    def __init__(
+        self, comm: Communicator, layout: Layout, updates: Updates, kernels: Kernels
+    ) -> None:
+        self.comm = comm
+        self.layout = layout
+        self.updates = updates
+        self.kernels = kernels
 
     def launch(
         self,
         state: BucketState,
-        rule: Rule,
         active: int | None = None,
-        flagged: DeviceNonfiniteCheck | None = None,
+        rule: Rule | None = None,
+        skip_flag: Array | None = None,
     ) -> None:
-        """Start to reduce what was pushed into a bucket.
+        """Launch the reduction of the keys that were pushed into a bucket, if there are any.
 
-        Averages count `active` ranks, by default all; what is `flagged` may come to nothing.
+        Parameters
+        ----------
+        state : BucketState
+        active : int, optional
+            Number of ranks that averages divide by; all ranks by default.
+        rule : Rule, optional
+            Used in place of the rule in force.
+        skip_flag : ndarray of int32, shape (1,), optional
+            Updates do nothing if it is not 0 when they run.
         """
+        if not state.pushed:
+            return
+        placement, rule = self.updates.placement, rule or self.updates.rule
         state.launched = True
-        since = perf_counter() if state.full else None
-        root = self._placement.root
-        skip = None if flagged is None else flagged.skip
-        update = None
-        if self._placement.updates and isinstance(rule, FusedRule):
-            update = rule.begin(state, skip)
-        for span in plan.spans(state.bucket, state.pushed):
-            lo, hi, gradients, weights, label = state.span(span)
-            receive = gradients
-            apply: Apply | None = None
-            if self._placement.updates:
-                if isinstance(rule, Assign) and skip is not None:
-                    apply = self._unless(skip, gradients, weights)
-                elif isinstance(rule, Assign):
-                    receive = weights
-                elif update is not None:
-                    apply = _shifted(update, lo)
+        since = perf_counter() if len(state.pushed) == state.key_count else None
+        spans = [state.span(bounds) for bounds in plan.spans(state.bucket, state.pushed)]
+        if placement.updates:
+            targets = rule.target(state, spans, skip_flag)
+        else:
+            targets = [(span.gradients, None) for span in spans]
+        for span, (receive, apply) in zip(spans, targets, strict=True):
             op = state.bucket.op
-            if op == "avg" and active is not None and active < self._comm.size:
-                op, apply = "sum", self._dividing(receive, active, apply)
-            work = self._comm.reduce_apply(
-                gradients, receive, op, apply, root, sharded_update=state.common
+            if op == "avg" and active is not None and active < self.comm.size:
+                op, apply = "sum", self._divide(receive, active, apply)
+            work = self.comm.reduce_apply(
+                span.gradients, receive, op, apply, placement.root, sharded_update=state.node_shared
             )
-            work.label = label
+            work.label = span.label
             state.in_flight.add(work, since)
-            if root is not None:
-                state.mark_stale(lo, hi)
+            if placement.root is not None:
+                state.mark_stale(span.lo, span.hi)
         state.pushed.clear()
 
-    def _unless(self, skip: Array, total: Array, weights: Array) -> Apply:
-        """Let a sum replace values, unless the flush is skipped."""
-        kernels = self._kernels
-        return lambda lo, hi: kernels.assign(total[lo:hi], weights[lo:hi], skip)
-
-    def publish(self, state: BucketState, root: int) -> None:
-        """Start to give every rank what the root alone has updated."""
-        if state.stale is None:
-            return
-        stale = state.span(state.stale)
-        work = self._comm.broadcast(stale.weights, root)
-        work.label = stale.label
-        state.in_flight.add(work)
-        state.stale = None
-
-    def _dividing(self, total: Array, active: int, then: Apply | None) -> Apply:
-        """Divide a sum by the number of active ranks, before what follows."""
-        kernels = self._kernels
+    def _divide(self, total: Array, active: int, then: Apply | None) -> Apply:
+        """Return an update that divides a sum by `active` before it calls `then`."""
+        kernels = self.kernels
 
         def apply(lo: int, hi: int) -> None:
             part = total[lo:hi]
-            # An average of as many parts, of which all but one are nothing.
-            nothing = kernels.zeros(hi - lo, part.dtype)
-            kernels.reduce([part, *[nothing] * (active - 1)], part, "avg")
+            # Averaged with arrays of zeros, so that integers round as in the kernel's average.
+            zeros = kernels.zeros(hi - lo, part.dtype)
+            kernels.reduce([part, *[zeros] * (active - 1)], part, "avg")
             if then is not None:
                 then(lo, hi)
 
         return apply
 
+    def complete(self, states: Iterable[BucketState]) -> None:
+        """Wait for all that is in flight in the given buckets."""
+        for state in states:
+            if state.in_flight.works:
+                state.in_flight.complete()
 
-def _shifted(update: Update, start: int) -> Apply:
-    """Return `update` on ranges that are counted from element `start` of the bucket."""
-    return lambda lo, hi: update(start + lo, start + hi)
+    def publish(self, states: Sequence[BucketState]) -> None:
+        """Launch the broadcast of the values that the root alone has updated."""
+        root = self.updates.placement.root
+        if root is None:
+            return
+        # The root's update runs while its reduction is waited for.
+        self.complete(states)
+        for state in states:
+            if state.stale is not None:
+                span = state.span(state.stale)
+                work = self.comm.broadcast(span.weights, root)
+                work.label = span.label
+                state.in_flight.add(work)
+                state.stale = None
+
+    def update_keys(self, keys: Iterable[Key]) -> None:
+        """Run the user's updater on keys that are reduced, in MXNet's order."""
+        order = self.layout.registry.update_order(keys)
+        self.updates.run([self.layout[key] for key in order])

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
-from ncclkv.engine.bucket_state import Array, BucketState, Slot
+from ncclkv.comm.types import Apply
+from ncclkv.engine.bucket_state import Array, BucketState, Slot, Span
 from ncclkv.errors import UsageError, annotate
 from ncclkv.kernels.base import Kernels
 from ncclkv.optimizer.base import Optimizer
@@ -29,7 +30,13 @@ class Rule:
     """The updater or optimizer that the user gave."""
 
     can_skip = True
-    """Whether its updates can be left out by a flag that they read when they are made."""
+    """Whether updates can be skipped by a device flag that they read when they run."""
+
+    replaces = False
+    """Whether the sum replaces the value."""
+
+    by_key = False
+    """Whether `run` updates key by key, after the reduction, on weights that no rank shares."""
 
     def check(self, spec: KeySpec) -> None:
         """Refuse keys that the rule cannot update."""
@@ -54,6 +61,16 @@ class Rule:
 
     def adopt(self, numbers: Any) -> None:
         """Put a rank's `numbers` in force here."""
+
+    def target(
+        self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
+    ) -> list[tuple[Array, Apply | None]]:
+        """Return, for each span, the array that receives the sum and the update of its ranges."""
+        return [(span.gradients, None) for span in spans]
+
+    def run(self, slots: Sequence[Slot]) -> Raised | None:
+        """Update keys, in the order given, from their reduced gradients."""
+        return None
 
     def reset(self, slot: Slot) -> None:
         """Forget what is remembered of a key."""
@@ -91,6 +108,13 @@ class Rule:
 class Assign(Rule):
     """The sum replaces the value."""
 
+    replaces = True
+
+    def target(
+        self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
+    ) -> list[tuple[Array, Apply | None]]:
+        return [(span.weights, None) for span in spans]
+
 
 class FusedRule(Rule):
     """A built-in optimizer, over whole ranges of buckets."""
@@ -121,11 +145,14 @@ class FusedRule(Rule):
     def adopt(self, numbers: Any) -> None:
         self.updater.adopt(numbers)
 
-    def begin(self, state: BucketState, skip: Array | None) -> Update:
-        """Count an update of what was pushed into a bucket, and return what updates its ranges."""
-        return self.updater.begin(
-            state.step, state.bucket, state.pushed, state.weights, state.gradients, skip
+    def target(
+        self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
+    ) -> list[tuple[Array, Apply | None]]:
+        # Once for all spans: it counts an update of the keys pushed.
+        update = self.updater.begin(
+            state.step, state.bucket, state.pushed, state.weights, state.gradients, skip_flag
         )
+        return [(span.gradients, _shifted(update, span.lo)) for span in spans]
 
     def captured(self, states: Sequence[BucketState], kernels: Kernels) -> CapturedUpdates:
         return self.updater.captured([state.bucket for state in states], kernels)
@@ -144,6 +171,11 @@ class FusedRule(Rule):
 
     def set_count(self, slot: Slot, count: int) -> None:
         self.updater.counts.set(slot.state.bucket, slot.entry.key, count)
+
+
+def _shifted(update: Update, start: int) -> Apply:
+    """Return `update` on ranges that are counted from element `start` of the bucket."""
+    return lambda lo, hi: update(start + lo, start + hi)
 
 
 class Raised(NamedTuple):
@@ -171,6 +203,7 @@ class FunctionRule(Rule):
     """
 
     can_skip = False
+    by_key = True
 
     def __init__(
         self,

@@ -146,7 +146,7 @@ class Verify:
         """Whether all ranks have one copy of a value."""
         layout = self._engine.layout
         one_node = self._comm.local_size == self._comm.size
-        return one_node and key in layout and layout[key].state.common
+        return one_node and key in layout and layout[key].state.node_shared
 
     def _sums(self, arrays: Sequence[Array]) -> Array:
         """The checksums of arrays, on the host."""

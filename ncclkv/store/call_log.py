@@ -16,7 +16,6 @@ from weakref import WeakMethod
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis.call_log import call_site
 from ncclkv.engine.batch import Pull, Push
-from ncclkv.engine.flush_agreement import FlushAgreement
 from ncclkv.table import contract
 from ncclkv.table.registry import Key, Registry
 
@@ -27,9 +26,9 @@ class CallLog:
     Parameters
     ----------
     comm : Communicator
-    presence : FlushAgreement
-        Of the store: if ranks may push different keys, pushes are not recorded.
     registry : Registry
+    missing_zeros : bool
+        Whether ranks may push different keys; then pushes are not recorded.
 
     Attributes
     ----------
@@ -38,9 +37,9 @@ class CallLog:
         may make different calls.
     """
 
-    def __init__(self, comm: Communicator, presence: FlushAgreement, registry: Registry) -> None:
+    def __init__(self, comm: Communicator, registry: Registry, *, missing_zeros: bool) -> None:
         self.disabled = comm.calls is None
-        self._presence = presence
+        self._missing_zeros = missing_zeros
         self._mark = comm.mark
         self._registry = registry
         if comm.calls is not None:
@@ -54,7 +53,7 @@ class CallLog:
         """Record a push, and the pull that the same call makes."""
         if self.disabled:
             return
-        if self._presence.zeros:
+        if self._missing_zeros:
             if pull is not None:
                 self.record_pull(pull)
             return
@@ -87,7 +86,7 @@ class CallLog:
             Those that the call pulls or waits for; keys may repeat.
         """
         if not self.disabled:
-            pushed = () if self._presence.zeros else pushed
+            pushed = () if self._missing_zeros else pushed
             alone = len(read) == 1 and not pushed
             keys = self._read.get(read[0]) if alone else None
             if keys is None:

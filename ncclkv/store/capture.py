@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ncclkv.engine.capture import Recording, recorded
+from ncclkv.engine.capture import Recorder
 from ncclkv.errors import NotSupported, UsageError
 from ncclkv.store.agreement import agree, propose
 from ncclkv.store.context import Context
@@ -20,7 +20,7 @@ class CapturedStep:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._recording: Recording | None = None
+        self._recording: Recorder | None = None
 
     def __repr__(self) -> str:
         graph = None if self._recording is None else self._recording.graph
@@ -58,7 +58,7 @@ class CapturedStep:
         """Release the step's arrays, and free its graph once no replay is under way; local."""
         self._recording = None
 
-    def begin(self, recording: Recording) -> None:
+    def begin(self, recording: Recorder) -> None:
         """Let the step be replayed: its block was captured."""
         self._recording = recording
 
@@ -79,7 +79,7 @@ class Captures:
         session = self._session
         with session.verb("capture"):
             captured = self._comm.capture()
-            if self._engine.presence.needs_exchange or self._engine.presence.flagged:
+            if self._engine.policy.flushes_everything:
                 raise NotSupported(
                     "capture: with missing='zeros' or nonfinite= what a flush does is found out "
                     "at its begin, which no graph holds; make the step's calls each time"
@@ -117,24 +117,24 @@ class Captures:
                 if error is not problem:
                     raise
 
-    def _new_recording(self) -> Recording:
+    def _new_recording(self) -> Recorder:
         """Return what the step will need; refuse a store that is not ready."""
         if not self._engine.layout.sealed:
             raise UsageError(
                 "capture: some keys have no place yet, which the first push gives them; make the "
                 "same step once before it is captured"
             )
-        return Recording(self._engine.kernels, self._engine.rule, self._engine.layout.states)
+        return Recorder(self._engine.kernels, self._engine.rule, self._engine.layout.states)
 
     @contextmanager
-    def _recorded(self, recording: Recording) -> Iterator[None]:
+    def _recorded(self, recording: Recorder) -> Iterator[None]:
         """Record what is called in a block, instead of doing it."""
         session = self._session
         session.recording = True
         try:
             with (
                 session.enclosing(IN_CAPTURE),
-                recorded(self._engine, recording),
+                self._engine.recording_with(recording),
                 self._calls.suspended(),
             ):
                 yield

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.autotune import sizing
-from ncclkv.engine.engine import Engine
+from ncclkv.engine.engine import Engine, make_engine
 from ncclkv.engine.verify import Verify
 from ncclkv.store.agreement import propose
 from ncclkv.store.call_log import CallLog
@@ -74,16 +74,17 @@ def open_context(name: str, comm: Communicator, options: Options) -> Context:
     )
     if options.reproducible:
         comm.reproducible = True
-    engine = Engine(
+    missing_zeros = options.missing == "zeros"
+    engine = make_engine(
         comm,
         comm.kernels,
         placement,
         sizing(comm, placement.root, options.bucket_bytes),
-        zeros=options.missing == "zeros",
+        missing_zeros=missing_zeros,
         nonfinite=options.nonfinite,
     )
     session = Session(name, comm)
-    calls = CallLog(comm, engine.presence, engine.layout.registry)
+    calls = CallLog(comm, engine.layout.registry, missing_zeros=missing_zeros)
     memory_check = MemoryCheck(comm, engine.layout, session.checks)
     return Context(comm, engine, session, calls, memory_check, _verify(comm, engine, options))
 

@@ -755,7 +755,7 @@ are ints, such as 3; use one kind
     @property
     def skipped(self) -> int:
         """The number of flushes skipped because of NaN or infinity; alike on all ranks."""
-        return self._context.engine.presence.skipped
+        return self._context.engine.skipped
 
     @staticmethod
     def is_capable(capability: str) -> bool:

@@ -93,7 +93,7 @@ class MemoryCheck:
         if left is None:
             return ""
         ranks = self._comm.local_size
-        common = self._layout.common and self._comm.node_shared(0) is not None
+        common = self._layout.share_weights and self._comm.node_shared(0) is not None
         new = _padded(specs)
         # Keys without a place hold memory for their first values, which becomes their gradients'.
         gradients, waiting = ranks * new, self._layout.pending_bytes

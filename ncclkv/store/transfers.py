@@ -51,7 +51,7 @@ class Transfers:
                 self._group.push(push, row, priority)
                 return
             self._push("push", key, push, row, priority)
-        if self._engine.raised is not None:
+        if self._engine.updates.error is not None:
             self._context.raise_updater_error()
 
     def pull_arrays(
@@ -76,7 +76,7 @@ class Transfers:
                 else:
                     self._calls.record_pull(pull)
                     self._flush_and_read(pull, row)
-        if self._engine.raised is not None:
+        if self._engine.updates.error is not None:
             self._context.raise_updater_error()
         return made
 
@@ -157,7 +157,7 @@ class Transfers:
         Calls made under another updater are not found: the new one may refuse their keys.  Calls
         made before a capture are not found in it: a capture must see every array.
         """
-        epoch = self._engine.recording or self._engine.rule
+        epoch = self._engine.recorder or self._engine.updates.rule
         if self._cache.epoch() is not epoch:
             self._cache.enter(epoch)
         return self._cache.find_call(verb, key, given)
@@ -196,7 +196,7 @@ class Transfers:
             raise
         self._calls.record_push(verb, push, pull, priority)
         try:
-            self._engine.push(push, row, priority, step)
+            self._engine.push(push, row, step)
         except MemoryError as error:
             self._session.mark_interrupted(verb, error)
             raise _no_memory(verb, key, error) from error
@@ -228,7 +228,7 @@ class Transfers:
         """Return a pull, which is cached if its arrays lie in no bucket."""
         pull, row = self._engine.plan_pull(reads)
         layout = self._engine.layout
-        if layout.sealed and all(layout.bucket_around(out) is None for out in row):
+        if layout.sealed and all(layout.bucket_of(out) is None for out in row):
             self._cache.keep_call(verb, key, out, row, pull)
         return pull, row
 
@@ -252,12 +252,9 @@ class Transfers:
 
     def _flush_and_read(self, pull: Pull, row: Sequence[Array]) -> None:
         """Flush the buckets of a pull, and copy its values out of them."""
-        self._engine.settle(pull.states)
-        if self._engine.untold:
-            self._engine.tell()
-        self._engine.read(pull, row)
+        self._engine.pull(pull, row)
         verify = self._context.verify
-        if verify is not None and not (self._session.recording or self._engine.presence.uneven):
+        if verify is not None and not (self._session.recording or self._engine.uneven):
             verify.pulled(pull, row)
 
     def _end_group(self, group: Group) -> None:

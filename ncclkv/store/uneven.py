@@ -19,20 +19,18 @@ class Uneven:
     def block(self) -> Iterator[None]:
         """Run a block, then take part in flushes until every rank has arrived at its end."""
         engine, session, calls = self._context.engine, self._context.session, self._context.calls
-        presence = engine.presence
         with session.verb("uneven"):
             calls.record("uneven")
-            engine.flush()
-            presence.uneven = True
+            flushes = engine.begin_uneven()
         try:
             with session.enclosing(IN_UNEVEN):
                 with calls.suspended():
                     yield
                 with session.verb("uneven", allowed_inside=(IN_UNEVEN,)):
-                    engine.answer()
+                    flushes.answer()
         except BaseException as error:
             session.mark_interrupted("uneven", error)
             raise
         finally:
-            presence.uneven = False
+            engine.end_uneven()
         self._context.raise_updater_error()

@@ -32,27 +32,23 @@ class Waiting:
             for name in keys or ():
                 layout.registry[name]
             self._calls.record("wait", read=keys or ())
-            self._engine.settle(None if keys is None else layout.buckets(keys))
-            self._complete(keys)
+            self._engine.wait(None if keys is None else layout.buckets(keys))
+            self._verify(keys)
         self._context.raise_updater_error()
 
     def wait_for_ranks(self) -> None:
         """Flush all keys, and wait until every rank has arrived."""
         with self._session.verb("barrier"):
             self._calls.record("barrier")
-            self._engine.settle()
-            self._complete(None)
+            self._engine.wait()
+            self._verify(None)
             self._comm.control.barrier("kv.barrier")
         self._context.raise_updater_error()
 
-    def _complete(self, keys: Sequence[Key] | None) -> None:
-        """Wait for what was flushed, and compare some keys, or all, if it is time to."""
-        if self._engine.untold:
-            self._engine.tell()
-        self._comm.synchronize()
-        self._engine.report()
+    def _verify(self, keys: Sequence[Key] | None) -> None:
+        """Compare some keys, or all, between ranks, if a comparison is due."""
         verify = self._context.verify
-        if verify is not None and not self._engine.presence.uneven:
+        if verify is not None and not self._engine.uneven:
             verify.settled(keys)
 
     # The end of a store
@@ -75,9 +71,7 @@ class Waiting:
             return
         with session.verb("close"):
             self._calls.record("close")
-            self._engine.flush()
-            self._comm.synchronize()
-            self._engine.report()
+            self._engine.close()
             self._comm.close()
         session.closed = True
         self._engine.dispose()

@@ -98,10 +98,12 @@ class SpoilingKernels:
 def spoil_pulls(kv: Any) -> None:
     """Overwrite the last rank's pulled arrays from now on."""
     if kv.rank == last(kv):
-        context_of(kv).engine.kernels = SpoilingKernels(context_of(kv).engine.kernels)
+        reader = context_of(kv).engine._reader
+        reader.kernels = SpoilingKernels(reader.kernels)
 
 
 def mend_pulls(kv: Any) -> None:
     """Pull correctly again."""
     if kv.rank == last(kv):
-        context_of(kv).engine.kernels = context_of(kv).engine.kernels._kernels
+        reader = context_of(kv).engine._reader
+        reader.kernels = reader.kernels._kernels

@@ -9,21 +9,21 @@ AGREEMENT = "ncclkv/engine/flush_agreement.py"
 BATCH = "ncclkv/engine/batch.py"
 BUCKET = "ncclkv/table/bucket.py"
 BUCKET_STATE = "ncclkv/engine/bucket_state.py"
-FLUSH = "ncclkv/engine/flush.py"
 LAYOUT = "ncclkv/engine/layout.py"
 PLACEMENT = "ncclkv/engine/placement.py"
 PLAN = "ncclkv/table/plan.py"
 REDUCTION = "ncclkv/engine/reduction.py"
 RESTORING = "ncclkv/store/restoring.py"
+UPDATES = "ncclkv/engine/updates.py"
 UPDATERS = "ncclkv/store/updaters.py"
 VERIFY = "ncclkv/engine/verify.py"
 
 MUTANTS = (
     Mutant(
         name="root-does-not-publish",
-        file=FLUSH,
-        old=("        if self.placement.root is not None:\n            for state in states:\n"),
-        new=("        if False:\n            for state in states:\n"),
+        file=REDUCTION,
+        old="        if root is None:\n            return\n",
+        new="        if root is None or root >= 0:\n            return\n",
         why="ranks other than the root pull values of before the updates",
         tests=(THREADS,),
     ),
@@ -38,14 +38,14 @@ MUTANTS = (
     Mutant(
         name="average-over-ranks-that-have-left",
         file=REDUCTION,
-        old='            if op == "avg" and active is not None and active < self._comm.size:\n',
+        old='            if op == "avg" and active is not None and active < self.comm.size:\n',
         new="            if False:\n",
         why="averages of an uneven block are too small",
         tests=(THREADS,),
     ),
     Mutant(
         name="one-average-for-all-numbers-of-ranks",
-        file=FLUSH,
+        file=AGREEMENT,
         old="            state.pushed = {key for key in pushed if counts[key] == count}\n",
         new="            state.pushed = set(pushed)\n",
         why="a key is summed and applied twice",
@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         name="missing-key-sums-old-gradients",
         file=AGREEMENT,
-        old="                self._kernels.fill(slot.gradient, _nothing(slot.state))\n",
+        old="                self._kernels.fill(slot.gradient, _neutral(slot.state))\n",
         new="                pass\n",
         why="a rank that did not push a key adds its last gradient again",
         tests=(THREADS,),
@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         name="filled-gradient-not-put-back",
         file=AGREEMENT,
-        old="            self._kernels.pack(kept, slot.gradient)\n",
+        old="            self._kernels.pack(copy, slot.gradient)\n",
         new="            pass\n",
         why="a gradient that the user accumulates is lost in another rank's flush",
         tests=(THREADS,),
@@ -94,14 +94,14 @@ MUTANTS = (
     Mutant(
         name="numbers-of-rank-0",
         file=AGREEMENT,
-        old="(said[rank].part, rank != root, rank))\n",
+        old="(all_ranks[rank].part, rank != root, rank))\n",
         new="(0, rank))\n",
         why="the learning rate of a rank that has left is that of all others",
         tests=(THREADS,),
     ),
     Mutant(
         name="updater-error-stays-on-the-root",
-        file=FLUSH,
+        file=UPDATES,
         old="        if failure is not None and not self.placement.updates:\n",
         new="        if False:\n",
         why="ranks go on with values that were not updated",
@@ -109,9 +109,9 @@ MUTANTS = (
     ),
     Mutant(
         name="updater-called-as-sets-are-ordered",
-        file=FLUSH,
-        old="self.layout.registry.update_order(keys)]\n",
-        new="reversed([*keys])]\n",
+        file=REDUCTION,
+        old="        order = self.layout.registry.update_order(keys)\n",
+        new="        order = [*reversed([*keys])]\n",
         why="updaters that share state see keys in another order than MXNet's",
         tests=(THREADS,),
     ),
@@ -149,7 +149,7 @@ MUTANTS = (
     ),
     Mutant(
         name="update-counted-from-the-range",
-        file="ncclkv/engine/reduction.py",
+        file="ncclkv/engine/update_rule.py",
         old="update(start + lo, start + hi)",
         new="update(lo, hi)",
         why="a push of some keys updates the first keys of their bucket",
@@ -197,9 +197,9 @@ MUTANTS = (
     ),
     Mutant(
         name="uneven-leaver-misses-updates",
-        file=FLUSH,
-        old=" for number in agreed.buckets])\n",
-        new=" for number in ()])\n",
+        file=AGREEMENT,
+        old=" for number in agreed.buckets]\n",
+        new=" for number in ()]\n",
         why="ranks wait for each other in an uneven block on the root",
         tests=(THREADS,),
     ),

@@ -159,9 +159,9 @@ MUTANTS = (
     ),
     Mutant(
         name="push-into-what-flies",
-        file="ncclkv/engine/read.py",
-        old="        state.in_flight.complete()\n",
-        new="",
+        file="ncclkv/engine/engine.py",
+        old="            state.in_flight.complete()\n        part.copy(",
+        new="            pass\n        part.copy(",
         why="a push overwrites gradients that a collective still reads",
         tests=(
             Selection("2", "nccl/test_contract_store.py", "every_optimizer_push and 3-root"),
@@ -182,7 +182,7 @@ MUTANTS = (
     Mutant(
         name="flag-of-a-flush-not-reset",
         file=FLAGGED,
-        old="        kernels.fill(self.skip, 0)\n",
+        old="        kernels.fill(self.skip_flag, 0)\n",
         new="",
         why="after one NaN no step is made any more",
         tests=(
@@ -194,7 +194,7 @@ MUTANTS = (
         name="flag-of-a-flush-not-agreed-on",
         file=FLAGGED,
         old="""\
-        work = self._comm.allreduce(self.skip, self.skip, "max")
+        work = self._comm.allreduce(self.skip_flag, self.skip_flag, "max")
         work.label = "whether NaN or infinity was pushed"
         work.wait()
 """,

@@ -62,11 +62,11 @@ def test_the_median_of_the_last_times(clock: Clock) -> None:
 def test_what_is_launched_is_there_until_it_is_complete(clock: Clock) -> None:
     bucket = InFlight()
     bucket.complete()
-    assert not bucket
+    assert not bucket.works
     bucket.add(DoneWork())
-    assert bucket
+    assert bucket.works
     bucket.complete()
-    assert not bucket
+    assert not bucket.works
     assert bucket.seconds is None
 
 
@@ -82,9 +82,9 @@ def test_what_is_forgotten_or_fails_tells_no_time(clock: Clock) -> None:
     bucket = InFlight()
     bucket.add(DoneWork(), clock.now)
     bucket.clear()
-    assert not bucket
+    assert not bucket.works
     bucket.add(Failing(), clock.now)
     with pytest.raises(TimeoutError):
         bucket.complete()
-    assert bucket
+    assert bucket.works
     assert bucket.seconds is None
