@@ -37,7 +37,7 @@ def test_one_line_tells_what_dist_found(
     comm_world: MPI.Intracomm, caplog: pytest.LogCaptureFixture
 ) -> None:
     # It is said once in a process, and other tests have had it said.
-    find_store._say_once.cache_clear()
+    find_store._log_once.cache_clear()
     with ncclkv.create("dist"), ncclkv.create("dist"):
         lines = [record.getMessage() for record in caplog.records if record.name == "ncclkv"]
     told = comm_world.Get_rank() == 0 and comm_world.Get_size() > 1
