@@ -203,20 +203,6 @@ class Communicator(ABC):
     def allgather(self, send: Buffer, receive: Buffer) -> Work:
         """Put every rank's `send` into `receive`, in rank order."""
 
-    def reduce_apply(
-        self,
-        send: Buffer,
-        receive: Buffer,
-        op: str,
-        apply: Apply | None,
-        root: int | None = None,
-        *,
-        sharded_update: bool = False,
-    ) -> Work:
-        """Prepare a reduction and launch it once."""
-        to = EVERYONE if root is None else Root(root)
-        return self.reduction(send, receive, op, to=to, sharded_update=sharded_update).launch(apply)
-
     @abstractmethod
     def barrier(self) -> Work:
         """Complete once every rank has launched it."""

@@ -8,6 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.types import EVERYONE, To
 from ncclkv.table.cost import AUTO, DEFAULT_BUCKET_BYTES, CostModel, Sizing, fit
 
 _GROWTH = 4
@@ -21,15 +22,15 @@ _SECONDS = 1.0
 """That all of them may take together; the first one of a communicator may take more."""
 
 
-def sizing(comm: Communicator, root: int | None, bucket_bytes: int | str) -> Sizing:
+def sizing(comm: Communicator, to: To, bucket_bytes: int | str) -> Sizing:
     """The size that was asked for, or one that all ranks choose by measuring; then collective."""
     if bucket_bytes != AUTO:
         return Sizing(int(bucket_bytes))
-    cost = None if comm.size == 1 else measured(comm, root)
+    cost = None if comm.size == 1 else measured(comm, to)
     return Sizing(DEFAULT_BUCKET_BYTES if cost is None else cost.bucket_bytes(), cost)
 
 
-def measured(comm: Communicator, root: int | None) -> CostModel | None:
+def measured(comm: Communicator, to: To) -> CostModel | None:
     """What the collectives of a store take, the same on every rank; collective.
 
     It takes about a second at most, and 64 MiB a rank, which it gives back.
@@ -38,10 +39,10 @@ def measured(comm: Communicator, root: int | None) -> CostModel | None:
     ----------
     comm : Communicator
         Of two ranks or more.
-    root : int or None
-        The one rank that receives sums; None when all do.
+    to : To
+        Destination of the sums.
     """
-    trial = _Trial(comm, root)
+    trial = _Trial(comm, to)
     points: list[tuple[int, float]] = []
     spent = 0.0
     for nbytes in _SIZES:
@@ -60,9 +61,9 @@ def measured(comm: Communicator, root: int | None) -> CostModel | None:
 class _Trial:
     """Collectives to be timed, in memory such as buckets are in."""
 
-    def __init__(self, comm: Communicator, root: int | None) -> None:
+    def __init__(self, comm: Communicator, to: To) -> None:
         self._comm = comm
-        self._root = root
+        self._to = to
         self._space = comm.allocate(_SIZES[-1])
         comm.kernels.fill(self._space, 0)  # a page is there once it is written to
         self._next = 0
@@ -80,11 +81,11 @@ class _Trial:
         self._next += nbytes
         start = perf_counter()
         # Where ranks of a node have weights in common, each writes a part: so they do here.
-        sharded_update = self._root is None
-        work = self._comm.reduce_apply(
-            buffer, buffer, "sum", None, self._root, sharded_update=sharded_update
+        sharded_update = self._to == EVERYONE
+        collective = self._comm.reduction(
+            buffer, buffer, "sum", to=self._to, sharded_update=sharded_update
         )
-        work.label = f"measuring {nbytes} bytes"
-        work.wait()
+        collective.label = f"measuring {nbytes} bytes"
+        collective.launch().wait()
         self._comm.synchronize()
         return perf_counter() - start

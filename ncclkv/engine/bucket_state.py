@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclkv.arrays.memory import address, protected
-from ncclkv.comm.base import Communicator
-from ncclkv.comm.types import Buffer
+from ncclkv.comm.base import Collective, Communicator
+from ncclkv.comm.types import Buffer, To
 from ncclkv.engine.in_flight import InFlight
 from ncclkv.table import plan
 from ncclkv.table.bucket import Bucket, Entry, Range
@@ -61,6 +61,7 @@ class BucketState:
         self.weights: Buffer = self._own_memory() if weights is None else weights.view(bucket.dtype)
         self._optimizer_states: dict[tuple[str, np.dtype[Any]], Buffer] = {}
         self._spans: dict[Range, Span] = {}
+        self._collectives: dict[tuple[int, int, str, bool], Collective] = {}
         self.pushed: set[Key] = set()
         self.step: Any = None
         self.in_flight = InFlight()
@@ -78,7 +79,7 @@ class BucketState:
             own[...] = self.weights
             self.weights, self.node_shared = own, False
             self._optimizer_states.clear()
-            self._spans.clear()
+            self._forget_spans()
 
     def optimizer_state(self, name: str, dtype: np.dtype[Any]) -> Buffer:
         """Return the optimizer state of that name: one element a weight, zeroed.
@@ -102,12 +103,39 @@ class BucketState:
         cached = self._spans.get(bounds)
         if cached is None:
             if len(self._spans) == _MAX_SPANS:
-                self._spans.clear()
+                self._forget_spans()
             lo, hi = bounds
             label = plan.label(self.bucket, bounds)
             cached = Span(lo, hi, self.gradients[lo:hi], self.weights[lo:hi], label)
             self._spans[bounds] = cached
         return cached
+
+    def collective(self, span: Span, receive: Buffer, op: str, to: To) -> Collective:
+        """Return the reduction of a span's gradients into `receive`, prepared once.
+
+        Parameters
+        ----------
+        span : Span
+        receive : ndarray
+            The gradients of the span, or its weights.
+        op : str
+        to : To
+            The same at every call.
+        """
+        which = span.lo, span.hi, op, receive is span.weights
+        cached = self._collectives.get(which)
+        if cached is None:
+            cached = self._comm.reduction(
+                span.gradients, receive, op, to=to, sharded_update=self.node_shared
+            )
+            cached.label = span.label
+            self._collectives[which] = cached
+        return cached
+
+    def _forget_spans(self) -> None:
+        """Drop the cached spans, and the collectives prepared for them."""
+        self._spans.clear()
+        self._collectives.clear()
 
     def mark_stale(self, lo: int, hi: int) -> None:
         """Record that the root alone has the new values of elements ``[lo, hi)``."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.buffers import check_root
+from ncclkv.comm.types import EVERYONE, Root, To
 from ncclkv.errors import NotSupported, UsageError
 
 
@@ -29,11 +30,14 @@ class Placement:
         The one rank that receives sums and updates; None when every rank does.
     updates : bool
         Whether this rank does.
+    to : To
+        Destination of the sums.
     """
 
     name: str
     root: int | None
     updates: bool
+    to: To
 
     @property
     def owner(self) -> str:
@@ -50,5 +54,5 @@ def placement(update_on: str, root: int, comm: Communicator) -> Placement:
         raise UsageError(f"unknown update_on={update_on!r}; choose every_rank or root")
     check_root(root, comm.size)
     if update_on == "every_rank":
-        return Placement(update_on, None, True)
-    return Placement(update_on, int(root), comm.rank == root)
+        return Placement(update_on, None, True, EVERYONE)
+    return Placement(update_on, int(root), comm.rank == root, Root(int(root)))

@@ -69,11 +69,8 @@ class Reducer:
             op = state.bucket.op
             if op == "avg" and active is not None and active < self.comm.size:
                 op, apply = "sum", self._divide(receive, active, apply)
-            work = self.comm.reduce_apply(
-                span.gradients, receive, op, apply, placement.root, sharded_update=state.node_shared
-            )
-            work.label = span.label
-            state.in_flight.add(work, since)
+            collective = state.collective(span, receive, op, placement.to)
+            state.in_flight.add(collective.launch(apply), since)
             if placement.root is not None:
                 state.mark_stale(span.lo, span.hi)
         state.pushed.clear()

@@ -249,7 +249,7 @@ def what_apply_raises_breaks_the_communicator(comm: Communicator) -> None:
     with broken(comm, LONG) as own:
         with pytest.raises(ZeroDivisionError, match="in apply"):
             # At launch, when all messages are there already, or else in the wait.
-            finish(own, own.reduce_apply(ones(8), ones(8), "sum", apply))
+            finish(own, own.reduction(ones(8), ones(8)).launch(apply))
         for call in (to_all(8), CALLS["a barrier (epoch)"]):
             with raises_within(CommAborted, slack(), "ZeroDivisionError: in apply"):
                 call(own)

@@ -15,7 +15,7 @@ import pytest
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.messages.algorithms import PIECE_BYTES
 from ncclkv.comm.messages.two_step import SHORT_BYTES
-from ncclkv.comm.types import ALIGNMENT, Work
+from ncclkv.comm.types import ALIGNMENT, EVERYONE, Root, Work
 from ncclkv.errors import NotSupported, UsageError
 from tests.conformance.capabilities import here
 from tests.conformance.communicator import case, data, expected, identical, summed
@@ -58,8 +58,8 @@ def apply_gets_every_element_once_and_ready(comm: Communicator) -> None:
                 here().copy(receive[lo:hi], into=ready[lo:hi])
 
             updates = root is None or root == comm.rank
-            work = comm.reduce_apply(send, receive, "sum", apply if updates else None, root)
-            work.wait()
+            to = EVERYONE if root is None else Root(root)
+            comm.reduction(send, receive, to=to).launch(apply if updates else None).wait()
             if updates:
                 assert (seen == 1).all(), f"{np.flatnonzero(seen != 1)[:5]} of {count}"
                 wanted = expected(comm, count, F32, "sum")

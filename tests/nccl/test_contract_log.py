@@ -30,7 +30,7 @@ def step(seat: Seat, comm: NcclCommunicator, pairs: list, row: Any, out: Any) ->
         def apply(lo: int, hi: int, gradients=gradients, weights=weights) -> None:
             seat.kernels.update("sgd", weights, gradients, (), row, segments_of(lo, hi))
 
-        works.append(comm.reduce_apply(gradients, gradients, "sum", apply))
+        works.append(comm.reduction(gradients, gradients).launch(apply))
     for work in works:
         work.wait()
     seat.kernels.unpack(pairs[0][1], out)

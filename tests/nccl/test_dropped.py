@@ -71,7 +71,7 @@ def test_what_is_in_flight_when_it_is_dropped_is_done_first(lazy):
         array = ones(seat)
 
         def launch(comm: NcclCommunicator) -> None:
-            comm.reduce_apply(array, array, "sum", lambda lo, hi: str(comm) and None)
+            comm.reduction(array, array).launch(lambda lo, hi: str(comm) and None)
 
         eyes = dropped(seat, launch)
         eyes.wait()

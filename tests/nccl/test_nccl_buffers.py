@@ -24,6 +24,7 @@ from ncclkv.comm.buffers import check_op
 from ncclkv.comm.nccl import dtypes
 from ncclkv.comm.nccl.binding import DTYPES, OPS
 from ncclkv.comm.nccl.communicator import NcclCommunicator
+from ncclkv.comm.types import Root
 from ncclkv.errors import NotSupported, UsageError
 from tests.nccl.standin import Seat, run_seats
 
@@ -115,7 +116,7 @@ def test_a_root_alone_receives_and_applies():
         def apply(lo: int, hi: int) -> None:
             seen.append((lo, hi, seat.streams.current()))
 
-        comm.reduce_apply(send, receive, "sum", apply, root=1).wait()
+        comm.reduction(send, receive, to=Root(1)).launch(apply).wait()
         updates = seat.rank == 1
         assert seen == ([(0, 3, seat.streams.communication)] if updates else [])
         assert seat.streams.get(receive).tolist() == ([3.0] * 3 if updates else [0.0] * 3)

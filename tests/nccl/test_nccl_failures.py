@@ -205,7 +205,7 @@ def test_what_apply_raises_is_raised_and_breaks_the_communicator():
         comm = communicator(seat)
         array = ones(seat)
         with pytest.raises(ZeroDivisionError, match="in apply"):
-            comm.reduce_apply(array, array, "sum", apply)
+            comm.reduction(array, array).launch(apply)
         assert aborted(seat)
         assert seat.streams.current() != seat.streams.communication
         for call in (comm.control.barrier, lambda: comm.allreduce(array, array)):

@@ -214,8 +214,8 @@ MUTANTS = (
     Mutant(
         name="root-is-rank-0",
         file=PLACEMENT,
-        old="    return Placement(update_on, int(root), comm.rank == root)\n",
-        new="    return Placement(update_on, 0, comm.rank == 0)\n",
+        old="    return Placement(update_on, int(root), comm.rank == root, Root(int(root)))\n",
+        new="    return Placement(update_on, 0, comm.rank == 0, Root(0))\n",
         why="another root than rank 0 has not the memory it was chosen for",
         tests=(THREADS,),
     ),

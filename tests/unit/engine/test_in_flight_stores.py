@@ -34,7 +34,7 @@ def test_an_interrupted_collective_never_counts_as_complete() -> None:
     send = np.ones(4)
     second.allreduce(send.copy(), np.zeros(4))
     with pytest.raises(KeyboardInterrupt):
-        first.reduce_apply(send, np.zeros(4), "sum", interrupted).wait()
+        first.reduction(send, np.zeros(4)).launch(interrupted).wait()
     with pytest.raises(CommAborted, match="broken off by KeyboardInterrupt"):
         first.barrier()
 

@@ -71,7 +71,7 @@ def test_memory_in_common_gets_the_same_sums(monkeypatch: pytest.MonkeyPatch, co
             seen[lo:hi] += 1
             assert (sums[lo:hi] == 1.0).all()
 
-        comm.reduce_apply(send, sums, "sum", apply, sharded_update=True).wait()
+        comm.reduction(send, sums, sharded_update=True).launch(apply).wait()
         comm.barrier().wait()
         # ((1e8 + 1) - 1e8) + 1; by pairs it would be 0.
         assert (sums == 1.0).all()
