@@ -56,7 +56,7 @@ def parse(argv: list[str] | None = None) -> Options:
         default=env.checkpoint(),
         help="directory for a checkpoint every epoch",
     )
-    option("--resume", action="store_true", help="continue from the newest checkpoint, if any")
+    option("--resume", action="store_true", help="resume the newest checkpoint, if any")
     options = parser.parse_args(argv)
     options.resume |= bool(options.checkpoint) and env.restarts() > 0
     for name, least in (("epochs", 0), ("batch-size", 1), ("seed", 0)):

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 _NOTICE_TAG = 1
 _FAREWELL, _NEWS = b"f", b"n"
-"""What a notice begins with."""
+"""The kinds of notices; a notice begins with its transport's token, then its kind."""
+
+# MPI may give the context of a freed communicator to a new one, which then receives the notices
+# that nobody had received.
+_TOKEN_BYTES = 8
 
 _FAREWELL_BYTES = 512
 _FAREWELL_SECONDS = 1.0
@@ -65,6 +69,7 @@ class MpiTransport(Transport):
             self.node = env.split_node(machine.allgather(self.rank), self.rank)
             self._peers = PeerProcesses(comm, machine, self.name)
             machine.Free()
+            self._token = comm.bcast(os.urandom(_TOKEN_BYTES))
         self._where = f"rank {self.rank}"
         self._departed: dict[int, str] = {}
         self.inbox = []
@@ -157,11 +162,14 @@ class MpiTransport(Transport):
         return self._departed
 
     def _take(self, peer: int, notice: bytes) -> None:
-        """Take in what a peer told."""
-        if notice[:1] == _NEWS:
-            self.inbox.append((peer, notice[1:]))
+        """Keep a notice of a peer; drop one that was sent on an earlier communicator."""
+        if not notice.startswith(self._token):
+            return
+        kind, content = notice[_TOKEN_BYTES : _TOKEN_BYTES + 1], notice[_TOKEN_BYTES + 1 :]
+        if kind == _NEWS:
+            self.inbox.append((peer, content))
         else:
-            self._departed[peer] = notice[1:].decode(errors="replace")
+            self._departed[peer] = content.decode(errors="replace")
 
     def post(self, data: bytes, peers: Iterable[int]) -> None:
         self._posted = [message for message in self._posted if not _is_over(message)]
@@ -169,7 +177,7 @@ class MpiTransport(Transport):
 
     def _tell(self, data: bytes, peers: Iterable[int]) -> list[Request]:
         """Start to send a notice to each peer that may still take one."""
-        text = np.frombuffer(data, np.uint8)
+        text = np.frombuffer(self._token + data, np.uint8)
         troubled = bool(self._departed)
         sent = []
         for peer in peers:
