@@ -21,6 +21,13 @@ Array = NDArray[Any]
 
 _MAX_SPANS = 4096
 
+SHARED_FROM_BYTES = 64 * 1024
+"""Size from which the ranks of a node share the weights of a bucket.
+
+Sharing saves memory and divides the update, and costs a second phase: every rank waits until all
+have written.  A smaller sum takes less time than that phase.
+"""
+
 
 class BucketState:
     """Gradients and weights of a bucket.
@@ -30,7 +37,8 @@ class BucketState:
     bucket : Bucket
     comm : Communicator
     share_weights : bool
-        Whether the ranks of a node share one copy of the weights, if they have shared memory.
+        Whether the ranks of a node share one copy of the weights, if they have shared memory and
+        the bucket has `SHARED_FROM_BYTES`.
 
     Attributes
     ----------
@@ -56,12 +64,13 @@ class BucketState:
         self.key_count = len(bucket.entries)
         self._comm = comm
         self.gradients: Buffer = comm.allocate(bucket.nbytes).view(bucket.dtype)
-        weights = comm.node_shared(bucket.nbytes) if share_weights else None
+        share = share_weights and bucket.nbytes >= SHARED_FROM_BYTES
+        weights = comm.node_shared(bucket.nbytes) if share else None
         self.node_shared = weights is not None
         self.weights: Buffer = self._own_memory() if weights is None else weights.view(bucket.dtype)
         self._optimizer_states: dict[tuple[str, np.dtype[Any]], Buffer] = {}
         self._spans: dict[Range, Span] = {}
-        self._collectives: dict[tuple[int, int, str, bool], Collective] = {}
+        self._whole: dict[tuple[str, bool], Collective] = {}
         self.pushed: set[Key] = set()
         self.step: Any = None
         self.in_flight = InFlight()
@@ -111,7 +120,9 @@ class BucketState:
         return cached
 
     def collective(self, span: Span, receive: Buffer, op: str, to: To) -> Collective:
-        """Return the reduction of a span's gradients into `receive`, prepared once.
+        """Return the reduction of a span's gradients into `receive`.
+
+        The reduction of the whole bucket is prepared once.
 
         Parameters
         ----------
@@ -122,20 +133,22 @@ class BucketState:
         to : To
             The same at every call.
         """
-        which = span.lo, span.hi, op, receive is span.weights
-        cached = self._collectives.get(which)
-        if cached is None:
-            cached = self._comm.reduction(
-                span.gradients, receive, op, to=to, sharded_update=self.node_shared
-            )
-            cached.label = span.label
-            self._collectives[which] = cached
-        return cached
+        which = op, receive is span.weights
+        whole = span.hi - span.lo == self.bucket.count
+        if whole and which in self._whole:
+            return self._whole[which]
+        made = self._comm.reduction(
+            span.gradients, receive, op, to=to, sharded_update=self.node_shared
+        )
+        made.label = span.label
+        if whole:
+            self._whole[which] = made
+        return made
 
     def _forget_spans(self) -> None:
         """Drop the cached spans, and the collectives prepared for them."""
         self._spans.clear()
-        self._collectives.clear()
+        self._whole.clear()
 
     def mark_stale(self, lo: int, hi: int) -> None:
         """Record that the root alone has the new values of elements ``[lo, hi)``."""

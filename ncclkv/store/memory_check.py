@@ -7,11 +7,13 @@ from typing import NoReturn
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import ALIGNMENT
+from ncclkv.engine.bucket_state import SHARED_FROM_BYTES
 from ncclkv.engine.layout import Layout
 from ncclkv.errors import OutOfMemory
 from ncclkv.kernels.host import HostKernels
 from ncclkv.store.session import Checks
 from ncclkv.system.memory import room
+from ncclkv.table.bucket import place
 from ncclkv.table.registry import KeySpec
 
 LOOK_BYTES = 16 * 1024 * 1024
@@ -97,16 +99,22 @@ class MemoryCheck:
         new = _padded(specs)
         # Keys without a place hold memory for their first values, which becomes their gradients'.
         gradients, waiting = ranks * new, self._layout.pending_bytes
-        weights = (1 if common else ranks) * (new + waiting)
+        each = new + waiting
+        weights = each + (ranks - 1) * (self._unshared(specs) if common else each)
         if gradients + weights <= left.nbytes:
             return ""
         return (
             f"the buckets of {len(specs)} new keys need {gradients + weights:,} bytes "
             f"({gradients:,} for the gradients of {ranks} ranks, {weights:,} for "
-            f"{'weights in common' if common else 'the weights of each'}"
+            f"{'weights in common' if weights < ranks * each else 'the weights of each'}"
             f"{', earlier keys without a bucket included' if waiting else ''}), and "
             f"{left.nbytes:,} are left by {left.source}; give the node more memory, or fewer ranks"
         )
+
+    def _unshared(self, specs: Sequence[KeySpec]) -> int:
+        """Return the bytes of new keys in buckets that are too small for shared weights."""
+        buckets = place(specs, self._layout.sizing.bucket_bytes, 0)
+        return sum(each.nbytes for each in buckets if each.nbytes < SHARED_FROM_BYTES)
 
 
 def _padded(specs: Sequence[KeySpec]) -> int:

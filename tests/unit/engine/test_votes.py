@@ -11,6 +11,7 @@ import pytest
 
 import ncclkv
 from ncclkv.engine import votes
+from ncclkv.engine.bucket_state import SHARED_FROM_BYTES
 from ncclkv.engine.votes import Checksums, Difference, differences, in_words
 from ncclkv.errors import Divergence
 from ncclkv.testing import run_ranks
@@ -189,8 +190,8 @@ def test_nothing_is_summed_unless_it_is_time() -> None:
     def body() -> None:
         for every, expected in ((0, []), (4, [1, 1]), (1, [1] * 10)):
             with ncclkv.create("threads", verify_every=every) as kv:
-                kv.init("w", np.ones(3))
-                kv.push("w", np.ones(3))
+                kv.init("w", np.ones(SHARED_FROM_BYTES // 8))
+                kv.push("w", np.ones(SHARED_FROM_BYTES // 8))
                 calls = counted(kv)
                 read(kv, 10)
                 # The pulled array alone: the weights are the ranks' in common.

@@ -100,6 +100,7 @@ def test_earlier_keys_without_a_bucket_still_need_weights(monkeypatch: pytest.Mo
 def test_ranks_count_what_their_node_needs(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, str], way: str, needed: int, words: str
 ) -> None:
+    monkeypatch.setattr(memory_check, "SHARED_FROM_BYTES", NBYTES)
     monkeypatch.setenv("NCCLKV_NODE_MEMORY", way)
     machine = Machine(monkeypatch, needed - 1)
 
@@ -118,6 +119,18 @@ def test_ranks_count_what_their_node_needs(
             kv.init("w", BIG)
 
     run_ranks(RANKS, take)
+
+
+def test_small_buckets_need_weights_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(monkeypatch, 6 * NBYTES - 1)
+
+    def body() -> str:
+        with ncclkv.create("threads") as kv:
+            return refused(kv)
+
+    for text in run_ranks(RANKS, body):
+        assert "need 49,152 bytes" in text
+        assert "24,576 for the weights of each" in text
 
 
 def test_a_function_as_updater_needs_weights_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
