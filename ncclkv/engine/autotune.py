@@ -1,4 +1,4 @@
-"""How large buckets are to be, when that is to be measured."""
+"""Autotune: the size of buckets, chosen by timing collectives of several sizes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SIZES = tuple(64 * 1024 * _GROWTH**number for number in range(6))
 _LEAST_SIZES = 2
 
 _ROUNDS = 5
-"""Collectives that are timed at each size, after one that is not."""
+"""Number of collectives timed at each size, after one of warm-up."""
 
 _SECONDS = 1.0
-"""That all of them may take together; the first one of a communicator may take more."""
+"""Time limit of all timed collectives; the first one of a communicator may take longer."""
 
 
 def sizing(comm: Communicator, to: To, bucket_bytes: int | str) -> Sizing:
-    """The size that was asked for, or one that all ranks choose by measuring; then collective."""
+    """Return the size that was asked for, or measure one; collective when it measures."""
     if bucket_bytes != AUTO:
         return Sizing(int(bucket_bytes))
     cost = None if comm.size == 1 else measured(comm, to)
@@ -31,9 +31,9 @@ def sizing(comm: Communicator, to: To, bucket_bytes: int | str) -> Sizing:
 
 
 def measured(comm: Communicator, to: To) -> CostModel | None:
-    """What the collectives of a store take, the same on every rank; collective.
+    """Return a model of the time of collectives, equal on every rank; collective.
 
-    It takes about a second at most, and 64 MiB a rank, which it gives back.
+    The measurement takes a second at most, and 64 MiB a rank, which are freed.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def measured(comm: Communicator, to: To) -> CostModel | None:
 
 
 class _Trial:
-    """Collectives to be timed, in memory such as buckets are in."""
+    """Timed collectives, in memory of the same kind as buckets."""
 
     def __init__(self, comm: Communicator, to: To) -> None:
         self._comm = comm
@@ -69,12 +69,12 @@ class _Trial:
         self._next = 0
 
     def median_seconds(self, nbytes: int) -> float:
-        """What this rank takes for a collective of that size."""
+        """Return the median time of a collective of that size on this rank, in seconds."""
         times = [self._seconds(nbytes) for _ in range(_ROUNDS + 1)]
         return median(times[1:])
 
     def _seconds(self, nbytes: int) -> float:
-        """What this rank takes for one, of bytes that no cache has from the one before."""
+        """Return the time of one collective, in seconds, on memory that is in no cache."""
         if self._next + nbytes > self._space.size:
             self._next = 0
         buffer = self._space[self._next : self._next + nbytes].view(np.float32)

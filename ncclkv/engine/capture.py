@@ -16,25 +16,25 @@ from ncclkv.kernels.base import Kernels, Segments
 
 
 class Recorder:
-    """What a captured step needs beside its graph.
+    """The arrays, buckets and scalars that a captured step needs beside its graph.
 
     Parameters
     ----------
     kernels : Kernels
-        Of the store.
+        The kernels of the store.
     rule : Rule
-        In force, and to be in force at each replay.
+        The rule in force, which must be in force at each replay.
     states : sequence of BucketState
         All buckets of the store.
 
     Attributes
     ----------
     kernels : RecordingKernels
-        To be used while the step is captured.
+        The kernels used during the capture.
     updates : CapturedUpdates or None
         The scalars of the step's updates.
     graph : Graph or None
-        There when it has been.
+        The graph, once the step is captured.
     """
 
     def __init__(self, kernels: Kernels, rule: Rule, states: Sequence[BucketState]) -> None:
@@ -53,11 +53,11 @@ class Recorder:
         return [self._states[index] for index in sorted(self._states)]
 
     def include(self, state: BucketState) -> None:
-        """Note a bucket that the step writes or reads."""
+        """Add a bucket that the step writes or reads."""
         self._states[state.bucket.index] = state
 
     def check_launch(self, state: BucketState) -> None:
-        """Refuse to launch a bucket for the first time, or with other numbers than the rest."""
+        """Refuse the first launch of a bucket, and a launch under another step of the optimizer."""
         if not state.launched:
             raise UsageError(
                 f"capture: what is pushed of bucket {state.bucket.index} (key "
@@ -71,7 +71,7 @@ class Recorder:
             )
 
     def end(self, graph: Graph) -> None:
-        """The step is captured; what it needs lives as long as its graph."""
+        """Keep all arrays of the captured step alive as long as its graph."""
         graph.keep_alive(self._kept, self.states)
         self.graph = graph
 
@@ -91,7 +91,7 @@ class Recorder:
 
 
 class RecordingKernels:
-    """`Kernels` while a step is captured: on arrays that stay, and with nothing made anew.
+    """`Kernels` of a capture: they keep all arrays alive, and allocate nothing.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class RecordingKernels:
     device : int
         The id of the device that the step is captured on.
     kept : list
-        Gets all that the kernels read and write.
+        Receives all arrays that the kernels read and write.
     """
 
     def __init__(self, kernels: Kernels, device: int, kept: list[object]) -> None:
@@ -124,7 +124,7 @@ class RecordingKernels:
         return self._keep(self._kernels.out(self._lasting(x, what), what))
 
     def _lasting(self, x: Any, what: str) -> Any:
-        """The array, if its library need not be asked, and the host not be waited for."""
+        """Return a CuPy array of this device; refuse any other, which a replay could not read."""
         if isinstance(x, np.ndarray):
             raise UsageError(
                 f"{what}: a NumPy array cannot be part of a capture, for it is in host memory; "
@@ -169,7 +169,7 @@ class RecordingKernels:
         )
 
     def combine(self, values: Sequence[Array], slot: Array, op: str) -> None:
-        """Reduce values, none of which needs a copy."""
+        """Reduce values; refuse a value that would need a copy."""
         strides = [value.strides for value in values if not value.flags.c_contiguous]
         if strides:
             raise UsageError(
@@ -179,11 +179,11 @@ class RecordingKernels:
         self._kernels.combine(values, slot, op)
 
     def find_nonfinite(self, array: Array, flag: Array) -> None:
-        """Look at what is there at each replay."""
+        """Search the array for NaN at each replay."""
         self._kernels.find_nonfinite(array, self._keep(flag))
 
     def assign(self, total: Array, weights: Array, skip: Array) -> None:
-        """Replace what is there at each replay, or not, as `skip` is then."""
+        """Replace the weights at each replay, unless `skip` is not 0 then."""
         self._kernels.assign(total, weights, self._keep(skip))
 
     def update(
@@ -196,7 +196,7 @@ class RecordingKernels:
         segments: Segments,
         skip: Array | None = None,
     ) -> None:
-        """Update with the scalars, and the `skip`, that are there at each replay."""
+        """Update with the scalars, and under the `skip`, of each replay."""
         self._keep(scalars)
         if skip is not None:
             self._keep(skip)

@@ -1,4 +1,4 @@
-"""Pushes and pulls of a ``with kv.group()`` block: one list of each, written over several calls."""
+"""`Group`: pushes and pulls of a ``with kv.group()`` block, made as one push and one pull."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ncclkv.table.registry import Key
 
 
 class Group:
-    """What a block has pushed and asked for so far.
+    """The pushes and pulls of a block so far.
 
-    A key's single value goes straight into its bucket.  Several values of a key, of one push or of
-    many, are kept and combined at the end, so that 16-bit floats are rounded once, as in a list.
+    A single value of a key is packed into its bucket at once.  Several values of a key are kept and
+    combined at the end of the block, so that 16-bit floats are rounded once, as in a list.
 
     Attributes
     ----------
     keys, outs : list
-        What is to be read at the end, and into which arrays, in the order of the calls.
+        Keys to pull at the end, and the arrays to write, in the order of the calls.
     tensors : list of torch.Tensor
-        Those that these arrays are views of.
+        The tensors of which these arrays are views.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -36,7 +36,7 @@ class Group:
         self._step: Any = None
 
     def push(self, batch: Push, row: Sequence[Array], priority: int) -> None:
-        """Take values; the caller may change its arrays afterwards."""
+        """Add a push; the caller may change its arrays afterwards."""
         kept: dict[Key, Sequence[Array]] = {}
         again = self._priorities.keys() & batch.indices.keys()
         if again or batch.several:
@@ -46,7 +46,7 @@ class Group:
             batch, row = self._engine.plan_push(direct)
         self._engine.check_free(batch)
         copy = self._engine.kernels.copy
-        # Noted first, so that `cancel` knows of whatever has been staged when Ctrl-C comes.
+        # First, so that after Ctrl-C `cancel` drops also what has been packed in part.
         for key in (*batch.indices, *kept):
             self._priorities[key] = max(priority, self._priorities.get(key, priority))
         for key, arrays in kept.items():
@@ -56,17 +56,17 @@ class Group:
         self._engine.pack(batch, row)
 
     def pull(self, pull: Pull, outs: Sequence[Array]) -> None:
-        """Note arrays to be written at the end."""
+        """Add arrays to write at the end."""
         self.keys += pull.keys
         self.outs += outs
         self.tensors += pull.tensors
 
     def __contains__(self, key: Key) -> bool:
-        """Whether a key was pushed in the block."""
+        """Return whether a key was pushed in the block."""
         return key in self._priorities
 
     def reads(self) -> list[tuple[Key, Array]]:
-        """The arrays to be written at the end, in the order of one pull of them all."""
+        """Return the arrays to write at the end, in the order of one pull of them all."""
         order = self._engine.layout.registry.update_order(set(self.keys))
         position = {key: number for number, key in enumerate(order)}
         reads = zip(self.keys, self.outs, strict=True)
@@ -78,7 +78,7 @@ class Group:
         return self._priorities
 
     def prepare(self, unchecked: Sequence[tuple[Key, Array]]) -> None:
-        """Put all that the block has pushed into its buckets.
+        """Pack the kept values into their buckets.
 
         Raises
         ------
@@ -93,7 +93,7 @@ class Group:
         self._step = self._engine.rule.step()
 
     def commit(self) -> None:
-        """Push what the block has pushed, as one list."""
+        """Launch the pushes of the block as one push."""
         buckets: dict[int, int] = {}
         for key, priority in self._priorities.items():
             index = self._engine.layout[key].state.bucket.index
@@ -101,5 +101,5 @@ class Group:
         self._engine.launch_full(buckets, self._priorities, self._step)
 
     def cancel(self) -> None:
-        """Forget the block: its pushes never happened."""
+        """Drop the pushes of the block."""
         self._engine.drop(self._priorities)

@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def sealed(self) -> bool:
-        """Whether every key has a slot."""
+        """Return whether every key has a slot."""
         return not self._pending
 
     def seal(self) -> None:

@@ -1,4 +1,4 @@
-"""Who updates, and what must happen before others may read.
+"""`Placement`: the ranks that receive sums and update, and the step before a pull.
 
 =============  ==========================  ====================  ================================
 ``update_on``  a push reduces to           the updater runs on   a pull first
@@ -27,9 +27,9 @@ class Placement:
     name : str
         The ``update_on`` it was made from.
     root : int or None
-        The one rank that receives sums and updates; None when every rank does.
+        The only rank that receives sums and updates; None when every rank does.
     updates : bool
-        Whether this rank does.
+        Whether this rank updates.
     to : To
         Destination of the sums.
     """
@@ -41,12 +41,12 @@ class Placement:
 
     @property
     def owner(self) -> str:
-        """Who updates, in words."""
+        """Return the ranks that update, in words."""
         return "every rank" if self.root is None else f"rank {self.root}"
 
 
 def placement(update_on: str, root: int, comm: Communicator) -> Placement:
-    """The placement of that name."""
+    """Return the placement of that name."""
     known = isinstance(update_on, str)
     if known and update_on == "sharded":
         raise NotSupported("update_on='sharded' is not in this version; use every_rank or root")

@@ -1,7 +1,8 @@
-"""What becomes of a sum over ranks: three rules.
+"""`Rule`: the step from the sum of a key's gradients to its new value; there are three rules.
 
-`Assign`: it replaces the value.  `FusedRule`: a built-in optimizer updates whole ranges of a
-bucket, lazily.  `FunctionRule`: the user's updater is called key by key before push returns.
+`Assign`: the sum replaces the value.  `FusedRule`: a built-in optimizer updates whole ranges of a
+bucket, inside the reduction.  `FunctionRule`: the user's updater is called key by key before push
+returns.
 """
 
 from __future__ import annotations
@@ -23,44 +24,51 @@ UpdaterFunction = Callable[[Key, Array, Array], object]
 
 
 class Rule:
-    """What the engine asks of any rule."""
+    """The interface of a rule, and its defaults: no optimizer, no state.
+
+    Attributes
+    ----------
+    name : str
+        Name of the updater, for messages.
+    source : object
+        The updater or optimizer that the user gave.
+    can_skip : bool
+        Whether updates can be skipped by a device flag that they read when they run.
+    replaces : bool
+        Whether the sum replaces the value.
+    by_key : bool
+        Whether `run` updates key by key, after the reduction, on weights that no rank shares.
+    """
 
     name = "none"
     source: object = None
-    """The updater or optimizer that the user gave."""
-
     can_skip = True
-    """Whether updates can be skipped by a device flag that they read when they run."""
-
     replaces = False
-    """Whether the sum replaces the value."""
-
     by_key = False
-    """Whether `run` updates key by key, after the reduction, on weights that no rank shares."""
 
     def check(self, spec: KeySpec) -> None:
-        """Refuse keys that the rule cannot update."""
+        """Refuse a key that the rule cannot update."""
 
     def allocate(self, state: BucketState) -> None:
-        """Get the memory that is needed for a bucket."""
+        """Allocate the optimizer's states of a bucket."""
 
     def start(self, state: BucketState) -> None:
-        """Make that memory ready; the bucket's weights have their values."""
+        """Initialise the states of a bucket, whose weights have their values."""
 
     def step(self) -> Any:
-        """What was in force when a key was pushed; keys of different steps fly apart."""
+        """Return the update of now; pushes under different steps are launched apart."""
         return None
 
     def hyperparameters(self) -> Any:
-        """What is in force now, as plain values; other ranks may have other ones."""
+        """Return the hyperparameters of now as plain values; other ranks may have others."""
         return None
 
     def step_from(self, numbers: Any) -> Any:
-        """What is in force where another rank's `numbers` are."""
+        """Return the update with another rank's hyperparameters."""
         return None
 
     def adopt(self, numbers: Any) -> None:
-        """Put a rank's `numbers` in force here."""
+        """Set this rank's hyperparameters to another rank's."""
 
     def target(
         self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
@@ -73,40 +81,40 @@ class Rule:
         return None
 
     def reset(self, slot: Slot) -> None:
-        """Forget what is remembered of a key."""
+        """Reset the states of a key."""
 
     def states(self, slot: Slot) -> dict[str, Array]:
         """Return the states of a key by name: flat views, to be read or written."""
         return {}
 
     def count(self, slot: Slot) -> int:
-        """Return how often a key was updated."""
+        """Return the number of updates of a key."""
         return 0
 
     def set_count(self, slot: Slot, count: int) -> None:
-        """Make `count` the number of updates of a key."""
+        """Set the number of updates of a key."""
 
     def dispose(self) -> Exception | None:
-        """End the use of the rule; return what the user's code raises there."""
+        """End the use of the rule; return the exception of the user's ``dispose``, if any."""
         return None
 
     def captured(self, states: Sequence[BucketState], kernels: Kernels) -> CapturedUpdates | None:
-        """Allocate what a captured step of some buckets needs, whose updates call `kernels`.
+        """Allocate the scalars of a captured step of some buckets, whose updates call `kernels`.
 
         Raises
         ------
         UsageError
-            When there can be no such step.
+            When the rule cannot be captured.
         """
         return None
 
     def recording(self, captured: CapturedUpdates | None) -> AbstractContextManager[None]:
-        """Take the updates that begin in a block as part of a captured step."""
+        """Make the updates that begin in a ``with`` block part of a captured step."""
         return nullcontext()
 
 
 class Assign(Rule):
-    """The sum replaces the value."""
+    """The rule of a store without an updater: the sum replaces the value."""
 
     replaces = True
 
@@ -117,7 +125,7 @@ class Assign(Rule):
 
 
 class FusedRule(Rule):
-    """A built-in optimizer, over whole ranges of buckets."""
+    """The rule of a built-in optimizer, which updates whole ranges of buckets."""
 
     def __init__(self, updater: FusedUpdater, name: str) -> None:
         self.updater = updater
@@ -179,19 +187,19 @@ def _shifted(update: Update, start: int) -> Apply:
 
 
 class Raised(NamedTuple):
-    """An exception of the user's updater, and the key that it was called for."""
+    """An exception of the user's updater, and the key of the call."""
 
     error: Exception
     key: Key
 
 
 class FunctionRule(Rule):
-    """The user's updater, called for one key after another.
+    """The rule of the user's updater, called for one key after another.
 
     Parameters
     ----------
     source : callable, or object with ``update``
-        What the user gave.
+        The updater as the user gave it.
     update : callable
         ``update(key, input, stored)`` changes `stored` in place.
     dispose : callable
@@ -199,7 +207,7 @@ class FunctionRule(Rule):
     rank : int
         For messages.
     name : str
-        What the user calls it.
+        Name of the updater, for messages.
     """
 
     can_skip = False
@@ -220,10 +228,10 @@ class FunctionRule(Rule):
         self.name = name
 
     def run(self, slots: Sequence[Slot]) -> Raised | None:
-        """Update the keys in the order given, up to an exception; return it, with its key named.
+        """Update the keys in the order given, up to an exception, which is returned.
 
-        With the updater on one rank, the others know nothing of the exception: what all ranks have
-        to do together must be done before it is raised.
+        The caller raises it at the end of the verb.  Ranks that run no updater expect the verb's
+        collectives first, and would otherwise wait until the deadline.
         """
         for slot in slots:
             key, shape = slot.entry.key, slot.entry.spec.shape
@@ -241,7 +249,7 @@ class FunctionRule(Rule):
         )
 
     def dispose(self) -> Exception | None:
-        dispose, self._dispose = self._dispose, _nothing  # once, also when it raises
+        dispose, self._dispose = self._dispose, _already_disposed  # once, also when it raises
         try:
             dispose()
         except Exception as error:
@@ -250,5 +258,5 @@ class FunctionRule(Rule):
         return None
 
 
-def _nothing() -> None:
-    """Do nothing: the updater has been disposed of."""
+def _already_disposed() -> None:
+    """Stand for the user's ``dispose`` after its one call."""

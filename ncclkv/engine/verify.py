@@ -1,4 +1,8 @@
-"""Values that must be the same on all ranks: compared now and then, and mended."""
+"""`Verify`: compares the ranks' values every so many calls; finds and repairs divergence.
+
+Each rank sends `Checksums` of its values.  The majority is right; of several groups of equal size,
+the root's group is.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ncclkv.comm.base import Communicator
-from ncclkv.engine import votes
 from ncclkv.engine.batch import Pull
 from ncclkv.engine.bucket_state import Array
+from ncclkv.engine.checksums import Checksums, Difference, describe, differences
 from ncclkv.engine.engine import Engine
-from ncclkv.engine.update_rule import FunctionRule
-from ncclkv.engine.votes import Checksums, Difference
 from ncclkv.errors import Divergence
 from ncclkv.table.registry import Key
 
@@ -21,26 +23,26 @@ _log = logging.getLogger("ncclkv")
 
 
 class Verify:
-    """Compares what ranks hold, and have pulled, after every so many calls that flush and read.
+    """Compares the values that ranks hold and have pulled, every so many calls.
 
-    Sums of bits are compared, key by key.  A value that all ranks have in common, as on one node,
-    has no other to be compared with; what each has pulled of it has.
+    Checksums are compared key by key.  A value that all ranks share, as on one node, has no other
+    copy to be compared with; the arrays that it was pulled into have.
 
     Parameters
     ----------
     engine : Engine
     comm : Communicator
     every : int
-        How many calls are one comparison.
+        Number of calls per comparison.
     root : int
-        Whose values are given to all, and which of two camps of ranks is right.
+        Rank whose values replace the others', and whose group is right among groups of one size.
     repair : bool
-        Whether they are, instead of raising `Divergence`.
+        Whether to replace values that differ, instead of raising `Divergence`.
 
     Attributes
     ----------
     repaired : int
-        Values given anew so far.
+        Number of values replaced so far.
     """
 
     def __init__(
@@ -54,112 +56,109 @@ class Verify:
         self._calls = 0
         self.repaired = 0
 
-    def pulled(self, pull: Pull, row: Sequence[Array]) -> None:
-        """Count a pull into the arrays of a row, and compare its keys when it is time.
+    def pulled(self, pull: Pull, outs: Sequence[Array]) -> None:
+        """Count a pull, and compare its keys if a comparison is due.
 
         Parameters
         ----------
         pull : Pull
-        row : sequence of ndarray
-            Written already.
+        outs : sequence of ndarray
+            The arrays that have been written.
 
         Raises
         ------
         Divergence
-            On every rank, when ranks differ and nothing is to be repaired.  Its cause is what an
-            updater raised just before on this rank, if one did.
+            On every rank, when ranks differ and nothing is to be repaired.  Its cause is the
+            pending exception of an updater on this rank, if there is one.
         """
-        if pull.keys and self._due():
+        if pull.keys and self._is_due():
             keys = list(dict.fromkeys(pull.keys))
-            found = self._compare(keys, self._outs(pull, row))
-            if found:
-                self._engine.read(pull, row)
+            if self._compare(keys, self._written(pull, outs)):
+                self._engine.read(pull, outs)
 
     def settled(self, keys: Sequence[Key] | None = None) -> None:
-        """Count a call that has settled keys, or all; compare them as `pulled` does."""
-        if self._due():
-            known = [spec.key for spec in self._engine.layout.registry]
-            self._compare(known if keys is None else list(dict.fromkeys(keys)), [])
+        """Count a call that has settled keys, or all; compare them if a comparison is due."""
+        if self._is_due():
+            registered = [spec.key for spec in self._engine.layout.registry]
+            self._compare(registered if keys is None else list(dict.fromkeys(keys)), [])
 
-    def _due(self) -> bool:
-        """Whether the call that is made is one to compare after."""
+    def _written(self, pull: Pull, outs: Sequence[Array]) -> list[tuple[Key, Array]]:
+        """Return the arrays that a pull has written; one given for several keys has the last."""
+        return [(pull.keys[index], outs[index]) for part in pull.parts for index in part.indices]
+
+    def _is_due(self) -> bool:
+        """Count a call; return whether to compare after it."""
         self._calls += 1
         return self._calls % self._every == 0
 
-    def _outs(self, pull: Pull, row: Sequence[Array]) -> list[tuple[Key, Array]]:
-        """The arrays that a pull has written, with their keys: of one given twice, the last's."""
-        return [(pull.keys[number], row[number]) for part in pull.parts for number in part.indices]
-
-    def _compare(self, keys: Sequence[Key], outs: Sequence[tuple[Key, Array]]) -> list[Difference]:
-        """The differences between ranks, which are mended when this returns."""
-        mine = self._vote(keys, outs)
-        said = self._comm.control.allgather(mine, "checksums of values")
-        found = votes.differences(said, keys, self._root)
+    def _compare(
+        self, keys: Sequence[Key], written: Sequence[tuple[Key, Array]]
+    ) -> list[Difference]:
+        """Return the differences between ranks, which are repaired when this returns."""
+        mine = self._checksums(keys, written)
+        received = self._comm.control.allgather(tuple(mine), "checksums of values")
+        found = differences([Checksums(*each) for each in received], keys, self._root)
         if not found:
             return found
-        text = f"{self._where()}values differ: {votes.in_words(found, self._comm.size)}; "
+        text = f"{self._prefix()}values differ: {describe(found, self._comm.size)}; "
         if not self._repair:
             raise Divergence(
-                f"{text}look for a rank that writes to its values, or whose updater does other "
-                f"than the others', or let create(..., repair=True) give all ranks rank "
+                f"{text}check for a rank that modifies its values in place, or an updater that "
+                f"depends on the rank, or let create(..., repair=True) give all ranks rank "
                 f"{self._root}'s"
             ) from self._engine.pop_error()
-        self._mend([each.key for each in found if each.held])
+        self._replace([each.key for each in found if each.held])
         self.repaired += len(found)
         if self._comm.rank == 0:
             _log.warning("%sall ranks now have rank %d's%s", text, self._root, self._except())
         return found
 
-    def _where(self) -> str:
-        """The begin of a message."""
+    def _prefix(self) -> str:
+        """Return the begin of a message: the rank, and the number of flushes."""
         flushes = "1 flush" if self._calls == 1 else f"{self._calls} flushes"
         return f"rank {self._comm.rank} of {self._comm.size}: after {flushes} "
 
     def _except(self) -> str:
-        """What is not mended, in words."""
-        if isinstance(self._engine.rule, FunctionRule):
-            return f", but for what the updater {self._engine.rule.name} remembers"
-        return ""
+        """Return the part of a message on state that a repair cannot reach."""
+        rule = self._engine.rule
+        return f", but for what the updater {rule.name} remembers" if rule.by_key else ""
 
-    def _vote(self, keys: Sequence[Key], outs: Sequence[tuple[Key, Array]]) -> Checksums:
-        """What this rank has to say of some keys."""
-        vote = votes.blank(len(keys))
-        own = [number for number, key in enumerate(keys) if not self._in_common(key)]
+    def _checksums(self, keys: Sequence[Key], written: Sequence[tuple[Key, Array]]) -> Checksums:
+        """Return this rank's checksums of keys, and of the arrays written with their values."""
+        made = Checksums.blank(len(keys))
+        own = [number for number, key in enumerate(keys) if not self._is_one_copy(key)]
         held = [self._engine.current(keys[number]) for number in own]
-        sums = self._sums([*held, *(out for _, out in outs)])
-        vote.sums[votes.HELD, own] = sums[: len(own)]
-        vote.counts[votes.HELD, own] = True
-        if not outs:
-            return vote
-        place = {key: number for number, key in enumerate(keys)}
+        sums = self._sums([*held, *(out for _, out in written)])
+        made.held[own] = sums[: len(own)]
+        made.held_counts[own] = True
+        number_of = {key: number for number, key in enumerate(keys)}
         registry = self._engine.layout.registry
-        numbers = [place[key] for key, _ in outs]
-        cast = [place[key] for key, out in outs if out.dtype != registry[key].dtype]
-        vote.sums[votes.LEAST] = np.iinfo(np.uint64).max
-        np.minimum.at(vote.sums[votes.LEAST], numbers, sums[len(own) :])
-        np.maximum.at(vote.sums[votes.GREATEST], numbers, sums[len(own) :])
-        vote.counts[votes.PULLED, numbers] = True
-        vote.counts[votes.PULLED, cast] = False
-        return vote
+        numbers = [number_of[key] for key, _ in written]
+        cast = [number_of[key] for key, out in written if out.dtype != registry[key].dtype]
+        np.minimum.at(made.lowest, numbers, sums[len(own) :])
+        np.maximum.at(made.highest, numbers, sums[len(own) :])
+        made.pulled_counts[numbers] = True
+        made.pulled_counts[cast] = False
+        return made
 
-    def _in_common(self, key: Key) -> bool:
-        """Whether all ranks have one copy of a value."""
+    def _is_one_copy(self, key: Key) -> bool:
+        """Return whether all ranks share one copy of a value."""
         layout = self._engine.layout
         one_node = self._comm.local_size == self._comm.size
         return one_node and key in layout and layout[key].state.node_shared
 
     def _sums(self, arrays: Sequence[Array]) -> Array:
-        """The checksums of arrays, on the host."""
+        """Return the checksums of arrays, in host memory."""
         kernels = self._engine.kernels
         sums = kernels.checksums(arrays)
         on_host = np.empty(len(arrays), np.uint64)
-        # Where the host waits for a GPU there are the deadline and NCCL's errors looked at.
+        # synchronize() enforces the deadline and raises NCCL errors; a plain copy would hang.
         self._comm.synchronize()
         kernels.unpack(sums, on_host)
         return on_host
 
-    def _mend(self, keys: Sequence[Key]) -> None:
-        """Give all ranks the root's values of keys, and what an optimizer remembers of them."""
+    def _replace(self, keys: Sequence[Key]) -> None:
+        """Broadcast the root's values of keys, and their optimizer states."""
         works = []
         for key in keys:
             for array in self._replicas(key):
@@ -170,7 +169,7 @@ class Verify:
             work.wait()
 
     def _replicas(self, key: Key) -> list[Array]:
-        """All that each rank has of a key, flat."""
+        """Return all arrays of a key that each rank holds, flat."""
         layout = self._engine.layout
         if key not in layout:
             return [layout.pending(key).reshape(-1)]

@@ -101,15 +101,15 @@ def a_spoilt_pull_is_made_again(create: Stores) -> None:
     kv.pull("w")
     spoil_pulls(kv)
     out = here().put(full(0))
-    original = context_of(kv).verify._outs
+    original = context_of(kv).verify._written
 
     def outs(*arguments: Any) -> Any:
         mend_pulls(kv)  # it was a stray write, once
         return original(*arguments)
 
-    context_of(kv).verify._outs = outs
+    context_of(kv).verify._written = outs
     kv.pull("w", out=out)
-    context_of(kv).verify._outs = original
+    context_of(kv).verify._written = original
     same(out, total(kv))
     same(weight(kv, "w"), np.full(6, total(kv)))
     assert kv.repaired == 1

@@ -42,21 +42,6 @@ OPENING = re.compile(r"(One|Some|Those|This|That|It)\b(?!'s\b|-)(?:\s+([\w'`-]+)
 VERB = re.compile(r"[a-z]+(?<![sui])s")
 """A word in -s, but not in -ss, -us or -is: after a singular determiner it is a verb."""
 
-NOT_YET: tuple[str, ...] = (
-    "ncclkv/comm/host/mpi.py",
-    "ncclkv/comm/host/threads.py",
-    "ncclkv/comm/host/window.py",
-    "ncclkv/engine/autotune.py",
-    "ncclkv/engine/capture.py",
-    "ncclkv/engine/group.py",
-    "ncclkv/engine/layout.py",
-    "ncclkv/engine/placement.py",
-    "ncclkv/engine/update_rule.py",
-    "ncclkv/engine/verify.py",
-    "ncclkv/engine/votes.py",
-)
-"""Files that still break a rule; a file that is clean is taken off, and none is added."""
-
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield line and text of all docstrings: of modules, classes, functions and attributes."""
@@ -112,13 +97,7 @@ def files() -> list[Path]:
 
 
 def test_docstrings_keep_the_rules():
-    allowed = {ROOT / each for each in NOT_YET}
-    assert [breach for path in files() if path not in allowed for breach in breaches(path)] == []
-
-
-def test_not_yet_only_shrinks():
-    clean = [name for name in NOT_YET if not (ROOT / name).exists() or not breaches(ROOT / name)]
-    assert clean == [], "these are gone or keep the rules: take them off NOT_YET"
+    assert [breach for path in files() for breach in breaches(path)] == []
 
 
 BREAK_RULE_1 = (

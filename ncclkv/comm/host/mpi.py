@@ -78,7 +78,7 @@ class MpiTransport(Transport):
         _open.add(self)
 
     def _guard(self) -> AbstractContextManager[None]:
-        """A deadline for what MPI makes with all ranks, which it cannot be asked for piecemeal."""
+        """Return a block with a deadline, for calls of MPI that wait for all ranks."""
         return watchdog.guard("making an MPI communicator or window", self._timeout)
 
     def send(self, data: Buffer, peer: int, tag: int) -> Request:
@@ -176,7 +176,7 @@ class MpiTransport(Transport):
         self._posted += self._tell(_NEWS + data, peers)
 
     def _tell(self, data: bytes, peers: Iterable[int]) -> list[Request]:
-        """Start to send a notice to each peer that may still take one."""
+        """Start to send a notice to each peer that may still receive it."""
         text = np.frombuffer(self._token + data, np.uint8)
         troubled = bool(self._departed)
         sent = []
@@ -217,7 +217,7 @@ class MpiTransport(Transport):
 
 
 def _is_over(message: Request) -> bool:
-    """Tell whether nothing more will come of a notice: it was sent, or it cannot be."""
+    """Return whether a notice is sent, or can never be."""
     try:
         return message.done()
     except (PeerFailed, KVStoreError):
@@ -225,7 +225,7 @@ def _is_over(message: Request) -> bool:
 
 
 def no_communicator(where: str, error: Exception) -> CommAborted:
-    """What to raise when MPI makes no communicator."""
+    """Return the error to raise when MPI makes no communicator."""
     return CommAborted(
         f"{where}: MPI cannot make a communicator for the store; some MPIs have about 2000 at "
         f"once, so close stores when they are done with, and free other communicators. MPI "
@@ -234,7 +234,7 @@ def no_communicator(where: str, error: Exception) -> CommAborted:
 
 
 def _library() -> str:
-    """The MPI library's name and version."""
+    """Return the MPI library's name and version."""
     from mpi4py import MPI
 
     first = MPI.Get_library_version().strip("\0").split("\n")[0].split(",")[0]
@@ -243,7 +243,7 @@ def _library() -> str:
 
 @atexit.register
 def _leave_all() -> None:
-    """At the end of the process, tell those who may wait for this rank, and end MPI."""
+    """Send a farewell on every open transport, and end MPI, at the end of the process."""
     if os.getpid() != _process:  # a forked child is no rank
         return
     for transport in list(_open):

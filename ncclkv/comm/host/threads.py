@@ -81,7 +81,7 @@ class ThreadGroup:
             self.announce()
 
     def left_ranks(self) -> dict[int, str]:
-        """Who has left, here or further up."""
+        """Ranks that have left this communicator or the one it was split from."""
         above = {} if self._parent is None else self._parent.left_ranks()
         inherited = {
             rank: above[old] for rank, old in enumerate(self._parent_ranks) if old in above
@@ -105,7 +105,7 @@ class ThreadGroup:
             return group, ranks
 
     def window(self, number: int, rank: int, part: Buffer) -> dict[int, Buffer]:
-        """What each rank gives to the `number`-th window."""
+        """Return the memory that each rank gives to the `number`-th window."""
         with self.changed:
             window = self._windows.setdefault(number, _Window())
             window.parts[rank] = part
@@ -238,7 +238,7 @@ def become(communicator: Communicator | None) -> None:
 
 
 def is_rank() -> bool:
-    """Whether this thread is a rank."""
+    """Return whether this thread is a rank."""
     return _current.communicator is not None
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _SHARED = "/dev/shm"
-"""Where MPIs put their windows."""
+"""Directory in which MPI libraries make the files of windows."""
 
 # mremap's flag and its answer to what it cannot do.
 _MAY_MOVE = 1

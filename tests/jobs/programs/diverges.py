@@ -25,17 +25,17 @@ def step(key: object, total: np.ndarray, stored: np.ndarray) -> None:
 
 def main() -> None:
     kv = ncclkv.create("dist_sync", update_on=UPDATE_ON, verify_every=EVERY, repair=REPAIR)
-    kv.init(["w", "b"], [np.zeros(5000), np.zeros(10)])
+    kv.init(["w", "b"], [np.zeros(20_000), np.zeros(10)])
     if UPDATER == "sgd":
         kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=1.0))
     elif UPDATER == "function":
         kv.set_updater(step)
-    out = np.zeros(5000)
+    out = np.zeros(20_000)
     for number in range(STEPS):
         if number == SPOILT and kv.rank == 2:
             kv._context.engine.layout["b"].weight[3] += 1e-9
             Path(os.environ["MARK"]).touch()
-        kv.push("w", np.ones(5000))
+        kv.push("w", np.ones(20_000))
         kv.pull(["w", "b"], out=[out, np.zeros(10)])
     # In one piece, so that two ranks' lines cannot run into each other.
     sys.stdout.write(f"rank {kv.rank}: {out[0]:g}, {kv.pull('b').sum():g}, {kv.repaired}\n")

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv.engine import votes
 from ncclkv.engine.bucket_state import SHARED_FROM_BYTES
-from ncclkv.engine.votes import Checksums, Difference, differences, in_words
+from ncclkv.engine.checksums import Checksums, Difference, describe, differences
 from ncclkv.errors import Divergence
 from ncclkv.testing import run_ranks
 from tests.conformance import CASES, Case
@@ -24,12 +23,12 @@ HERE = [case for case in CASES if case.name.startswith("divergence")]
 
 def vote(held: list[int], pulled: list[int] | None = None, counts: bool = True) -> Checksums:
     """A rank's sums of as many keys."""
-    made = votes.blank(len(held))
-    made.sums[votes.HELD] = held
-    made.counts[votes.HELD] = counts
+    made = Checksums.blank(len(held))
+    made.held[:] = held
+    made.held_counts[:] = counts
     if pulled is not None:
-        made.sums[votes.LEAST] = made.sums[votes.GREATEST] = pulled
-        made.counts[votes.PULLED] = True
+        made.lowest[:] = made.highest[:] = pulled
+        made.pulled_counts[:] = True
     return made
 
 
@@ -67,7 +66,7 @@ def test_what_counts_on_some_ranks_only_is_left_out() -> None:
 
 def test_a_rank_whose_arrays_differ_among_themselves() -> None:
     said = [vote([5], [5]) for _ in range(3)]
-    said[1].sums[votes.GREATEST] = 9
+    said[1].highest[:] = 9
     assert differences(said, ["w"], 0) == [Difference("w", (), (1,))]
 
 
@@ -101,7 +100,7 @@ def test_a_rank_whose_arrays_differ_among_themselves() -> None:
     ],
 )
 def test_words(found: list[Difference], size: int, text: str) -> None:
-    assert in_words(found, size) == text
+    assert describe(found, size) == text
 
 
 @pytest.mark.parametrize("update_on", ["every_rank", "root"])
@@ -141,8 +140,8 @@ def test_the_whole_message() -> None:
             kv.pull("w")
         assert str(caught.value) == (
             f"rank {kv.rank} of 3: after 1 flush values differ: of key 'w' rank 1 has other "
-            f"bits than ranks 0, 2 (held and pulled); look for a rank that writes to its values, "
-            f"or whose updater does other than the others', or let create(..., repair=True) give "
+            f"bits than ranks 0, 2 (held and pulled); check for a rank that modifies its values in "
+            f"place, or an updater that depends on the rank, or let create(..., repair=True) give "
             f"all ranks rank 0's"
         )
         kv.close()
