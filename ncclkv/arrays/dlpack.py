@@ -54,7 +54,7 @@ def refuse_jax(x: Any, what: str) -> None:
 
 
 def _view(x: Any, what: str, advice: str) -> NDArray[Any]:
-    """View the memory of `x` as NumPy's."""
+    """Return a NumPy view of the memory of `x`, by DLPack."""
     try:
         on_host = int(x.__dlpack_device__()[0]) in _HOST_DEVICES
         if on_host:

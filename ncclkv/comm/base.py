@@ -1,4 +1,4 @@
-"""The interface of every communicator: buffers and ranks, never keys.
+"""`Communicator`: the interface of all communicators, which know buffers and ranks, not keys.
 
 A collective is *launched* by one call, which returns at once with a `Work`, and *waited for* by
 another.  Buffers are one-dimensional, contiguous arrays of one dtype: NumPy's for communicators of

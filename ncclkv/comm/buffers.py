@@ -1,4 +1,4 @@
-"""Host memory for buffers, and which ops they take."""
+"""Buffers in host memory: their allocation, and checks of the arguments of collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small host objects between ranks, and what they must agree on before they move others."""
+"""`ObjectComm`: small host objects between ranks; `CallDigest`: one number of all calls so far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks of a communicator as each describes itself when the communicator is made."""
+"""`Roster`: the ranks of a communicator, with host, process, node and environment of each."""
 
 from __future__ import annotations
 

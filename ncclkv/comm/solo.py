@@ -1,4 +1,4 @@
-"""The communicator of a process that is alone."""
+"""`SoloCommunicator`: the communicator of a process that is alone."""
 
 from __future__ import annotations
 

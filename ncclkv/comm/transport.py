@@ -1,4 +1,4 @@
-"""Messages between two ranks: what the collectives on hosts are made of."""
+"""`Transport`: messages between two ranks, from which the collectives of hosts are made."""
 
 from __future__ import annotations
 

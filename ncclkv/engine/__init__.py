@@ -1,1 +1,1 @@
-"""Runs plans: the one place that sees communicators, kernels and the table together."""
+"""Engine: values in buckets, their reductions and updates."""

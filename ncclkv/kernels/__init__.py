@@ -1,1 +1,1 @@
-"""Arithmetic on buckets: one signature, `kernels.base.Kernels`, and one module for each device."""
+"""Kernels: arithmetic on buckets, with one interface and one implementation for each device."""

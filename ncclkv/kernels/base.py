@@ -1,4 +1,4 @@
-"""The signature that the kernels of every device share.
+"""`Kernels`: the interface that the kernels of every device share.
 
 Arrays are one-dimensional views of bucket memory unless said otherwise.  A kernel allocates
 nothing that outlives it and checks nothing: shapes and dtypes were checked when the plan was made.

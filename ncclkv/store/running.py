@@ -50,7 +50,7 @@ class Running:
         raise error
 
     def refused(self, error: BaseException) -> bool:
-        """Return whether an error is the last refusal, which has left its handler."""
+        """Return whether `error` is that of the last refused call, raised out of a handler."""
         return self._refused is not None and self._refused() is error
 
 

@@ -33,8 +33,10 @@ def interrupted(kv: ncclkv.KVStore, call: Callable[[], object]) -> Iterator[None
         yield
         return
 
-    def handler(*_: Any) -> None:
-        if context_of(kv).session.running.verb not in ("pull", "pushpull"):
+    def handler(_: int, frame: Any) -> None:
+        waiting = context_of(kv).session.running.verb in ("pull", "pushpull")
+        # Python drops what a callback of a weak reference raises.
+        if not waiting or "weakref" in frame.f_code.co_filename:
             signal.setitimer(signal.ITIMER_REAL, AGAIN)
             return
         try:

@@ -1,4 +1,4 @@
-"""Processes that a rank has forked or spawned, which are no ranks."""
+"""Child processes of a rank, forked or spawned: they are no ranks, and create no stores."""
 
 from __future__ import annotations
 

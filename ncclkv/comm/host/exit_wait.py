@@ -1,4 +1,4 @@
-"""The wait of one rank for the others at its end."""
+"""Exit wait: one rank waits, at its end, until all ranks have arrived, up to a deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A barrier at the end of a process, which shows the ranks that have not arrived."""
+"""Final barrier: a barrier at the end of a process, which names the missing ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of MPI: all ranks meet before ``MPI_Finalize``, which waits for all and has no deadline.
+"""Finalize: the end of MPI, after a barrier with a deadline, which ``MPI_Finalize`` lacks.
 
 A rank whose program failed waits a bounded time, and then ends without ``MPI_Finalize``.  Any other
 rank waits as long as the late ranks take, and names them at each deadline.

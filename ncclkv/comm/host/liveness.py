@@ -112,7 +112,7 @@ class Liveness:
         self._poll.register(line, select.EPOLLIN | select.EPOLLRDHUP)
 
     def _look(self, descriptor: int) -> None:
-        """Find out why a connection was closed: something on the way may have cut it."""
+        """Confirm a closed connection by connecting again: a network may have cut it."""
         found = self._lines.pop(descriptor, None)
         if found is None:  # another thread looks
             return

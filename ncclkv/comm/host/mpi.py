@@ -1,4 +1,4 @@
-"""Messages over MPI, on a communicator of the store's own."""
+"""`MpiTransport`: messages between ranks by MPI, on a communicator of the store's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages over MPI, each by MPI's request for it."""
+"""Requests: messages over MPI, each with the request that MPI made for it."""
 
 from __future__ import annotations
 

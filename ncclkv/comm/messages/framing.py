@@ -1,4 +1,4 @@
-"""Messages that begin with a mark, the number that ranks have alike who have made the same calls.
+"""Framing: messages that begin with the call digest, which ranks with equal calls share.
 
 A short message carries it in front of its data: another message would take longer than a copy.
 A long one follows a message of the mark alone.

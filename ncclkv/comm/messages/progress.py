@@ -1,4 +1,4 @@
-"""Collectives in flight, and the one loop in which every host wait happens."""
+"""Progress: the collectives in flight, and the one loop in which every host wait happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tags and scratch memory for collectives that go by messages: each has its own while it runs."""
+"""Tags: a tag and scratch memory for each collective in flight that exchanges messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays cut out of a space, and where they lie in it."""
+"""`Allocator`: arrays cut out of a segment, and their offsets in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broadcast through memory: each copies the array of one rank of its node, or copies of it.
+"""Broadcast in the shared memory of a node: every rank copies the root's array, or copies of it.
 
 On the root's node that is the root, elsewhere the first rank, who gets the array by messages.
 """

@@ -1,4 +1,4 @@
-"""One rank's view of its node: the ranks there, the memory that they share, and their turns."""
+"""`Node`: one rank's view of its node: its ranks, their shared memory, and collective slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that one rank gives to its node, mapped by those who need it.
+"""Segments: memory that one rank gives to its node, and that other ranks map on demand.
 
 The best is an anonymous file: no name is left behind by a process that is killed, no file system
 limits its size, and a page takes memory only once somebody has written to it.
@@ -50,7 +50,7 @@ class Segment(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Map no more; what is mapped stays."""
+        """Refuse further mappings; existing ones stay valid."""
 
 
 @dataclass(frozen=True)
