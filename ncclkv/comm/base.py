@@ -106,7 +106,7 @@ class Communicator(ABC):
         The transport in a word or two, for messages and ``repr``.
     blocks : bool
         Whether it is the host that waits for collectives, as `Work.blocks`.
-    mark : Mark
+    digest : Mark
     calls : Calls or None
         What ranks have been called for, at several ranks.
     reproducible : bool
@@ -127,7 +127,7 @@ class Communicator(ABC):
     kernels: Kernels
     name: str
     blocks: bool = True
-    mark: CallDigest
+    digest: CallDigest
     calls: CallComparison | None = None
     reproducible: bool = False
     lock: threading.RLock

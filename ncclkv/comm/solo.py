@@ -59,7 +59,7 @@ class SoloCommunicator(Communicator):
         check_alone()
         self.timeout = timeout
         self.control = SoloObjectComm()
-        self.mark = CallDigest()
+        self.digest = CallDigest()
         self.kernels = HostKernels()
         self.lock = threading.RLock()
         self._failure: KVStoreError | None = None

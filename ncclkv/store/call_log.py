@@ -40,7 +40,7 @@ class CallLog:
     def __init__(self, comm: Communicator, registry: Registry, *, missing_zeros: bool) -> None:
         self.disabled = comm.calls is None
         self._missing_zeros = missing_zeros
-        self._mark = comm.mark
+        self._digest = comm.digest
         self._registry = registry
         if comm.calls is not None:
             self._log = comm.calls.recorder.log
@@ -111,12 +111,12 @@ class CallLog:
         priority: int = 0,
     ) -> None:
         """Append a call to the log, with its words if they are new, and advance the digest."""
-        what, mark, log = contract.call_code(verb, priority), self._mark, self._log
+        what, digest, log = contract.call_code(verb, priority), self._digest, self._log
         frame = _getframe(2)
-        while (following := log.append(what, keys, mark.value, frame)) is None:
+        while (following := log.append(what, keys, digest.value, frame)) is None:
             words = contract.describe(verb, dict.fromkeys([*pushed, *read]), priority)
             log.intern(what, keys, f"{words} at {call_site(frame)}", frame)
-        mark.value = following
+        digest.value = following
 
     def code_of(self, pushed: Collection[Key], read: Collection[Key]) -> int:
         """Return the number that stands for the keys of a call, in whatever order."""

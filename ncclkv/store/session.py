@@ -165,7 +165,7 @@ class Session:
         if not self._alone and self.failure is None:
             self.fail(
                 CommAborted(
-                    f"{self._prefix}{name} was broken off by {type(error).__name__}, so this rank "
+                    f"{self._prefix}{name} was interrupted by {type(error).__name__}, so this rank "
                     f"may be a call behind the others; close the store and make a new one"
                 )
             )

@@ -56,7 +56,7 @@ def a_block_that_is_broken_off(create: Stores) -> None:
     if ready.kv.num_workers == 1:
         ready.intact()
         return
-    words = f"rank {ready.kv.rank} of {ready.kv.num_workers}: capture was broken off by Keyboard"
+    words = f"rank {ready.kv.rank} of {ready.kv.num_workers}: capture was interrupted by Keyboard"
     with pytest.raises(CommAborted, match=words):
         ready.pushpull()
 

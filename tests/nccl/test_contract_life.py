@@ -201,7 +201,7 @@ def test_a_rank_that_dies_in_a_call_is_lost(lazy: bool) -> None:
         if seat.rank == 2:
             with pytest.raises(Died, match="rank 2 dies in call 1: broadcast"):
                 comm.broadcast(array, 2)
-            with pytest.raises(CommAborted, match="a broadcast .* was broken off by Died"):
+            with pytest.raises(CommAborted, match="a broadcast .* was interrupted by Died"):
                 comm.broadcast(array, 2)
             comm.abort("killed")
             return

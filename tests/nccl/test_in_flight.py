@@ -40,7 +40,7 @@ class LatePeers:
 
     def __init__(self, host: Any) -> None:
         self._host = host
-        self.mark = CallDigest()
+        self.digest = CallDigest()
         self.late = LateBarrier()
 
     def __getattr__(self, name: str) -> Any:
@@ -57,7 +57,7 @@ def test_a_wait_ends_when_the_hosts_have_compared_their_calls() -> None:
         peers = LatePeers(seat.peers.duplicate())
         comm = NcclCommunicator(peers, seat.binding, seat.streams, seat.kernels)
         array = floats(seat, 1, 2)
-        peers.mark.value = 7
+        peers.digest.value = 7
         comm.allreduce(array, array).wait()
         with pytest.raises(OrderMismatch, match="rank 1 called something else"):
             comm.synchronize(5.0)

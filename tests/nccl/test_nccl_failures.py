@@ -209,7 +209,7 @@ def test_what_apply_raises_is_raised_and_breaks_the_communicator():
         assert aborted(seat)
         assert seat.streams.current() != seat.streams.communication
         for call in (comm.control.barrier, lambda: comm.allreduce(array, array)):
-            with raises(CommAborted, "was broken off by ZeroDivisionError: in apply"):
+            with raises(CommAborted, "was interrupted by ZeroDivisionError: in apply"):
                 call()
         leave_broken(seat, comm)
 

@@ -108,7 +108,7 @@ def test_what_is_taken_while_init_runs_breaks_the_store():
             context_of(kv).memory_check.check = taken
             text = str(no_memory(lambda: kv.init("large", LARGE)))
             assert text == f"rank {seat.rank} of 2: device 0 has no memory for 160,000 bytes"
-            with pytest.raises(CommAborted, match="init was broken off by OutOfMemory"):
+            with pytest.raises(CommAborted, match="init was interrupted by OutOfMemory"):
                 kv.barrier()
 
     run_seats(2, body)
@@ -147,7 +147,7 @@ def test_what_runs_out_amid_a_push_names_the_key_and_breaks_the_store():
             error = no_memory(lambda: kv.push("large", LARGE))
             assert str(error).startswith("rank ")
             assert "push of key 'large': Out of memory allocating 160,000 bytes" in str(error)
-            with pytest.raises(CommAborted, match="push was broken off by MemoryError"):
+            with pytest.raises(CommAborted, match="push was interrupted by MemoryError"):
                 kv.barrier()
 
     run_seats(2, body)
@@ -186,7 +186,7 @@ def test_what_an_optimizer_remembers_has_no_room_when_it_is_set():
             seat.device.leave(ROOM)
             error = no_memory(lambda: kv.set_optimizer(SGD(learning_rate=0.5, momentum=0.5)))
             assert "device 0 has no memory for 160,000 bytes" in str(error)
-            with pytest.raises(CommAborted, match="the change of the updater was broken off"):
+            with pytest.raises(CommAborted, match="the change of the updater was interrupted"):
                 kv.barrier()
 
     run_seats(2, body)
@@ -223,7 +223,7 @@ def test_what_a_call_needs_once_it_is_noted_breaks_the_store():
             context_of(kv).comm._in_order._streams = SimpleNamespace(allocate=allocate)
             kv.push("large", LARGE)
             no_memory(lambda: kv.pull("large"))
-            with pytest.raises(CommAborted, match="pull was broken off by OutOfMemory"):
+            with pytest.raises(CommAborted, match="pull was interrupted by OutOfMemory"):
                 kv.barrier()
 
     run_seats(2, body)
@@ -245,7 +245,7 @@ def test_a_group_that_is_noted_breaks_the_store():
                     context_of(kv).comm._in_order._scratch = refuse
 
             no_memory(block)
-            with pytest.raises(CommAborted, match="group was broken off by OutOfMemory"):
+            with pytest.raises(CommAborted, match="group was interrupted by OutOfMemory"):
                 kv.barrier()
 
     run_seats(2, body)

@@ -97,6 +97,6 @@ def test_what_leaves_a_handler_ends_the_store_with_the_hint() -> None:
     else:
         assert "barrier was called inside pushpull" in str(caught.value)
         assert "set a flag there" in str(caught.value)
-        with pytest.raises(CommAborted, match="rank 0 of .*pushpull was broken off by UsageError"):
+        with pytest.raises(CommAborted, match="rank 0 of .*pushpull was interrupted by UsageError"):
             kv.pull("w")
     kv.close()

@@ -22,7 +22,7 @@ def broken_off() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise CommAborted("rank 0 of 2: broken off") from error
+        raise CommAborted("rank 0 of 2: interrupted") from error
 
 
 def raised_by_push(array: object) -> BaseException:
@@ -68,7 +68,7 @@ def test_a_cause_in_the_program_is_shown() -> None:
     text = tracebacks.text(caught.value)
     assert "ValueError: in the program" in text
     assert "in updater" in text
-    assert text.splitlines()[-1].endswith("CommAborted: rank 0 of 2: broken off")
+    assert text.splitlines()[-1].endswith("CommAborted: rank 0 of 2: interrupted")
 
 
 def test_a_cause_inside_the_package_is_left_out() -> None:

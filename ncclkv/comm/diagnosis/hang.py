@@ -67,7 +67,7 @@ class Progress(Protocol):
 
     multi_node: bool
 
-    def progress(self) -> None:
+    def advance(self) -> None:
         """Advance every collective as far as its messages allow."""
 
     def missing(self, work: AwaitedWork) -> set[int]:
@@ -76,7 +76,7 @@ class Progress(Protocol):
     def siblings(self) -> Sequence[Progress]:
         """Return this thread's other communicators."""
 
-    def wait_elsewhere(self, description: str, names: Sequence[str]) -> None:
+    def show_other_wait(self, description: str, names: Sequence[str]) -> None:
         """Show to this communicator's ranks that its thread waits in another one."""
 
 
@@ -96,14 +96,14 @@ class HangDetector:
         self._polled = 0.0
         self._ended: dict[int, float] = {}
 
-    def diagnose(self, flight: Progress, work: AwaitedWork, waited: float) -> KVStoreError | None:
+    def diagnose(self, progress: Progress, work: AwaitedWork, waited: float) -> KVStoreError | None:
         """Return the error to raise when calls differ, or a rank that `work` needs has left."""
         departed = self._transport.left_ranks()
-        found = self._calls.compare_reports() or self._look(flight, work, waited)
+        found = self._calls.compare_reports() or self._look(progress, work, waited)
         if found is not None:
             self._calls.notify(str(found))
             return found
-        relayed = flight.multi_node and waited > _RELAY_SECONDS
+        relayed = progress.multi_node and waited > _RELAY_SECONDS
         ended = self._ended_ranks()
         if not (departed or ended):
             return None
@@ -111,10 +111,10 @@ class HangDetector:
             # A rank that closed normally cannot be what the awaited ranks wait for.
             ended = {rank for rank in ended if not self._calls.recorder.is_closing(rank)}
         gone = departed.keys() | ended
-        if not relayed and flight.missing(work).isdisjoint(gone):
+        if not relayed and progress.missing(work).isdisjoint(gone):
             return None
-        flight.progress()  # messages that a rank sent before it left still count
-        missing = flight.missing(work)
+        progress.advance()  # messages that a rank sent before it left still count
+        missing = progress.missing(work)
         lost = gone if relayed and missing else missing & gone
         if not lost or work.finished:
             return None
@@ -123,19 +123,19 @@ class HangDetector:
             return self._left_error(rank, departed[rank], work)
         return self._died_error(rank, work)
 
-    def _look(self, flight: Progress, work: AwaitedWork, waited: float) -> OrderMismatch | None:
+    def _look(self, progress: Progress, work: AwaitedWork, waited: float) -> OrderMismatch | None:
         """Compare call histories; in a long wait, periodically request those of missing ranks."""
         if not is_due(waited, work.reports_requested):
             return None
-        missing, calls = flight.missing(work), self._calls
+        missing, calls = progress.missing(work), self._calls
         calls.recorder.record_wait(missing, str(work), waited)
         calls.request_reports(missing, work.reports_requested)
         work.reports_requested += 1
         names = [report.name for rank in missing if (report := calls.report(rank))]
         mine = calls.report(self._transport.rank)
         description = mine.calls[-1].text if mine and mine.calls else str(work)
-        for other in flight.siblings():
-            other.wait_elsewhere(description, names)
+        for other in progress.siblings():
+            other.show_other_wait(description, names)
         return calls.compare_pages() or self._crossed_stores(work, missing, waited)
 
     def _crossed_stores(
@@ -249,12 +249,12 @@ class HangDetector:
             f"{format_ranks(missing)}; {'; '.join(filter(None, parts))}"
         )
 
-    def report(self, flight: Progress, work: AwaitedWork, waited: float, limit: float) -> None:
+    def report(self, progress: Progress, work: AwaitedWork, waited: float, limit: float) -> None:
         """Write a line about a long wait, unless a lower rank of this node writes it."""
         if not stall.is_due(waited, limit, work.reported):
             return
         work.reported += 1
-        calls, rank, missing = self._calls, self._transport.rank, flight.missing(work)
+        calls, rank, missing = self._calls, self._transport.rank, progress.missing(work)
         calls.recorder.record_wait(missing, str(work), waited)
         if waits.is_reported(calls, waited):
             return

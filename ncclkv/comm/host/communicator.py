@@ -47,15 +47,17 @@ from ncclkv.kernels.host import HostKernels
 class HostObjectComm(ObjectComm):
     """Host objects, pickled, over the transport of a communicator, in tags of their own."""
 
-    def __init__(self, transport: Transport, flight: ProgressEngine) -> None:
+    def __init__(self, transport: Transport, progress: ProgressEngine) -> None:
         self._rank = transport.rank
-        self._lanes = TagPool(transport, flight, offset=1)
+        self._tags = TagPool(transport, progress, offset=1)
 
     def allgather(self, item: Any, label: str = "") -> list[Any]:
         own = np.frombuffer(pickle.dumps(item), np.uint8)
         received: list[Buffer] = []
-        self._lanes.launch(
-            lambda lane: algorithms.exchange(lane, own, received), "an exchange of objects", label
+        self._tags.launch(
+            lambda channel: algorithms.exchange(channel, own, received),
+            "an exchange of objects",
+            label,
         ).wait()
         return [pickle.loads(part.data) for part in received]
 
@@ -63,7 +65,7 @@ class HostObjectComm(ObjectComm):
         return self.allgather(item if self._rank == root else None, label)[root]
 
     def barrier(self, label: str = "", timeout: float | None = None) -> None:
-        self._lanes.launch(algorithms.barrier, header.BARRIER, label).wait(timeout)
+        self._tags.launch(algorithms.barrier, header.BARRIER, label).wait(timeout)
 
 
 class HostCommunicator(Communicator):
@@ -94,23 +96,23 @@ class HostCommunicator(Communicator):
         self.timeout = timeout
         self.kernels = HostKernels()
         self._transport = transport
-        self._flight = ProgressEngine(transport, timeout)
-        self.calls, self.mark = self._flight.calls, self._flight.mark
-        self.lock, self.thread_multiple = self._flight.lock, transport.thread_multiple
-        self._lanes = TagPool(transport, self._flight, offset=0)
-        self.control: HostObjectComm = HostObjectComm(transport, self._flight)
+        self._progress = ProgressEngine(transport, timeout)
+        self.calls, self.digest = self._progress.calls, self._progress.digest
+        self.lock, self.thread_multiple = self._progress.lock, transport.thread_multiple
+        self._tags = TagPool(transport, self._progress, offset=0)
+        self.control: HostObjectComm = HostObjectComm(transport, self._progress)
         self._node = self._form(among or self.control) if share else None
-        self._flight.multi_node = share and (self._node is None or len(self._node.nodes) > 1)
+        self._progress.multi_node = share and (self._node is None or len(self._node.nodes) > 1)
         if self._node is not None:
-            self._node.sequence.mark = self.mark
-            self._flight.calls.recorder = FlightRecorder(transport.rank, self._node.boards)
-        self._reductions = Reductions(self.size, self._node, self._flight, self._lanes)
+            self._node.sequence.digest = self.digest
+            self._progress.calls.recorder = FlightRecorder(transport.rank, self._node.boards)
+        self._reductions = Reductions(self.size, self._node, self._progress, self._tags)
         self._closed = False
 
     def _form(self, control: ObjectComm) -> Node | None:
         """The memory that this rank's node shares, if it does."""
         try:
-            roster = self._flight.calls.roster = meet(self._transport, control)
+            roster = self._progress.calls.roster = meet(self._transport, control)
         except LaunchError:  # on all ranks alike
             self._transport.close()
             raise
@@ -154,10 +156,14 @@ class HostCommunicator(Communicator):
         check_buffer(buffer)
         node, call = self._node, header.broadcast(buffer, root)
         if node is not None and len(node.nodes) == 1:
-            return self._flight.launch(StepWork(Broadcast(node, call, buffer).steps(), call))
+            return self._progress.launch(StepWork(Broadcast(node, call, buffer).steps(), call))
         if node is None or buffer.nbytes <= SHORT_BYTES:
-            return self._lanes.launch(lambda lane: algorithms.broadcast(lane, buffer, root), call)
-        return self._lanes.launch(lambda lane: Broadcast(node, call, buffer, lane).steps(), call)
+            return self._tags.launch(
+                lambda channel: algorithms.broadcast(channel, buffer, root), call
+            )
+        return self._tags.launch(
+            lambda channel: Broadcast(node, call, buffer, channel).steps(), call
+        )
 
     def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
         shift = self.rank * np.asarray(receive).nbytes
@@ -168,7 +174,7 @@ class HostCommunicator(Communicator):
         return self._start(
             call,
             lambda node: reduce_scatter(node, call, self.kernels, send, receive),
-            lambda lane: algorithms.reduce_scatter(lane, send, receive, op),
+            lambda channel: algorithms.reduce_scatter(channel, send, receive, op),
         )
 
     def allgather(self, send: Buffer, receive: Buffer) -> Work:
@@ -178,7 +184,7 @@ class HostCommunicator(Communicator):
         return self._start(
             call,
             lambda node: allgather(node, call, send, receive),
-            lambda lane: algorithms.allgather(lane, send, receive),
+            lambda channel: algorithms.allgather(channel, send, receive),
         )
 
     def barrier(self) -> Work:
@@ -192,8 +198,8 @@ class HostCommunicator(Communicator):
     ) -> Work:
         """Launch a collective: in memory where all ranks share it, or else as messages."""
         if self._node is None or len(self._node.nodes) > 1:
-            return self._lanes.launch(sent, call)
-        return self._flight.launch(StepWork(shared(self._node), call))
+            return self._tags.launch(sent, call)
+        return self._progress.launch(StepWork(shared(self._node), call))
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         check_color(color, key)
@@ -224,7 +230,7 @@ class HostCommunicator(Communicator):
     def abort(self, reason: str) -> None:
         if not self._closed:
             self._closed = True
-            self._flight.end(CommAborted(left(self.rank, self.size, reason)))
+            self._progress.end(CommAborted(left(self.rank, self.size, reason)))
             self._transport.leave(reason)
             if self._node is not None:
                 self._node.close()
@@ -232,7 +238,7 @@ class HostCommunicator(Communicator):
     def close(self) -> None:
         if self._closed:
             return
-        self._flight.calls.recorder.mark_closing()
+        self._progress.calls.recorder.mark_closing()
         try:
             self.control.barrier("close")
         except RankLost as lost:
@@ -240,7 +246,7 @@ class HostCommunicator(Communicator):
             self.abort(str(lost))
         else:
             self._closed = True
-            self._flight.end(UsageError(closed(self.rank, self.size)))
+            self._progress.end(UsageError(closed(self.rank, self.size)))
             # What slow ranks have asked is taken, though nobody answers: MPI keeps it otherwise.
             self._transport.left_ranks()
             self._transport.close()

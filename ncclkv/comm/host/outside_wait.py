@@ -13,7 +13,7 @@ from threading import get_ident
 from ncclkv.comm.diagnosis import dump, stall
 from ncclkv.comm.diagnosis.mismatch import CallComparison, is_due
 from ncclkv.comm.diagnosis.reports import EVERYONE
-from ncclkv.comm.messages.progress import open_flights
+from ncclkv.comm.messages.progress import open_progress_engines
 from ncclkv.comm.transport import Transport
 
 # No page shows this wait: the two lowest ranks write lines, in case the first is the late rank.
@@ -60,20 +60,20 @@ class OutsideWait:
         OrderMismatch
             When an awaited rank waits for this rank in an open store.
         """
-        flights = open_flights(get_ident())
-        for flight in flights:
+        engines = open_progress_engines(get_ident())
+        for progress in engines:
             # The next call of that store raises its failure.
-            with suppress(Exception), flight.lock:
-                flight.progress()
+            with suppress(Exception), progress.lock:
+                progress.advance()
         if is_due(waited, self._looks):
             self._looks += 1
-            for flight in flights:
-                with flight.lock:
-                    flight.wait_elsewhere(self._description, self._names(flight.calls))
-                    found = flight.calls.compare_reports()
+            for progress in engines:
+                with progress.lock:
+                    progress.show_other_wait(self._description, self._names(progress.calls))
+                    found = progress.calls.compare_reports()
                     if found is not None:
-                        flight.end(found)
-                        dump.write(found, flight.calls, flight.calls.transport.name)
+                        progress.end(found)
+                        dump.write(found, progress.calls, progress.calls.transport.name)
                         raise found
         if stall.is_due(waited, self._limit, self._reported):
             self._reported += 1
@@ -84,8 +84,8 @@ class OutsideWait:
     def over(self) -> None:
         """Clear the shown wait."""
         if self._looks:
-            for flight in open_flights(get_ident()):
-                flight.calls.recorder.clear_other_wait()
+            for progress in open_progress_engines(get_ident()):
+                progress.calls.recorder.clear_other_wait()
 
     def _names(self, calls: CallComparison) -> list[str]:
         """Return the awaited ranks' names in an open store."""

@@ -1,4 +1,4 @@
-"""The channel of one collective: a transport and a tag that no other collective uses meanwhile."""
+"""`Channel`: the messages of one collective, on a tag that no other collective in flight uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Channel:
     scratch : callable
         ``scratch(nbytes)``: memory that is valid until the next call.
     digest : int
-        The value of `ProgressEngine.mark` at the launch.
+        The value of `ProgressEngine.digest` at the launch.
     """
 
     transport: Messages
@@ -48,7 +48,7 @@ class Channel:
 
     @property
     def peers(self) -> list[int]:
-        """The other ranks, nearest successor first, so that not all begin with rank 0."""
+        """Return the other ranks from the next one on: else all would send to rank 0 first."""
         return [(self.rank + step) % self.size for step in range(1, self.size)]
 
     def among(self, messages: Messages) -> Channel:

@@ -1,7 +1,7 @@
 """Framing: messages that begin with the call digest, which ranks with equal calls share.
 
-A short message carries it in front of its data: another message would take longer than a copy.
-A long one follows a message of the mark alone.
+A short message carries the digest in front of its data: a copy is faster than another message.  A
+long message follows a message of the digest alone.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from ncclkv.comm.types import Buffer
 from ncclkv.errors import OrderMismatch
 
 COPIED_BYTES = 16 * 1024
-"""Up to here data are copied behind the mark."""
+"""Data of at most this size are copied behind the digest."""
 
-_MARK_BYTES = 8
+_DIGEST_BYTES = 8
 
 
-def send(transport: Messages, data: Buffer, peer: int, tag: int, mark: int) -> Request:
-    """Start to send bytes with a mark."""
-    head = np.array([mark], np.int64).view(np.uint8)
+def send(transport: Messages, data: Buffer, peer: int, tag: int, digest: int) -> Request:
+    """Start to send bytes with a digest."""
+    head = np.array([digest], np.int64).view(np.uint8)
     if data.size <= COPIED_BYTES:
         return transport.send(np.concatenate([head, data]), peer, tag)
     return _Both(transport.send(head, peer, tag), transport.send(data, peer, tag))
 
 
-def receive(transport: Messages, into: Buffer, peer: int, tag: int, mark: int) -> Request:
-    """Start to receive bytes with a mark; nothing is written when that is another one."""
+def receive(transport: Messages, into: Buffer, peer: int, tag: int, digest: int) -> Request:
+    """Start to receive bytes; nothing is written if their digest is not `digest`."""
     copied = into.size if into.size <= COPIED_BYTES else 0
-    return _Received(transport, np.empty(_MARK_BYTES + copied, np.uint8), into, peer, tag, mark)
+    return _Received(transport, np.empty(_DIGEST_BYTES + copied, np.uint8), into, peer, tag, digest)
 
 
 class _Both(Request):
@@ -37,24 +37,24 @@ class _Both(Request):
 
     def __init__(self, first: Request, second: Request) -> None:
         self.peer = first.peer
-        self._left = [first, second]
+        self._pending = [first, second]
 
     def done(self) -> bool:
-        self._left = [message for message in self._left if not message.done()]
-        return not self._left
+        self._pending = [message for message in self._pending if not message.done()]
+        return not self._pending
 
 
 class _Received(Request):
-    """A message whose first part is looked at before the rest is taken."""
+    """A message whose digest is compared before its data are received."""
 
     def __init__(
-        self, transport: Messages, head: Buffer, into: Buffer, peer: int, tag: int, mark: int
+        self, transport: Messages, head: Buffer, into: Buffer, peer: int, tag: int, digest: int
     ) -> None:
         self._transport = transport
         self._head = head
         self._into = into
         self._tag = tag
-        self._mark = mark
+        self._digest = digest
         self._peer = peer
         self._first = transport.receive(head, peer, tag)
         self._second: Request | None = None
@@ -62,28 +62,28 @@ class _Received(Request):
 
     def done(self) -> bool:
         if self._second is None:
-            if not self._has_come():
+            if not self._has_arrived():
                 return False
             self._check()
-            if self._head.size > _MARK_BYTES or not self._into.size:
-                self._into[...] = self._head[_MARK_BYTES:]
+            if self._head.size > _DIGEST_BYTES or not self._into.size:
+                self._into[...] = self._head[_DIGEST_BYTES:]
                 return True
             self._second = self._transport.receive(self._into, self._peer, self._tag)
         return self._second.done()
 
-    def _has_come(self) -> bool:
+    def _has_arrived(self) -> bool:
         """Return whether the first part has arrived."""
         try:
             return self._first.done()
         except WrongLength as error:
             # Report payload lengths without the 8-byte digest; refusals are empty and carry none.
-            sent = max(0, error.count - _MARK_BYTES)
-            expected = error.expected - _MARK_BYTES
+            sent = max(0, error.count - _DIGEST_BYTES)
+            expected = error.expected - _DIGEST_BYTES
             raise WrongLength(error.rank, error.peer, sent, expected) from error
 
     def _check(self) -> None:
-        """Refuse another mark than this rank's."""
-        if self._head[:_MARK_BYTES].view(np.int64)[0] != self._mark:
+        """Refuse another digest than this rank's."""
+        if self._head[:_DIGEST_BYTES].view(np.int64)[0] != self._digest:
             raise OrderMismatch(
                 f"rank {self._first.peer} made this call after other calls than this rank"
             )

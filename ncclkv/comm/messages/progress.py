@@ -21,60 +21,65 @@ from ncclkv.errors import CommAborted, KVStoreError, OrderMismatch, again
 Made = TypeVar("Made", bound="HostWork")
 
 Steps = Generator[Sequence[Request], None, None]
-"""A collective as a generator: it goes on when all messages that it yielded are done.
+"""A collective as a generator: it continues when all messages that it yielded are done.
 
-What goes wrong with one of them is thrown in there.
+The error of a message is thrown into the generator.
 """
 
-# Looks before the clock and the departed ranks are looked at: what is about to arrive is not made
-# to pay for either.
-_FREE_LOOKS = 20
+# Polls before a wait also reads the clock and the notices: most waits end earlier.
+_FIRST_POLLS = 20
 
-# Glances between two looks at all there is, when nothing else is under way and the wait is young: a
-# long one does not hurry, and is to be told in time of deadlines and losses.
-_GLANCES = 20
-_YOUNG = 60
+# A short wait for one collective polls its last message so often before it advances everything.
+_POLLS_PER_ADVANCE = 20
+_SHORT_WAIT_POLLS = 60
 
-_busy: set[ProgressEngine] = set()  # kept though forgotten: messages may still be written to
+# Engines with collectives in flight are kept alive: MPI may still write into their messages.
+_in_flight: set[ProgressEngine] = set()
 
-_flights: weakref.WeakSet[ProgressEngine] = weakref.WeakSet()
-_flights_change = threading.Lock()
+_engines: weakref.WeakSet[ProgressEngine] = weakref.WeakSet()
+_engines_lock = threading.Lock()
 
 
-def open_flights(thread: int) -> list[ProgressEngine]:
-    """Return the flights of a thread that have not failed."""
-    with _flights_change:
-        flights = list(_flights)
-    return [each for each in flights if each._thread == thread and each.failure is None]
+def open_progress_engines(thread: int) -> list[ProgressEngine]:
+    """Return the engines of a thread that have not failed."""
+    with _engines_lock:
+        engines = list(_engines)
+    return [each for each in engines if each._thread == thread and each.failure is None]
 
 
 class ProgressEngine:
     """The collectives in flight of one communicator.
 
-    Waiting for one advances all of this thread, those of other communicators too: a peer may wait
-    for another one than we do, and its messages must be answered all the same.
+    A wait for one collective advances all collectives of its thread, in all communicators.  A peer
+    may wait for another collective, and needs this rank's messages for it: else a deadlock.
+
+    Parameters
+    ----------
+    transport : Transport
+    timeout : float
+        Seconds that a wait may take.
 
     Attributes
     ----------
     failure : KVStoreError or None
-        What is raised by every later call.
+        The error that every later call raises.
     multi_node : bool
-        Whether a rank that is waited for may itself wait for others, by messages.
+        Whether an awaited rank may itself wait for other ranks, by messages.
     spin_limit : int
-        The transport's.
-    mark : Mark
-        Digest sent with every collective; a peer with another digest raises `OrderMismatch`.
-    calls : Calls
-        What is known of the calls that it stands for.
-    lock : RLock
-        Held by who advances it, where another thread may do so, too.
+        As `Transport.spin_limit`.
+    digest : CallDigest
+        Sent with every collective; a peer with another digest raises `OrderMismatch`.
+    calls : CallComparison
+        The calls behind the digest.
+    lock : threading.RLock
+        Held by the thread that advances the collectives, where another thread may do so too.
     """
 
     def __init__(self, transport: Transport, timeout: float) -> None:
         self._transport = transport
         self.calls = CallComparison(transport)
         self._hang_detector = HangDetector(transport, self.calls)
-        self.mark = CallDigest()
+        self.digest = CallDigest()
         self._timeout = timeout
         self.spin_limit = transport.spin_limit
         self._thread = threading.get_ident()
@@ -82,16 +87,16 @@ class ProgressEngine:
         self.failure: KVStoreError | None = None
         self.multi_node = False
         self.lock = threading.RLock()
-        with _flights_change:
-            _flights.add(self)
+        with _engines_lock:
+            _engines.add(self)
 
     def siblings(self) -> list[ProgressEngine]:
-        """The other flights of this thread that have not failed."""
-        return [flight for flight in open_flights(self._thread) if flight is not self]
+        """Return the other engines of this thread that have not failed."""
+        return [each for each in open_progress_engines(self._thread) if each is not self]
 
-    def wait_elsewhere(self, words: str, names: Sequence[str]) -> None:
-        """Tell the ranks of this flight that its thread waits in another; hear what they tell."""
-        self.calls.recorder.record_other_wait(words, names)
+    def show_other_wait(self, description: str, names: Sequence[str]) -> None:
+        """Show to these ranks that this thread waits in another communicator; read notices."""
+        self.calls.recorder.record_other_wait(description, names)
         with suppress(KVStoreError), self.lock:
             self._transport.left_ranks()
             self.calls.receive()
@@ -101,32 +106,32 @@ class ProgressEngine:
         self.failure = self.failure or again(failure)
 
     def launch(self, work: Made) -> Made:
-        """Start a collective; it makes its first step here."""
+        """Start a collective, and make its first step."""
         self.check()
-        work.flight = self
-        if work.eager and not self._active and self._is_done_soon(work):
+        work.progress = self
+        if work.eager and not self._active and self._completes(work):
             return work
         self._thread = threading.get_ident()
-        # Kept before its first step: messages of a step that fails may still be written to.
+        # Kept before its first step: MPI may still write into the messages of a failed step.
         self._active.append(work)
-        _busy.add(self)
+        _in_flight.add(self)
         self._advance(work)
         return work
 
     def check(self) -> None:
-        """Raise again what has gone wrong before."""
+        """Raise the earlier failure again, if there is one."""
         if self.failure is not None:
             raise again(self.failure)
 
-    def progress(self) -> None:
+    def advance(self) -> None:
         """Advance every collective in flight as far as its messages allow."""
         self.check()
         for work in self._active.copy():
             if not work.finished:
                 self._advance(work)
 
-    def _is_done_soon(self, work: HostWork) -> bool:
-        """Give a collective a moment: one that is over then needs no more to be thought of."""
+    def _completes(self, work: HostWork) -> bool:
+        """Poll a collective briefly; return whether it is complete and need not be kept."""
         self._step(work)
         for attempt in range(self.spin_limit):
             if work.finished:
@@ -142,10 +147,10 @@ class ProgressEngine:
         if work.finished:
             self._active.remove(work)
             if not self._active:
-                _busy.discard(self)
+                _in_flight.discard(self)
 
     def _step(self, work: HostWork) -> None:
-        """Let a collective go on; what goes wrong breaks the flight."""
+        """Advance a collective; an error breaks the communicator."""
         try:
             work.finished = work.advance()
         except (OrderMismatch, PeerFailed) as error:
@@ -155,48 +160,48 @@ class ProgressEngine:
             self.failure = again(error)
             raise
         except BaseException as error:
-            # Ctrl-C, or an `apply` of the caller's; the collective has lost its place.
+            # Ctrl-C or the caller's `apply` ended the generator: it cannot be resumed.
             self.failure = CommAborted(
-                f"rank {self._transport.rank} of {self._transport.size}: a collective was broken "
-                f"off by {type(error).__name__}: {error}"
+                f"rank {self._transport.rank} of {self._transport.size}: {work} was interrupted by "
+                f"{type(error).__name__}: {error}; create a new store"
             )
             raise
 
     def wait(self, work: HostWork, timeout: float | None) -> None:
-        """Look, and let others run, until `work` is complete; mind the deadline and losses."""
+        """Wait until `work` is complete; raise at the deadline, or when a needed rank has left."""
         self._wait(work, timeout)
         if work.reports_requested:
-            # Of a wait in vain it stays known: ranks that wait for this one look for it.
+            # After a failed wait the record stays: ranks that wait for this one read it.
             self.calls.recorder.clear_wait()
             for other in self.siblings():
                 other.calls.recorder.clear_other_wait()
 
     def _wait(self, work: HostWork, timeout: float | None) -> None:
-        """The same, but for what is told of a long wait."""
+        """Wait as `wait`, but leave the record of a long wait."""
         limit = self._timeout if timeout is None else timeout
         start, attempt = time.monotonic(), 0
         while True:
             others = self._others()
-            hurry = attempt < _YOUNG and not others and len(self._active) == 1
-            glances = _GLANCES if hurry else 1
-            while glances and work.blocked():
-                glances -= 1
+            alone = attempt < _SHORT_WAIT_POLLS and not others and len(self._active) == 1
+            polls = _POLLS_PER_ADVANCE if alone else 1
+            while polls and work.blocked():
+                polls -= 1
                 attempt += 1
                 self._transport.pause(attempt)
-            self.progress()
+            self.advance()
             if work.finished:
                 return
             for other in others:
-                # What fails there is raised by the next call there.
+                # The next call of that communicator raises its failure.
                 with suppress(Exception), other.lock:
-                    other.progress()
+                    other.advance()
             attempt += 1
             self._transport.pause(attempt)
-            if attempt > _FREE_LOOKS:
-                self._look_around(work, limit, time.monotonic() - start)
+            if attempt > _FIRST_POLLS:
+                self._check_wait(work, limit, time.monotonic() - start)
 
-    def _look_around(self, work: HostWork, limit: float, waited: float) -> None:
-        """Raise when a wait is in vain, or has lasted too long."""
+    def _check_wait(self, work: HostWork, limit: float, waited: float) -> None:
+        """Raise when a wait cannot end, or has lasted too long."""
         failure = self._hang_detector.diagnose(self, work, waited)
         if failure is None and waited > limit:
             failure = self._hang_detector.timeout_error(work, self.missing(work), waited, limit)
@@ -207,39 +212,44 @@ class ProgressEngine:
         self._hang_detector.report(self, work, waited, limit)
 
     def _others(self) -> list[ProgressEngine]:
-        """The other flights of this thread that can be advanced."""
+        """Return the other engines of this thread with collectives in flight."""
         return [
-            flight
-            # A copy is made at once, where a tuple may let the garbage be collected in between.
-            for flight in _busy.copy()
-            if flight is not self and flight._thread == self._thread and flight.failure is None
+            each
+            # A set is copied at once; a tuple might run the garbage collector while it is made.
+            for each in _in_flight.copy()
+            if each is not self and each._thread == self._thread and each.failure is None
         ]
 
     def missing(self, work: AwaitedWork) -> set[int]:
-        """The ranks that `work` waits for; if it waits for an earlier one, those of the first."""
-        missing, here = work.missing(), self._transport.rank
-        if here not in missing:
+        """Return the ranks that `work` waits for; those of the earlier collective it needs."""
+        missing, rank = work.missing(), self._transport.rank
+        if rank not in missing:
             return missing
         each = (other.missing() for other in self._active)
-        return next((ranks for ranks in each if here not in ranks), missing)
+        return next((ranks for ranks in each if rank not in ranks), missing)
 
 
 class HostWork(Work):
-    """A collective of hosts, which advances whenever somebody looks.
+    """A collective of hosts, which advances only during calls of this package.
+
+    Parameters
+    ----------
+    what : object
+        Its ``str`` describes the collective in messages.
 
     Attributes
     ----------
-    flight : Flight
-        What it is launched in.
+    progress : ProgressEngine
+        Set at the launch.
     finished : bool
         Whether it is complete on this rank.
     eager : bool
         True when it completes soon after all ranks have launched it, and waits for no message.
     reports_requested, reported : int
-        How often others' calls have been looked at for it, and a line on stderr was due.
+        As `AwaitedWork` has them.
     """
 
-    flight: ProgressEngine
+    progress: ProgressEngine
     finished = False
     eager = False
     reports_requested = reported = 0
@@ -252,24 +262,24 @@ class HostWork(Work):
 
     @abstractmethod
     def advance(self) -> bool:
-        """Go on as far as can be without waiting; tell whether nothing is left to do."""
+        """Advance as far as possible without waiting; return whether it is complete."""
 
     @abstractmethod
     def blocked(self) -> bool:
-        """Return whether a poll shows that it cannot go on."""
+        """Return whether a poll shows that it cannot advance."""
 
     @abstractmethod
     def missing(self) -> set[int]:
-        """The ranks that it waits for."""
+        """Return the ranks that it waits for."""
 
     def done(self) -> bool:
         if not self.finished:
-            self.flight.progress()
+            self.progress.advance()
         return self.finished
 
     def wait(self, timeout: float | None = None) -> None:
         if not self.finished:
-            self.flight.wait(self, timeout)
+            self.progress.wait(self, timeout)
 
 
 class StepWork(HostWork):

@@ -74,7 +74,7 @@ class NcclCommunicator(Communicator):
         self.rank, self.size = peers.rank, peers.size
         self.local_rank, self.local_size = peers.local_rank, peers.local_size
         self.timeout = peers.timeout
-        self.mark, self.calls = peers.mark, peers.calls
+        self.digest, self.calls = peers.digest, peers.calls
         self.name = f"{binding.name} ({version_text(binding.version())})"
         if shared:
             self.name += ", several ranks on one GPU"

@@ -34,7 +34,7 @@ class OrderCheck:
 
     def __init__(self, peers: Communicator) -> None:
         self._peers = peers
-        self._submitted = peers.mark.value
+        self._submitted = peers.digest.value
         self._works: deque[Work] = deque()
         self._looks = 0
         self.others = [rank for rank in range(peers.size) if rank != peers.rank]
@@ -53,9 +53,9 @@ class OrderCheck:
             When an earlier comparison found a difference.
         """
         self._drop_done()
-        if self._peers.mark.value == self._submitted:
+        if self._peers.digest.value == self._submitted:
             return
-        self._submitted = self._peers.mark.value
+        self._submitted = self._peers.digest.value
         work = self._peers.barrier()
         work.label = what
         self._works.append(work)

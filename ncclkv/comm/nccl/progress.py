@@ -210,7 +210,7 @@ class NcclProgress:
             # Ctrl-C, or an error of the caller's `apply`: the stream has a part of the work alone.
             self.fail(
                 CommAborted(
-                    f"{self._who}: {what} was broken off by {type(error).__name__}: {error}"
+                    f"{self._who}: {what} was interrupted by {type(error).__name__}: {error}"
                 )
             )
             raise

@@ -141,5 +141,5 @@ class Broadcast:
         """Wait for the source, hold its call against this rank's; where its array is."""
         yield self._turn.waiting_for(self._source, ENTERED)
         text = self._turn.headers()[self._node.ranks.index(self._source)]
-        header.check(self._call, self._turn.mark, self._node.rank, self._source, text)
+        header.check(self._call, self._turn.digest, self._node.rank, self._source, text)
         return header.places(text)[0]

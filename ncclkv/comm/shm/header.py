@@ -127,7 +127,7 @@ def places(note: Sequence[int]) -> tuple[Offset | None, Offset | None]:
     return (None if send == _NOWHERE else send, None if receive == _NOWHERE else receive)
 
 
-def check(call: CollectiveHeader, mark: int, rank: int, other: int, note: Sequence[int]) -> None:
+def check(call: CollectiveHeader, digest: int, rank: int, other: int, note: Sequence[int]) -> None:
     """Refuse another call than this rank's, and one with another mark.
 
     Raises
@@ -136,7 +136,7 @@ def check(call: CollectiveHeader, mark: int, rank: int, other: int, note: Sequen
         Naming both ranks and both calls.
     """
     theirs = _unpack(*note[1:_HEAD])
-    if theirs == call and note[0] == mark:
+    if theirs == call and note[0] == digest:
         return
     if theirs == call:
         what = f"called {call} after other calls than this rank"

@@ -90,8 +90,8 @@ class SequenceTable:
     notify : callable
     addresses : list of (int, int)
         Of every rank's flags and notes.
-    mark : Mark
-        As `Flight.mark`; of the turns that are taken next.
+    digest : Mark
+        As `Flight.digest`; of the turns that are taken next.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SequenceTable:
         self.peers = [rank for rank in ranks if rank != self.rank]
         self.notify = notify
         self.addresses = [(address(page), address(page) + RING * 8) for page in pages]
-        self.mark = CallDigest()
+        self.digest = CallDigest()
         self._count = 0
 
     def next_slot(self) -> CollectiveSlot:
@@ -127,16 +127,16 @@ class CollectiveSlot:
     ----------
     number : int
         Which collective of the node it is, from 1.
-    mark : int
+    digest : int
         What begins its note.
     """
 
-    __slots__ = ("_base", "_flags", "_slot", "mark", "number")
+    __slots__ = ("_base", "_flags", "_slot", "digest", "number")
 
     def __init__(self, flags: SequenceTable, number: int) -> None:
         self._flags = flags
         self.number = number
-        self.mark = flags.mark.value
+        self.digest = flags.digest.value
         self._base = number * _PHASES
         self._slot = number % RING
 
@@ -145,7 +145,7 @@ class CollectiveSlot:
     def write_header(self, words: Sequence[int]) -> None:
         """Write the digest and `words` for the others to read, before the first phase."""
         own, lo = self._flags.own_words, self._slot * NOTE_WORDS
-        own[lo] = self.mark
+        own[lo] = self.digest
         for place, word in enumerate(words, lo + 1):
             own[place] = word
 
@@ -168,9 +168,9 @@ class CollectiveSlot:
 
     def headers_match(self, first: int, second: int) -> bool:
         """Return whether all headers begin with this rank's digest and these words."""
-        lo, mark = self._slot * NOTE_WORDS, self.mark
+        lo, digest = self._slot * NOTE_WORDS, self.digest
         for words in self._flags.words:
-            if words[lo] != mark or words[lo + 1] != first or words[lo + 2] != second:
+            if words[lo] != digest or words[lo + 1] != first or words[lo + 2] != second:
                 return False
         return True
 
@@ -210,14 +210,14 @@ class CollectiveSlot:
             What the flags there have when the place is free.
         before, over : int
             A place, and what the flags there have when the turn `before` is over.
-        mark : int
+        digest : int
             What begins the note.
         """
         place, base = self._slot, self._base
         free = base - RING * _PHASES + DONE if self.number > RING else 0
         earlier = (place, 0) if before is None else (before._slot, before._base + DONE)
         meeting = place, place * NOTE_WORDS, base + ENTERED, base + DONE, free
-        return *meeting, *earlier, self.mark
+        return *meeting, *earlier, self.digest
 
     # The collective that had this one's place before
 

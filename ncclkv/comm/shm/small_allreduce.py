@@ -131,7 +131,7 @@ class SmallAllReduceWork(HostWork):
             short.node.index,
             *self._turn.meeting(self._before),
             *short.words,
-            self.flight.spin_limit,
+            self.progress.spin_limit,
             self._send,
             self._receive,
             short.average,

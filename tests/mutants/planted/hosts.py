@@ -114,8 +114,8 @@ MUTANTS = (
     Mutant(
         name="other-calls-between-nodes-unseen",
         file=FRAMING,
-        old=".view(np.int64)[0] != self._mark:\n",
-        new=".view(np.int64)[0] != self._mark and False:\n",
+        old=".view(np.int64)[0] != self._digest:\n",
+        new=".view(np.int64)[0] != self._digest and False:\n",
         why="ranks of several nodes add up different keys",
         tests=(Selection("0", "unit/comm/messages/test_framing.py"), NODES),
     ),
@@ -200,7 +200,7 @@ MUTANTS = (
     Mutant(
         name="other-calls-on-a-node-unseen",
         file=HEADER,
-        old="    if theirs == call and note[0] == mark:\n",
+        old="    if theirs == call and note[0] == digest:\n",
         new="    if theirs == call:\n",
         why="ranks add up different keys of the same size",
         tests=(THREADS,),

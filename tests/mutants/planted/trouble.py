@@ -19,7 +19,7 @@ MUTANTS = (
     Mutant(
         name="a-barrier-for-each-bucket",
         file=ACCORD,
-        old="        if self._peers.mark.value == self._submitted:\n            return\n",
+        old="        if self._peers.digest.value == self._submitted:\n            return\n",
         new="",
         why="each bucket costs a barrier of the hosts",
         tests=(Selection("2", "nccl/test_contract_pushpull.py", "views and 2"),),

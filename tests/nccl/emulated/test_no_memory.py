@@ -35,7 +35,7 @@ There may be one more, which CuPy may serve from memory that it has: it is one o
 """
 MORE = [BROKEN, ("passed", "", "goes on")]
 
-SAID = ("rank 1 left while ", "it said: CommAborted: rank 1 of 2: ", "broken off by OutOfMemory")
+SAID = ("rank 1 left while ", "it said: CommAborted: rank 1 of 2: ", "interrupted by OutOfMemory")
 
 
 @dataclass

@@ -87,7 +87,7 @@ class Device:
         self._names = {DEFAULT_STREAM: "the default stream"}
         self._moving = False
         self._held = False
-        self._progress = self._new_flight()
+        self._progress = self._new_progress()
 
     def stream(self, name: str) -> int:
         """A new stream."""
@@ -109,7 +109,7 @@ class Device:
             raise ContractBroken(f"stream {stream:#x} does not exist, or not any more")
         return self._names[stream]
 
-    def _new_flight(self) -> ProgressEngine:
+    def _new_progress(self) -> ProgressEngine:
         """What makes every wait of this thread move the device."""
         return ProgressEngine(NoWire(self.rank), self.limit)  # type: ignore[arg-type]
 
@@ -124,7 +124,7 @@ class Device:
     def mend(self) -> None:
         """Go on after a break that a test has made on purpose."""
         self._progress.end(CommAborted("the stand-in was broken"))
-        self._progress, self._held, self.broken = self._new_flight(), False, None
+        self._progress, self._held, self.broken = self._new_progress(), False, None
         self.drop_capture()
 
     def check(self) -> None:

@@ -35,7 +35,7 @@ def test_an_interrupted_collective_never_counts_as_complete() -> None:
     second.allreduce(send.copy(), np.zeros(4))
     with pytest.raises(KeyboardInterrupt):
         first.reduction(send, np.zeros(4)).launch(interrupted).wait()
-    with pytest.raises(CommAborted, match="broken off by KeyboardInterrupt"):
+    with pytest.raises(CommAborted, match="interrupted by KeyboardInterrupt"):
         first.barrier()
 
 
@@ -134,7 +134,7 @@ def test_an_interrupted_verb_breaks_a_store_of_several_ranks() -> None:
         return str(caught.value)
 
     for rank, text in enumerate(run_ranks(2, body)):
-        assert text.startswith(f"rank {rank} of 2: push was broken off by KeyboardInterrupt")
+        assert text.startswith(f"rank {rank} of 2: push was interrupted by KeyboardInterrupt")
 
 
 def test_an_interrupted_verb_leaves_a_store_of_one_rank_whole(kv: ncclkv.KVStore) -> None:
@@ -192,7 +192,7 @@ def test_any_exception_in_mid_verb_breaks_a_store_of_several_ranks(
             monkeypatch.setattr(context_of(kv).engine, "pull", fail)
             with pytest.raises(RuntimeError):
                 kv.pull("w")
-            with pytest.raises(CommAborted, match="pull was broken off by RuntimeError") as caught:
+            with pytest.raises(CommAborted, match="pull was interrupted by RuntimeError") as caught:
                 kv.push("w", np.ones(2))
             kv.close()
             return str(caught.value)

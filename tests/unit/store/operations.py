@@ -25,7 +25,7 @@ def last(kv: Any) -> RecordedCall:
 
 def noted(kv: Any) -> tuple[int, int]:
     """How many calls there were, and the mark of all of them."""
-    return context_of(kv).comm.calls.recorder.log.count, context_of(kv).comm.mark.value
+    return context_of(kv).comm.calls.recorder.log.count, context_of(kv).comm.digest.value
 
 
 def on_two_ranks(body: Callable[[Any], Any]) -> list[Any]:

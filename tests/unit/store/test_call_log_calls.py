@@ -82,9 +82,9 @@ def marks(kv: Any, calls: list[Callable[[], Any]]) -> list[int]:
     """What each call alone would make of the mark."""
     found = []
     for call in calls:
-        context_of(kv).comm.mark.value = 0
+        context_of(kv).comm.digest.value = 0
         call()
-        found.append(context_of(kv).comm.mark.value)
+        found.append(context_of(kv).comm.digest.value)
     return found
 
 

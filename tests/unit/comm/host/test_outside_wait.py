@@ -18,13 +18,13 @@ from tests.unit.comm.messages.test_progress import Still
 class Looked(HostWork):
     """A collective that notes, each time it goes on, that no other thread could advance it."""
 
-    def __init__(self, flight: ProgressEngine) -> None:
+    def __init__(self, engine: ProgressEngine) -> None:
         super().__init__("a sum")
-        self._flight = flight
+        self._progress = engine
         self.alone: list[bool] = []
 
     def advance(self) -> bool:
-        self.alone.append(is_held(self._flight.lock))
+        self.alone.append(is_held(self._progress.lock))
         return False
 
     def blocked(self) -> bool:
@@ -35,7 +35,7 @@ class Looked(HostWork):
 
 
 @pytest.fixture
-def flight() -> Iterator[ProgressEngine]:
+def engine() -> Iterator[ProgressEngine]:
     made = ProgressEngine(Still(), timeout=1.0)
     yield made
     made.end(OrderMismatch("the test is over"))
@@ -46,26 +46,26 @@ def create() -> OutsideWait:
 
 
 def test_what_is_in_flight_elsewhere_is_advanced_by_one_thread_at_a_time(
-    flight: ProgressEngine,
+    engine: ProgressEngine,
 ) -> None:
-    work = Looked(flight)
-    flight.launch(work)
+    work = Looked(engine)
+    engine.launch(work)
     work.alone.clear()
     create().look(0.0)
     assert work.alone == [True]
 
 
 def test_what_others_tell_is_heard_by_one_thread_at_a_time(
-    flight: ProgressEngine, monkeypatch: pytest.MonkeyPatch
+    engine: ProgressEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[bool] = []
 
     def found() -> OrderMismatch:
-        held.append(is_held(flight.lock))
+        held.append(is_held(engine.lock))
         return OrderMismatch("rank 1 waits for this one")
 
-    monkeypatch.setattr(flight.calls, "compare_reports", found)
-    monkeypatch.setattr(dump, "write", lambda *_: held.append(is_held(flight.lock)))
+    monkeypatch.setattr(engine.calls, "compare_reports", found)
+    monkeypatch.setattr(dump, "write", lambda *_: held.append(is_held(engine.lock)))
     with pytest.raises(OrderMismatch, match="rank 1 waits"):
         create().look(LONG_SECONDS)
     assert held == [True, True]

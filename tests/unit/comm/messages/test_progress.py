@@ -75,8 +75,8 @@ def steps(*messages: Sequence[Message], log: list[int] | None = None) -> Steps:
         yield needed
 
 
-def launched(flight: ProgressEngine, *messages: Sequence[Message]) -> StepWork:
-    return flight.launch(StepWork(steps(*messages), "a sum"))
+def launched(engine: ProgressEngine, *messages: Sequence[Message]) -> StepWork:
+    return engine.launch(StepWork(steps(*messages), "a sum"))
 
 
 def test_nothing_to_wait_for_is_done_at_launch() -> None:
@@ -89,8 +89,8 @@ def test_nothing_to_wait_for_is_done_at_launch() -> None:
 
 def test_launch_makes_the_first_step_and_no_other() -> None:
     log: list[int] = []
-    flight = ProgressEngine(Still(), 5.0)
-    flight.launch(StepWork(steps([Message(1)], [Message(2)], log=log), "a sum"))
+    engine = ProgressEngine(Still(), 5.0)
+    engine.launch(StepWork(steps([Message(1)], [Message(2)], log=log), "a sum"))
     assert log == [0]
 
 
@@ -106,9 +106,9 @@ def test_a_wait_ends_with_the_last_message() -> None:
 
 
 def test_waiting_for_one_advances_the_others() -> None:
-    flight = ProgressEngine(Still(), 5.0)
-    other = launched(flight, [Message(1, 2)], [Message(2, 2)])
-    launched(flight, [Message(3, 30)]).wait()
+    engine = ProgressEngine(Still(), 5.0)
+    other = launched(engine, [Message(1, 2)], [Message(2, 2)])
+    launched(engine, [Message(3, 30)]).wait()
     looks_left = other.missing()
     assert looks_left == set()
 
@@ -168,31 +168,31 @@ def test_what_came_before_the_departure_counts() -> None:
 
 @pytest.mark.parametrize("again", ["launch", "wait"])
 def test_a_failure_is_raised_again_at_once(again: str) -> None:
-    flight = ProgressEngine(Still(), 0.03)
-    before = launched(flight, [Message(1)])
+    engine = ProgressEngine(Still(), 0.03)
+    before = launched(engine, [Message(1)])
     with pytest.raises(CommTimeout) as first:
-        launched(flight, [Message(2)]).wait()
+        launched(engine, [Message(2)]).wait()
     begin = time.monotonic()
     with pytest.raises(CommTimeout) as second:
-        launched(flight, [Message(3)]) if again == "launch" else before.wait(timeout=5.0)
+        launched(engine, [Message(3)]) if again == "launch" else before.wait(timeout=5.0)
     assert str(second.value) == str(first.value)
     assert time.monotonic() - begin < 1
 
 
 def test_whom_a_rank_waits_for_may_wait_for_one_that_has_left() -> None:
     transport = Still()
-    flight = ProgressEngine(transport, 5.0)
-    flight.multi_node = True
+    engine = ProgressEngine(transport, 5.0)
+    engine.multi_node = True
     transport.gone = {2: "ValueError: no"}
     begin = time.monotonic()
     with pytest.raises(RankLost, match=r"rank 2 left while a sum waited.*ValueError: no"):
-        launched(flight, [Message(1)]).wait()
+        launched(engine, [Message(1)]).wait()
     assert time.monotonic() - begin < 2
 
 
-def test_a_glance_saves_looks_at_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poll_saves_looks_at_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     # What other tests have left in flight would be looked at, too.
-    monkeypatch.setattr(progress, "_busy", set())
+    monkeypatch.setattr(progress, "_in_flight", set())
 
     class Late(Message):
         def poll(self) -> bool:
