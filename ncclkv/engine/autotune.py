@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.types import EVERYONE, To
+from ncclkv.engine.placement import Placement
 from ncclkv.table.cost import AUTO, DEFAULT_BUCKET_BYTES, CostModel, Sizing, fit
 
 _GROWTH = 4
@@ -22,15 +22,15 @@ _SECONDS = 1.0
 """Time limit of all timed collectives; the first one of a communicator may take longer."""
 
 
-def sizing(comm: Communicator, to: To, bucket_bytes: int | str) -> Sizing:
+def sizing(comm: Communicator, placement: Placement, bucket_bytes: int | str) -> Sizing:
     """Return the size that was asked for, or measure one; collective when it measures."""
     if bucket_bytes != AUTO:
         return Sizing(int(bucket_bytes))
-    cost = None if comm.size == 1 else measured(comm, to)
+    cost = None if comm.size == 1 else measured(comm, placement)
     return Sizing(DEFAULT_BUCKET_BYTES if cost is None else cost.bucket_bytes(), cost)
 
 
-def measured(comm: Communicator, to: To) -> CostModel | None:
+def measured(comm: Communicator, placement: Placement) -> CostModel | None:
     """Return a model of the time of collectives, equal on every rank; collective.
 
     The measurement takes a second at most, and 64 MiB a rank, which are freed.
@@ -39,10 +39,10 @@ def measured(comm: Communicator, to: To) -> CostModel | None:
     ----------
     comm : Communicator
         Of two ranks or more.
-    to : To
-        Destination of the sums.
+    placement : Placement
+        Of the sums.
     """
-    trial = _Trial(comm, to)
+    trial = _Trial(comm, placement)
     points: list[tuple[int, float]] = []
     spent = 0.0
     for nbytes in _SIZES:
@@ -61,9 +61,9 @@ def measured(comm: Communicator, to: To) -> CostModel | None:
 class _Trial:
     """Timed collectives, in memory of the same kind as buckets."""
 
-    def __init__(self, comm: Communicator, to: To) -> None:
+    def __init__(self, comm: Communicator, placement: Placement) -> None:
         self._comm = comm
-        self._to = to
+        self._placement = placement
         self._space = comm.allocate(_SIZES[-1])
         comm.kernels.fill(self._space, 0)  # a page is there once it is written to
         self._next = 0
@@ -80,10 +80,12 @@ class _Trial:
         buffer = self._space[self._next : self._next + nbytes].view(np.float32)
         self._next += nbytes
         start = perf_counter()
-        # Where ranks of a node have weights in common, each writes a part: so they do here.
-        sharded_update = self._to == EVERYONE
         collective = self._comm.reduction(
-            buffer, buffer, "sum", to=self._to, sharded_update=sharded_update
+            buffer,
+            buffer,
+            "sum",
+            to=self._placement.to(buffer.size),
+            sharded_update=self._placement.shares_weights,
         )
         collective.label = f"measuring {nbytes} bytes"
         collective.launch().wait()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclkv.arrays.memory import address, protected
-from ncclkv.comm.base import Collective, Communicator
-from ncclkv.comm.types import Buffer, To
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.types import Buffer
 from ncclkv.engine.in_flight import InFlight
+from ncclkv.engine.reduction import Reduction
+from ncclkv.engine.span import Span
 from ncclkv.table import plan
 from ncclkv.table.bucket import Bucket, Entry, Range
 from ncclkv.table.registry import Key
@@ -36,6 +38,8 @@ class BucketState:
     ----------
     bucket : Bucket
     comm : Communicator
+    reduction : Reduction
+        Makes the sums of its gradients.
     share_weights : bool
         Whether the ranks of a node share one copy of the weights, if they have shared memory and
         the bucket has `SHARED_FROM_BYTES`.
@@ -56,11 +60,19 @@ class BucketState:
     launched : bool
         Whether the bucket has been launched under the update rule in force.
     stale : (int, int) or None
-        Range of elements that the root has updated and not yet broadcast.
+        Range of elements that other ranks may have updated and not yet published.
     """
 
-    def __init__(self, bucket: Bucket, comm: Communicator, *, share_weights: bool = False) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        comm: Communicator,
+        reduction: Reduction,
+        *,
+        share_weights: bool = False,
+    ) -> None:
         self.bucket = bucket
+        self.reduction = reduction
         self.key_count = len(bucket.entries)
         self._comm = comm
         self.gradients: Buffer = comm.allocate(bucket.nbytes).view(bucket.dtype)
@@ -70,7 +82,6 @@ class BucketState:
         self.weights: Buffer = self._own_memory() if weights is None else weights.view(bucket.dtype)
         self._optimizer_states: dict[tuple[str, np.dtype[Any]], Buffer] = {}
         self._spans: dict[Range, Span] = {}
-        self._whole: dict[tuple[str, bool], Collective] = {}
         self.pushed: set[Key] = set()
         self.step: Any = None
         self.in_flight = InFlight()
@@ -88,7 +99,7 @@ class BucketState:
             own[...] = self.weights
             self.weights, self.node_shared = own, False
             self._optimizer_states.clear()
-            self._forget_spans()
+            self._spans.clear()
 
     def optimizer_state(self, name: str, dtype: np.dtype[Any]) -> Buffer:
         """Return the optimizer state of that name: one element a weight, zeroed.
@@ -112,46 +123,18 @@ class BucketState:
         cached = self._spans.get(bounds)
         if cached is None:
             if len(self._spans) == _MAX_SPANS:
-                self._forget_spans()
-            lo, hi = bounds
-            label = plan.label(self.bucket, bounds)
-            cached = Span(lo, hi, self.gradients[lo:hi], self.weights[lo:hi], label)
-            self._spans[bounds] = cached
+                self._spans.clear()
+            cached = self._spans[bounds] = Span(
+                *bounds,
+                self.gradients,
+                self.weights,
+                plan.label(self.bucket, bounds),
+                node_shared=self.node_shared,
+            )
         return cached
 
-    def collective(self, span: Span, receive: Buffer, op: str, to: To) -> Collective:
-        """Return the reduction of a span's gradients into `receive`.
-
-        The reduction of the whole bucket is prepared once.
-
-        Parameters
-        ----------
-        span : Span
-        receive : ndarray
-            The gradients of the span, or its weights.
-        op : str
-        to : To
-            The same at every call.
-        """
-        which = op, receive is span.weights
-        whole = span.hi - span.lo == self.bucket.count
-        if whole and which in self._whole:
-            return self._whole[which]
-        made = self._comm.reduction(
-            span.gradients, receive, op, to=to, sharded_update=self.node_shared
-        )
-        made.label = span.label
-        if whole:
-            self._whole[which] = made
-        return made
-
-    def _forget_spans(self) -> None:
-        """Drop the cached spans, and the collectives prepared for them."""
-        self._spans.clear()
-        self._whole.clear()
-
     def mark_stale(self, lo: int, hi: int) -> None:
-        """Record that the root alone has the new values of elements ``[lo, hi)``."""
+        """Record that not every rank has the new values of elements ``[lo, hi)``."""
         if self.stale is not None:
             lo, hi = min(lo, self.stale[0]), max(hi, self.stale[1])
         self.stale = (lo, hi)
@@ -161,16 +144,6 @@ class BucketState:
         self.pushed.clear()
         self.in_flight.clear()
         self.stale = None
-
-
-class Span(NamedTuple):
-    """Elements ``[lo, hi)`` of a bucket, and the label of their collective in errors."""
-
-    lo: int
-    hi: int
-    gradients: Buffer
-    weights: Buffer
-    label: str
 
 
 class Slot:

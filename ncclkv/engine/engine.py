@@ -22,7 +22,8 @@ from ncclkv.engine.flush_choice import FlushChoice
 from ncclkv.engine.layout import Layout
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.read import Reader
-from ncclkv.engine.reduction import Reducer
+from ncclkv.engine.reducer import Reducer
+from ncclkv.engine.reduction import reduction_for
 from ncclkv.engine.update_rule import Rule
 from ncclkv.engine.updates import Updates
 from ncclkv.errors import UsageError
@@ -405,8 +406,15 @@ def make_engine(
     nonfinite : {"ignore", "raise", "skip_step"}
     """
     updates = Updates(comm, placement)
-    share = placement.root is None
-    layout = Layout(comm, kernels, sizing, updates.allocate, updates.start, share_weights=share)
+    layout = Layout(
+        comm,
+        kernels,
+        sizing,
+        updates.allocate,
+        updates.start,
+        reduction_for(comm, placement, codec=None),
+        share_weights=placement.shares_weights,
+    )
     reader = Reader(comm, layout, kernels)
     reducer = Reducer(comm, layout, updates, kernels)
     flushes = FlushChoice(reducer, missing_zeros=missing_zeros, nonfinite=nonfinite)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from ncclkv.engine.bucket_state import BucketState
-from ncclkv.engine.reduction import Reducer
+from ncclkv.engine.reducer import Reducer
 from ncclkv.table.registry import Key
 
 
@@ -84,7 +84,7 @@ class EagerFlush:
         for state in states:
             if state.pushed:
                 reducer.launch(state)
-        if reducer.updates.placement.root is not None:
+        if not reducer.updates.placement.replicated:
             reducer.publish(states)
 
     def share_failure(self) -> None:

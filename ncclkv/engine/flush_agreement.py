@@ -16,7 +16,7 @@ import numpy as np
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.nonfinite import NonfiniteReport
-from ncclkv.engine.reduction import Reducer
+from ncclkv.engine.reducer import Reducer
 from ncclkv.errors import OrderMismatch
 from ncclkv.table import plan
 from ncclkv.table.registry import Key
@@ -70,10 +70,10 @@ class FlushPlan(NamedTuple):
     active : int
         Number of ranks that are not drained.
     hyperparameters : Any
-        The optimizer's hyperparameters on the root if the root still pushes, else on the first
-        rank that does; if all ranks leave, on the first of them.
+        The optimizer's hyperparameters on the placement's leader if it still pushes, else on the
+        first rank that does; if all ranks leave, on the first of them.
     failure : str or None
-        Text of the updater's exception on the root.
+        Text of the updater's exception on the placement's leader.
     """
 
     keys: dict[Key, int]
@@ -197,10 +197,18 @@ class AgreedFlush:
                 state.pushed.clear()
             self._report.skip([each.nonfinite for each in all_ranks], 1)
             keys = {}
-        root, ranks = self._updates.placement.root, range(len(all_ranks))
-        first = min(ranks, key=lambda rank: (all_ranks[rank].part, rank != root, rank))
-        failure = None if root is None else all_ranks[root].failure
-        return FlushPlan(keys, wanted, len(active), all_ranks[first].hyperparameters, failure)
+        leader = self._updates.placement.leader
+        first = min(
+            range(len(all_ranks)),
+            key=lambda rank: (all_ranks[rank].part, rank != leader, rank),
+        )
+        return FlushPlan(
+            keys,
+            wanted,
+            len(active),
+            all_ranks[first].hyperparameters,
+            all_ranks[leader].failure,
+        )
 
     def _contribution(
         self, buckets: Iterable[int], hyperparameters: Any, part: Part

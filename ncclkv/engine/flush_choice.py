@@ -5,7 +5,7 @@ from __future__ import annotations
 from ncclkv.engine.flush import EagerFlush, FlushPolicy
 from ncclkv.engine.flush_agreement import AgreedFlush
 from ncclkv.engine.nonfinite import DeviceCheckedFlush, DeviceNonfiniteCheck, NonfiniteReport
-from ncclkv.engine.reduction import Reducer
+from ncclkv.engine.reducer import Reducer
 
 
 class FlushChoice:

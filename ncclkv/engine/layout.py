@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.bucket_state import Array, BucketMemory, BucketState, Slot
-from ncclkv.errors import UsageError
+from ncclkv.engine.reduction import Reduction
+from ncclkv.errors import NotSupported, UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.table import plan
-from ncclkv.table.bucket import place
+from ncclkv.table.bucket import Bucket, place
 from ncclkv.table.cost import Sizing
-from ncclkv.table.registry import Key, KeySpec, Registry
+from ncclkv.table.registry import DENSE, Key, KeySpec, Registry
 
 
 class Layout:
@@ -24,6 +25,8 @@ class Layout:
     sizing : Sizing
     allocate, start : callable
         Called with each new bucket: before it is part of the layout, and when it has its values.
+    reduction : Reduction
+        Makes the sums of every bucket.
     share_weights : bool
 
     Attributes
@@ -46,6 +49,7 @@ class Layout:
         sizing: Sizing,
         allocate: Callable[[BucketState], object],
         start: Callable[[BucketState], object],
+        reduction: Reduction,
         *,
         share_weights: bool,
     ) -> None:
@@ -58,6 +62,7 @@ class Layout:
         self._kernels = kernels
         self._allocate = allocate
         self._start = start
+        self._reduction = reduction
         self._pending: dict[Key, Array] = {}
         self._slots: dict[Key, Slot] = {}
         self._memory = BucketMemory()
@@ -78,10 +83,8 @@ class Layout:
         if self.sealed:
             return
         specs = [spec for spec in self.registry if spec.key in self._pending]
-        states = [
-            BucketState(bucket, self._comm, share_weights=self.share_weights)
-            for bucket in place(specs, self.sizing.bucket_bytes, len(self.states))
-        ]
+        buckets = place(specs, self.sizing.bucket_bytes, len(self.states))
+        states = [self._state(bucket) for bucket in buckets]
         # Before anything is recorded, so that a MemoryError leaves the layout as it was.
         for state in states:
             self._allocate(state)
@@ -96,6 +99,12 @@ class Layout:
         self._memory.add(states)
         for state in states:
             self._start(state)
+
+    def _state(self, bucket: Bucket) -> BucketState:
+        """Return the memory of a new bucket, by the storage of its keys."""
+        if bucket.storage != DENSE:
+            raise NotSupported(f"storage {bucket.storage!r} of keys: this version has {DENSE!r}")
+        return BucketState(bucket, self._comm, self._reduction, share_weights=self.share_weights)
 
     def unshare_weights(self) -> None:
         """Give this rank weights of its own, in present and future buckets."""

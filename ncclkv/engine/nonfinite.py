@@ -16,9 +16,10 @@ import numpy as np
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.types import Apply
-from ncclkv.engine.bucket_state import Array, BucketState, Span
+from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.layout import Layout
-from ncclkv.engine.reduction import Reducer
+from ncclkv.engine.reducer import Reducer
+from ncclkv.engine.span import Span
 from ncclkv.engine.update_rule import Rule
 from ncclkv.errors import NonFinite
 from ncclkv.kernels.base import Kernels

@@ -10,49 +10,99 @@ root           the root (reduce)           the root alone        broadcasts what
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Protocol
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.buffers import check_root
-from ncclkv.comm.types import EVERYONE, Root, To
+from ncclkv.comm.types import EVERYONE, Buffer, Root, To, Work
 from ncclkv.errors import NotSupported, UsageError
 
 
-@dataclass(frozen=True)
-class Placement:
-    """A placement as one rank sees it.
+class Placement(Protocol):
+    """A placement of updates, as one rank sees it.
 
     Attributes
     ----------
-    name : str
-        The ``update_on`` it was made from.
-    root : int or None
-        The only rank that receives sums and updates; None when every rank does.
+    owner : str
+        The ranks that update, for messages.
+    leader : int
+        The first rank that updates; it writes and reads checkpoints.
     updates : bool
         Whether this rank updates.
-    to : To
-        Destination of the sums.
+    replicated : bool
+        Whether every rank makes each update, and so has the values and the optimizer's states.
+    shares_weights : bool
+        Whether the ranks of a node may share weights, each of them updating a slice.
     """
 
-    name: str
-    root: int | None
+    owner: str
+    leader: int
     updates: bool
-    to: To
+    replicated: bool
+    shares_weights: bool
 
-    @property
-    def owner(self) -> str:
-        """Return the ranks that update, in words."""
-        return "every rank" if self.root is None else f"rank {self.root}"
+    def to(self, count: int) -> To:
+        """Return the destination of a sum of `count` elements."""
+
+    def publish(self, weights: Buffer) -> Work | None:
+        """Launch the step that gives every rank updated weights; None if every rank has them."""
+
+
+class EveryRank:
+    """Every rank receives the sums, and updates."""
+
+    owner = "every rank"
+    leader = 0
+    updates = True
+    replicated = True
+    shares_weights = True
+
+    def __init__(self, comm: Communicator, root: int) -> None: ...
+
+    def to(self, count: int) -> To:
+        return EVERYONE
+
+    def publish(self, weights: Buffer) -> None:
+        return None
+
+
+class AtRoot:
+    """The root alone receives the sums and updates; it broadcasts the weights."""
+
+    replicated = False
+    shares_weights = False
+
+    def __init__(self, comm: Communicator, root: int) -> None:
+        self.owner = f"rank {root}"
+        self.leader = root
+        self.updates = comm.rank == root
+        self._comm = comm
+        self._to = Root(root)
+
+    def to(self, count: int) -> To:
+        return self._to
+
+    def publish(self, weights: Buffer) -> Work:
+        return self._comm.broadcast(weights, self.leader)
+
+
+_PLACEMENTS: dict[str, Callable[[Communicator, int], Placement]] = {
+    "every_rank": EveryRank,
+    "root": AtRoot,
+}
 
 
 def placement(update_on: str, root: int, comm: Communicator) -> Placement:
-    """Return the placement of that name."""
-    known = isinstance(update_on, str)
-    if known and update_on == "sharded":
+    """Return the placement of that name.
+
+    Raises
+    ------
+    UsageError, NotSupported
+    """
+    if isinstance(update_on, str) and update_on == "sharded":
         raise NotSupported("update_on='sharded' is not in this version; use every_rank or root")
-    if not (known and update_on in ("every_rank", "root")):
+    if not isinstance(update_on, str) or update_on not in _PLACEMENTS:
         raise UsageError(f"unknown update_on={update_on!r}; choose every_rank or root")
     check_root(root, comm.size)
-    if update_on == "every_rank":
-        return Placement(update_on, None, True, EVERYONE)
-    return Placement(update_on, int(root), comm.rank == root, Root(int(root)))
+    return _PLACEMENTS[update_on](comm, int(root))

@@ -1,116 +1,74 @@
-"""`Reducer`: launches the collectives of buckets, and waits for them."""
+"""`Reduction`: the way from the gradients of a bucket to their sums."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from time import perf_counter
+from typing import Protocol
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.types import Apply
-from ncclkv.engine.bucket_state import Array, BucketState
-from ncclkv.engine.layout import Layout
-from ncclkv.engine.update_rule import Rule
-from ncclkv.engine.updates import Updates
-from ncclkv.kernels.base import Kernels
-from ncclkv.table import plan
-from ncclkv.table.registry import Key
+from ncclkv.comm.types import Apply, Buffer, Work
+from ncclkv.compress.base import Codec
+from ncclkv.engine.placement import Placement
+from ncclkv.engine.span import Span
+from ncclkv.errors import NotSupported
 
 
-class Reducer:
-    """Launches and completes the collectives of one store's buckets.
+class Reduction(Protocol):
+    """The way from the gradients of a bucket to their sums.
 
-    Attributes
-    ----------
-    comm : Communicator
-    layout : Layout
-    updates : Updates
-        The rule that the sums go through.
-    kernels : Kernels
+    A `Reducer` decides when a range is reduced; a `Reduction` decides which collectives do it.
     """
 
-    def __init__(
-        self, comm: Communicator, layout: Layout, updates: Updates, kernels: Kernels
-    ) -> None:
-        self.comm = comm
-        self.layout = layout
-        self.updates = updates
-        self.kernels = kernels
-
-    def launch(
-        self,
-        state: BucketState,
-        active: int | None = None,
-        rule: Rule | None = None,
-        skip_flag: Array | None = None,
-    ) -> None:
-        """Launch the reduction of the keys that were pushed into a bucket, if there are any.
+    def launch(self, span: Span, receive: Buffer, op: str, apply: Apply | None) -> Work:
+        """Launch the reduction of a span's gradients.
 
         Parameters
         ----------
-        state : BucketState
-        active : int, optional
-            Number of ranks that averages divide by; all ranks by default.
-        rule : Rule, optional
-            Used in place of the rule in force.
-        skip_flag : ndarray of int32, shape (1,), optional
-            Updates do nothing if it is not 0 when they run.
+        span : Span
+        receive : ndarray
+            The gradients of the span, or its weights, on the ranks that receive.
+        op : str
+        apply : callable or None
+            Called with the ranges of the span whose sums are complete on this rank.
         """
-        if not state.pushed:
-            return
-        placement, rule = self.updates.placement, rule or self.updates.rule
-        state.launched = True
-        since = perf_counter() if len(state.pushed) == state.key_count else None
-        spans = [state.span(bounds) for bounds in plan.spans(state.bucket, state.pushed)]
-        if placement.updates:
-            targets = rule.target(state, spans, skip_flag)
-        else:
-            targets = [(span.gradients, None) for span in spans]
-        for span, (receive, apply) in zip(spans, targets, strict=True):
-            op = state.bucket.op
-            if op == "avg" and active is not None and active < self.comm.size:
-                op, apply = "sum", self._divide(receive, active, apply)
-            collective = state.collective(span, receive, op, placement.to)
-            state.in_flight.add(collective.launch(apply), since)
-            if placement.root is not None:
-                state.mark_stale(span.lo, span.hi)
-        state.pushed.clear()
 
-    def _divide(self, total: Array, active: int, then: Apply | None) -> Apply:
-        """Return an update that divides a sum by `active` before it calls `then`."""
-        kernels = self.kernels
 
-        def apply(lo: int, hi: int) -> None:
-            part = total[lo:hi]
-            # Averaged with arrays of zeros, so that integers round as in the kernel's average.
-            zeros = kernels.zeros(hi - lo, part.dtype)
-            kernels.reduce([part, *[zeros] * (active - 1)], part, "avg")
-            if then is not None:
-                then(lo, hi)
+class DenseReduction:
+    """Reduces the gradients as they are, in one collective.
 
-        return apply
+    Parameters
+    ----------
+    comm : Communicator
+    placement : Placement
+    """
 
-    def complete(self, states: Iterable[BucketState]) -> None:
-        """Wait for all that is in flight in the given buckets."""
-        for state in states:
-            if state.in_flight.works:
-                state.in_flight.complete()
+    def __init__(self, comm: Communicator, placement: Placement) -> None:
+        self._comm = comm
+        self._placement = placement
 
-    def publish(self, states: Sequence[BucketState]) -> None:
-        """Launch the broadcast of the values that the root alone has updated."""
-        root = self.updates.placement.root
-        if root is None:
-            return
-        # The root's update runs while its reduction is waited for.
-        self.complete(states)
-        for state in states:
-            if state.stale is not None:
-                span = state.span(state.stale)
-                work = self.comm.broadcast(span.weights, root)
-                work.label = span.label
-                state.in_flight.add(work)
-                state.stale = None
+    def launch(self, span: Span, receive: Buffer, op: str, apply: Apply | None) -> Work:
+        wanted = op, receive is span.weights
+        collective = span.collective
+        if collective is None or span.prepared_for != wanted:
+            collective = self._comm.reduction(
+                span.gradients,
+                receive,
+                op,
+                to=self._placement.to(span.hi - span.lo),
+                sharded_update=span.node_shared,
+            )
+            collective.label = span.label
+            span.collective, span.prepared_for = collective, wanted
+        return collective.launch(apply)
 
-    def update_keys(self, keys: Iterable[Key]) -> None:
-        """Run the user's updater on keys that are reduced, in MXNet's order."""
-        order = self.layout.registry.update_order(keys)
-        self.updates.run([self.layout[key] for key in order])
+
+def reduction_for(comm: Communicator, placement: Placement, codec: Codec | None) -> Reduction:
+    """Return the reduction of the buckets of a store.
+
+    Raises
+    ------
+    NotSupported
+        When there is no reduction of encoded gradients.
+    """
+    if codec is not None:
+        raise NotSupported(f"codec {codec.name!r}: this version reduces gradients as they are")
+    return DenseReduction(comm, placement)

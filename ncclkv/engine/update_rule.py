@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from ncclkv.comm.types import Apply
-from ncclkv.engine.bucket_state import Array, BucketState, Slot, Span
+from ncclkv.engine.bucket_state import Array, BucketState, Slot
+from ncclkv.engine.span import Span
 from ncclkv.errors import UsageError, annotate
 from ncclkv.kernels.base import Kernels
 from ncclkv.optimizer.base import Optimizer

@@ -55,7 +55,7 @@ class Updates:
     def run(self, slots: Sequence[Slot]) -> None:
         """Let the user's updater fold the sums of keys into their values, in the order given."""
         placement = self.placement
-        self.unshared = placement.root is not None and self._comm.size > 1
+        self.unshared = not placement.replicated and self._comm.size > 1
         if not placement.updates:
             return
         with self._comm.on_comm_stream():
@@ -66,17 +66,17 @@ class Updates:
 
     def share_failure(self) -> None:
         """Broadcast the text of the root's exception to all ranks; collective, if `unshared`."""
-        root = self.placement.root
-        if self.unshared and root is not None:
-            control = self._comm.control
-            self.receive(control.broadcast(self.failure, root, "what the updater raised"))
+        if self.unshared:
+            control, leader = self._comm.control, self.placement.leader
+            self.receive(control.broadcast(self.failure, leader, "what the updater raised"))
 
     def receive(self, failure: str | None) -> None:
         """Make an `error` of the text of the root's exception, where the updater does not run."""
         self.unshared, self.failure = False, None
         if failure is not None and not self.placement.updates:
+            leader = self.placement.leader
             self.error = self.error or UpdaterError(
                 f"rank {self._comm.rank} of {self._comm.size}: the updater raised {failure}, on "
-                f"rank {self.placement.root}, and the rest of that flush was not updated; all "
-                f"ranks have the values of rank {self.placement.root}: mend the updater there"
+                f"rank {leader}, and the rest of that flush was not updated; all ranks have the "
+                f"values of rank {leader}: mend the updater there"
             )

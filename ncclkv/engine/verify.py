@@ -174,6 +174,6 @@ class Verify:
         if key not in layout:
             return [layout.pending(key).reshape(-1)]
         slot = layout[key]
-        if self._engine.placement.root is not None:
+        if not self._engine.placement.replicated:
             return [slot.weight]
         return [slot.weight, *self._engine.rule.states(slot).values()]

@@ -55,8 +55,7 @@ class Checkpoints:
     """
 
     def __init__(self, context: Context, registration: Registration, updaters: Updaters) -> None:
-        root = context.engine.placement.root
-        self._leader = 0 if root is None else root
+        self._leader = context.engine.placement.leader
         self._comm = context.comm
         self._engine = context.engine
         self._session = context.session

@@ -79,7 +79,7 @@ def open_context(name: str, comm: Communicator, options: Options) -> Context:
         comm,
         comm.kernels,
         placement,
-        sizing(comm, placement.to, options.bucket_bytes),
+        sizing(comm, placement, options.bucket_bytes),
         missing_zeros=missing_zeros,
         nonfinite=options.nonfinite,
     )

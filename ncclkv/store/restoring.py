@@ -168,7 +168,7 @@ class Restoring:
                 for name, dtype in head.states[spec.index].items()
             ]
             given: list[Array] = _given(wanted, arrays)
-            if self._engine.placement.root is None and given:
+            if self._engine.placement.replicated and given:
                 given = from_rank(self._comm, given, self._leader)
             for spec in specs:
                 rule.reset(layout[spec.key])

@@ -1,4 +1,4 @@
-"""Layout of keys in flat buckets, each of one dtype and op, in registry order."""
+"""Layout of keys in flat buckets, each of one dtype, op and storage, in registry order."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ class Bucket:
     dtype : numpy.dtype
     op : str
         The op of all its keys.
+    storage : str
+        The storage of all its keys.
     entries : tuple of Entry
         In registry order, which is also the order in the array.
     """
@@ -51,6 +53,7 @@ class Bucket:
     index: int
     dtype: np.dtype[Any]
     op: str
+    storage: str
     entries: tuple[Entry, ...]
 
     @cached_property
@@ -101,9 +104,9 @@ def place(specs: Iterable[KeySpec], bucket_bytes: int, first: int = 0) -> list[B
         The index of the first new bucket.
     """
     buckets: list[list[Entry]] = []
-    open_buckets: dict[tuple[np.dtype[Any], str], list[Entry]] = {}
+    open_buckets: dict[tuple[np.dtype[Any], str, str], list[Entry]] = {}
     for spec in specs:
-        kind = (spec.dtype, spec.op)
+        kind = _kind(spec)
         entries = open_buckets.get(kind)
         lo = _aligned(entries[-1].hi, spec.dtype.itemsize) if entries else 0
         if spec.nbytes > bucket_bytes or bucket_bytes == 0:
@@ -114,9 +117,14 @@ def place(specs: Iterable[KeySpec], bucket_bytes: int, first: int = 0) -> list[B
             open_buckets[kind] = [Entry(spec, 0)]
             buckets.append(open_buckets[kind])
     return [
-        Bucket(first + number, entries[0].spec.dtype, entries[0].spec.op, tuple(entries))
-        for number, entries in enumerate(buckets)
+        Bucket(number, *_kind(entries[0].spec), tuple(entries))
+        for number, entries in enumerate(buckets, first)
     ]
+
+
+def _kind(spec: KeySpec) -> tuple[np.dtype[Any], str, str]:
+    """Return the properties that all keys of a bucket share: dtype, op and storage."""
+    return spec.dtype, spec.op, spec.storage
 
 
 def _aligned(elements: int, itemsize: int) -> int:

@@ -14,6 +14,9 @@ import numpy as np
 from ncclkv.errors import KeyAlreadyInitialized, KeyNotInitialized, KeyTypeMismatch
 from ncclkv.typing import Key as Key
 
+DENSE = "dense"
+"""The storage of a key in a range of a flat bucket."""
+
 _KIND = {int: ("an int", "ints"), str: ("a str", "strs")}
 
 
@@ -31,6 +34,8 @@ class KeySpec:
     dtype : numpy.dtype
     op : str
         Reduction of pushes over ranks: sum, avg, max or min.
+    storage : str
+        The form in which its value is kept; `DENSE` is the only one.
     """
 
     key: Key
@@ -38,6 +43,7 @@ class KeySpec:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     op: str = "sum"
+    storage: str = DENSE
 
     @property
     def size(self) -> int:

@@ -12,6 +12,7 @@ BUCKET_STATE = "ncclkv/engine/bucket_state.py"
 LAYOUT = "ncclkv/engine/layout.py"
 PLACEMENT = "ncclkv/engine/placement.py"
 PLAN = "ncclkv/table/plan.py"
+REDUCER = "ncclkv/engine/reducer.py"
 REDUCTION = "ncclkv/engine/reduction.py"
 RESTORING = "ncclkv/store/restoring.py"
 UPDATES = "ncclkv/engine/updates.py"
@@ -21,9 +22,9 @@ VERIFY = "ncclkv/engine/verify.py"
 MUTANTS = (
     Mutant(
         name="root-does-not-publish",
-        file=REDUCTION,
-        old="        if root is None:\n            return\n",
-        new="        if root is None or root >= 0:\n            return\n",
+        file=REDUCER,
+        old="        if placement.replicated:\n            return\n",
+        new="        if placement.replicated or placement:\n            return\n",
         why="ranks other than the root pull values of before the updates",
         tests=(THREADS,),
     ),
@@ -37,7 +38,7 @@ MUTANTS = (
     ),
     Mutant(
         name="average-over-ranks-that-have-left",
-        file=REDUCTION,
+        file=REDUCER,
         old='            if op == "avg" and active is not None and active < self.comm.size:\n',
         new="            if False:\n",
         why="averages of an uneven block are too small",
@@ -94,8 +95,8 @@ MUTANTS = (
     Mutant(
         name="numbers-of-rank-0",
         file=AGREEMENT,
-        old="(all_ranks[rank].part, rank != root, rank))\n",
-        new="(0, rank))\n",
+        old="            key=lambda rank: (all_ranks[rank].part, rank != leader, rank),\n",
+        new="            key=lambda rank: (0, rank),\n",
         why="the learning rate of a rank that has left is that of all others",
         tests=(THREADS,),
     ),
@@ -109,7 +110,7 @@ MUTANTS = (
     ),
     Mutant(
         name="updater-called-as-sets-are-ordered",
-        file=REDUCTION,
+        file=REDUCER,
         old="        order = self.layout.registry.update_order(keys)\n",
         new="        order = [*reversed([*keys])]\n",
         why="updaters that share state see keys in another order than MXNet's",
@@ -214,9 +215,17 @@ MUTANTS = (
     Mutant(
         name="root-is-rank-0",
         file=PLACEMENT,
-        old="    return Placement(update_on, int(root), comm.rank == root, Root(int(root)))\n",
-        new="    return Placement(update_on, 0, comm.rank == 0, Root(0))\n",
+        old="    return _PLACEMENTS[update_on](comm, int(root))\n",
+        new="    return _PLACEMENTS[update_on](comm, 0)\n",
         why="another root than rank 0 has not the memory it was chosen for",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="prepared-for-another-op",
+        file=REDUCTION,
+        old="        if collective is None or span.prepared_for != wanted:\n",
+        new="        if collective is None:\n",
+        why="a sum goes where the last launch of the range wrote, by its op",
         tests=(THREADS,),
     ),
 )

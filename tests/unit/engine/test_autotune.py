@@ -12,8 +12,8 @@ import ncclkv
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import threads
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.comm.types import EVERYONE
 from ncclkv.engine import autotune
+from ncclkv.engine.placement import EveryRank
 from ncclkv.table.cost import MIB, CostModel, Sizing, fit
 from ncclkv.testing import run_ranks
 
@@ -36,7 +36,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[int, CostModel], list[
 
 def chosen(comm: Communicator | None = None) -> Sizing:
     comm = threads.world() if comm is None else comm
-    found = autotune.sizing(comm, EVERYONE, "auto")
+    found = autotune.sizing(comm, EveryRank(comm, 0), "auto")
     comm.close()
     return found
 
@@ -85,7 +85,7 @@ def test_one_rank_measures_nothing(clocks: Any) -> None:
 
 def test_a_size_that_is_given_is_not_measured(clocks: Any) -> None:
     comm = SoloCommunicator(5)
-    assert autotune.sizing(comm, EVERYONE, 4096) == Sizing(4096)
+    assert autotune.sizing(comm, EveryRank(comm, 0), 4096) == Sizing(4096)
     assert clocks[1] == []
 
 
@@ -117,7 +117,7 @@ def test_the_memory_is_given_back(ranks_per_node: int, monkeypatch: pytest.Monke
             return memory
 
         monkeypatch.setattr(comm, "allocate", noted)
-        assert autotune.sizing(comm, EVERYONE, "auto").bucket_bytes >= MIB
+        assert autotune.sizing(comm, EveryRank(comm, 0), "auto").bucket_bytes >= MIB
         left = [reference() is not None for reference in taken]
         comm.close()
         return left

@@ -1,0 +1,1 @@
+"""Codecs: compressed forms of gradients."""

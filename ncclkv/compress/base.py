@@ -1,0 +1,43 @@
+"""`Codec`: the interface of a compressed form of gradients."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclkv.kernels.base import Kernels
+
+Array = NDArray[Any]
+
+
+class Codec(Protocol):
+    """A compressed form of gradients, exchanged in place of them.
+
+    `ncclkv.engine.reduction.reduction_for` chooses the reduction that uses a codec.
+
+    Attributes
+    ----------
+    name : str
+        For messages.
+    summable : bool
+        Whether the sum of payloads is the payload of the sum, so that an allreduce can add them.
+    states : tuple of str
+        Names of the arrays, of one element a gradient, that each rank keeps between pushes.
+    """
+
+    name: str
+    summable: bool
+    states: tuple[str, ...]
+
+    def nbytes(self, count: int, dtype: np.dtype[Any]) -> int:
+        """Return the bytes of the payload of `count` elements."""
+
+    def encode(
+        self, kernels: Kernels, gradients: Array, payload: Array, residual: Array | None
+    ) -> None:
+        """Write the payload of `gradients`, and the error of the encoding to `residual`."""
+
+    def decode_add(self, kernels: Kernels, payload: Array, total: Array) -> None:
+        """Add the decoded payload to `total`."""

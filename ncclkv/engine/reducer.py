@@ -1,0 +1,117 @@
+"""`Reducer`: launches the collectives of buckets, and waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from time import perf_counter
+
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.types import Apply
+from ncclkv.engine.bucket_state import Array, BucketState
+from ncclkv.engine.layout import Layout
+from ncclkv.engine.update_rule import Rule
+from ncclkv.engine.updates import Updates
+from ncclkv.kernels.base import Kernels
+from ncclkv.table import plan
+from ncclkv.table.registry import Key
+
+
+class Reducer:
+    """Launches and completes the collectives of one store's buckets.
+
+    Attributes
+    ----------
+    comm : Communicator
+    layout : Layout
+    updates : Updates
+        The rule that the sums go through.
+    kernels : Kernels
+    """
+
+    def __init__(
+        self, comm: Communicator, layout: Layout, updates: Updates, kernels: Kernels
+    ) -> None:
+        self.comm = comm
+        self.layout = layout
+        self.updates = updates
+        self.kernels = kernels
+
+    def launch(
+        self,
+        state: BucketState,
+        active: int | None = None,
+        rule: Rule | None = None,
+        skip_flag: Array | None = None,
+    ) -> None:
+        """Launch the reduction of the keys that were pushed into a bucket, if there are any.
+
+        Parameters
+        ----------
+        state : BucketState
+        active : int, optional
+            Number of ranks that averages divide by; all ranks by default.
+        rule : Rule, optional
+            Used in place of the rule in force.
+        skip_flag : ndarray of int32, shape (1,), optional
+            Updates do nothing if it is not 0 when they run.
+        """
+        if not state.pushed:
+            return
+        placement, rule = self.updates.placement, rule or self.updates.rule
+        state.launched = True
+        since = perf_counter() if len(state.pushed) == state.key_count else None
+        spans = [state.span(bounds) for bounds in plan.spans(state.bucket, state.pushed)]
+        if placement.updates:
+            targets = rule.target(state, spans, skip_flag)
+        else:
+            targets = [(span.gradients, None) for span in spans]
+        for span, (receive, apply) in zip(spans, targets, strict=True):
+            op = state.bucket.op
+            if op == "avg" and active is not None and active < self.comm.size:
+                op, apply = "sum", self._divide(receive, active, apply)
+            state.in_flight.add(state.reduction.launch(span, receive, op, apply), since)
+            if not placement.replicated:
+                state.mark_stale(span.lo, span.hi)
+        state.pushed.clear()
+
+    def _divide(self, total: Array, active: int, then: Apply | None) -> Apply:
+        """Return an update that divides a sum by `active` before it calls `then`."""
+        kernels = self.kernels
+
+        def apply(lo: int, hi: int) -> None:
+            part = total[lo:hi]
+            # Averaged with arrays of zeros, so that integers round as in the kernel's average.
+            zeros = kernels.zeros(hi - lo, part.dtype)
+            kernels.reduce([part, *[zeros] * (active - 1)], part, "avg")
+            if then is not None:
+                then(lo, hi)
+
+        return apply
+
+    def complete(self, states: Iterable[BucketState]) -> None:
+        """Wait for all that is in flight in the given buckets."""
+        for state in states:
+            if state.in_flight.works:
+                state.in_flight.complete()
+
+    def publish(self, states: Sequence[BucketState]) -> None:
+        """Launch the step that gives every rank the values that others have updated."""
+        placement = self.updates.placement
+        if placement.replicated:
+            return
+        # An update runs while its reduction is waited for.
+        self.complete(states)
+        for state in states:
+            if state.stale is None:
+                continue
+            span = state.span(state.stale)
+            work = placement.publish(span.weights)
+            if work is not None:
+                work.label = span.label
+                state.in_flight.add(work)
+            state.stale = None
+
+    def update_keys(self, keys: Iterable[Key]) -> None:
+        """Run the user's updater on keys that are reduced, in MXNet's order."""
+        order = self.layout.registry.update_order(keys)
+        self.updates.run([self.layout[key] for key in order])

@@ -1,0 +1,51 @@
+"""Layouts: the memory of keys, by their storage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ncclkv.comm.solo import SoloCommunicator
+from ncclkv.engine.layout import Layout
+from ncclkv.engine.placement import placement
+from ncclkv.engine.reduction import reduction_for
+from ncclkv.errors import NotSupported
+from ncclkv.table.cost import Sizing
+from ncclkv.table.registry import KeySpec
+
+
+def ignore(state: Any) -> None:
+    """Allocate no states."""
+
+
+@pytest.fixture
+def layout() -> Layout:
+    comm = SoloCommunicator(1.0)
+    reduction = reduction_for(comm, placement("every_rank", 0, comm), None)
+    return Layout(comm, comm.kernels, Sizing(4096), ignore, ignore, reduction, share_weights=False)
+
+
+def specs(*storages: str) -> list[KeySpec]:
+    """Return keys of four elements, one of each storage."""
+    return [
+        KeySpec(f"k{index}", index, (4,), np.dtype(np.float32), storage=storage)
+        for index, storage in enumerate(storages)
+    ]
+
+
+def test_dense_keys_share_a_bucket(layout: Layout) -> None:
+    layout.add(specs("dense", "dense"), [np.ones(4, np.float32), np.full(4, 2, np.float32)])
+    layout.seal()
+    assert len(layout.states) == 1
+    assert layout["k0"].weight_view.tolist() == [1, 1, 1, 1]
+    assert layout["k1"].weight_view.tolist() == [2, 2, 2, 2]
+
+
+def test_an_unknown_storage_is_refused_and_nothing_is_sealed(layout: Layout) -> None:
+    layout.add(specs("dense", "rows"), [np.ones(4, np.float32)] * 2)
+    with pytest.raises(NotSupported, match="storage 'rows'"):
+        layout.seal()
+    assert not layout.states
+    assert not layout.sealed

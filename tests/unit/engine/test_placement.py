@@ -1,0 +1,62 @@
+"""Placements of updates: destinations of sums, the ranks that update, and publication."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ncclkv.comm.host import threads
+from ncclkv.comm.solo import SoloCommunicator
+from ncclkv.comm.types import EVERYONE, Root
+from ncclkv.engine.placement import placement
+from ncclkv.errors import NotSupported, UsageError
+from ncclkv.testing import run_ranks
+
+RANKS = 3
+
+
+def test_every_rank_receives_and_updates() -> None:
+    chosen = placement("every_rank", 0, SoloCommunicator(1.0))
+    assert chosen.to(10) == EVERYONE
+    assert (chosen.owner, chosen.leader) == ("every rank", 0)
+    assert chosen.updates
+    assert chosen.replicated
+    assert chosen.shares_weights
+    assert chosen.publish(np.zeros(10)) is None
+
+
+@pytest.mark.parametrize("root", range(RANKS))
+def test_the_root_alone_receives_updates_and_publishes(root: int) -> None:
+    def body() -> None:
+        comm = threads.world()
+        chosen = placement("root", root, comm)
+        assert chosen.to(10) == Root(root)
+        assert (chosen.owner, chosen.leader) == (f"rank {root}", root)
+        assert chosen.updates == (comm.rank == root)
+        assert not chosen.replicated
+        assert not chosen.shares_weights
+        weights = np.full(10, float(comm.rank))
+        work = chosen.publish(weights)
+        assert work is not None
+        work.wait()
+        assert (weights == root).all()
+        comm.close()
+
+    run_ranks(RANKS, body, timeout=20)
+
+
+@pytest.mark.parametrize("name", ["sharded"])
+def test_a_placement_of_a_later_version_is_refused(name: str) -> None:
+    with pytest.raises(NotSupported, match="update_on='sharded' is not in this version"):
+        placement(name, 0, SoloCommunicator(1.0))
+
+
+@pytest.mark.parametrize("name", ["everywhere", None, 3, ["root"]])
+def test_an_unknown_placement_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="choose every_rank or root"):
+        placement(name, 0, SoloCommunicator(1.0))
+
+
+def test_a_root_that_is_no_rank_is_refused() -> None:
+    with pytest.raises(UsageError, match="root"):
+        placement("root", 1, SoloCommunicator(1.0))
