@@ -83,6 +83,17 @@ class Work(ABC):
             When a rank that is waited for has left.
         """
 
+    def arrivals(self) -> dict[int, float]:
+        """Return when each rank of this node entered a complete collective.
+
+        Returns
+        -------
+        dict of float by rank
+            Seconds of a clock that the ranks of a node share.  Empty where ranks exchange messages,
+            or did not wait for each other, and after many later collectives.
+        """
+        return {}
+
 
 class DoneWork(Work):
     """A collective that was complete when its launch returned: of one rank, or of no bytes."""

@@ -121,8 +121,8 @@ class Reductions:
         launch = self._progress.launch
 
         def start(send: Buffer, receive: Buffer, apply: Apply | None) -> Work:
-            steps = AllReduce(node, plan, send, receive, apply).steps()
-            return launch(StepWork(steps, plan.call))
+            reduction = AllReduce(node, plan, send, receive, apply)
+            return launch(StepWork(reduction.steps(), plan.call, reduction.slot.arrivals))
 
         return start
 
@@ -131,11 +131,12 @@ class Reductions:
         launch, ordered = self._tags.launch, self._reproducible
 
         def start(send: Buffer, receive: Buffer, apply: Apply | None) -> Work:
-            def steps(channel: Channel) -> Steps:
-                cross = CrossNode(node, channel, plan.root, ordered=ordered)
-                return AllReduce(node, plan, send, receive, apply, cross).steps()
+            reduction = AllReduce(node, plan, send, receive, apply)
 
-            return launch(steps, plan.call)
+            def steps(channel: Channel) -> Steps:
+                return reduction.steps(CrossNode(node, channel, plan.root, ordered=ordered))
+
+            return launch(steps, plan.call, arrivals=reduction.slot.arrivals)
 
         return start
 

@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -25,6 +25,9 @@ Steps = Generator[Sequence[Request], None, None]
 
 The error of a message is thrown into the generator.
 """
+
+Arrivals = Callable[[], dict[int, float]]
+"""Function that returns what `Work.arrivals` does."""
 
 # Polls before a wait also reads the clock and the notices: most waits end earlier.
 _FIRST_POLLS = 20
@@ -285,10 +288,14 @@ class HostWork(Work):
 class StepWork(HostWork):
     """A collective that is a generator of its steps."""
 
-    def __init__(self, steps: Steps, what: object) -> None:
+    def __init__(self, steps: Steps, what: object, arrivals: Arrivals = dict) -> None:
         super().__init__(what)
         self._steps = steps
+        self._arrivals = arrivals
         self._pending: list[Request] = []
+
+    def arrivals(self) -> dict[int, float]:
+        return self._arrivals()
 
     def advance(self) -> bool:
         while True:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ncclkv.comm.buffers import allocate
 from ncclkv.comm.messages.channel import Channel
-from ncclkv.comm.messages.progress import ProgressEngine, Steps, StepWork
+from ncclkv.comm.messages.progress import Arrivals, ProgressEngine, Steps, StepWork
 from ncclkv.comm.transport import Transport
 from ncclkv.comm.types import Buffer
 from ncclkv.kernels.host import HostKernels
@@ -53,14 +53,20 @@ class TagPool:
         self._spare: list[_Scratch] = []
         self._kernels = HostKernels()
 
-    def launch(self, steps: Callable[[Channel], Steps], what: object, label: str = "") -> StepWork:
+    def launch(
+        self,
+        steps: Callable[[Channel], Steps],
+        what: object,
+        label: str = "",
+        arrivals: Arrivals = dict,
+    ) -> StepWork:
         """Start the collective that `steps` makes on a channel."""
         while self._holders and self._holders[0].finished:
             self._holders.popleft()
         if len(self._holders) == _TAGS:
             self._holders.popleft().wait()
         run = self._run(steps, next(self._tags), self._progress.digest.value)
-        work = self._progress.launch(StepWork(run, what))
+        work = self._progress.launch(StepWork(run, what, arrivals))
         self._holders.append(work)
         work.label = label
         return work

@@ -173,8 +173,10 @@ class AllReduce:
         For these two arrays.
     send, receive : ndarray
     apply : callable or None
-    cross : CrossNode, optional
-        The reduction between nodes, where there are several.
+
+    Attributes
+    ----------
+    slot : CollectiveSlot
     """
 
     def __init__(
@@ -184,32 +186,32 @@ class AllReduce:
         send: Buffer,
         receive: Buffer,
         apply: Apply | None,
-        cross: CrossNode | None = None,
     ) -> None:
         self._node = node
         self._plan = plan
-        self._cross = cross
+        self._cross: CrossNode | None = None
         self._send, self._receive = send, receive
         self._apply = apply if plan.is_local else None
-        self._turn = node.sequence.next_slot()
+        self.slot = node.sequence.next_slot()
 
-    def steps(self) -> Steps:
-        """Take this rank's part."""
-        self._node.halves.open(self._turn)
-        return self._sliced() if self._cross is None else self._refusing(self._cross)
+    def steps(self, cross: CrossNode | None = None) -> Steps:
+        """Take this rank's part; `cross` reduces between nodes, where there are several."""
+        self._cross = cross
+        self._node.halves.open(self.slot)
+        return self._sliced() if cross is None else self._refusing(cross)
 
     def _refusing(self, cross: CrossNode) -> Steps:
         """Run, and refuse other calls also at the ranks that cannot read this rank's header."""
         try:
             yield from self._sliced()
         except OrderMismatch:
-            self._turn.fail()
+            self.slot.fail()
             cross.refuse()
             raise
 
     def _sliced(self) -> Steps:
         """Reduce slices of the arrays where they are, or of chunks that are copied."""
-        plan, turn = self._plan, self._turn
+        plan, turn = self._plan, self.slot
         if not turn.is_free():
             yield turn.free()
         turn.write_header(plan.header)
@@ -229,7 +231,7 @@ class AllReduce:
 
     def _in_chunks(self) -> Steps:
         """Reduce chunk after chunk, through copies of what cannot be mapped or for other nodes."""
-        node, turn, plan, count = self._node, self._turn, self._plan, self._send.size
+        node, turn, plan, count = self._node, self.slot, self._plan, self._send.size
         yield node.halves.undecided(turn)
         if not plan.in_place:
             yield node.halves.take(turn)
@@ -250,9 +252,9 @@ class AllReduce:
 
     def _barrier(self, phase: int) -> Steps:
         """Publish a phase, and wait until all ranks of the node have reached it."""
-        self._turn.publish(phase)
-        if not self._turn.all_reached(phase):
-            yield self._turn.stragglers(phase)
+        self.slot.publish(phase)
+        if not self.slot.all_reached(phase):
+            yield self.slot.stragglers(phase)
 
     def _half(self, index: int, chunk: _Chunk) -> Buffer:
         """Return a rank's copy of a chunk."""

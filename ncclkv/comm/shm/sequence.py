@@ -8,6 +8,7 @@ and loads in order; other processors need fences, which Python does not have.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import monotonic_ns
 
 import numpy as np
 
@@ -20,8 +21,10 @@ from ncclkv.errors import OrderMismatch
 RING = 1024
 """Collectives of a node that may be under way at once."""
 
-NOTE_WORDS = 9
-"""Numbers in which a rank tells the others of its part in a collective, its mark first."""
+NOTE_WORDS = 10
+"""Words of a header: the digest, the arguments, and the time of arrival."""
+
+_ARRIVAL = NOTE_WORDS - 1
 
 NBYTES = RING * 8 * (1 + NOTE_WORDS)
 
@@ -85,8 +88,9 @@ class SequenceTable:
         This rank's.
     others : list of memoryview
         The other ranks' flags.
+    ranks : sequence of int
     peers : list of int
-        Their ranks.
+        The other ranks.
     notify : callable
     addresses : list of (int, int)
         Of every rank's flags and notes.
@@ -101,6 +105,7 @@ class SequenceTable:
         index: int,
         notify: Callable[[], None],
     ) -> None:
+        self.ranks = ranks
         self.rank = ranks[index]
         self.numbers = [page[: RING * 8].view(np.int64).data for page in pages]
         self.words = [page[RING * 8 : NBYTES].view(np.int64).data for page in pages]
@@ -143,9 +148,10 @@ class CollectiveSlot:
     # This rank
 
     def write_header(self, words: Sequence[int]) -> None:
-        """Write the digest and `words` for the others to read, before the first phase."""
+        """Write the digest, `words` and the time for the others to read, before the first phase."""
         own, lo = self._flags.own_words, self._slot * NOTE_WORDS
         own[lo] = self.digest
+        own[lo + _ARRIVAL] = monotonic_ns()
         for place, word in enumerate(words, lo + 1):
             own[place] = word
 
@@ -162,9 +168,19 @@ class CollectiveSlot:
     # The others
 
     def headers(self) -> list[list[int]]:
-        """Return the headers of all ranks, which must have reached the first phase."""
+        """Return the headers of all ranks but for times; all must have reached the first phase."""
         lo = self._slot * NOTE_WORDS
-        return [words[lo : lo + NOTE_WORDS].tolist() for words in self._flags.words]
+        return [words[lo : lo + _ARRIVAL].tolist() for words in self._flags.words]
+
+    def arrivals(self) -> dict[int, float]:
+        """Return the times of arrival, as `Work.arrivals`."""
+        flags, place = self._flags, self._slot * NOTE_WORDS + _ARRIVAL
+        times = {
+            rank: words[place] / 1e9 for rank, words in zip(flags.ranks, flags.words, strict=True)
+        }
+        # Flags last: a flag of a later collective shows that the slot's words may be of that one.
+        reached = [numbers[self._slot] - self._base for numbers in flags.numbers]
+        return times if all(ENTERED <= phase <= DONE for phase in reached) else {}
 
     def headers_match(self, first: int, second: int) -> bool:
         """Return whether all headers begin with this rank's digest and these words."""

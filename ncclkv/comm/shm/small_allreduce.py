@@ -141,6 +141,9 @@ class SmallAllReduceWork(HostWork):
             flags.notify()
         return outcome == COMPLETE
 
+    def arrivals(self) -> dict[int, float]:
+        return self._turn.arrivals()
+
     def blocked(self) -> bool:
         return self._entered and not self._turn.all_reached(ENTERED)
 

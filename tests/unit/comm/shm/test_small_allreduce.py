@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,20 @@ def test_the_first_enters_and_the_second_has_the_sum(seats: tuple[Seat, Seat]) -
     assert here[0].all_reached(ENTERED)
     assert here[0].all_reached(DONE)
     assert here[0].headers_match(*first.short.words)
+
+
+def test_times_of_arrival_are_where_python_reads_them(seats: tuple[Seat, Seat]) -> None:
+    first, second = seats
+    times = [time.monotonic()]
+    turns = []
+    for seat in (second, first):
+        turns.append(seat.turn())
+        seat.attend(*turns[-1])
+        times.append(time.monotonic())
+    for turn, _, _ in turns:
+        arrivals = turn.arrivals()
+        assert list(arrivals) == [0, 1]
+        assert times[0] <= arrivals[1] <= times[1] <= arrivals[0] <= times[2]
 
 
 def test_a_note_from_before_is_no_flag(seats: tuple[Seat, Seat]) -> None:
