@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
 from ncclkv.arrays.dtypes import is_low_precision
-from ncclkv.optimizer.factors import Factors, checked_factors
+from ncclkv.optimizer.factors import checked_factors
 from ncclkv.optimizer.numbers import clipping_bound, finite
 from ncclkv.typing import Key
 
@@ -40,6 +41,18 @@ class State(NamedTuple):
         return np.dtype(np.float32) if is_low_precision(weights) else weights
 
 
+_FACTORS = ("lr_mult", "wd_mult")
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "learning_rate": partial(finite, least=0.0),
+    "wd": partial(finite, least=0.0),
+    "rescale_grad": finite,
+    "clip_gradient": clipping_bound,
+    **dict.fromkeys(_FACTORS, checked_factors),
+}
+"""Checks by attribute: ``check(name, value)`` returns the value that an assignment keeps."""
+
+
 class Optimizer(ABC):
     """A rule that updates weights by their gradients; names are MXNet's.
 
@@ -59,11 +72,11 @@ class Optimizer(ABC):
 
     Attributes
     ----------
-    wd, rescale_grad, clip_gradient
+    learning_rate, wd, rescale_grad, clip_gradient
         As given; an assignment takes effect at the next update.  Give every rank the same.
     lr_mult, wd_mult : dict
-        Factors by key of the learning rate and of the weight decay; 1 for keys not named.  The next
-        push checks items that were put into them.
+        Factors by key of the learning rate and of the weight decay; 1 for keys not named.  Assigned
+        dicts are copied.  The next push checks items that were put into them.
     program : str
         Name of the arithmetic in `ncclkv.kernels.programs.PROGRAMS`.
     counted : bool
@@ -82,6 +95,12 @@ class Optimizer(ABC):
     counted: ClassVar[bool] = False
     norms: ClassVar[bool] = False
 
+    learning_rate: float
+    wd: float
+    rescale_grad: float
+    clip_gradient: float | None
+    lr_mult: dict[Key, float]
+    wd_mult: dict[Key, float]
     _assignments = 0
 
     def __init__(
@@ -100,68 +119,17 @@ class Optimizer(ABC):
         self.wd_mult = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Assign, and count the assignment: see `version`."""
-        super().__setattr__(name, value)
+        """Assign a checked value, and count the assignment: see `version`."""
+        check = _CHECKS.get(name)
+        super().__setattr__(name, value if check is None else check(name, value))
         self.__dict__["_assignments"] = self._assignments + 1
 
     @property
     def version(self) -> tuple[int, int, int]:
         """A value that differs after each assignment, and each change of `lr_mult` or `wd_mult`."""
-        return self._assignments, self._lr_mult.version, self._wd_mult.version
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate; a new one takes effect at the next update."""
-        return self._learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, learning_rate: float) -> None:
-        self._learning_rate = finite("learning_rate", learning_rate, least=0.0)
-
-    @property
-    def wd(self) -> float:
-        """The weight decay."""
-        return self._wd
-
-    @wd.setter
-    def wd(self, wd: float) -> None:
-        self._wd = finite("wd", wd, least=0.0)
-
-    @property
-    def rescale_grad(self) -> float:
-        """The factor of every gradient."""
-        return self._rescale_grad
-
-    @rescale_grad.setter
-    def rescale_grad(self, rescale_grad: float) -> None:
-        self._rescale_grad = finite("rescale_grad", rescale_grad)
-
-    @property
-    def clip_gradient(self) -> float | None:
-        """The bound on elements of the rescaled gradient, or None."""
-        return self._clip_gradient
-
-    @clip_gradient.setter
-    def clip_gradient(self, clip_gradient: float | None) -> None:
-        self._clip_gradient = clipping_bound(clip_gradient)
-
-    @property
-    def lr_mult(self) -> dict[Key, float]:
-        """The factors of the learning rate by key; assigned ones are copied."""
-        return self._lr_mult
-
-    @lr_mult.setter
-    def lr_mult(self, factors: dict[Key, float]) -> None:
-        self.set_lr_mult(factors)
-
-    @property
-    def wd_mult(self) -> dict[Key, float]:
-        """The factors of the weight decay by key; assigned ones are copied."""
-        return self._wd_mult
-
-    @wd_mult.setter
-    def wd_mult(self, factors: dict[Key, float]) -> None:
-        self.set_wd_mult(factors)
+        # The dicts are `Factors`, which count their changes.
+        lr_mult, wd_mult = self.__dict__["lr_mult"], self.__dict__["wd_mult"]
+        return self._assignments, lr_mult.version, wd_mult.version
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate, as assigning to `learning_rate` does."""
@@ -175,7 +143,7 @@ class Optimizer(ABC):
         UsageError
             When `factors` is not a mapping of keys to finite numbers.
         """
-        self._lr_mult = Factors(checked_factors("lr_mult", factors))
+        self.lr_mult = cast("dict[Key, float]", factors)
 
     def set_wd_mult(self, factors: Mapping[Key, float]) -> None:
         """Replace the factors of the weight decay by key.
@@ -185,7 +153,7 @@ class Optimizer(ABC):
         UsageError
             When `factors` is not a mapping of keys to finite numbers.
         """
-        self._wd_mult = Factors(checked_factors("wd_mult", factors))
+        self.wd_mult = cast("dict[Key, float]", factors)
 
     @property
     @abstractmethod
@@ -218,18 +186,15 @@ class Optimizer(ABC):
 
     def learning_rate_of(self, key: Key) -> float:
         """Return the learning rate of a key."""
-        return self.learning_rate * self._lr_mult.get(key, 1.0)
+        return self.learning_rate * self.lr_mult.get(key, 1.0)
 
     def wd_of(self, key: Key) -> float:
         """Return the weight decay of a key."""
-        return self.wd * self._wd_mult.get(key, 1.0)
+        return self.wd * self.wd_mult.get(key, 1.0)
 
     def factors(self) -> dict[str, dict[Key, float]]:
         """Return `lr_mult` and `wd_mult` by name, checked and copied, for `config`."""
-        return {
-            "lr_mult": dict(self._lr_mult.frozen("lr_mult")),
-            "wd_mult": dict(self._wd_mult.frozen("wd_mult")),
-        }
+        return {name: dict(self.__dict__[name].frozen(name)) for name in _FACTORS}
 
     def snapshot(self) -> Optimizer:
         """Return a copy that later changes leave as it is.
@@ -242,6 +207,6 @@ class Optimizer(ABC):
             As of `config`.
         """
         made = copy.copy(self)
-        made.__dict__["_lr_mult"] = self._lr_mult.frozen("lr_mult")
-        made.__dict__["_wd_mult"] = self._wd_mult.frozen("wd_mult")
+        for name in _FACTORS:
+            made.__dict__[name] = self.__dict__[name].frozen(name)
         return made

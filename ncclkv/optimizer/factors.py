@@ -54,12 +54,12 @@ class Factors(dict[Key, float]):
             When a factor is not a finite number; `name` begins the message.
         """
         if self._frozen is None or self._frozen[0] != self.version:
-            self._frozen = self.version, Factors(checked_factors(name, self))
+            self._frozen = self.version, checked_factors(name, self)
         return self._frozen[1]
 
 
-def checked_factors(name: str, factors: Mapping[Key, float]) -> dict[Key, float]:
-    """Return `factors` as a new dict of floats.
+def checked_factors(name: str, factors: Mapping[Key, float]) -> Factors:
+    """Return a copy of `factors` as floats.
 
     Raises
     ------
@@ -70,4 +70,4 @@ def checked_factors(name: str, factors: Mapping[Key, float]) -> dict[Key, float]
         raise UsageError(f"{name} is a {type(factors).__name__}; give a dict of factors by key")
     for key in factors:
         check_length(f"a key of {name}", key)
-    return {key: finite(f"{name} of key {key!r}", factor) for key, factor in factors.items()}
+    return Factors((key, finite(f"{name} of key {key!r}", x)) for key, x in factors.items())

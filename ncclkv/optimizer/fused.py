@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -32,35 +33,23 @@ class Rows(Protocol):
         """Return the segments of elements ``[lo, hi)``, and their rows in the kernels' memory."""
 
 
+@dataclass(frozen=True, slots=True)
 class Update:
     """One update of a bucket, whose ranges are updated as their sums arrive."""
 
-    def __init__(
-        self,
-        kernels: Kernels,
-        program: str,
-        arrays: tuple[Array, Array, Sequence[Array]],
-        rows: Rows,
-        skip: Array | None,
-    ) -> None:
-        self._kernels = kernels
-        self._program = program
-        self._weights, self._gradients, self._states = arrays
-        self._rows = rows
-        self._skip = skip
+    kernels: Kernels
+    program: str
+    weights: Array
+    gradients: Array
+    states: Sequence[Array]
+    rows: Rows
+    skip: Array | None
 
     def __call__(self, lo: int, hi: int) -> None:
         """Update elements ``[lo, hi)`` of the bucket."""
-        segments, scalars = self._rows.cut(self._kernels, lo, hi)
-        self._kernels.update(
-            self._program,
-            self._weights,
-            self._gradients,
-            self._states,
-            scalars,
-            segments,
-            self._skip,
-        )
+        segments, scalars = self.rows.cut(self.kernels, lo, hi)
+        arrays = self.weights, self.gradients, self.states
+        self.kernels.update(self.program, *arrays, scalars, segments, self.skip)
 
 
 class FusedUpdater:
@@ -233,7 +222,7 @@ class FusedUpdater:
             kernels = self._captured.kernels
             rows = self._captured.rows(bucket, keys)
         states = tuple(self._states[bucket.index].values())
-        return Update(kernels, self.program, (weights, gradients, states), rows, skip)
+        return Update(kernels, self.program, weights, gradients, states, rows, skip)
 
     # Captures
 

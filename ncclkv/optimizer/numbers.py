@@ -47,7 +47,7 @@ def finite(name: str, value: Any, *, least: float | None = None) -> float:
     return number
 
 
-def clipping_bound(clip_gradient: float | None) -> float | None:
+def clipping_bound(name: str, value: Any) -> float | None:
     """Return a bound above 0 as a float, or None.
 
     Raises
@@ -55,11 +55,9 @@ def clipping_bound(clip_gradient: float | None) -> float | None:
     UsageError
         For a bound of 0, which would train nothing without an error, and for a negative one.
     """
-    if clip_gradient is None:
+    if value is None:
         return None
-    bound = finite("clip_gradient", clip_gradient)
+    bound = finite(name, value)
     if bound <= 0:
-        raise UsageError(
-            f"clip_gradient is {clip_gradient!r}; give a bound above 0, or None to clip nothing"
-        )
+        raise UsageError(f"{name} is {value!r}; give a bound above 0, or None to clip nothing")
     return bound

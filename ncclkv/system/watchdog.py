@@ -22,10 +22,6 @@ _CLOCK_MONOTONIC = 1
 _SIGEV_THREAD = 2
 
 
-_armed: list[ctypes.Array[ctypes.c_char]] = []
-"""Texts of timers that are never deleted."""
-
-
 class _Event(ctypes.Structure):
     """``struct sigevent`` with 64-bit pointers: the action of a timer."""
 
@@ -70,19 +66,12 @@ def guard(what: str, seconds: float) -> Iterator[None]:
     >>> with guard("a sum", 60):
     ...     total = 1 + 1
     """
-    library = _library() if abort.may_end_the_job() else None
-    if library is None:
-        yield
-        return
-    text = ctypes.create_string_buffer(_letter(what, seconds))
-    timer = _create(library, text)
-    if timer is not None:
-        library.timer_settime(timer, 0, _times(seconds), None)
+    alarm = Alarm(what, seconds)
     try:
-        yield
+        with alarm:
+            yield
     finally:
-        if timer is not None:
-            library.timer_delete(timer)
+        alarm.close()
 
 
 class Alarm:
@@ -132,15 +121,15 @@ class Alarm:
             library.timer_delete(self._timer)
 
 
+_armed: list[Alarm] = []
+"""Alarms that are never freed: their timers read their texts."""
+
+
 def arm(what: str, seconds: float) -> None:
     """End the job in `seconds` unless this process has ended by then; cannot be undone."""
-    library = _library() if abort.may_end_the_job() else None
-    if library is not None:
-        text = ctypes.create_string_buffer(_letter(what, seconds))
-        _armed.append(text)
-        timer = _create(library, text)
-        if timer is not None:
-            library.timer_settime(timer, 0, _times(seconds), None)
+    alarm = Alarm(what, seconds)
+    _armed.append(alarm)
+    alarm.__enter__()
 
 
 def _letter(what: str, seconds: float) -> bytes:

@@ -74,7 +74,7 @@ MUTANTS = (
     Mutant(
         name="learning-rate-factors-left-out",
         file=OPTIMIZER,
-        old="self.learning_rate * self._lr_mult.get(key, 1.0)",
+        old="self.learning_rate * self.lr_mult.get(key, 1.0)",
         new="self.learning_rate",
         why="every key has the same learning rate",
         tests=(THREADS,),
@@ -82,7 +82,7 @@ MUTANTS = (
     Mutant(
         name="weight-decay-factors-left-out",
         file=OPTIMIZER,
-        old="self.wd * self._wd_mult.get(key, 1.0)",
+        old="self.wd * self.wd_mult.get(key, 1.0)",
         new="self.wd",
         why="biases decay",
         tests=(Selection("0", "unit/optimizer/test_fused.py"),),
