@@ -78,21 +78,20 @@ class CtypesBinding:
         library: Library | None = None,
     ) -> None:
         self.library = load() if library is None else library
-        functions = self.library.declare()
-        self._functions = functions
+        self._functions = self.library.declare()
         self._device = device
         self._timeout = timeout
         self._config = Config(blocking, max_ctas)
         self._group = _Group()
         self.uncaptured = ""
-        # Looked up once: these are called for each bucket.
-        self._all_reduce = functions.ncclAllReduce
-        self._reduce = functions.ncclReduce
-        self._broadcast = functions.ncclBroadcast
-        self._reduce_scatter = functions.ncclReduceScatter
-        self._all_gather = functions.ncclAllGather
-        self._send = functions.ncclSend
-        self._receive = functions.ncclRecv
+        # Made once: these are called for each bucket.
+        self.all_reduce = self._collective("ncclAllReduce")
+        self.reduce = self._collective("ncclReduce")
+        self.broadcast = self._collective("ncclBroadcast")
+        self.reduce_scatter = self._collective("ncclReduceScatter")
+        self.all_gather = self._collective("ncclAllGather")
+        self.send = self._collective("ncclSend")
+        self.receive = self._collective("ncclRecv")
 
     def version(self) -> int:
         return self.library.version
@@ -163,74 +162,19 @@ class CtypesBinding:
         else:
             self._check("ncclGroupEnd", code)
 
-    def all_reduce(
-        self, comm: Handle, send: int, receive: int, count: int, dtype: int, op: int, stream: int
-    ) -> None:
-        code = self._all_reduce(send, receive, count, dtype, op, comm, stream)
-        if code or self._group.depth:
-            self._finish("ncclAllReduce", comm, code)
+    def _collective(self, operation: str) -> Callable[..., None]:
+        """Return a collective's function; NCCL takes the communicator just before the stream."""
+        function, group = getattr(self._functions, operation), self._group
 
-    def reduce(
-        self,
-        comm: Handle,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: int,
-        op: int,
-        root: int,
-        stream: int,
-    ) -> None:
-        code = self._reduce(send, receive, count, dtype, op, root, comm, stream)
-        if code or self._group.depth:
-            self._finish("ncclReduce", comm, code)
+        def enqueue(comm: Handle, *arguments: int) -> None:
+            code = function(*arguments[:-1], comm, arguments[-1])
+            if code or group.depth:
+                self._finish(operation, comm, code)
 
-    def broadcast(
-        self,
-        comm: Handle,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: int,
-        root: int,
-        stream: int,
-    ) -> None:
-        code = self._broadcast(send, receive, count, dtype, root, comm, stream)
-        if code or self._group.depth:
-            self._finish("ncclBroadcast", comm, code)
-
-    def reduce_scatter(
-        self, comm: Handle, send: int, receive: int, count: int, dtype: int, op: int, stream: int
-    ) -> None:
-        code = self._reduce_scatter(send, receive, count, dtype, op, comm, stream)
-        if code or self._group.depth:
-            self._finish("ncclReduceScatter", comm, code)
-
-    def all_gather(
-        self, comm: Handle, send: int, receive: int, count: int, dtype: int, stream: int
-    ) -> None:
-        code = self._all_gather(send, receive, count, dtype, comm, stream)
-        if code or self._group.depth:
-            self._finish("ncclAllGather", comm, code)
-
-    def send(self, comm: Handle, send: int, count: int, dtype: int, peer: int, stream: int) -> None:
-        code = self._send(send, count, dtype, peer, comm, stream)
-        if code or self._group.depth:
-            self._finish("ncclSend", comm, code)
-
-    def receive(
-        self, comm: Handle, receive: int, count: int, dtype: int, peer: int, stream: int
-    ) -> None:
-        code = self._receive(receive, count, dtype, peer, comm, stream)
-        if code or self._group.depth:
-            self._finish("ncclRecv", comm, code)
+        return enqueue
 
     def _finish(
-        self,
-        operation: str,
-        comm: Handle,
-        code: int,
-        look: Callable[[], None] | None = None,
+        self, operation: str, comm: Handle, code: int, look: Callable[[], None] | None = None
     ) -> None:
         """End a call that NCCL refused, holds back in a group, or has not completed."""
         if self._group.depth and code in (_SUCCESS, _IN_PROGRESS):
