@@ -14,9 +14,7 @@ if ! "$PYTHON" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 12
         "name a Python of 3.10 or 3.11: PYTHON=/path/to/python3.11 $0" >&2
     exit 1
 fi
-for extra in test mpiwheel; do
-    [ "$VENV/.ready-$extra" -nt setup.cfg ] || launch/setup.sh "$extra"
-done
+[ "$VENV/.ready-mpiwheel" -nt setup.cfg ] || launch/setup.sh test mpiwheel
 [ "${1:-}" != setup ] || exit 0
 "$VENV/bin/python" -c 'import numpy; print("NumPy", numpy.__version__)'
 

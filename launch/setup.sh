@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Install one thing into the environment $VENV, which is made first if it is missing.
+# Install ncclkv and some extras into the environment $VENV, which is made first if it is missing.
 #
-#   launch/setup.sh EXTRA      ncclkv itself and an extra of setup.cfg: train, test, lint, torch ...
-#   launch/setup.sh mpi        an MPI, if neither the environment nor PATH has an mpirun
-#   launch/setup.sh mpiwheel   an MPI in the environment, even if PATH has one
+#   launch/setup.sh EXTRA ...
+#
+# EXTRA is one of setup.cfg: train, test, lint, torch ...; or one of these:
+#   mpi        an MPI, if neither the environment nor PATH has an mpirun
+#   mpiwheel   an MPI in the environment, even if PATH has one
 #
 # `make` runs it, and $VENV/.ready-EXTRA marks what is done.
 set -eu
@@ -50,12 +52,20 @@ check_mpi() {
     fi
 }
 
-[ $# -eq 1 ] || fail "name one thing to install, such as: launch/setup.sh train"
+[ $# -gt 0 ] || fail "name what to install, such as: launch/setup.sh train"
 export VENV
 make_environment
-case "$1" in
-    mpi) has_mpirun || install mpi; check_mpi ;;
-    mpiwheel) install mpi; check_mpi ;;
-    *) install "$1" ;;
-esac
-touch "$VENV/.ready-$1"
+extras='' checked=''
+for each in "$@"; do
+    case "$each" in
+        mpi) has_mpirun || extras+=",mpi"; checked=yes ;;
+        mpiwheel) extras+=",mpi"; checked=yes ;;
+        *) extras+=",$each" ;;
+    esac
+done
+# One call for all extras: each call builds the kernels in C anew.
+[ -z "$extras" ] || install "${extras#,}"
+[ -z "$checked" ] || check_mpi
+for each in "$@"; do
+    touch "$VENV/.ready-$each"
+done

@@ -61,6 +61,18 @@ def test_an_extra_is_installed_and_noted(venv):
     assert (venv / ".ready-lint").exists()
 
 
+def test_several_extras_are_installed_by_one_call(venv):
+    done = setup("lint", "mpiwheel", "torch", VENV=venv)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("pip install") == 1
+    assert "--editable .[lint,mpi,torch]" in done.stdout
+    assert {path.name for path in venv.glob(".ready-*")} == {
+        ".ready-lint",
+        ".ready-mpiwheel",
+        ".ready-torch",
+    }
+
+
 def test_failed_installation_is_not_noted(venv):
     program(venv / "bin" / "python", 'case "$*" in *install*) exit 1 ;; esac')
     assert setup("lint", VENV=venv).returncode != 0
