@@ -64,7 +64,7 @@ def test_an_extra_is_installed_and_noted(venv):
 def test_several_extras_are_installed_by_one_call(venv):
     done = setup("lint", "mpiwheel", "torch", VENV=venv)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("pip install") == 1
+    assert done.stdout.count("--editable") == 1
     assert "--editable .[lint,mpi,torch]" in done.stdout
     assert {path.name for path in venv.glob(".ready-*")} == {
         ".ready-lint",
