@@ -62,6 +62,7 @@ def test_an_extra_is_installed_and_noted(venv):
 
 
 def test_several_extras_are_installed_by_one_call(venv):
+    mpirun(venv / "bin" / "mpirun")
     done = setup("lint", "mpiwheel", "torch", VENV=venv)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("--editable") == 1
