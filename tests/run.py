@@ -5,7 +5,8 @@
 3b, on an emulated device; ``emulated-few`` is a part of them.  Each run has a time limit of its
 own; after one that failed or was stopped the others still run.  A test that ends its process, past
 its own limit or by a crash, fails alone: pytest is started again behind it.  The last lines say how
-each went.  The exit code is 0 only when all passed.
+each went, how long it took, and the CPU time of all its processes.  The exit code is 0 only when
+all passed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -71,13 +72,13 @@ class Execution:
         # Beside others a run has a part of the cores.
         limit = stretched(run.limit) * (2 if self._together else 1)
         tell(f"\n===== {run.name}: {' '.join(run.command)} (at most {limit:g} s)", output)
-        begin = time.monotonic()
+        begin, used = time.monotonic(), Used()
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             try:
                 ended = rounds.run(
                     run.command,
                     lambda command: self._start(
-                        command, begin + limit - time.monotonic(), folder, output
+                        command, begin + limit - time.monotonic(), folder, output, used
                     ),
                     lambda line: tell(f"===== {run.name}: {line}", output),
                 )
@@ -87,10 +88,15 @@ class Execution:
         if ended.lost:
             return f"FAILED: lost {', '.join(ended.lost)} in {seconds:.0f} s"
         how = "passed" if ended.code == 0 else f"FAILED with exit code {ended.code}"
-        return f"{how} in {seconds:.0f} s"
+        return f"{how} in {seconds:.0f} s, CPU {used.seconds:.0f} s"
 
     def _start(
-        self, command: Sequence[str], limit: float, folder: str, output: IO[bytes] | None
+        self,
+        command: Sequence[str],
+        limit: float,
+        folder: str,
+        output: IO[bytes] | None,
+        used: Used,
     ) -> int:
         """Run a command to its end and return its exit code; past its limit it is ended."""
         if self._stopped.is_set():
@@ -99,7 +105,7 @@ class Execution:
         process = subprocess.Popen(
             private(command) if self._together else command,
             cwd=ROOT,
-            env={**os.environ, "VENV": sys.prefix, **({"TMPDIR": folder} if output else {})},
+            env=environment({"TMPDIR": folder} if output else {}),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=None if output is None else subprocess.STDOUT,
@@ -107,12 +113,45 @@ class Execution:
         )
         self._processes.add(process)
         try:
-            return process.wait(limit)
+            return used.wait(process, limit)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             end(process)
             raise
         finally:
             self._processes.discard(process)
+
+
+class Used:
+    """CPU time of processes, with that of their children.
+
+    Attributes
+    ----------
+    seconds : float
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def wait(self, process: subprocess.Popen[bytes], limit: float) -> int:
+        """Return a process's exit code at its end, and add its CPU time to the seconds."""
+        last = time.monotonic() + limit
+        while True:
+            ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if ended:
+                self.seconds += usage.ru_utime + usage.ru_stime
+                process.returncode = os.waitstatus_to_exitcode(status)
+                return process.returncode
+            if time.monotonic() > last:
+                raise subprocess.TimeoutExpired(process.args, limit)
+            time.sleep(0.05)
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a run: jobs start hundreds of Pythons, which must start fast."""
+    # Without its compiled files each Python would compile the package and its tests anew.
+    kept = {name: os.environ[name] for name in os.environ if name != "PYTHONDONTWRITEBYTECODE"}
+    # Threads of OpenBLAS that wait for work keep the cores busy.
+    return {"OPENBLAS_NUM_THREADS": "1", **kept, "VENV": sys.prefix, **more}
 
 
 def execute(run: Run) -> str:
