@@ -1,8 +1,8 @@
 """`Rule`: the step from the sum of a key's gradients to its new value; there are three rules.
 
-`Assign`: the sum replaces the value.  `FusedRule`: a built-in optimizer updates whole ranges of a
-bucket, inside the reduction.  `FunctionRule`: the user's updater is called key by key before push
-returns.
+`Assign`: the sum replaces the value.  `ncclkv.engine.fused_rule.FusedRule`: a built-in optimizer
+updates whole ranges of a bucket, inside the reduction.  `FunctionRule`: the user's updater is
+called key by key before push returns.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.span import Span
 from ncclkv.errors import UsageError, annotate
 from ncclkv.kernels.base import Kernels
-from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.captured import CapturedUpdates
-from ncclkv.optimizer.fused import FusedUpdater, Update
 from ncclkv.table.registry import Key, KeySpec
 
 UpdaterFunction = Callable[[Key, Array, Array], object]
@@ -123,68 +121,6 @@ class Assign(Rule):
         self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
     ) -> list[tuple[Array, Apply | None]]:
         return [(span.weights, None) for span in spans]
-
-
-class FusedRule(Rule):
-    """The rule of a built-in optimizer, which updates whole ranges of buckets."""
-
-    def __init__(self, updater: FusedUpdater, name: str) -> None:
-        self.updater = updater
-        self.source = updater.optimizer
-        self.name = name
-
-    def check(self, spec: KeySpec) -> None:
-        self.updater.check(spec)
-
-    def allocate(self, state: BucketState) -> None:
-        self.updater.allocate(state.bucket, state.optimizer_state)
-
-    def start(self, state: BucketState) -> None:
-        self.updater.start(state.bucket, state.weights)
-
-    def step(self) -> Optimizer:
-        return self.updater.step()
-
-    def hyperparameters(self) -> Any:
-        return self.updater.hyperparameters()
-
-    def step_from(self, numbers: Any) -> Optimizer:
-        return self.updater.step_from(numbers)
-
-    def adopt(self, numbers: Any) -> None:
-        self.updater.adopt(numbers)
-
-    def target(
-        self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
-    ) -> list[tuple[Array, Apply | None]]:
-        # Once for all spans: it counts an update of the keys pushed.
-        update = self.updater.begin(
-            state.step, state.bucket, state.pushed, state.weights, state.gradients, skip_flag
-        )
-        return [(span.gradients, _shifted(update, span.lo)) for span in spans]
-
-    def captured(self, states: Sequence[BucketState], kernels: Kernels) -> CapturedUpdates:
-        return self.updater.captured([state.bucket for state in states], kernels)
-
-    def recording(self, captured: CapturedUpdates | None) -> AbstractContextManager[None]:
-        return self.updater.recording(captured)
-
-    def reset(self, slot: Slot) -> None:
-        self.updater.reset(slot.state.bucket, slot.entry.key, slot.state.weights)
-
-    def states(self, slot: Slot) -> dict[str, Array]:
-        return self.updater.states(slot.state.bucket, slot.entry.lo, slot.entry.hi)
-
-    def count(self, slot: Slot) -> int:
-        return self.updater.counts.count(slot.state.bucket, slot.entry.key)
-
-    def set_count(self, slot: Slot, count: int) -> None:
-        self.updater.counts.set(slot.state.bucket, slot.entry.key, count)
-
-
-def _shifted(update: Update, start: int) -> Apply:
-    """Return `update` on ranges that are counted from element `start` of the bucket."""
-    return lambda lo, hi: update(start + lo, start + hi)
 
 
 class Raised(NamedTuple):

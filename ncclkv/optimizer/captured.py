@@ -38,7 +38,7 @@ class CapturedUpdates:
     ----------
     program : str
     step : callable
-        Returns a snapshot of the optimizer, as `FusedUpdater.step` does.
+        Returns a snapshot of the optimizer, as `FusedRule.step` does.
     counts : UpdateCounts
     buckets : sequence of Bucket
         All buckets that the step may update.

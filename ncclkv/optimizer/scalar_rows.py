@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,13 @@ _MAX_CUTS = 4096
 
 Cut = tuple[Segments, int, int]
 """Segments of a range of elements, and the first and the last of their rows, exclusive."""
+
+
+class Rows(Protocol):
+    """The scalars of one update of a bucket."""
+
+    def cut(self, kernels: Kernels, lo: int, hi: int) -> tuple[Segments, Array]:
+        """Return the segments of elements ``[lo, hi)``, and their rows in the kernels' memory."""
 
 
 class RowLayout:

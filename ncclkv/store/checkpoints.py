@@ -18,7 +18,7 @@ from ncclkv.checkpoint.read import read
 from ncclkv.checkpoint.run import Run
 from ncclkv.checkpoint.tensors import Array, check_library
 from ncclkv.checkpoint.write import write
-from ncclkv.engine.update_rule import FusedRule
+from ncclkv.engine.fused_rule import FusedRule
 from ncclkv.errors import CheckpointError, UsageError
 from ncclkv.store import check
 from ncclkv.store.agreement import propose

@@ -11,10 +11,10 @@ from ncclkv.arrays.dtypes import dtype_name
 from ncclkv.checkpoint.manifest import Manifest, state_name, updater_name, value_name
 from ncclkv.checkpoint.tensors import Tensor
 from ncclkv.engine.bucket_state import Array
-from ncclkv.engine.update_rule import FunctionRule, FusedRule
+from ncclkv.engine.fused_rule import FusedRule
+from ncclkv.engine.update_rule import FunctionRule
 from ncclkv.errors import CheckpointError, UsageError
 from ncclkv.optimizer.base import Optimizer
-from ncclkv.optimizer.fused import FusedUpdater
 from ncclkv.optimizer.restore import check_config, from_config, set_config
 from ncclkv.store.agreement import from_rank, propose
 from ncclkv.store.context import Context
@@ -88,7 +88,7 @@ class Restoring:
         new = None
         try:
             if isinstance(rule, FusedRule):
-                optimizer = rule.updater.optimizer
+                optimizer = rule.source
                 if saved.config is not None and type(optimizer).__name__ == saved.kind:
                     check_config(optimizer, saved.config)
             else:
@@ -140,10 +140,9 @@ class Restoring:
         """Set a new optimizer, or give the store's optimizer the saved hyperparameters."""
         rule, saved = self._engine.rule, head.optimizer
         if new is not None:
-            fused = FusedUpdater(new, self._engine.kernels)
-            self._updaters.install(FusedRule(fused, type(new).__name__), sealed)
+            self._updaters.install(FusedRule(new, self._engine.kernels), sealed)
         elif isinstance(rule, FusedRule) and saved is not None and saved.config is not None:
-            set_config(rule.updater.optimizer, saved.config)
+            set_config(rule.source, saved.config)
 
     def _broadcast_values(self, head: Manifest, arrays: Mapping[str, Array], *, new: bool) -> None:
         """Broadcast the values to all ranks."""

@@ -18,7 +18,8 @@ from ncclkv.checkpoint.manifest import (
     value_name,
 )
 from ncclkv.checkpoint.tensors import Array, Tensor
-from ncclkv.engine.update_rule import FunctionRule, FusedRule
+from ncclkv.engine.fused_rule import FusedRule
+from ncclkv.engine.update_rule import FunctionRule
 from ncclkv.errors import UsageError
 from ncclkv.store.context import Context
 from ncclkv.store.keys import one_key
@@ -72,7 +73,7 @@ class Saving:
         """Return the manifest of the optimizer, if one is set."""
         if not isinstance(self._engine.rule, FusedRule):
             return None
-        optimizer = self._engine.rule.updater.optimizer
+        optimizer = self._engine.rule.source
         kind = type(optimizer).__name__
         if not config:
             return OptimizerManifest(kind, None)

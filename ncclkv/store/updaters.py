@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ncclkv.arguments import check_length
-from ncclkv.engine.update_rule import FunctionRule, FusedRule, Rule
+from ncclkv.engine.fused_rule import FusedRule
+from ncclkv.engine.update_rule import FunctionRule, Rule
 from ncclkv.errors import UsageError
 from ncclkv.optimizer.base import Optimizer
-from ncclkv.optimizer.fused import FusedUpdater
 from ncclkv.store import check
 from ncclkv.store.agreement import propose
 from ncclkv.store.context import Context
@@ -87,7 +87,7 @@ class Updaters:
                 f"set_optimizer takes an Optimizer, not a {type(optimizer).__name__}; make one by "
                 f"ncclkv.optimizer.create('sgd', learning_rate=0.1)"
             )
-        rule = FusedRule(FusedUpdater(optimizer, self._engine.kernels), type(optimizer).__name__)
+        rule = FusedRule(optimizer, self._engine.kernels)
         for spec in self._engine.layout.registry:
             check.updatable(rule.check, spec)
         return rule

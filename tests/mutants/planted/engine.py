@@ -150,9 +150,9 @@ MUTANTS = (
     ),
     Mutant(
         name="update-counted-from-the-range",
-        file="ncclkv/engine/update_rule.py",
-        old="update(start + lo, start + hi)",
-        new="update(lo, hi)",
+        file="ncclkv/engine/fused_rule.py",
+        old="rows.cut(kernels, start + lo, start + hi)",
+        new="rows.cut(kernels, lo, hi)",
         why="a push of some keys updates the first keys of their bucket",
         tests=(THREADS,),
     ),

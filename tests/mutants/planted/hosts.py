@@ -85,7 +85,7 @@ MUTANTS = (
         old="self.wd * self.wd_mult.get(key, 1.0)",
         new="self.wd",
         why="biases decay",
-        tests=(Selection("0", "unit/optimizer/test_fused.py"),),
+        tests=(Selection("0", "unit/engine/test_fused_rule.py"),),
     ),
     Mutant(
         name="short-messages-folded-backwards",

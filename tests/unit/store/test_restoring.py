@@ -115,11 +115,11 @@ def test_a_rank_that_still_writes_is_waited_for(
     """Ranks that have memory in common all write there: none may save what another has not."""
     from time import sleep
 
-    from ncclkv.optimizer.fused import FusedUpdater
+    from ncclkv.engine.fused_rule import FusedRule
 
-    reset = FusedUpdater.reset
+    reset = FusedRule.reset
 
-    def slow(self: FusedUpdater, *where: Any) -> None:
+    def slow(self: FusedRule, *where: Any) -> None:
         late = current_thread() is not first[0]
         sleep(0.1 * late)
         reset(self, *where)
@@ -140,7 +140,7 @@ def test_a_rank_that_still_writes_is_waited_for(
             kv.save(tmp_path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FusedUpdater, "reset", slow)
+        patch.setattr(FusedRule, "reset", slow)
         run_ranks(2, body)
     with ncclkv.create("local") as kv:
         kv.load(tmp_path)

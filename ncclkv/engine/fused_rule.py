@@ -1,0 +1,196 @@
+"""`FusedRule`: the rule of a built-in optimizer, which updates whole ranges of buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ncclkv.arrays.dtypes import dtype_name, is_low_precision
+from ncclkv.comm.types import Apply
+from ncclkv.engine.bucket_state import Array, BucketState, Slot
+from ncclkv.engine.span import Span
+from ncclkv.engine.update_rule import Rule
+from ncclkv.errors import DTypeMismatch, NotSupported
+from ncclkv.kernels.base import Kernels
+from ncclkv.optimizer.base import Optimizer
+from ncclkv.optimizer.captured import CapturedUpdates
+from ncclkv.optimizer.counts import UpdateCounts
+from ncclkv.optimizer.restore import set_config
+from ncclkv.optimizer.scalar_rows import RowCache, Rows
+from ncclkv.table.registry import KeySpec
+
+
+class FusedRule(Rule):
+    """Updates ranges of buckets with one kernel call each, whatever keys lie in them.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Its numbers are read in each push, so changes of its attributes take effect.
+    kernels : Kernels
+        The kernels of the device that holds the buckets.
+
+    Attributes
+    ----------
+    source : Optimizer
+        As given.
+    counts : UpdateCounts
+        Updates of each key, counted once a launch.
+
+    Raises
+    ------
+    NotSupported
+        When the optimizer needs norms.
+    """
+
+    source: Optimizer
+
+    def __init__(self, optimizer: Optimizer, kernels: Kernels) -> None:
+        self.name = type(optimizer).__name__
+        if optimizer.norms:
+            raise NotSupported(
+                f"{self.name} needs the norms of weights and gradients, which no store computes "
+                f"in this version; set an optimizer without them"
+            )
+        self.source = optimizer
+        self.counts = UpdateCounts()
+        self._kernels = kernels
+        self._declared = optimizer.states
+        self._states: dict[int, dict[str, Array]] = {}
+        self._rows = RowCache(self.counts)
+        self._captured: CapturedUpdates | None = None
+        self._version: object = None
+        self._config: dict[str, Any] = {}
+        self._step = optimizer
+        self._other: tuple[Mapping[str, Any], Optimizer] | None = None
+
+    def check(self, spec: KeySpec) -> None:
+        """Refuse a key that the optimizer cannot update.
+
+        Raises
+        ------
+        DTypeMismatch
+            When the key's dtype is not a real floating one.
+        """
+        dtype = spec.dtype
+        if dtype.kind != "f" and not is_low_precision(dtype):
+            raise DTypeMismatch(
+                f"key {spec.key!r} is {dtype_name(dtype)}, and {self.name} updates float16, "
+                "bfloat16, float32 and float64; keep such a key in a store without an optimizer, "
+                "or give set_updater a function"
+            )
+
+    # Hyperparameters
+
+    def step(self) -> Optimizer:
+        """Return a snapshot of the optimizer; the same object until one of its numbers changes.
+
+        A push may be applied after the user has changed the learning rate for the next one.
+
+        Raises
+        ------
+        UsageError
+            When a factor of the optimizer is not a finite number.
+        """
+        version = self.source.version
+        if version != self._version:
+            # Compared by value: ranks launch alike, also when one of them assigns an equal number.
+            config = self.source.config()
+            if config != self._config:
+                self._config, self._step = config, self.source.snapshot()
+            self._version = version
+        return self._step
+
+    def hyperparameters(self) -> dict[str, Any]:
+        self.step()
+        return self._config
+
+    def step_from(self, numbers: Mapping[str, Any]) -> Optimizer:
+        step = self.step()
+        if numbers == self._config:
+            return step
+        if self._other is None or self._other[0] != numbers:
+            other = self.source.snapshot()
+            set_config(other, numbers)
+            self._other = numbers, other.snapshot()
+        return self._other[1]
+
+    def adopt(self, numbers: Mapping[str, Any]) -> None:
+        set_config(self.source, numbers)
+
+    # States
+
+    def allocate(self, state: BucketState) -> None:
+        dtype = state.bucket.dtype
+        self._states[state.bucket.index] = {
+            each.name: state.optimizer_state(each.name, each.dtype_for(dtype))
+            for each in self._declared
+        }
+
+    def start(self, state: BucketState) -> None:
+        for each in self._declared:
+            if each.init == "weights":
+                self._kernels.unpack(state.weights, self._states[state.bucket.index][each.name])
+
+    def reset(self, slot: Slot) -> None:
+        states = self.states(slot)
+        for each in self._declared if states else ():
+            if each.init == "weights":
+                self._kernels.unpack(slot.weight, states[each.name])
+            else:
+                states[each.name][...] = 0
+        self.set_count(slot, 0)
+
+    def states(self, slot: Slot) -> dict[str, Array]:
+        states = self._states.get(slot.state.bucket.index, {})
+        return {name: state[slot.entry.lo : slot.entry.hi] for name, state in states.items()}
+
+    def count(self, slot: Slot) -> int:
+        return self.counts.count(slot.state.bucket, slot.entry.key)
+
+    def set_count(self, slot: Slot, count: int) -> None:
+        self.counts.set(slot.state.bucket, slot.entry.key, count)
+
+    # Updates
+
+    def target(
+        self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
+    ) -> list[tuple[Array, Apply | None]]:
+        bucket, kernels = state.bucket, self._kernels
+        rows: Rows
+        # Once for all spans: an update of the keys pushed is counted here.
+        if self._captured is None:
+            self.counts.add(bucket, state.pushed)
+            rows = self._rows.rows(state.step, bucket)
+        else:
+            kernels = self._captured.kernels
+            rows = self._captured.rows(bucket, state.pushed)
+        arrays = state.weights, state.gradients, tuple(self._states[bucket.index].values())
+
+        def update(start: int) -> Apply:
+            """Return the update of ranges that are counted from element `start` of the bucket."""
+
+            def apply(lo: int, hi: int) -> None:
+                segments, scalars = rows.cut(kernels, start + lo, start + hi)
+                kernels.update(self.source.program, *arrays, scalars, segments, skip_flag)
+
+            return apply
+
+        return [(span.gradients, update(span.lo)) for span in spans]
+
+    # Captures
+
+    def captured(self, states: Sequence[BucketState], kernels: Kernels) -> CapturedUpdates:
+        buckets = [state.bucket for state in states]
+        return CapturedUpdates(
+            self.source.program, self.step, self.counts, buckets, self._kernels, kernels
+        )
+
+    @contextmanager
+    def recording(self, captured: CapturedUpdates | None) -> Iterator[None]:
+        self._captured = captured
+        try:
+            yield
+        finally:
+            self._captured = None
