@@ -23,7 +23,7 @@ BYTES_A_KEY = 1024
 """Room for a push and a pull of every key, so that the calls of one step never evict each other."""
 
 # Measured by tracemalloc, rounded up: a call of a list, and each array of one.
-_CALL_BYTES, _ARRAY_BYTES = 2560, 400
+_CALL_BYTES, _ARRAY_BYTES = 2560, 512
 
 _EXACT = frozenset({int, str, *(np.dtype(code).type for code in "bBhHiIlLqQ")})
 """Types of keys that compare equal only if they name the same key."""
