@@ -12,7 +12,7 @@ import pytest
 from bench import __main__ as program
 from bench import cases, libraries
 from bench.candidates import baselines
-from bench.cases import allreduce_64mib, many_keys, models
+from bench.cases import allreduce_64mib, comparing, contract, many_keys, models
 from bench.data import Sum
 from bench.job import Job
 from bench.libraries.base import Absent, Ours
@@ -43,6 +43,9 @@ def _small(monkeypatch):
     monkeypatch.setitem(models.MODELS, "tiny", lambda: TINY)
     monkeypatch.setattr(allreduce_64mib, "NBYTES", 64 * KIB)
     monkeypatch.setattr(many_keys, "NBYTES", 64 * KIB)
+    monkeypatch.setattr(comparing, "NBYTES", 64 * KIB)
+    monkeypatch.setattr(contract, "LONG", 64 * KIB)
+    monkeypatch.setattr(contract, "SHORT_CALLS", 10)
     monkeypatch.setattr(many_keys, "MANY", 100)
 
 
