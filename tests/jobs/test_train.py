@@ -56,6 +56,15 @@ sys.exit(train.main([]))
 """
 
 
+# In place of scikit-learn, which takes a second to import on each rank.
+READ_DIGITS = """
+import numpy
+def load_digits(return_X_y):
+    with numpy.load({path!r}) as arrays:
+        return arrays["images"], arrays["labels"]
+"""
+
+
 def started(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in the root folder, for half a minute at most."""
     return subprocess.run(
@@ -81,6 +90,27 @@ def accuracy(output: str) -> float:
     return float(found[1])
 
 
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose package sklearn has the digits alone."""
+    from sklearn.datasets import load_digits
+
+    folder = tmp_path_factory.mktemp("digits")
+    images, labels = load_digits(return_X_y=True)
+    np.savez(folder / "digits.npz", images=images, labels=labels)
+    (folder / "sklearn").mkdir()
+    (folder / "sklearn" / "__init__.py").touch()
+    text = READ_DIGITS.format(path=str(folder / "digits.npz"))
+    (folder / "sklearn" / "datasets.py").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def copied_digits(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make jobs read the digits from a file."""
+    monkeypatch.setenv("PYTHONPATH", str(copied))
+
+
 @pytest.fixture
 def no_extras(tmp_path: Path) -> dict[str, str]:
     """An environment in which importing MPI, scikit-learn or tqdm fails."""
@@ -104,6 +134,7 @@ def test_four_ranks_learn_the_digits(update_on: str) -> None:
     assert "30/30" in run.stderr
 
 
+@pytest.mark.usefixtures("copied_digits")
 def test_a_network_that_has_not_learned_fails_the_job() -> None:
     run = job(2, "train.py", "--lr", "0", "--epochs", "1")
     assert accuracy(run.stdout) < 95
@@ -111,6 +142,7 @@ def test_a_network_that_has_not_learned_fails_the_job() -> None:
     assert run.returncode != 0
 
 
+@pytest.mark.usefixtures("copied_digits")
 def test_weights_that_differ_in_one_bit_fail_the_job() -> None:
     run = job(2, "-c", FLIP_ONE_BIT)
     assert accuracy(run.stdout) >= 95
@@ -119,6 +151,7 @@ def test_weights_that_differ_in_one_bit_fail_the_job() -> None:
 
 
 @pytest.mark.limit(120)
+@pytest.mark.usefixtures("copied_digits")
 @pytest.mark.parametrize("update_on", ["every_rank", "root"])
 def test_any_number_of_ranks_reaches_the_same_weights(update_on: str, tmp_path: Path) -> None:
     saved = {}
@@ -147,6 +180,7 @@ def bits(path: Path, *options: str, **variables: str) -> list[bytes]:
 
 
 @pytest.mark.limit(120)
+@pytest.mark.usefixtures("copied_digits")
 @pytest.mark.parametrize("update_on", ["every_rank", "root"])
 def test_a_resumed_run_ends_with_the_same_bits(update_on: str, tmp_path: Path) -> None:
     directory, path = str(tmp_path / "checkpoints"), tmp_path / "weights.npz"
@@ -178,9 +212,10 @@ def test_help_needs_neither_mpi_nor_extras(no_extras: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("store", ["local", "device", "threads", "dist"])
-def test_one_rank_needs_no_mpi(store: str, tmp_path: Path) -> None:
+def test_one_rank_needs_no_mpi(store: str, copied: Path, tmp_path: Path) -> None:
     (tmp_path / "mpi4py.py").write_text("raise ImportError('mpi4py was imported')\n")
-    run = started([sys.executable, "train.py", "--kvstore", store], PYTHONPATH=str(tmp_path))
+    path = f"{tmp_path}{os.pathsep}{copied}"
+    run = started([sys.executable, "train.py", "--kvstore", store], PYTHONPATH=path)
     assert run.returncode == 0, run.stdout + run.stderr
     assert accuracy(run.stdout) >= 97
     assert "on 1 rank(s)" in run.stdout
