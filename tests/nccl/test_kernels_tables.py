@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclkv.kernels.base import Segments
@@ -46,6 +46,7 @@ def edges(launches: list[tuple[int, np.ndarray]]) -> Iterator[tuple[np.ndarray, 
                 yield argument, piece, low, high - 1
 
 
+@settings(deadline=None)
 @given(st.lists(SIZES, max_size=2 * PIECES + 3))
 def test_copies_cover_each_byte_once(sizes: list[int]) -> None:
     nbytes = np.array(sizes, np.int64)
@@ -65,6 +66,7 @@ def test_copies_cover_each_byte_once(sizes: list[int]) -> None:
         assert covered < int(argument["nbytes"][piece]) <= covered + COPY_BYTES
 
 
+@settings(deadline=None)
 @given(st.lists(SIZES, max_size=2 * PIECES + 3), st.integers(0, 2**40))
 def test_segments_cover_each_element_once(sizes: list[int], begin: int) -> None:
     offsets = [begin, *(begin + np.cumsum(sizes, dtype=np.int64)).tolist()]
@@ -82,6 +84,7 @@ def test_segments_cover_each_element_once(sizes: list[int], begin: int) -> None:
     assert position == offsets[-1]
 
 
+@settings(deadline=None)
 @given(st.lists(SIZES, max_size=20), st.sampled_from([1, 7, COPY_BYTES]))
 def test_first_blocks_against_counting(sizes: list[int], per_block: int) -> None:
     first = [0]

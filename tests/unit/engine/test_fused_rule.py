@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclkv.comm.solo import SoloCommunicator
@@ -270,6 +270,7 @@ class Counting(SGD):
         return rate / count, *others
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

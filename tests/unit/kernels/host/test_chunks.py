@@ -6,12 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclkv.kernels.host.chunks import CHUNK_BYTES, blocks, chunk_length, ranges, working_dtype
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 7), max_size=4), st.integers(1, 20))
 def test_blocks_cover_an_array_once_in_c_order(lengths: list[int], length: int) -> None:
     x = np.arange(math.prod(lengths)).reshape(lengths)

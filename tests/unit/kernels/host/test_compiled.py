@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ncclkv.kernels.host import HostKernels, compiled
@@ -53,6 +53,7 @@ def _bits(array: np.ndarray) -> bytes:
     return np.where(np.isnan(array), np.nan, array).astype(array.dtype).tobytes()
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 2**32),
     st.sampled_from(REAL),
@@ -87,6 +88,7 @@ def test_sums_have_numpys_bits(
         assert number == into or part.tobytes() == other.tobytes()
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 2**32),
     st.sampled_from(REAL),
@@ -126,6 +128,7 @@ def test_steps_have_numpys_bits(
     assert gradients.tobytes() == before, "gradients were written"
 
 
+@settings(deadline=None)
 @given(st.integers(0, 300), st.integers(0, 70), st.integers(0, 70), st.booleans())
 def test_copies_at_any_addresses(size: int, to: int, start: int, stream: bool) -> None:
     memory = np.full(size + to + 1, 255, np.uint8)
