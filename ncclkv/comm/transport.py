@@ -13,8 +13,8 @@ from ncclkv.errors import OrderMismatch
 class Request(Protocol):
     """A message on its way."""
 
-    peer: int
-    """The rank at the other end."""
+    peer: int = -1
+    """The rank at the other end; -1 for a request that waits for several ranks."""
 
     def done(self) -> bool:
         """Return whether the message is sent or received, and its buffer free again."""
@@ -22,6 +22,10 @@ class Request(Protocol):
     def poll(self) -> bool:
         """Return whether `done` may have changed; cheaper than `done` for some requests."""
         return True
+
+    def awaited(self) -> Sequence[int]:
+        """Return the ranks that it waits for."""
+        return (self.peer,)
 
 
 class WrongLength(OrderMismatch):

@@ -125,7 +125,8 @@ class MpiTransport(Transport):
 
     def notify(self) -> None:
         # Processes look by themselves; but none may go on without MPI, by which it tells its end.
-        self._check()
+        if self._finalized():
+            self._check()
 
     def windows_left(self) -> int:
         return window.left()

@@ -134,7 +134,8 @@ class Reductions:
             reduction = AllReduce(node, plan, send, receive, apply)
 
             def steps(channel: Channel) -> Steps:
-                return reduction.steps(CrossNode(node, channel, plan.root, ordered=ordered))
+                cross = CrossNode(node, channel, plan.root, ordered=ordered)
+                return reduction.steps_across(cross)
 
             return launch(steps, plan.call, arrivals=reduction.slot.arrivals)
 

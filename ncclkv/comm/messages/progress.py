@@ -8,6 +8,8 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from itertools import filterfalse
+from operator import methodcaller
 from typing import TypeVar
 
 from ncclkv.comm.control import CallDigest
@@ -35,6 +37,8 @@ _FIRST_POLLS = 20
 # A short wait for one collective polls its last message so often before it advances everything.
 _POLLS_PER_ADVANCE = 20
 _SHORT_WAIT_POLLS = 60
+
+_is_done = methodcaller("done")
 
 # Engines with collectives in flight are kept alive: MPI may still write into their messages.
 _in_flight: set[ProgressEngine] = set()
@@ -110,50 +114,37 @@ class ProgressEngine:
 
     def launch(self, work: Made) -> Made:
         """Start a collective, and make its first step."""
-        self.check()
+        if self.failure is not None:
+            raise again(self.failure)
         work.progress = self
-        if work.eager and not self._active and self._completes(work):
-            return work
         self._thread = threading.get_ident()
         # Kept before its first step: MPI may still write into the messages of a failed step.
         self._active.append(work)
         _in_flight.add(self)
         self._advance(work)
+        if work.eager and not work.finished and len(self._active) == 1:
+            self._spin(work)
         return work
-
-    def check(self) -> None:
-        """Raise the earlier failure again, if there is one."""
-        if self.failure is not None:
-            raise again(self.failure)
 
     def advance(self) -> None:
         """Advance every collective in flight as far as its messages allow."""
-        self.check()
+        if self.failure is not None:
+            raise again(self.failure)
         for work in self._active.copy():
             if not work.finished:
                 self._advance(work)
 
-    def _completes(self, work: HostWork) -> bool:
-        """Poll a collective briefly; return whether it is complete and need not be kept."""
-        self._step(work)
+    def _spin(self, work: HostWork) -> None:
+        """Poll a collective briefly: an early end spares a wait."""
         for attempt in range(self.spin_limit):
-            if work.finished:
-                break
             self._transport.pause(attempt)
             if not work.blocked():
-                self._step(work)
-        return work.finished
+                self._advance(work)
+                if work.finished:
+                    return
 
     def _advance(self, work: HostWork) -> None:
-        """Advance a collective; forget it when it is complete."""
-        self._step(work)
-        if work.finished:
-            self._active.remove(work)
-            if not self._active:
-                _in_flight.discard(self)
-
-    def _step(self, work: HostWork) -> None:
-        """Advance a collective; an error breaks the communicator."""
+        """Advance a collective, and forget a complete one; an error breaks the communicator."""
         try:
             work.finished = work.advance()
         except (OrderMismatch, PeerFailed) as error:
@@ -169,10 +160,17 @@ class ProgressEngine:
                 f"{type(error).__name__}: {error}; create a new store"
             )
             raise
+        if work.finished:
+            self._active.remove(work)
+            if not self._active:
+                _in_flight.discard(self)
 
     def wait(self, work: HostWork, timeout: float | None) -> None:
         """Wait until `work` is complete; raise at the deadline, or when a needed rank has left."""
-        self._wait(work, timeout)
+        if not work.blocked():
+            self.advance()
+        if not work.finished:
+            self._wait(work, timeout)
         if work.reports_requested:
             # After a failed wait the record stays: ranks that wait for this one read it.
             self.calls.recorder.clear_wait()
@@ -183,17 +181,8 @@ class ProgressEngine:
         """Wait as `wait`, but leave the record of a long wait."""
         limit = self._timeout if timeout is None else timeout
         start, attempt = time.monotonic(), 0
-        while True:
+        while not work.finished:
             others = self._others()
-            alone = attempt < _SHORT_WAIT_POLLS and not others and len(self._active) == 1
-            polls = _POLLS_PER_ADVANCE if alone else 1
-            while polls and work.blocked():
-                polls -= 1
-                attempt += 1
-                self._transport.pause(attempt)
-            self.advance()
-            if work.finished:
-                return
             for other in others:
                 # The next call of that communicator raises its failure.
                 with suppress(Exception), other.lock:
@@ -202,6 +191,13 @@ class ProgressEngine:
             self._transport.pause(attempt)
             if attempt > _FIRST_POLLS:
                 self._check_wait(work, limit, time.monotonic() - start)
+            alone = attempt < _SHORT_WAIT_POLLS and not others and len(self._active) == 1
+            polls = _POLLS_PER_ADVANCE if alone else 1
+            while polls and work.blocked():
+                polls -= 1
+                attempt += 1
+                self._transport.pause(attempt)
+            self.advance()
 
     def _check_wait(self, work: HostWork, limit: float, waited: float) -> None:
         """Raise when a wait cannot end, or has lasted too long."""
@@ -235,13 +231,10 @@ class ProgressEngine:
 class HostWork(Work):
     """A collective of hosts, which advances only during calls of this package.
 
-    Parameters
+    Attributes
     ----------
     what : object
         Its ``str`` describes the collective in messages.
-
-    Attributes
-    ----------
     progress : ProgressEngine
         Set at the launch.
     finished : bool
@@ -252,16 +245,14 @@ class HostWork(Work):
         As `AwaitedWork` has them.
     """
 
+    what: object
     progress: ProgressEngine
     finished = False
     eager = False
     reports_requested = reported = 0
 
-    def __init__(self, what: object) -> None:
-        self._what = what
-
     def __str__(self) -> str:
-        return f"{self._what} ({self.label})" if self.label else str(self._what)
+        return f"{self.what} ({self.label})" if self.label else str(self.what)
 
     @abstractmethod
     def advance(self) -> bool:
@@ -289,7 +280,7 @@ class StepWork(HostWork):
     """A collective that is a generator of its steps."""
 
     def __init__(self, steps: Steps, what: object, arrivals: Arrivals = dict) -> None:
-        super().__init__(what)
+        self.what = what
         self._steps = steps
         self._arrivals = arrivals
         self._pending: list[Request] = []
@@ -300,7 +291,7 @@ class StepWork(HostWork):
     def advance(self) -> bool:
         while True:
             try:
-                self._pending = [message for message in self._pending if not message.done()]
+                self._pending = list(filterfalse(_is_done, self._pending))
                 if self._pending:
                     return False
                 self._pending = list(next(self._steps))
@@ -313,4 +304,4 @@ class StepWork(HostWork):
         return bool(self._pending) and not self._pending[-1].poll()
 
     def missing(self) -> set[int]:
-        return {message.peer for message in self._pending}
+        return {rank for message in self._pending for rank in message.awaited()}

@@ -17,7 +17,7 @@ from ncclkv.comm.shm import header
 from ncclkv.comm.shm.allocator import Offset
 from ncclkv.comm.shm.hierarchical import CrossNode
 from ncclkv.comm.shm.node import BLOCK_BYTES, Node
-from ncclkv.comm.shm.sequence import DONE, ENTERED
+from ncclkv.comm.shm.sequence import DONE, ENTERED, CollectiveSlot
 from ncclkv.comm.shm.staging import HALF_BYTES
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.errors import OrderMismatch
@@ -63,6 +63,8 @@ class ReductionPlan:
         Every rank's array, by its index on the node, when all of them can be mapped.
     receives : dict of ndarray, or None
         Other ranks' arrays for the sum, when all of these can be mapped.
+    in_place : bool
+        True when all arrays can be read and written where they are.
     """
 
     def __init__(
@@ -87,10 +89,11 @@ class ReductionPlan:
         self.header = header.write(self.call, node.place(send), target)
         self.sends: dict[int, Buffer] | None = None
         self.receives: dict[int, Buffer] | None = None
-        self._offsets: list[list[int]] = []
+        self.in_place = False
+        self._headers: list[list[int]] | None = None
         self._blocks: list[_Block] = []
 
-    def resolve_peers(self, headers: list[list[int]]) -> None:
+    def resolve_peers(self, turn: CollectiveSlot) -> None:
         """Map the arrays that all ranks have published.
 
         Raises
@@ -98,11 +101,9 @@ class ReductionPlan:
         OrderMismatch
             When a rank has published another call.
         """
-        # Digests change with every call; only the addresses are compared.
-        offsets = [words[1:] for words in headers]
-        if offsets == self._offsets and len({words[0] for words in headers}) == 1:
+        if self._headers is not None and turn.headers_match(self._headers):
             return
-        node = self._node
+        node, headers = self._node, turn.headers()
         header.check_all(self.call, node, headers)
         both = [header.places(words) for words in headers]
         self.sends = self._views({index: send for index, (send, _) in enumerate(both)})
@@ -111,8 +112,10 @@ class ReductionPlan:
         if self.receives is not None:
             # This rank's own array is written without a view.
             self.receives.pop(node.index, None)
+        self.in_place = self.sends is not None and self.receives is not None
         self._blocks = self._cut()
-        self._offsets = offsets
+        # Digests change with every call; the words behind them stay.
+        self._headers = [words[1:] for words in headers]
 
     def _gets(self, index: int) -> bool:
         """Return whether a rank of the node has an array that others write the sum into."""
@@ -142,11 +145,6 @@ class ReductionPlan:
             others = [receive[lo:hi] for receive in self.receives.values()]
             blocks.append(_Block(lo, hi, parts, others))
         return blocks
-
-    @property
-    def in_place(self) -> bool:
-        """True when all arrays can be read and written where they are."""
-        return self.sends is not None and self.receives is not None
 
     def run(self, receive: Buffer, apply: Apply | None) -> None:
         """Reduce this rank's slice block by block, copy each block on, and update it."""
@@ -193,37 +191,35 @@ class AllReduce:
         self._send, self._receive = send, receive
         self._apply = apply if plan.is_local else None
         self.slot = node.sequence.next_slot()
+        node.halves.open(self.slot)
 
-    def steps(self, cross: CrossNode | None = None) -> Steps:
-        """Take this rank's part; `cross` reduces between nodes, where there are several."""
+    def steps_across(self, cross: CrossNode) -> Steps:
+        """Take `steps`, with `cross` between nodes; refuse other calls at all ranks."""
         self._cross = cross
-        self._node.halves.open(self.slot)
-        return self._sliced() if cross is None else self._refusing(cross)
-
-    def _refusing(self, cross: CrossNode) -> Steps:
-        """Run, and refuse other calls also at the ranks that cannot read this rank's header."""
         try:
-            yield from self._sliced()
+            yield from self.steps()
         except OrderMismatch:
+            # Ranks of other nodes cannot read this rank's header.
             self.slot.fail()
             cross.refuse()
             raise
 
-    def _sliced(self) -> Steps:
+    def steps(self) -> Steps:
         """Reduce slices of the arrays where they are, or of chunks that are copied."""
         plan, turn = self._plan, self.slot
         if not turn.is_free():
             yield turn.free()
         turn.write_header(plan.header)
-        yield from self._barrier(ENTERED)
-        plan.resolve_peers(turn.headers())
+        turn.publish(ENTERED)
+        yield turn.stragglers(ENTERED)
+        plan.resolve_peers(turn)
         if plan.in_place and self._cross is None:
             self._node.halves.decide(turn)
             plan.run(self._receive, self._apply if plan.sharded_update else None)
         else:
             yield from self._in_chunks()
         turn.publish(DONE)
-        if plan.receives is not None and not turn.all_reached(DONE):
+        if plan.receives is not None:
             # Others write into this rank's array, or read it, until they are done.
             yield turn.stragglers(DONE)
         if self._apply is not None and not self._plan.sharded_update:
@@ -243,18 +239,14 @@ class AllReduce:
             if plan.sends is None:
                 self._half(node.index, chunk)[:] = self._send[start : chunk.stop]
                 phase += 1
-                yield from self._barrier(phase)
+                turn.publish(phase)
+                yield turn.stragglers(phase)
             yield from self._reduce_chunk(chunk)
             if plan.receives is None:
                 phase += 1
-                yield from self._barrier(phase)
+                turn.publish(phase)
+                yield turn.stragglers(phase)
                 self._copy_out(chunk)
-
-    def _barrier(self, phase: int) -> Steps:
-        """Publish a phase, and wait until all ranks of the node have reached it."""
-        self.slot.publish(phase)
-        if not self.slot.all_reached(phase):
-            yield self.slot.stragglers(phase)
 
     def _half(self, index: int, chunk: _Chunk) -> Buffer:
         """Return a rank's copy of a chunk."""

@@ -40,29 +40,46 @@ FAILED = -1
 """Flag value of a failed collective."""
 
 
-class PeerFlag(Request):
-    """The flag of a peer, awaited until it reaches a value."""
+Flags = Sequence[tuple[int, memoryview]]
+"""Ranks, each with its flags."""
 
-    __slots__ = ("_flags", "_rank", "_slot", "_value", "peer")
 
-    def __init__(self, rank: int, peer: int, flags: memoryview, slot: int, value: int) -> None:
-        self.peer = peer
+class PeerFlags(Request):
+    """The flags of some ranks, awaited until all of them reach a value: one request for all."""
+
+    __slots__ = ("_flags", "_rank", "_slot", "_value")
+
+    def __init__(self, rank: int, flags: Flags, slot: int, value: int) -> None:
         self._rank = rank
         self._flags = flags
         self._slot = slot
         self._value = value
 
     def done(self) -> bool:
-        reached: int = self._flags[self._slot]
-        if reached == FAILED:
-            raise OrderMismatch(
-                f"rank {self._rank}: rank {self.peer} found that ranks made different calls"
-            )
-        return reached >= self._value
+        slot, value, done = self._slot, self._value, True
+        for peer, flags in self._flags:
+            if flags[slot] < value:
+                done = False
+                if flags[slot] == FAILED:
+                    raise OrderMismatch(
+                        f"rank {self._rank}: rank {peer} found that ranks made different calls"
+                    )
+        return done
 
     def poll(self) -> bool:
-        reached: int = self._flags[self._slot]
-        return reached >= self._value or reached == FAILED
+        slot, value = self._slot, self._value
+        for _, flags in self._flags:  # noqa: SIM110  # a loop takes half as long as all()
+            if FAILED < flags[slot] < value:
+                return False
+        return True
+
+    def of(self, rank: int) -> PeerFlags:
+        """Return the request of one of the ranks alone."""
+        only = [each for each in self._flags if each[0] == rank]
+        return PeerFlags(self._rank, only, self._slot, self._value)
+
+    def awaited(self) -> list[int]:
+        return [peer for peer, flags in self._flags if flags[self._slot] < self._value]
 
 
 class SequenceTable:
@@ -86,11 +103,9 @@ class SequenceTable:
         Every rank's flags, and the words of their notes.
     own, own_words : memoryview
         This rank's.
-    others : list of memoryview
-        The other ranks' flags.
+    others : list of (int, memoryview)
+        The other ranks, each with its flags.
     ranks : sequence of int
-    peers : list of int
-        The other ranks.
     notify : callable
     addresses : list of (int, int)
         Of every rank's flags and notes.
@@ -110,8 +125,11 @@ class SequenceTable:
         self.numbers = [page[: RING * 8].view(np.int64).data for page in pages]
         self.words = [page[RING * 8 : NBYTES].view(np.int64).data for page in pages]
         self.own, self.own_words = self.numbers[index], self.words[index]
-        self.others = [each for each in self.numbers if each is not self.own]
-        self.peers = [rank for rank in ranks if rank != self.rank]
+        self.others = [
+            (peer, flags)
+            for peer, flags in zip(ranks, self.numbers, strict=True)
+            if peer != self.rank
+        ]
         self.notify = notify
         self.addresses = [(address(page), address(page) + RING * 8) for page in pages]
         self.digest = CallDigest()
@@ -182,11 +200,11 @@ class CollectiveSlot:
         reached = [numbers[self._slot] - self._base for numbers in flags.numbers]
         return times if all(ENTERED <= phase <= DONE for phase in reached) else {}
 
-    def headers_match(self, first: int, second: int) -> bool:
-        """Return whether all headers begin with this rank's digest and these words."""
+    def headers_match(self, expected: Sequence[Sequence[int]]) -> bool:
+        """Return whether each rank's header has this rank's digest and the words expected of it."""
         lo, digest = self._slot * NOTE_WORDS, self.digest
-        for words in self._flags.words:
-            if words[lo] != digest or words[lo + 1] != first or words[lo + 2] != second:
+        for words, known in zip(self._flags.words, expected, strict=True):
+            if words[lo] != digest or words[lo + 1 : lo + 1 + len(known)].tolist() != known:
                 return False
         return True
 
@@ -194,24 +212,25 @@ class CollectiveSlot:
         """Return whether all other ranks have reached a phase."""
         return self._met(self._base + phase)
 
-    def stragglers(self, phase: int) -> list[Request]:
-        """Return the other ranks that have not reached a phase."""
-        return self._behind(self._base + phase)
+    def stragglers(self, phase: int) -> list[PeerFlags]:
+        """Return a request that all other ranks reach a phase."""
+        flags = self._flags
+        return [PeerFlags(flags.rank, flags.others, self._slot, self._base + phase)]
 
-    def waiting_for(self, rank: int, phase: int) -> list[Request]:
-        """Return the flag of a rank, unless the rank has reached a phase."""
-        return [each for each in self.stragglers(phase) if each.peer == rank]
+    def waiting_for(self, rank: int, phase: int) -> list[PeerFlags]:
+        """Return a request that one rank reaches a phase."""
+        return [request.of(rank) for request in self.stragglers(phase)]
 
     def is_over(self) -> bool:
         """Return whether all ranks are done, this one included."""
         value = self._base + DONE
         return self._flags.own[self._slot] >= value and self._met(value)
 
-    def unfinished(self) -> list[Request]:
-        """Return the ranks that are not done, this one included."""
-        flags, value = self._flags, self._base + DONE
-        here = PeerFlag(flags.rank, flags.rank, flags.own, self._slot, value)
-        return [*([] if here.done() else [here]), *self._behind(value)]
+    def unfinished(self) -> list[PeerFlags]:
+        """Return a request that all ranks are done, this one included."""
+        flags = self._flags
+        everyone = [(flags.rank, flags.own), *flags.others]
+        return [PeerFlags(flags.rank, everyone, self._slot, self._base + DONE)]
 
     def meeting(
         self, before: CollectiveSlot | None
@@ -241,23 +260,14 @@ class CollectiveSlot:
         """Return whether all other ranks are done with it."""
         return self.number <= RING or self._met(self._base - RING * _PHASES + DONE)
 
-    def free(self) -> list[Request]:
-        """Return the ranks that are not done with it."""
-        return [] if self.number <= RING else self._behind(self._base - RING * _PHASES + DONE)
+    def free(self) -> list[PeerFlags]:
+        """Return a request that all other ranks are done with it."""
+        return [] if self.number <= RING else self.stragglers(DONE - RING * _PHASES)
 
     def _met(self, value: int) -> bool:
         """Return whether all other ranks have written at least `value`."""
         slot = self._slot
-        for numbers in self._flags.others:  # noqa: SIM110  # a loop takes half as long as all()
-            if numbers[slot] < value:
+        for _, flags in self._flags.others:  # noqa: SIM110  # a loop takes half as long as all()
+            if flags[slot] < value:
                 return False
         return True
-
-    def _behind(self, value: int) -> list[Request]:
-        """Return the other ranks that have written less than `value`."""
-        flags, slot = self._flags, self._slot
-        return [
-            PeerFlag(flags.rank, rank, numbers, slot, value)
-            for rank, numbers in zip(flags.peers, flags.others, strict=True)
-            if numbers[slot] < value
-        ]

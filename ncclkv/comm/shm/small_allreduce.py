@@ -49,6 +49,7 @@ class SmallAllReduce:
         self.count = count
         self.call = header.reduction(count * dtype.itemsize, dtype, op, root, sharded_update=False)
         self.words = self.call.pack()
+        self.headers = [list(self.words)] * len(node.ranks)
         self.reduce = node.reducer(dtype, op)
         self.ring = node.ring(self.call.nbytes)
         self.copies = [
@@ -81,7 +82,7 @@ class SmallAllReduceWork(HostWork):
     def __init__(
         self, short: SmallAllReduce, send: Buffer, receive: Buffer, apply: Apply | None
     ) -> None:
-        super().__init__(short.call)
+        self.what = short.call
         self._short = short
         self._send, self._receive = send, receive
         self._apply = apply
@@ -91,12 +92,14 @@ class SmallAllReduceWork(HostWork):
 
     def advance(self) -> bool:
         tables = self._short.tables
-        if tables is not None and not self._entered and self._apply is None:
+        if tables is not None and not self._entered:
             over = self._in_c(tables[self._slot])
         else:
             over = self._in_steps()
         if not over:
             return False
+        if self._apply is not None and self._short.here:
+            self._apply(0, self._short.count)
         # Release the arrays: the caller may hold this Work for long.
         del self._send, self._receive, self._apply
         return True
@@ -115,12 +118,10 @@ class SmallAllReduceWork(HostWork):
         if short.here:
             if not turn.all_reached(ENTERED):
                 return False
-            if not turn.headers_match(*short.words):
+            if not turn.headers_match(short.headers):
                 header.check_all(short.call, short.node, turn.headers())
             short.reduce(copies, self._receive)
         turn.publish(DONE)
-        if short.here and self._apply is not None:
-            self._apply(0, short.count)
         return True
 
     def _in_c(self, table: bytes) -> bool:
@@ -153,4 +154,4 @@ class SmallAllReduceWork(HostWork):
             late = turn.stragglers(ENTERED)
         else:
             late = [*turn.free(), *(before.unfinished() if before is not None else ())]
-        return {each.peer for each in late}
+        return {rank for each in late for rank in each.awaited()}

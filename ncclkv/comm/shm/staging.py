@@ -94,8 +94,8 @@ class DoubleBuffer:
         """Return whether no earlier collective may need the halves."""
         return self._open[0] == turn.number
 
-    def take(self, turn: CollectiveSlot) -> list[Request]:
-        """Take the halves; return the ranks that may still read their content."""
+    def take(self, turn: CollectiveSlot) -> Sequence[Request]:
+        """Take the halves; return the requests of the ranks that may still read their content."""
         before, self._holder = self._holder, turn
         return [] if before is None else before.unfinished()
 

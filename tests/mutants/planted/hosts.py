@@ -168,7 +168,7 @@ MUTANTS = (
     Mutant(
         name="short-sum-without-its-update",
         file=SMALL,
-        old="        if short.here and self._apply is not None:\n",
+        old="        if self._apply is not None and self._short.here:\n",
         new="        if False:\n",
         why="small weights are not updated",
         tests=(THREADS,),

@@ -19,7 +19,7 @@ class Looked(HostWork):
     """A collective that notes, each time it goes on, that no other thread could advance it."""
 
     def __init__(self, engine: ProgressEngine) -> None:
-        super().__init__("a sum")
+        self.what = "a sum"
         self._progress = engine
         self.alone: list[bool] = []
 

@@ -67,7 +67,7 @@ def test_the_first_enters_and_the_second_has_the_sum(seats: tuple[Seat, Seat]) -
     assert (second.receive == first.send + second.send).all()
     assert here[0].all_reached(ENTERED)
     assert here[0].all_reached(DONE)
-    assert here[0].headers_match(*first.short.words)
+    assert here[0].headers_match(first.short.headers)
 
 
 def test_times_of_arrival_are_where_python_reads_them(seats: tuple[Seat, Seat]) -> None:
@@ -100,7 +100,7 @@ def test_another_call_is_not_summed(seats: tuple[Seat, Seat]) -> None:
     assert (second.receive == -1).all()
     assert here[0].all_reached(ENTERED)
     assert not here[0].all_reached(DONE)
-    assert not here[0].headers_match(*first.short.words)
+    assert not here[0].headers_match(first.short.headers)
 
 
 def test_nothing_is_written_over_what_another_rank_may_read(seats: tuple[Seat, Seat]) -> None:
