@@ -16,6 +16,7 @@ from ncclkv.comm.types import DoneWork
 from ncclkv.engine.batch import BucketPush, Pull, Push, plan_push
 from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.capture import Recorder
+from ncclkv.engine.events import Events
 from ncclkv.engine.flush import FlushPolicy
 from ncclkv.engine.flush_agreement import AgreedFlush
 from ncclkv.engine.flush_choice import FlushChoice
@@ -52,6 +53,8 @@ class Engine:
     policy : FlushPolicy
         In force: chosen when the store is made, and anew for each update rule and uneven block.
     placement : Placement
+    events : Events
+        The instruments that listen to this rank.
     updates : Updates
         The update rule in force, and the pending exception of an updater.
     uneven : bool
@@ -72,6 +75,7 @@ class Engine:
         self._reader = reader
         self._reducer = reducer
         self.updates = reducer.updates
+        self.events = reducer.events
         self._flushes = flushes
         self._comm = reducer.comm
         self._alone = reducer.comm.size == 1
@@ -405,17 +409,17 @@ def make_engine(
         Whether ranks may push different keys: a missing key counts as zeros.
     nonfinite : {"ignore", "raise", "skip_step"}
     """
-    updates = Updates(comm, placement)
+    updates, events = Updates(comm, placement), Events()
     layout = Layout(
         comm,
         kernels,
         sizing,
         updates.allocate,
         updates.start,
-        reduction_for(comm, placement, codec=None),
+        reduction_for(comm, placement, None, events),
         share_weights=placement.shares_weights,
     )
     reader = Reader(comm, layout, kernels)
-    reducer = Reducer(comm, layout, updates, kernels)
+    reducer = Reducer(comm, layout, updates, kernels, events)
     flushes = FlushChoice(reducer, missing_zeros=missing_zeros, nonfinite=nonfinite)
     return Engine(layout, reader, reducer, flushes)

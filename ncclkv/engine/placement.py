@@ -15,7 +15,7 @@ from typing import Protocol
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.buffers import check_root
-from ncclkv.comm.types import EVERYONE, Buffer, Root, To, Work
+from ncclkv.comm.types import EVERYONE, Buffer, DoneWork, Root, To, Work
 from ncclkv.errors import NotSupported, UsageError
 
 
@@ -45,8 +45,8 @@ class Placement(Protocol):
     def to(self, count: int) -> To:
         """Return the destination of a sum of `count` elements."""
 
-    def publish(self, weights: Buffer) -> Work | None:
-        """Launch the step that gives every rank updated weights; None if every rank has them."""
+    def publish(self, weights: Buffer) -> Work:
+        """Launch the step that gives every rank updated weights."""
 
 
 class EveryRank:
@@ -63,8 +63,8 @@ class EveryRank:
     def to(self, count: int) -> To:
         return EVERYONE
 
-    def publish(self, weights: Buffer) -> None:
-        return None
+    def publish(self, weights: Buffer) -> Work:
+        return DoneWork()
 
 
 class AtRoot:

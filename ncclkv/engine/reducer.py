@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from time import perf_counter
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState
+from ncclkv.engine.events import Events
 from ncclkv.engine.layout import Layout
 from ncclkv.engine.update_rule import Rule
 from ncclkv.engine.updates import Updates
@@ -26,15 +28,22 @@ class Reducer:
     updates : Updates
         The rule that the sums go through.
     kernels : Kernels
+    events : Events
     """
 
     def __init__(
-        self, comm: Communicator, layout: Layout, updates: Updates, kernels: Kernels
+        self,
+        comm: Communicator,
+        layout: Layout,
+        updates: Updates,
+        kernels: Kernels,
+        events: Events,
     ) -> None:
         self.comm = comm
         self.layout = layout
         self.updates = updates
         self.kernels = kernels
+        self.events = events
 
     def launch(
         self,
@@ -105,10 +114,10 @@ class Reducer:
             if state.stale is None:
                 continue
             span = state.span(state.stale)
-            work = placement.publish(span.weights)
-            if work is not None:
-                work.label = span.label
-                state.in_flight.add(work)
+            publish = partial(placement.publish, span.weights)
+            self.events.sequence += 1
+            work = self.events.launch(publish, span.label, span.weights.nbytes, 0)
+            state.in_flight.add(work)
             state.stale = None
 
     def update_keys(self, keys: Iterable[Key]) -> None:

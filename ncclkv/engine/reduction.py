@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import Apply, Buffer, Work
 from ncclkv.compress.base import Codec
+from ncclkv.engine.events import Events
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.span import Span
 from ncclkv.errors import NotSupported
@@ -39,11 +41,13 @@ class DenseReduction:
     ----------
     comm : Communicator
     placement : Placement
+    events : Events
     """
 
-    def __init__(self, comm: Communicator, placement: Placement) -> None:
+    def __init__(self, comm: Communicator, placement: Placement, events: Events) -> None:
         self._comm = comm
         self._placement = placement
+        self._events = events
 
     def launch(self, span: Span, receive: Buffer, op: str, apply: Apply | None) -> Work:
         wanted = op, receive is span.weights
@@ -58,10 +62,17 @@ class DenseReduction:
             )
             collective.label = span.label
             span.collective, span.prepared_for = collective, wanted
-        return collective.launch(apply)
+        events = self._events
+        events.sequence += 1
+        if not events.heard:
+            return collective.launch(apply)
+        start, nbytes = partial(collective.launch, apply), span.gradients.nbytes
+        return events.launch(start, span.label, nbytes, 0)
 
 
-def reduction_for(comm: Communicator, placement: Placement, codec: Codec | None) -> Reduction:
+def reduction_for(
+    comm: Communicator, placement: Placement, codec: Codec | None, events: Events
+) -> Reduction:
     """Return the reduction of the buckets of a store.
 
     Raises
@@ -71,4 +82,4 @@ def reduction_for(comm: Communicator, placement: Placement, codec: Codec | None)
     """
     if codec is not None:
         raise NotSupported(f"codec {codec.name!r}: this version reduces gradients as they are")
-    return DenseReduction(comm, placement)
+    return DenseReduction(comm, placement, events)

@@ -83,7 +83,7 @@ def open_context(name: str, comm: Communicator, options: Options) -> Context:
         missing_zeros=missing_zeros,
         nonfinite=options.nonfinite,
     )
-    session = Session(name, comm)
+    session = Session(name, comm, engine.events)
     calls = CallLog(comm, engine.layout.registry, missing_zeros=missing_zeros)
     memory_check = MemoryCheck(comm, engine.layout, session.checks)
     return Context(comm, engine, session, calls, memory_check, _verify(comm, engine, options))

@@ -9,11 +9,13 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from os import getpid
 from threading import current_thread, get_ident
+from time import perf_counter
 from typing import NoReturn
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import dump
 from ncclkv.comm.host import finalize
+from ncclkv.engine.events import Events
 from ncclkv.errors import (
     CommAborted,
     CommError,
@@ -69,6 +71,7 @@ class Session:
     Attributes
     ----------
     comm : Communicator
+    events : Events
     closed : bool
     failure : ContractError or CommError or None
         The error that broke the store; every later call raises it again.
@@ -84,7 +87,7 @@ class Session:
         The process and the thread that created the store.
     """
 
-    def __init__(self, name: str, comm: Communicator) -> None:
+    def __init__(self, name: str, comm: Communicator, events: Events) -> None:
         self.closed = False
         self.failure: ContractError | CommError | None = None
         self.block = ""
@@ -92,6 +95,7 @@ class Session:
         self.running = running()
         self.checks = Checks()
         self.comm = comm
+        self.events = events
         self._name = name
         self._alone = comm.size == 1
         self._prefix = f"rank {comm.rank} of {comm.size}: "
@@ -232,10 +236,12 @@ class Verb:
     A class, since entering and leaving a generator takes several times as long.
     """
 
-    __slots__ = ("_allowed_inside", "_name", "_running", "_session")
+    __slots__ = ("_allowed_inside", "_begin", "_events", "_name", "_running", "_session")
 
     def __init__(self, session: Session, name: str, allowed_inside: Collection[str]) -> None:
         self._session = session
+        self._events = session.events
+        self._begin: float | None = None
         self._running = session.running
         self._name = name
         self._allowed_inside = allowed_inside
@@ -260,6 +266,7 @@ class Verb:
                 session.fail(error)
                 finalize.failed(error)
             raise
+        self._begin = perf_counter() if "verb" in self._events.heard else None
         # Last: an exception that a signal handler raises in here must not leave the name set.
         self._running.verb = name
 
@@ -268,4 +275,6 @@ class Verb:
             if error is not None:
                 self._session.note(self._name, error)
         finally:
+            if self._begin is not None:
+                self._events.emit("verb", self._name, perf_counter() - self._begin)
             self._running.verb = ""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import BucketState, Slot
+from ncclkv.engine.events import Events
 from ncclkv.engine.fused_rule import FusedRule
 from ncclkv.engine.placement import placement
 from ncclkv.engine.reduction import reduction_for
@@ -45,7 +46,8 @@ def _bucket(dtype: Any = "float32", index: int = 0) -> BucketState:
     ]
     (bucket,) = place(specs, 1 << 20, first=index)
     comm = SoloCommunicator(60.0)
-    return BucketState(bucket, comm, reduction_for(comm, placement("every_rank", 0, comm), None))
+    reduction = reduction_for(comm, placement("every_rank", 0, comm), None, Events())
+    return BucketState(bucket, comm, reduction)
 
 
 def _slot(state: BucketState, key: Key) -> Slot:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ncclkv.comm.solo import SoloCommunicator
+from ncclkv.engine.events import Events
 from ncclkv.engine.layout import Layout
 from ncclkv.engine.placement import placement
 from ncclkv.engine.reduction import reduction_for
@@ -23,7 +24,7 @@ def ignore(state: Any) -> None:
 @pytest.fixture
 def layout() -> Layout:
     comm = SoloCommunicator(1.0)
-    reduction = reduction_for(comm, placement("every_rank", 0, comm), None)
+    reduction = reduction_for(comm, placement("every_rank", 0, comm), None, Events())
     return Layout(comm, comm.kernels, Sizing(4096), ignore, ignore, reduction, share_weights=False)
 
 

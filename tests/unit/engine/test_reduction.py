@@ -9,6 +9,7 @@ import pytest
 
 from ncclkv.comm.base import Collective
 from ncclkv.comm.solo import SoloCommunicator
+from ncclkv.engine.events import Events
 from ncclkv.engine.placement import placement
 from ncclkv.engine.reduction import DenseReduction, reduction_for
 from ncclkv.engine.span import Span
@@ -36,7 +37,7 @@ def span() -> Span:
 
 
 def dense(comm: Counting) -> DenseReduction:
-    return DenseReduction(comm, placement("every_rank", 0, comm))
+    return DenseReduction(comm, placement("every_rank", 0, comm), Events())
 
 
 def test_a_range_is_prepared_once(comm: Counting) -> None:
@@ -77,4 +78,4 @@ def test_encoded_gradients_are_refused(comm: Counting) -> None:
 
     codec: Any = Half()
     with pytest.raises(NotSupported, match="codec 'half'"):
-        reduction_for(comm, placement("every_rank", 0, comm), codec)
+        reduction_for(comm, placement("every_rank", 0, comm), codec, Events())

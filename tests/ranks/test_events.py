@@ -1,0 +1,164 @@
+"""Events of stores of several ranks: equal numbers, exact sizes, and the rank that is late."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import ncclkv
+from ncclkv.engine.events import Events, Instrument
+from tests.harness.context import context_of
+
+pytestmark = [
+    pytest.mark.limit(60),
+    pytest.mark.skipif(MPI.COMM_WORLD.size == 1, reason="a rank alone waits for nobody"),
+]
+SLEEP = 0.05
+SIZES = {"copies of 4 KiB": 4 * 1024, "weights of 1 MiB": 1024 * 1024}
+DELAYED = [(name, rank) for name in SIZES for rank in range(MPI.COMM_WORLD.size)]
+
+
+class Log(Instrument):
+    """Records the events of collectives."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[int, str, int]] = []
+        self.completions: list[tuple[int, float]] = []
+        self.waits: list[tuple[int, float]] = []
+        self.late_ranks: list[tuple[int, int, float]] = []
+
+    def launched(self, seq: int, label: str, nbytes: int, wire: int) -> None:
+        self.launches.append((seq, label, nbytes))
+
+    def completed(self, seq: int, seconds: float) -> None:
+        self.completions.append((seq, seconds))
+
+    def waited(self, seq: int, seconds: float) -> None:
+        self.waits.append((seq, seconds))
+
+    def late(self, seq: int, rank: int, seconds: float) -> None:
+        self.late_ranks.append((seq, rank, seconds))
+
+
+class Failing(Instrument):
+    """Raises an exception at each launch."""
+
+    def launched(self, seq: int, label: str, nbytes: int, wire: int) -> None:
+        raise ValueError("full disk")
+
+
+def events_of(kv: ncclkv.KVStore) -> Events:
+    return context_of(kv).engine.events
+
+
+def push(kv: ncclkv.KVStore, nbytes: int) -> None:
+    kv.push("w", np.full(nbytes // 4, kv.rank + 1.0, "f4"))
+
+
+def total(kv: ncclkv.KVStore) -> float:
+    return float(sum(range(kv.num_workers + 1)))
+
+
+def neighbours(comm: MPI.Intracomm) -> range:
+    """Return the ranks of this rank's node, which may be a part of a machine."""
+    size = int(os.environ.get("NCCLKV_RANKS_PER_NODE", 0)) or comm.size
+    first = comm.rank // size * size
+    return range(first, min(first + size, comm.size))
+
+
+def shares_memory(comm: MPI.Intracomm, nbytes: int) -> bool:
+    """Return whether this rank and its neighbours enter a sum in shared memory."""
+    node = neighbours(comm)
+    if os.environ.get("NCCLKV_NODE_MEMORY") == "messages" or len(node) == 1:
+        return False
+    return len(node) == comm.size or nbytes == SIZES["weights of 1 MiB"]
+
+
+@pytest.mark.parametrize("update_on", ["every_rank", "root"])
+def test_all_ranks_number_the_same_collectives(comm_world: MPI.Intracomm, update_on: Any) -> None:
+    with ncclkv.create("dist_sync", update_on=update_on, bucket_bytes=4096) as kv:
+        kv.init(["a", "b"], [np.zeros(1024, "f4"), np.zeros(2048, "f4")])
+        log = Log()
+        if kv.rank == 0:
+            events_of(kv).add(log)
+        kv.push(["a", "b"], [np.ones(1024, "f4"), np.ones(2048, "f4")])
+        kv.pull("b")
+        if kv.rank:
+            events_of(kv).add(log)
+        kv.push(["a", "b"], [np.ones(1024, "f4"), np.ones(2048, "f4")])
+        kv.pull("b")
+        kv.wait()
+        size = kv.num_workers
+        assert (kv.pull("a") == size).all(), f"rank {kv.rank}"
+    first, second = ("key 'a'", 4096), ("key 'b'", 8192)
+    # The root broadcasts what a pull reads, and the rest at the wait.
+    step = [first, second] if update_on == "every_rank" else [first, second, second]
+    expected = [(seq, *each) for seq, each in enumerate([*step, *step], 1)]
+    expected += [] if update_on == "every_rank" else [(7, *first)]
+    launches = log.launches if comm_world.rank == 0 else expected[: len(step)] + log.launches
+    assert launches == expected, f"rank {comm_world.rank}"
+    completed = sorted(seq for seq, _ in log.completions)
+    assert completed == [seq for seq, *_ in log.launches], f"rank {comm_world.rank}"
+    assert sorted(seq for seq, _ in log.waits) == completed
+
+
+@pytest.mark.parametrize(("size", "delayed"), DELAYED)
+def test_every_rank_names_the_rank_that_was_late(
+    comm_world: MPI.Intracomm, size: str, delayed: int
+) -> None:
+    nbytes, log = SIZES[size], Log()
+    with ncclkv.create("dist_sync") as kv:
+        kv.init("w", np.zeros(nbytes // 4, "f4"))
+        push(kv, nbytes)
+        kv.wait()
+        events_of(kv).add(log)
+        begin = time.monotonic()
+        comm_world.barrier()
+        if kv.rank != delayed:
+            push(kv, nbytes)
+        comm_world.barrier()  # all others are in the sum
+        if kv.rank == delayed:
+            time.sleep(SLEEP)
+            push(kv, nbytes)
+        kv.wait()
+        took = time.monotonic() - begin
+        assert (kv.pull("w") == total(kv)).all(), f"rank {kv.rank}"
+    node, what = neighbours(comm_world), f"rank {comm_world.rank} of node"
+    assert log.launches == [(2, "key 'w'", nbytes)], what
+    ((seq, seconds),) = log.completions
+    assert seq == 2
+    assert 0 < seconds < took, what
+    assert 0 <= log.waits[0][1] <= seconds, what
+    if comm_world.rank != delayed:
+        assert seconds > SLEEP, what
+    everything = comm_world.allgather(log.late_ranks)
+    assert all(everything[other] == log.late_ranks for other in node), everything
+    if not shares_memory(comm_world, nbytes):
+        assert log.late_ranks == [], what
+        return
+    ((seq, rank, late),) = log.late_ranks
+    assert seq == 2
+    assert rank in node, what
+    if delayed in node:
+        assert rank == delayed, what
+        assert SLEEP <= late < took, what
+
+
+def test_an_instrument_that_raises_on_one_rank_delays_no_other(comm_world: MPI.Intracomm) -> None:
+    with ncclkv.create("dist_sync") as kv:
+        kv.init("w", np.zeros(1024, "f4"))
+        log = Log()
+        events_of(kv).add(log)
+        if kv.rank == kv.num_workers - 1:
+            events_of(kv).add(Failing())
+        for _ in range(3):
+            push(kv, 4096)
+            assert (kv.pull("w") == total(kv)).all(), f"rank {kv.rank}"
+        assert events_of(kv).heard["launched"] == [log], f"rank {kv.rank}"
+    assert [seq for seq, *_ in log.launches] == [1, 2, 3], f"rank {comm_world.rank}"
+    assert [seq for seq, _ in log.completions] == [1, 2, 3], f"rank {comm_world.rank}"
