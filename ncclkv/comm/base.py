@@ -146,6 +146,13 @@ class Communicator(ABC):
         """
         return None
 
+    def rolling_back_node_shared(self) -> AbstractContextManager[None]:
+        """Give back what a ``with`` block takes by `node_shared`, if the block raises.
+
+        A second attempt then gets the memory that the other ranks of the node have.
+        """
+        return nullcontext()
+
     @abstractmethod
     def reduction(
         self,

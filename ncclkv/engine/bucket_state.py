@@ -183,11 +183,8 @@ class Slot:
 class BucketMemory:
     """Index of the buckets' memory, to find the bucket that an array lies in."""
 
-    def __init__(self) -> None:
+    def __init__(self, states: Iterable[BucketState]) -> None:
         self._ranges: list[tuple[int, int, BucketState, bool]] = []
-
-    def add(self, states: Iterable[BucketState]) -> None:
-        """Include more buckets."""
         for state in states:
             for memory in (state.gradients, state.weights):
                 start = address(memory)

@@ -24,7 +24,7 @@ class Layout:
     kernels : Kernels
     sizing : Sizing
     allocate, start : callable
-        Called with each new bucket: before it is part of the layout, and when it has its values.
+        Called with each new bucket before it is part of the layout: without and with its values.
     reduction : Reduction
         Makes the sums of every bucket.
     share_weights : bool
@@ -65,7 +65,7 @@ class Layout:
         self._reduction = reduction
         self._pending: dict[Key, Array] = {}
         self._slots: dict[Key, Slot] = {}
-        self._memory = BucketMemory()
+        self._memory = BucketMemory(())
 
     def add(self, specs: Sequence[KeySpec], values: Sequence[Array]) -> None:
         """Register new keys; their first values are kept until the layout is sealed."""
@@ -84,21 +84,24 @@ class Layout:
             return
         specs = [spec for spec in self.registry if spec.key in self._pending]
         buckets = place(specs, self.sizing.bucket_bytes, len(self.states))
-        states = [self._state(bucket) for bucket in buckets]
-        # Before anything is recorded, so that a MemoryError leaves the layout as it was.
-        for state in states:
-            self._allocate(state)
-        for state in states:
-            for entry in state.bucket.entries:
-                slot = self._slots[entry.key] = Slot(state, entry)
-                self._kernels.pack(self._pending[entry.key], slot.weight)
-        self._comm.keep_alive(*self._pending.values())
+        # Nothing is recorded before all is made, so that a MemoryError leaves the layout as it was.
+        with self._comm.rolling_back_node_shared():
+            states = [self._state(bucket) for bucket in buckets]
+            slots: dict[Key, Slot] = {}
+            for state in states:
+                self._allocate(state)
+                slots.update((entry.key, Slot(state, entry)) for entry in state.bucket.entries)
+            memory = BucketMemory([*self.states, *states])
+            for key, slot in slots.items():
+                self._kernels.pack(self._pending[key], slot.weight)
+            for state in states:
+                self._start(state)
+            self._comm.keep_alive(*self._pending.values())
+        self._memory = memory
+        self.states += states
+        self._slots.update(slots)
         self._pending.clear()
         self.pending_bytes = 0
-        self.states += states
-        self._memory.add(states)
-        for state in states:
-            self._start(state)
 
     def _state(self, bucket: Bucket) -> BucketState:
         """Return the memory of a new bucket, by the storage of its keys."""
@@ -113,8 +116,7 @@ class Layout:
             state.unshare_weights()
         for slot in self._slots.values():
             slot.find_weight()
-        self._memory = BucketMemory()
-        self._memory.add(self.states)
+        self._memory = BucketMemory(self.states)
 
     def __contains__(self, key: Key) -> bool:
         """Return whether a key has a slot."""

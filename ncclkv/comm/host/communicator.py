@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -133,6 +134,9 @@ class HostCommunicator(Communicator):
 
     def node_shared(self, nbytes: int) -> Buffer | None:
         return None if self._node is None else self._node.node_shared(nbytes)
+
+    def rolling_back_node_shared(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._node is None else self._node.rolling_back_node_shared()
 
     def check(self, op: str, dtype: np.dtype[Any], what: str = "") -> None:
         check_op(op, dtype, what)

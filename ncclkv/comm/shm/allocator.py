@@ -6,6 +6,8 @@ import bisect
 import mmap
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +72,16 @@ class Allocator:
             return None
         self._free.append((size, new.size - size, new))
         return self._cut(0, nbytes, size, new)
+
+    @contextmanager
+    def rolling_back(self) -> Iterator[None]:
+        """Forget what a block took if it raises: the next arrays get the same places."""
+        before = self._next, [*self._free], [*self._addresses], [*self._extents]
+        try:
+            yield
+        except BaseException:
+            self._next, self._free, self._addresses, self._extents = before
+            raise
 
     def _cut(self, lo: int, nbytes: int, size: int, extent: Buffer) -> Buffer:
         """An array that gives its bytes back when it and all its views are gone."""

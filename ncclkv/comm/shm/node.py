@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ncclkv.comm.shm.segment import Segment
 from ncclkv.comm.shm.sequence import SequenceTable
 from ncclkv.comm.shm.staging import RINGS, DoubleBuffer, SlotRing
 from ncclkv.comm.types import Buffer
-from ncclkv.errors import RankLost
+from ncclkv.errors import OutOfMemory, RankLost
 from ncclkv.kernels.host.reduce import Reducer
 
 PAGE = 64 * 1024
@@ -99,8 +100,23 @@ class Node:
         """Zeroed bytes that all ranks of the node get, in the same order of calls.
 
         None without room; where there is none at all, not even of no bytes.
+
+        Raises
+        ------
+        OutOfMemory
+            When the memory cannot be mapped here: other ranks may have it, so None would differ.
         """
-        return self._common.take(nbytes) if self._common.size else None
+        try:
+            return self._common.take(nbytes) if self._common.size else None
+        except OSError as error:
+            raise OutOfMemory(
+                f"{nbytes:,} bytes that the ranks of this node share cannot be mapped ({error}); "
+                f"give this process more address space (ulimit -v) or fewer other mappings"
+            ) from error
+
+    def rolling_back_node_shared(self) -> AbstractContextManager[None]:
+        """Give back what a block takes by `node_shared`, if the block raises."""
+        return self._common.rolling_back()
 
     def is_node_shared(self, array: Buffer) -> bool:
         """Return whether an array lies in memory that all ranks of the node share."""
