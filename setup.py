@@ -1,4 +1,4 @@
-"""What is in C, which is optional: all else is in ``setup.cfg``."""
+"""The optional extension in C; ``setup.cfg`` has all other settings."""
 
 from glob import glob
 

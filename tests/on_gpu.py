@@ -30,7 +30,7 @@ LEAST = 20.0
 """Seconds with which a part is still begun."""
 
 MOST_BYTES = 2**20
-"""Of one log in the archive, half of it from its beginning and half from its end."""
+"""Bytes of one log in the archive, half from its beginning and half from its end."""
 
 PYTEST = ("-m", "pytest", "-v", "--tb=short", "-rfE", "--maxfail=25",
           "-o", "console_output_style=count")  # fmt: skip

@@ -24,7 +24,7 @@ import numpy as np
 import ncclkv
 
 GROWTH = 0.02
-"""What memory may grow by, of what it was after the first steps."""
+"""Maximum growth of memory, relative to the memory after the first steps."""
 
 WARM_UP = 300
 """Steps before the first that counts."""
@@ -74,7 +74,7 @@ class Bench:
             kv.set_updater(_add)
 
     def gradients(self, keys: Sequence[str], number: int) -> list[Any]:
-        """What this rank pushes in a step."""
+        """Return this rank's gradients in a step."""
         here = number % 5 + self.kv.rank
         return [(self._patterns[key] + here).astype(self._patterns[key].dtype) for key in keys]
 
@@ -168,7 +168,7 @@ KINDS: list[Callable[[], Bench]] = [
 
 
 def memory() -> dict[str, int]:
-    """What this process has in memory, in KiB: of its own and shared, as Linux counts it."""
+    """Return this process's memory in KiB, private and shared, as Linux counts it."""
     gc.collect()
     lines = Path("/proc/self/status").read_text().splitlines()
     found = dict(line.split(":", 1) for line in lines if line.startswith(("VmRSS", "RssShmem")))

@@ -21,7 +21,7 @@ ALONE_ON_GPU = (
 )
 SEVERAL_GPUS = ("tests/nccl/test_gpu_several.py", "tests/nccl/test_arrays_gpus.py")
 INSIDE = (sys.executable, "-m", "tests.nccl.emulated")
-"""What stands before a command that is to run in layer 3b."""
+"""Prefix of a command that runs in layer 3b."""
 
 LONG = (
     "test_checkpoints",

@@ -1,4 +1,4 @@
-"""What tests that break the communicator for GPUs share; on the recording stand-in, not NCCL."""
+"""Tests that break the communicator for GPUs: shared functions; recording stand-in, not NCCL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLACK = 1.0
 
 
 class Told:
-    """A host communicator that is told who has left, and notes what it says itself."""
+    """A host communicator with scripted farewells, which records its own notices."""
 
     def __init__(self, host: Any) -> None:
         self._host = host
@@ -50,7 +50,7 @@ def aborted(seat: Seat) -> bool:
 
 @contextmanager
 def raises(kind: type[KVStoreError], *words: str) -> Iterator[None]:
-    """Expect an error of that very kind, with every one of `words`, in time."""
+    """Expect an error of exactly this kind, with each of `words`, in time."""
     begin = time.monotonic()
     with pytest.raises(kind) as caught:
         yield
@@ -61,6 +61,6 @@ def raises(kind: type[KVStoreError], *words: str) -> Iterator[None]:
 
 
 def leave_broken(seat: Seat, comm: NcclCommunicator) -> None:
-    """All ranks leave a communicator that has done its duty in a test."""
+    """Close a communicator that a test has broken, on all ranks."""
     seat.peers.control.barrier("the test is over")
     comm.abort("the test is over")

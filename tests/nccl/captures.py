@@ -1,4 +1,4 @@
-"""Stores of the stand-in that nobody closes but the test, and what has become of their graphs."""
+"""Stores of the stand-in that only the test closes, and the state of their graphs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.nccl.standin.stores import SeatStores
 
 
 def graphs_of(seat: Seat) -> set[str]:
-    """The graphs that hold any communicator."""
+    """Return the graphs that hold any communicator."""
     return set().union(*(handle.graphs for handle in seat.binding._handles))
 
 
 def opened(seat: Seat, update_on: str = "every_rank", **options: Any) -> Ready:
-    """A store that nobody closes but the test."""
+    """Open a store that only the test closes."""
 
     def create(**more: Any) -> Any:
         return SeatStores(seat, update_on).open(update_on=update_on, **options, **more)
@@ -24,5 +24,5 @@ def opened(seat: Seat, update_on: str = "every_rank", **options: Any) -> Ready:
 
 
 def ends(seat: Seat) -> list[str]:
-    """How communicators ended, and after which graphs were captured."""
+    """Return the end of each communicator, and the graphs that existed before it."""
     return [line.split()[0] for line in seat.log.lines if line.startswith(("destroy", "abort"))]

@@ -1,4 +1,4 @@
-"""A stand-in for `cupy.cuda` that has CuPy's names and no more."""
+"""A stand-in for `cupy.cuda` with CuPy's names alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Cuda = Any
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    """``cupy.cuda`` with calls that are noted; a name that CuPy does not have fails."""
+    """Replace ``cupy.cuda`` by a mock that records calls; a name that CuPy lacks fails."""
     real = cupy.cuda
     cuda = mock.MagicMock(spec=real)
     cuda.runtime = mock.MagicMock(spec=real.runtime)
@@ -25,7 +25,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     cuda.driver = SimpleNamespace(CUDADriverError=real.driver.CUDADriverError)
     cuda.Stream = mock.MagicMock(spec=real.Stream)
     cuda.Stream.return_value.ptr = 1000
-    # As CuPy's, this returns CUDA's code and raises nothing.
+    # CuPy's function returns CUDA's code, too, and raises nothing.
     cuda.runtime.eventQuery.return_value = 0
     cuda.Event = mock.MagicMock(side_effect=lambda **_: SimpleNamespace(ptr=77))
     monkeypatch.setattr(cupy, "cuda", cuda)

@@ -1,8 +1,8 @@
-"""A ``cupy.cuda`` of several devices that is none, which answers as CuPy's does in its source.
+"""A fake ``cupy.cuda`` of several devices, with the behaviour of CuPy's source.
 
-A stream is entered on its own device alone, an event is recorded on a stream of its own device, and
-what nobody refers to is gone: a stream is destroyed, and page-locked memory goes to whoever asks
-next, whatever copy still reads it.  Work of a stream is done when `Devices.step` says.
+A stream is entered on its own device alone, and an event is recorded on a stream of its own device.
+A stream without references is destroyed. Page-locked memory without references goes to the next
+allocation, even if a copy still reads it. `Devices.step` runs the queued work of a stream.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import pytest
 
 POISON = 0xA5
 INVALID_HANDLE = 400
-"""cudaErrorInvalidResourceHandle."""
+"""The code cudaErrorInvalidResourceHandle."""
 NOT_READY = 600
-"""cudaErrorNotReady."""
+"""The code cudaErrorNotReady."""
 
 
 class Devices:
-    """Two devices, of which 0 is current at first.
+    """Two devices; device 0 is current at first.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Devices:
             CUDARuntimeError=error,
             getDevice=lambda: self.current,
             eventRecord=self._record,
-            # As CuPy's, this returns CUDA's code and raises nothing.
+            # CuPy's function returns CUDA's code, too, and raises nothing.
             eventQuery=lambda event: 0 if self._is_done.get(event, True) else NOT_READY,
             streamWaitEvent=lambda stream, event: self._check(stream),
             streamCaptureModeThreadLocal=1,
@@ -78,7 +78,7 @@ class Devices:
         self._stream_of[stream.device_id] = stream
 
     def made(self) -> int:
-        """The address of a new stream or event on the current device."""
+        """Return the address of a new stream or event on the current device."""
         address = next(self._addresses)
         self._device_of[address] = self.current
         return address
@@ -87,16 +87,16 @@ class Devices:
         return self._device_of[address]
 
     def do(self, work: Callable[[], None]) -> None:
-        """Queue work of a stream."""
+        """Queue work on a stream."""
         self._work.append(work)
 
     def step(self, count: int | None = None) -> None:
-        """Do some work that is queued, or all."""
+        """Run some of the queued work, or all of it."""
         for _ in range(len(self._work) if count is None else count):
             self._work.popleft()()
 
     def record(self, event: int) -> None:
-        """Queue an event, which is not done until then."""
+        """Queue an event, which completes after the work before it."""
         self._is_done[event] = False
         self.do(lambda: self._is_done.update({event: True}))
 
@@ -114,7 +114,7 @@ class Devices:
         return np.zeros(nbytes, dtype)
 
     def _pinned(self, nbytes: int) -> Any:
-        """Memory that the next one to ask overwrites as soon as nobody refers to it."""
+        """Return page-locked memory that the next allocation overwrites once it is unreferenced."""
         space = np.empty(nbytes, np.uint8)
         kind = type("Pinned", (ctypes.c_char * nbytes,), {})
         memory = kind.from_address(space.ctypes.data)
@@ -155,7 +155,7 @@ class Stream:
     @classmethod
     @contextmanager
     def from_external(cls, stream: Any) -> Iterator[None]:
-        """One of another library's, which CuPy takes for one of the current device."""
+        """Return a stream of another library; CuPy assigns it to the current device."""
         assert stream.__cuda_stream__()[0] == 0
         yield
 
@@ -186,7 +186,7 @@ class Event:
 
 
 class Slot:
-    """A flat array of a device that is written when its turn comes."""
+    """A flat array of a device that queued work fills."""
 
     def __init__(self, devices: Devices, size: int) -> None:
         self.values = np.zeros(size, np.float32)

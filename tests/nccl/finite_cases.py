@@ -1,4 +1,4 @@
-"""What the kernels of every device must find that is not finite, and not do when it was found."""
+"""Cases of the kernels of every device: they find NaN and infinity, and skip flagged updates."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.updates import segments_of, sgd
 
 
 def finfo(dtype: np.dtype[Any]) -> Any:
-    """What NumPy, or for bfloat16 ml_dtypes, knows of a dtype of floats."""
+    """Return the limits of a floating dtype, from NumPy, or from ml_dtypes for bfloat16."""
     if dtype.name != "bfloat16":
         return np.finfo(dtype)
     return pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes").finfo(dtype)
 
 
 class NonfiniteCases:
-    """`find_nonfinite`."""
+    """Cases of `find_nonfinite`."""
 
     def found(self, stage: Stage, array: np.ndarray, offset: int = 0) -> int:
-        """What becomes of a flag of 0."""
+        """Return the value of a flag that was 0 before the kernel."""
         flag = stage.put(np.zeros(3, np.int32))
         stage.kernels.find_nonfinite(stage.put(array)[offset:], flag[1:2])
         left, value, right = stage.get(flag)
@@ -53,7 +53,7 @@ class NonfiniteCases:
     def test_finite_are_the_largest_and_the_smallest(self, stage: Stage, name: str) -> None:
         info = finfo(dtype_of(name))
         numbers = [info.max, info.min, info.smallest_subnormal, info.tiny, 0.0, -0.0]
-        # All of one sign, so that a sum of them would not be finite.
+        # Numbers of one sign, whose sum would not be finite.
         for each in (numbers, [info.max] * 100):
             assert self.found(stage, np.array(each, dtype_of(name))) == 0
 
@@ -78,12 +78,12 @@ class NonfiniteCases:
 
 
 class SkipCases:
-    """`update` and `assign`, which do nothing when memory says so."""
+    """Cases of `update` and `assign` with a flag in memory."""
 
     @pytest.mark.parametrize("name", UPDATED)
     @pytest.mark.parametrize("moving", [False, True], ids=["plain", "momentum"])
     def test_a_step_is_skipped_as_memory_says(self, stage: Stage, name: str, moving: bool) -> None:
-        """The flag is read when the kernel runs."""
+        """Check that the kernel reads the flag when it runs."""
         rng = np.random.default_rng(7)
         weights, gradients = (rng.standard_normal(300).astype(dtype_of(name)) for _ in range(2))
         momenta = np.zeros(300, np.float64 if name == "float64" else np.float32)
@@ -99,7 +99,7 @@ class SkipCases:
             assert stage.get(skip).tolist() == [flag]
 
     def test_a_step_without_a_flag_is_made(self, stage: Stage) -> None:
-        """Launches of the same segments are used again: none remembers a flag."""
+        """Check that cached segments keep no flag of an earlier launch."""
         segments = segments_of(0, 9)
         weights, gradients = np.ones(9, np.float32), np.ones(9, np.float32)
         device = [stage.put(array) for array in (weights, gradients)]
@@ -120,7 +120,7 @@ class SkipCases:
             assert same_bits(stage.get(device), expected)
 
     def test_what_is_copied_without_a_flag_is_copied(self, stage: Stage) -> None:
-        """Tables are used again: none remembers a flag."""
+        """Check that cached tables keep no flag of an earlier launch."""
         ones, slots = [stage.put(np.ones(9))], [stage.put(np.zeros(9))]
         table = stage.kernels.pack_all(ones, slots)
         for flag, expected in ((0, 2.0), (1, 2.0)):

@@ -1,4 +1,4 @@
-"""The store cases that tell most about a GPU in a few minutes: the first to run on one."""
+"""The store cases that show most about a GPU in a few minutes; they run first."""
 
 from __future__ import annotations
 

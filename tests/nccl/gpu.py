@@ -1,4 +1,4 @@
-"""Whether there is a GPU to test on."""
+"""The search for a GPU to run tests on."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import pytest
 
 
 def emulated() -> bool:
-    """Tell whether this is layer 3b, whose device is no GPU."""
+    """Return whether this is layer 3b, whose device is emulated."""
     return os.environ.get("NCCLKV_EMULATED") == "1"
 
 
 def busy(elements: int) -> int:
-    """Return how many elements keep the device as busy as so many keep a GPU."""
+    """Return a number of elements that keeps the device busy as long as `elements` keep a GPU."""
     return elements // 1024 if emulated() else elements
 
 
 def required() -> bool:
-    """Whether tests that need a GPU must run: where this is so, a skip is a failure."""
+    """Return whether tests must find a GPU: a skip is then a failure."""
     return os.environ.get("NCCLKV_REQUIRE_GPU") == "1"
 
 
 def need_gpu() -> None:
-    """Skip the test, saying why, where there is none; or fail, if that is `required`."""
+    """Skip the test with the reason if there is no GPU; fail if one is `required`."""
     what = missing()
     if what and required():
         pytest.fail(f"NCCLKV_REQUIRE_GPU=1, and {what}", pytrace=False)
@@ -32,9 +32,9 @@ def need_gpu() -> None:
 
 
 def missing() -> str:
-    """What is not there, in words; empty when all is.
+    """Return a sentence that names what is missing, empty if a GPU is usable.
 
-    Tests that need a GPU run on an emulated device too, unless a GPU is `required`.
+    Tests for GPUs run on an emulated device, too, unless a GPU is `required`.
     """
     if emulated() and required():
         return "the device of layer 3b is emulated, and no GPU"

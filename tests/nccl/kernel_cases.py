@@ -1,4 +1,4 @@
-"""What the device's kernels must compute, wherever they run: bit for bit what the host's do."""
+"""Cases of the device's kernels on any memory: the results of the host's kernels, bit for bit."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.updates import segments_of, sgd
 
 HOST: Kernels = HostKernels()
 UPDATED = ("float16", "bfloat16", "float32", "float64")
-"""The dtypes of weights."""
+"""Dtypes of weights."""
 POISON = 0xA5
-"""A byte that no result consists of."""
+"""Byte that occurs in no result."""
 
 
 class Stage:
-    """Kernels, the way to and from their memory, and a list of what they have launched."""
+    """Kernels, copies to and from their memory, and a list of their launches."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -44,15 +44,15 @@ class Stage:
         self._launch(program, blocks, argument)
 
     def put(self, array: np.ndarray) -> Any:
-        """A copy of a contiguous array where the kernels work."""
+        """Return a copy of a contiguous array in the kernels' memory."""
         raise NotImplementedError
 
     def get(self, array: Any) -> np.ndarray:
-        """What a contiguous array of the kernels' memory holds."""
+        """Return the content of a contiguous array in the kernels' memory."""
         raise NotImplementedError
 
     def poisoned(self, size: int, dtype: np.dtype[Any]) -> Any:
-        """An array that nothing has been written into."""
+        """Return an array full of `POISON`."""
         return self.put(np.full(size * dtype.itemsize, POISON, np.uint8).view(dtype))
 
 
@@ -65,7 +65,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays hold the same bits; of NaN it is enough that it is one."""
+    """Return whether two arrays have equal bits; all NaNs count as equal."""
     if a.dtype.kind == "c":
         a, b = a.view(a.real.dtype), b.view(b.real.dtype)
     with np.errstate(invalid="ignore"):
@@ -74,7 +74,7 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def any_bits(rng: np.random.Generator, size: int, name: str) -> np.ndarray:
-    """Every kind of number there is: NaN, infinities and subnormal ones too."""
+    """Return numbers of every kind: NaN, infinities and subnormal numbers included."""
     dtype = dtype_of(name)
     if name == "bool":
         return rng.integers(0, 2, size).astype(bool)
@@ -82,13 +82,13 @@ def any_bits(rng: np.random.Generator, size: int, name: str) -> np.ndarray:
 
 
 class CombineCases:
-    """`combine` and `reduce`."""
+    """Cases of `combine` and `reduce`."""
 
     @pytest.mark.parametrize("count", [1, 2, 5])
     @pytest.mark.parametrize(("name", "op"), COMBINE)
     def test_every_op_on_every_dtype(self, stage: Stage, name: str, op: str, count: int) -> None:
         rng = np.random.default_rng(count)
-        # Nowhere do two parts hold zeros of both signs: which is the larger is nobody's rule.
+        # No element has zeros of both signs: the larger of them is undefined.
         parts = [any_bits(rng, 1000, name) for _ in range(count)]
         device = [stage.put(part) for part in parts]
         for which in ["combine", "reduce"]:
@@ -155,7 +155,7 @@ STEPS = {
 
 
 class UpdateCases:
-    """`update` by the program ``sgd``."""
+    """Cases of `update` by the program ``sgd``."""
 
     @pytest.mark.parametrize("name", UPDATED)
     @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
@@ -200,7 +200,7 @@ class UpdateCases:
     @pytest.mark.parametrize("name", UPDATED)
     @pytest.mark.parametrize("factors", [False, True], ids=["all", "segments"])
     def test_rows_are_those_in_memory(self, stage: Stage, name: str, factors: bool) -> None:
-        """They are read when the kernel runs; launches of the same segments remember none."""
+        """Check that scalars are read when the kernel runs, also by cached segments."""
         size = UPDATED_ELEMENTS + 37
         rng = np.random.default_rng(6)
         weights, gradients = (rng.standard_normal(size).astype(dtype_of(name)) for _ in range(2))
@@ -217,7 +217,7 @@ class UpdateCases:
 
 
 class CopyCases:
-    """`pack_all` and `unpack_all`, of what is copied together."""
+    """Cases of `pack_all` and `unpack_all`, which copy several arrays at once."""
 
     @pytest.mark.parametrize("shift", [0, 1, 2, 4, 8], ids=lambda n: f"off by {n} bytes")
     def test_each_byte_is_copied_and_no_other_written(self, stage: Stage, shift: int) -> None:
@@ -249,7 +249,7 @@ class CopyCases:
 
 
 class ChecksumCases:
-    """`checksums`, which are the same numbers wherever they are made."""
+    """Cases of `checksums`, equal on all devices."""
 
     @pytest.mark.parametrize("offset", [0, 1, 4], ids=lambda n: f"off by {n} bytes")
     def test_sums_are_the_hosts(self, stage: Stage, offset: int) -> None:

@@ -1,7 +1,7 @@
 """The device's kernels as C++ for the host: their own sources, one thread after another.
 
-It shows what they compute and that what they are told has the layout they expect.  It shows nothing
-of a device: not its arithmetic, not its compiler, not its memory.  Layer 3b compiles them in the
+The tests show what the kernels compute, and that launch arguments have the expected layout. They
+show nothing of a device's arithmetic, compiler and memory. Layer 3b compiles the kernels in the
 same way, and runs them behind CuPy.
 """
 
@@ -20,7 +20,7 @@ COMPILER = shutil.which("g++")
 
 
 def compiled(program: KernelSource) -> HostModule:
-    """Return a program, compiled for the host."""
+    """Compile a program for the host."""
     included = {name.decode(): text for name, text in headers().items()}
     return HostModule(
         image(Source(program.source, f"{program.name}.cu", included, program.options))
@@ -28,7 +28,7 @@ def compiled(program: KernelSource) -> HostModule:
 
 
 class CppLauncher:
-    """Takes the place of `Launcher`: runs a program at once, on memory of the host."""
+    """A launcher in place of `Launcher`: it runs a program at once, on host memory."""
 
     def __init__(self) -> None:
         self._modules: dict[KernelSource, HostModule] = {}
@@ -37,7 +37,7 @@ class CppLauncher:
         self.run(program, 0, blocks, argument)
 
     def run(self, program: KernelSource, first: int, blocks: int, argument: np.ndarray) -> None:
-        """Run the blocks from `first` on of a launch of `blocks`."""
+        """Run all blocks from `first` on, of a launch of `blocks` blocks."""
         assert argument.size == 1
         assert argument.dtype is program.argument
         if program not in self._modules:

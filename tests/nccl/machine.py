@@ -1,9 +1,9 @@
-"""A machine of several devices that is none: memory of the host, and work that waits in streams.
+"""A fake machine of several devices: host memory, and work that waits in streams.
 
-Each device has one stream, the default one, whose work is done when `Machine.run` says: as late on
-one device and as early on another as the events between them allow.  Memory that nobody refers to
-any more is overwritten by what its device does next, as memory of CuPy's pool may be.  So what is
-not ordered by an event comes out wrong in one order or another.  It shows nothing of CUDA.
+Each device has one stream, the default one. `Machine.run` runs its work as late on one device, and
+as early on another, as the events between them allow. Memory without references is overwritten by
+the next work of its device, like memory of CuPy's pool. So work that no event orders gives a wrong
+result in one of the orders. The machine shows nothing of CUDA.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ncclkv.kernels.device.sources import KernelSource
 from tests.nccl.kernel_cases import POISON
 
 Work = Callable[[], bool | None]
-"""Work of a stream; false when it has to wait."""
+"""Work of a stream; it returns false when it has to wait."""
 
 
 class Event:
-    """An event of one device's stream."""
+    """An event on a device's stream."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -44,7 +44,7 @@ class Event:
 
 
 class Stream:
-    """The default stream, whose address is 0 on every device."""
+    """The default stream; its address is 0 on every device."""
 
     ptr = 0
 
@@ -57,11 +57,11 @@ class Stream:
 
 
 class Owner:
-    """Lives as long as an array refers to its memory."""
+    """The owner of an array's memory, alive as long as the array."""
 
 
 class Machine:
-    """Devices 0 to 2, of which 0 is current at first.
+    """Devices 0 to 2; device 0 is current at first.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Machine:
         self.copies: list[tuple[int, int, int]] = []
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Take the place of what is used of CuPy."""
+        """Replace the functions of CuPy that the package uses."""
         cupy, cuda = self._cupy, SimpleNamespace()
         cuda.Device = self.on
         cuda.Event = lambda disable_timing: Event(self)
@@ -107,13 +107,13 @@ class Machine:
         self._queues[self.current].append(work)
 
     def run(self, order: Sequence[int]) -> None:
-        """Do all that is queued, as much as can be on the first device of `order` first."""
+        """Run all queued work; each time the first device of `order` that can goes on."""
         while any(self._queues):
             if not any(self._step(self._queues[device]) for device in order):
                 pytest.fail("streams wait for each other for ever")
 
     def _step(self, queue: deque[Work]) -> bool:
-        """Do the first work of a queue, unless there is none or it has to wait."""
+        """Run the first work of a queue, unless the queue is empty or the work has to wait."""
         if not queue or queue[0]() is False:
             return False
         queue.popleft()
@@ -126,7 +126,7 @@ class Machine:
     # Arrays
 
     def empty(self, shape: Any, dtype: Any) -> Any:
-        """An array of poison on the current device."""
+        """Return an array of poison on the current device."""
         memory, pointer = self._memory
         space, owner = np.empty(shape, dtype), Owner()
         self._kept.append(space)
@@ -139,13 +139,13 @@ class Machine:
         return self._cupy.ndarray(space.shape, space.dtype, pointer(held, 0))
 
     def fill(self, array: Any, values: Any) -> None:
-        """Write an array on its device when its turn comes."""
+        """Queue a write to an array on its device."""
         place = view(array)
         with self.on(array.device.id):
             self.do(lambda: np.copyto(place, values))
 
     def made(self, values: np.ndarray, device: int) -> Any:
-        """An array that is yet to be written on its device."""
+        """Return an array on its device whose content is written later."""
         with self.on(device):
             array = self.empty(values.shape, values.dtype)
         self.fill(array, values)
@@ -172,7 +172,7 @@ class Machine:
 
 
 def view(array: Any) -> np.ndarray:
-    """An array as NumPy sees it, which keeps nothing alive; its strides are not negative."""
+    """Return NumPy's view of an array without negative strides; the view keeps nothing alive."""
     if not array.size:
         return np.empty(array.shape, array.dtype)
     memory = (ctypes.c_char * array.itemsize).from_address(array.data.ptr)

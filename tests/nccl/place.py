@@ -1,4 +1,4 @@
-"""Where the cases put their buffers on a real GPU, and what NCCL does not promise there."""
+"""Buffers of the communicator cases on a real GPU, and NCCL's limits there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conformance.capabilities import Capabilities, Place
 
 
 def refused(dtype: np.dtype[Any], op: str) -> str:
-    """What NCCL has no reduction for."""
+    """Return whether NCCL has no reduction for a dtype and an op."""
     if dtype.kind in "iu" and dtype.itemsize == 2:
         return "NCCL reduces no 16-bit integers; use .astype"
     if dtype.kind == "c" and op == "prod":
@@ -37,9 +37,9 @@ class GpuPlace(Place):
         read_only=False,
         timed=False,
         deadline=0.5,
-        # NCCL's own abort takes half a second.
+        # NCCL's abort takes half a second.
         slack=3.0,
-        # It may be reached: NCCL does not tell that lengths differ.
+        # The deadline may pass: NCCL does not report lengths that differ.
         mismatch_seconds=2.0,
         refused=refused,
     )
@@ -68,7 +68,7 @@ class GpuPlace(Place):
         return place
 
     def mismatch(self, *words: str) -> AbstractContextManager[Any]:
-        """NCCL hangs until the deadline, or mixes up numbers; all that is promised is an end."""
+        """Expect an end after differing calls: NCCL waits for the deadline, or mixes up numbers."""
         return _ends(self.promises.mismatch_seconds + self.promises.slack)
 
 

@@ -1,4 +1,4 @@
-"""A libnccl whose answers a test writes down."""
+"""A libnccl with scripted results."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ncclkv.comm.nccl.library import Library
 
 VERSION = 22809
 COMM = 4096
-"""The handle of every communicator that is created."""
+"""Handle of every created communicator."""
 
 IN_PROGRESS, SYSTEM_ERROR = 7, 2
 
 
 class Function:
-    """One function: notes its arguments, and returns what the script says."""
+    """A function that records its arguments, and returns the scripted result."""
 
     def __init__(self, script: Scripted, name: str) -> None:
         self._script, self._name = script, name
@@ -28,21 +28,21 @@ class Function:
 
 
 class Scripted:
-    """The functions of ``nccl.h``, over no device.
+    """The functions of ``nccl.h``, without a device.
 
     Parameters
     ----------
     *states : int
-        What `ncclCommGetAsyncError` gives, look by look; the last stays.
+        Results of `ncclCommGetAsyncError`, poll by poll; the last one repeats.
     code : int
-        What functions of communicators and groups return, but those in `codes`.
+        Result of the functions of communicators and groups that are not in `codes`.
 
     Attributes
     ----------
     calls : list of tuple
-        Names with arguments, without the looks and the texts.
+        Names with arguments, without polls and texts.
     codes : dict of str to int, or to callable
-        What a function returns, or what is called with its arguments and returns that.
+        Results of functions, or callables that compute them from the arguments.
     last : bytes
         NCCL's last message.
     """
@@ -63,7 +63,7 @@ class Scripted:
         return self._functions.setdefault(name, Function(self, name))
 
     def answer(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        """Be called."""
+        """Record a call, and return its result."""
         if name == "ncclGetVersion":
             arguments[0]._obj.value = VERSION
             return 0
@@ -87,5 +87,5 @@ class Scripted:
         return [call[0] for call in self.calls]
 
     def library(self) -> Library:
-        """Return it as a binding takes it."""
+        """Return the object in the form that a binding expects."""
         return Library(self)

@@ -1,4 +1,4 @@
-"""Layer 0: torch tensors of any GPU of the process, by what torch and CuPy say of their streams."""
+"""Layer 0: torch tensors of any GPU of the process, by the streams that torch and CuPy report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ncclkv.errors import UsageError
 
 
 class Tensor:
-    """A torch tensor on a GPU, as far as it is looked at."""
+    """A torch tensor on a GPU, with the attributes that the package reads."""
 
     def __init__(self, device: int, conj: bool = False, neg: bool = False) -> None:
         self.device = SimpleNamespace(type="cuda", index=device)
@@ -35,14 +35,14 @@ class Tensor:
         return self.neg
 
     def view(self) -> str:
-        """Return what CuPy makes of it."""
+        """Return CuPy's view of a tensor."""
         assert (self.conj, self.neg) == (False, False), "DLPack does not tell of these"
         return f"view on {self.device.index}"
 
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
-    """The addresses of torch's and CuPy's current streams, by device."""
+    """Set the addresses of torch's and CuPy's current streams, by device."""
     streams = {"torch": [0, 55], "cupy": [0, 55]}
 
     def current(library: str, device: int) -> Any:
@@ -81,7 +81,7 @@ def test_the_streams_of_its_own_gpu_have_to_be_the_same(streams):
 
 
 class Elsewhere:
-    """An array of another library in a GPU's memory, as its interface describes it."""
+    """An array of another library in a GPU's memory, described by its interface."""
 
     def __init__(self, read_only: bool) -> None:
         self.__cuda_array_interface__ = {
@@ -94,7 +94,7 @@ class Elsewhere:
 
 @pytest.fixture
 def views(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CuPy, as far as it makes views; like the real one it ignores whether they may be written."""
+    """Replace the views of CuPy; like CuPy they ignore whether the array is read-only."""
     cupy = SimpleNamespace(ndarray=type("ndarray", (), {}), asarray=lambda x: ("view of", x))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
 
@@ -105,7 +105,7 @@ def test_cupy_itself_views_read_only_memory_as_any_other():
         pytest.skip("there is a GPU here, which CuPy would ask of the address")
     empty = Elsewhere(read_only=True)
     empty.__cuda_array_interface__["shape"] = (0,)
-    # It gets as far as asking the device: the flag has not been looked at.
+    # The device is asked, since the read-only flag is not read.
     with pytest.raises(cupy.cuda.runtime.CUDARuntimeError):
         cupy.asarray(empty)
 

@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: a communicator by itself is captured."""
+"""Layer 2, recording stand-in, not NCCL: captures of a communicator without a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: graphs end before their communicator, in every way."""
+"""Layer 2, recording stand-in, not NCCL: graphs are freed before their communicator, always."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_store_left_in_the_middle_of_a_capture() -> None:
 
 
 def test_the_end_of_the_process_frees_graphs_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_open", set())  # those of other tests are not this one's affair
+    monkeypatch.setattr(progress, "_open", set())  # communicators of other tests are not counted
 
     def body(seat: Seat) -> None:
         with at(DevicePlace(seat)):
@@ -128,7 +128,7 @@ def test_a_dropped_step_is_freed_with_its_arrays() -> None:
 
 
 def test_a_graph_that_an_abort_frees_in_flight_keeps_its_arrays() -> None:
-    """Until NCCL has been told to stop, its kernels read them."""
+    """Check that arrays live until NCCL has been stopped, since its kernels read them."""
 
     def body(seat: Seat) -> None:
         comm, array = seat.communicator(), floats(seat, 1)
@@ -154,7 +154,7 @@ def test_a_step_that_is_let_go_of_in_flight_is_done_first(how: str) -> None:
             step = ready.step()
             for out in outs:
                 seat.streams.write(out, -1)
-            # On a stream for which the memory of the arrays, once it is free, does not wait.
+            # A stream without the event that frees the arrays' memory.
             seat.streams.wait(other, seat.streams.record(seat.streams.current()))
             with seat.streams.on(other):
                 step.replay()
@@ -162,7 +162,7 @@ def test_a_step_that_is_let_go_of_in_flight_is_done_first(how: str) -> None:
                 step.close()
             del step, ready.gradients[:], out
             if how == "drop the store":
-                seat.spoilt = True  # the others' ends of the store are gone as well
+                seat.spoilt = True  # the other ranks' ends of the store are closed, too
                 del kv, ready
             gc.collect()
             assert graphs_of(seat) == {"graph 1"}

@@ -35,7 +35,7 @@ def test_a_rank_that_never_comes_to_a_replay_is_a_timeout(lazy: bool) -> None:
             seat.peers.control.barrier()
             ready.kv.close()
 
-    # After the first values, and the step that was made once.
+    # After the first values, and one step without a capture.
     run_seats(2, body, lazy=lazy, faults={1: Faults(absent_from=2)})
 
 

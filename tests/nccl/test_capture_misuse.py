@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: captures and replays that are refused, and how."""
+"""Layer 2, recording stand-in, not NCCL: captures and replays that are refused."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_binding_that_cannot_be_captured() -> None:
 
 
 class Refusing:
-    """CUDA's refusal of something in a capture, as CuPy raises it."""
+    """CUDA's refusal of a call in a capture, as CuPy raises it."""
 
     def __init__(self, seat: Seat) -> None:
         self._streams = seat.streams

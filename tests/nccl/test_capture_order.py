@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: replays are in the order of CuPy's current stream."""
+"""Layer 2, recording stand-in, not NCCL: replays are ordered on CuPy's current stream."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_replays_follow_the_current_stream(update_on: str) -> None:
                 step.replay()
                 same(ready.outs[0], total(kv) + 4 * kv.num_workers)
                 streams.write(ready.gradients[0], kv.rank + 6)
-            # Back on the first stream, behind what the other one was given.
+            # The first stream again, ordered after the other one.
             step.replay()
             same(ready.outs[0], total(kv) + 5 * kv.num_workers)
             with streams.on(other):

@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: updates that the device itself leaves out, in a graph."""
+"""Layer 2, recording stand-in, not NCCL: updates in a graph that a flag on the device skips."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ STEP: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.0, "rescale": 1.0, "c
 
 
 def flag_of(seat: Seat) -> Any:
-    """An int32 of 0."""
+    """Return an int32 array of 0."""
     return seat.streams.put(np.zeros(1, np.int32))
 
 
 def test_each_replay_decides_anew_and_alike_on_all_ranks() -> None:
-    """No host takes part: the flag is found, agreed on and heeded in the order of streams."""
+    """Check flags without a host: found, reduced and read in the order of streams."""
 
     def body(seat: Seat) -> None:
         comm, kernels = seat.communicator(), seat.kernels

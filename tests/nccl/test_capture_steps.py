@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: captured steps against the same steps made each time."""
+"""Layer 2, recording stand-in, not NCCL: replayed steps against the same steps called each time."""
 
 from __future__ import annotations
 

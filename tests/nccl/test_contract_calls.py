@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: it catches calls that differ, meet in memory or miss it.
+"""Layer 2, recording stand-in, not NCCL: it refuses calls that differ, overlap or miss memory.
 
 Points 1, 3, 4 and 5 of the contract, each broken on purpose.
 """
@@ -22,7 +22,7 @@ SIZES = (1, 2, 3, 4)
 
 
 def ready(seat: Seat, *counts: int) -> tuple[Any, ...]:
-    """A handle, and arrays of ones for it that the communication stream may use."""
+    """Return a handle, and arrays of ones that the communication stream may use."""
     arrays = [floats(seat, *[1.0] * count) for count in counts]
     follow(seat)
     return (seat.create(), *arrays)
@@ -92,7 +92,7 @@ def test_calls_of_a_group_do_not_meet(size: int) -> None:
         for send, receive, met in ((three, two, two), (two, three, two), (three, one, one)):
             with breaks(seat, words, f"[0:{met.nbytes}]", "put them in two groups"):
                 all_reduce(seat, handle, send, receive)
-        all_reduce(seat, handle, one, three)  # both read the same, which is no conflict
+        all_reduce(seat, handle, one, three)  # both only read, which is no conflict
         seat.binding.group_end()
         assert result(seat, two) == result(seat, three) == [size] * 4
 
@@ -176,7 +176,7 @@ Form = Callable[[Seat, int, int, int], None]
 
 
 def form(seat: Seat, kind: str, send: int, receive: int, count: int) -> None:
-    """Call one kind with addresses."""
+    """Make a call of one kind with these addresses."""
     handle, stream = seat.handle, seat.streams.communication  # type: ignore[attr-defined]
     call = getattr(seat.binding, kind)
     numbers: dict[str, tuple[int, ...]] = {
@@ -194,7 +194,7 @@ def form(seat: Seat, kind: str, send: int, receive: int, count: int) -> None:
 def test_in_place_forms_give_what_others_do(size: int, lazy: bool) -> None:
     def body(seat: Seat) -> None:
         seat.handle = seat.create()  # type: ignore[attr-defined]
-        own = 4 * seat.rank * 2  # where this rank's part of two elements begins
+        own = 4 * seat.rank * 2  # offset of this rank's part of two elements
         for kind, send, receive, wanted in (
             ("all_reduce", 0, 0, slice(0, 2)),
             ("reduce", 0, 0, slice(0, 2 if seat.rank == 0 else 0)),
@@ -206,7 +206,7 @@ def test_in_place_forms_give_what_others_do(size: int, lazy: bool) -> None:
             array, apart = floats(seat, *values), floats(seat, *[0.0] * (2 * size))
             follow(seat)
             place = array.data.ptr
-            # Apart first: in place changes what is sent.
+            # Separate buffers first, since a call in place changes the sent values.
             form(seat, kind, place + send, apart.data.ptr + receive, 2)
             form(seat, kind, place + send, place + receive, 2)
             assert result(seat, array)[wanted] == result(seat, apart)[wanted], kind
@@ -220,7 +220,7 @@ def test_other_overlaps_are_refused(kind: str) -> None:
         seat.handle, array = ready(seat, 8)  # type: ignore[attr-defined]
         place = array.data.ptr
         if kind in ("reduce", "broadcast") and seat.rank:
-            return  # rank 0 alone has both sides
+            return  # only rank 0 has both buffers
         shift = 8 * seat.rank if kind == "reduce_scatter" else 0
         words = (f"on rank {seat.rank} it may begin {shift} bytes after it", "receive begins 4 by")
         with breaks(seat, *words):
@@ -239,7 +239,7 @@ def test_a_gather_has_its_own_place_for_each_rank() -> None:
     run_seats(2, body)
 
 
-# What it computes, for the rest to stand on
+# Results, on which the other tests rely
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: it catches what CUDA forbids in a capture, and of graphs.
+"""Layer 2, recording stand-in, not NCCL: it refuses what CUDA forbids in captures and of graphs.
 
 Point 11 of the contract, each rule broken on purpose.
 """
@@ -23,7 +23,7 @@ MODES = pytest.mark.parametrize("lazy", [False, True], ids=["prompt", "lazy"])
 
 
 class Box:
-    """What a block was captured as."""
+    """The result of a captured block."""
 
     graph: RecordedGraph | None = None
 
@@ -34,7 +34,7 @@ class Box:
 
 @contextmanager
 def capturing(seat: Seat) -> Iterator[Box]:
-    """Capture a block, on the stream that is current in it."""
+    """Capture a block on the stream that is current in it."""
     box, streams = Box(), seat.streams
     with streams.on(streams.begin_capture()):
         yield box
@@ -42,7 +42,7 @@ def capturing(seat: Seat) -> Iterator[Box]:
 
 
 def summing(seat: Seat, handle: Any, array: Any) -> Box:
-    """A graph that adds 1 to an array and sums it over ranks."""
+    """Return a graph that adds 1 to an array and sums it over ranks."""
     with capturing(seat) as box:
         seat.streams.work("add", [array], [array], lambda old, new: np.add(old, 1, out=new))
         follow(seat)
@@ -52,13 +52,13 @@ def summing(seat: Seat, handle: Any, array: Any) -> Box:
 
 
 def launched(seat: Seat, box: Box) -> None:
-    """Launch a graph on the communication stream, in the order of the current one."""
+    """Launch a graph on the communication stream, ordered after the current stream."""
     follow(seat)
     box.launch(seat.streams.communication)
     lead(seat)
 
 
-# What it does
+# Results
 
 
 @MODES
@@ -67,7 +67,7 @@ def test_a_graph_does_it_again_with_what_is_there_then(size: int, lazy: bool) ->
     def body(seat: Seat) -> None:
         handle, array = seat.create(), floats(seat, 5)
         box = summing(seat, handle, array)
-        assert seat.streams.get(array).tolist() == [5]  # nothing was done
+        assert seat.streams.get(array).tolist() == [5]  # no work has run
         for start in (1, 10):
             seat.streams.write(array, start)
             launched(seat, box)
@@ -92,7 +92,7 @@ def test_other_streams_go_on_meanwhile() -> None:
     run_seats(1, body)
 
 
-# What is refused inside
+# Calls refused in a capture
 
 
 REFUSED = {

@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: from host memory to a GPU's by a checkpoint, and back."""
+"""Layer 2, recording stand-in, not NCCL: checkpoints from host memory to a GPU's, and back."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ DTYPES = ["float16", "float32", "float64"]
 
 
 def begin(kv: Any) -> list[bytes]:
-    """A first step in each dtype."""
+    """Make a first step in each dtype."""
     kv.init(DTYPES, [np.full(5, 1.5, dtype) for dtype in DTYPES])
     kv.set_optimizer(SGD(learning_rate=0.5, momentum=0.5))
     return step(kv)
 
 
 def step(kv: Any) -> list[bytes]:
-    """A step that is exact in every dtype; the values afterwards."""
+    """Make a step that is exact in every dtype, and return the values."""
     kv.push(DTYPES, [np.arange(5).astype(dtype) for dtype in DTYPES])
     return [here().get(kv.pull(name)).tobytes() for name in DTYPES]
 
@@ -69,7 +69,7 @@ def test_there_and_back(tmp_path: Path, update_on: str) -> None:
 
 
 class Momentum:
-    """An updater that remembers arrays in the memory that its gradients are in."""
+    """An updater whose states are in the memory of its gradients."""
 
     def __init__(self) -> None:
         self.momenta: dict[Any, Any] = {}
@@ -91,7 +91,7 @@ class Momentum:
 
 
 def opened(create: Any, directory: Path | None) -> Any:
-    """A store with that updater, as a checkpoint has it or after a first step."""
+    """Open a store with that updater, from a checkpoint or after a first step."""
     kv = create()
     updater = Momentum()
     if directory is None:
@@ -103,7 +103,7 @@ def opened(create: Any, directory: Path | None) -> Any:
 
 
 def another_step(kv: Any) -> list[list[float]]:
-    """The values after a push of ones."""
+    """Return the values after a push of ones."""
     kv.push(["matrix", "number"], [np.ones((2, 3), np.float32), np.float64(1)])
     outs = np.zeros((2, 3), np.float32), np.zeros(())
     kv.pull(["matrix", "number"], out=outs)

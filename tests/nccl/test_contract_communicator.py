@@ -15,7 +15,7 @@ from tests.nccl.standin.capabilities import DevicePlace
 pytestmark = pytest.mark.limit(30)
 MODE = {False: "prompt", True: "lazy"}
 SIZES = {False: some_or_all((3,), (1, 3)), True: some_or_all((1, 2, 3), (1, 2, 3, 4))}
-"""Numbers of ranks, prompt and lazy: a lazy device is the one that catches more."""
+"""Numbers of ranks, prompt and lazy: a lazy device finds more faults."""
 
 RUNS = [
     pytest.param(n, lazy, id=f"{n}-{MODE[lazy]}") for lazy, sizes in SIZES.items() for n in sizes
@@ -24,7 +24,7 @@ ORDINARY = [name for name in CASES if name not in FAILURES]
 
 
 def over_the_stand_in(size: int, name: str, lazy: bool) -> None:
-    """Run a case on so many threads, each with a device of its own."""
+    """Run a case on so many threads, each with its own device."""
 
     def body(seat: Seat) -> None:
         comm = seat.communicator()

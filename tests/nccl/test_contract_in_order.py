@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: sums in rank order, which NCCL only moves arrays for."""
+"""Layer 2, recording stand-in, not NCCL: sums in rank order; NCCL only moves the arrays."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ pytestmark = pytest.mark.limit(60)
 
 
 def of_nccl(seat: Seat) -> list[str]:
-    """What NCCL was asked to reduce."""
+    """Return the reductions that NCCL was called for."""
     kinds = ("all_reduce(", "reduce(", "reduce_scatter(")
     return [line for line in seat.log.lines if line.startswith(kinds)]
 
 
 RUNS = some_or_all([(3, False), (3, True)], [(3, False), (3, True), (4, True)])
-"""Numbers of ranks, and whether arrays are cut into several pieces, and short ones into shares."""
+"""Numbers of ranks, and whether arrays are cut into pieces, and short ones into shares."""
 
 
 def cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let arrays of a few hundred KiB go the way of those of hundreds of MiB."""
+    """Treat arrays of a few hundred KiB like arrays of hundreds of MiB."""
     monkeypatch.setattr(ordered_reduce, "SHORT_BYTES", 1024)
     monkeypatch.setattr(ordered_reduce, "SCRATCH_BYTES", 300_000)
 
@@ -158,7 +158,7 @@ def test_what_is_sent_and_not_received_is_refused_by_the_stand_in() -> None:
 
 
 class InOrderStores(SeatStores):
-    """Opens stores that keep the order."""
+    """A function that opens stores with ``reproducible=True``."""
 
     def open(self, **options: Any) -> Any:
         return super().open(reproducible=True, **options)
@@ -173,7 +173,7 @@ def test_a_step_is_captured(
     if shares:
         monkeypatch.setattr(
             ordered_reduce, "SHORT_BYTES", 768
-        )  # the stand-in needs a share for each
+        )  # the stand-in needs a share for each rank
 
     def body(seat: Seat) -> None:
         with at(DevicePlace(seat)), InOrderStores(seat, update_on) as create:

@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: nothing is freed while a stream still uses it."""
+"""Layer 2, recording stand-in, not NCCL: no memory is freed while a stream uses it."""
 
 from __future__ import annotations
 
@@ -64,6 +64,6 @@ def test_a_dropped_store_keeps_what_is_under_way(trained: bool) -> None:
         gc.collect()
         seat.device.check()
         seat.peers.control.barrier()
-        seat.spoilt = True  # the others' ends of the store are gone as well
+        seat.spoilt = True  # the other ranks' ends of the store are closed, too
 
     run_seats(2, body, lazy=True)

@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: nothing runs before it must, and it shows.
+"""Layer 2, recording stand-in, not NCCL: no work runs before a wait, and the results show it.
 
 Point 2 of the contract.
 """
@@ -41,12 +41,12 @@ def test_a_lazy_device_holds_outputs_back_until_the_host_waits() -> None:
         all_reduce(seat, handle, array)
         event = seat.streams.record(seat.streams.communication)
         lead(seat)
-        for _ in range(3):  # more calls, that a prompt device would go on at
+        for _ in range(3):  # more calls, at which a prompt device would advance
             floats(seat, 0)
             assert poisoned(seat, array)
         assert not event.done()
         assert poisoned(seat, array)
-        seat.peers.control.barrier()  # all have launched, and a wait moves every device
+        seat.peers.control.barrier()  # all ranks have launched; a wait advances every device
         while not event.done():
             pass
         assert seat.streams.peek(array).tolist() == result(seat, array) == [2, 4]
@@ -96,13 +96,13 @@ def test_what_follows_on_the_stream_sees_the_sum(lazy: bool) -> None:
 
 @MODES
 def test_a_device_moves_while_the_host_waits_for_something_else(lazy: bool) -> None:
-    """A rank that waits in a barrier does its part of what its peers wait for."""
+    """Check that a rank in a barrier advances the collectives that its peers wait for."""
 
     def body(seat: Seat) -> None:
         handle, array, other = seat.create(), floats(seat, 1), floats(seat, 5)
         follow(seat)
         all_reduce(seat, handle, array)
-        all_reduce(seat, handle, other)  # begins where the first has ended, on every rank
+        all_reduce(seat, handle, other)  # begins after the end of the first, on every rank
         if seat.rank:
             assert result(seat, other) == [10]
         seat.peers.control.barrier()

@@ -1,7 +1,7 @@
-"""Layer 2, recording stand-in, not NCCL: threads, lifetimes, and what goes wrong on purpose.
+"""Layer 2, recording stand-in, not NCCL: threads, lifetimes, and scripted faults.
 
-Points 8, 9 and 10 of the contract, each broken on purpose, and the faults as NCCL's caller sees
-them.
+Points 8, 9 and 10 of the contract, each broken on purpose, and the faults that NCCL's caller
+observes.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def test_a_stream_is_freed_when_it_is_empty(lazy: bool) -> None:
     run_seats(2, body, lazy=lazy)
 
 
-# Point 10: faults, seen through the communicator
+# Point 10: faults that the communicator reports
 
 
 @MODES
@@ -177,7 +177,7 @@ def test_a_rank_that_never_arrives_is_a_timeout(
         assert "abort communicator" in seat.log.lines[-1]
         with pytest.raises(CommTimeout):
             second.done()
-        seat.spoilt = True  # the sum is lost, and the array with it
+        seat.spoilt = True  # the sum is lost with its array
         seat.peers.control.barrier()
         comm.abort("over")
 

@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: the calls of a steady step, literally."""
+"""Layer 2, recording stand-in, not NCCL: the exact calls of a steady step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.updates import segments_of
 pytestmark = pytest.mark.limit(20)
 KEPT = Path(__file__).parent / "kept" / "three_buckets.txt"
 ROW = np.array([[1.0, 0.0, 0.0, 1.0, -1.0]])
-"""Scalars of the program ``sgd``: a learning rate of 1, and nothing else."""
+"""Scalars of the program ``sgd``: a learning rate of 1, and no other effect."""
 
 
 def step(seat: Seat, comm: NcclCommunicator, pairs: list, row: Any, out: Any) -> None:

@@ -1,6 +1,6 @@
-"""Layer 2, recording stand-in, not NCCL: the calls of a steady ``pushpull``, literally.
+"""Layer 2, recording stand-in, not NCCL: the exact calls of a steady ``pushpull``.
 
-As they are made each time, and as they are captured and replayed.
+The calls are those of a plain step, and of a step captured and replayed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.limit(20)
 KEPT = Path(__file__).parent / "kept"
 KEYS = ["a", "b", "c", "d"]
 BUCKETS = {"a": 0, "b": 0, "c": 1, "d": 2}
-"""By bytes: a and b share a bucket of 1 KiB, the others have their own."""
+"""Buckets of keys: a and b share one of 1 KiB, the others have one each."""
 
 
 def store(create: SeatStores, seat: Seat) -> Any:
-    """Four keys in three buckets, whose memory has names, with an optimizer."""
+    """Create four keys in three named buckets, with an optimizer."""
     kv = create(bucket_bytes=1024)
     kv.set_optimizer(optimizer.SGD(learning_rate=1.0, momentum=0.5))
     kv.init(KEYS, [np.full(n, 9, np.float32) for n in (64, 64, 200, 250)])
@@ -37,7 +37,7 @@ def store(create: SeatStores, seat: Seat) -> Any:
 
 
 def steady(body: Any, name: str, size: int, update_on: str) -> None:
-    """Hold the calls of a step against the kept ones, on every rank."""
+    """Compare the calls of a step with the stored ones, on every rank."""
 
     def on_seat(seat: Seat) -> list[str]:
         with SeatStores(seat, update_on) as create:
@@ -55,7 +55,7 @@ def steady(body: Any, name: str, size: int, update_on: str) -> None:
 
 
 def captured(name: str, size: int, update_on: str) -> None:
-    """Hold a capture of a pushpull, then two replays of it, against the kept calls."""
+    """Compare a capture of a pushpull, and two replays of it, with the stored calls."""
 
     def on_seat(seat: Seat) -> list[str]:
         with SeatStores(seat, update_on) as create:
@@ -64,7 +64,7 @@ def captured(name: str, size: int, update_on: str) -> None:
             for _ in range(2):
                 once()
                 kv.wait()
-            # The device moves meanwhile, for the host waits once; it adds nothing to the calls.
+            # The host waits once meanwhile, which advances the device without another call.
             with seat.log.section() as lines, kv.capture() as step:
                 once()
             kv.wait()
@@ -78,14 +78,14 @@ def captured(name: str, size: int, update_on: str) -> None:
 
 
 def kept(name: str, rank: int, size: int) -> list[str]:
-    """The calls in a file; a rank by itself gathers nothing from others."""
+    """Return the calls in a file; a rank alone gathers nothing from others."""
     lines = (KEPT / name.format(rank=min(rank, 1))).read_text().splitlines()
     assert lines[0] == HEADER
     return [line for line in lines if size > 1 or line != "hosts: allgather"]
 
 
 def with_arrays(kv: Any, seat: Seat) -> Any:
-    """A step of arrays of the user's: packed, reduced and updated, unpacked."""
+    """Make a step with the user's arrays: packed, reduced and updated, unpacked."""
     gradients = [floats(seat, *[1.0] * kv.spec(key).size) for key in KEYS]
     outs = [floats(seat, *[0.0] * kv.spec(key).size) for key in KEYS]
     for key, gradient, out in zip(KEYS, gradients, outs, strict=True):
@@ -95,7 +95,7 @@ def with_arrays(kv: Any, seat: Seat) -> Any:
 
 
 def with_views(kv: Any, seat: Seat) -> Any:
-    """A step of the store's own arrays: nothing is copied."""
+    """Make a step with the store's own arrays, without copies."""
 
     def once() -> None:
         kv.push(KEYS, [kv.grad_view(key) for key in KEYS])

@@ -1,8 +1,7 @@
 """Layer 2, recording stand-in, not NCCL: the store cases over stores in a GPU's memory.
 
-They show the order that streams and events give to all that a store does, with no ranks to wait for
-and with more than one.  Layer 3b has the same
-cases at 1 to 4 ranks over the real CuPy.
+They check the order by streams and events of all the store's work, at one rank and at several.
+Layer 3b runs the same cases at 1 to 4 ranks over the real CuPy.
 """
 
 from __future__ import annotations

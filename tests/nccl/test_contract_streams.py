@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: it catches what nothing orders, and what is freed early.
+"""Layer 2, recording stand-in, not NCCL: it refuses accesses without an order, and early frees.
 
 Points 6 and 7 of the contract, each broken on purpose.
 """
@@ -85,7 +85,7 @@ def test_an_input_is_not_changed_on_the_way() -> None:
         handle, array, out = seat.create(), floats(seat, 1), floats(seat, 0)
         follow(seat)
         all_reduce(seat, handle, array, out)
-        assert seat.streams.get(array).tolist() == [1]  # reading it is no conflict
+        assert seat.streams.get(array).tolist() == [1]  # a read, which is no conflict
         with breaks(seat, "a copy from the host", "which reads memory 1[0:4]"):
             seat.streams.write(array, 5)
 
@@ -168,7 +168,7 @@ def test_kernels_run_in_the_order_of_their_stream(lazy: bool) -> None:
         kernels.pack_all([weights], [copy])
         assert not lazy or seat.streams.peek(copy).tolist() != [-2, -4]
         out = np.zeros(2, np.float64)
-        kernels.unpack(kernels.copy(copy), out)  # out is the host's, so this waits
+        kernels.unpack(kernels.copy(copy), out)  # out is on the host, so this call waits
         assert out.tolist() == [-2, -4]
 
     run_seats(2, body, lazy=lazy)
@@ -185,7 +185,7 @@ def test_a_kernel_that_runs_ahead_is_caught() -> None:
     run_seats(2, body)
 
 
-# Point 7: memory is kept until the event after its last use
+# Point 7: memory lives until the event after its last use
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -222,7 +222,7 @@ def test_memory_may_be_freed_where_the_event_is_waited_for(lazy: bool) -> None:
         handle, array, other = seat.create(), floats(seat, 1), floats(seat, 1)
         follow(seat)
         all_reduce(seat, handle, array)
-        lead(seat)  # whoever gets the memory next is behind this
+        lead(seat)  # the next user of the memory is ordered after this
         del array
         all_reduce(seat, handle, other)
         event = seat.streams.record(seat.streams.communication)

@@ -1,4 +1,4 @@
-"""Layer 0: the binding over a libnccl whose answers are written down (tests/nccl/scripted.py)."""
+"""Layer 0: the binding over a libnccl with scripted results (tests/nccl/scripted.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ncclkv.errors import CommAborted, CommTimeout, LaunchError, RankLost
 from tests.nccl.scripted import COMM, IN_PROGRESS, SYSTEM_ERROR, Scripted
 
 LIMIT = 0.2
-"""Seconds that a call may wait here."""
+"""Seconds that a call may wait in these tests."""
 
 CALLS = [
     ("all_reduce", "ncclAllReduce", 6),
@@ -28,17 +28,17 @@ CALLS = [
     ("send", "ncclSend", 5),
     ("receive", "ncclRecv", 5),
 ]
-"""The binding's name of a call, NCCL's, and how many numbers it takes."""
+"""Names of a call in the binding and in NCCL, and the number of its integers."""
 
 EACH = pytest.mark.parametrize(("name", "nccls", "count"), CALLS)
 
 
 def nobody() -> None:
-    """Finds nobody who has left."""
+    """Return that no rank has left."""
 
 
 def over(*states: int, code: int = 0, **options: Any) -> tuple[CtypesBinding, Scripted]:
-    """Return a binding, and the script that it is over."""
+    """Return a binding, and the scripted library under it."""
     script = Scripted(*states, code=code)
     return CtypesBinding(library=script.library(), **{"timeout": LIMIT, **options}), script
 
@@ -217,7 +217,7 @@ def test_a_creation_that_blocks_and_waits_for_a_rank_that_has_left_ends_at_once(
 
 
 def test_a_rank_joins_on_its_own_device(monkeypatch):
-    """In a thread, whose current device is the first one until another is chosen."""
+    """Check a thread: its current device is the first one until it sets another."""
     cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'ncclkv[cuda12]'")
     used: dict[int, int] = {}
 

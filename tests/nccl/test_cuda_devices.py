@@ -1,4 +1,4 @@
-"""Layer 0: streams, memory and copies from the host, where several devices are one process's."""
+"""Layer 0: streams, memory and copies from the host, with several devices in a process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
 
 @pytest.fixture
 def streams(devices: Devices) -> CupyStreams:
-    """Of device 1, while another one is current."""
+    """Return the streams of device 1, while another device is current."""
     streams = CupyStreams(OWN)
     devices.current = OTHER
     return streams
@@ -52,7 +52,7 @@ def test_its_memory_is_of_its_device(devices, streams):
 
 
 def test_the_stream_before_the_current_one_lives_on(devices, streams):
-    """Its owner may have dropped it, and what is on it is still to be waited for."""
+    """Check that a stream that its owner has dropped can still be waited for."""
     devices.current = OWN
     addresses = []
     for _ in range(3):
@@ -60,7 +60,7 @@ def test_the_stream_before_the_current_one_lives_on(devices, streams):
         addresses.append(stream.ptr)
         devices.use(stream)
         del stream
-        # A second look at the same one forgets nothing.
+        # A second query of the same stream changes nothing.
         assert streams.current() == streams.current() == addresses[-1]
         gc.collect()
         if len(addresses) > 1:
@@ -72,7 +72,7 @@ def test_page_locked_memory_is_held_until_its_copy_is_over(devices):
     staging, slots = Staging(), [Slot(devices, 3) for _ in range(4)]
     for number, slot in enumerate(slots[:3]):
         staging.upload(np.full(3, number, np.float32), slot)
-    # The first copy is done, and nothing tells so yet.
+    # The first copy is complete, and no event shows it yet.
     devices.step(1)
     staging.upload(np.full(3, 3, np.float32), slots[3])
     devices.step()
@@ -96,7 +96,7 @@ def test_a_look_at_staged_memory_sees_that_the_device_is_lost(devices, monkeypat
 
 
 def test_a_copy_that_waits_behind_its_event_would_read_what_is_gone(devices):
-    """The event is behind the copy: when it has come, so has the copy."""
+    """Check that the event follows the copy: when the event is done, the copy is done."""
     staging, first, second = Staging(), Slot(devices, 3), Slot(devices, 3)
     staging.upload(np.full(3, 7, np.float32), first)
     devices.step(1)

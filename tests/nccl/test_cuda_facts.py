@@ -1,4 +1,4 @@
-"""Layer 0: what a rank finds out about its device, on a stand-in for `cupy.cuda`."""
+"""Layer 0: a rank's discovery of its device, on a stand-in for `cupy.cuda`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: a communicator that is dropped without an end."""
+"""Layer 2, recording stand-in, not NCCL: communicators dropped without a close."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.limit(30)
 
 
 def dropped(seat: Seat, make: Callable[[NcclCommunicator], Any]) -> Eyes:
-    """What looks at a communicator that nobody refers to any more."""
+    """Return weak references to the parts of a communicator that is dropped."""
     comm, eyes = watched(seat)
     made = make(comm)
     del comm, made
@@ -75,7 +75,7 @@ def test_what_is_in_flight_when_it_is_dropped_is_done_first(lazy):
 
         eyes = dropped(seat, launch)
         eyes.wait()
-        gc.collect()  # what was launched has kept it
+        gc.collect()  # the launched work kept the communicator alive
         assert aborted(seat)
         return seat.streams.get(array).tolist()
 
@@ -97,7 +97,7 @@ def test_it_is_aborted_when_nothing_is_in_flight_and_not_before():
 
 @pytest.fixture
 def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
-    """What is raised where nobody can catch it."""
+    """Record the errors that no caller can catch."""
     found: list[BaseException | None] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: found.append(args.exc_value))
     return found
@@ -155,7 +155,7 @@ def test_where_nobody_looks_nothing_is_aborted_in_flight():
         del comm
         gc.collect()
         assert not aborted(seat)
-        seat.spoilt = True  # it is freed at the end of the process
+        seat.spoilt = True  # freed at the end of the process
 
     with pytest.warns(ResourceWarning):
         run_seats(2, body, lazy=True)

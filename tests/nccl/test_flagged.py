@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: NaN that the device finds, and no host waits for."""
+"""Layer 2, recording stand-in, not NCCL: NaN found by the device, without a wait of the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.limit(30)
 
 
 def exchanges(kv: Any) -> list[str]:
-    """The words of every exchange of objects between the hosts from now on."""
+    """Record the names of all later object exchanges between hosts."""
     said: list[str] = []
     control = context_of(kv).comm.control
     plain = control.allgather
@@ -82,7 +82,7 @@ def test_keys_that_come_later_have_flags_too() -> None:
                 kv.init(number, np.zeros(2, np.float32))
                 kv.push(number, floats(seat, np.nan if number == seat.rank else 1, 1))
                 kv.wait()
-            # Each of the ranks 0 and 1 spoils one flush.
+            # Ranks 0 and 1 each push a NaN in one flush.
             assert kv.skipped == 2
             assert seat.streams.get(kv.value(2)).tolist() == [2, 2]
 

@@ -1,4 +1,4 @@
-"""Layer 4, on one GPU: an error of CUDA and a kernel that does not end reach the waiting host."""
+"""Layer 4, on one GPU: errors of CUDA and endless kernels reach the waiting host."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SEARCHED = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")
 
 
 def run(fault: str) -> tuple[str, list[float]]:
-    """Run the program in a process of its own, whose device may be lost by it.
+    """Run the program in its own process, which may lose the device.
 
-    Returns what it printed, and the seconds after which its calls returned.
+    The function returns the printed text, and the seconds until the calls returned.
     """
     ended = subprocess.run(
         ["timeout", "-k", "5", str(LIMIT), sys.executable, str(PROGRAM), fault],

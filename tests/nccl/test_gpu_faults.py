@@ -1,4 +1,4 @@
-"""Layer 5, NCCL on a real GPU: ranks that are missing, dead or at another call; nothing hangs."""
+"""Layer 5, NCCL on a real GPU: ranks that are missing, dead or at another call; no rank hangs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.nccl.gpu import need_gpu
 PROGRAM = ROOT / "tests" / "nccl" / "programs" / "faults.py"
 pytestmark = pytest.mark.limit(80)
 LIMIT = 60
-"""Seconds after which a job hangs, start-up of NCCL included."""
+"""Seconds after which a job counts as hanging, NCCL's start-up included."""
 
 SAID = {
     "missing": "CommTimeout: rank 0 of 2",
@@ -24,11 +24,11 @@ SAID = {
     "another call": r"OrderMismatch: rank [01] of 2",
     "raises": "ValueError: on purpose",
 }
-"""What the job prints of each fault, as a regular expression."""
+"""Regular expressions of the job's output, by fault."""
 
 
 def go_wrong(fault: str, store: str) -> None:
-    """Run the program on two ranks, and look at its end."""
+    """Run the program on two ranks, and check its end."""
     begin = time.monotonic()
     searched = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
     job = ("launch/local.sh", "-n", "2", str(PROGRAM), fault, store)
@@ -59,7 +59,7 @@ def test_a_fault_ends_the_job(fault: str) -> None:
     go_wrong(fault, "nccl")
 
 
-# A call that differs is found by the hosts, wherever the values are.
+# The hosts find differing calls, for values in any memory.
 @pytest.mark.parametrize("fault", ["another call", "raises"])
 def test_layer_0_a_fault_on_hosts_ends_alike(fault: str) -> None:
     go_wrong(fault, "dist_sync")

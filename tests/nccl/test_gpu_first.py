@@ -1,4 +1,4 @@
-"""Layer 4, on one GPU: the store cases that tell most; no MPI library is needed."""
+"""Layer 4, on one GPU: the most informative store cases, without an MPI library."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from tests.updates import rows, segments_of, sgd
 
 pytestmark = pytest.mark.limit(60)
 LAUNCHER = KernelLauncher()
-"""One for all tests, so that each kernel is compiled once."""
+"""Launcher of all tests, so that each kernel is compiled once."""
 DTYPES = ["bool", "int8", "int64", "float16", "bfloat16", "float32", "float64", "complex64"]
 SHAPES: dict[str, Any] = {
     "contiguous": lambda x: x,
@@ -210,7 +210,7 @@ class TestCopy(CopyCases):
     def test_an_out_in_page_locked_memory_is_written_when_unpack_returns(
         self, stage: Stage
     ) -> None:
-        """CUDA copies to it while the host goes on, and waits for other memory of the host's."""
+        """Check page-locked memory, to which CUDA copies without blocking the host."""
         import cupy
 
         slot = cupy.zeros(2**20, np.float32)

@@ -17,7 +17,7 @@ SHAPE = (300, 700)
 
 @pytest.fixture
 def devices() -> list[Any]:
-    """CuPy's GPUs; the first, on which the store will be, is the current one."""
+    """Return CuPy's GPUs; the first, the store's, is the current one."""
     need_gpu()
     import cupy
 
@@ -29,7 +29,7 @@ def devices() -> list[Any]:
 
 
 def on_each(devices: list[Any], busy: bool) -> list[Any]:
-    """On GPU d an array full of d + 1, which may be made only after much else is done there."""
+    """Return an array full of d + 1 on each GPU d, which a busy stream may write late."""
     import cupy
 
     arrays = []

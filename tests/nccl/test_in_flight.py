@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: what a communicator compares, drops and keeps."""
+"""Layer 2, recording stand-in, not NCCL: launches that a communicator compares, drops and keeps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.limit(30)
 
 
 class LateBarrier(Work):
-    """A barrier of the hosts of which nothing is there before the wait for it."""
+    """A barrier of the hosts that is incomplete until the wait for it."""
 
     def __init__(self) -> None:
         self.limits: list[float | None] = []
@@ -36,7 +36,7 @@ class LateBarrier(Work):
 
 
 class LatePeers:
-    """A host communicator whose barriers are late, and whose mark is a test's."""
+    """A host communicator with late barriers, and a call digest set by the test."""
 
     def __init__(self, host: Any) -> None:
         self._host = host
@@ -51,7 +51,7 @@ class LatePeers:
 
 
 def test_a_wait_ends_when_the_hosts_have_compared_their_calls() -> None:
-    """Also where the device is done at once, so that nothing else is waited for."""
+    """Check a device that is done at once, so that the host barrier alone is waited for."""
 
     def body(seat: Seat) -> None:
         peers = LatePeers(seat.peers.duplicate())
@@ -68,7 +68,7 @@ def test_a_wait_ends_when_the_hosts_have_compared_their_calls() -> None:
 
 
 def test_what_is_complete_is_dropped_by_later_launches() -> None:
-    """A program of pushes alone never waits on the host."""
+    """Check that complete works are dropped by later launches, without a wait of the host."""
 
     def body(seat: Seat) -> int:
         comm = seat.communicator()
@@ -115,7 +115,7 @@ def test_a_graph_keeps_the_arrays_of_its_collectives(reproducible: bool) -> None
 
 
 def test_a_graph_keeps_the_room_that_sums_in_rank_order_take() -> None:
-    """Also when a longer sum has made a larger one since."""
+    """Check that a graph keeps its scratch memory after a longer sum has allocated more."""
 
     def body(seat: Seat) -> None:
         comm: NcclCommunicator = seat.communicator()

@@ -1,4 +1,4 @@
-"""Layer 3, without a device: compiled kernels are kept on disk, and loaded once a process."""
+"""Layer 3, without a device: compiled kernels are stored on disk, and loaded once a process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ except (OSError, RuntimeError) as error:
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """The directory of the kernels, which is not there yet."""
+    """Return the directory of the kernels, which does not exist yet."""
     monkeypatch.setenv("NCCLKV_KERNEL_CACHE", str(tmp_path / "new" / "kernels"))
     cubins._folder.cache_clear()
     yield tmp_path / "new" / "kernels"
@@ -41,7 +41,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What has been compiled, in order; NVRTC does it."""
+    """Record the compiled programs, in order; NVRTC compiles them."""
     names: list[str] = []
 
     def count(program: KernelSource, architecture: str) -> bytes:
@@ -54,7 +54,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bytes]]:
-    """What has been loaded on which device, by a CUDA that is none."""
+    """Record the loaded programs with their devices, by a fake CUDA."""
     loaded: list[tuple[int, bytes]] = []
     real = cupy.cuda
     cuda = mock.MagicMock(spec=real)

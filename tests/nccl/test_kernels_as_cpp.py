@@ -1,4 +1,4 @@
-"""Layer 3, without a device: what the device's kernels compute, compiled as C++ for the host.
+"""Layer 3, without a device: results of the device's kernels, compiled as C++ for the host.
 
 They run on CuPy's arrays over host memory; no arithmetic, compiler or memory of a device is tested.
 """
@@ -57,7 +57,7 @@ def launcher() -> CppLauncher:
 @pytest.fixture
 def stage(launcher: CppLauncher, monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage = HostStage(launcher)
-    # What a kernel needs for itself is allocated by CuPy, from a device.
+    # Kernels allocate their scratch memory by CuPy, from a device.
     monkeypatch.setattr(cupy, "empty", lambda size, dtype: stage.poisoned(size, np.dtype(dtype)))
     monkeypatch.setattr(cupy, "zeros", lambda size, dtype: stage.put(np.zeros(size, dtype)))
     return stage
@@ -88,13 +88,13 @@ class TestChecksums(ChecksumCases):
 
 
 FAR = 2**36
-"""A distance in bytes that takes more than 32 bits, also in elements of 8 bytes."""
+"""Distance in bytes that takes more than 32 bits, also in elements of 8 bytes."""
 
 
 def test_copies_reach_past_32_bits(launcher: CppLauncher) -> None:
     source = np.arange(COPY_BYTES + 9, dtype=np.uint32).view(np.uint8)
     out = np.zeros_like(source)
-    # One copy of which only the last blocks are run: they begin where the arrays lie.
+    # Only the last blocks of the copy are run; they begin at the arrays' addresses.
     begin = [np.array([x.ctypes.data - FAR], np.uint64) for x in (source, out)]
     ((blocks, argument),) = plan_copies(*begin, np.array([FAR + source.nbytes]))
     launcher.run(COPY, FAR // COPY_BYTES, blocks, argument)

@@ -24,7 +24,7 @@ from ncclkv.kernels.device.sources import (
 
 ARCHITECTURES = ["sm_80", "sm_90"]
 EM_CUDA = 190
-"""What the header of an ELF file calls a machine of NVIDIA's."""
+"""Code of NVIDIA's machines in the header of an ELF file."""
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +45,13 @@ def test_layer_3_compiles_to_machine_code(
     code = build(program, architecture)
     assert code[:4] == b"\x7fELF"
     assert int.from_bytes(code[18:20], "little") == EM_CUDA
-    # The kernel's own section, by the very name that it is asked for at a launch.
+    # The kernel's own section, under the name that a launch requests.
     assert f".text.{program.name}\0".encode() in code
 
 
 @pytest.mark.parametrize("program", SOURCES, ids=str)
 def test_layer_3_rounds_as_numpy_does(nvrtc: Any, program: KernelSource) -> None:
-    """No sum is fused with a product, no subnormal number flushed, nothing approximated."""
+    """Check the operations: no fused multiply-add, no flush of subnormals, no approximation."""
     text = _assembly(nvrtc, program)
     assert ".entry" in text
     for breach in ("fma.", ".ftz", ".approx", "div.full"):
@@ -90,7 +90,7 @@ def test_an_argument_fits_what_every_driver_takes() -> None:
 
 
 def _assembly(nvrtc: Any, program: KernelSource) -> str:
-    """The program in PTX, where the names of operations say how they round."""
+    """Return the program in PTX, whose operations have their rounding in their names."""
     included = headers()
     handle = nvrtc.createProgram(
         program.source, "assembly.cu", tuple(included.values()), tuple(included)

@@ -1,6 +1,6 @@
 """Layer 3, without a device: values and outs of several devices of one process.
 
-The kernels run as C++ on host memory, in streams that are made up (see ``machine.py``).
+The kernels run as C++ on host memory, in fake streams (see ``machine.py``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def launcher() -> CppLauncher:
 
 @pytest.fixture(params=list(permutations(range(3))), ids=str)
 def order(request: pytest.FixtureRequest) -> tuple[int, ...]:
-    """Which device goes ahead of which."""
+    """Return an order of the devices, fastest first."""
     order: tuple[int, ...] = request.param
     return order
 
@@ -58,7 +58,7 @@ def kernels(machine: Machine) -> DeviceKernels:
 
 
 def piece(x: Any, form: str) -> Any:
-    """A part of a two-dimensional array, NumPy's or CuPy's."""
+    """Return a part of a two-dimensional array, of NumPy or CuPy."""
     if form == "no dimensions":
         return x[:1, 1:2].reshape(())
     return FORMS[form](x)
@@ -68,7 +68,7 @@ def piece(x: Any, form: str) -> Any:
 def test_a_value_of_another_device_is_packed(machine, kernels, order, form):
     value, slot = machine.made(X, 1), machine.empty(piece(X, form).size, X.dtype)
     kernels.pack(piece(value, form), slot)
-    machine.fill(value, -1)  # as soon as pack has returned
+    machine.fill(value, -1)  # right after the return of pack
     machine.run(order)
     assert view(slot).tolist() == piece(X, form).ravel().tolist()
     assert machine.copies == [(1, 0, slot.nbytes)] * bool(slot.nbytes)
@@ -92,7 +92,7 @@ def test_an_out_on_another_device_is_written(machine, kernels, order, form, dtyp
     slot = machine.made(piece(X, form).flatten(), 0)
     out = machine.made(np.full(X.shape, 7, dtype), 2)
     seen = np.zeros(X.shape, dtype)
-    with machine.on(2):  # read before it is written
+    with machine.on(2):  # read before the write
         machine.do(lambda: np.copyto(seen, view(out)))
     kernels.unpack(slot, piece(out, form))
     machine.fill(slot, -1)

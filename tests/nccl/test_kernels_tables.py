@@ -1,4 +1,4 @@
-"""What launches are told: every byte and element exactly once, also past 2^31 of them."""
+"""Arguments of launches: every byte and element exactly once, also past 2^31 of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = st.one_of(st.integers(0, 70), NEAR_BLOCKS, st.integers(2**31 - 2, 2**40)
 
 
 def piece_of(argument: np.ndarray, block: int) -> int:
-    """The piece of a block, by the rule that ``cuda/blocks.cuh`` states."""
+    """Return the piece of a block, by the rule in ``cuda/blocks.cuh``."""
     first = argument["first"][: int(argument["count"]) + 1].astype(np.int64)
     (pieces,) = np.nonzero((first[:-1] <= block) & (block < first[1:]))
     assert len(pieces) == 1
@@ -35,7 +35,7 @@ def piece_of(argument: np.ndarray, block: int) -> int:
 
 
 def edges(launches: list[tuple[int, np.ndarray]]) -> Iterator[tuple[np.ndarray, int, int, int]]:
-    """For each piece with blocks: its launch's argument, its number, its first and last block."""
+    """Return the argument, number, first and last block of each piece with blocks."""
     for blocks, argument in launches:
         first = argument["first"][: int(argument["count"]) + 1].tolist()
         assert first[0] == 0
@@ -50,7 +50,7 @@ def edges(launches: list[tuple[int, np.ndarray]]) -> Iterator[tuple[np.ndarray, 
 @given(st.lists(SIZES, max_size=2 * PIECES + 3))
 def test_copies_cover_each_byte_once(sizes: list[int]) -> None:
     nbytes = np.array(sizes, np.int64)
-    # Addresses that tell the pieces apart, with bits above 2^32.
+    # Addresses that differ by piece, with bits above 2^32.
     sources = np.arange(len(sizes), dtype=np.uint64) * 2**44 + 16
     destinations = sources + 2**43
     launches = plan_copies(sources, destinations, nbytes)
@@ -94,7 +94,7 @@ def test_first_blocks_against_counting(sizes: list[int], per_block: int) -> None
 
 
 class Stand:
-    """What a table looks at of an array in the device's memory."""
+    """The attributes of a device array that a table reads."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ def test_table_keeps_no_array_alive() -> None:
         sources.clear()
         gc.collect()
         assert [array() for array in alive] == [None] * 3
-        # New arrays may lie where dropped ones lay.
+        # New arrays may have the addresses of freed ones.
         sources += [Stand(4096 * i, 64 + i) for i in range(1, 4)]
         assert table.matches(sources, destinations)
 

@@ -1,4 +1,4 @@
-"""Layer 0: may these ranks start NCCL, and with which settings?  Decided from made-up facts."""
+"""Layer 0: whether ranks can start NCCL, and with which settings, decided from made-up facts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WELL = DeviceInfo(
 
 
 def job(hosts: int = 2, ranks: int = 2, devices: int = 2, **changes: object) -> list[DeviceInfo]:
-    """Facts of so many ranks on each of so many hosts, which have so many GPUs each."""
+    """Return facts of `ranks` ranks on each of `hosts` hosts with `devices` GPUs each."""
     facts = []
     for rank in range(hosts * ranks):
         host, device = rank // ranks, device_of(rank % ranks, devices)
@@ -42,12 +42,12 @@ def job(hosts: int = 2, ranks: int = 2, devices: int = 2, **changes: object) -> 
 
 
 def but(facts: Sequence[DeviceInfo], rank: int, **changes: object) -> list[DeviceInfo]:
-    """The same facts, with some of one rank changed."""
+    """Return the same facts, with changes of one rank."""
     return [replace(each, **changes) if each.rank == rank else each for each in facts]
 
 
 def says(facts: Sequence[DeviceInfo], *words: str) -> None:
-    """Fail unless these ranks may not start, and are told so in these words."""
+    """Check that these ranks may not start, with each of `words` in the error."""
     __tracebackhide__ = True
     text = launch_problem(facts)
     assert text is not None
@@ -185,7 +185,7 @@ def test_settings_of_sharing_go_to_all_ranks_when_any_share():
 
 
 def slices(nccl: int, **changes: object) -> list[DeviceInfo]:
-    """Two ranks on two slices of one GPU."""
+    """Return the facts of two ranks on two slices of one GPU."""
     facts = but(job(1, 2, 2, nccl=nccl, **changes), 1, gpu="0000:1B:00.0 b2")
     return [replace(each, bus="0000:1B:00.0") for each in facts]
 

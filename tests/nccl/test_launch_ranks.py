@@ -1,7 +1,7 @@
-"""Launch on ranks that are threads: agreement, and errors that are the same on all of them.
+"""Launch on ranks that are threads: agreement, and errors that are equal on all ranks.
 
-Devices, streams and NCCL are the recording stand-in's, which is not NCCL (layer 2), but where a
-test says that there is no GPU: that is so (layer 3).
+Devices, streams and NCCL are the recording stand-in's, which is not NCCL (layer 2). Tests that need
+no GPU use the real discovery (layer 3).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _seats: dict[int, Seat] = {}
 
 
 def facts_of(rank: int, **changes: Any) -> DeviceInfo:
-    """A rank with a GPU of its own."""
+    """Return the facts of a rank with its own GPU."""
     own = {
         "rank": rank,
         "host": "node0",
@@ -54,7 +54,7 @@ def facts_of(rank: int, **changes: Any) -> DeviceInfo:
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a launch sets is gone after the test."""
+    """Restore the variables that a launch sets after the test."""
     for name in [name for name in os.environ if name.startswith(("NCCL_", "NCCLKV_SHARE"))]:
         monkeypatch.delenv(name)
     before = dict(os.environ)
@@ -64,7 +64,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def errors_of(size: int, body: Callable[[Communicator], object]) -> list[KVStoreError]:
-    """What `body` raises on each rank."""
+    """Return the error of each rank."""
 
     def attempt() -> KVStoreError:
         peers = threads.world(10.0)
@@ -76,7 +76,7 @@ def errors_of(size: int, body: Callable[[Communicator], object]) -> list[KVStore
 
 
 def bind(device: int, timeout: float, max_ctas: int | None) -> Any:
-    """Return the stand-in's binding, which notes how it is configured."""
+    """Return the stand-in's binding, which records its configuration."""
     binding: Any = _seats[device].binding
     binding.library = SimpleNamespace(path="the recording stand-in")
     binding.max_ctas = max_ctas
@@ -90,17 +90,17 @@ def launch_on(
     _seats[facts[seat.rank].device] = seat
     monkeypatch.setattr(module, "CtypesBinding", bind)
     monkeypatch.setattr(module, "CupyStreams", lambda device: _seats[device].streams)
-    monkeypatch.setattr(module, "WATCHER", None)  # the stand-in moves with one thread
+    monkeypatch.setattr(module, "WATCHER", None)  # the stand-in advances in one thread only
     return launch(seat.peers, facts)
 
 
 def nccls() -> dict[str, str]:
-    """The variables of NCCL's that are set."""
+    """Return the variables of NCCL that are set."""
     return {name: text for name, text in os.environ.items() if name.startswith("NCCL_")}
 
 
 def watch(seat: Seat, name: str) -> list[dict[str, str]]:
-    """What is set at each call of a function of the binding's."""
+    """Record the variables at each call of a function of the binding."""
     seen: list[dict[str, str]] = []
     called = getattr(seat.binding, name)
 
@@ -192,7 +192,7 @@ def test_layer_2_shared_gpus_are_set_up_and_named(monkeypatch):
 
 
 def test_layer_2_settings_are_there_while_nccl_reads_them_and_at_no_other_time(monkeypatch):
-    facts = [facts_of(0)]  # one rank, for threads have one environment
+    facts = [facts_of(0)]  # one rank, because threads share one environment
     chosen = settings(facts, 0)
 
     def body(seat: Seat) -> None:
@@ -207,7 +207,7 @@ def test_layer_2_settings_are_there_while_nccl_reads_them_and_at_no_other_time(m
         with comm.capture():
             comm.allreduce(array, array).wait()
         assert created == [chosen]
-        # At the first launch and in captures; NCCL reads none at the others.
+        # The variables are set at the first launch and in captures; NCCL reads none later.
         assert reduced == [chosen, {}, chosen]
         comm.close()
 
@@ -249,14 +249,14 @@ def test_layer_2_a_rank_that_cannot_join_is_named_by_the_others_at_once(end):
         def create(size: int, unique_id: bytes, rank: int, look: Callable[[], None]) -> object:
             if rank == 1:
                 raise LaunchError("out of memory")
-            while True:  # as NCCL does without a rank
+            while True:  # NCCL waits in the same way for a missing rank
                 look()
                 time.sleep(0.01)
 
         seat.binding.create = create
         peers: Any = seat.peers
         if end == "dies":
-            peers = Told(peers)  # of nothing that rank 1 says
+            peers = Told(peers)  # rank 1's messages are dropped
             peers.calls = SimpleNamespace(ended_ranks=lambda: {1})
         begin = time.monotonic()
         with pytest.raises(KVStoreError) as caught:

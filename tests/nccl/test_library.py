@@ -1,4 +1,4 @@
-"""Layer 3: the real libnccl, on a machine that need not have a GPU; and which copy is loaded."""
+"""Layer 3: the real libnccl, on a machine that need not have a GPU; and the choice of its copy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def binding() -> CtypesBinding:
 
 @pytest.fixture(scope="module")
 def header() -> str:
-    """``nccl.h`` of the wheel."""
+    """Return ``nccl.h`` of the wheel."""
     path = Path(load().path).parents[1] / "include" / "nccl.h"
     if not path.exists():
         pytest.skip(f"there is no {path}")
@@ -48,7 +48,7 @@ def header() -> str:
 
 
 def nobody() -> None:
-    """Finds nobody who has left."""
+    """Return that no rank has left."""
 
 
 def test_version_is_new_enough(binding):
@@ -134,7 +134,7 @@ def test_without_a_gpu_creation_fails_in_nccls_words_and_at_once(binding):
     assert "ncclUnhandledCudaError (unhandled cuda error" in text
     assert "NCCL's last message: Cuda failure 'CUDA driver version is insufficient" in text
     with pytest.raises(CommAborted, match="ncclGroupEnd failed"):
-        binding.group_end()  # the failure has left no group open
+        binding.group_end()  # the failure left no group open
 
 
 @NO_GPU
@@ -143,11 +143,11 @@ def test_without_a_gpu_the_device_is_named_first():
         CtypesBinding(device=0).create(1, b"\0" * UNIQUE_ID_BYTES, 0, nobody)
 
 
-# Which copy is loaded
+# The choice among copies of the library
 
 
 def test_the_copy_that_is_loaded_comes_first(tmp_path):
-    """Under a path that nothing else would find."""
+    """Check a loaded copy under a path that no search would find."""
     copy = tmp_path / SONAME
     copy.symlink_to(load().path)
     code = (
@@ -164,7 +164,7 @@ def test_the_copy_that_is_loaded_comes_first(tmp_path):
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
-    """The names that are tried, and whether only a loaded copy counts; none is there."""
+    """Record the names that are tried, and whether only a loaded copy counts; none exists."""
     names: list[tuple[str, bool]] = []
 
     def refuse(name: str, mode: int) -> Any:

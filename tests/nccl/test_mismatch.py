@@ -1,7 +1,7 @@
-"""Layer 2, recording stand-in, not NCCL: ranks whose calls differ, which NCCL does not look at.
+"""Layer 2, recording stand-in, not NCCL: ranks whose calls differ, which NCCL does not check.
 
-Where sizes are the same NCCL would sum one key into another; where one rank launches nothing the
-others would hang.  The hosts find out beside it, at the next wait of the host.
+For equal sizes NCCL would sum one key into another; without a launch on one rank the others would
+hang. The hosts find the difference at their next wait.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Scenario = Callable[[Any, bool], None]
 
 
 def put(value: float = 1) -> Any:
-    """An array of the device."""
+    """Return an array of the device."""
     return here().put(full(value))
 
 
@@ -131,11 +131,11 @@ CALLS: dict[Scenario, tuple[str, str]] = {
     barrier_against_push: ("pushpull('a')", "barrier()"),
     updater_against_push: ("pushpull('a')", "set_updater()"),
 }
-"""What most ranks called, and what the odd one did instead."""
+"""Calls of most ranks, and the differing rank's call instead."""
 
 
 def raised(seat: Seat, update_on: str, scenario: Scenario, **options: Any) -> str:
-    """What a scenario raises on one rank, in time; the store is broken then."""
+    """Return a rank's error in a scenario, raised in time; the store is broken afterwards."""
     seat.spoilt = True
     with at(DevicePlace(seat)), SeatStores(seat, update_on) as create:
         kv = create(**options)
@@ -197,7 +197,7 @@ def test_specs_at_init(shape: tuple[int, ...]) -> None:
 
 
 def captured(kv: Any) -> Any:
-    """A step of one key, which has been made once and then captured."""
+    """Return a step of one key that was run once and then captured."""
     gradient, out = put(), put(0)
     kv.pushpull("a", gradient, out=out)
     with kv.capture() as step:

@@ -1,6 +1,6 @@
-"""Layer 2, recording stand-in, not NCCL: which arrays and ops the communicator takes, and how.
+"""Layer 2, recording stand-in, not NCCL: arrays and ops that the communicator accepts.
 
-The arithmetic here is the stand-in's; what is tested is that the right call is made.
+The stand-in computes; the tests check that the right call is made.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def communicator(seat: Seat) -> NcclCommunicator:
 
 
 def collectives(seat: Seat) -> list[str]:
-    """The collectives that were called, as the stand-in noted them."""
+    """Return the recorded collectives."""
     kinds = ("all_reduce(", "reduce(", "broadcast(", "all_gather(", "reduce_scatter(")
     return [line for line in seat.log.lines if line.startswith(kinds)]
 
@@ -54,7 +54,7 @@ def test_every_dtype_moves_with_all_its_bytes():
 
 
 def refusal(check: Callable[[], object]) -> str | None:
-    """Why something is not supported; None when it is."""
+    """Return why something is not supported, or None."""
     try:
         check()
     except NotSupported as error:
@@ -96,7 +96,7 @@ def test_bools_and_complex_numbers_come_out_right():
         for op, wanted in truth.items():
             array = seat.streams.put(np.array([False, seat.rank == 1, True]))
             comm.allreduce(array, array, op).wait()
-            # As bytes, for a bool of 3 would look true as well.
+            # Bytes, because a bool of 3 would count as true, too.
             assert seat.streams.get(array).view(np.uint8).tolist() == [int(x) for x in wanted], op
         for op, wanted in (("sum", [3 + 3j, 9 - 3j]), ("avg", [1 + 1j, 3 - 1j])):
             array = seat.streams.put(np.array([seat.rank + 1j, 3 - 1j], np.complex64))
@@ -210,7 +210,7 @@ def test_what_was_launched_waits_for_the_current_stream_and_the_other_way_round(
 
 
 def refusals(comm: NcclCommunicator) -> list[tuple[str, Callable[[], object]]]:
-    """Calls with arrays that no collective can take, and what is said of them."""
+    """Yield calls with arrays that no collective accepts, and words of their errors."""
     size, rank = comm.size, comm.rank
     many = comm.allocate(16 * size).view(np.int32)
     host = np.zeros(4, np.int32)

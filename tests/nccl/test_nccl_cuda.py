@@ -1,6 +1,6 @@
-"""Layer 0: what is asked of CUDA, on a stand-in for `cupy.cuda` that has CuPy's names and no more.
+"""Layer 0: calls of CUDA, on a stand-in for `cupy.cuda` with CuPy's names alone.
 
-No device is there; that the calls do what they are meant to is for layers 4 and 5 to show.
+No device is used; layers 4 and 5 show the effect of the calls.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def test_a_kernel_is_not_loaded_in_a_capture(cuda, monkeypatch):
     with pytest.raises(UsageError, match=words):
         launcher.load(UPDATE["sgd", 0, "float32"])
     cuda.Module.assert_not_called()
-    # What has been loaded before is launched in a capture as well.
+    # A kernel loaded before is launched in a capture, too.
     cuda.runtime.getDevice.return_value = 0
     known = mock.MagicMock()
     monkeypatch.setitem(kernels_launch._functions, (0, UPDATE["sgd", 0, "float32"]), known)
@@ -290,7 +290,7 @@ def test_no_memory_for_an_array_is_ours(cuda, monkeypatch, make, what):
 
 
 class Pool:
-    """CuPy's pool, of which 600 bytes are in arrays and 100 are not."""
+    """CuPy's pool, with 600 bytes in arrays and 100 bytes free."""
 
     def __init__(self, limit: int = 0) -> None:
         self.get_limit = lambda: limit

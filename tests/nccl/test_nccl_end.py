@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: the end of a communicator, good or bad."""
+"""Layer 2, recording stand-in, not NCCL: the end of a communicator, after success and failure."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_close_forgives_a_lost_rank_as_on_hosts(monkeypatch):
 
 
 def test_a_failure_is_kept_without_the_frames_that_it_passed():
-    """They refer to arrays, and to the store itself."""
+    """Check that a stored failure has no frames: they refer to arrays and to the store."""
 
     def body(seat: Seat) -> None:
         comm = communicator(seat)
@@ -109,7 +109,7 @@ def test_a_destroy_that_fails_is_raised_and_told():
 
 
 def test_the_end_of_the_process_aborts_what_is_open(monkeypatch):
-    monkeypatch.setattr(progress, "_open", set())  # those of other tests are not this one's affair
+    monkeypatch.setattr(progress, "_open", set())  # communicators of other tests are not counted
 
     def body(seat: Seat) -> None:
         forgotten = communicator(seat)

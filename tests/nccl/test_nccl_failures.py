@@ -1,6 +1,6 @@
-"""Layer 2, recording stand-in, not NCCL: waits of the host, and what breaks a communicator.
+"""Layer 2, recording stand-in, not NCCL: waits of the host, and errors that break a communicator.
 
-What every communicator must do is in the conformance suite; here is what only this one does.
+The conformance suite has the duties of every communicator; these are this one's own.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def test_a_rank_that_left_has_a_moment_for_what_it_did(monkeypatch):
         comm = communicator(seat)
         array = ones(seat)
         if seat.rank == 1:
-            time.sleep(0.2)  # in which rank 0 looks around
+            time.sleep(0.2)  # rank 0 polls meanwhile
         comm.allreduce(array, array).wait()
         comm._peers.gone = {1: "no more"} if seat.rank == 0 else {}
         comm.synchronize(10)

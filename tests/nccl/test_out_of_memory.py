@@ -1,4 +1,4 @@
-"""Layer 2, recording stand-in, not NCCL: a GPU on which there is no memory left."""
+"""Layer 2, recording stand-in, not NCCL: a GPU without free memory."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from tests.nccl.standin.stores import SeatStores
 pytestmark = pytest.mark.limit(30)
 
 ROOM = 100_000
-"""Bytes that the GPU of rank 1 has left."""
+"""Free bytes on the GPU of rank 1."""
 
 LARGE = np.ones(20_000, np.float64)
 SMALL = np.ones(1_000, np.float64)
 
 
 def no_memory(call: Any) -> OutOfMemory:
-    """What a call raises."""
+    """Return a call's error."""
     with pytest.raises(OutOfMemory) as caught:
         call()
     return caught.value
 
 
 def sum_of(kv: Any, key: str, value: np.ndarray) -> float:
-    """A step's outcome."""
+    """Return the sum of a step."""
     out = np.zeros_like(value)
     kv.push(key, value)
     kv.pull(key, out=out)
@@ -120,7 +120,7 @@ def test_a_first_push_names_the_key_and_may_come_again_when_there_is_memory():
             kv = create()
             kv.init("large", LARGE)
             if seat.rank == 1:
-                seat.device.leave(ROOM)  # taken by somebody else in the meantime
+                seat.device.leave(ROOM)  # another user takes the memory meanwhile
                 error = no_memory(lambda: kv.push("large", LARGE))
                 assert str(error) == (
                     "rank 1 of 2: push of key 'large': device 0 has no memory for 160,000 bytes"
@@ -207,7 +207,7 @@ def test_a_local_verb_may_come_again_when_there_is_memory():
 
 
 def test_what_a_call_needs_once_it_is_noted_breaks_the_store():
-    """The other ranks have gone on with the call, which this one has not made."""
+    """Check an allocation that fails after the call is recorded: other ranks have gone on."""
 
     def body(seat: Seat) -> None:
         with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:

@@ -1,6 +1,6 @@
-"""Layer 2, recording stand-in, not NCCL: what is found while a program waits by CuPy.
+"""Layer 2, recording stand-in, not NCCL: errors found while a program waits in CuPy.
 
-The watcher is called by the tests themselves, since the stand-in's device moves with its thread.
+The tests call the watcher, since the stand-in's device advances in its own thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SOON = stretched(5.0)
 
 
 class Eyes:
-    """A watcher whose looks are calls."""
+    """A watcher whose checks the test calls."""
 
     def __init__(self) -> None:
         self.added: list[Watched] = []
@@ -45,14 +45,14 @@ class Eyes:
         self.added.append(watched)
 
     def look(self) -> bool:
-        """Look once; tell whether anything is in flight."""
+        """Check once, and return whether anything is in flight."""
         added, self.added = self.added, []
         again = [each for each in added if each.look_over()]
         self.added += again
         return bool(again)
 
     def wait(self) -> None:
-        """What a thread in a wait of CuPy's sees: looks, until nothing is in flight."""
+        """Check until nothing is in flight, as a program's wait in CuPy would see it."""
         limit = time.monotonic() + SOON
         while self.look():
             assert time.monotonic() < limit, "the wait was not ended"
@@ -66,7 +66,7 @@ def watched(seat: Seat, timeout: float | None = None) -> tuple[NcclCommunicator,
 
 
 def error_of(call: Callable[[], object]) -> KVStoreError:
-    """What a call raises."""
+    """Return a call's error."""
     with pytest.raises(KVStoreError) as caught:
         call()
     return caught.value
@@ -279,13 +279,13 @@ def test_ranks_that_make_other_calls_are_told_in_a_wait_of_cupys_and_the_store_i
             kv.barrier()
             key, value = ("b", full(1, (5000,))) if kv.rank else ("a", full(1))
             seat.spoilt = True
-            with suppress(OrderMismatch):  # whose posts may have met already
+            with suppress(OrderMismatch):  # the posts may have arrived already
                 kv.push(key, seat.streams.put(value))
                 kv.pull(key, out=seat.streams.put(value))
             eyes.wait()
             said = str(error_of(kv.wait))
             assert type(error_of(kv.barrier)) is OrderMismatch
-            kv.close()  # a broken store leaves
+            kv.close()  # a broken store closes without a wait
         return said
 
     for said in run_seats(2, body):

@@ -38,6 +38,6 @@ def test_communicators_that_timed_out_keep_no_descriptors(job: Job) -> None:
     ended = job("timed_out.py", ranks=2)
     assert ended.code == 0, ended.err
     _, first, *later = ended.out.partition("counts:")[2].splitlines()
-    # The first has started MPI and what it keeps.
+    # The first communicator starts MPI and what stays open.
     assert len(later) == 3
     assert set(later) == {later[0]}, f"descriptors and threads: {[first, *later]}"

@@ -1,4 +1,4 @@
-"""Layer 0: the thread that looks at what is in flight while no call of ncclkv does."""
+"""Layer 0: the thread that checks works in flight outside of calls of ncclkv."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOON = stretched(5.0)
 
 
 class Looked:
-    """Something in flight for so many looks."""
+    """A communicator with work in flight for so many checks."""
 
     def __init__(self, looks: int, error: Exception | None = None) -> None:
         self.left = looks
@@ -111,7 +111,7 @@ def test_a_forked_child_has_no_such_thread_and_no_lock_of_it_held(watcher):
     watcher.add(looked)
     for _ in range(20):
         child = os.fork()
-        if child == 0:  # pytest's own end is none of the child's
+        if child == 0:  # the child must not run pytest's exit
             free = watcher._looking.acquire(timeout=5) and not watcher._watched
             os._exit(0 if free and threading.active_count() == 1 else 1)
         assert os.waitpid(child, 0)[1] == 0

@@ -1,4 +1,4 @@
-"""Settings of the tests that run in one process, without MPI.  Their ranks are threads."""
+"""Settings of the tests in one process without MPI, whose ranks are threads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ncclkv.kernels.host import compiled
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_mpi():
-    """A unit test that starts MPI would make the others depend on a launcher."""
-    before = "mpi4py.MPI" in sys.modules  # as it is when tests/ranks is collected in the same run
+    """Fail a test that starts MPI: the tests would then depend on a launcher."""
+    before = "mpi4py.MPI" in sys.modules  # true when tests/ranks is collected in the same run
     yield
     started = not before and "mpi4py.MPI" in sys.modules
     assert not started, "a test in tests/unit has started MPI"
@@ -22,7 +22,7 @@ def _no_mpi():
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """Without the collector of garbage, which comes late where objects are few and large."""
+    """Disable the garbage collector, which rarely runs with few large objects."""
     gc.collect()
     gc.disable()
     yield
@@ -31,7 +31,7 @@ def uncollected() -> Iterator[None]:
 
 @pytest.fixture
 def in_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels in C, which copy whatever its length past the caches."""
+    """Use kernels in C, with non-temporal stores at all lengths."""
     if not compiled.BUILT:
         pytest.skip("the kernels in C are not built: there was no compiler, or no Python.h")
     monkeypatch.setattr(compiled, "active", True)
@@ -41,7 +41,7 @@ def in_c(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["NumPy", "C"])
 def in_numpy_and_c(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test once with NumPy alone, and once with the kernels in C."""
+    """Run each test with NumPy alone, and with the kernels in C."""
     if request.param == "C":
         request.getfixturevalue("in_c")
     else:

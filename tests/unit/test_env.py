@@ -1,4 +1,4 @@
-"""Variables of the environment: wrong values and unknown names, on one rank or on several."""
+"""Environment variables: wrong values and unknown names, on one rank or on several."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_store_of_one_rank_refuses_a_wrong_value(
 
 
 @pytest.mark.parametrize("text", ["0", "1", ""])
-def test_switches(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_switches(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NCCLKV_COMPILED", "NCCLKV_ABORT", "NCCLKV_SHARE_GPU"):
         monkeypatch.setenv(name, text)
     env.check()
@@ -74,7 +74,7 @@ def test_a_wrong_value_on_one_rank_is_refused_by_all(monkeypatch: pytest.MonkeyP
     assert re.fullmatch(r"rank \d of 3: NCCLKV_ABORT='off' is neither 0 nor 1", text)
 
 
-def test_ranks_that_would_make_different_nodes_are_named_by_all(
+def test_ranks_with_different_node_sizes_are_named_by_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits = {0: 1, 1: None, 2: 2, 3: None}
@@ -96,7 +96,7 @@ def test_ranks_that_would_make_different_nodes_are_named_by_all(
         )
 
 
-def test_an_unknown_name_is_warned_of_once(
+def test_an_unknown_name_gives_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("NCCLKV_TIMEOT", "3")
@@ -113,7 +113,7 @@ def test_an_unknown_name_is_warned_of_once(
     assert caplog.records[0].levelno == logging.WARNING
 
 
-def test_a_launcher_whose_number_is_none_is_no_bare_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_number_of_a_launcher_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for pair in env._LAUNCHERS for name in pair]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PMI_SIZE", "²")
@@ -122,7 +122,7 @@ def test_a_launcher_whose_number_is_none_is_no_bare_error(monkeypatch: pytest.Mo
         ncclkv.create("dist")
 
 
-def test_every_variable_that_the_source_names_is_known() -> None:
+def test_every_variable_in_the_source_is_defined() -> None:
     files = [*ROOT.glob("ncclkv/**/*.py"), *ROOT.glob("launch/*"), *ROOT.glob("bench/**/*.py")]
     named = {name for path in files for name in re.findall(r"\bNCCLKV_[A-Z_]+\b", path.read_text())}
     assert named - {*env._CHECKS, *env._OF_TESTS} == set()

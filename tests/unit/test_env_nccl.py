@@ -1,4 +1,4 @@
-"""Variables of the environment about NCCL, and settings that are in it for a while."""
+"""Environment variables of NCCL, and settings that are set for a short time."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ncclkv import env
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the variables away that are set outside."""
+    """Remove the variables that are set outside."""
     for name in [name for name in os.environ if name.startswith(("NCCL_", "NCCLKV_SHARE"))]:
         monkeypatch.delenv(name)
 
 
 def nccls() -> dict[str, str]:
-    """Return the variables of NCCL's that are set."""
+    """Return the variables of NCCL that are set."""
     return {name: text for name, text in os.environ.items() if name.startswith("NCCL_")}
 
 
-def test_the_environment_says_whether_to_share(monkeypatch):
+def test_the_environment_allows_shared_gpus(monkeypatch):
     assert not env.share_gpu()
     for text, shares in (("1", True), ("0", False), ("", False)):
         monkeypatch.setenv("NCCLKV_SHARE_GPU", text)

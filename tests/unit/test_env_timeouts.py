@@ -1,4 +1,4 @@
-"""How long ranks wait: arguments, ``NCCLKV_TIMEOUT``, and what a communicator has of its own."""
+"""Timeouts: of an argument, of ``NCCLKV_TIMEOUT``, and of a communicator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ncclkv.testing import run_ranks
 NO_TIMES = ["0", "-1", "nan", "inf", "-inf", "1e999", "soon", " "]
 
 
-def test_five_minutes_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_timeout_is_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NCCLKV_TIMEOUT", raising=False)
     assert ncclkv.comm.world().timeout == 300
     monkeypatch.setenv("NCCLKV_TIMEOUT", "")
@@ -33,7 +33,9 @@ def test_the_variable_is_in_seconds(
 
 
 @pytest.mark.parametrize("text", NO_TIMES)
-def test_a_variable_that_is_no_time(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_value_of_the_variable_is_refused(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NCCLKV_TIMEOUT", text)
     calls: list[Callable[[], Any]] = [
         ncclkv.comm.world,
@@ -51,7 +53,7 @@ def test_a_variable_that_is_no_time(text: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("given", [*map(float, NO_TIMES[:5]), "5", b"5", True, [5.0], 5j])
-def test_an_argument_that_is_no_time(given: Any) -> None:
+def test_a_wrong_argument_is_refused(given: Any) -> None:
     calls: list[Callable[[], Any]] = [
         lambda: ncclkv.comm.world(timeout=given),
         lambda: ncclkv.create(timeout=given),
@@ -77,7 +79,7 @@ def test_an_argument_wins_over_the_variable(given: Any, monkeypatch: pytest.Monk
 
 
 def waited(create: Callable[[], Any]) -> str:
-    """What rank 0 of two says that waits in a store for rank 1, which does not come."""
+    """Return rank 0's error when it waits in a store for rank 1, which never arrives."""
     over = threading.Event()
 
     def body() -> str:
@@ -95,7 +97,7 @@ def waited(create: Callable[[], Any]) -> str:
     return run_ranks(2, body, timeout=0.5)[0]
 
 
-def test_stores_over_threads_wait_as_long_as_run_ranks_says(
+def test_stores_over_threads_have_the_timeout_of_run_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NCCLKV_TIMEOUT", "50")
@@ -103,7 +105,7 @@ def test_stores_over_threads_wait_as_long_as_run_ranks_says(
     assert "(timeout 0.4 s)" in waited(lambda: ncclkv.create("threads", timeout=0.4))
 
 
-def test_stores_over_a_communicator_wait_as_long_as_it_does(
+def test_stores_over_a_communicator_have_its_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def create(**options: float) -> ncclkv.KVStore:

@@ -1,4 +1,4 @@
-"""What the README says, held to what is so."""
+"""Statements of the README, checked against the package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_the_first_program_runs_on_one_rank() -> None:
     check_first_program(0, 1)
 
 
-def test_every_store_name_is_there() -> None:
+def test_every_store_name_is_documented() -> None:
     text = README.read_text()
     assert [name for name in RANKS if f"`{name}`" not in text and "async" not in name] == []
 
@@ -28,7 +28,7 @@ def test_every_verb_it_names_exists() -> None:
     assert [name for name in names if not hasattr(ncclkv.KVStore, name)] == []
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_has_a_target() -> None:
     links = re.findall(r"\]\(([^)]+)\)", README.read_text())
     assert links
     assert [link for link in links if not Path(README.parent, link).exists()] == []

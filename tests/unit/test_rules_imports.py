@@ -1,4 +1,4 @@
-"""Who imports whom: the source against the list in ``docs/architecture.md``."""
+"""Imports between parts of the package, checked against ``docs/architecture.md``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ON_GPUS = (f"{PACKAGE}.comm.nccl", f"{PACKAGE}.kernels.device")
 PAGE = ROOT / "docs" / "architecture.md"
 
 Layers = dict[str, set[str]]
-"""For each part of the package, in the page's order, the parts it may import."""
+"""Parts that each part of the package may import, in the page's order."""
 
 
 def parse(page: str) -> Layers:
@@ -25,14 +25,14 @@ def parse(page: str) -> Layers:
 
 
 def part_of(module: str, layers: Layers) -> str:
-    """The part that a module belongs to: the longest that its name begins with."""
+    """Return the part that a module belongs to: the longest prefix of its name."""
     inside = module.removeprefix(f"{PACKAGE}.")
     parts = [part for part in layers if inside == part or inside.startswith(f"{part}.")]
     return max(parts, key=len, default=f"{inside}, which the page does not list")
 
 
 def breaches(found: list[Module], layers: Layers) -> list[str]:
-    """Imports of one part by another that the page does not allow."""
+    """Describe the imports that the page does not allow."""
     known = {module.name for module in found}
     wrong = []
     for module in found:
@@ -47,7 +47,7 @@ def breaches(found: list[Module], layers: Layers) -> list[str]:
 
 
 def foreign(found: list[Module]) -> list[str]:
-    """Imports of array frameworks, and of CuPy and mpi4py where they must not be or too early."""
+    """Describe forbidden imports: array frameworks, and CuPy and mpi4py elsewhere or too early."""
     wrong = []
     for module in found:
         for each in module.imports(set()):
@@ -90,7 +90,7 @@ def test_import_of_the_package_starts_nothing():
 
 
 def circles(found: list[Module]) -> list[set[str]]:
-    """Files that import each other in a circle, those for type checkers alone included."""
+    """Return the sets of files that import each other in a circle, type-only imports included."""
     known = {module.name for module in found}
     beneath = {
         module.name: {each.name for each in module.imports(known)} & known - {module.name}
@@ -102,7 +102,7 @@ def circles(found: list[Module]) -> list[set[str]]:
 
 
 def reachable(name: str, beneath: dict[str, set[str]]) -> set[str]:
-    """Modules that a module imports, and those that they import, and so on."""
+    """Return all modules that a module imports, directly or not."""
     found: set[str] = set()
     left = [*beneath[name]]
     while left:

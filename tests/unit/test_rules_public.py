@@ -1,4 +1,4 @@
-"""The public names of the package, and that all of them are documented."""
+"""The public names of the package, each of them documented."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PUBLIC = sorted(ncclkv.__all__)
 
 
 def test_all_is_what_is_public():
-    """Modules apart, which are public only when they are listed."""
+    """Check the list of public names; a module is public only if it is listed."""
     names = {name for name in vars(ncclkv) if not name.startswith("_")}
     listed = set(ncclkv.__all__)
     assert len(listed) == len(ncclkv.__all__), "a name is listed twice"
@@ -36,7 +36,7 @@ def test_public_methods_are_documented(name):
 
 
 def completions(text, **names):
-    """What a Python prompt offers."""
+    """Return the completions of a Python prompt."""
     completer = rlcompleter.Completer(names)
     found = []
     while (more := completer.complete(text, len(found))) is not None:
@@ -67,7 +67,7 @@ def test_help_begins_with_the_verbs():
     verbs = {name for name in completions("KVStore.", KVStore=ncclkv.KVStore) if name != "mro"}
     missing = {name for name in verbs if callable(getattr(ncclkv.KVStore, name))}
     missing = {name for name in missing if f"``{name}``" not in begin}
-    # MXNet's, those of one class alone, and those that say that they are not there yet.
+    # MXNet's verbs, and verbs of single classes
     rest = {"is_capable", "save_optimizer_states", "load_optimizer_states", "register"}
     assert missing == rest | {"row_sparse_pull", "set_gradient_compression"}
     assert len(begin.splitlines()) < 45

@@ -1,4 +1,4 @@
-"""What the package's source must look like: sizes, words, and what only certain files may do."""
+"""Rules for the package's source: sizes, words, and operations limited to certain files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from tests.harness.source import PACKAGE, Module, code_lines, length, modules
 
 LONGEST_FILE = 300
-"""Lines of code: docstrings, comments and blank lines are not counted."""
+"""Lines of code; docstrings, comments and blank lines do not count."""
 
 LONGEST_FUNCTION = 40
-"""Lines, the docstring not counted."""
+"""Lines of code; the docstring does not count."""
 
 ALLOWED_LONG: dict[str, str] = {}
 """Files and functions that may be longer, as "module" or "module.function", with the reason."""
@@ -58,7 +58,7 @@ def vague_names(module: Module) -> list[str]:
 
 
 def asserts(module: Module) -> list[str]:
-    """Python's -O removes them, and they name neither key nor rank."""
+    """Find asserts: ``python -O`` removes them, and they name neither key nor rank."""
     return [
         f"{module.where(node.lineno)}: an assert"
         for node in ast.walk(module.tree)
@@ -96,7 +96,7 @@ RULES: dict[Rule, str] = {
     generic_errors: "raise RuntimeError('no')",
     reads_of_the_environment: "import os\nos.environ['HOME']",
 }
-"""Every rule, with a source that breaks it."""
+"""Each rule, with a source that breaks it."""
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)

@@ -1,4 +1,4 @@
-"""`run_ranks`: what it returns, what it refuses, and whose error it raises."""
+"""`run_ranks`: its results, its refusals, and the choice of the error that it raises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conformance.expect import says
 
 
 def number() -> int:
-    """The rank that this thread is."""
+    """Return this thread's rank."""
     return int(threading.current_thread().name.removeprefix("rank "))
 
 
@@ -28,7 +28,7 @@ def test_results_come_in_rank_order() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, True, 2.0, "3", None])
-def test_sizes_that_are_none(size: Any) -> None:
+def test_wrong_sizes_are_refused(size: Any) -> None:
     ran: list[int] = []
     with pytest.raises(UsageError) as caught:
         run_ranks(size, ran.append, 1)
@@ -36,14 +36,14 @@ def test_sizes_that_are_none(size: Any) -> None:
     assert ran == []
 
 
-def test_a_timeout_that_is_none_runs_nothing() -> None:
+def test_a_wrong_timeout_is_refused_before_any_rank_runs() -> None:
     ran: list[int] = []
     with pytest.raises(UsageError, match="timeout=0 is not a number of seconds"):
         run_ranks(2, ran.append, 1, timeout=0)
     assert ran == []
 
 
-def test_a_cause_wins_over_what_followed_from_it() -> None:
+def test_the_first_cause_is_raised_before_its_consequences() -> None:
     def body() -> None:
         kv = ncclkv.create("threads")
         if kv.rank == 2:
@@ -83,7 +83,7 @@ def test_without_a_cause_the_lowest_rank_that_waited_is_named() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_ends_that_are_no_exceptions_are_raised_too(error: type[BaseException]) -> None:
+def test_sys_exit_of_a_rank_is_raised_too(error: type[BaseException]) -> None:
     def body() -> None:
         kv = ncclkv.create("threads")
         if kv.rank == 1:

@@ -1,4 +1,4 @@
-"""Tracebacks of the package's errors: the program's frames, and why the error was raised."""
+"""Tracebacks of the package's errors: the program's frames, and the cause."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INSIDE = "/ncclkv/"
 
 @contextmanager
 def broken_off() -> Iterator[None]:
-    """Raise an error of the package because of what the block raises."""
+    """Raise an error of the package from the block's error."""
     try:
         yield
     except ValueError as error:
@@ -76,7 +76,7 @@ def test_a_cause_inside_the_package_is_left_out() -> None:
     trace = inner.__traceback__
     while trace is not None and INSIDE not in trace.tb_frame.f_code.co_filename:
         trace = trace.tb_next
-    inner.__traceback__ = trace  # as if the package had called push
+    inner.__traceback__ = trace  # a traceback as if the package had called push
     inner.__context__ = outer = CommAborted("rank 0 of 2: outside")
     outer.__cause__ = inner
     text = tracebacks.text(outer)

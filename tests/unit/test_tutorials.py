@@ -1,6 +1,6 @@
-"""The five tutorials of MXNet's KVStore, with their numbers and the lines they print.
+"""Five tutorials of MXNet's KVStore, with their numbers and printed lines.
 
-Each is told in the notation of its language, so that a reader can hold it beside the original.
+Each uses the notation of its language, so that a reader can compare it with the original.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ SHAPE = (2, 3)
 
 
 def ones(factor: float = 1) -> NDArray[Any]:
-    """What ``mx.nd.ones(shape) * factor`` makes: single precision."""
+    """Return the array of ``mx.nd.ones(shape) * factor``, in single precision."""
     return np.full(SHAPE, factor, np.float32)
 
 
 def perl(array: NDArray[Any]) -> str:
-    """An array as PDL prints it."""
+    """Return the text of an array as PDL prints it."""
     rows = "".join(f" [{' '.join(f'{x:g}' for x in row)}]\n" for row in array)
     return f"[\n{rows}]"
 
 
 def scala(array: NDArray[Any]) -> str:
-    """An array as Scala's ``toArray`` shows it."""
+    """Return the text of an array as Scala's ``toArray`` prints it."""
     return f"Array({', '.join(str(x) for x in array.ravel().tolist())})"
 
 
 def clojure(array: NDArray[Any]) -> str:
-    """An array as Clojure's ``->vec`` shows it."""
+    """Return the text of an array as Clojure's ``->vec`` prints it."""
     return f"[{' '.join(str(x) for x in array.ravel().tolist())}]"
 
 
 def printed(capsys: pytest.CaptureFixture[str], transcript: str) -> None:
-    """Fail unless exactly these lines were printed."""
+    """Check that exactly these lines were printed."""
     assert capsys.readouterr().out == transcript.lstrip("\n")
 
 
@@ -144,7 +144,7 @@ def test_python_updater_and_lists(capsys: pytest.CaptureFixture[str]) -> None:
         keys = [5, 7, 9]
         kv.init(keys, [ones()] * len(keys))
         kv.push(keys, [ones()] * len(keys))
-        # The same array for every key, as the tutorial has it: it keeps the last key's value.
+        # The tutorial passes one array for every key: it keeps the last key's value.
         b = [ones(0)] * len(keys)
         kv.pull(keys, out=b)
         print(b[1])
@@ -156,7 +156,7 @@ def test_python_updater_and_lists(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class ScalaUpdater:
-    """The tutorial's ``MXKVStoreUpdater``."""
+    """The ``MXKVStoreUpdater`` of the tutorial."""
 
     def update(self, key: int, input: NDArray[Any], stored: NDArray[Any]) -> None:
         print(f"update on key {key}")
@@ -279,6 +279,7 @@ def test_numpy_interface(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = "[[{0} {0} {0}]\n [{0} {0} {0}]]\n"
     values = ["-2.", "-7.", "3.", "-3.", "-0.3", "3."]
     wanted = "".join(rows.format(value) for value in values)
-    # The tutorial shows 3 after the last push, and no line of the updater: it was not run.
+    # The tutorial prints 3 after the last push, and no line of the updater: its authors did not run
+    # it.
     wanted += "update on key: 3\n" + rows.format("3.05")
     printed(capsys, wanted)

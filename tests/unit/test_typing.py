@@ -1,4 +1,4 @@
-"""Types of the public names, as mypy reads them in a program of a user's."""
+"""Types of the public names, as mypy infers them in a user's program."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _EXPECTED = re.compile(r"# E: (?P<code>[a-z-]+) (?P<part>.*)$")
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict[int, str]]:
-    """What mypy says of both programs, by file and line."""
+    """Return mypy's errors in both programs, by file and line."""
     programs = [str(PROGRAMS / f"typed_{name}.py") for name in ("right", "wrong")]
-    # In the project's directory, whose cache makes it quick.
+    # The project's directory has mypy's cache, which saves time.
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--hide-error-context", *programs],
         cwd=ROOT,
@@ -42,12 +42,12 @@ def found() -> dict[str, dict[int, str]]:
     return texts
 
 
-def test_right_calls_are_taken(found: dict[str, dict[int, str]]) -> None:
+def test_correct_calls_have_no_error(found: dict[str, dict[int, str]]) -> None:
     assert found["typed_right.py"] == {}
     assert found.keys() == {"typed_right.py", "typed_wrong.py"}
 
 
-def test_each_mistake_is_found(found: dict[str, dict[int, str]]) -> None:
+def test_each_mistake_has_its_error(found: dict[str, dict[int, str]]) -> None:
     expected = {}
     for number, line in enumerate((PROGRAMS / "typed_wrong.py").read_text().splitlines(), 1):
         if match := _EXPECTED.search(line):

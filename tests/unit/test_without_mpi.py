@@ -1,4 +1,4 @@
-"""What works on a machine without any MPI, shown in processes that cannot import it."""
+"""Functions that work on a machine without MPI, in processes that cannot import mpi4py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# An import of a module that sys.modules has as None fails, as on a machine without it.
+# A None in sys.modules makes the import fail, as on a machine without the package.
 PRELUDE = """
 import sys
 sys.modules["mpi4py"] = None
@@ -27,7 +27,7 @@ def works(kv):
 
 
 def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run code after the prelude, in a process that no launcher started."""
+    """Run code after the prelude, in a process without a launcher."""
     launchers = ("PMI_", "PMIX_", "OMPI_", "SLURM_", "MV2_", "FLUX_")
     own = {name: text for name, text in os.environ.items() if not name.startswith(launchers)}
     return subprocess.run(
@@ -62,7 +62,7 @@ def test_threads_work_at_any_size() -> None:
 
 
 @pytest.mark.parametrize("name", ["nccl", "dist_device_sync", "dist_sync_device"])
-def test_nccl_stores_say_what_is_missing(name: str) -> None:
+def test_nccl_stores_name_what_is_missing(name: str) -> None:
     run = python(f"ncclkv.create({name!r})")
     assert run.returncode != 0
     last = run.stderr.splitlines()[-1]
@@ -73,7 +73,7 @@ def test_nccl_stores_say_what_is_missing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["dist", "dist_sync"])
-def test_several_ranks_do_need_it(name: str) -> None:
+def test_several_ranks_need_mpi(name: str) -> None:
     run = python(f"ncclkv.create({name!r})", PMI_SIZE="2", PMI_RANK="1")
     assert run.returncode != 0
     assert run.stderr.startswith("ncclkv: rank 1 of 2 on "), "the job is ended, and by name"
@@ -82,7 +82,7 @@ def test_several_ranks_do_need_it(name: str) -> None:
     assert "pip install 'ncclkv[mpi]'" in run.stderr
 
 
-def test_one_rank_under_a_launcher_does_not() -> None:
+def test_one_rank_under_a_launcher_needs_no_mpi() -> None:
     run = python("works(ncclkv.create('dist'))", PMI_SIZE="1", PMI_RANK="0")
     assert (run.returncode, run.stderr) == (0, "")
 

@@ -1,7 +1,7 @@
 """Run a command in layer 3b: ``python -m tests.nccl.emulated COMMAND ...``.
 
-The layer is built where it is not built yet.  A command that ends in ``.py`` or begins with ``-``
-is given to this Python.  The environment of the command goes on to all that it starts.
+The layer is built first if it is missing. A command that ends in ``.py`` or begins with ``-`` is
+run by this Python. All processes that the command starts inherit its environment.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ USAGE = """usage: python -m tests.nccl.emulated COMMAND ...
 def environment(built: build.Built, before: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a command in layer 3b.
 
-    None of them names the folder of the libraries to the system's loader: a process without the
-    finder must find no libcuda, over which it would load the vendor's runtime.
+    No variable puts the libraries on the system loader's path. A process without the finder must
+    find no libcuda, because it would then load the vendor's runtime.
 
     Parameters
     ----------
@@ -42,9 +42,9 @@ def environment(built: build.Built, before: Mapping[str, str]) -> dict[str, str]
         "NCCLKV_EMULATED": "1",
         "EMULATED_BUILD": str(built.folder),
         "PYTHONPATH": _joined(paths, before.get("PYTHONPATH", "")),
-        # CuPy's default would be cub, which contains the vendor's runtime.
+        # CuPy's default is cub, which contains the vendor's runtime.
         "CUPY_ACCELERATORS": "",
-        # Kernels for the host must never lie where a GPU's are looked for, nor the other way.
+        # The cache of kernels for the host must be apart from that of a GPU.
         "CUPY_CACHE_DIR": str(caches / "cupy"),
         "NCCLKV_KERNEL_CACHE": str(caches / "ncclkv"),
         "EMULATED_KERNELS": str(caches / "compiled"),

@@ -1,7 +1,7 @@
-"""The libraries of layer 3b, built from sources of the project and CuPy's own.
+"""The libraries of layer 3b, built from the project's sources and CuPy's.
 
-``python -m tests.nccl.emulated.build`` builds them into ``build/emulated`` and prints where they
-are.  What is fetched stays there when sources change, and only what has changed is compiled.
+``python -m tests.nccl.emulated.build`` builds them into ``build/emulated``, and prints their
+folder. Downloads are kept when sources change, and only changed sources are compiled.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2] / "build" / "emulated"
 CUDART = "libemulated_cudart.so"
 WHOLE = "-Wl,--no-undefined"
-"""The linker's word for: a library that calls what nobody has written is an error."""
+"""Option of the linker: an undefined symbol of a library is an error."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """What was built.
+    """The result of a build.
 
     Attributes
     ----------
     folder : pathlib.Path
-        All of it; its name changes with any source and any version.
+        Folder of all files; its name changes with any source and any version.
     """
 
     folder: Path
 
     @property
     def libraries(self) -> Path:
-        """The folder of the shared libraries."""
+        """Return the folder of the shared libraries."""
         return self.folder / "lib"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a build is made from."""
+    """The inputs of a build."""
 
     wheels: fetched.Installed
     cupy: Path
@@ -56,20 +56,20 @@ class Recipe:
 
     @cached_property
     def header_of_cuda(self) -> Path:
-        """cuda.h, beside which the other headers of the runtime are."""
+        """Return the path of cuda.h, in the folder of the runtime's other headers."""
         (header,) = (path for folder in self.cuda for path in folder.glob("cuda.h"))
         return header
 
     @cached_property
     def version_of_cuda(self) -> int:
-        """CUDA_VERSION of the headers."""
+        """Return CUDA_VERSION of the headers."""
         found = re.search(r"#define CUDA_VERSION (\d+)", self.header_of_cuda.read_text())
         assert found
         return int(found[1])
 
     @cached_property
     def headers(self) -> str:
-        """All that the headers of others depend on."""
+        """Return the text of everything that other headers depend on."""
         nccl = compiler.digest_of([self.wheels.nccl / "nccl.h"])
         return f"{self.wheels.cupy} {self.version_of_cuda} {nccl} {sys.version}"
 
@@ -84,7 +84,7 @@ class Recipe:
     def stubs(
         self, name: str, interfaces: Sequence[stubs.Interface], work: Path, driver: Sequence[str]
     ) -> compiler.Source:
-        """Return the source of what is not emulated."""
+        """Return the source of the functions that are not emulated."""
         key = compiler.digest(self.headers, compiler.digest_of([HERE / "stubs.py"]))
         path = work / f"{name}-{key}.c"
         if not path.exists():
@@ -93,14 +93,14 @@ class Recipe:
         return compiler.Source(path, ("-x", "c", *compiler.FLAGS), (), "")
 
     def translator(self) -> modules.Translator:
-        """Return what makes CuPy's modules."""
+        """Return the translator of CuPy's modules."""
         return modules.Translator(
             self.cupy, self.cython, self.cuda, self.version_of_cuda, self.headers
         )
 
 
 def build() -> Built:
-    """Build what is not built yet; other processes that want the same wait meanwhile."""
+    """Build the missing parts; other processes with the same request wait meanwhile."""
     compiler.gxx()
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
         raise Missing(
@@ -118,7 +118,7 @@ def build() -> Built:
 
 
 def caches() -> Path:
-    """Return the folder for compiled kernels, which depend on no other source than these."""
+    """Return the folder for compiled kernels, which depend on these sources alone."""
     sources = [HERE / "runtime" / "kernel.h", *HERE.glob("kernel*.py"), *HERE.glob("prelude/**/*")]
     files = compiler.digest_of([path for path in sources if path.is_file()])
     return ROOT / "caches" / compiler.digest(compiler.version(), sys.version, files)
@@ -126,7 +126,7 @@ def caches() -> Path:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Hold the lock of the folder; the system gives it back when a process dies."""
+    """Hold the lock of the folder; the system releases it when a process dies."""
     ROOT.mkdir(parents=True, exist_ok=True)
     with (ROOT / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -134,7 +134,7 @@ def _alone() -> Iterator[None]:
 
 
 def _built(recipe: Recipe) -> Built:
-    """Compile and link; all that is already there is taken as it is."""
+    """Compile and link; existing files are used again."""
     work = ROOT / "objects"
     work.mkdir(parents=True, exist_ok=True)
     runtime = [
@@ -159,7 +159,7 @@ def _built(recipe: Recipe) -> Built:
     _link(unfinished, [objects[s] for s in runtime], [objects[s] for s in nccl])
     for module, source in extensions.items():
         _link_beside(unfinished, unfinished.folder / module.file, [objects[source]], "lib")
-    # Where cuda.pathfinder is said to find the headers.
+    # cuda.pathfinder looks for the headers here.
     (unfinished.folder / "include").symlink_to(recipe.header_of_cuda.parent)
     unfinished.folder.rename(built.folder)
     return built
@@ -176,7 +176,7 @@ def _link(built: Built, runtime: Sequence[Path], nccl: Sequence[Path]) -> None:
 def _link_beside(
     built: Built, target: Path, objects: Sequence[Path], way: str, *arguments: str
 ) -> None:
-    """Link what depends on the emulated runtime, which is found by a way from the target."""
+    """Link a library that depends on the emulated runtime, by a path relative to the target."""
     compiler.link(
         target,
         objects,

@@ -1,4 +1,4 @@
-"""Calls of the emulated runtime by ctypes, and work in Python for its streams."""
+"""Calls of the emulated runtime by ctypes, and Python functions as work of its streams."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ BLOCKING, NON_BLOCKING = 0, 1
 """Flags of streams."""
 
 LONG = 20.0
-"""Seconds that nothing takes; work that is held longer goes on, and its test fails."""
+"""Seconds after which blocked work goes on; its test then fails."""
 
 SOON = 0.05
-"""Seconds in which work that nothing holds would have run."""
+"""Seconds in which unblocked work certainly runs."""
 
 
 class Error(IntEnum):
-    """Codes of CUDA's that the tests name."""
+    """CUDA's error codes in the tests."""
 
     SUCCESS = 0
     INVALID_VALUE = 1
@@ -91,14 +91,14 @@ def ok(name: str, *arguments: Any) -> None:
 
 
 def made(name: str, *arguments: Any) -> int:
-    """Call a function whose first argument is where a handle goes; return that."""
+    """Call a function that writes a handle to its first argument; return the handle."""
     handle = ctypes.c_void_p()
     ok(name, ctypes.byref(handle), *arguments)
     return handle.value or 0
 
 
 def number(name: str, *arguments: Any, type: Any = ctypes.c_int) -> Any:
-    """Call a function whose last argument is where a number goes; return that."""
+    """Call a function that writes a number to its last argument; return the number."""
     value = type()
     ok(name, *arguments, ctypes.byref(value))
     return value.value
@@ -128,20 +128,20 @@ def put(stream: int, run: Callable[[], object]) -> int:
 
 
 class Log(list[str]):
-    """Names of work in the order in which it ran."""
+    """Names of work in the order of execution."""
 
     def put(self, stream: int, name: str) -> None:
         assert put(stream, lambda: self.append(name)) == 0
 
 
 def quiet(log: list[str]) -> list[str]:
-    """What has run after a moment."""
+    """Return the log after a short time."""
     time.sleep(SOON)
     return list(log)
 
 
 class Gate:
-    """Work that holds what comes after it on a stream until it is opened."""
+    """Work that blocks its stream until the gate is opened."""
 
     def __init__(self, *streams: int) -> None:
         self._opened = threading.Event()
@@ -155,7 +155,7 @@ class Gate:
         self._late = not self._opened.wait(LONG)
 
     def begun(self) -> None:
-        """Wait until it holds a stream."""
+        """Wait until the gate blocks a stream."""
         assert self._begun.wait(LONG)
 
     def open(self) -> None:
@@ -163,12 +163,12 @@ class Gate:
         self._opened.set()
 
     def open_later(self) -> None:
-        """Open it while this thread waits."""
+        """Open the gate while this thread waits."""
         threading.Timer(0.05, self._opened.set).start()
 
 
 class Things:
-    """Streams, events and graphs that are destroyed at the end of a test, and gates opened."""
+    """Streams, events and graphs that the end of a test destroys, and gates that it opens."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -186,7 +186,7 @@ class Things:
         return self._made("cudaEventCreateWithFlags", "cudaEventDestroy", flags)
 
     def recorded(self, stream: int) -> int:
-        """A new event that is recorded on a stream."""
+        """Return a new event that is recorded on a stream."""
         event = self.event()
         ok("cudaEventRecord", event, stream)
         return event
@@ -197,7 +197,7 @@ class Things:
         return gate
 
     def captured(self, stream: int) -> int:
-        """The graph of a capture, which ends here."""
+        """End a capture, and return its graph."""
         graph = made_last("cudaStreamEndCapture", stream)
         self._stack.callback(code, "cudaGraphDestroy", graph)
         return graph
@@ -212,26 +212,26 @@ class Things:
 
 
 def made_last(name: str, *arguments: Any) -> int:
-    """Call a function whose last argument is where a handle goes; return that."""
+    """Call a function that writes a handle to its last argument; return the handle."""
     return int(number(name, *arguments, type=ctypes.c_void_p) or 0)
 
 
 def ended(
     run: Callable[[], None], *options: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a function of a module of tests in a process of its own, which may end badly.
+    """Run a function of a test module in its own process, which may end with an error.
 
     Parameters
     ----------
     run : function
     *options : str
-        Of Python.
+        Options of Python.
     **variables : str
-        Of the environment.
+        Environment variables.
     """
     module = f"tests.nccl.emulated.{Path(inspect.getfile(run)).stem}"
     command = f"from {module} import {run.__name__}; {run.__name__}()"
-    # A number of devices that the finder has chosen for this process is not kept.
+    # The process must not inherit the number of devices that the finder chose for this one.
     chosen = {"EMULATED_DEVICES_CHOSEN": ""}
     return subprocess.run(
         [sys.executable, *options, "-c", command],
@@ -246,7 +246,7 @@ def ended(
 
 
 def settled_threads() -> int:
-    """How many threads of streams there are once those of destroyed streams have ended."""
+    """Return the number of the streams' threads, after those of destroyed streams have ended."""
     before = -1
     while before != (now := control.count("threads")):
         before = now
@@ -255,7 +255,7 @@ def settled_threads() -> int:
 
 
 def alone(run: Callable[[], None], **variables: str) -> str:
-    """Run a function of a module of tests in a process of its own; return what it printed."""
+    """Run a function of a test module in its own process; return its output."""
     process = ended(run, **variables)
     assert process.returncode == 0, process.stderr
     return process.stdout
@@ -263,7 +263,7 @@ def alone(run: Callable[[], None], **variables: str) -> str:
 
 @contextmanager
 def nothing_left() -> Iterator[Things]:
-    """Things for a test, after which as many are alive as before."""
+    """Yield `Things`, and check that no object is left after the test."""
     kinds = ("streams", "events", "graphs", "graph_execs", "captures")
     before = [control.count(kind) for kind in kinds]
     with Things() as things:

@@ -1,4 +1,4 @@
-"""Captures for tests of the emulated runtime: their ends, forks and joins, what runs them."""
+"""Captures for tests of the emulated runtime: their ends, forks, joins and launches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(things: Things, graph: int) -> None:
 
 
 def in_thread(call: Callable[[], object]) -> list[object]:
-    """What a call returns in another thread."""
+    """Return the result of a call in another thread."""
     got: list[object] = []
     thread = threading.Thread(target=lambda: got.append(call()))
     thread.start()
@@ -65,7 +65,10 @@ def join(things: Things, origin: int, *streams: int) -> None:
 
 
 def names(version: int) -> tuple[str, str, bool]:
-    """The names of two functions, and whether they have edges; CUDA 13 has one version of each."""
+    """Return the names of two functions, and whether they have edges.
+
+    CUDA 13 has one version of each function.
+    """
     info, update = "cudaStreamGetCaptureInfo", "cudaStreamUpdateCaptureDependencies"
     if number("cudaRuntimeGetVersion") >= 13000:
         return info, update, True

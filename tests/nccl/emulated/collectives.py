@@ -19,11 +19,11 @@ from tests.nccl.emulated.control import library
 from tests.nccl.emulated.worlds import World
 
 IN_PLACE = None
-"""The place of an operand that is the other one."""
+"""Operand that stands for the other one."""
 
 
 class Result(IntEnum):
-    """Codes of NCCL's."""
+    """Codes of NCCL."""
 
     SUCCESS = 0
     CUDA_ERROR = 1
@@ -50,7 +50,7 @@ class UniqueId(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """``ncclConfig_t`` as of 2.27, which later versions extend."""
+    """``ncclConfig_t`` of 2.27, which later versions extend."""
 
     _fields_ = (
         ("size", ctypes.c_size_t),
@@ -72,7 +72,7 @@ class Config(ctypes.Structure):
 
 
 def config(**fields: Any) -> Config:
-    """Return a configuration in which nothing is set but these."""
+    """Return a configuration with these fields set."""
     unset = -(2**31)
     made_of = Config(ctypes.sizeof(Config), 0xCAFEBEEF, 22700, *[unset] * 4, None, unset, unset,
                      None, *[unset] * 4)  # fmt: skip
@@ -105,7 +105,7 @@ def last_error() -> str:
 
 
 def check(result: Result) -> None:
-    """Raise where a call failed."""
+    """Raise if a call failed."""
     if result != Result.SUCCESS:
         raise AssertionError(f"{result!r}: {last_error()}")
 
@@ -131,11 +131,11 @@ class Array:
         self.pointer = made("cudaMalloc", ctypes.c_size_t(max(1, self.nbytes)))
         if self.nbytes:
             self._copy(self.pointer, values.ctypes.data, 1)
-            # The copy from pageable memory may still be in flight, and streams do not wait for it.
+            # Streams do not wait for the copy from pageable memory.
             ok("cudaStreamSynchronize", 0)
 
     def get(self) -> Any:
-        """Return its values."""
+        """Return the array's values."""
         values = np.empty(self.size, self.dtype)
         if self.nbytes:
             self._copy(values.ctypes.data, self.pointer, 2)
@@ -200,23 +200,23 @@ class Comm:
         ok("cudaStreamSynchronize", self.stream)
 
     def is_done(self) -> bool:
-        """Tell whether the stream has run all that it has."""
+        """Return whether the stream has run all its work."""
         return code("cudaStreamQuery", self.stream) == 0
 
     def state(self) -> Result:
-        """Return what ncclCommGetAsyncError tells."""
+        """Return the state by ncclCommGetAsyncError."""
         result = ctypes.c_int(-1)
         check(call("ncclCommGetAsyncError", self.handle, ctypes.byref(result)))
         return Result(result.value)
 
     def settled(self) -> Result:
-        """Return its state once it is not in progress any more."""
+        """Return the state once it is no longer in progress."""
         while (state := self.state()) == Result.IN_PROGRESS:
             time.sleep(0.001)
         return state
 
     def number(self, name: str) -> int:
-        """Return what one of the functions tells that return one int."""
+        """Return the integer that a query function writes."""
         value = ctypes.c_int(-1)
         check(call(name, self.handle, ctypes.byref(value)))
         return value.value
@@ -232,15 +232,15 @@ class Comm:
 
 
 def create(world: World, id: bytes | None = None, **fields: Any) -> Comm:
-    """Make a communicator of all ranks, each on a device of its own.
+    """Create a communicator of all ranks, each on its own device.
 
     Parameters
     ----------
     world : World
     id : bytes, optional
-        By default a new one.
+        The id; by default a new one.
     **fields : int
-        Of the configuration.
+        Fields of the configuration.
     """
     ok("cudaSetDevice", ctypes.c_int(world.rank % devices()))
     if id is None:
@@ -266,7 +266,7 @@ def begin(id: bytes, rank: int, size: int, settings: Config | None = None) -> tu
 
 
 def devices() -> int:
-    """Return how many devices there are."""
+    """Return the number of devices."""
     count = ctypes.c_int()
     ok("cudaGetDeviceCount", ctypes.byref(count))
     return count.value
@@ -281,7 +281,7 @@ def group() -> Iterator[None]:
 
 
 def eventually(condition: Callable[[], object], seconds: float = 10.0) -> bool:
-    """Wait until a condition holds; tell whether it does."""
+    """Wait until a condition holds; return whether it does."""
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""g++ as build.py uses it: objects are kept by what they were made from."""
+"""Calls of g++ for build.py; objects are stored by a digest of their inputs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LIMIT = 300.0
 
 
 class Failed(Exception):
-    """A command that failed, with what it said."""
+    """Error of a command, with its output."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file to compile.
+    """A file to compile.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Source:
     include : tuple of pathlib.Path
         Folders of headers.
     digest : str
-        What the headers in these folders are, in any words that change with them.
+        A text that changes with the headers in these folders.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class Source:
     digest: str
 
     def key(self) -> str:
-        """Return a digest of all that the object depends on."""
+        """Return a digest of all inputs of the object."""
         return digest(version(), *self.flags, self.digest, self.path.name, self.path.read_bytes())
 
 
@@ -64,7 +64,7 @@ def digest_of(paths: Sequence[Path]) -> str:
 
 @cache
 def gxx() -> str:
-    """Return where g++ is."""
+    """Return the path of g++."""
     found = shutil.which("g++")
     if found is None:
         raise Missing("there is no g++ on PATH (Debian and Ubuntu have it in the package g++)")
@@ -73,17 +73,17 @@ def gxx() -> str:
 
 @cache
 def version() -> str:
-    """Return the first line of what g++ says of its version."""
+    """Return the first line of g++'s version."""
     return run([gxx(), "--version"]).partition("\n")[0]
 
 
 def preprocessed(text: str, include: Sequence[Path]) -> str:
-    """Return a C++ text after its preprocessor."""
+    """Return a C++ text after the preprocessor."""
     return run([gxx(), "-E", "-P", "-x", "c++", *_include(include), "-"], text)
 
 
 def compile_all(sources: Sequence[Source], folder: Path) -> list[Path]:
-    """Compile what is not in the folder yet, two at a time; return the objects in order."""
+    """Compile the missing objects, two at a time; return all objects in order."""
     folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda source: _object(source, folder), sources))
@@ -106,7 +106,7 @@ def link(target: Path, objects: Sequence[Path], *arguments: str) -> None:
 
 
 def _include(folders: Sequence[Path]) -> list[str]:
-    # No warnings in the headers of others.
+    # no warnings in foreign headers
     return [
         argument
         for folder in folders
@@ -115,7 +115,7 @@ def _include(folders: Sequence[Path]) -> list[str]:
 
 
 def run(command: Sequence[str], text: str = "") -> str:
-    """Run a command; return what it prints, or raise with its errors."""
+    """Run a command; return its output, or raise with its errors."""
     ended = subprocess.run(
         command, input=text, capture_output=True, text=True, timeout=LIMIT, check=False
     )

@@ -1,4 +1,4 @@
-"""Tests of the emulation run inside of it; those of its build and its refusals run anywhere."""
+"""Settings of tests inside the emulation; those of its build and its refusals run anywhere."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def module() -> Iterator[int]:
 def out() -> Iterator[int]:
     pointer = made("cudaMalloc", 4 * WORDS)
     ok("cudaMemset", pointer, 0, 4 * WORDS)
-    ok("cudaDeviceSynchronize")  # no other stream comes behind the default one by itself
+    ok("cudaDeviceSynchronize")  # no other stream waits for the default one by itself
     yield pointer
     ok("cudaFree", pointer)
 

@@ -1,7 +1,7 @@
-"""What a test asks of the emulated runtime: faults, stopped devices, counts of calls and things.
+"""Controls of the emulated runtime: faults, stopped devices, counts of calls and live objects.
 
-It acts on the process that calls it.  Names of functions are those of CUDA's headers, and of NCCL's
-for the emulated NCCL.
+They act on the calling process. Names of functions are those of CUDA's headers, and of NCCL's for
+the emulated NCCL.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = (
     "modules",
     "threads",
 )
-"""Kinds of things that are counted while they live, in the order of ``Kind`` in emulated.h."""
+"""Kinds of live objects that are counted, in the order of ``Kind`` in emulated.h."""
 
 
 @cache
@@ -42,11 +42,11 @@ def fail(function: str, nth: int = 1, code: int = 719, *, sticky: bool = False) 
     ----------
     function : str
     nth : int
-        0 takes a fault back; a negative one lets each call from the -nth on fail.
+        0 removes a fault; a negative number lets each call from the -nth on fail.
     code : int
         The error; 719 is cudaErrorLaunchFailure.
     sticky : bool
-        The device is lost by it: every later call fails too.
+        Whether the device is lost: every later call then fails, too.
     """
     library().emulated_fail(function.encode(), ctypes.c_long(nth), code, int(sticky))
 
@@ -62,7 +62,7 @@ def failing(function: str, nth: int = 1, code: int = 719) -> Iterator[None]:
 
 
 def stop(device: int) -> None:
-    """Let nothing more run on a device."""
+    """Let a device run no further work."""
     library().emulated_stop(device, 1)
 
 
@@ -73,7 +73,7 @@ def go_on(device: int) -> None:
 
 @contextmanager
 def stopped(device: int) -> Iterator[None]:
-    """Let nothing run on a device within the block."""
+    """Let a device run no work within the block."""
     stop(device)
     try:
         yield
@@ -82,19 +82,19 @@ def stopped(device: int) -> Iterator[None]:
 
 
 def calls(function: str) -> int:
-    """Return how many calls of a function there were."""
+    """Return the number of a function's calls."""
     emulated_calls = library().emulated_calls
     emulated_calls.restype = ctypes.c_long
     return int(emulated_calls(function.encode()))
 
 
 def count(kind: str) -> int:
-    """Return how many things of one of `KINDS` are alive."""
+    """Return the number of live objects of one of `KINDS`."""
     emulated_count = library().emulated_count
     emulated_count.restype = ctypes.c_long
     return int(emulated_count(KINDS.index(kind)))
 
 
 def counts() -> dict[str, int]:
-    """Return how many things of each kind are alive."""
+    """Return the number of live objects of each kind."""
     return {kind: count(kind) for kind in KINDS}

@@ -1,4 +1,4 @@
-"""The signs of a CUDA driver, where layer 3b does not start."""
+"""Files of a CUDA driver; layer 3b refuses to start beside one."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ FOLDERS = (
     "usr/local/nvidia/lib",
     "usr/local/cuda/compat",
 )
-"""Folders in which a driver puts its library."""
+"""Folders of a driver's library."""
 
 
 def present(ours: Path, root: Path = Path("/")) -> str:
-    """Return the file that tells of a driver, or "" where there is none.
+    """Return a file of a driver, or "" if there is none.
 
     Parameters
     ----------
     ours : pathlib.Path
-        The folder of the emulated libraries, which has a libcuda.so.1 too.
+        The folder of the emulated libraries, which has its own libcuda.so.1.
     root : pathlib.Path
-        The root of the file system to look at.
+        The root of the file system.
     """
     named = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     others = [Path(name) for name in named if name and Path(name) != ours]

@@ -1,6 +1,6 @@
-"""What the layer takes from package registries: CuPy's source, CUDA's headers, and Cython.
+"""Downloads of the layer from package registries: CuPy's source, CUDA's headers, and Cython.
 
-Each is fetched once into a folder of its own, and stays when sources of the project change.
+Each is fetched once into a folder, and kept when sources of the project change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIMIT = 400.0
 
 @dataclass(frozen=True)
 class Release:
-    """The source package of one version of CuPy, and the Cython that it is built with."""
+    """The source package of one version of CuPy, and the Cython that builds it."""
 
     sha256: str
     cython: str
@@ -44,7 +44,7 @@ HEADERS = {
     13: ("nvidia-cuda-runtime==13.0.*", "nvidia-cuda-crt==13.0.*", "nvidia-cuda-cccl==13.0.*"),
 }
 WITHOUT_CUDA = ({"CUPY_INSTALL_USE_STUB": "1"}, {"READTHEDOCS": "True"})
-"""Variables with which CuPy's source package can be prepared without CUDA; the first that works."""
+"""Variables that prepare CuPy's source package without CUDA; the first that works is used."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Installed:
     cupy : str
         The version of CuPy.
     cuda : int
-        The major version of CUDA that it is for.
+        The major version of its CUDA.
     nccl : pathlib.Path
         The folder with nccl.h.
     """
@@ -67,7 +67,7 @@ class Installed:
 
 
 def installed() -> Installed:
-    """Return which wheels are in this environment."""
+    """Return the wheels in this environment."""
     for cuda in HEADERS:
         try:
             version = importlib.metadata.version(f"cupy-cuda{cuda}x")
@@ -81,7 +81,7 @@ def installed() -> Installed:
 
 
 def source_of_cupy(version: str, folder: Path) -> Path:
-    """Return CuPy's source of a version, which is fetched if it is not in the folder yet."""
+    """Return CuPy's source of a version; fetch it if it is missing."""
     if version not in RELEASES:
         raise Missing(
             f"CuPy {version} is installed, and the checksum of its source is known for "
@@ -112,14 +112,14 @@ def _fetch_source(version: str, target: Path) -> None:
 
 
 def check(path: Path, sha256: str) -> None:
-    """Raise unless a file has the checksum that it should have."""
+    """Raise if a file has another checksum."""
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != sha256:
         raise Missing(f"{path.name} has the SHA-256 {found}, and it should have {sha256}")
 
 
 def headers(cuda: int, folder: Path) -> list[Path]:
-    """Return the folders of CUDA's headers, which are fetched if they are not there yet."""
+    """Return the folders of CUDA's headers; fetch them if they are missing."""
     root = _once(folder / f"cuda{cuda}", lambda target: _fetch_headers(cuda, target))
     return sorted(path for path in root.glob("nvidia/*/include") if path.is_dir())
 
@@ -127,7 +127,7 @@ def headers(cuda: int, folder: Path) -> list[Path]:
 def _fetch_headers(cuda: int, target: Path) -> None:
     pip("install", "--no-deps", "--target", str(target), *HEADERS[cuda])
     for path in target.glob("nvidia/*/*"):
-        # Libraries and programs of the vendor's are not used, so they do not stay.
+        # The vendor's libraries and programs are not used, so they are removed.
         if path.is_dir() and path.name != "include":
             shutil.rmtree(path)
 
@@ -142,7 +142,7 @@ def cython(version: str, folder: Path) -> Path:
 
 
 def _once(target: Path, fetch: Callable[[Path], None]) -> Path:
-    """Return a folder; what it should have is fetched into another, which then takes its name."""
+    """Return a folder; its content is fetched into another, which is then renamed."""
     if not target.is_dir():
         unfinished = target.with_name(f".{target.name}")
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -153,7 +153,7 @@ def _once(target: Path, fetch: Callable[[Path], None]) -> Path:
 
 
 def pip(*arguments: str, variables: Mapping[str, str] | None = None) -> None:
-    """Run pip; where it fails, say so with the last line of its errors."""
+    """Run pip; on failure raise with the last line of its errors."""
     command: Sequence[str] = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
     environment = {**os.environ, **(variables or {})}
     try:

@@ -6,7 +6,7 @@ from tests.nccl.emulated.calls import Log, Things, ok
 
 
 def capture(things: Things, stream: int, *names: str, log: Log) -> int:
-    """An executable graph of work in a row."""
+    """Return an executable graph of work in sequence."""
     ok("cudaStreamBeginCapture", stream, 0)
     for name in names:
         log.put(stream, name)
@@ -14,7 +14,7 @@ def capture(things: Things, stream: int, *names: str, log: Log) -> int:
 
 
 def branches(things: Things, log: Log, number: int) -> int:
-    """An executable graph of `first`, then branches of two nodes each, then `last`."""
+    """Return an executable graph of `first`, then branches of two nodes each, then `last`."""
     stream = things.stream()
     ok("cudaStreamBeginCapture", stream, 0)
     log.put(stream, "first")

@@ -1,4 +1,4 @@
-"""Jobs of the programs beside these tests: their ranks run on emulated devices, as the tests do."""
+"""Jobs of the programs beside these tests, on emulated devices."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def start(
     Parameters
     ----------
     mark : Path
-        The file that a rank may touch, from which on the seconds of the job count.
+        The file that a rank may touch; the seconds of the job count from then on.
     **options
-        Those of `tests.harness.job.start`, and variables of the environment.
+        Options of `tests.harness.job.start`, and environment variables.
     """
     searched = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
     options = {"PYTHONPATH": os.pathsep.join(searched), **options}
@@ -30,7 +30,7 @@ def start(
 
 
 def lines(ended: job.Ended) -> dict[int, list[list[str]]]:
-    """Return what each rank printed in lines such as ``rank 1 | part | part``, in their parts."""
+    """Return the parts of each rank's lines, such as ``rank 1 | part | part``."""
     found: dict[int, list[list[str]]] = {}
     for line in ended.out.splitlines():
         # `ncclkv run` puts the rank before each line.

@@ -1,4 +1,4 @@
-"""Kernels of tests, compiled and launched on memory of the host."""
+"""Test kernels, compiled for the host and launched there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TREE = """
     }
     if (t == 0) out[blockIdx.x] = s[0];
 """
-# Of each block, in all ways to have shared memory.
+# The sum of each block, with every form of shared memory.
 SUMS = {
     "static": f"__shared__ double s[256]; {_TREE}",
     "dynamic": f"extern __shared__ double s[]; {_TREE}",
@@ -49,7 +49,7 @@ def kernel(parameters: str, body: str) -> HostModule:
 
 
 def results(out: str, body: str, threads: int = 1, **more: Any) -> np.ndarray:
-    """Return what the threads of one block give: ``out[t] = body``."""
+    """Return the results of the threads of one block: ``out[t] = body``."""
     values = np.zeros(threads, out)
     kernel(f"{_c_type(values)}* out", f"out[t] = {body};").launch("k", 1, threads, [values], **more)
     return values
@@ -63,7 +63,7 @@ def refused(text: str, options: Sequence[str] = (), folder: Path | None = None) 
 
 
 def failed(made: HostModule, *launch: Any, **more: Any) -> tuple[int, str]:
-    """Return the code and the words of a launch of ``k`` that fails."""
+    """Return the code and the text of a failed launch of ``k``."""
     with pytest.raises(KernelError) as caught:
         made.launch("k", *launch, **more)
     return caught.value.code, str(caught.value)

@@ -1,7 +1,7 @@
-"""Images of kernels: shared libraries for the host, which g++ makes from CUDA C++.
+"""Images of kernels: shared libraries for the host, compiled by g++ from CUDA C++.
 
-They are kept in a folder by a digest of all that they are made from.  Processes may make the same
-one at once.
+They are stored in a folder by a digest of all inputs. Several processes may make the same image at
+once.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tests.nccl.emulated import compiler, kernel_options, kernel_text
 HERE = Path(__file__).resolve().parent
 PRELUDE = HERE / "prelude"
 KEPT = HERE.parents[2] / "build" / "kernels"
-"""The folder where EMULATED_KERNELS names none."""
+"""Folder of images if EMULATED_KERNELS names none."""
 
 FLAGS = (
     "-O1",
     "-fPIC",
     "-w",
     "-fvisibility=hidden",
-    # CUDA's rules, as far as C++ has the settings: integers wrap, words may be read as others.
+    # CUDA's rules as far as C++ has settings: integers wrap, words may be read as other types.
     "-fwrapv",
     "-fno-strict-aliasing",
     "-fno-math-errno",
-    # It would forbid changes between stacks.
+    # Fortified functions forbid changes between stacks.
     "-U_FORTIFY_SOURCE",
     # See prelude/undefined.cc.
     "-fsanitize=alignment,shift-exponent,integer-divide-by-zero,signed-integer-overflow",
@@ -43,22 +43,22 @@ NOTE = "layer 3b: g++ compiles in the place of NVRTC; tests/nccl/emulated/README
 
 
 class Refused(Exception):
-    """A source that g++ does not compile; the message is its log."""
+    """Error of a source that g++ does not compile; the message is its log."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What an image is made from.
+    """The inputs of an image.
 
     Attributes
     ----------
     text : str
     name : str
-        Of the source, for messages.
+        Name of the source in messages.
     headers : mapping of str to bytes
         Texts by the names under which they are included.
     options : sequence of str
-        NVRTC's.
+        Options of NVRTC.
     expressions : sequence of str
         Name expressions: kernels that are instances of templates, or in namespaces.
     """
@@ -77,19 +77,19 @@ def folder() -> Path:
 
 @cache
 def digest() -> str:
-    """Return a digest of all that images depend on beside their sources."""
+    """Return a digest of all inputs of images except their sources."""
     files = [HERE / "kernel_text.py", HERE / "kernel_options.py", Path(__file__)]
     files += [HERE / "runtime" / "kernel.h", *filter(Path.is_file, PRELUDE.rglob("*"))]
     return compiler.digest(compiler.version(), compiler.digest_of(files))
 
 
 def lowered(expression: str) -> str:
-    """Return the name of a name expression's kernel in an image."""
+    """Return the name in an image of the kernel of a name expression."""
     return f"{re.sub(r'[^A-Za-z0-9]+', '_', expression)}_{compiler.digest(expression)}"
 
 
 def image(source: Source, kept: Path | None = None) -> Path:
-    """Return the file of a source's image, after compiling it where there is none.
+    """Return the file of a source's image; compile it if it is missing.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def _compile(source: Source, options: kernel_options.Options, work: Path, target
         header.parent.mkdir(parents=True, exist_ok=True)
         header.write_bytes(content)
     whole = work / "whole.cpp"
-    # Line numbers are those of the source, in which a quoted name would end early.
+    # Line numbers are those of the source; a quote in the name would end it early.
     shown = Path(source.name).name.replace('"', "'") or "default_program"
     begin = ['#include "prelude.h"', kernel_text.BEGIN, *options.macros, f'#line 1 "{shown}"']
     whole.write_text("\n".join([*begin, source.text, ""]))
@@ -148,24 +148,24 @@ def _compile(source: Source, options: kernel_options.Options, work: Path, target
     )
     _gxx([*FLAGS, *options.of_gxx(), "-c", str(ready), "-o", str(objects)])
     target.parent.mkdir(parents=True, exist_ok=True)
-    # By its path, so that it is found from an image that lies in no folder.
+    # The path names the library, so an image outside of the folder finds it, too.
     threads = _threads(target.parent)
     _gxx(["-shared", "-s", str(objects), str(threads), "-o", str(library), "-Wl,-z,defs"])
     _put(library, target)
 
 
 def _flushes(options: kernel_options.Options, text: str) -> bool:
-    """Return whether the processor is to flush subnormal numbers: it would flush doubles too."""
+    """Return whether the processor flushes subnormal numbers; it would flush doubles, too."""
     return options.flushes and not re.search(r"\bdouble\b", text)
 
 
 def _threads(kept: Path) -> Path:
-    """Return the library that runs the threads of all kernels, after compiling it once."""
+    """Return the library that runs the threads of all kernels; compile it once."""
     target = kept / f"libemulated_threads-{digest()}.so"
     if not target.exists():
         with tempfile.TemporaryDirectory(prefix="emulated-") as work:
             library = Path(work) / "threads.so"
-            # Never unloaded: threads of the host keep their stacks in it.
+            # Never unloaded: threads of the host have their stacks in it.
             flags = (*compiler.OWN_FLAGS, "-U_FORTIFY_SOURCE", "-shared", "-Wl,-z,nodelete")
             _gxx([*flags, *map(str, sorted(PRELUDE.glob("*.cc"))), "-o", str(library)])
             _put(library, target)
@@ -173,7 +173,7 @@ def _threads(kept: Path) -> Path:
 
 
 def _put(file: Path, target: Path) -> None:
-    """Put a file in its place, whole; several processes may do so at a time."""
+    """Move a file to its final path in one step; several processes may do so at a time."""
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=".new-")
     try:
         with os.fdopen(handle, "wb") as copy:
@@ -186,13 +186,13 @@ def _put(file: Path, target: Path) -> None:
 
 
 def _gxx(arguments: Sequence[str]) -> str:
-    """Call g++; return what it prints."""
+    """Call g++; return its output."""
     ended = subprocess.run(
         [compiler.gxx(), *arguments],
         capture_output=True,
         text=True,
         timeout=LIMIT,
-        # Messages in ASCII.
+        # messages in ASCII
         env={**os.environ, "LC_ALL": "C"},
         check=False,
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 
 class _Launch(ctypes.Structure):
-    """``emulated::Launch`` of kernel.h."""
+    """The struct ``emulated::Launch`` of kernel.h."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -22,12 +22,12 @@ class _Launch(ctypes.Structure):
 
 
 class KernelError(Exception):
-    """A launch that failed.
+    """Error of a failed launch.
 
     Attributes
     ----------
     code : int
-        Of cudaError_t.
+        Code of cudaError_t.
     """
 
     def __init__(self, code: int, words: str) -> None:
@@ -67,13 +67,13 @@ class HostModule:
         shared: int = 0,
         first: int = 0,
     ) -> None:
-        """Run a kernel, and return when it has ended.
+        """Run a kernel, and return after its end.
 
         Parameters
         ----------
         name : str
         grid, block : int or sequence of int
-            In blocks, and in threads.
+            Sizes in blocks and in threads.
         arguments : sequence
             NumPy arrays go as pointers; NumPy scalars and arrays of no dimensions, as values.
         shared : int, optional
@@ -87,7 +87,7 @@ class HostModule:
         """
         values = [_value(argument).tobytes() for argument in arguments]
         assert [len(value) for value in values] == self.sizes(name)
-        _memory, pointers = _at_odd_addresses(values)  # it must live until the launch ends
+        _memory, pointers = _at_odd_addresses(values)  # it must live until the end of the launch
         launch = _Launch(_three(grid), _three(block), shared, first)
         words = ctypes.c_char_p()
         run = getattr(self._library, f"emulated_run_{name}")
@@ -98,7 +98,7 @@ class HostModule:
 
 
 def _at_odd_addresses(values: Sequence[bytes]) -> tuple[Any, Any]:
-    """Return values in memory and pointers to them: a launch need not align its arguments."""
+    """Return values in memory, and unaligned pointers to them, as a launch allows."""
     memory = ctypes.create_string_buffer(sum(1 + len(value) for value in values) + 1)
     pointers = (ctypes.c_void_p * len(values))()
     place = ctypes.addressof(memory)

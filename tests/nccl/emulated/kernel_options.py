@@ -1,4 +1,4 @@
-"""Options of NVRTC, as far as g++ has them: "NVRTC", Supported Compile Options."""
+"""Options of NVRTC for which g++ has equivalents: "NVRTC", Supported Compile Options."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _STANDARDS = ("c++03", "c++11", "c++14", "c++17", "c++20")
 
 
 class Unknown(Exception):
-    """An option that NVRTC does not have, or that is not emulated."""
+    """Error of an option that NVRTC does not have, or that is not emulated."""
 
 
 @dataclass
 class Options:
-    """What the options of one compilation say.
+    """The options of one compilation.
 
     Attributes
     ----------
@@ -54,9 +54,9 @@ class Options:
         Such as ``"sm_90"`` or ``"compute_90"``.
     standard : str
     macros : list of str
-        Lines for the preprocessor, which stand behind the prelude.
+        Lines for the preprocessor after the prelude.
     folders : list of pathlib.Path
-        Of headers, but for those of CUDA, whose place the prelude takes.
+        Folders of headers, without CUDA's, which the prelude replaces.
     flushes : bool
         Subnormal numbers of single precision are zeros.
     fuses : bool
@@ -72,7 +72,7 @@ class Options:
 
     @property
     def is_real(self) -> bool:
-        """Code for a device is asked for, and not PTX."""
+        """Return whether the target is machine code for a device, not PTX."""
         return self.architecture.startswith("sm_")
 
     def of_gxx(self) -> list[str]:
@@ -82,7 +82,7 @@ class Options:
         options += [f"-I{folder}" for folder in self.folders]
         options.append(f"-ffp-contract={'fast' if self.fuses else 'off'}")
         if self.fuses:
-            # At -O1 nothing is fused without it.
+            # At -O1 nothing is fused without this option.
             options.append("-fexpensive-optimizations")
         if self.fuses and platform.machine() == "x86_64":
             options.append("-mfma")
@@ -102,7 +102,7 @@ def read(given: Sequence[str]) -> Options:
         if name == "--gpu-architecture":
             options.architecture = value
         elif name == "--std":
-            # The prelude needs C++17, which has what kernels of before have.
+            # The prelude needs C++17, which includes what older kernels use.
             if value not in _STANDARDS:
                 raise Unknown(f"nvrtc: error: invalid value for --std: {value}")
             options.standard = max(value, "c++17", key=_STANDARDS.index)
@@ -150,7 +150,7 @@ def _flag(name: str, value: str) -> bool:
 
 @cache
 def _is_of_cuda(folder: Path) -> bool:
-    """Return whether a folder has CUDA's own headers, or the CCCL that CuPy brings."""
+    """Return whether a folder has CUDA's own headers, or the CCCL of CuPy."""
     return (folder / "cuda_runtime.h").exists() or "_cccl" in folder.parts
 
 

@@ -1,7 +1,6 @@
-"""Kernels in a CUDA C++ text, found and made ready for g++.
+"""Kernels in CUDA C++ text, found and prepared for g++.
 
-The text has gone through the preprocessor, where prelude.h has put attributes in the place of
-CUDA's words.
+The text has passed the preprocessor, where prelude.h has replaced CUDA's keywords by attributes.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 BEGIN = "typedef void emulated_source_begins;"
 """Text between the prelude and the source."""
 
-# A function after __global__, which may stand on either side of `void`.
+# A function after __global__, on either side of `void`.
 _KERNEL = re.compile(
     r"__attribute__\(\(emulated_kernel\)\)"
     r"(?:\s|\bvoid\b|\binline\b|\bstatic\b|__attribute__\(\((?:[^()]|\([^()]*\))*\)\))*"
@@ -26,7 +25,7 @@ _BRACE_OR_QUOTED = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|[{}]')
 
 
 def kernels(source: str) -> list[str]:
-    """Return the names of the kernels with C linkage: those that CUDA finds by their names."""
+    """Return the names of the kernels with C linkage, by which CUDA finds them."""
     blocks = list(_c_blocks(source))
     begins = [begin for begin, _ in blocks]
     names: dict[str, None] = {}
@@ -42,7 +41,7 @@ def kernels(source: str) -> list[str]:
 
 
 def _c_blocks(source: str) -> Iterator[tuple[int, int]]:
-    """Yield where each ``extern "C"`` block begins and ends."""
+    """Yield the begin and end of each ``extern "C"`` block."""
     for found in _C_BLOCK.finditer(source):
         depth = 1
         end = len(source)
@@ -60,9 +59,9 @@ def with_dynamic_shared(source: str) -> str:
 
 
 def renamed(source: str, names: Collection[str]) -> str:
-    """Return a source whose kernels have names that no function of the C library has.
+    """Return a source whose kernels have names that the C library lacks.
 
-    Only what declares a kernel is changed: no other code can call one.
+    Only declarations of kernels change: no other code can call a kernel.
     """
 
     def rename(found: re.Match[str]) -> str:
@@ -83,7 +82,7 @@ def entry_points(functions: Iterable[tuple[str, str, str]], flushes: bool) -> st
     Parameters
     ----------
     functions : iterable of (str, str, str)
-        The name of each, how it is called in messages, and the C++ expression of its kernel.
+        Symbol, name in messages, and C++ expression of each kernel.
     flushes : bool
         Subnormal numbers of single precision are zeros.
     """

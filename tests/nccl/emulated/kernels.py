@@ -1,6 +1,6 @@
-"""NVRTC's place in CuPy's binding, taken by g++: see kernel_images.py.
+"""A replacement of NVRTC in CuPy's binding by g++: see kernel_images.py.
 
-`install` replaces functions of ``cupy_backends.cuda.libs.nvrtc``, so that nothing of NVRTC is
+`install` replaces functions of ``cupy_backends.cuda.libs.nvrtc``, so that no part of NVRTC is
 loaded.
 """
 
@@ -21,7 +21,7 @@ RESULTS = {
     9: "NVRTC_ERROR_NO_LOWERED_NAMES_BEFORE_COMPILATION",
     10: "NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID",
 }
-"""Codes of nvrtcResult that are given here."""
+"""Codes of nvrtcResult that this module returns."""
 
 INVALID_PROGRAM, INVALID_OPTION, COMPILATION, NOT_COMPILED, NOT_AN_EXPRESSION = RESULTS
 
@@ -50,7 +50,7 @@ class Nvrtc:
     Parameters
     ----------
     error : callable
-        Makes the binding's error of a code.
+        Makes the binding's error from a code.
     version : callable
         Returns the version of CUDA, as 12090.
     """
@@ -62,7 +62,7 @@ class Nvrtc:
         self._numbers = itertools.count(1)
 
     def getVersion(self) -> tuple[int, int]:
-        """Return the version of the CUDA whose runtime is emulated."""
+        """Return the version of the emulated CUDA runtime."""
         version = self._version()
         return version // 1000, version % 1000 // 10
 
@@ -85,11 +85,11 @@ class Nvrtc:
         del self._programs[prog]
 
     def addNameExpression(self, prog: int, name: str) -> None:
-        """Ask for a kernel by an expression, before the program is compiled."""
+        """Request a kernel by an expression, before the compilation."""
         self._find(prog).expressions.append(name)
 
     def compileProgram(self, prog: int, options: Sequence[str]) -> None:
-        """Compile a program with g++, or take the image that is kept."""
+        """Compile a program with g++, or use its stored image."""
         program = self._find(prog)
         try:
             program.compile(tuple(options))
@@ -110,7 +110,7 @@ class Nvrtc:
         return kernel_images.lowered(name)
 
     def getCUBIN(self, prog: int) -> bytes:
-        """Return the image without its last byte, which CuPy cuts."""
+        """Return the image without its last byte, which CuPy cuts off."""
         program = self._compiled(prog)
         if not program.is_real:
             raise RuntimeError("cubin is requested, but the real arch (sm_XX) is not provided")
@@ -118,17 +118,17 @@ class Nvrtc:
         return program.image[:-1]
 
     def getPTX(self, prog: int) -> bytes:
-        """Return the comments of a program without kernels, by which CuPy knows the compiler."""
+        """Return the comments of an empty program, by which CuPy identifies the compiler."""
         if self._compiled(prog).image:
             raise RuntimeError("emulated: PTX is not emulated; ask for an architecture sm_XX")
         return f"//\n// Compiled for the host by layer 3b: {kernel_images.digest()}\n//\n".encode()
 
     def getLTOIR(self, prog: int) -> bytes:
-        """Refuse."""
+        """Refuse the call."""
         raise RuntimeError("emulated: LTO IR is not emulated")
 
     def getProgramLog(self, prog: int) -> str:
-        """Return what g++ said."""
+        """Return g++'s output."""
         return self._find(prog).log
 
     def _find(self, number: int) -> _Program:
@@ -156,7 +156,7 @@ def install(nvrtc: ModuleType) -> None:
         number: int = runtime.runtimeGetVersion()
         return number
 
-    # The binding's own asks NVRTC for the text.
+    # The binding's own function asks NVRTC for the text.
     nvrtc.NVRTCError.__init__ = describe  # type: ignore[attr-defined]
     ours = Nvrtc(nvrtc.NVRTCError, version)
     for name in vars(Nvrtc):

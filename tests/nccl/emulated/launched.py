@@ -57,12 +57,12 @@ KERNEL(fail, {4},) {
 }
 """
 WORDS = 9
-"""So many words of 4 bytes the kernel `report` writes."""
+"""Number of words of 4 bytes that the kernel `report` writes."""
 
 
 @cache
 def image() -> bytes:
-    """The library of the kernels above."""
+    """Return the library of the kernels above."""
     with TemporaryDirectory() as folder:
         source, target = Path(folder) / "kernels.cc", Path(folder) / "kernels.so"
         source.write_text(KERNELS)
@@ -72,7 +72,7 @@ def image() -> bytes:
 
 
 def load(data: bytes) -> int:
-    """Load an image; ctypes keeps a zero behind it, as CuPy does."""
+    """Load an image; ctypes appends a zero, as CuPy does."""
     ok("cudaFree", None)
     return made("cuModuleLoadData", ctypes.c_char_p(data))
 

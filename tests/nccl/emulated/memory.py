@@ -1,4 +1,4 @@
-"""Memory for tests of the emulated runtime: what is in it, and whose it is."""
+"""Memory for tests of the emulated runtime: its content and its owner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.nccl.emulated.calls import ok
 
 POISON = 0xA5
 DEFAULT = 4
-"""The kind of copies that looks at the pointers."""
+"""Kind of copies that inspects the pointers."""
 
 UNREGISTERED, HOST, DEVICE, MANAGED = range(4)
 """Types of memory."""
@@ -34,7 +34,7 @@ def attributes(pointer: int) -> tuple[int, int, int | None, int | None]:
 
 
 def contents(pointer: int, size: int) -> bytes:
-    """Return what is in memory of a device."""
+    """Return the content of a device's memory."""
     taken = ctypes.create_string_buffer(size)
     ok("cudaMemcpy", taken, pointer, ctypes.c_size_t(size), DEFAULT)
     return taken.raw

@@ -1,5 +1,5 @@
-"""The error of what the layer needs and does not find."""
+"""The error of a requirement that the layer does not find."""
 
 
 class Missing(Exception):
-    """What is missing, in one sentence."""
+    """Error with a sentence that names what is missing."""

@@ -1,4 +1,4 @@
-"""Modules of CuPy that are built anew: the wheel's contain the vendor's runtime."""
+"""Modules of CuPy that are rebuilt, because the wheel's contain the vendor's runtime."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Module:
-    """One module in Cython.
+    """A module in Cython.
 
     Attributes
     ----------
     name : str
-        Of the module, with its packages.
+        Name of the module, with its packages.
     path : pathlib.Path
-        The source; a relative one is in CuPy's own.
+        The source; a relative path is in CuPy's source.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Module:
 
     @property
     def file(self) -> str:
-        """The name of the extension module's file."""
+        """Return the name of the extension module's file."""
         return f"{self.name.rpartition('.')[2]}.so"
 
 
@@ -56,7 +56,7 @@ class Translator:
     version_of_cuda : int
         CUDA_VERSION of these headers.
     digest : str
-        What all of these are, in any words that change with them.
+        A text that changes with any of these.
     """
 
     cupy: Path
@@ -66,7 +66,7 @@ class Translator:
     digest: str
 
     def source(self, module: Module, work: Path) -> compiler.Source:
-        """Return a module as C++, which is made once."""
+        """Return a module as C++, translated once."""
         pyx = self.cupy / module.path
         key = compiler.digest(self.digest, pyx.read_bytes())
         path = work / f"{pyx.stem}-{key}.cpp"

@@ -1,4 +1,4 @@
-"""Memory of each kind, for tests of copies of the emulated runtime."""
+"""Memory of each kind, for tests of the emulated runtime's copies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SOON = 0.15
 
 
 class Memory:
-    """Memory of each kind, 1000 bytes, that begins with a byte of its own."""
+    """Memory of each kind, 1000 bytes, each kind with another first byte."""
 
     def __init__(self) -> None:
         self._kept = [ctypes.create_string_buffer(SIZE) for _ in range(2)]

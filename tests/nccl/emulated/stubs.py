@@ -1,7 +1,7 @@
-"""Functions of CUDA and NCCL that are not emulated, as C that says so when one is called.
+"""Functions of CUDA and NCCL that are not emulated, as C functions that report their call.
 
-The names come from the headers.  Each stub is weak, so that a function that is written takes its
-place.  Functions that return something else than an error code have none and must be written.
+The names come from the headers. Each stub is weak, so that an emulated function replaces it.
+Functions whose result is not an error code have no stub, and must be emulated.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 from tests.nccl.emulated import compiler
 
 UNOFFERED = re.compile(r"cuGetExportTable|cuGetProcAddress|cudaGetDriverEntryPoint")
-"""Functions that hand out others; a runtime of another vendor would begin with them."""
+"""Functions that return others; a runtime of another vendor begins with them."""
 
 
 NOT_SUPPORTED = 801
-"""cudaErrorNotSupported, which is CUDA_ERROR_NOT_SUPPORTED too."""
+"""The code cudaErrorNotSupported, equal to CUDA_ERROR_NOT_SUPPORTED."""
 
 
 @dataclass(frozen=True)
 class Interface:
-    """One kind of functions: their header, their type, their names and the code of a refusal."""
+    """A kind of functions: their header, type, names and the code of a refusal."""
 
     header: str
     result: str
@@ -54,7 +54,7 @@ static int refuse(const char* name, int code)
 def source(
     interfaces: Sequence[Interface], include: Sequence[Path], driver: Collection[str] = ()
 ) -> str:
-    """Return a C file with a stub for each function of the interfaces, and of the driver's."""
+    """Return a C file with a stub for each function of the interfaces and of the driver."""
     refused = {
         name: interface.code for interface in interfaces for name in names(interface, include)
     }
@@ -71,7 +71,7 @@ def names(interface: Interface, include: Sequence[Path]) -> list[str]:
 
 
 def driver_names(cupy: Path) -> list[str]:
-    """Return the functions of the driver that CuPy looks up, from its source."""
+    """Return the driver's functions that CuPy loads, read from its source."""
     text = (cupy / "cupy_backends/cuda/api/_driver_extern.pxi").read_text()
     return [
         f"cu{name}".replace("{version}", "_v2") for name in re.findall(r"\.get\(f?'(.+?)'", text)

@@ -1,4 +1,4 @@
-"""Sums of all ranks, as many tests of the emulated NCCL need one, and calls in threads."""
+"""Sums of all ranks for tests of the emulated NCCL, and calls in threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.nccl.emulated.collectives import (
 )
 
 SOON = 0.15
-"""Seconds in which what nothing holds would have ended."""
+"""Seconds in which an unblocked call would have returned."""
 
 
 def floats(count: int, value: float) -> Array:
@@ -38,7 +38,7 @@ def summed(comm: Comm, array: Array, stream: int | None = None) -> Result:
 
 
 class Started:
-    """A call in a thread of its own.
+    """A call in its own thread.
 
     Attributes
     ----------
@@ -55,12 +55,12 @@ class Started:
         self.result = function()
 
     def hangs(self) -> bool:
-        """Tell whether it has not returned after a moment."""
+        """Return whether the call is still running after a short time."""
         self._thread.join(SOON)
         return self._thread.is_alive()
 
     def returned(self) -> Any:
-        """Wait for its result."""
+        """Wait for the call's result."""
         self._thread.join(10)
         assert not self._thread.is_alive()
         return self.result

@@ -1,4 +1,4 @@
-"""Layer 3b, its build and its refusals: what is missing is said in a sentence."""
+"""Layer 3b, its build and its refusals: a sentence names what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer 3b: what a capture tells of itself, and dependencies that a caller sets."""
+"""Layer 3b: queries of a capture, and dependencies that a caller sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.nccl.emulated.captures import ACTIVE, INVALID, NONE, begin, end, fork
 
 
 class Info:
-    """What cudaStreamGetCaptureInfo says."""
+    """The results of cudaStreamGetCaptureInfo."""
 
     def __init__(self, stream: int, version: int = 2) -> None:
         status, id, graph = ctypes.c_int(), ctypes.c_ulonglong(), ctypes.c_void_p()
@@ -35,7 +35,7 @@ def test_what_a_capture_tells_of_itself(things: Things, version: int) -> None:
     second = Info(stream, version)
     assert len(second.nodes) == 1
     assert (second.id, second.graph) == (first.id, first.graph)
-    # It is the capture's until the end.
+    # The graph belongs to the capture until its end.
     assert code("cudaGraphDestroy", first.graph or 0) == Error.INVALID_VALUE
     assert things.captured(stream) == first.graph
     begin(stream)
@@ -73,7 +73,7 @@ def test_dependencies_are_added_or_replaced(things: Things, version: int) -> Non
     ok(name, stream, nodes([of_other]), *edges, 1, 0)
     assert Info(stream).nodes == [of_stream, of_other]
     ok(name, stream, nodes([of_other]), *edges, 1, 1)
-    # A node that was taken out need not be joined.
+    # A node taken out of the dependencies need not be joined.
     assert Info(stream).nodes == [of_other]
     run(things, things.captured(stream))
     assert sorted(log) == ["other", "stream"]

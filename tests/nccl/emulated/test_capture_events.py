@@ -1,4 +1,4 @@
-"""Layer 3b: events on both sides of a capture's border."""
+"""Layer 3b: events recorded inside and outside of a capture."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_end_of_a_capture_ends_its_events(things: Things) -> None:
     begin(other)
     assert code("cudaStreamWaitEvent", other, event, 0) == Error.CAPTURED_EVENT
     assert end(other) == Error.INVALIDATED
-    # Until it is recorded again.
+    # until the next record
     ok("cudaEventRecord", event, stream)
     ok("cudaEventSynchronize", event)
     ok("cudaStreamWaitEvent", other, event, 0)

@@ -1,4 +1,4 @@
-"""Layer 3b: streams that a capture draws in, and that join it before its end."""
+"""Layer 3b: streams that enter a capture, and join it before its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer 3b: what is unsafe beside a capture, by the modes of the thread and of the capture."""
+"""Layer 3b: calls that are unsafe during a capture, by the modes of the thread and the capture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer 3b: what a capture forbids, and what spoils it."""
+"""Layer 3b: calls that a capture forbids, and calls that invalidate it."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _captures_of_two_devices() -> None:
         ok("cudaEventRecord", fork_event, other)
         ok("cudaStreamWaitEvent", stream, fork_event, 0)
         log.put(stream, "device 0")
-        # Its legacy stream is unusable as well, now that a stream of it is captured.
+        # The device's legacy stream is unusable, too, while one of its streams is captured.
         graph = things.captured(stream)
         run(things, graph)
         assert log == ["device 1", "device 0"]

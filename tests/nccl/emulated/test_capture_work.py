@@ -1,4 +1,4 @@
-"""Layer 3b: what a capture takes, and that it does not run."""
+"""Layer 3b: work that a capture records, and does not run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.nccl.emulated.captures import (
     status,
 )
 
-# What is captured
+# Recorded work
 
 
 @MODES
@@ -100,7 +100,7 @@ def test_work_that_was_there_before_is_no_dependency(things: Things) -> None:
     gate.open()
 
 
-# By CuPy
+# Captures by CuPy
 
 
 def test_a_capture_by_cupy(things: Things) -> None:

@@ -12,11 +12,11 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 pytestmark = pytest.mark.limit(200)
 
 STORES = [("nccl", 2, "every_rank"), ("nccl", 1, "every_rank"), ("dist_sync", 2, "root")]
-"""Name, ranks and placement of those that save and load."""
+"""Name, ranks and placement of the stores that save and load."""
 
 
 def run(do: str, store: tuple[str, int, str], source: Path, target: Path) -> tuple[str, ...]:
-    """Run the program, and return its digests, which must be alike on all ranks."""
+    """Run the program, and return its digests, which must be equal on all ranks."""
     name, ranks, placement = store
     ended = jobs.start(
         "checkpoints.py",

@@ -1,4 +1,4 @@
-"""Layer 3b: what may be copied where, in a row and in rows."""
+"""Layer 3b: allowed sources and targets of copies, one-dimensional and in rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.nccl.emulated.sides import (
     Memory,
 )
 
-# What may be copied where
+# Allowed sources and targets
 
 ALLOWED = {
     HOST_TO_HOST: ({"pageable", "pinned", "managed"}, {"pageable", "pinned", "managed"}),
@@ -26,7 +26,7 @@ ALLOWED = {
     WITHIN_DEVICE: ({"pinned", "managed", "device"}, {"pinned", "managed", "device"}),
     DEFAULT: ({"pageable", "pinned", "managed", "device"},) * 2,
 }
-"""Where to and where from each kind of copy goes."""
+"""Sources and targets of each kind of copy."""
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -1,4 +1,4 @@
-"""Layer 3b: when the host goes on after a copy or a fill, and copies in captures."""
+"""Layer 3b: returns of copies and fills to the host, and copies in captures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.nccl.emulated.sides import DEFAULT, SIZE, SOON, TO_DEVICE, TO_HOST, M
 
 
 def started(call: Callable[[], object], waits: bool) -> threading.Thread:
-    """Make a call on a thread of its own, and see that it waits or returns."""
+    """Make a call in a thread, and check that it waits, or returns."""
     thread = threading.Thread(target=call)
     thread.start()
     thread.join(SOON if waits else LONG / 2)
@@ -37,7 +37,7 @@ def started(call: Callable[[], object], waits: bool) -> threading.Thread:
     return thread
 
 
-# When the host goes on
+# Returns to the host
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Devices of the emulated runtime: how many, what they say of themselves, contexts, peers."""
+"""Devices of the emulated runtime: their number, properties, contexts and peers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MANY = "4"
 
 
 def on_a_new_thread(ask: Callable[[], object]) -> object:
-    """Return what a function returns on a thread of its own."""
+    """Return a function's result on a new thread."""
     seen: list[object] = []
     thread = threading.Thread(target=lambda: seen.append(ask()))
     thread.start()
@@ -24,7 +24,7 @@ def on_a_new_thread(ask: Callable[[], object]) -> object:
     return seen[0]
 
 
-# How many
+# Number of devices
 
 
 def says_how_many() -> None:
@@ -43,7 +43,7 @@ def test_no_other_number_is_taken(many: str) -> None:
     assert f"EMULATED_DEVICES is '{many}', none of 1 to 4" in process.stderr
 
 
-# What they say of themselves
+# Properties
 
 
 def says_who_they_are() -> None:
@@ -146,7 +146,7 @@ def has_no_context_at_first() -> None:
     device = ctypes.c_int()
     assert current_context() == 0
     assert code("cuCtxGetDevice", ctypes.byref(device)) == Error.INVALID_CONTEXT
-    # These ask about devices alone.
+    # These functions query devices alone.
     number("cudaGetDeviceCount")
     number("cudaGetDevice")
     number("cudaRuntimeGetVersion")

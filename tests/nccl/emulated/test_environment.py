@@ -1,4 +1,4 @@
-"""Layer 3b, its environment: what would bring the vendor's runtime is refused in words."""
+"""Layer 3b, its environment: libraries with the vendor's runtime are refused by name."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def python(program: str, *arguments: str, **variables: str) -> subprocess.Comple
 
 
 def said(program: str, *arguments: str, **variables: str) -> str:
-    """Return what a program prints that ends well."""
+    """Return the output of a program that succeeds."""
     ended = python(program, *arguments, **variables)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.strip()
 
 
 def empty_library(path: Path) -> Path:
-    """Make a library without anything in it."""
+    """Make an empty library."""
     path.parent.mkdir(parents=True, exist_ok=True)
     compiler.link(path, [], "-x", "c", "/dev/null")
     return path
@@ -81,7 +81,8 @@ for line in Path("/proc/self/maps").read_text().splitlines():
 def test_no_vendors_runtime_is_mapped_after_arrays_streams_and_kernels() -> None:
     files = {Path(line) for line in said(USES_ALL).splitlines()}
     assert any(path.name == "libemulated_cudart.so" for path in files)
-    # The vendor's runtime begins with this function of the driver, wherever it is linked into.
+    # The vendor's runtime begins with this function of the driver, in every library that contains
+    # it.
     with_it = [path for path in files if b"cuGetExportTable" in path.read_bytes()]
     assert with_it == []
 

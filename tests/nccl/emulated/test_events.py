@@ -1,4 +1,4 @@
-"""Events of the emulated runtime: what they record, waits, times, devices, the end."""
+"""Events of the emulated runtime: records, waits, times, devices, and their end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCKING_SYNC, DISABLE_TIMING, INTERPROCESS = 1, 2, 4
 """Flags of events, as in driver_types.h."""
 
 EXTERNAL = 1
-"""The flag of cudaEventRecordWithFlags and of cudaStreamWaitEvent for captures."""
+"""The flag for captures of cudaEventRecordWithFlags and cudaStreamWaitEvent."""
 
 
 def elapsed(start: int, end: int) -> int:
@@ -99,7 +99,7 @@ def test_a_stream_waits_for_what_the_event_has_recorded_then(things: Things) -> 
     ok("cudaEventRecord", event, first)
     ok("cudaStreamWaitEvent", second, event, 0)
     log.put(second, "second")
-    # A later record changes nothing for a wait that is there.
+    # A later record does not change an existing wait.
     later = things.gate(first)
     ok("cudaEventRecord", event, first)
     time.sleep(0.05)
@@ -239,13 +239,13 @@ def _events_of_two_devices() -> None:
     here, stream = made("cudaEventCreate"), made("cudaStreamCreateWithFlags", 1)
     ok("cudaSetDevice", 1)
     there, other = made("cudaEventCreate"), made("cudaStreamCreateWithFlags", 1)
-    # Recorded where it was made alone, whatever device is current.
+    # An event is recorded on its own device alone, whatever device is current.
     assert code("cudaEventRecord", here, other) == Error.INVALID_HANDLE
     assert code("cudaEventRecord", here, LEGACY) == Error.INVALID_HANDLE
     gate, log = Gate(stream), Log()
     ok("cudaEventRecord", here, stream)
     assert code("cudaEventQuery", here) == Error.NOT_READY
-    # Waited for anywhere.
+    # A wait is allowed on any device.
     ok("cudaStreamWaitEvent", other, here, 0)
     log.put(other, "device 1")
     time.sleep(0.05)
@@ -254,7 +254,7 @@ def _events_of_two_devices() -> None:
     ok("cudaEventSynchronize", here)
     ok("cudaStreamSynchronize", other)
     assert log == ["device 1"]
-    # No time passes between devices.
+    # No time is measured between devices.
     ok("cudaEventRecord", there, other)
     ok("cudaEventSynchronize", there)
     assert elapsed(here, there) == Error.INVALID_HANDLE

@@ -1,4 +1,4 @@
-"""Layer 3b: calls that fail by injected errors, and counts of calls and of live things."""
+"""Layer 3b: injected errors of calls, and counts of calls and live objects."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_cupy_tells_an_injected_error_in_cudas_words() -> None:
     cupy.cuda.runtime.free(cupy.cuda.runtime.malloc(64))
 
 
-# Counts of live things
+# Counts of live objects
 
 
 def test_live_memory_is_counted() -> None:

@@ -1,4 +1,4 @@
-"""Layer 3b: lost devices and stopped ones."""
+"""Layer 3b: lost and stopped devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.nccl.emulated import control
 from tests.nccl.emulated.calls import Error, Log, Things, alone, code, last, made, number, ok, text
 
 SOON = 0.3
-"""Seconds in which a call that does not hang would have returned."""
+"""Seconds in which a call that does not hang would return."""
 
 
 # Lost devices
@@ -41,15 +41,15 @@ def loses_its_device() -> None:
         for name, arguments in calls.items():
             got = code(name, *arguments)
             assert got == Error.ILLEGAL_ADDRESS, (name, got)
-    # They do nothing.
+    # These calls do nothing.
     pointer, before = ctypes.c_void_p(7), control.count("device_blocks")
     assert code("cudaMalloc", ctypes.byref(pointer), 64) == Error.ILLEGAL_ADDRESS
     assert (pointer.value, control.count("device_blocks")) == (7, before)
-    # The first one stays, and asking for it does not take it away.
+    # The first error stays, and a query does not remove it.
     control.fail("cudaDeviceSynchronize", 1, Error.LAUNCH_FAILURE, sticky=True)
     assert code("cudaDeviceSynchronize") == Error.ILLEGAL_ADDRESS
     assert (last(), last(), code("cudaPeekAtLastError")) == (700, 700, 700)
-    # These touch no device.
+    # These functions need no device.
     assert text("cudaGetErrorName", 700) == "cudaErrorIllegalAddress"
     for name in ("cudaRuntimeGetVersion", "cudaDriverGetVersion", "cuDriverGetVersion"):
         assert number(name) >= 12000

@@ -1,4 +1,4 @@
-"""Layer 3b: faults by the environment."""
+"""Layer 3b: faults set by environment variables."""
 
 from __future__ import annotations
 

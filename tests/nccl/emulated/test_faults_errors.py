@@ -45,7 +45,7 @@ def test_errors_of_the_driver_are_not_the_runtimes_last_error() -> None:
 
 
 def enumerated(header: str, pattern: str) -> dict[int, str]:
-    """Return the errors that an enum of the headers has."""
+    """Return the errors of an enum in the headers."""
     found = fetched.headers(fetched.installed().cuda, build.ROOT / "tools")
     (path,) = (folder / header for folder in found if (folder / header).exists())
     matches = re.findall(rf"^\s+({pattern})\s*=\s*(\d+)", path.read_text(), re.MULTILINE)

@@ -53,7 +53,7 @@ def test_one_seed_gives_one_order_for_the_nth_launch_of_a_graph() -> None:
     assert printed["1"] == alone(_orders, EMULATED_ORDER="1")
     assert len(set(printed.values())) == 3
     lines = printed["1"].splitlines()
-    # The first launch of the second graph is that of the first.
+    # The first launch of the second graph has the order of the first graph's first.
     assert lines[:40] == lines[40:]
 
 
@@ -95,7 +95,7 @@ def test_launches_of_one_executable_graph_never_overlap(things: Things) -> None:
         ok("cudaGraphLaunch", exec, stream)
     ok("cudaDeviceSynchronize")
     assert most == 1
-    # Another executable graph of the same is free to.
+    # Another executable graph of the same capture may run.
     gate = things.gate(streams[0])
     ok("cudaGraphLaunch", exec, streams[0])
     ok("cudaGraphLaunch", exec, streams[1])
@@ -134,7 +134,7 @@ def test_a_launch_in_a_capture_becomes_a_node(things: Things) -> None:
     log.put(stream, "after")
     outer = things.exec(things.captured(stream))
     assert log == []
-    # It is a copy: the inner one may go.
+    # The node has a copy, so the inner graph may be destroyed.
     ok("cudaGraphExecDestroy", inner)
     for _ in range(2):
         launch(outer, stream)

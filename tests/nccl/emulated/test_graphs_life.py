@@ -1,4 +1,4 @@
-"""Layer 3b: instantiation and the end of graphs, and what their work holds."""
+"""Layer 3b: creation and end of graphs, and the objects that their work keeps alive."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AUTO_FREE, DEVICE_LAUNCH, NODE_PRIORITY = 1, 4, 8
 """Flags of cudaGraphInstantiate, as in driver_types.h."""
 
 
-# Instantiation and the end
+# Creation and end
 
 
 def test_an_executable_graph_needs_its_graph_no_more(things: Things) -> None:
@@ -126,7 +126,7 @@ def test_many_graphs_leave_nothing(things: Things) -> None:
     assert settled_threads() <= threads + 1
 
 
-# What work holds
+# Objects that work keeps alive
 
 
 def test_captured_work_is_released_with_the_last_graph_that_has_it(things: Things) -> None:

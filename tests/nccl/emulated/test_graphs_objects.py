@@ -26,7 +26,7 @@ MOVE = 1
 
 
 class Object:
-    """A user object with a reference, and what its destructor was called with."""
+    """A user object with a reference, and the arguments of its destructor."""
 
     def __init__(self, references: int = 1) -> None:
         self.destroyed: list[tuple[int, int, bool]] = []

@@ -1,4 +1,4 @@
-"""Layer 3b: every call of CUDA in a step fails once, and each rank is told why at once."""
+"""Layer 3b: each CUDA call of a step fails once, and each rank raises the reason at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FUNCTIONS = (
     "ncclAllReduce",
 )
 CASES = [(name, ranks) for name in FUNCTIONS for ranks in (1, 2)]
-# A communicator of one rank calls neither: its collectives are copies, and done at once.
+# A communicator of one rank calls neither: its collectives are copies, complete at once.
 CASES += [("cudaStreamGetCaptureInfo", 2), ("ncclCommGetAsyncError", 2)]
 WORDS = ("an illegal memory access was encountered", "ncclSystemError", "unhandled system error")
 
@@ -38,9 +38,9 @@ class Line:
     Attributes
     ----------
     failed : bool
-        A call failed on this rank.
+        Whether a call failed on this rank.
     seconds : float
-        Until the error.
+        Seconds until the error.
     """
 
     rank: int
@@ -51,9 +51,9 @@ class Line:
 
 
 def lines(function: str, ranks: int) -> list[Line]:
-    """Run the program, and return what it printed of each fault and rank."""
+    """Run the program, and return its line of each fault and rank."""
     command = ["launch/local.sh", "-n", str(ranks), PROGRAM, function]
-    # A communicator that blocks is asked only in a wait that lasts; another one, after each call.
+    # A blocking communicator is queried only in a long wait; another one, after each call.
     variables = {"NCCL_COMM_BLOCKING": "0"} if function == "ncclCommGetAsyncError" else {}
     ended = subprocess.run(
         command,

@@ -1,4 +1,4 @@
-"""Layer 3b: CUDA's arithmetic in kernels that are compiled for the host."""
+"""Layer 3b: CUDA's arithmetic in kernels compiled for the host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def each(c_from: str, c_to: str, expression: str, x: np.ndarray, out: np.dtype[Any]) -> np.ndarray:
-    """Return an expression in ``x`` of each element."""
+    """Return an expression in ``x``, evaluated by a kernel for each element."""
     made = module(
         f'{HEADERS}extern "C" __global__ void k(const {c_from}* in, {c_to}* out, long long n) {{\n'
         "    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;\n"
@@ -36,7 +36,7 @@ def each(c_from: str, c_to: str, expression: str, x: np.ndarray, out: np.dtype[A
 
 
 def same(a: np.ndarray, b: np.ndarray) -> None:
-    """Check for the same bits; of NaN it is enough that it is one."""
+    """Check for equal bits; all NaNs count as equal."""
     with np.errstate(invalid="ignore"):
         nan_a, nan_b = a != a, b != b
     assert np.array_equal(nan_a, nan_b)
@@ -67,7 +67,7 @@ class TestSixteenBits:
             x = x.astype(wide)
             expected = x.astype(dtype)
         if c_from == "double" and dtype.name == "bfloat16":
-            # ml_dtypes rounds by way of single precision.
+            # ml_dtypes rounds through single precision.
             expected = np.array([_rounded(value) for value in x.tolist()], "f4").astype(dtype)
         same(each(c_from, c_type, f"{c_type}(x)", x, dtype), expected)
 
@@ -111,7 +111,7 @@ def _rounded(x: float) -> float:
 
 
 class TestRounding:
-    # The square needs more bits than a float has: its last, 2^-24, is lost where it is rounded.
+    # The square needs more bits than a float has: rounding loses the last, 2^-24.
     A, SQUARE = np.float32(1 + 2.0**-12), np.float32(1 + 2.0**-11)
     TEXT = 'extern "C" __global__ void k(float* out, float a, float b) { *out = a * a - b; }'
 

@@ -1,4 +1,4 @@
-"""Layer 3b: what g++ makes of sources in NVRTC's place, and what it refuses."""
+"""Layer 3b: sources that g++ compiles or refuses in place of NVRTC."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SET = 'extern "C" __global__ void k(int* x) { *x = VALUE; }'
 
 
 def value(made: HostModule, name: str = "k") -> int:
-    """Return what a kernel writes."""
+    """Return the number that a kernel writes."""
     x = np.zeros(1, np.int32)
     made.launch(name, 1, 1, [x])
     return int(x[0])
@@ -245,7 +245,7 @@ class TestKeptImages:
 
 
 class FakeError(RuntimeError):
-    """Of the binding."""
+    """An error of the binding."""
 
 
 class TestNvrtc:

@@ -1,4 +1,4 @@
-"""Layer 3b: indices, order and time of kernels' threads, and launches from several of the host."""
+"""Layer 3b: indices, order and time of a kernel's threads; launches from several host threads."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class TestSeveralThreadsOfTheHost:
             assert list(pool.map(total, range(8))) == [[0.0] * 40] * 8
 
     def test_they_do_run_at_once(self):
-        # Each waits until the other has come.
+        # Each launch waits for the other.
         made = kernel(
             "volatile int* here, volatile int* there, int* met",
             "*here = 1; const long long end = clock64() + 2000000000ll * 20;"

@@ -1,4 +1,4 @@
-"""Layer 3b: what CuPy's own kernels and a program's compute, on an emulated device."""
+"""Layer 3b: results of CuPy's own kernels and of a program's, on an emulated device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMPLEX = ["complex64", "complex128"]
 DTYPES = ["bool", *INTEGERS, *FLOATS, *COMPLEX]
 DIGITS = {"float16": 3e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-13,
           "complex64": 2e-5, "complex128": 1e-12}  # fmt: skip
-"""Differences of functions and of orders of sums, relative to the largest number."""
+"""Allowed differences of functions and sums, relative to the largest number."""
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -30,7 +30,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def numbers(name: str, size: int = 600, seed: int = 1) -> np.ndarray:
-    """Some numbers, small enough for any result to fit."""
+    """Return some numbers, small enough for all results."""
     rng = np.random.default_rng(seed)
     if name == "bool":
         return rng.integers(0, 2, size).astype(bool)
@@ -42,7 +42,7 @@ def numbers(name: str, size: int = 600, seed: int = 1) -> np.ndarray:
 
 
 def check(call: Callable[..., Any], *arrays: np.ndarray, exact: bool = False) -> None:
-    """Compare a call on arrays of the device with the same on NumPy's."""
+    """Compare a call on arrays of the device with the same call on NumPy's arrays."""
     with np.errstate(all="ignore"):
         expected = np.asarray(call(np, *arrays))
     found = cupy.asnumpy(call(cupy, *map(cupy.asarray, arrays)))

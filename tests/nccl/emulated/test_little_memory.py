@@ -1,4 +1,4 @@
-"""Layer 3b: a device that has too little memory for a store, or for its keys."""
+"""Layer 3b: a device with too little memory for a store, or for its keys."""
 
 from __future__ import annotations
 

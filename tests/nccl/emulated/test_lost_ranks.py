@@ -1,4 +1,4 @@
-"""Layer 3b: a rank that raises, dies or stops amid a loop is named on every other rank, in time."""
+"""Layer 3b: every rank names in time a rank that raises, dies or stops inside a loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.limit(60)
 
 RANKS = 3
 DEADLINE = 4.0
-"""Of the program's store."""
+"""Seconds of the program's deadline."""
 
 KINDS = {"stop": "CommTimeout", "kill": "RankDied", "exit": "RankDied"}
 SAID = {
@@ -32,7 +32,7 @@ def lose(way: str, wait: str, mark: Path, run: bool) -> Ended:
 
 
 def named(way: str, ended: Ended) -> None:
-    """Expect that each of the other ranks was told in time who is lost."""
+    """Check that each of the other ranks named the lost rank in time."""
     found = jobs.lines(ended)
     assert set(found) == {0, 2}, f"{ended.out}\n{ended.err}"
     for lines in found.values():
@@ -58,7 +58,7 @@ def test_a_stopped_rank_under_mpirun(wait: str, tmp_path: Path) -> None:
     named("stop", lose("stop", wait, tmp_path / "mark", run=False))
 
 
-# mpirun ends the others before they can write; what is promised is that nothing hangs.
+# mpirun kills the others before they can print; the promise is only that no rank hangs.
 @pytest.mark.parametrize("way", ["kill", "exit"])
 def test_a_dead_rank_under_mpirun(way: str, tmp_path: Path) -> None:
     lose(way, "get", tmp_path / "mark", run=False)

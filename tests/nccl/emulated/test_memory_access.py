@@ -1,4 +1,4 @@
-"""Layer 3b: who may touch memory of a device, and how others fault."""
+"""Layer 3b: access to a device's memory, and faults of forbidden access."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def reads_after_the_fault_handler_came() -> None:
     pointer = made("cudaMalloc", 1000)
     faulthandler.enable()
     ok("cudaMemset", pointer, 1, 1000)
-    # Work of the device goes on with the handler in place: this faults, and is let in.
+    # The device's own work is allowed: the handler catches its fault, and maps the page.
     assert contents(pointer, 1000) == b"\1" * 1000
     ctypes.string_at(pointer + 10, 1)
 
@@ -137,7 +137,7 @@ def maps_memory_where_a_block_was_freed() -> None:
 
 
 def mmap_at(address: int, size: int) -> int:
-    """Map memory of the host at an address where there is none."""
+    """Map memory of the host at a free address."""
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
     flags = MAP_PRIVATE | MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE

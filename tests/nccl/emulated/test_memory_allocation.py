@@ -1,4 +1,4 @@
-"""Layer 3b: memory that is allocated, freed, poisoned and used up."""
+"""Layer 3b: memory that is allocated, freed, poisoned and exhausted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("all_is_freed")
 
 
 def info() -> tuple[int, int]:
-    """Return how much memory is free, and how much there is."""
+    """Return the free and the total memory."""
     available, whole = ctypes.c_size_t(), ctypes.c_size_t()
     ok("cudaMemGetInfo", ctypes.byref(available), ctypes.byref(whole))
     return available.value, whole.value
@@ -85,7 +85,7 @@ def uses_up_a_device() -> None:
     pointer = ctypes.c_void_p(7)
     assert code("cudaMalloc", ctypes.byref(pointer), 4 * mib) == Error.OUT_OF_MEMORY
     assert pointer.value is None
-    # It is not sticky, and other devices have memory of their own.
+    # The error is not sticky, and other devices have their own memory.
     second = made("cudaMalloc", 3 * mib)
     ok("cudaSetDevice", 1)
     third = made("cudaMalloc", 8 * mib)
@@ -95,7 +95,7 @@ def uses_up_a_device() -> None:
     assert info()[0] == 8 * mib
     ok("cudaSetDevice", 0)
     assert info()[0] == 8 * mib
-    # Pinned memory is the host's.
+    # Pinned memory is host memory.
     ok("cudaFreeHost", made("cudaMallocHost", 20 * mib))
 
 

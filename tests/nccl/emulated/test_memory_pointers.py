@@ -1,4 +1,4 @@
-"""Layer 3b: memory of the host, and whose memory a pointer points to."""
+"""Layer 3b: host memory, and the owner of the memory at a pointer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("all_is_freed")
 
 @pytest.fixture
 def memory() -> Iterator[int]:
-    """Memory of a device, 1000 bytes."""
+    """Return memory of a device, 1000 bytes."""
     pointer = made("cudaMalloc", 1000)
     yield pointer
     ok("cudaFree", pointer)
@@ -83,7 +83,7 @@ def test_pinned_memory_is_neither_registered_nor_unregistered() -> None:
     ok("cudaFreeHost", pinned)
 
 
-# Whose memory a pointer points to
+# The owner of the memory at a pointer
 
 
 def test_pointers_tell_whose_memory_it_is(memory: int) -> None:

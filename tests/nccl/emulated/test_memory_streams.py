@@ -1,4 +1,4 @@
-"""Layer 3b: memory in the order of a stream, pools, and what a capture forbids."""
+"""Layer 3b: memory in the order of a stream, pools, and allocations that a capture forbids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_memory_is_freed_when_the_stream_comes_to_it(things: Things) -> None:
     before = control.count("device_blocks")
     ok("cudaFreeAsync", pointer, stream)
     assert control.count("device_blocks") == before
-    # Nobody may use it any more, though what is queued does.
+    # New work may not use the memory, but queued work does.
     assert attributes(pointer)[0] == UNREGISTERED
     assert code("cudaFreeAsync", pointer, stream) == Error.INVALID_VALUE
     assert code("cudaFree", pointer) == Error.INVALID_VALUE
@@ -44,7 +44,7 @@ def uses_pools() -> None:
     first = runtime.mallocAsync(6 * mib, stream.ptr)
     assert runtime.memPoolGetAttribute(pool, used) == 6 * mib
     runtime.freeAsync(first, stream.ptr)
-    # What the stream has freed by then is enough.
+    # The stream's earlier frees leave enough memory.
     second = runtime.mallocAsync(6 * mib, stream.ptr)
     runtime.free(second)
     assert runtime.memPoolGetAttribute(pool, used) == 0

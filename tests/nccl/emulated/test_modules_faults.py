@@ -1,4 +1,4 @@
-"""Layer 3b: kernels that fail, and the device that is lost by them."""
+"""Layer 3b: kernels that fail, and the loss of their device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.nccl.emulated.launched import function, image, launch, load
 
 
 def launches_and_asks(name: str, *arguments: Any) -> int:
-    """Launch a kernel; return the error that the device then has."""
+    """Launch a kernel; return the device's error afterwards."""
     kernel = function(load(image()), name)
     assert launch(kernel, *arguments) == 0
     got = code("cudaDeviceSynchronize")

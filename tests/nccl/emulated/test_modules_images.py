@@ -1,4 +1,4 @@
-"""Layer 3b: images of modules: what is one, loads and unloads."""
+"""Layer 3b: images of modules: their format, loads and unloads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.nccl.emulated.launched import function, image, launch, load, words
 
 
 def test_an_image_may_lack_its_last_byte() -> None:
-    # CuPy takes the last byte of what the compiler gives it for the end of a text.
+    # CuPy takes the last byte of a compiler's result for the end of a text.
     assert image().endswith(b"\0")
     module = load(image()[:-1])
     assert launch(function(module, "nothing")) == 0

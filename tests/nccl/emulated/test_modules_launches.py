@@ -1,4 +1,4 @@
-"""Layer 3b: launches of kernels: arguments, limits, contexts, what is asked of a kernel."""
+"""Layer 3b: launches of kernels: arguments, limits, contexts, and attributes of kernels."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def launches_on_another_device() -> None:
     here = made("cudaStreamCreate")
     ok("cudaSetDevice", 1)
     there = made("cudaStreamCreate")
-    # The kernel is the first device's, and so is one of the streams.
+    # The kernel and one of the streams are the first device's.
     assert launch(nothing, stream=there) == Error.INVALID_HANDLE
     assert launch(nothing, stream=here) == Error.INVALID_HANDLE
     assert launch(nothing) == Error.INVALID_HANDLE

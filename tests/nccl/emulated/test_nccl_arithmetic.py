@@ -14,11 +14,11 @@ from tests.nccl.emulated.worlds import World, run
 SIZES = pytest.mark.parametrize("size", [1, 2, 3, 4])
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 COUNTS = (1, 5, 1024, 70_001)
-"""The last needs several steps in all types, and is a multiple of nothing."""
+"""Lengths of arrays; the last needs several steps in all types, and is no multiple of a size."""
 
 
 def values(rank: int, count: int, dtype: np.dtype[Any]) -> Any:
-    """Return numbers of a rank that wrap around, round, and have a NaN where the type has one."""
+    """Return numbers of a rank that wrap around or are rounded, with a NaN if possible."""
     random = np.random.default_rng([rank, count])
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
@@ -30,11 +30,11 @@ def values(rank: int, count: int, dtype: np.dtype[Any]) -> Any:
 
 
 def expected(parts: list[Any], op: str) -> Any:
-    """Return what NCCL makes of arrays, summed in the order of the ranks."""
+    """Return NCCL's reduction of arrays, in the order of the ranks."""
     dtype = parts[0].dtype
     is_short = dtype.itemsize == 2
     if op == "avg" and dtype.kind not in "iu":
-        # float(1/n) in the type, and products in the type; NumPy rounds each of them so.
+        # The factor and the products have the array's type; NumPy rounds each of them so.
         factor = np.float64(1 / len(parts)).astype(np.float32 if is_short else dtype).astype(dtype)
         parts = [(part * factor).astype(dtype) for part in parts]
     if is_short:
@@ -51,7 +51,7 @@ def expected(parts: list[Any], op: str) -> Any:
 
 
 def same(got: Any, want: Any) -> bool:
-    """Tell whether two arrays have the same bits, or NaN at the same places."""
+    """Return whether two arrays have equal bits, or NaN at equal indices."""
     got, want = got.astype(want.dtype), want
     if want.dtype.kind in "iu":
         return bool(np.array_equal(got, want))
@@ -60,7 +60,7 @@ def same(got: Any, want: Any) -> bool:
 
 
 def reduce_all(world: World, name: str) -> list[str]:
-    """Do a reduction with all dtypes, ops and counts; return what was wrong."""
+    """Reduce with all dtypes, ops and counts; return the wrong results."""
     comm = create(world)
     wrong = []
     with np.errstate(all="ignore"):
@@ -74,7 +74,7 @@ def reduce_all(world: World, name: str) -> list[str]:
 
 
 def _reduce(comm: Any, name: str, dtype: np.dtype[Any], op: str, count: int) -> bool:
-    """Do one reduction out of place and in place; tell whether both are right."""
+    """Make one reduction out of place and in place; return whether both are correct."""
     size = comm.size
     parts = size if name == "reduce_scatter" else 1
     inputs = [values(rank, parts * count, dtype) for rank in range(size)]
@@ -105,7 +105,7 @@ def test_reductions_of_all_dtypes_and_ops(size: int, name: str) -> None:
 
 
 def move_all(world: World) -> list[str]:
-    """Broadcast and gather with all dtypes and counts; return what was wrong."""
+    """Broadcast and gather with all dtypes and counts; return the wrong results."""
     comm = create(world)
     wrong = []
     for dtype in [*DTYPES, np.dtype(ml_dtypes.float8_e4m3fn)]:
@@ -145,7 +145,7 @@ def test_copies_of_all_dtypes(size: int) -> None:
 
 
 def many_sizes(world: World) -> list[int]:
-    """Sum arrays around the sizes at which steps and their parts begin and end."""
+    """Sum arrays of sizes around the edges of steps and of their parts."""
     comm = create(world)
     wrong = []
     for count in [65_535, 65_536, 65_537, 131_072, 131_073, 1_000_003]:
@@ -177,7 +177,7 @@ def test_any_size(size: int) -> None:
 
 
 def special_numbers(world: World) -> dict[str, list[Any]]:
-    """Reduce numbers in which the types differ, on 2 ranks."""
+    """Reduce special numbers, for which the types have different results, on 2 ranks."""
     comm = create(world)
 
     def result(numbers: tuple[list[float], list[float]], dtype: Any, op: str) -> list[Any]:
@@ -203,16 +203,16 @@ def special_numbers(world: World) -> dict[str, list[Any]]:
 def test_numbers_in_which_the_types_differ() -> None:
     nan, inf = np.nan, np.inf
     want = {
-        # Toward zero.
+        # toward zero
         "average of integers": [-1, 0, 1, -64],
-        # The sum wraps around before it is divided: 200 is -56.
+        # The sum wraps around before the division: 200 is -56.
         "average that overflows": [-28, 28],
-        # A NaN is dropped where the other rank has none.
+        # A NaN is dropped if the other rank has a number.
         "maximum": [2, nan, 1],
         "minimum": [2, nan, 1],
         "sum": [nan, nan, 3],
         "half that overflows": [inf, inf],
-        # Each is multiplied by 1/2 before.
+        # Each operand is multiplied by 1/2 first.
         "half that does not": [40000],
         "subnormal halves": [2.0**-23, 2.0**-15],
         "unsigned": [22, 2],

@@ -1,4 +1,4 @@
-"""The emulated NCCL through the binding of ncclkv, with communicators that block or do not."""
+"""The emulated NCCL through ncclkv's binding, with blocking and non-blocking communicators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EACH_KIND = pytest.mark.parametrize("blocking", [True, False])
 
 
 def binding(world: World, blocking: bool) -> CtypesBinding:
-    """Return a binding for this rank's device, which is the current one of this thread too."""
+    """Return a binding for this rank's device, which is this thread's current one, too."""
     ok("cudaSetDevice", ctypes.c_int(world.rank))
     return CtypesBinding(world.rank, 20.0, blocking=blocking)
 
@@ -30,7 +30,7 @@ def create(world: World, chosen: Binding) -> Any:
 
 
 def everything(world: World, blocking: bool) -> list[list[float]]:
-    """Make each call of a binding once; return what they gave."""
+    """Make each call of a binding once; return the results."""
     chosen = binding(world, blocking)
     assert chosen.version() == 22809
     comm = create(world, chosen)

@@ -41,7 +41,7 @@ def test_a_communicator_knows_its_ranks_and_its_device() -> None:
 
 
 def all_or_none(world: World) -> float:
-    """Create, the last rank later; return how long it took."""
+    """Create a communicator, late on the last rank; return the seconds."""
     id = world.tell(unique_id() if world.rank == 0 else None)[0]
     if world.rank == world.size - 1:
         time.sleep(SOON)
@@ -58,7 +58,7 @@ def test_creation_waits_for_all_ranks() -> None:
 
 
 def wrong_ranks(world: World, kind: str) -> None:
-    """Create with ranks that do not fit: they hang, as in NCCL, until they are aborted."""
+    """Create with wrong ranks: they hang, as in NCCL, until they are aborted."""
     id = world.tell(unique_id() if world.rank == 0 else None)[0]
     ok("cudaSetDevice", ctypes.c_int(world.rank))
     rank, size = {"same": (0, 2), "other size": (world.rank, 2 + world.rank)}[kind]
@@ -67,9 +67,9 @@ def wrong_ranks(world: World, kind: str) -> None:
     result, handle = begin(id, rank, size, config(blocking=0))
     assert result == Result.IN_PROGRESS
     comm = Comm(handle, rank, size)
-    world.tell()  # both have come
+    world.tell()  # both ranks have arrived
     time.sleep(SOON)
-    # Who comes after the root has given up finds nobody.
+    # A rank that arrives after the root's abort finds no peer.
     assert comm.state() in (Result.IN_PROGRESS, Result.REMOTE_ERROR)
     assert world.rank or comm.state() == Result.IN_PROGRESS
     check(comm.abort())
@@ -100,7 +100,7 @@ def without_blocking(world: World) -> None:
     assert comm.settled() == Result.SUCCESS
     other = Comm(handle.value or 0, 1 - world.rank, 2)
     assert other.number("ncclCommUserRank") == 1 - world.rank
-    # It does not block either: in one group the two would not mix.
+    # The group does not block either: blocking and non-blocking calls cannot be mixed in one group.
     check(call("ncclGroupStart"))
     for each in (comm, other):
         check(summed(each, array))
@@ -118,7 +118,7 @@ def test_a_life_without_blocking() -> None:
 
 
 def busy(world: World) -> None:
-    """Use a communicator that is still in the making; a missing rank keeps it there."""
+    """Use a communicator during its creation, which waits for a missing rank."""
     result, handle = begin(unique_id(), 0, 2, config(blocking=0))
     assert result == Result.IN_PROGRESS
     comm = Comm(handle, 0, 2)
@@ -137,7 +137,7 @@ def test_a_communicator_in_the_making_can_only_be_aborted() -> None:
 
 
 def stopped_creation(world: World) -> None:
-    """Abort a creation that blocks, from another thread."""
+    """Abort a blocking creation from another thread."""
     handle = ctypes.c_void_p()
     id = UniqueId.from_buffer_copy(unique_id())
     arguments = (ctypes.byref(handle), ctypes.c_int(2), id, ctypes.c_int(0))
@@ -152,7 +152,7 @@ def test_a_creation_that_blocks_ends_with_an_abort() -> None:
 
 
 def scalable(world: World) -> None:
-    """Create by several ids."""
+    """Create with several ids."""
     ids = b"".join(world.tell(unique_id()))
     ok("cudaSetDevice", ctypes.c_int(world.rank))
     many = (UniqueId * world.size).from_buffer_copy(ids)
@@ -175,7 +175,7 @@ def test_creation_by_several_ids() -> None:
 
 
 def splits(world: World) -> tuple[tuple[int, int] | None, ...]:
-    """Split by color and key, with the same keys, and without a color; tell rank and sum."""
+    """Split by color and key, with equal keys, and without a color; return rank and sum."""
     comm = create(world)
     rank = world.rank
     found: list[tuple[int, int] | None] = []

@@ -1,4 +1,4 @@
-"""Ranks of the emulated NCCL that fail, are slow, hang or die, and the lines that it prints."""
+"""Ranks of the emulated NCCL that fail, are slow, hang or die, and the lines that NCCL prints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.nccl.emulated.collectives import (
 from tests.nccl.emulated.worlds import World, run, running
 
 SOON = 0.15
-"""Seconds in which what nothing holds would have ended."""
+"""Seconds in which an unblocked call would have returned."""
 
 
 def summed(comm: Comm) -> tuple[Result, Array]:
@@ -46,7 +46,7 @@ def alone() -> Comm:
 
 
 def failing(world: World) -> list[Result]:
-    """Fail the second and third sum of rank 1, which is a fault of that rank alone."""
+    """Fail the second and third sum of rank 1, on that rank alone."""
     comm = create(world)
     results = []
     for _ in range(4):
@@ -80,7 +80,7 @@ def test_all_calls_from_one_on_fail_until_it_is_taken_back() -> None:
 
 
 def counted(world: World) -> None:
-    """Count and fail calls as those of CUDA's are."""
+    """Count and fail calls of NCCL like calls of CUDA."""
     before = control.calls("ncclAllReduce")
     comm = alone()
     control.fail("ncclAllReduce", 2, Result.SYSTEM_ERROR)
@@ -93,7 +93,7 @@ def test_calls_are_counted_and_fail_like_those_of_cuda() -> None:
 
 
 def slow(world: World, job: bool) -> None:
-    """Be slow in a call on rank 1, or in what it puts on the stream."""
+    """Delay rank 1 in a call, or in its work on the stream."""
     comm = create(world)
     begun = time.monotonic()
     check(summed(comm)[0])
@@ -112,7 +112,7 @@ def test_a_slow_rank(job: bool) -> None:
 
 
 def hanging(world: World) -> None:
-    """Hang on rank 1 inside of what is on the stream: both ranks do, until they abort."""
+    """Hang rank 1 in its work on the stream: both ranks hang until they abort."""
     comm = create(world)
     check(summed(comm)[0])
     time.sleep(SOON)
@@ -147,7 +147,7 @@ def asynchronous(world: World) -> None:
     assert comm.state() == Result.SUCCESS
     check(summed(comm)[0])
     assert comm.state() == Result.REMOTE_ERROR
-    # It stays: only an abort is left.
+    # The error stays; only an abort is possible.
     assert summed(comm)[0] == Result.REMOTE_ERROR
     assert comm.destroy() == Result.REMOTE_ERROR
     check(comm.abort())
@@ -158,7 +158,7 @@ def test_an_asynchronous_error() -> None:
 
 
 def hangs_in_the_call(world: World) -> None:
-    """Hang in the call itself, which an abort by another thread ends."""
+    """Hang in the call itself, until another thread aborts."""
     comm = alone()
     thread = threading.Thread(target=summed, args=(comm,), daemon=True)
     thread.start()
@@ -182,7 +182,7 @@ def test_a_fault_that_there_is_not_ends_the_process() -> None:
 
 
 def lost_device(world: World) -> None:
-    """Create and sum on a device that is lost."""
+    """Create and sum on a lost device."""
     comm = alone()
     control.fail("cudaDeviceSynchronize", 1, Error.LAUNCH_FAILURE, sticky=True)
     array = Array(np.ones(0, np.float32)).pointer
@@ -218,7 +218,7 @@ def test_creation_and_abort_take_as_long_as_asked_for() -> None:
 
 
 def short_of_memory(world: World) -> Result:
-    """Create where the device of rank 1 has no room; rank 0 waits for it, as in NCCL."""
+    """Create without enough memory on rank 1's device; rank 0 waits for rank 1, as in NCCL."""
     ok("cudaSetDevice", ctypes.c_int(world.rank))
     if world.rank:
         made("cudaMalloc", ctypes.c_size_t(900 << 20))

@@ -26,7 +26,7 @@ from tests.nccl.emulated.worlds import World, run
 
 
 def order_of_the_calls(world: World) -> None:
-    """Call on two streams in turn; the streams have nothing else that orders them."""
+    """Call on two streams in turn; only the communicator orders the streams."""
     comm = create(world)
     other = made("cudaStreamCreateWithFlags", 1)
     array = floats(10, 1)
@@ -47,7 +47,7 @@ def test_one_communicator_keeps_the_order_of_the_calls_on_all_streams() -> None:
 
 
 def streams_of_a_group(world: World) -> None:
-    """Let the streams of a group wait for each other before, and behind it."""
+    """Let the streams of a group wait for each other before the group and after it."""
     comm = create(world)
     other = made("cudaStreamCreateWithFlags", 1)
     one, two = floats(10, 1), floats(10, 2)
@@ -80,7 +80,7 @@ def test_a_group_joins_all_its_streams() -> None:
 
 
 def default_streams(world: World) -> None:
-    """Use the default streams while another device is the current one."""
+    """Use the default streams while another device is current."""
     comm = create(world)
     array = floats(10, 1)
     device = ctypes.c_int()
@@ -104,7 +104,7 @@ def test_default_streams_are_those_of_the_communicators_device() -> None:
 
 def captured(world: World) -> None:
     """Capture sums, messages and a second stream; replay."""
-    # What a graph does not order runs in another order on each rank.
+    # Work that the graph does not order runs in another order on each rank.
     os.environ["EMULATED_ORDER"] = str(world.rank)
     comm = create(world)
     other, event = made("cudaStreamCreateWithFlags", 1), made("cudaEventCreateWithFlags", 2)
@@ -117,7 +117,7 @@ def captured(world: World) -> None:
         check(comm.receive(answer.pointer, 10, np.float32, 1 - world.rank))
     ok("cudaEventRecord", event, comm.stream)
     ok("cudaStreamWaitEvent", other, event, 0)
-    # Nothing in the graph orders these two, but the communicator does.
+    # The graph does not order these two; the communicator does.
     check(summed(comm, two, other))
     check(summed(comm, one))
     ok("cudaEventRecord", event, other)
@@ -132,7 +132,7 @@ def captured(world: World) -> None:
     assert list(one.get()) == [2.0**10] * 1000
     assert list(two.get()) == [2.0**5] * 70_000
     assert list(answer.get()) == [2.0**9] * 10
-    # Calls outside of the graph go on.
+    # Calls outside of the graph still work.
     check(summed(comm, one))
     comm.synchronize()
     assert list(one.get()) == [2.0**11] * 1000
@@ -146,7 +146,7 @@ def test_what_is_captured_is_done_at_each_launch() -> None:
 
 
 def captured_alone(world: World) -> None:
-    """Capture on one rank what the other calls: NCCL wants that alike on all, and so it hangs."""
+    """Capture a call on one rank alone: NCCL wants equal captures on all ranks, so it hangs."""
     comm = create(world)
     array = floats(10, 1)
     if world.rank == 0:

@@ -59,7 +59,7 @@ def an_error_spoils_all(world: World) -> None:
     assert call("ncclGroupEnd") == Result.INVALID_ARGUMENT
     comm.synchronize()
     assert list(array.get()) == [1.0] * 4
-    # The next group knows nothing of it.
+    # The next group is independent.
     with group():
         check(summed(comm, array))
     comm.synchronize()
@@ -125,7 +125,7 @@ def test_a_group_blocks_or_does_not() -> None:
 
 
 def all_devices(world: World) -> None:
-    """Make communicators of all devices, by one call, and by a group of calls."""
+    """Create communicators of all devices, by one call, and by a group of calls."""
     handles = (ctypes.c_void_p * 3)()
     check(call("ncclCommInitAll", handles, ctypes.c_int(3), None))
     comms = [Comm(handle, rank, 3) for rank, handle in enumerate(handles)]
@@ -164,7 +164,7 @@ def test_all_devices_of_a_process() -> None:
 
 
 def one_creation_fails(world: World) -> None:
-    """Make two ranks of a process of which one has no room: the other does not wait for it."""
+    """Create two ranks in a process, one without enough memory: the other does not wait for it."""
     ok("cudaSetDevice", ctypes.c_int(1))
     made("cudaMalloc", ctypes.c_size_t(900 << 20))
     handles = (ctypes.c_void_p * 2)()

@@ -1,4 +1,4 @@
-"""Ranks of the emulated NCCL that call what differs, and hosts that wait for each other."""
+"""Ranks of the emulated NCCL whose calls differ, and hosts that wait for each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.nccl.emulated.worlds import World, run
 
 
 def calls_of_hosts(world: World) -> None:
-    """Split on one rank and make the first sum on the other: both wait for what never comes."""
+    """Split on one rank and make the first sum on the other: both hang."""
     comm = create(world)
     array = ones()
     handle = ctypes.c_void_p()
@@ -47,7 +47,7 @@ def test_hosts_that_differ_hang_until_abort() -> None:
 
 
 def different(world: World, kind: str) -> None:
-    """Call what differs from the other rank's call; it hangs until abort."""
+    """Make a call that differs from the other rank's; it hangs until an abort."""
     comm = create(world)
     array = Array(np.ones(64, np.float32))
     here, first = array.pointer, world.rank == 0
@@ -72,7 +72,7 @@ def different(world: World, kind: str) -> None:
         check(comm.abort())
         return
     time.sleep(SOON)
-    # A short message is on its way when it is sent.
+    # A short message leaves when it is sent.
     assert not comm.is_done() or (kind == "message" and first)
     world.tell()
     check(comm.abort())
@@ -93,7 +93,7 @@ def test_ranks_that_differ_hang_until_abort(kind: str) -> None:
 
 
 def same_bytes(world: World) -> None:
-    """Broadcast the same bytes as other types: NCCL counts them in bytes."""
+    """Broadcast equal bytes with different types: NCCL compares bytes alone."""
     comm = create(world)
     array = ones()
     if world.rank:
@@ -109,7 +109,7 @@ def test_copies_are_counted_in_bytes() -> None:
 
 
 def first_collective(world: World) -> None:
-    """Make the first call of one rank alone: by default the host waits for the others."""
+    """Make the first call on one rank alone: by default the host waits for the others."""
     comm = create(world)
     array = ones()
     if world.rank:
@@ -132,7 +132,7 @@ def test_the_first_collective_connects_the_ranks() -> None:
 
 
 def setting_of_the_creation(world: World) -> list[bool]:
-    """Create with the setting and without it; tell which first collectives wait for the others."""
+    """Create with the setting and without it; return the first collectives that wait."""
     waits = []
     for value in ("0", "1", "0"):
         os.environ["NCCL_RUNTIME_CONNECT"] = value
@@ -166,7 +166,7 @@ def test_a_variable_is_read_once_at_the_first_creation(
 
 
 def first_messages(world: World) -> None:
-    """Send to a rank that does not receive: the host waits, whatever is set, until abort."""
+    """Send to a rank that does not receive: the host waits until an abort, with any setting."""
     comm = create(world)
     array = ones()
     if world.rank == 0:

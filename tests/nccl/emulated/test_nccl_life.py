@@ -1,4 +1,4 @@
-"""The ends of communicators of the emulated NCCL: hangs, dead peers, and what is left."""
+"""The end of communicators of the emulated NCCL: hangs, dead peers, and leftovers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.nccl.emulated.worlds import World, run, running
 
 
 def queued(world: World) -> None:
-    """Abort while calls wait on streams behind other work, and in the middle of one."""
+    """Abort while calls wait on streams after other work, and inside of one."""
     comm = create(world)
     array, after = ones(), Array(np.zeros(4, np.float32))
     check(summed(comm, array))
@@ -45,12 +45,12 @@ def queued(world: World) -> None:
     check(summed(comm, array))
     check(comm.all_reduce(array.pointer, array.pointer, 4, np.float32, stream=other))
     aborted = Started(comm.abort)
-    # As NCCL's, it waits until what it has put on streams has run.
+    # The abort waits for its work on streams, as NCCL's does.
     assert aborted.hangs()
     ok("cudaMemsetAsync", after.pointer, ctypes.c_int(0), 16, comm.stream)
     gate.open()
     assert aborted.returned() == Result.SUCCESS
-    # The streams go on.
+    # The streams continue.
     for stream in (comm.stream, other):
         ok("cudaStreamSynchronize", stream)
 
@@ -60,7 +60,7 @@ def test_an_abort_ends_what_is_on_streams() -> None:
 
 
 def ends(world: World, kind: str) -> None:
-    """End a communicator whose peer has not ended it yet."""
+    """End a communicator before its peer does."""
     comm = create(world)
     array = ones()
     check(summed(comm, array))
@@ -68,7 +68,7 @@ def ends(world: World, kind: str) -> None:
         world.tell()
         time.sleep(SOON)
         check(comm.abort() if kind == "abort" else comm.destroy())
-        world.hear("ended")  # a process that is dead counts, too
+        world.hear("ended")  # a dead process counts, too
         return
     end = Started(comm.finalize if kind == "finalize" else comm.destroy)
     assert end.hangs()
@@ -86,7 +86,7 @@ def test_an_end_waits_for_the_ends_of_the_ranks_of_the_host(kind: str) -> None:
 
 
 def end_of_one(world: World) -> None:
-    """Destroy on one rank alone, and abort it from another thread."""
+    """Destroy on one rank alone, and abort from another thread."""
     comm = create(world)
     if world.rank == 0:
         end = Started(comm.destroy)
@@ -103,7 +103,7 @@ def test_a_destroy_that_hangs_ends_with_an_abort() -> None:
 
 
 def ends_on_hosts(world: World) -> None:
-    """Destroy on one rank alone where the other is on another host."""
+    """Destroy on one rank alone while the other is on another host."""
     os.environ["NCCL_HOSTID"] = f"host {world.rank}"
     comm = create(world)
     if world.rank == 0:
@@ -118,7 +118,7 @@ def test_an_end_waits_for_no_other_host() -> None:
 
 
 def in_flight(world: World) -> None:
-    """Destroy with work on the stream: it is done before."""
+    """Destroy with work on the stream, which completes first."""
     comm = create(world)
     array = ones()
     gate = Gate(comm.stream)
@@ -135,7 +135,7 @@ def test_a_destroy_waits_for_what_is_in_flight() -> None:
 
 
 def revoked(world: World) -> None:
-    """Revoke a communicator in the middle of a call, split it, and destroy it."""
+    """Revoke a communicator inside a call, split it, and destroy it."""
     comm = create(world)
     array = ones()
     check(summed(comm, array))
@@ -167,7 +167,7 @@ def test_a_revoked_communicator() -> None:
 
 
 def waits_for_a_dead_peer(world: World, hosts: bool) -> tuple[Result, bool]:
-    """Sum with a rank that is killed; tell the state, and whether the sum still hangs."""
+    """Sum with a rank that is killed; return the state, and whether the sum still hangs."""
     if hosts:
         os.environ["NCCL_HOSTID"] = f"host {world.rank}"
     comm = create(world)
@@ -224,11 +224,11 @@ def test_an_idle_communicator_is_destroyed_beside_a_dead_peer() -> None:
     assert first.code == 0, first.err
 
 
-# What is left
+# Leftovers
 
 
 def resources() -> dict[str, int]:
-    """Count what this process has, and what is alive on its devices."""
+    """Count the resources of this process, and the live objects on its devices."""
     status = Path("/proc/self/status").read_text()
     maps = Path("/proc/self/maps").read_text()
     kinds = ("streams", "events", "device_blocks", "graphs")
@@ -243,7 +243,7 @@ def resources() -> dict[str, int]:
 
 
 def many(world: World, count: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Make and end many communicators in all ways; return what there was after few and all."""
+    """Make and end many communicators in all ways; return the counts after a few and after all."""
     ok("cudaSetDevice", ctypes.c_int(world.rank))
     array = ones()
     stream = made("cudaStreamCreateWithFlags", 1)

@@ -69,7 +69,7 @@ def test_an_empty_message_is_waited_for() -> None:
 
 
 def messages_in_turn(world: World) -> None:
-    """Send from rank 0 through all others, each call on its own."""
+    """Send from rank 0 through all others, each call alone."""
     comm = create(world)
     array = floats(1000, 5 if comm.rank == 0 else 0)
     if comm.rank > 0:

@@ -1,4 +1,4 @@
-"""What the emulated NCCL refuses, with NCCL's codes and texts."""
+"""Refusals of the emulated NCCL, with NCCL's codes and texts."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def arguments(world: World) -> None:
         refused(comm.send(here, 4, np.int8, root), ARGUMENT, f"Send : {words}")
         refused(comm.receive(here, 4, np.int8, root), ARGUMENT, f"Recv : {words}")
     refused(summed(dtype=10), USAGE, "a reduction of fp8 numbers is not emulated")
-    # None of these has spoilt the communicator.
+    # The communicator is still usable.
     check(summed())
     comm.synchronize()
     assert list(array.get()) == [2.0] * 4 + [1.0] * 4
-    # Where there is nothing to do, nothing is looked at.
+    # Without elements, no argument is checked.
     check(comm.all_reduce(0, 0, 0, np.float32))
     check(comm.destroy())
 
@@ -64,7 +64,7 @@ def test_arguments_of_collectives() -> None:
 
 
 def memory(world: World) -> None:
-    """Give memory that is not the device's, too short, freed, or another device's."""
+    """Pass memory that is not the device's, too short, freed, or another device's."""
     comm = create(world)
     array = Array(np.ones(8, np.float32))
     ok("cudaSetDevice", ctypes.c_int(1 - world.rank))
@@ -83,10 +83,10 @@ def memory(world: World) -> None:
         refused(comm.receive(pointer, 4, np.float32, 0), ARGUMENT, "Recv : buff")
     elsewhere = f"allocated on device {1 - world.rank} mismatchs with NCCL device {world.rank}"
     refused(comm.all_reduce(other.pointer, here, 4, np.float32), ARGUMENT, elsewhere)
-    # What these two send or receive in all is too long.
+    # The total of these two calls is too long.
     refused(comm.all_gather(here, here, 5, np.float32), ARGUMENT, "AllGather : recvbuff")
     refused(comm.reduce_scatter(here, here, 5, np.float32), ARGUMENT, "ReduceScatter : sendbuff")
-    # Who is no root needs no place for the result, or nothing to send.
+    # A rank that is not the root needs no memory for the result, or none to send.
     unused = 0 if world.rank else here
     check(comm.reduce(here, unused, 4, np.float32))
     check(comm.broadcast(unused, here, 4, np.float32))
@@ -153,7 +153,7 @@ def creations(world: World) -> None:
     refused(missing, ARGUMENT, "CommInitRank : newcomm argument is NULL")
     refused(call("ncclGetUniqueId", 0), ARGUMENT, "GetUniqueId : out argument is NULL")
     refused(begin(b"\1" * 128, 0, 1)[0], Result.INTERNAL_ERROR, "is none that ncclGetUniqueId")
-    # An id is good for one communicator.
+    # An id is valid for one communicator.
     check(begin(id, 0, 1)[0])
     refused(begin(id, 0, 1)[0], Result.REMOTE_ERROR, "Connection refused")
 
@@ -169,7 +169,7 @@ def configurations(world: World) -> None:
     check(made_with(config()))
     check(made_with(config(minCTAs=1, maxCTAs=4, cgaClusterSize=2, splitShare=1, blocking=1)))
     short = config(CTAPolicy=7, collnetEnable=9)
-    short.size = Config.trafficClass.offset  # as an older version has it
+    short.size = Config.trafficClass.offset  # the size in an older version
     check(made_with(short))
     wrong = config()
     wrong.magic = 0
@@ -179,7 +179,7 @@ def configurations(world: World) -> None:
         refused(made_with(config(**{name: value})), ARGUMENT, words)
     words = "Invalid config min/max channels attribute value"
     refused(made_with(config(minCTAs=4, maxCTAs=2)), ARGUMENT, f"{words} 4/2")
-    # NCCL compares a minimum with the maximum that is not set.
+    # NCCL compares a minimum with the default maximum.
     refused(made_with(config(minCTAs=4)), ARGUMENT, words)
     refused(made_with(config(maxCTAs=0)), ARGUMENT, words)
 

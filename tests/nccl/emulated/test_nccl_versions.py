@@ -1,4 +1,4 @@
-"""What versions of NCCL have, ranks that share a device, and registered memory."""
+"""Functions by NCCL version, ranks that share a device, and registered memory."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_texts_of_the_codes() -> None:
 
 
 def registered(world: World) -> None:
-    """Register memory, which changes nothing; windows are made by all ranks."""
+    """Register memory, which changes nothing; all ranks create windows."""
     comm = create(world)
     pointer = ctypes.c_void_p()
     check(call("ncclMemAlloc", ctypes.byref(pointer), 4096))

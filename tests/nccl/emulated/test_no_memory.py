@@ -13,11 +13,11 @@ pytestmark = pytest.mark.limit(100)
 
 RANKS = 2
 REFUSED = ("OutOfMemory: ", "passed", "goes on")
-"""How the verb ends on the rank, how it ends when it is made again, and the store."""
+"""Outcome of the verb on the rank, of its second call, and of the store."""
 BROKEN = ("OutOfMemory: ", "CommAborted: ", "broken")
 
 EXPECTED: dict[str, list[tuple[str, str, str]]] = {
-    "init": [BROKEN],  # what fits, as far as the device tells; see test_out_of_memory
+    "init": [BROKEN],  # the keys fit, as far as the device reports; see test_out_of_memory
     "push": [REFUSED] * 2,
     "momentum": [REFUSED] * 3,
     "set_optimizer": [BROKEN],
@@ -29,9 +29,9 @@ EXPECTED: dict[str, list[tuple[str, str, str]]] = {
     "reproducible": [REFUSED] * 2,
     "missing": [REFUSED] * 2,
 }
-"""Of each verb, what follows when memory runs out at its first allocation, its second, and so on.
+"""Expected outcomes of each verb, by the number of its first failed allocation.
 
-There may be one more, which CuPy may serve from memory that it has: it is one of `MORE`.
+One more outcome is allowed, which is one of `MORE`: CuPy may use memory that it has.
 """
 MORE = [BROKEN, ("passed", "", "goes on")]
 
@@ -62,7 +62,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Line]]:
 
 
 def expected(verb: str, lines: list[Line]) -> list[tuple[Line, tuple[str, str, str]]]:
-    """Return a verb's lines, each beside what must be in it."""
+    """Return a verb's lines, each with its expected words."""
     mine = [line for line in lines if line.verb == verb]
     rows = list(EXPECTED[verb])
     assert len(mine) - len(rows) in (0, 1), mine
@@ -87,7 +87,7 @@ def test_the_other_rank_goes_on_or_is_told_at_once(verb: str, found: dict[int, l
     for line, (_, _, then) in expected(verb, found[0]):
         assert line.then == then, line
         assert line.seconds < stretched(2.0), line
-        if then == "goes on" or verb == "set_optimizer":  # told by the next call
+        if then == "goes on" or verb == "set_optimizer":  # raised by the next call
             assert line.outcome == "passed", line
         elif verb == "capture":
             assert "rank 1 fails with OutOfMemory: device 1 has no memory" in line.outcome

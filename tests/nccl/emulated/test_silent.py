@@ -1,4 +1,4 @@
-"""Layer 3b: a device that stops answering, and an NCCL that is slow, fails, hangs or dies."""
+"""Layer 3b: a device that stops, and an NCCL that is slow, fails, hangs or dies."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.nccl.emulated import jobs
 pytestmark = pytest.mark.limit(60)
 
 DEADLINE = 4.0
-"""Of the program's store."""
+"""Seconds of the program's deadline."""
 
 Outcome = tuple[float, str, str]
-"""Seconds until a rank's end of its steps, the kind of its error or "passed", and its text."""
+"""Seconds until the end of a rank's steps, the kind of its error or "passed", and its text."""
 
 
 def run(
@@ -43,7 +43,7 @@ def test_a_device_that_stops_is_named(tmp_path: Path) -> None:
     assert "for the device" in at_the_deadline(outcomes[0])
 
 
-# The rank of the device has its error ten seconds later: NCCL's abort waits for the device.
+# The device's own rank raises ten seconds later: NCCL's abort waits for the device.
 def test_a_device_that_stops_is_named_among_several_ranks(tmp_path: Path) -> None:
     ended, outcomes = run("device", "wait", tmp_path / "mark", "16")
     assert ended.code != 0
@@ -115,6 +115,6 @@ def test_a_rank_that_leaves_its_store_open_says_why(tmp_path: Path) -> None:
     _, outcomes = run("fail:2", "leave", tmp_path / "mark")
     seconds, kind, text = outcomes[0]
     assert kind == "RankLost"
-    assert seconds < stretched(4.0)  # the rank ends 1.2 s after its error
+    assert seconds < stretched(4.0)  # the rank exits 1.2 s after its error
     assert "it said: its process ended without closing the store, after CommAborted: " in text
     assert "ncclSystemError" in text

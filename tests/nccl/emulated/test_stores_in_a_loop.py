@@ -1,4 +1,4 @@
-"""Layer 3b: stores that are made one after the other leave nothing behind."""
+"""Layer 3b: stores made one after another leave no objects."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tests.harness.source import ROOT
 PROGRAM = "tests/nccl/emulated/programs/stores.py"
 RANKS = 2
 STORES = int(os.environ.get("NCCLKV_TEST_STORES", "25"))
-"""How many are made; 1000 is a run of minutes."""
+"""Number of stores; 1000 take minutes."""
 
 OF_ONE_STORE = {"events": 12}
-"""What the store that failed last may keep, more or less, as it stood when it failed."""
+"""Live objects that the last failed store may keep, more or less, as of its failure."""
 
 pytestmark = pytest.mark.limit(60 + 2 * STORES)
 
 
 def counted(how: str) -> dict[int, list[dict[str, int]]]:
-    """Run the program, and return what was alive on each rank, early and at the end."""
+    """Run the program, and return each rank's live objects, early and at the end."""
     ended = subprocess.run(
         ["launch/local.sh", "-n", str(RANKS), PROGRAM, how, str(STORES)],
         cwd=ROOT,

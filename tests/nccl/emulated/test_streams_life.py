@@ -80,7 +80,7 @@ def test_a_thread_begins_with_the_first_work_and_ends_with_the_stream() -> None:
 def test_a_handle_after_its_end_is_found_and_so_is_one_that_never_was(things: Things) -> None:
     stream = made("cudaStreamCreateWithFlags", NON_BLOCKING)
     ok("cudaStreamDestroy", stream)
-    # A new one, which must not get the old handle.
+    # The new stream must not get the old handle.
     things.stream()
     event = things.event()
     for handle, error in ((stream, Error.DESTROYED), (0x5EED, Error.INVALID_HANDLE)):

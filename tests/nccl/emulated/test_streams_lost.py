@@ -52,7 +52,7 @@ def _a_lost_device() -> None:
         ("cudaDeviceSynchronize",),
     ):
         waited.append(code(name, *arguments))
-    # The work that holds the stream has not ended.
+    # The work that blocks the stream has not ended.
     assert time.monotonic() - begin < LONG / 4
     assert waited == [Error.LAUNCH_FAILURE] * 6
     gate.open()

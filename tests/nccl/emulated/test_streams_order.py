@@ -199,7 +199,7 @@ def test_work_of_a_thread_that_ended_goes_on(things: Things) -> None:
         gates.append(things.gate(PER_THREAD))
         log.put(PER_THREAD, "other")
 
-    # The thread of the legacy stream stays.
+    # The thread of the legacy stream continues.
     assert put(LEGACY, lambda: None) == 0
     before = settled_threads()
     in_thread(other)
@@ -210,7 +210,7 @@ def test_work_of_a_thread_that_ended_goes_on(things: Things) -> None:
     assert settled_threads() == before
 
 
-# By CuPy
+# Streams of CuPy
 
 
 def test_streams_by_cupy() -> None:
@@ -230,6 +230,6 @@ def test_streams_by_cupy() -> None:
     stream.synchronize()
     assert got == ["host", (0, "data")]
     got.clear()
-    # The callback's closure.
+    # the callback's closure
     del stream
     assert control.count("streams") == before

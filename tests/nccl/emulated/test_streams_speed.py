@@ -1,4 +1,4 @@
-"""Layer 3b: how soon small work runs, a wait ends and what work holds is released."""
+"""Layer 3b: the delay until small work runs, a wait ends and the work's objects are released."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.nccl.emulated.calls import FUNCTION, LONG, Things, code, function, ok
 
 
 def enqueue_c(stream: int, name: str, argument: int) -> None:
-    """Put a function of the C library on a stream: Python's lock has no part in its time."""
+    """Put a function of the C library on a stream: Python's lock does not affect its time."""
     run = ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value
     ok("emulated_enqueue", stream, run, argument, None)
 

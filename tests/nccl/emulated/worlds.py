@@ -23,14 +23,14 @@ from typing import Any
 from tests.harness.slow import stretched
 
 LIMIT = 30.0
-"""Seconds that ranks have, after which they are killed and their test fails."""
+"""Seconds of all ranks; afterwards they are killed, and their test fails."""
 
 PRELOADED = ["numpy", "ml_dtypes", "pytest", "tests.nccl.emulated.collectives"]
 
 
 @dataclass
 class World:
-    """What a rank knows of the others; they tell each other things by files.
+    """A rank's connection to the others, by files.
 
     Attributes
     ----------
@@ -43,19 +43,19 @@ class World:
     _steps: int = 0
 
     def tell(self, what: object = None) -> list[Any]:
-        """Tell all ranks something; return what all have told, in order."""
+        """Send an object to all ranks; return the objects of all, in order."""
         self._steps += 1
         self.say(f"step{self._steps}-{self.rank}", what)
         return [self.hear(f"step{self._steps}-{rank}") for rank in range(self.size)]
 
     def say(self, name: str, what: object = None) -> None:
-        """Say something that any process of the world can hear, also later."""
+        """Publish an object under a name; any process of the world can read it later."""
         unfinished = self.folder / f".{name}-{self.rank}"
         unfinished.write_bytes(pickle.dumps(what))
         unfinished.rename(self.folder / name)
 
     def hear(self, name: str) -> Any:
-        """Wait until it is said."""
+        """Wait until a name is published, and return its object."""
         while not (self.folder / name).exists():
             time.sleep(0.001)
         return pickle.loads((self.folder / name).read_bytes())
@@ -63,14 +63,14 @@ class World:
 
 @dataclass
 class Rank:
-    """How a rank ended.
+    """The end of a rank.
 
     Attributes
     ----------
     code : int or None
-        The exit code, negative for a signal; None where it was stopped at the end.
+        The exit code, negative for a signal; None if the rank was killed at the end.
     result : object
-        What its function returned.
+        Result of its function.
     out, err : str
     """
 
@@ -82,7 +82,7 @@ class Rank:
 
 @dataclass
 class Running:
-    """Ranks that run."""
+    """Ranks that are running."""
 
     world: World
     processes: list[BaseProcess] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Running:
         self.processes[rank].join()
 
     def join(self, limit: float = LIMIT) -> list[Rank]:
-        """Wait for all ranks; return how they ended."""
+        """Wait for all ranks; return their ends."""
         until = time.monotonic() + stretched(limit)
         for process in self.processes:
             process.join(max(0.0, until - time.monotonic()))
@@ -115,7 +115,7 @@ class Running:
 
 @cache
 def _context() -> ForkServerContext:
-    # A process that has no library loaded yet forks all ranks: each begins in milliseconds.
+    # A process without loaded libraries forks all ranks: each starts in milliseconds.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
@@ -130,11 +130,11 @@ def running(
     Parameters
     ----------
     function : callable
-        Of a module of this package, not inside of a function.
+        A function at the top of a module of this package.
     size : int
     *arguments : object
     **variables : str
-        Of the environment; ``EMULATED_DEVICES`` is the number of ranks by default.
+        Environment variables; ``EMULATED_DEVICES`` is the number of ranks by default.
     """
     with tempfile.TemporaryDirectory() as folder:
         ranks = Running(World(0, size, Path(folder)))
@@ -142,7 +142,7 @@ def running(
         try:
             for rank in range(size):
                 world = World(rank, size, Path(folder))
-                # pytest's names of modules are not those of Python's import.
+                # pytest's module names differ from those of Python's import.
                 name = f"{__package__}.{Path(function.__code__.co_filename).stem}"
                 given = (name, function.__name__, world, arguments, variables)
                 process = _context().Process(target=_run, args=given, daemon=True)
@@ -162,7 +162,7 @@ def run(
     limit: float = LIMIT,
     **variables: str,
 ) -> list[Rank]:
-    """Run ranks to their ends, which must be good; the arguments are those of `running`."""
+    """Run ranks to their ends, which must succeed; the arguments are those of `running`."""
     with running(function, size, *arguments, **variables) as ranks:
         ended = ranks.join(limit)
     for rank, each in enumerate(ended):
@@ -177,7 +177,7 @@ def _run(
     arguments: tuple[object, ...],
     variables: dict[str, str],
 ) -> None:
-    """Be one rank; end without Python's own end, which might wait for streams that hang."""
+    """Run as one rank; exit without Python's own end, which might wait for hanging streams."""
     os.environ.update(variables)
     for number, kind in ((1, "out"), (2, "err")):
         sys.__stdout__.flush()

@@ -1,6 +1,6 @@
-"""Launch each kernel on 256 MiB, and print its traffic by events as the clock.
+"""Launch each kernel on 256 MiB, and print its bandwidth, timed by events.
 
-``python each_kernel.py [TIMES]``: so often after a first time that does not count.
+``python each_kernel.py [TIMES]`` launches so often, after one launch that does not count.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ ROW = (0.1, 0.9, 1e-4, 1.0, -1.0)
 
 
 def arrays(count: int, dtype: str = "float32") -> list[cupy.ndarray]:
-    """Flat arrays of random numbers, each of `NBYTES` bytes."""
+    """Return flat arrays of random numbers, each of `NBYTES` bytes."""
     random = cupy.random.default_rng(1)
     size = NBYTES // np.dtype(dtype).itemsize
     return [random.standard_normal(size, np.float32).astype(dtype) for _ in range(count)]
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """The median seconds of a call on the device."""
+    """Return the median seconds of a call on the device."""
     call()
     times = []
     for _ in range(TIMES):

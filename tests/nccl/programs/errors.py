@@ -1,6 +1,6 @@
-"""One rank on a GPU on which something goes wrong; ``python errors.py FAULT``.
+"""One rank on a GPU with a fault; ``python errors.py FAULT``.
 
-It prints the error that a wait of the store raises, and the seconds after which it did.
+The program prints the error of a store's wait, and the seconds until it was raised.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ extern "C" __global__ void spin(long long cycles) {
 
 
 def go_wrong(fault: str) -> None:
-    """Put on the current stream what a user's own kernel may do."""
+    """Put a fault of a user's kernel on the current stream."""
     if fault == "illegal address":
         cupy.RawKernel(BAD_WRITE, "bad_write")((1,), (1,), (cupy.zeros(1, np.float32),))
     else:
@@ -37,11 +37,11 @@ def go_wrong(fault: str) -> None:
 
 
 def run_out(kv: ncclkv.KVStore) -> None:
-    """Ask for twice the memory that the GPU has, and go on without it."""
+    """Allocate twice the memory of the GPU, and continue after the error."""
     count = 2 * cupy.cuda.Device().mem_info[1] // 4
     begin = time.monotonic()
     try:
-        # One number in the host's memory, whatever its shape.
+        # One number of host memory for any shape.
         kv.init("huge", np.broadcast_to(np.float32(0), (count,)))
     except ncclkv.KVStoreError as error:
         print(f"init: {type(error).__name__}: {error}")
@@ -56,7 +56,7 @@ def main(fault: str) -> None:
     kv.push("w", cupy.ones(1000, np.float32))
     kv.wait()
     print("as it should be", flush=True)
-    value = cupy.ones(1000, np.float32)  # made while the device can
+    value = cupy.ones(1000, np.float32)  # allocated before the fault
     if fault == "out of memory":
         run_out(kv)
         return

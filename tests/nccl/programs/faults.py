@@ -1,4 +1,4 @@
-"""Two ranks, of which rank 1 goes wrong; ``python faults.py FAULT STORE``."""
+"""Two ranks; rank 1 fails; ``python faults.py FAULT STORE``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import ncclkv
 
 FAULT, STORE = sys.argv[1:]
 LATER = 45
-"""Seconds that rank 1 stays away; the deadline of rank 0 is much sooner."""
+"""Seconds for which rank 1 is absent; rank 0's deadline is much shorter."""
 
 
 def go_wrong(kv: ncclkv.KVStore) -> None:
-    """What rank 1 does instead of a push of key w."""
+    """Let rank 1 fail in place of a push of key w."""
     if FAULT == "missing":
         time.sleep(LATER)
     elif FAULT == "killed":

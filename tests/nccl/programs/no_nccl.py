@@ -1,4 +1,4 @@
-"""NCCL and CUDA as functions that only wait, for programs of real ranks without a GPU."""
+"""Replacements of NCCL and CUDA that only wait, for programs of real ranks without a GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NoNccl:
 
 
 def streams(binding: NoNccl) -> Any:
-    """Streams whose events come when the binding has aborted."""
+    """Return streams whose events complete when the binding has aborted."""
     return SimpleNamespace(
         communication=1,
         current=lambda: 2,
@@ -52,7 +52,7 @@ def streams(binding: NoNccl) -> Any:
 
 
 def device_array() -> Any:
-    """Memory of the host in an array of CuPy's."""
+    """Return host memory as an array of CuPy."""
     import cupy
 
     space = np.zeros(4, np.float32)

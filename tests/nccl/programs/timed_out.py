@@ -1,6 +1,6 @@
-"""Communicators whose NCCL is none pass their deadline, one after the other; rank 0 counts.
+"""Communicators with a fake NCCL that time out one after another; rank 0 counts.
 
-It prints how many descriptors and threads its process has after each.
+Rank 0 prints the number of its descriptors and threads after each communicator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROUNDS = 4
 
 
 def one() -> None:
-    """A communicator that times out and is left, as a broken store's close does."""
+    """Make a communicator that times out, and abandon it as the close of a broken store does."""
     peers = ncclkv.comm.world(0.3)
     binding: Any = NoNccl()
     comm = NcclCommunicator(peers, binding, streams(binding), peers.kernels)
@@ -29,7 +29,7 @@ def one() -> None:
     comm.allreduce(array, array)
     try:
         comm.synchronize()
-    except CommError as error:  # the deadline, or the other rank left at its own
+    except CommError as error:  # the deadline, or the exit of the other rank at its own
         comm.abort(str(error))
     else:
         raise AssertionError("it did not time out")

@@ -1,4 +1,4 @@
-"""Print what a result on a GPU depends on; the exit code is 1 where there is no GPU."""
+"""Print the versions that a result on a GPU depends on; exit with 1 if there is no GPU."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.nccl import gpu
 
 
 def mapped(name: str) -> list[str]:
-    """The files of a library that this process has in its memory."""
+    """Return the mapped files of a library."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return sorted({line.split()[-1] for line in lines if name in line})
 
 
 def mpi() -> str:
-    """The MPI library, or the reason why there is none."""
+    """Return the MPI library, or the reason why there is none."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

@@ -1,7 +1,7 @@
-"""Two ranks whose NCCL is none: rank 0 waits by what CuPy would, rank 1 goes wrong; see `main`.
+"""Two ranks with a fake NCCL: rank 0 waits as CuPy does, rank 1 fails; see `main`.
 
-``python watched.py FAULT``.  A collective ends in an abort alone.  What waits for it is a thread's
-event, as a wait of CuPy's it lets other threads run.
+``python watched.py FAULT``. Only an abort ends a collective. A program waits for a thread's event,
+which releases the interpreter as a wait of CuPy does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
         if FAULT == "leaves":
             comm.abort("had enough")
         time.sleep(60)
-    # Here a program is in ``array.get()``.
+    # A program is inside ``array.get()`` here.
     assert binding.ended.wait(30), "nothing ended the wait"
     try:
         comm.sync_stream()

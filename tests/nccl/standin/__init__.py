@@ -1,9 +1,9 @@
-"""The recording stand-in, not NCCL: what the communicator for GPUs runs on where there is no GPU.
+"""The recording stand-in, not NCCL: the communicator for GPUs runs on it without a GPU.
 
-`RecordingBinding` takes the place of the binding to NCCL, `RecordingStreams` that of a device's
-streams and memory, one pair a rank.  They record every call, hold it against what NCCL and CUDA
-ask of their callers, and carry it out in host memory, so that a program that passes has made the
-right calls in an order that is right on any device.  They prove nothing about NCCL itself.
+`RecordingBinding` replaces the binding to NCCL, and `RecordingStreams` replaces a device's streams
+and memory, one pair a rank. They record every call, compare it with the rules of NCCL and CUDA, and
+carry it out in host memory. So a program that passes has made correct calls, in an order that is
+correct on any device. They prove nothing about NCCL itself.
 """
 
 from tests.nccl.standin.contract import ContractBroken, Died

@@ -1,4 +1,4 @@
-"""Device arrays that users can calculate with, as CuPy's on a device: NumPy does it for them."""
+"""Device arrays with arithmetic, like CuPy's arrays on a device; NumPy computes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 class Computed(np.ndarray):  # type: ignore[type-arg]
-    """Numbers on the host that on CuPy would be an array on the device."""
+    """Numbers on the host that CuPy would return as an array on the device."""
 
 
 class StandInArray(NDArrayOperatorsMixin, cupy.ndarray):  # type: ignore[misc]
     """A cupy.ndarray over host memory, whose arithmetic is queued on the current stream.
 
-    What makes a new array gives one of NumPy's, `Computed`, and waits for it.  As on CuPy's, an
-    array of the host that was not computed so is refused: in arithmetic, and where it is assigned.
+    An operation that makes a new array returns one of NumPy's, `Computed`, and waits for it. Other
+    arrays of the host are refused in arithmetic and assignments, as CuPy refuses them.
     """
 
     @property
     def _streams(self) -> RecordingStreams:
-        """Those of the device that its memory is of."""
+        """Return the streams of the device that has the array's memory."""
         streams: RecordingStreams = self.data.mem._owner.streams
         return streams
 
@@ -49,7 +49,7 @@ class StandInArray(NDArrayOperatorsMixin, cupy.ndarray):  # type: ignore[misc]
         return func(*map(_plain, args), **{name: _plain(each) for name, each in kwargs.items()})
 
     def __setitem__(self, where: Any, values: Any) -> None:
-        if values is not self:  # as after an operator in place
+        if values is not self:  # after an operator in place
             self._write(where, _taken(values))
 
     def _write(self, where: Any, values: Any) -> None:
@@ -88,14 +88,14 @@ class StandInArray(NDArrayOperatorsMixin, cupy.ndarray):  # type: ignore[misc]
 
 
 def _taken(item: Any) -> Any:
-    """Return what CuPy takes beside an array of the device; raise in its words for another."""
+    """Return an operand that CuPy accepts; raise CuPy's error for another."""
     if type(item) is np.ndarray:
         raise TypeError(f"Unsupported type {type(item)}")
     return item.get() if isinstance(item, StandInArray) else item
 
 
 def _plain(item: Any) -> Any:
-    """NumPy's array of a device array; anything else as it is."""
+    """Return NumPy's view of a device array, and other objects unchanged."""
     if isinstance(item, (list, tuple)):
         return type(item)(_plain(each) for each in item)
     return np.asarray(item) if isinstance(item, StandInArray) else item

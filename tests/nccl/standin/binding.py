@@ -1,4 +1,4 @@
-"""The calls of NCCL's interface, recorded, checked, and carried out in host memory."""
+"""Calls of NCCL's interface: recorded, checked, and carried out in host memory."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.nccl.standin.order import HOST
 
 
 class RecordingBinding:
-    """`ncclkv.comm.nccl.binding.Binding`, for tests.
+    """A `ncclkv.comm.nccl.binding.Binding` for tests.
 
     Parameters
     ----------
     device : Device
-        Of the streams and the memory that the calls name.
+        Device of the streams and the memory in the calls.
     faults : Faults
-        What is to go wrong.
+        Faults to raise.
     """
 
     name = HEADER
@@ -44,7 +44,7 @@ class RecordingBinding:
         self._polls = 0
 
     def offer(self, host: Communicator) -> None:
-        """Keep a host communicator for the communicator that is created next of its ranks."""
+        """Keep a host communicator for the next communicator created of its ranks."""
         self._offered.append(host)
 
     def version(self) -> int:
@@ -80,7 +80,7 @@ class RecordingBinding:
         return handle
 
     def _take(self, size: int, rank: int) -> Communicator:
-        """The newest host communicator of this size in which this is that rank."""
+        """Return the newest host communicator of this size in which this process has this rank."""
         for host in reversed(self._offered):
             if (host.size, host.rank) == (size, rank):
                 self._offered.remove(host)
@@ -116,7 +116,7 @@ class RecordingBinding:
         comm.ended = "aborted"
         comm.host.abort("aborted")
         self._device.advance(needed=True)
-        # It returns when the device has let go of all buffers.
+        # NCCL returns when the device has released all buffers.
         for stream in comm.streams:
             self._device.order.join(HOST, self._device.order.clock(stream))
 
@@ -187,7 +187,7 @@ class RecordingBinding:
         self._add(comm, Call("receive", receive, receive, count, dtype, None, peer, stream))
 
     def _add(self, comm: Handle, call: Call) -> None:
-        """Check a call; launch it at once outside a group, and where there is nobody else."""
+        """Check a call; launch it at once if it is outside a group and has no peers."""
         self._device.check()
         comm.check(call.kind)
         placed = place(call, self._device.memory, comm.rank, comm.size)

@@ -1,4 +1,4 @@
-"""One call of a collective: which bytes it reads and writes, and what NCCL asks of them."""
+"""One call of a collective: the bytes that it reads and writes, and NCCL's rules for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.nccl.standin.device import DEFAULT_STREAM
 from tests.nccl.standin.memory import Memory
 from tests.nccl.standin.order import Span
 
-# By their numbers in nccl.h, and not by the package's own tables, which are under test.
+# Dtypes by their numbers in nccl.h; the package's own tables are under test.
 DTYPES: tuple[np.dtype[Any], ...] = tuple(
     np.dtype(kind)
     for kind in (
@@ -41,7 +41,7 @@ TO_ONE = ("send", "receive")
 
 @dataclass(frozen=True)
 class Call:
-    """What one rank asked for; the root of a message is the rank at its other end."""
+    """A collective of one rank; the root of a message is the rank at its other end."""
 
     kind: str
     send: int
@@ -53,7 +53,7 @@ class Call:
     stream: int
 
     def __str__(self) -> str:
-        """The call as every rank must make it."""
+        """Return the call as every rank must make it."""
         words = [f"count={self.count}", f"dtype={dtype_of(self)}"]
         if self.op is not None:
             words.append(f"op={OPS[self.op]}")
@@ -74,24 +74,24 @@ class Placed:
 
     @property
     def spans(self) -> list[Span]:
-        """What it touches on this rank."""
+        """Return the memory that the call reads and writes on this rank."""
         return [self.send] * self.reads + [self.receive] * self.writes
 
     def line(self, stream: str) -> str:
-        """The call as the log has it."""
+        """Return the call as a line of the log."""
         sides = [f"{span.allocation.name}+{span.lo}" for span in (self.send, self.receive)]
         return f"{self.call} {sides[0]} -> {sides[1]} on {stream}"
 
 
 def dtype_of(call: Call) -> np.dtype[Any]:
-    """The dtype of a call's number."""
+    """Return the dtype of a call's number."""
     if not 0 <= call.dtype < len(DTYPES):
         raise ContractBroken(f"{call.kind}: dtype {call.dtype} is none of NCCL's, 0 to 11")
     return DTYPES[call.dtype]
 
 
 def place(call: Call, memory: Memory, rank: int, size: int) -> Placed:
-    """Find a call's memory, and refuse what NCCL would not notice."""
+    """Find a call's memory, and refuse errors that NCCL would not detect."""
     check_codes(call, size)
     if call.stream == DEFAULT_STREAM:
         raise ContractBroken(f"{call} is on the default stream, 0; give it a stream of its own")
@@ -108,7 +108,7 @@ def place(call: Call, memory: Memory, rank: int, size: int) -> Placed:
 
 
 def check_codes(call: Call, size: int) -> None:
-    """Refuse numbers that stand for nothing."""
+    """Refuse numbers without a meaning."""
     dtype_of(call)
     if call.op is not None and not 0 <= call.op < len(OPS):
         raise ContractBroken(f"{call.kind}: op {call.op} is none of NCCL's, 0 to 4")
@@ -121,7 +121,7 @@ def check_codes(call: Call, size: int) -> None:
 
 
 def find(call: Call, memory: Memory, address: int, nbytes: int, writes: bool) -> Span:
-    """The bytes of one side of a call, which must lie in one live allocation."""
+    """Return the bytes of one buffer of a call, which must lie in one live allocation."""
     if nbytes and address % dtype_of(call).itemsize:
         raise ContractBroken(f"{call}: the address {address:#x} is not a multiple of an element")
     allocation, offset = memory.find(address, nbytes, str(call))
@@ -129,7 +129,7 @@ def find(call: Call, memory: Memory, address: int, nbytes: int, writes: bool) ->
 
 
 def check_in_place(placed: Placed, rank: int, part: int) -> None:
-    """Refuse buffers that overlap in any way but NCCL's own."""
+    """Refuse overlapping buffers, except NCCL's in-place forms."""
     call, send, receive = placed.call, placed.send, placed.receive
     if not (placed.reads and placed.writes and send.overlaps(receive)):
         return
@@ -142,7 +142,7 @@ def check_in_place(placed: Placed, rank: int, part: int) -> None:
 
 
 def check_group(before: Sequence[Placed], new: Placed) -> None:
-    """Refuse a call that meets another of its group in memory, or is on another stream."""
+    """Refuse a call of a group that shares memory with another, or is on another stream."""
     for old in before:
         for mine in new.spans:
             for theirs in old.spans:

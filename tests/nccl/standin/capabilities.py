@@ -1,4 +1,4 @@
-"""Where the communicator cases put their buffers when the stand-in carries the calls."""
+"""Buffers of the communicator cases when the stand-in carries out the calls."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.nccl.place import GpuPlace
 from tests.nccl.standin.drive import breaks
 from tests.nccl.standin.rank import Seat
 
-# It sums as hosts do, so that a wrong count or address cannot hide behind a rounding; and it takes
-# no longer than hosts.
+# The stand-in sums as hosts do, so no rounding hides a wrong count or address; it is as fast as
+# hosts.
 STAND_IN = replace(
     GpuPlace.promises,
     rank_order=True,
@@ -27,7 +27,7 @@ STAND_IN = replace(
 
 
 class DevicePlace(Place):
-    """The memory of a seat's device."""
+    """The memory of a worker's device."""
 
     promises = STAND_IN
 
@@ -51,5 +51,5 @@ class DevicePlace(Place):
         return place
 
     def mismatch(self, *words: str) -> AbstractContextManager[Any]:
-        """NCCL would hang or mix up numbers; the stand-in says so, on every rank."""
+        """Expect an error on every rank; NCCL would hang or mix up numbers."""
         return breaks(self._seat, "made different calls")

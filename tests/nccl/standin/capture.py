@@ -1,8 +1,8 @@
-"""Captures: streams that record what is put on them, and graphs that do it again.
+"""Captures: streams that record work, and graphs that repeat it.
 
-What CUDA forbids meanwhile is refused, in the words of the call: a look at an event, a wait of the
-host, an allocation, a wait for an event of the other side of the capture's border, an end while a
-stream that was drawn in has not come back.
+A capture refuses what CUDA forbids, and names the call: a query of an event, a wait of the host, an
+allocation, a wait for an event outside of the capture, and an end while a stream of the capture has
+not joined its origin.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from tests.nccl.standin.device import Device, Step
 
 Make = Callable[[], "Step"]
-"""Makes a piece of work anew, each time that it is to be done."""
+"""Function that makes a piece of work anew, for each launch."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A piece of work of a graph; of a collective, its communicator too."""
+    """A piece of work of a graph; a collective's node holds its communicator, too."""
 
     what: str
     make: Make
@@ -34,7 +34,7 @@ class Node:
 
 
 class CapturedEvent:
-    """A point of a capture, which means nothing outside it."""
+    """A point of a capture, without meaning outside it."""
 
     def __init__(self, capture: Capture, name: str, clock: Clock) -> None:
         self.what = name
@@ -46,7 +46,7 @@ class CapturedEvent:
 
 
 class _Apart(Order):
-    """The order of what is in a capture, which has no place among what is done."""
+    """The order of accesses in a capture, apart from the order of executed work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,13 +57,13 @@ class _Apart(Order):
 
 
 class Capture:
-    """What is being recorded.
+    """A capture in progress.
 
     Parameters
     ----------
     device : Device
     origin : int
-        The stream that it began on.
+        Stream on which the capture began.
     """
 
     def __init__(self, device: Device, origin: int) -> None:
@@ -75,23 +75,23 @@ class Capture:
         self.name = "the capture"
 
     def takes(self, stream: int) -> bool:
-        """Whether what is put on a stream is recorded."""
+        """Return whether the capture records a stream's work."""
         return stream in self._streams
 
     def add(self, stream: int, node: Node) -> None:
-        """Record work; it must be in order with the other work of the capture."""
+        """Record work, which must be ordered after the conflicting work of the capture."""
         self._order.access(stream, node.spans, f"{node.what} on {self._device.name(stream)}")
         self._nodes.append(node)
         if node.handle is not None:
             node.handle.graphs.add(self.name)
 
     def record(self, stream: int, name: str) -> CapturedEvent:
-        """An event after what a stream of the capture was given."""
+        """Return an event after a stream's work so far."""
         self._order.access(stream, (), "record")
         return CapturedEvent(self, name, self._order.clock(stream))
 
     def wait(self, stream: int, event: Any) -> None:
-        """Draw a stream into the capture, or order its work there."""
+        """Add a stream to the capture, or order its work after an event."""
         if not isinstance(event, CapturedEvent) or event.capture is not self:
             raise ContractBroken(
                 f"{self._device.name(stream)} is captured, and cannot wait for {event.what}, which "
@@ -101,7 +101,7 @@ class Capture:
         self._order.join(stream, event.clock)
 
     def end(self) -> list[Node]:
-        """What was recorded."""
+        """Return the recorded graph."""
         self.drop()
         joined = self._order.clock(self._origin)
         for stream in self._streams - {self._origin}:
@@ -113,14 +113,14 @@ class Capture:
         return self._nodes
 
     def drop(self) -> None:
-        """Hold no communicator any more."""
+        """Release all communicators."""
         for node in self._nodes:
             if node.handle is not None:
                 node.handle.graphs.discard(self.name)
 
 
 class RecordedGraph:
-    """Work to be done again; freed when nobody refers to it."""
+    """Work that can be repeated; freed when nothing refers to it."""
 
     def __init__(self, device: Device, name: str, nodes: Sequence[Node]) -> None:
         self._device = device
@@ -135,7 +135,7 @@ class RecordedGraph:
             handle.graphs.discard(self.name)
 
     def launch(self, stream: int) -> None:
-        """Put all of it on one stream, in the order that it was recorded in."""
+        """Put all work on one stream, in the recorded order."""
         device = self._device
         if device.capture is not None:
             raise ContractBroken(f"launch of {self.name} inside a capture")

@@ -1,4 +1,4 @@
-"""A collective in a stream: it compares what the ranks called, moves their data, and writes."""
+"""A collective in a stream: it compares the ranks' calls, moves their data, and writes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _TEXT_BYTES = 120
 
 
 class Collective(Operation):
-    """One call on one rank, once its group has ended.
+    """A call of one rank after the end of its group.
 
-    The ranks exchange their calls first, and nothing else when these differ.
+    The ranks exchange their calls first, and exchange no data if the calls differ.
     """
 
     def __init__(self, handle: Handle, placed: Placed) -> None:
@@ -31,7 +31,7 @@ class Collective(Operation):
         self._result: NDArray[Any] | None = None
 
     def _begin(self) -> None:
-        """Take the inputs, poison the outputs, and tell the others the call."""
+        """Read the inputs, poison the outputs, and send the call to the other ranks."""
         self._inputs = self._send.copy()
         if self._outputs is not None:
             self._outputs[:] = POISON
@@ -41,7 +41,7 @@ class Collective(Operation):
         self._work = self._handle.host.allgather(own, self._calls)
 
     def _compare(self) -> None:
-        """Refuse calls that differ, with the same words on every rank."""
+        """Refuse calls that differ, with equal texts on all ranks."""
         texts = [row.tobytes().decode().strip() for row in self._calls.reshape(-1, _TEXT_BYTES)]
         for rank, text in enumerate(texts):
             if text != texts[0]:
@@ -79,6 +79,6 @@ class Collective(Operation):
 
 
 def _bytes(span: Any) -> NDArray[np.uint8]:
-    """The memory of a span."""
+    """Return the memory of a span."""
     memory: NDArray[np.uint8] = span.allocation.bytes(span.lo, span.hi)
     return memory

@@ -1,11 +1,11 @@
-"""What the stand-in raises."""
+"""Errors of the stand-in."""
 
 from __future__ import annotations
 
 
 class ContractBroken(AssertionError):
-    """A call that NCCL, or a GPU's streams, would answer with a hang or with wrong numbers."""
+    """Error of a call that would hang NCCL or a GPU's streams, or give wrong numbers."""
 
 
 class Died(Exception):
-    """A fault script ends this rank here, as if its process were gone."""
+    """The scripted death of a rank's process."""

@@ -1,9 +1,8 @@
-"""The device of one rank: streams whose work waits in line, and when it runs.
+"""The device of one rank: its streams, their queued work, and the time when it runs.
 
-The device has no thread of its own.  It moves when the host waits for anything on this thread, or
-looks at an event.  In *prompt* mode it moves at every other call too; in *lazy* mode a collective
-that was launched is then begun, its outputs are poisoned, and it goes no further until the host
-waits.
+The device has no thread. The device advances when the host waits in this thread, or queries an
+event. In *prompt* mode it advances at every other call, too. In *lazy* mode a launched collective
+begins at such a call, its outputs are poisoned, and it does not continue before the host waits.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ class Step(Protocol):
     what: str
 
     def run(self, needed: bool) -> bool:
-        """Go as far as possible, and with `needed` to the end; tell whether that is reached."""
+        """Advance as far as possible, with `needed` to the end; return whether that is reached."""
 
 
 class Function:
-    """Work that is done in one go."""
+    """Work that is done in one step."""
 
     def __init__(self, what: str, run: Callable[[], object]) -> None:
         self.what = what
@@ -53,21 +52,20 @@ class Device:
     Parameters
     ----------
     rank : int
-        For messages.
+        Rank in error texts.
     lazy : bool
-        Whether collectives stay unfinished as long as they may.
+        Whether collectives stay incomplete as long as NCCL allows.
     limit : float
-        Seconds after which a wait for a stream is given up.
+        Seconds after which a wait for a stream fails.
 
     Attributes
     ----------
     frozen : bool
-        Whether nothing is completed, so that what is called does not depend on how far the device
-        has come.
+        Whether no work completes, so that the calls do not depend on the device's progress.
     capture : Capture or None
-        What is being recorded.
+        Capture in progress.
     room : int or None
-        Bytes of its memory, of which arrays take some; None where there is no end of it.
+        Bytes of the device's memory, used or free; None for no limit.
     """
 
     def __init__(self, rank: int, lazy: bool, limit: float) -> None:
@@ -90,45 +88,45 @@ class Device:
         self._progress = self._new_progress()
 
     def stream(self, name: str) -> int:
-        """A new stream."""
+        """Return a new stream."""
         stream = 0x5000 + 0x10 * len(self._names)
         self._names[stream] = name
         self._queues[stream] = deque()
         return stream
 
     def end_stream(self, stream: int) -> None:
-        """Free a stream, on which nothing may wait."""
+        """Free a stream, whose work must be complete."""
         self.advance(needed=True)
         if left := self.unfinished(stream):
             raise ContractBroken(f"{self.name(stream)} was freed while it had to do: {left}")
         del self._queues[stream]
 
     def name(self, stream: int) -> str:
-        """What messages and the log call a stream."""
+        """Return a stream's name in messages and in the log."""
         if stream not in self._queues:
             raise ContractBroken(f"stream {stream:#x} does not exist, or not any more")
         return self._names[stream]
 
     def _new_progress(self) -> ProgressEngine:
-        """What makes every wait of this thread move the device."""
+        """Return the progress engine that lets every wait of this thread advance the device."""
         return ProgressEngine(NoWire(self.rank), self.limit)  # type: ignore[arg-type]
 
     def leave(self, nbytes: int | None) -> None:
-        """Have memory for so many more bytes, or for any."""
+        """Set the free memory in bytes; None sets no limit."""
         self.room = None if nbytes is None else self.memory.used() + nbytes
 
     def left(self) -> int | None:
-        """The bytes that may still be allocated; None where there is no end of them."""
+        """Return the bytes that may still be allocated; None for no limit."""
         return None if self.room is None else self.room - self.memory.used()
 
     def mend(self) -> None:
-        """Go on after a break that a test has made on purpose."""
+        """Continue after a fault that a test has made on purpose."""
         self._progress.end(CommAborted("the stand-in was broken"))
         self._progress, self._held, self.broken = self._new_progress(), False, None
         self.drop_capture()
 
     def check(self) -> None:
-        """Raise again what has gone wrong since the last call."""
+        """Raise the error of an earlier call again."""
         if self.broken is not None:
             raise ContractBroken(f"rank {self.rank}: {self.broken}") from self.broken
 
@@ -140,7 +138,7 @@ class Device:
         spans: Sequence[Span],
         handle: Handle | None = None,
     ) -> None:
-        """Enqueue what `make` makes; or record it, on a stream that is captured."""
+        """Enqueue the step made by `make`; on a captured stream, record it."""
         self.check()
         if self.capture is not None and self.capture.takes(stream):
             self.capture.add(stream, Node(what, make, spans, handle))
@@ -148,7 +146,7 @@ class Device:
             self.enqueue(stream, make(), spans)
 
     def begin_capture(self, stream: int) -> None:
-        """Record what is put on a stream from now on."""
+        """Begin to record a stream's work."""
         self.check()
         if stream == DEFAULT_STREAM:
             raise ContractBroken("the default stream, 0, cannot be captured")
@@ -157,7 +155,7 @@ class Device:
         self.capture = Capture(self, stream)
 
     def end_capture(self) -> RecordedGraph:
-        """What was recorded; the capture is over, even if it is none."""
+        """End the capture, even if it is empty, and return its graph."""
         capture, self.capture = self.capture, None
         if capture is None:
             raise ContractBroken("the end of a capture that never began")
@@ -169,18 +167,18 @@ class Device:
         return graph
 
     def drop_capture(self) -> None:
-        """End a capture and keep nothing of it."""
+        """End a capture, and drop its work."""
         capture, self.capture = self.capture, None
         if capture is not None:
             capture.drop()
 
     def refuse(self, what: str) -> None:
-        """Refuse what this thread may not do while it captures."""
+        """Refuse a call that this thread may not make while it captures."""
         if self.capture is not None:
             raise ContractBroken(f"{what} inside a capture, which that spoils")
 
     def enqueue(self, stream: int, step: Step, spans: Sequence[Span] = ()) -> None:
-        """Put work at the end of a stream, which touches `spans`."""
+        """Put work that uses `spans` at the end of a stream."""
         self.check()
         what = f"{step.what} on {self.name(stream)}"
         self.order.access(stream, spans, what)
@@ -189,25 +187,25 @@ class Device:
         self.advance(needed=not self.lazy)
 
     def _hold(self) -> None:
-        """Let every wait of this thread move the device, until all its streams are empty."""
+        """Let every wait of this thread advance the device until all streams are empty."""
         if not self._held:
             self._held = True
             self._progress.launch(StepWork(_once(_Rest(self)), "work on a device"))
 
     def released(self) -> bool:
-        """Whether there is nothing left to move; noted for `_hold`."""
+        """Return whether all work is complete; `_hold` reads the recorded result."""
         self._held = any(self._queues.values())
         return not self._held
 
     def advance(self, needed: bool) -> None:
-        """Do what can be done now."""
-        # A message of a collective can be waited for inside, which asks for progress again.
+        """Run all work that can run now."""
+        # A collective's messages may be awaited inside, which calls this method again.
         if self._moving or self.frozen or self.broken is not None:
             return
         self._moving = True
         try:
             while sum(self._move(queue, needed) for queue in self._queues.values()):
-                pass  # what one stream has done may let another go on
+                pass  # completed work of one stream may unblock another
         except BaseException as error:
             self.broken = error
             raise
@@ -215,14 +213,14 @@ class Device:
             self._moving = False
 
     def _move(self, queue: deque[Step], needed: bool) -> int:
-        """Do what heads a stream; tell how many steps were completed."""
+        """Run the first work of a stream; return the number of completed steps."""
         before = len(queue)
         while queue and queue[0].run(needed):
             queue.popleft()
         return before - len(queue)
 
     def unfinished(self, stream: int) -> str:
-        """What waits on a stream, in words."""
+        """Return a text of the work that waits on a stream."""
         return ", ".join(step.what for step in self._queues[stream])
 
     def drain(self, stream: int) -> None:
@@ -243,7 +241,7 @@ class Device:
         self.order.join(HOST, clock)
 
     def _freed(self, allocation: Allocation) -> None:
-        """Whoever gets the memory next must not meet what still uses it."""
+        """Check that no queued work uses memory that is about to be freed."""
         early = self.order.unordered(allocation)
         if early and self.broken is None:
             old = early[-1]
@@ -253,7 +251,7 @@ class Device:
             )
 
     def close(self) -> None:
-        """Give up what is queued."""
+        """Drop the queued work."""
         self._progress.end(CommAborted("the stand-in is closed"))
         for queue in self._queues.values():
             queue.clear()
@@ -261,12 +259,12 @@ class Device:
 
 
 def _once(what: Request) -> Steps:
-    """A collective of one step."""
+    """Return a collective of one step."""
     yield [what]
 
 
 class _Until(Request):
-    """Something the host waits for, as `ProgressEngine` waits for messages."""
+    """An awaited condition of the host, in the form of a message of `ProgressEngine`."""
 
     peer = -1
 
@@ -281,7 +279,7 @@ class _Until(Request):
 
 
 class _Rest(Request):
-    """All that is queued; the first look, at launch, is no wait."""
+    """All queued work; its first poll, at the launch, is no wait."""
 
     peer = -1
 

@@ -1,4 +1,4 @@
-"""Words of the tests that call the stand-in directly."""
+"""Calls of the stand-in that tests make directly."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ SUM = OPS.index("sum")
 
 
 def floats(seat: Seat, *values: float) -> Any:
-    """A float32 array of the device, with what is queued next on the current stream after it."""
+    """Return a float32 array of the device, ordered before the current stream's next work."""
     return seat.streams.put(np.array(values, np.float32))
 
 
 def follow(seat: Seat) -> None:
-    """Let the communication stream come after the current one."""
+    """Order the communication stream after the current stream."""
     streams = seat.streams
     streams.wait(streams.communication, streams.record(streams.current()))
 
 
 def lead(seat: Seat) -> None:
-    """Let the current stream come after the communication stream."""
+    """Order the current stream after the communication stream."""
     streams = seat.streams
     streams.wait(streams.current(), streams.record(streams.communication))
 
@@ -44,20 +44,20 @@ def all_reduce(seat: Seat, handle: Handle, send: Any, receive: Any = None, **cha
 
 
 def result(seat: Seat, array: Any) -> list[float]:
-    """What an array holds once the communication stream has come here."""
+    """Return an array's content after the communication stream's work so far."""
     lead(seat)
     values: list[float] = seat.streams.get(array).tolist()
     return values
 
 
 def poisoned(seat: Seat, array: Any) -> bool:
-    """Whether nothing has been written to an output yet."""
+    """Return whether an output is still unwritten."""
     return bool((seat.streams.peek(array).view(np.uint8) == POISON).all())
 
 
 @contextmanager
 def breaks(seat: Seat, *words: str) -> Iterator[None]:
-    """Expect the stand-in's refusal, with every one of `words`."""
+    """Expect the stand-in's refusal, with each of `words`."""
     __tracebackhide__ = True
     with pytest.raises(ContractBroken) as caught:
         yield

@@ -1,4 +1,4 @@
-"""The messages of one group in a stream: they compare what the ranks send, move it, and write."""
+"""Messages of a group in a stream: it compares the ranks' sends, moves the data, and writes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.nccl.standin.operation import Operation
 
 
 class Exchange(Operation):
-    """What one rank sends to others and receives from them, once its group has ended.
+    """The messages of one rank after the end of its group.
 
-    All ranks take part, each with a row of how much it sends to whom and receives from whom; NCCL
-    would leave alone those who do neither.
+    All ranks take part, each with its counts to and from each other rank. NCCL would not involve
+    ranks without messages.
     """
 
     def __init__(self, handle: Handle, messages: Sequence[Placed]) -> None:
@@ -28,7 +28,7 @@ class Exchange(Operation):
         self._everything: np.ndarray | None = None
 
     def _by_peer(self, messages: Sequence[Placed], kind: str) -> dict[int, np.ndarray]:
-        """The memory of the messages of one kind."""
+        """Return the memory of the messages of one kind, by peer."""
         memory: dict[int, np.ndarray] = {}
         for placed in messages:
             call = placed.call
@@ -41,7 +41,7 @@ class Exchange(Operation):
         return memory
 
     def _begin(self) -> None:
-        """Take the inputs, poison the outputs, and tell the others what goes where."""
+        """Read the inputs, poison the outputs, and send the counts to the other ranks."""
         self._inputs = {peer: memory.copy() for peer, memory in self._sent.items()}
         for memory in self._received.values():
             memory[:] = POISON
@@ -53,7 +53,7 @@ class Exchange(Operation):
         self._work = self._handle.host.allgather(own.reshape(-1).copy(), self._rows.reshape(-1))
 
     def _compare(self) -> None:
-        """Refuse messages that are not received as they were sent, with the same words on all."""
+        """Refuse receives that differ from their sends, with equal texts on all ranks."""
         sent, received = self._rows[:, 0], self._rows[:, 1]
         for source, target in np.argwhere(sent != received.T):
             raise ContractBroken(
@@ -62,7 +62,7 @@ class Exchange(Operation):
             )
 
     def _move(self) -> None:
-        """Start to give everything to everybody."""
+        """Start to move all messages."""
         longest = int(self._rows[:, 0].sum(axis=1).max())
         own = np.zeros(longest, np.uint8)
         mine = [self._inputs[peer] for peer in sorted(self._inputs)]
@@ -73,7 +73,7 @@ class Exchange(Operation):
         self._work = self._handle.host.allgather(own, self._everything.reshape(-1))
 
     def _finish(self) -> None:
-        """Write what was sent here."""
+        """Write the received messages."""
         assert self._everything is not None
         for peer, memory in self._received.items():
             before = int(self._rows[peer, 0, : self._handle.rank].sum())

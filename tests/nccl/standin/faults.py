@@ -1,4 +1,4 @@
-"""What goes wrong on purpose."""
+"""Scripted faults."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Faults:
     Attributes
     ----------
     absent_from : int, optional
-        The number of the collective, on each communicator, from which this rank never arrives.
+        Number of the first collective, on each communicator, at which this rank does not arrive.
     dies_in : int, optional
-        The number of the collective whose launch this rank does not survive: `Died` is raised.
+        Number of the collective whose launch raises `Died` on this rank.
     async_errors : mapping of int to str
-        What `async_error` says from its so many-th poll on, counted from 1.
+        Texts of `async_error`, each from its numbered poll on, counted from 1.
     """
 
     absent_from: int | None = None
@@ -25,6 +25,6 @@ class Faults:
     async_errors: Mapping[int, str] = field(default_factory=dict)
 
     def async_error(self, poll: int) -> str | None:
-        """What the `poll`-th poll says."""
+        """Return the error at the `poll`-th poll."""
         said = [number for number in self.async_errors if number <= poll]
         return self.async_errors[max(said)] if said else None

@@ -1,4 +1,4 @@
-"""A communicator as the binding's callers hold it: what it may still be used for, and by whom."""
+"""A communicator in the form of a handle: its state, its thread and its graphs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tests.nccl.standin.contract import ContractBroken
 
 @dataclass(eq=False)
 class Handle:
-    """One rank's end.
+    """One rank's end of a communicator.
 
     Attributes
     ----------
     host : Communicator
-        What moves the stand-in's data between the same ranks.
+        Communicator that moves the stand-in's data between the same ranks.
     launched, started, completed : int
-        Collectives whose group has ended, those that have told the other ranks so, and those that
-        have written their outputs.
+        Numbers of collectives whose group has ended, that have sent their call, and that have
+        written their outputs.
     graphs : set of str
-        Those that have its collectives, and have not been freed.
+        Graphs with collectives of this communicator that are not freed.
     hung : int or None
-        From which collective on this rank never comes.
+        Number of the first collective at which this rank does not arrive.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Handle:
         return self.ended == "aborted"
 
     def check(self, what: str) -> None:
-        """Refuse use after the end, and by two threads."""
+        """Refuse use after the end, and use by two threads."""
         if self.ended:
             raise ContractBroken(
                 f"{what} of {self.name} on rank {self.rank}, which was {self.ended}"
@@ -62,7 +62,7 @@ class Handle:
             )
 
     def check_graphs(self, what: str) -> None:
-        """Refuse what waits until no graph has a collective of it."""
+        """Refuse a call that waits until no graph holds a collective of this communicator."""
         if self.graphs:
             raise ContractBroken(
                 f"{what} of {self.name} on rank {self.rank} while there is {sorted(self.graphs)[0]}"
@@ -70,5 +70,5 @@ class Handle:
             )
 
     def may_start(self, number: int) -> bool:
-        """Whether a collective's turn has come: one after the other, on every rank alike."""
+        """Return whether a collective may start: they run in one order on all ranks."""
         return number <= self.started and (self.hung is None or number < self.hung)

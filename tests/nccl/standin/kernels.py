@@ -1,4 +1,4 @@
-"""The store's kernels on the stand-in's arrays: NumPy's, in the order of the current stream."""
+"""Kernels of stores on the stand-in's arrays: NumPy's, in the order of the current stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HOST = HostKernels()
 
 
 class StandInKernels:
-    """`ncclkv.kernels.base.Kernels` for arrays of a stand-in's device, or of the host."""
+    """A `ncclkv.kernels.base.Kernels` for arrays of a stand-in's device, or of the host."""
 
     value = staticmethod(as_gpu_value)
     out = staticmethod(as_gpu_out)
@@ -29,7 +29,7 @@ class StandInKernels:
         return self._streams.allocate(count * np.dtype(dtype).itemsize).view(dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """An array full of poison."""
+        """Return an array full of poison."""
         array = self.zeros(math.prod(shape), dtype)
         self._streams.poison(array)
         return array.reshape(shape)
@@ -95,7 +95,7 @@ class StandInKernels:
         reads = [scalars, *([] if skip is None else [skip]), gradients[lo:hi]]
         changed = [array[lo:hi] for array in (weights, *states)]
         inside = Segments(segments.bounds - lo)
-        has_skip = skip is not None  # and not the arrays, which what is recorded does not keep
+        has_skip = skip is not None  # not the arrays: recorded work must not keep them alive
 
         def run(scalars: Any, *views: Any) -> None:
             skip, views = (views[0], views[1:]) if has_skip else (None, views)
@@ -123,7 +123,7 @@ class StandInKernels:
     ) -> Any:
         """Copy each source to its target, as one kernel does."""
 
-        count = len(sources)  # and not the arrays, which what is recorded does not keep
+        count = len(sources)  # not the arrays: recorded work must not keep them alive
 
         def run(*views: Any) -> None:
             for source, target in zip(views[:count], views[count:], strict=True):
@@ -133,6 +133,6 @@ class StandInKernels:
         return table or object()
 
     def _read(self, outs: Sequence[Any]) -> None:
-        """Arrays of the host are written when a kernel returns, which waits for them."""
+        """Wait for the stream if an array of the host is written, as a kernel's caller does."""
         if any(isinstance(out, np.ndarray) for out in outs):
             self._streams.device.drain(self._streams.current())

@@ -1,4 +1,4 @@
-"""The calls of one rank as lines of text, to be compared with a kept file."""
+"""Calls of one rank as lines of text, for a comparison with a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HEADER = "recording stand-in, not NCCL"
 
 
 class CallLog:
-    """Every call that reached the stand-in, one a line."""
+    """The calls that reached the stand-in, one a line."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -19,13 +19,13 @@ class CallLog:
         self.lines.append(line)
 
     def event(self) -> str:
-        """The name of a new event."""
+        """Return the name of a new event."""
         self._events += 1
         return f"event {self._events}"
 
     @contextmanager
     def section(self) -> Iterator[list[str]]:
-        """Collect what is called in a block, with its events numbered from 1."""
+        """Collect the calls of a block, with events numbered from 1."""
         before, self.lines = self.lines, [HEADER]
         events, self._events = self._events, 0
         collected = self.lines

@@ -1,7 +1,7 @@
-"""Device memory that is host memory, in arrays that CuPy takes for its own.
+"""Device memory made of host memory, in arrays that CuPy accepts as its own.
 
-No kernel can run on such an array, and no copy of CuPy's; addresses, slices, dtypes and flags are
-as on a device.
+Kernels and copies of CuPy cannot run on such an array; addresses, slices, dtypes and flags are as
+on a device.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tests.nccl.standin.contract import ContractBroken
 
 ALIGNMENT = 256
 GUARD = 512
-"""Bytes on either side of an allocation that belong to nobody."""
+"""Bytes before and after an allocation that no array may use."""
 
 GUARD_BYTE = 0x5C
 POISON = 0xA5
-"""What an output holds until it is written."""
+"""Byte of outputs before they are written."""
 
 
 class Owner:
-    """Lives as long as an array refers to the memory."""
+    """The owner of the memory, alive as long as an array of it."""
 
     def __init__(self, streams: Any) -> None:
         self.streams = streams
@@ -36,7 +36,7 @@ class Owner:
 
 @dataclass(eq=False)
 class Allocation:
-    """Memory of the device; `stream` was current when it was made."""
+    """Memory of the device; `stream` was current when it was allocated."""
 
     name: str
     space: NDArray[np.uint8]
@@ -47,27 +47,27 @@ class Allocation:
 
     @property
     def start(self) -> int:
-        """Its address."""
+        """Return the first address."""
         return self.space.ctypes.data + self.first
 
     def bytes(self, lo: int, hi: int) -> NDArray[np.uint8]:
-        """Its bytes ``[lo, hi)``, as NumPy sees them."""
+        """Return the bytes ``[lo, hi)`` as a NumPy array."""
         return self.space[self.first + lo : self.first + hi]
 
     def check_guards(self) -> None:
-        """Refuse what was written beside it."""
+        """Refuse writes beside the allocation."""
         around = np.concatenate([self.space[: self.first], self.space[self.first + self.nbytes :]])
         if (around != GUARD_BYTE).any():
             raise ContractBroken(f"something wrote beside {self.name} ({self.nbytes} bytes)")
 
 
 class Memory:
-    """All allocations of one device that somebody still refers to.
+    """All allocations of one device that something still refers to.
 
     Parameters
     ----------
     freed : callable
-        ``freed(allocation)``, called when nobody refers to it any more.
+        Called as ``freed(allocation)`` when nothing refers to an allocation any more.
     """
 
     def __init__(self, freed: Callable[[Allocation], None]) -> None:
@@ -76,7 +76,7 @@ class Memory:
         self._freed = freed
 
     def allocate(self, nbytes: int, stream: int, streams: Any) -> Any:
-        """A zeroed uint8 cupy.ndarray between two guards."""
+        """Return a zeroed uint8 cupy.ndarray between two guards."""
         self._count += 1
         space = np.zeros(nbytes + 2 * GUARD + ALIGNMENT, np.uint8)
         first = GUARD + -(space.ctypes.data + GUARD) % ALIGNMENT
@@ -89,21 +89,21 @@ class Memory:
         return StandInArray((nbytes,), np.uint8, cupy.cuda.MemoryPointer(pointer, 0))
 
     def used(self) -> int:
-        """The bytes of all that somebody refers to."""
+        """Return the bytes of all live allocations."""
         return sum(allocation.nbytes for allocation in list(self._live.values()))
 
     def _drop(self, allocation: Allocation) -> None:
-        """Nobody can name the memory any more."""
+        """Remove an allocation that nothing refers to any more."""
         del self._live[allocation.start]
         self._freed(allocation)
 
     def name(self, array: Any, name: str) -> None:
-        """Call an array's allocation something."""
+        """Give an array's allocation a name."""
         self.find(array.data.ptr, 0, "name")[0].name = name
 
     def find(self, address: int, nbytes: int, what: str) -> tuple[Allocation, int]:
-        """The allocation that has all of some bytes, and where they begin in it."""
-        for allocation in list(self._live.values()):  # others may be freed meanwhile
+        """Return the allocation that contains the bytes, and their offset in it."""
+        for allocation in list(self._live.values()):  # other threads may free allocations meanwhile
             offset = address - allocation.start
             if 0 <= offset <= allocation.nbytes:
                 if offset + nbytes > allocation.nbytes:
@@ -117,7 +117,7 @@ class Memory:
         )
 
     def check_live(self, allocation: Allocation, what: str) -> None:
-        """Refuse what would touch memory that nobody refers to any more."""
+        """Refuse access to freed memory."""
         if self._live.get(allocation.start) is not allocation:
             raise ContractBroken(
                 f"{what} touches {allocation.name}, which was freed; refer to all that a graph "
@@ -125,7 +125,7 @@ class Memory:
             )
 
     def view(self, array: Any) -> tuple[Allocation, int, int, NDArray[Any]]:
-        """A device array as NumPy sees it, with the bytes that it spans."""
+        """Return NumPy's view of a device array, with the bytes that it spans."""
         lo = hi = array.data.ptr
         if array.size:
             steps = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
@@ -142,6 +142,6 @@ class Memory:
         return allocation, offset, offset + hi - lo, view
 
     def check_guards(self) -> None:
-        """Refuse what was written beside any allocation."""
+        """Refuse writes beside any allocation."""
         for allocation in list(self._live.values()):
             allocation.check_guards()

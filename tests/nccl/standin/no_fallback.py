@@ -1,4 +1,4 @@
-"""A transport that goes nowhere."""
+"""A transport without messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class NoWire:
-    """What a `Flight` asks of a transport, for a device without peers."""
+    """The calls that a `ProgressEngine` makes of a transport, for a device without peers."""
 
     size = 0
     spin_limit = 0
@@ -17,7 +17,7 @@ class NoWire:
         self.inbox: list[Any] = []
 
     def post(self, data: bytes, peers: Any) -> None:
-        """Nobody hears."""
+        """Send nothing."""
 
     def pause(self, attempt: int) -> None:
         time.sleep(0 if attempt < 20 else 2e-4)

@@ -1,4 +1,4 @@
-"""What goes on in a stream among ranks: it is compared, moved and written, in that order."""
+"""An operation of several ranks in a stream: it compares, moves and writes, in that order."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.nccl.standin.handle import Handle
 
 
 class Operation(ABC):
-    """One rank's part of it.
+    """One rank's part of an operation.
 
-    A rank that does not come leaves the others where NCCL would: they never get any further.
+    A rank that does not arrive blocks the others, as with NCCL.
     """
 
     def __init__(self, handle: Handle, kind: str) -> None:
@@ -24,7 +24,7 @@ class Operation(ABC):
         self._moves = False
 
     def run(self, needed: bool) -> bool:
-        """Go on from where the messages of the last step have brought it."""
+        """Continue after the messages of the last step."""
         handle = self._handle
         if handle.aborted:
             return True
@@ -33,7 +33,7 @@ class Operation(ABC):
         try:
             return self._advance(needed or handle.size == 1)
         except CommError:
-            # Whoever left took its part along.  NCCL says nothing about it.
+            # A rank that left takes its part with it. NCCL reports nothing.
             return False
 
     def _advance(self, needed: bool) -> bool:
@@ -54,11 +54,11 @@ class Operation(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Take the inputs, poison the outputs, and tell the others of it."""
+        """Read the inputs, poison the outputs, and send a description to the other ranks."""
 
     @abstractmethod
     def _compare(self) -> None:
-        """Refuse what differs, with the same words on every rank."""
+        """Refuse differences, with equal texts on all ranks."""
 
     @abstractmethod
     def _move(self) -> None:

@@ -1,9 +1,9 @@
-"""What happens before what: a vector clock for every stream and for the host.
+"""The happens-before order: a vector clock for every stream and for the host.
 
-A stream's clock says how far each stream has come, for certain, before the stream's next work
-begins.  Work on a stream follows the work before it; an event carries the clock of its stream to
-those who wait for it, and the host's clock goes into all that it queues.  Two accesses to the same
-bytes, of which one writes, must be ordered by this; that they happened to run in some order proves
+A stream's clock holds how far each stream has certainly run before the stream's next work begins.
+Work on a stream follows the work before it. An event carries the clock of its stream to all that
+wait for it. The host's clock enters all work that it queues. Two accesses to the same bytes, one of
+them a write, must be ordered by these clocks. The order in which they happened to run proves
 nothing.
 """
 
@@ -17,7 +17,7 @@ from tests.nccl.standin.contract import ContractBroken
 from tests.nccl.standin.memory import Allocation
 
 HOST = -1
-"""The host's place among the streams."""
+"""Index of the host among the streams."""
 
 Clock = dict[int, int]
 
@@ -46,7 +46,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Access:
-    """One span, when it was touched, and by what."""
+    """A span, the time of its access, and the work that accessed it."""
 
     span: Span
     stream: int
@@ -55,23 +55,23 @@ class Access:
 
 
 class Order:
-    """The clocks of one device."""
+    """Clocks of one device."""
 
     def __init__(self) -> None:
         self._clocks: defaultdict[int, Clock] = defaultdict(dict)
 
     def clock(self, stream: int) -> Clock:
-        """A copy of a stream's clock."""
+        """Return a copy of a stream's clock."""
         return dict(self._clocks[stream])
 
     def join(self, stream: int, clock: Clock) -> None:
-        """What `clock` says has happened before the stream's next work."""
+        """Order a stream's next work after everything in `clock`."""
         own = self._clocks[stream]
         for other, tick in clock.items():
             own[other] = max(own.get(other, 0), tick)
 
     def access(self, stream: int, spans: Sequence[Span], what: str) -> None:
-        """Note that work queued on a stream now touches `spans`; refuse what is not ordered."""
+        """Record that work queued on a stream uses `spans`; refuse accesses without an order."""
         self.join(stream, self._clocks[HOST])
         own = self._clocks[stream]
         own[stream] = own.get(stream, 0) + 1
@@ -83,12 +83,12 @@ class Order:
             history[:] = [old for old in history if not _replaces(new, old)] + [new]
 
     def _history(self, allocation: Allocation) -> list[Access]:
-        """What has been done with an allocation."""
+        """Return the accesses of an allocation."""
         accesses: list[Access] = allocation.accesses
         return accesses
 
     def _check(self, span: Span, clock: Clock, what: str) -> None:
-        """Refuse an access that is not ordered after those that it conflicts with."""
+        """Refuse an access that is not ordered after the earlier ones it conflicts with."""
         for old in self._history(span.allocation):
             if span.conflicts(old.span) and clock.get(old.stream, 0) < old.tick:
                 raise ContractBroken(
@@ -97,7 +97,7 @@ class Order:
                 )
 
     def unordered(self, allocation: Allocation) -> list[Access]:
-        """Accesses that the next work on the allocation's stream would not come after."""
+        """Return the accesses not ordered before the next work on the allocation's stream."""
         clock = self.clock(allocation.stream)
         host = self._clocks[HOST]
         return [
@@ -108,6 +108,6 @@ class Order:
 
 
 def _replaces(new: Access, old: Access) -> bool:
-    """Whether whatever conflicts with the old access conflicts with the new one, which is later."""
+    """Return whether every conflict with the old access is one with the new, later access, too."""
     later = new.span.writes or (new.stream == old.stream and not old.span.writes)
     return later and new.span.covers(old.span)

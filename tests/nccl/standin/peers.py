@@ -12,12 +12,11 @@ from tests.nccl.standin.log import CallLog
 
 
 class Peers:
-    """A host communicator that makes, for each communicator split off it, one for the stand-in.
+    """A host communicator that makes one for the stand-in with each communicator split off.
 
-    The stand-in moves data among the ranks of every communicator that is created, and these need
-    not all be there when it is: so its own is made where all must be.
-
-    What hosts do together is in the log, for a step pays for it as for a call of NCCL.
+    The stand-in moves data among the ranks of every communicator, and they need not all be present
+    at its creation. So its own communicator is made when all must be present. Collectives of hosts
+    are in the log, since a step pays for them as for calls of NCCL.
     """
 
     def __init__(
@@ -49,13 +48,13 @@ class Peers:
         return Peers(child, self._offer, self._limit, self._log)
 
     def duplicate(self, timeout: float | None = None) -> Any:
-        child = self._host.duplicate(timeout)  # the first, for it heeds the deadline
+        child = self._host.duplicate(timeout)  # the first, because it obeys the deadline
         self._offer(self._host.duplicate(self._limit))
         return Peers(child, self._offer, self._limit, self._log)
 
 
 class LoggedControl:
-    """The small messages of a host communicator, each a line of the log."""
+    """The object messages of a host communicator, each a line of the log."""
 
     def __init__(self, control: ObjectComm, log: CallLog) -> None:
         self._control = control

@@ -1,4 +1,4 @@
-"""All that the stand-in gives one rank."""
+"""The stand-in's objects of one rank."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Seat:
     Parameters
     ----------
     host : Communicator
-        Closed by whoever made it.
+        Host communicator; its creator closes it.
     lazy : bool
-        Whether the device does nothing before it must.
+        Whether the device delays all work as long as possible.
     faults : Faults
-        What goes wrong on this rank.
+        Faults of this rank.
     limit : float
-        Seconds that the stand-in waits for anything before it calls it a hang.
+        Seconds after which a wait of the stand-in counts as a hang.
 
     Attributes
     ----------
     spoilt : bool
-        Whether the contract was broken on purpose, so that what is left behind says nothing.
+        Whether the test broke the contract on purpose, so that leftover state is not checked.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class Seat:
         return f"<{HEADER}, rank {self.rank} of {self.size}>"
 
     def communicator(self, timeout: float | None = None) -> NcclCommunicator:
-        """The communicator under test, of all ranks, over this seat."""
+        """Return the communicator under test, of all ranks."""
         peers = self.peers.duplicate(timeout)
         return NcclCommunicator(peers, self.binding, self.streams, self.kernels)
 
     def create(self) -> Any:
-        """A handle of all ranks, as the communicator under test makes one."""
+        """Return a handle of all ranks, created as the communicator under test creates one."""
         identity = self.binding.unique_id() if self.rank == 0 else b""
         identity = self.peers.control.broadcast(identity, 0, "the unique id")
         return self.binding.create(self.size, identity, self.rank)
 
     @contextmanager
     def calls(self) -> Iterator[list[str]]:
-        """What is called in a block, a line each, while the device stands still."""
+        """Yield the calls of a block, one a line, while the device is frozen."""
         self.device.frozen = True
         try:
             with self.device.log.section() as lines:
@@ -84,7 +84,7 @@ class Seat:
             self.device.frozen = False
 
     def check(self) -> None:
-        """Raise what went wrong unseen, such as a write beside an array."""
+        """Raise faults that no call reported, such as a write beside an array."""
         self.device.memory.check_guards()
         self.device.check()
 
@@ -98,7 +98,7 @@ def run_seats(
     limit: float = LIMIT,
     timeout: float = 20.0,
 ) -> list[Any]:
-    """Run ``body(seat)`` on so many threads, and check each device at the end."""
+    """Run ``body(worker)`` on so many threads, and check each device at the end."""
 
     def rank_body() -> Any:
         host = threads.world(timeout)

@@ -15,7 +15,7 @@ from tests.nccl.standin.rank import Seat
 
 
 class SeatStores(Stores):
-    """Opens stores named ``nccl`` over a seat."""
+    """A function that opens stores named ``nccl`` on a worker."""
 
     def __init__(self, seat: Seat, update_on: str) -> None:
         super().__init__("nccl", update_on)

@@ -18,7 +18,7 @@ from tests.nccl.standin.order import HOST, Clock, Span
 
 
 class RecordingEvent:
-    """A point in a stream; it is done when the device has come there."""
+    """A point in a stream, done when the device has reached it."""
 
     def __init__(self, device: Device, name: str, clock: Clock) -> None:
         self.what = name
@@ -32,7 +32,7 @@ class RecordingEvent:
         return True
 
     def done(self) -> bool:
-        """Whether it was reached; in lazy mode, never at the first look."""
+        """Return whether the device has reached the event; in lazy mode never at once."""
         self._device.check()
         self._device.refuse(f"a look at {self.what}")
         self._looks += 1
@@ -45,7 +45,7 @@ class RecordingEvent:
 
 
 class _Hold:
-    """Work behind it waits until an event is reached."""
+    """Work that blocks its stream until an event is reached."""
 
     def __init__(self, event: RecordingEvent) -> None:
         self.what = f"the wait for {event.what}"
@@ -56,12 +56,12 @@ class _Hold:
 
 
 class RecordingStreams:
-    """The streams of a device as one communicator has them.
+    """The streams of a device, for one communicator.
 
     Attributes
     ----------
     device : Device
-        What `another` shares with this.
+        Device that `another` shares.
     """
 
     def __init__(self, device: Device, name: str = "the communication stream") -> None:
@@ -74,10 +74,10 @@ class RecordingStreams:
         return self.device.current
 
     def check_device(self) -> None:
-        """There is one device."""
+        """Do nothing: there is one device."""
 
     def attach(self) -> None:
-        """Any thread may look, and moves the device then."""
+        """Let this thread query events, which advances the device."""
 
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:
@@ -94,7 +94,7 @@ class RecordingStreams:
             captured = device.capture.record(stream, device.log.event())
             device.log.add(f"record {captured.what} on {device.name(stream)}")
             return captured
-        # Events follow what the host has waited for, as all that it queues does.
+        # An event follows all that the host has waited for, like all work it queues.
         device.order.access(stream, (), "record")
         event = RecordingEvent(device, device.log.event(), device.order.clock(stream))
         device.log.add(f"record {event.what} on {device.name(stream)}")
@@ -142,10 +142,10 @@ class RecordingStreams:
         self.device.drop_capture()
 
     def reported(self, error: BaseException, call: str) -> None:
-        return None  # the stand-in's own errors are the store's already
+        return None  # errors of the stand-in break the store by themselves
 
     def broke_capture(self, error: BaseException) -> str:
-        """What is refused in a capture ends a test."""
+        """Raise the error: a call refused in a capture ends the test."""
         return ""
 
     def another(self) -> RecordingStreams:
@@ -156,7 +156,7 @@ class RecordingStreams:
             self._closed = True
             self.device.end_stream(self.communication)
 
-    # What only tests use
+    # Methods for tests
 
     def work(
         self,
@@ -165,10 +165,10 @@ class RecordingStreams:
         writes: Sequence[Any],
         run: Callable[..., object],
     ) -> None:
-        """Log ``run(*reads, *writes)`` and queue it on the current stream.
+        """Log ``run(*reads, *writes)``, and queue it on the current stream.
 
-        It is given NumPy's views of device arrays.
-        Arrays of the host among `reads` are as they are now, those among `writes` are poisoned.
+        The function receives NumPy's views of device arrays. Arrays of the host among `reads` are
+        copied at the call, and those among `writes` are poisoned.
         """
         device = self.device
         spans, views = [], []
@@ -187,7 +187,7 @@ class RecordingStreams:
         device.put(device.current, what, lambda: Function(what, lambda: run(*views)), spans)
 
     def put(self, values: NDArray[Any]) -> Any:
-        """A new device array with `values`, contiguous."""
+        """Return a new contiguous device array with `values`."""
         array = self.allocate(values.nbytes).view(values.dtype).reshape(values.shape)
         self.write(array, values)
         return array
@@ -205,16 +205,16 @@ class RecordingStreams:
         return out
 
     def poison(self, array: Any) -> None:
-        """Make an array's elements anything, in the order of the current stream."""
+        """Poison an array's elements, in the order of the current stream."""
         self.work("poison", (), [array], _poisoned)
 
     def peek(self, array: Any) -> NDArray[Any]:
-        """What lies in a device array at this moment, whatever is queued."""
+        """Return the content of a device array at this moment, without regard to queued work."""
         values: NDArray[Any] = self.device.memory.view(array)[3].copy()
         return values
 
 
 def _poisoned(out: NDArray[Any]) -> NDArray[Any]:
-    """An array of any strides, every byte poisoned."""
+    """Return an array of any strides with every byte poisoned."""
     out[...] = np.frombuffer(bytes([POISON]) * out.itemsize, out.dtype)[0]
     return out

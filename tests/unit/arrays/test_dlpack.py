@@ -1,4 +1,4 @@
-"""Arrays of other libraries, through DLPack, and arrays in a device's memory."""
+"""Arrays of other libraries through DLPack, and arrays in a device's memory."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class Exporter:
 
 
 class OldExporter(Exporter):
-    """The same from before DLPack 1.0: the capsule cannot say whether it may be written."""
+    """An array of a library older than DLPack 1.0: its capsule has no read-only flag."""
 
     def __dlpack__(self, *, stream: Any = None) -> Any:
         return self.x.__dlpack__()
 
 
 class Failing(Exporter):
-    """A library that cannot export this one array."""
+    """An array that its library cannot export."""
 
     def __dlpack__(self, **options: Any) -> Any:
         raise BufferError("no dtype for it")
 
 
 class CudaArray:
-    """What Numba's device arrays look like; the pointer leads nowhere."""
+    """An array with the attributes of Numba's device arrays; its pointer is invalid."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class CudaArray:
 
 
 def _from_library(cls: type, module: str) -> type:
-    """`cls` as if the package `module` defined it."""
+    """Return an instance of `cls` that claims to come from the package `module`."""
     return type(cls.__name__, (cls,), {"__module__": module})
 
 
@@ -65,13 +65,13 @@ def test_values_are_views(exporter: Any) -> None:
 
 
 @pytest.mark.skipif(NUMPY < (2, 1), reason="NumPy before 2.1 asks for no versioned capsule")
-def test_out_is_written_where_the_capsule_says_that_it_may_be() -> None:
+def test_out_is_written_if_the_capsule_is_writable() -> None:
     memory = np.zeros(3, np.float32)
     as_out(Exporter(memory), WHAT)[:] = 5
     assert memory.tolist() == [5, 5, 5]
 
 
-def test_out_is_refused_where_the_capsule_does_not_say_so() -> None:
+def test_out_is_refused_if_the_capsule_is_not_writable() -> None:
     with pytest.raises(UsageError) as caught:
         as_out(OldExporter(np.zeros(3)), WHAT)
     message = str(caught.value)
@@ -106,7 +106,7 @@ def test_device_memory_is_refused(device: int) -> None:
         ),
     ],
 )
-def test_cuda_arrays_are_told_how_to_come_to_the_host(module: str, advice: str) -> None:
+def test_refusal_of_cuda_arrays_names_the_copy_to_the_host(module: str, advice: str) -> None:
     x = _from_library(CudaArray, module)()
     with pytest.raises(NotSupported, match="^push of key 3: " + advice):
         as_value(x, WHAT)
@@ -115,7 +115,7 @@ def test_cuda_arrays_are_told_how_to_come_to_the_host(module: str, advice: str) 
 
 
 @pytest.mark.parametrize("module", ["jax", "jaxlib._jax"])
-def test_jax_arrays_are_values_and_never_outs(module: str) -> None:
+def test_jax_arrays_are_accepted_as_values_and_refused_as_outs(module: str) -> None:
     x = _from_library(Exporter, module)(np.arange(3.0))
     assert as_value(x, WHAT).tolist() == [0, 1, 2]
     with pytest.raises(
@@ -125,7 +125,7 @@ def test_jax_arrays_are_values_and_never_outs(module: str) -> None:
 
 
 @pytest.mark.parametrize("function", [as_value, as_out])
-def test_what_numpy_cannot_view_is_refused_with_the_cause(function: Any) -> None:
+def test_arrays_that_numpy_cannot_view_are_refused_with_the_cause(function: Any) -> None:
     with pytest.raises(
         NotSupported, match=r"through DLPack \(BufferError: no dtype for it\); pass it as a NumPy"
     ):

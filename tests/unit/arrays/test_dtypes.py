@@ -1,4 +1,4 @@
-"""Which dtypes stores hold."""
+"""The dtypes that stores hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_supported_dtypes_in_any_byte_order(name: str) -> None:
         assert dtype_name(checked) == name
 
 
-def test_names_of_one_dtype_are_one() -> None:
+def test_all_names_of_a_dtype_give_the_same_dtype() -> None:
     assert check_dtype(np.dtype("q"), "init") == check_dtype(np.dtype("l"), "init") == np.int64
 
 

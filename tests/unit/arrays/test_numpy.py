@@ -1,4 +1,4 @@
-"""NumPy arrays and scalars as value and out; what is no array at all."""
+"""NumPy arrays and scalars as value and out; objects that are no arrays."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("x", ARRAYS.values(), ids=ARRAYS.keys())
-def test_arrays_come_back_as_they_are(x: np.ndarray) -> None:
+def test_arrays_are_returned_unchanged(x: np.ndarray) -> None:
     assert as_value(x, WHAT) is x
     assert as_out(x, WHAT) is x
 
 
-def test_read_only_arrays_are_values_and_no_outs() -> None:
+def test_read_only_arrays_are_refused_as_outs() -> None:
     x = _read_only()
     assert as_value(x, WHAT) is x
     with pytest.raises(UsageError, match=r"^pull of key 3: out is read-only; pass an array that"):
@@ -47,7 +47,7 @@ def test_read_only_arrays_are_values_and_no_outs() -> None:
 
 def test_subclasses_become_views_of_the_base_class(tmp_path: Any) -> None:
     memmap = np.memmap(tmp_path / "x", dtype=np.float32, mode="w+", shape=(3,))
-    # PendingDeprecationWarning of np.matrix is avoided by viewing.
+    # A view avoids the PendingDeprecationWarning of np.matrix.
     matrix = np.eye(2).view(np.matrix)
     for x in (memmap, matrix):
         for view in (as_value(x, WHAT), as_out(x, WHAT)):
@@ -58,7 +58,7 @@ def test_subclasses_become_views_of_the_base_class(tmp_path: Any) -> None:
     assert memmap.tolist() == [7, 7, 7]
 
 
-def test_a_read_only_subclass_is_no_out() -> None:
+def test_a_read_only_subclass_is_refused_as_out() -> None:
     with pytest.raises(UsageError, match="out is read-only"):
         as_out(_read_only().view(np.recarray), WHAT)
 
@@ -91,7 +91,7 @@ def test_out_whose_elements_share_memory_is_refused() -> None:
     assert as_value(x, WHAT) is x
 
 
-def test_a_zero_stride_that_repeats_nothing_is_right() -> None:
+def test_a_zero_stride_that_repeats_no_element_is_accepted() -> None:
     one = np.lib.stride_tricks.as_strided(np.zeros(3), shape=(1, 3), strides=(0, 8))
     none = np.lib.stride_tricks.as_strided(np.zeros(3), shape=(4, 0), strides=(0, 8))
     assert as_out(one, WHAT) is one
@@ -126,7 +126,7 @@ def test_python_numbers_are_refused(x: Any, subject: str, function: Any) -> None
     ],
 )
 @pytest.mark.parametrize("function", [as_value, as_out])
-def test_what_is_no_array_is_refused_by_name(x: Any, subject: str, function: Any) -> None:
+def test_other_objects_are_refused_by_type_name(x: Any, subject: str, function: Any) -> None:
     with pytest.raises(UsageError) as caught:
         function(x, WHAT)
     assert not isinstance(caught.value, NotSupported)

@@ -1,4 +1,4 @@
-"""torch tensors as value and out."""
+"""Tensors of torch as value and out."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def test_tensors_that_require_grad_are_detached() -> None:
     assert parameter.requires_grad
 
 
-def test_lazy_conjugates_and_negations_are_carried_out_in_values() -> None:
+def test_lazy_conjugates_and_negations_are_resolved_in_values() -> None:
     tensor = torch.tensor([1 + 2j, 3 - 4j])
     assert as_value(tensor.conj(), WHAT).tolist() == [1 - 2j, 3 + 4j]
     assert as_value(tensor.conj().imag, WHAT).tolist() == [-2, 4]
 
 
-def test_lazy_conjugates_and_negations_are_no_outs() -> None:
+def test_lazy_conjugates_and_negations_are_refused_as_outs() -> None:
     tensor = torch.tensor([1 + 2j, 3 - 4j])
     for out in (tensor.conj(), tensor.conj().imag):
         with pytest.raises(
@@ -79,7 +79,7 @@ def test_lazy_conjugates_and_negations_are_no_outs() -> None:
             as_out(out, WHAT)
 
 
-def test_an_expanded_tensor_is_a_value_and_no_out() -> None:
+def test_an_expanded_tensor_is_refused_as_out() -> None:
     tensor = torch.ones(3).expand(4, 3)
     assert as_value(tensor, WHAT).shape == (4, 3)
     with pytest.raises(UsageError, match="elements of out share memory"):
@@ -113,8 +113,8 @@ def test_dtypes_that_numpy_lacks_are_refused_with_the_cause(function: Any) -> No
         function(tensor, WHAT)
 
 
-def test_tensors_on_a_gpu_are_told_how_to_come_to_the_host() -> None:
-    # torch's own stand-in for tensors: it has a device and no memory, so no GPU is needed.
+def test_refusal_of_gpu_tensors_names_the_copy_to_the_host() -> None:
+    # FakeTensorMode is torch's stand-in: tensors with a device and without memory need no GPU.
     with fake_tensor.FakeTensorMode():
         tensor = torch.ones(3, device="cuda")
     with pytest.raises(NotSupported, match=r"a torch tensor on cuda:0 is .* pass its \.cpu\(\)$"):

@@ -1,4 +1,4 @@
-"""Every part of the bench on two ranks that are threads, and runs that must fail."""
+"""Every case of the bench on two ranks as threads, and runs that must fail."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PARTS = {**cases.HOST, **cases.GPU}
 
 
 class Second(Ours):
-    """Our communicator in place of another library."""
+    """A second library, which is our communicator."""
 
     name = "Gloo"
 
@@ -50,7 +50,7 @@ def _small(monkeypatch):
 
 
 def on_threads(body, options=OPTIONS):
-    """What `body(job)` returns on each of two ranks."""
+    """Return the results of ``body(job)`` on two ranks."""
 
     def rank():
         comm = threads.world(None)
@@ -68,7 +68,7 @@ def solo() -> Job:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_part_runs_and_is_right(part, capsys):
+def test_case_runs_with_correct_results(part, capsys):
     def body(job):
         job.libraries = [Second(job.comm)]
         PARTS[part](job)
@@ -79,14 +79,14 @@ def test_part_runs_and_is_right(part, capsys):
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_part_runs_on_one_rank(part, capsys):
+def test_case_runs_on_one_rank(part, capsys):
     job = solo()
     PARTS[part](job)
     assert job.wrong == 0
     assert capsys.readouterr().out
 
 
-def test_every_way_of_the_store_is_in_the_table(capsys):
+def test_every_kind_of_call_is_in_the_table(capsys):
     on_threads(models.run)
     said = capsys.readouterr().out
     for name in (models.LISTS, models.VIEWS, models.KEYS, models.TURN, models.GROUP, models.RAW):
@@ -95,7 +95,7 @@ def test_every_way_of_the_store_is_in_the_table(capsys):
 
 
 class Broken(SoloCommunicator):
-    """An allreduce and an allgather that do nothing."""
+    """A library whose allreduce and allgather do nothing."""
 
     def allreduce(self, send, receive, op="sum"):
         return DoneWork()
@@ -105,7 +105,7 @@ class Broken(SoloCommunicator):
 
 
 @pytest.mark.parametrize("part", ["raw", "sizes", "allreduce", "flush"])
-def test_a_wrong_communicator_fails_the_part(part):
+def test_a_wrong_communicator_fails_the_case(part):
     comm = Broken(10.0)
     job = Job(comm, HostMemory(comm), OPTIONS)
     PARTS[part](job)
@@ -113,8 +113,8 @@ def test_a_wrong_communicator_fails_the_part(part):
 
 
 @pytest.mark.parametrize("part", ["lists", "keys", "models"])
-def test_a_wrong_store_fails_the_part(part, monkeypatch):
-    """One number of the first key is off by one at every pull."""
+def test_a_wrong_store_fails_the_case(part, monkeypatch):
+    """Check that a case fails when each pull has one wrong number in its first key."""
     from bench.candidates.store import Lists
 
     pull = Lists.wrong
@@ -130,7 +130,7 @@ def test_a_wrong_store_fails_the_part(part, monkeypatch):
 
 
 class Counting(Candidate):
-    """Remembers its turns."""
+    """A candidate that records its turns."""
 
     def __init__(self, name, log):
         self.name = name
@@ -168,7 +168,7 @@ def test_buckets_and_cuts():
     assert [piece.size for piece in baselines.cut(np.zeros(10, np.float32), 16)] == [4, 4, 2]
 
 
-def test_bucketed_baseline_is_right_and_can_be_wrong():
+def test_check_of_the_bucketed_baseline_passes_and_can_fail():
     def body(job):
         work = Workload(job, TINY)
         flat = job.memory.bucket(work.nbytes // 4)
@@ -196,7 +196,7 @@ def test_absent_libraries_are_named(monkeypatch):
 
 
 def test_torch_as_a_library(monkeypatch, capsys):
-    """Its sums, and its SGD, whose weights must be the store's to the last bit."""
+    """Compare sums and SGD of torch with the store's, bit for bit."""
     pytest.importorskip("torch", reason="torch is not installed: the extra `torch` has it")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     job = solo()
@@ -213,7 +213,7 @@ def test_torch_as_a_library(monkeypatch, capsys):
 
 
 def test_place_on_a_gpu_asks_cupy(monkeypatch):
-    """With NumPy's functions under CuPy's names: what is called, not what it does."""
+    """Check which functions are called, with NumPy's functions under CuPy's names."""
     waits = []
     runtime = SimpleNamespace(
         getDevice=lambda: 3,
@@ -265,7 +265,7 @@ def _no_libraries(monkeypatch):
 
 
 @pytest.mark.usefixtures("_no_libraries")
-def test_program_says_what_was_right(tmp_path, capsys):
+def test_program_prints_the_correct_cases(tmp_path, capsys):
     assert program.main(["--only", "raw", "--max-bytes", "64", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "# all numbers were right" in said
@@ -281,7 +281,7 @@ def test_program_fails_when_a_number_was_wrong(tmp_path, capsys):
     assert "FAILED" in capsys.readouterr().out
 
 
-def test_without_a_gpu_the_program_says_so(monkeypatch, capsys):
+def test_without_a_gpu_the_program_prints_the_reason(monkeypatch, capsys):
     none = SimpleNamespace(obstacle="there is no NVIDIA driver")
     monkeypatch.setattr(program.gpus, "survey", lambda comm: [none])
     assert program.main(["gpu"]) == 0

@@ -1,4 +1,4 @@
-"""The bench's data: sums are exact, and what is wrong is counted."""
+"""Data of the bench: sums are exact, and wrong elements are counted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.models import MODELS, elements
 from bench.options import MOST_ROUNDS
 
 LONG = 150_000
-"""More than twice the pattern's period."""
+"""Length of more than two periods of the pattern."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_wrong_ranks_are_found(pattern, ranks):
     assert pattern.wrong(result, 4, total(4, 1)) == LONG
 
 
-def test_stale_spoiled_and_shifted_results_are_found(pattern):
+def test_stale_overwritten_and_shifted_results_are_found(pattern):
     data = rank_data(pattern, 0, 1)
     assert pattern.wrong(data, 1, addend(0, 1)) == 0
     assert pattern.wrong(data, 1, addend(0, 2)) == LONG
@@ -60,7 +60,7 @@ def test_steps_of_different_turns_differ():
 
 @pytest.mark.parametrize("size", [1, 4, 8])
 def test_descent_is_exact_for_as_many_rounds_as_are_allowed(pattern, size):
-    """In float32, against the steps themselves; two candidates share a store's weights."""
+    """Compare the sums in float32 with single steps; two candidates share a store's weights."""
     expected = Descent(size)
     weights, momenta = np.zeros(LONG, np.float32), np.zeros(LONG, np.float32)
     for step in range(1, 2 * (MOST_ROUNDS + 2) + 1):

@@ -1,4 +1,4 @@
-"""Small checkpoints for the tests of their files, and how to change one and sign it again."""
+"""Small checkpoints for the tests of their files; functions that change and sign them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = {"a": np.dtype("float32"), "b": np.dtype("bool")}
 
 
 def head(step: int = 7) -> Manifest:
-    """Two keys of two elements, of one of which an optimizer remembers something."""
+    """Return a manifest of two keys of two elements; the optimizer has a state of one key."""
     specs = tuple(KeySpec(k, i, (2,), dtype) for i, (k, dtype) in enumerate(KEYS.items()))
     config = {"name": "sgd", "learning_rate": 0.5, "lr_mult": {"a": 2.0}}
     updater: list[Any] = [("n", [{"of": 3}]), (5, Tensor((1,), np.dtype("int64")))]
@@ -33,7 +33,7 @@ def head(step: int = 7) -> Manifest:
 
 
 def arrays() -> dict[str, Array]:
-    """Its arrays."""
+    """Return the arrays of that manifest."""
     return {
         value_name(0): np.array([1.5, -0.0], np.float32),
         state_name(0, "momentum"): np.array([0.25, 8], np.float32),
@@ -43,18 +43,18 @@ def arrays() -> dict[str, Array]:
 
 
 def written(directory: Path, step: int = 7, keep: int = 9) -> Path:
-    """A new checkpoint in a directory."""
+    """Write a new checkpoint into a directory, and return its path."""
     return Path(result(write(str(directory), head(step), arrays().items(), keep, "a test")))
 
 
 def loaded(path: Path) -> LoadedCheckpoint | None:
-    """What is in a directory, or one checkpoint of it."""
+    """Load a directory, or one checkpoint in it."""
     found: LoadedCheckpoint | None = result(read(str(path), lambda head: None))
     return found
 
 
 def result(work: Any) -> Any:
-    """What a generator returns in the end."""
+    """Run a generator to its end, and return its result."""
     while True:
         try:
             next(work)
@@ -63,21 +63,21 @@ def result(work: Any) -> Any:
 
 
 def sign(path: Path, text: bytes) -> None:
-    """Replace ``checkpoint.json``, with the sum that goes with it."""
+    """Replace ``checkpoint.json`` and its digest."""
     (path / "checkpoint.json").write_bytes(text)
     sums = f"{hashlib.sha256(text).hexdigest()}  checkpoint.json\n"
     (path / "checkpoint.sha256").write_text(sums)
 
 
 def change(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change what ``checkpoint.json`` says, and sign it."""
+    """Change the content of ``checkpoint.json``, and sign the file."""
     made = json.loads((path / "checkpoint.json").read_text())
     change(made)
     sign(path, json.dumps(made).encode())
 
 
 def replace_tensors(path: Path, blob: bytes) -> None:
-    """Put something else where the tensors are, with the sum and the size that it should have."""
+    """Replace the tensors; the manifest gets the new size and digest."""
     (path / "tensors-0000.safetensors").write_bytes(blob)
     sha256 = hashlib.sha256(blob).hexdigest()
     change(path, lambda made: made["files"][0].update(bytes=len(blob), sha256=sha256))

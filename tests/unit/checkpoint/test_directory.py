@@ -1,4 +1,4 @@
-"""What else lies in a directory of checkpoints: links, files, the checkpoints of another store."""
+"""Other entries of a checkpoint directory: links, files, checkpoints of another store."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ STRAY = [a_file, a_link_to_a_directory, a_link_to_nothing]
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """A checkpoint on another disk."""
+    """Return the path of a checkpoint on another disk."""
     return small.written(tmp_path / "archive")
 
 
 @pytest.mark.parametrize("make", STRAY)
 @pytest.mark.parametrize("prefix", ["", ".saving-", ".removing-"])
-def test_what_is_no_directory_is_unlinked(
+def test_links_and_files_in_place_of_directories_are_unlinked(
     tmp_path: Path, archive: Path, make: Callable[[Path, Path], None], prefix: str
 ) -> None:
     where = tmp_path / "in"
@@ -63,7 +63,7 @@ def test_leftovers_that_cannot_be_removed_stop_no_save(
     left.mkdir()
 
     def fail(path: str) -> None:
-        raise OSError(errno.EACCES, "not yours")  # as `rmtree` does, without a path
+        raise OSError(errno.EACCES, "not yours")  # `rmtree` gives no path either
 
     monkeypatch.setattr(shutil, "rmtree", fail)
     paths = [small.written(tmp_path, keep=2) for _ in range(2)]
@@ -72,7 +72,7 @@ def test_leftovers_that_cannot_be_removed_stop_no_save(
     assert caplog.messages == [words, words]
 
 
-def test_a_disk_that_fails_after_the_rename(
+def test_a_sync_error_after_the_rename_says_that_the_checkpoint_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fsync, synced = os.fsync, []
@@ -108,7 +108,7 @@ def saving(directory: Path, *, load: bool = False, times: int = 1, states: bool 
     run_ranks(2, body)
 
 
-def test_another_stores_checkpoint_that_was_not_loaded_is_warned_of_once(
+def test_checkpoint_of_another_store_gives_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     saving(tmp_path, times=3)
@@ -125,7 +125,9 @@ def test_another_stores_checkpoint_that_was_not_loaded_is_warned_of_once(
     assert "-states is the newest" in caplog.messages[0]
 
 
-def test_two_stores_that_take_turns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_stores_save_in_turn_into_one_directory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with ncclkv.create("local") as one, ncclkv.create("local") as two:
         for kv in (one, two):
             kv.init("w", np.zeros(2))

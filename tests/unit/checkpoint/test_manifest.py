@@ -1,4 +1,4 @@
-"""What ``checkpoint.json`` may say, how much of it is read, and what is loaded in its place."""
+"""The content of ``checkpoint.json``: allowed values, limits of its length, and fallbacks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refused(path: Path, *words: str) -> None:
         assert word in str(caught.value), caught.value
 
 
-def test_directories_whose_names_were_swapped(tmp_path: Path) -> None:
+def test_swapped_directory_names_are_refused(tmp_path: Path) -> None:
     old, new = small.written(tmp_path, step=5), small.written(tmp_path, step=9)
     aside = tmp_path / "aside"
     old.rename(aside)
@@ -48,7 +48,9 @@ def test_directories_whose_names_were_swapped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bomb", [b"[],", b'{"a":[]},', b"[[[[[[]]]]]],"])
-def test_a_head_of_many_lists_is_refused_before_it_is_parsed(tmp_path: Path, bomb: bytes) -> None:
+def test_a_manifest_of_many_lists_is_refused_before_it_is_parsed(
+    tmp_path: Path, bomb: bytes
+) -> None:
     path = small.written(tmp_path)
     text = (path / "checkpoint.json").read_bytes()
     many = bomb * (24 * MIB // len(bomb))
@@ -63,7 +65,7 @@ def test_a_head_of_many_lists_is_refused_before_it_is_parsed(tmp_path: Path, bom
     assert time.monotonic() - began < stretched(5)
 
 
-def test_a_head_is_no_longer_than_its_keys_allow(tmp_path: Path) -> None:
+def test_the_length_limit_of_a_manifest_grows_with_the_keys(tmp_path: Path) -> None:
     path = small.written(tmp_path)
     with open(path / "checkpoint.json", "r+b") as file:
         file.truncate(33 * MIB)
@@ -77,7 +79,7 @@ def test_a_head_is_no_longer_than_its_keys_allow(tmp_path: Path) -> None:
     assert limits(["w", "longer"]).nbytes == 4 * MIB + 2 * 1024 + 6 * 7
 
 
-def test_extra_that_is_too_much_is_not_saved(tmp_path: Path) -> None:
+def test_extra_data_past_the_limit_is_refused(tmp_path: Path) -> None:
     def body() -> None:
         with ncclkv.create("threads") as kv:
             kv.init("w", np.zeros(2))
@@ -93,7 +95,7 @@ def test_extra_that_is_too_much_is_not_saved(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000000-save-000001"]
 
 
-def test_names_may_be_long(tmp_path: Path) -> None:
+def test_long_key_names_are_loaded(tmp_path: Path) -> None:
     names = ["é" * MIB, "k" * MIB]
     for known in (True, False):
         with ncclkv.create("local") as kv:
@@ -128,14 +130,14 @@ def test_json_is_parsed_with_the_collector_off(
 
 
 @pytest.mark.parametrize("run", ["", "f" * 31, "g" * 32, 3, ["f" * 32]])
-def test_runs_that_are_none(tmp_path: Path, run: Any) -> None:
+def test_invalid_run_names_are_refused(tmp_path: Path, run: Any) -> None:
     path = small.written(tmp_path)
     small.change(path, lambda made: made.update(run=run))
     refused(path, "is not the id of a run")
 
 
 def three(directory: Path, *, damaged: int) -> list[Path]:
-    """Three saves, the newest of which are damaged."""
+    """Save three times, and damage the newest saves."""
     paths = []
     with ncclkv.create("local") as kv:
         kv.init("w", np.zeros(2))
@@ -149,7 +151,7 @@ def three(directory: Path, *, damaged: int) -> list[Path]:
 
 
 @pytest.mark.parametrize("damaged", [0, 1, 2])
-def test_the_newest_sound_one_is_loaded_where_that_is_asked_for(
+def test_fallback_loads_the_newest_intact_checkpoint(
     tmp_path: Path, damaged: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     paths = three(tmp_path, damaged=damaged)
@@ -168,7 +170,7 @@ def test_the_newest_sound_one_is_loaded_where_that_is_asked_for(
         assert f"{paths[2 - damaged]} is loaded instead" in caplog.text
 
 
-def test_a_fallback_that_does_not_help(tmp_path: Path) -> None:
+def test_fallback_without_an_intact_checkpoint_fails(tmp_path: Path) -> None:
     paths = three(tmp_path, damaged=1)
 
     def body() -> None:
@@ -195,7 +197,7 @@ def test_a_fallback_that_does_not_help(tmp_path: Path) -> None:
     run_ranks(2, body)
 
 
-def test_the_head_says_which_run_saved_it(tmp_path: Path) -> None:
+def test_the_manifest_names_the_run_that_saved_it(tmp_path: Path) -> None:
     made = [
         json.loads((path / "checkpoint.json").read_text()) for path in three(tmp_path, damaged=0)
     ]

@@ -1,4 +1,4 @@
-"""Files that are not what was written: always a `CheckpointError`, and never a crash."""
+"""Damaged or forged files: always a `CheckpointError`, never a crash."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def refused(path: Path, *words: str) -> None:
-    """Loading must fail, and say so."""
+    """Check that a load fails with these words in its error."""
     with pytest.raises(Unsound) as caught:
         small.loaded(path)
     for word in (path.name, *words):
@@ -40,7 +40,7 @@ def refused(path: Path, *words: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_truncation(path: Path, name: str) -> None:
+def test_every_truncation_of_a_file_is_refused(path: Path, name: str) -> None:
     blob = (path / name).read_bytes()
     for length in range(len(blob)):
         (path / name).write_bytes(blob[:length])
@@ -50,7 +50,7 @@ def test_every_truncation(path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_byte_changed(path: Path, name: str) -> None:
+def test_every_changed_byte_is_refused(path: Path, name: str) -> None:
     blob = (path / name).read_bytes()
     for place in range(len(blob)):
         for bit in (1, 128):
@@ -60,15 +60,15 @@ def test_every_byte_changed(path: Path, name: str) -> None:
             refused(path)
 
 
-def test_every_truncation_of_tensors_that_is_signed(path: Path) -> None:
+def test_every_truncation_of_tensors_with_valid_digests_is_refused(path: Path) -> None:
     blob = (path / FILES[2]).read_bytes()
     for length in range(len(blob)):
         small.replace_tensors(path, blob[:length])
         refused(path)
 
 
-def test_every_bit_of_the_tensors_header_that_is_signed(path: Path) -> None:
-    """Whatever is loaded in spite of it has the names and forms that it should have."""
+def test_every_flipped_bit_of_the_tensor_header_with_valid_digests(path: Path) -> None:
+    """Check that a load which succeeds returns the right names, shapes and dtypes."""
     blob = (path / FILES[2]).read_bytes()
     (length,) = struct.unpack("<Q", blob[:8])
     for place in range(8 + length):
@@ -108,7 +108,7 @@ JUNK = st.one_of(
     max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_heads_with_other_things_in_them(path: Path, data: Any) -> None:
+def test_manifests_with_wrong_types_are_refused(path: Path, data: Any) -> None:
     original = (path / FILES[0]).read_bytes()
     made = json.loads(original)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -130,7 +130,7 @@ def test_heads_with_other_things_in_them(path: Path, data: Any) -> None:
 
 
 def containers(made: Any) -> Any:
-    """All lists and dicts in something."""
+    """Yield all lists and dicts in a structure."""
     if isinstance(made, (dict, list)):
         yield made
         for item in made.values() if isinstance(made, dict) else made:
@@ -138,7 +138,7 @@ def containers(made: Any) -> Any:
 
 
 def loads_into_a_store_or_leaves_it(path: Path) -> None:
-    """A store gets all, or an error of the package's own and nothing."""
+    """Check that a store gets all values, or raises a `CheckpointError` and stays as it was."""
     with ncclkv.create("local") as kv:
         try:
             kv.load(path)
@@ -152,7 +152,7 @@ def loads_into_a_store_or_leaves_it(path: Path) -> None:
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(text=st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode)))
-def test_heads_that_are_anything(path: Path, text: bytes) -> None:
+def test_random_json_as_manifest_is_refused(path: Path, text: bytes) -> None:
     original = (path / FILES[0]).read_bytes()
     small.sign(path, text)
     refused(path)
@@ -211,7 +211,7 @@ HEADS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_heads_that_say_something_else(path: Path, name: str) -> None:
+def test_manifests_with_other_values_are_refused(path: Path, name: str) -> None:
     change, words = HEADS[name]
     small.change(path, change)
     refused(path, words)
@@ -230,18 +230,18 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("words", TEXTS)
-def test_texts_that_are_no_head(path: Path, words: str) -> None:
+def test_texts_that_are_no_manifest_are_refused(path: Path, words: str) -> None:
     small.sign(path, TEXTS[words].encode())
     refused(path, "checkpoint.json", words)
 
 
-def test_utf_8_that_is_none(path: Path) -> None:
+def test_invalid_utf_8_is_refused(path: Path) -> None:
     small.sign(path, b'{"step": "\xff"}')
     refused(path, "it is not JSON")
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_things_that_are_no_files(path: Path, name: str, tmp_path: Path) -> None:
+def test_only_regular_files_are_read(path: Path, name: str, tmp_path: Path) -> None:
     blob = (path / name).read_bytes()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(blob)
@@ -257,18 +257,20 @@ def test_things_that_are_no_files(path: Path, name: str, tmp_path: Path) -> None
     refused(path, "is a symbolic link")
 
 
-def test_generations_that_are_no_directories(path: Path, tmp_path: Path) -> None:
+def test_checkpoints_that_are_no_directories_are_refused(path: Path, tmp_path: Path) -> None:
     newer = tmp_path / "step-000000007-save-000002"
     for make in (newer.touch, lambda: newer.symlink_to(path)):
         make()
         refused(tmp_path, newer.name, "it is no directory", f"kv.load({str(path)!r})")
         newer.unlink()
-    # A link of the user's own, by name.
+    # The user's own link may be loaded by its name.
     (tmp_path / "best").symlink_to(path)
     assert small.loaded(tmp_path / "best") is not None
 
 
-def test_an_older_one_is_named_only_if_it_is_sound(path: Path, tmp_path: Path) -> None:
+def test_the_error_names_an_older_checkpoint_only_if_it_is_intact(
+    path: Path, tmp_path: Path
+) -> None:
     second, third = small.written(tmp_path), small.written(tmp_path)
     (third / FILES[2]).write_bytes(b"")
     refused(tmp_path, third.name, f"an older checkpoint is sound: kv.load({str(second)!r})")
@@ -296,7 +298,7 @@ def test_a_sparse_file_is_not_read(path: Path) -> None:
     refused(path, "its files have 1,099,511,627,776")
 
 
-def test_a_bool_that_is_neither(path: Path) -> None:
+def test_a_bool_byte_other_than_0_and_1_is_refused(path: Path) -> None:
     blob = (path / FILES[2]).read_bytes()
     header = 8 + struct.unpack("<Q", blob[:8])[0]
     data = blob[header:].replace(b"\x01\x00", b"\x02\x00")
@@ -305,7 +307,7 @@ def test_a_bool_that_is_neither(path: Path) -> None:
     refused(path, "tensor value.1 is of bool")
 
 
-def test_many_keys_that_are_not_there(path: Path) -> None:
+def test_more_keys_than_the_files_hold_are_refused(path: Path) -> None:
     def many(made: dict[str, Any]) -> None:
         row = made["keys"][1]
         made["keys"] = [{**row, "key": f"k{number}"} for number in range(100_000)]
@@ -327,7 +329,7 @@ def test_many_keys_that_are_not_there(path: Path) -> None:
         {},
     ],
 )
-def test_optimizers_that_cannot_be_made(path: Path, config: dict[str, Any]) -> None:
+def test_invalid_optimizer_configs_are_refused(path: Path, config: dict[str, Any]) -> None:
     small.change(path, lambda made: made["optimizer"].update(numbers=config, factors=[]))
     small.change(path, lambda made: made.update(updater=None))
     drop_updater(path)
@@ -338,7 +340,7 @@ def test_optimizers_that_cannot_be_made(path: Path, config: dict[str, Any]) -> N
 
 
 def drop_updater(path: Path) -> None:
-    """Take what an updater remembers out of a checkpoint."""
+    """Remove the updater from a checkpoint."""
     from safetensors.numpy import save
 
     arrays = {name: a for name, a in small.arrays().items() if not name.startswith("updater")}

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: what is in them, how they come and go, and when they cannot."""
+"""Files of a checkpoint: their content, their replacement, and errors of the system."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ncclkv.testing import run_ranks
 from tests.unit.checkpoint import small
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_arrays_are_read_back(tmp_path: Path) -> None:
     path = small.written(tmp_path)
     found = small.loaded(tmp_path)
     assert found is not None
@@ -96,7 +96,7 @@ def test_many_arrays_go_to_several_files(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.arrays.keys() == small.arrays().keys()
 
 
-def test_a_head_survives_json() -> None:
+def test_a_manifest_survives_json() -> None:
     head = small.head()
     assert from_plain(Fields(json.loads(json.dumps(to_plain(head))), "it")) == head
 
@@ -114,7 +114,7 @@ def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == sorted([*mine, path])
 
 
-def test_saves_are_numbered_on(tmp_path: Path) -> None:
+def test_save_numbers_continue(tmp_path: Path) -> None:
     names = [small.written(tmp_path, step, keep=2).name for step in (10**9, 3, 3)]
     assert names == [
         "step-1000000000-save-000001",
@@ -127,10 +127,8 @@ def test_saves_are_numbered_on(tmp_path: Path) -> None:
     assert Path(found.path).name == names[2]
 
 
-def test_all_is_on_the_disk_before_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a loss of power a name may be there and not what was written, unless it was synced."""
+def test_all_is_synced_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the order of syncs: after a loss of power, a name may exist without its content."""
     first = small.written(tmp_path / "in")
     calls: list[str] = []
     fsync, rename = os.fsync, os.rename
@@ -160,7 +158,7 @@ def test_all_is_on_the_disk_before_it_has_its_name(
     assert calls[:2] == [f"sync {tmp_path.name}", "sync a"], "the new directories, too"
 
 
-def test_an_old_one_that_cannot_be_removed(
+def test_an_old_checkpoint_that_cannot_be_removed_gives_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = small.written(tmp_path)
@@ -196,11 +194,11 @@ def test_two_jobs_cannot_save_into_one_directory(tmp_path: Path) -> None:
     small.written(tmp_path)
 
 
-# What the system refuses: a store's save, on every rank
+# Saves that the system refuses, on every rank
 
 
 def fails_to_save(directory: Path, *words: str, ranks: int = 2) -> None:
-    """Save on some ranks, all of which must say so and be able to go on."""
+    """Save on some ranks; check that all raise the error and can go on."""
 
     def body() -> None:
         with ncclkv.create("threads", timeout=20) as kv:
@@ -217,7 +215,7 @@ def fails_to_save(directory: Path, *words: str, ranks: int = 2) -> None:
 
 @contextmanager
 def file_size_limit(nbytes: int) -> Iterator[None]:
-    """Files of this process may be no longer."""
+    """Limit the size of this process's files."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
     try:
@@ -226,14 +224,14 @@ def file_size_limit(nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_disk_that_takes_no_more(tmp_path: Path) -> None:
+def test_a_file_size_limit_fails_the_save(tmp_path: Path) -> None:
     before = small.written(tmp_path)
     with file_size_limit(100_000):
         fails_to_save(tmp_path, "tensors-0000.safetensors: File too large")
     assert list(tmp_path.iterdir()) == [before], "half a checkpoint is no use"
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_fails_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = small.written(tmp_path)
 
     def full(path: str, mode: str) -> Any:
@@ -245,7 +243,9 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("call", ["fsync", "rename", "mkdir"])
-def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_an_io_error_fails_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     before = small.written(tmp_path)
 
     def fail(*arguments: Any) -> None:
@@ -258,11 +258,11 @@ def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call
     assert list(tmp_path.iterdir()) == [before]
 
 
-def test_a_directory_that_may_not_be_written() -> None:
+def test_a_read_only_directory_fails_the_save() -> None:
     root = os.geteuid() == 0
-    with TemporaryDirectory(dir="/tmp") as theirs:  # others may not even look into pytest's own
+    with TemporaryDirectory(dir="/tmp") as theirs:  # other users may not read pytest's folders
         Path(theirs).chmod(0o555)
-        if root:  # who may write everywhere
+        if root:  # root may write everywhere
             os.seteuid(65534)
         try:
             fails_to_save(Path(theirs), "Permission denied")

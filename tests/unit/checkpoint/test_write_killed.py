@@ -1,4 +1,4 @@
-"""A process that is killed while it saves leaves the old checkpoint or the new one, whole."""
+"""A process killed during a save leaves the old checkpoint or the new one, whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRAM = "tests.unit.programs.killed_saves"
 
 
 def said(*arguments: str, seconds: int) -> list[int]:
-    """The numbers that the program printed, one a line, if it found all as it must be."""
+    """Run the program, and return the numbers that it prints, one a line."""
     run = subprocess.run(
         ["timeout", str(seconds), sys.executable, "-m", PROGRAM, *arguments],
         cwd=ROOT,

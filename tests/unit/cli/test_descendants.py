@@ -1,4 +1,4 @@
-"""Processes that outlive those who started them are adopted and ended."""
+"""Processes that outlive their parents are adopted and killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of broken stores: what is written where, and what is made of files that are torn."""
+"""Reports of broken stores: the files of each rank, and files that are incomplete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.harness.locks import is_held
 
 
 def mismatch() -> None:
-    """Rank 1 of a store pushes another key than the others."""
+    """Run a store in which rank 1 pushes another key than the others."""
     kv = ncclkv.create("threads", timeout=10)
     kv.init(["a", "b"], [np.zeros(2), np.zeros(2)])
     kv.push("b" if kv.rank == 1 else "a", np.ones(2))
@@ -33,7 +33,7 @@ def mismatch() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where ranks are to write."""
+    """Name the folder of the reports in the environment."""
     monkeypatch.setenv("NCCLKV_DUMP", str(tmp_path / "dump"))
     return tmp_path / "dump"
 
@@ -55,7 +55,7 @@ def test_each_rank_writes_one_file_of_a_store(
     assert said(folder, capsys).count("what happened first: ") == 2, "stores are told apart"
 
 
-def test_what_others_tell_is_heard_by_one_thread_at_a_time(
+def test_reports_are_received_by_one_thread_at_a_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store is broken, but not its collectives in flight, which a watcher looks at."""
@@ -80,7 +80,7 @@ def test_what_others_tell_is_heard_by_one_thread_at_a_time(
     assert held == [True, True]
 
 
-def test_nothing_is_written_unless_it_is_asked_for(
+def test_without_the_variable_no_file_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NCCLKV_DUMP", raising=False)
@@ -89,7 +89,9 @@ def test_nothing_is_written_unless_it_is_asked_for(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_store_that_is_never_made(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_report_of_a_store_that_was_never_created(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def body() -> None:
         rank = ncclkv.comm.host.threads.world().rank
         with pytest.raises(SpecMismatch):
@@ -100,7 +102,7 @@ def test_a_store_that_is_never_made(folder: Path, capsys: pytest.CaptureFixture[
     assert "SpecMismatch" in said(folder, capsys)
 
 
-def test_trouble_is_one_line(
+def test_a_write_error_prints_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "file"
@@ -129,7 +131,7 @@ def test_torn_and_foreign_files_are_named(folder: Path, capsys: pytest.CaptureFi
         "not read: z-list.json (not a file of this version: list indices must be integers or "
         "slices, not str)",
     ]
-    # What the first saw of the others' calls is in its own file.
+    # Rank 0's own file holds what it saw of the others' calls.
     assert "files of rank 0; none of ranks 1, 2" in lines[5]
     assert "the ranks differ in call 2: ranks 0, 2 called push('a') at " in lines[6]
 
@@ -143,7 +145,7 @@ def test_no_files_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def content(rank: int, **changes: Any) -> dict[str, Any]:
-    """A file of one of three ranks that have made two calls."""
+    """Return a file of one of three ranks, after two calls."""
     calls = [
         {"number": number, "call": f"call {number}", "alike": [number, 0], "seconds": number / 10}
         for number in (1, 2)
@@ -177,7 +179,9 @@ def content(rank: int, **changes: Any) -> dict[str, Any]:
         ({}, [], "no cause is in these files"),
     ],
 )
-def test_what_happened_first(of_others: dict[str, str], waits: list[int], first: str) -> None:
+def test_the_first_failure_is_named(
+    of_others: dict[str, str], waits: list[int], first: str
+) -> None:
     wait = {"ranks": waits, "total": len(waits), "waited": 5.0, "what": "a sum"} if waits else None
     store = explain.merged([content(rank, others={"2": of_others}, wait=wait) for rank in (0, 1)])
     assert explain.explained(store)[1].startswith(f"what happened first: {first}")
@@ -201,7 +205,7 @@ def test_the_first_difference_comes_before_all_else() -> None:
     assert lines[2].startswith("then, or besides: rank 2 is stopped")
 
 
-def test_a_file_that_is_there_is_not_called_missing(
+def test_a_present_file_is_not_listed_as_missing(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait for the others' files fails, as where MPI is gone."""

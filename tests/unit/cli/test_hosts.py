@@ -1,4 +1,4 @@
-"""Hosts as users write them, and how each mpirun is told of them."""
+"""Hosts in the forms that users write, and the options of each mpirun for them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def no_hosts_in_the_environment(monkeypatch):
         ("a:1,a:2", {"a": 3}),
     ],
 )
-def test_a_list(text, found):
+def test_hosts_in_a_list(text, found):
     assert hosts.parse(text) == found
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "a:0", "a:", "a:x", "a:²", "a b", "-x:2", ":4"])
-def test_a_list_with_something_else(text):
+def test_hosts_in_a_wrong_list_are_refused(text):
     with pytest.raises(LaunchError, match=r"which is no host; give NAME or NAME:RANKS"):
         hosts.parse(text)
 
@@ -54,7 +54,7 @@ def test_a_file_in_the_format_of_either_mpi(tmp_path):
         (None, "cannot be read: .*No such file"),
     ],
 )
-def test_a_file_with_something_else(tmp_path, text, said):
+def test_a_wrong_hostfile_is_refused(tmp_path, text, said):
     if text is not None:
         (tmp_path / "hosts").write_text(text)
     with pytest.raises(LaunchError, match=said):
@@ -72,11 +72,11 @@ def test_a_file_with_something_else(tmp_path, text, said):
         ({"a": None, "b": 3}, None, (4, {"a": 1, "b": 3})),
     ],
 )
-def test_ranks_and_places(given, ranks, placed):
+def test_ranks_are_distributed_over_slots(given, ranks, placed):
     assert hosts.placed(given, ranks) == placed
 
 
-def test_more_ranks_than_the_hosts_take():
+def test_more_ranks_than_slots_are_refused():
     with pytest.raises(LaunchError, match="-n 7 is more than the hosts take, 6 ranks"):
         hosts.placed({"a": 4, "b": 2}, 7)
 
@@ -92,7 +92,7 @@ def test_options_of_each_mpirun():
     assert hosts.launcher(INTEL, 6, {}).line[1:] == line
 
 
-def test_on_one_machine_nothing_is_asked_for_that_is_not_needed(monkeypatch):
+def test_one_machine_needs_no_host_options(monkeypatch):
     monkeypatch.setattr(hosts, "cores", lambda: 4)
     assert hosts.launcher(MPICH, 9, {}).line == ["/mpich/mpirun", "-n", "9"]
     few, many = hosts.launcher(OPEN_MPI, 4, {}), hosts.launcher(OPEN_MPI, 5, {})
@@ -117,7 +117,7 @@ def test_in_an_allocation_mpirun_finds_the_hosts(monkeypatch, variable):
     assert found.unless_set == {}, "oversubscribed, all ranks would be on the first host"
 
 
-def test_open_mpi_is_told_which_variables_other_hosts_need():
+def test_open_mpi_exports_the_variables_to_other_hosts():
     names = ("NCCLKV_TIMEOUT", "NCCL_DEBUG", "PATH", "PYTHONPATH", "DATA", "TMPDIR_OF_ALL")
     own = ("TMPDIR", "SSH_TTY", "OMPI_x", "PMIX_RANK", "SLURM_JOB_ID", "_", "BASH_FUNC_ml%%")
     found = hosts.launcher(OPEN_MPI, 6, SLOTS)
@@ -126,5 +126,5 @@ def test_open_mpi_is_told_which_variables_other_hosts_need():
     assert passed == ["NCCLKV_RUN_SECRET", *sorted(names)]
 
 
-def test_cores_of_this_machine():
+def test_default_slots_are_the_cores_of_this_machine():
     assert hosts.cores() >= 1

@@ -1,4 +1,4 @@
-"""The files of MPI that ``ncclkv run`` notes and removes, and those that it leaves alone."""
+"""Files of MPI that ``ncclkv run`` lists and removes, and files that it leaves alone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 from ncclkv.cli import leftovers
 from ncclkv.cli.leftovers import Leftovers
 
-# Of no process: that of a launcher whose descendants use nothing.
+# The number of no process: a launcher's, whose descendants use no file.
 NOBODY = 2**22 + 1
 
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Places for files of ranks and of launchers, and for the lists of runners."""
+    """Set folders for the files of ranks and launchers, and for the lists of runners."""
     shared, temporary, records = (tmp_path / name for name in ("shm", "tmp", "records"))
     for folder in (shared, temporary, records):
         folder.mkdir()
@@ -76,7 +76,7 @@ def test_files_of_other_jobs_stay(places: tuple[Path, Path]) -> None:
     assert other.exists(), "processes of another job were seen to use it"
 
 
-def test_a_file_whose_user_ends_while_it_is_looked_for_is_not_anothers(
+def test_a_file_of_a_process_that_ends_during_the_search_is_removed(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted = Leftovers(*places)
@@ -88,7 +88,7 @@ def test_a_file_whose_user_ends_while_it_is_looked_for_is_not_anothers(
     assert not path.exists()
 
 
-def test_a_file_that_nobody_was_seen_to_use_stays_beside_one_of_the_job(
+def test_a_file_without_a_known_user_is_kept(
     places: tuple[Path, Path],
 ) -> None:
     noted = Leftovers(*places)
@@ -99,7 +99,7 @@ def test_a_file_that_nobody_was_seen_to_use_stays_beside_one_of_the_job(
     assert (ours.exists(), unknown.exists()) == (False, True)
 
 
-def test_a_file_in_use_stays_and_is_left_to_a_later_runner(places: tuple[Path, Path]) -> None:
+def test_a_file_in_use_is_kept_for_a_later_runner(places: tuple[Path, Path]) -> None:
     noted = Leftovers(*places)
     path = create(places[0], "mpich_shm_1_0")
     with mapped(path):
@@ -126,7 +126,7 @@ def test_the_files_of_a_runner_that_was_killed_are_removed(places: tuple[Path, P
     assert not lists(places)
 
 
-def test_the_files_of_a_runner_that_runs_stay(places: tuple[Path, Path]) -> None:
+def test_the_files_of_a_live_runner_are_kept(places: tuple[Path, Path]) -> None:
     other = Leftovers(*places)
     path = create(places[0], "mpich_shm_1_0")
     with mapped(path):
@@ -148,7 +148,7 @@ def test_a_list_cannot_name_other_files(places: tuple[Path, Path]) -> None:
     assert not lists(places)
 
 
-def test_a_link_in_place_of_a_file_stays(places: tuple[Path, Path]) -> None:
+def test_a_link_in_place_of_a_file_is_kept(places: tuple[Path, Path]) -> None:
     noted = Leftovers(*places)
     target = create(places[0].parent, "target")
     link = places[0] / "mpich_shm_1_0"
@@ -158,7 +158,7 @@ def test_a_link_in_place_of_a_file_stays(places: tuple[Path, Path]) -> None:
     assert target.exists()
 
 
-def test_a_record_that_cannot_be_written_ends_no_job(places: tuple[Path, Path]) -> None:
+def test_an_unwritable_list_does_not_end_the_job(places: tuple[Path, Path]) -> None:
     noted = Leftovers(*places)
     shutil.rmtree(lists(places)[0])
     path = create(places[0], "mpich_shm_1_0")
@@ -169,7 +169,7 @@ def test_a_record_that_cannot_be_written_ends_no_job(places: tuple[Path, Path]) 
 
 
 @pytest.mark.parametrize("what", ["gettempdir", "mkdtemp"])
-def test_without_a_place_for_a_record_files_are_removed_all_the_same(
+def test_without_a_folder_for_lists_files_are_removed(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     def full(**options: object) -> str:
@@ -185,7 +185,7 @@ def test_without_a_place_for_a_record_files_are_removed_all_the_same(
     assert not lists(places)
 
 
-def test_processes_are_not_looked_through_at_every_event(
+def test_processes_are_not_scanned_at_every_event(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted = Leftovers(*places)
@@ -200,7 +200,9 @@ def test_processes_are_not_looked_through_at_every_event(
 
 
 @pytest.mark.parametrize(("free", "warned"), [(1 << 12, False), (3 << 8, True)])
-def test_little_room(free: int, warned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_free_space_gives_a_warning(
+    free: int, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = SimpleNamespace(f_bavail=free, f_frsize=1 << 14, f_blocks=1 << 12)
     monkeypatch.setattr(leftovers.os, "statvfs", lambda path: room)
     said = leftovers.shortage(4, Path("/dev/shm"))

@@ -1,4 +1,4 @@
-"""The ranks' lines under each other, from pieces as pipes have them."""
+"""Lines of several ranks in one output, from pieces as pipes deliver them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ncclkv.cli.lines import Lines
 
 
 class Screen:
-    """What was written and what was noted."""
+    """A screen that records its text and its notes."""
 
     def __init__(self) -> None:
         self.text = b""
@@ -23,12 +23,12 @@ class Screen:
 
 @pytest.fixture
 def screen(monkeypatch):
-    """Whose lines wait for nothing when they are told to be idle."""
+    """Return a screen whose lines do not wait when the test makes them idle."""
     monkeypatch.setattr(lines, "_IDLE_SECONDS", -1.0)
     return Screen()
 
 
-def test_lines_get_the_number_of_their_rank(screen):
+def test_lines_begin_with_the_number_of_their_rank(screen):
     screen.lines.feed(0, b"a\nb\n")
     screen.lines.feed(12, b"c\n")
     assert screen.text == b"[0] a\n[0] b\n[12] c\n"
@@ -41,7 +41,7 @@ def test_pieces_of_lines_do_not_mix(screen):
     assert screen.text == b"[0] hello\n[1] world\n[0] next\n"
 
 
-def test_a_question_is_shown_though_its_line_has_not_ended(screen):
+def test_a_prompt_is_shown_before_its_line_ends(screen):
     screen.lines.feed(0, b"name? ")
     assert screen.text == b""
     screen.lines.idle()
@@ -51,7 +51,7 @@ def test_a_question_is_shown_though_its_line_has_not_ended(screen):
     assert screen.noted == [(0, "name? thanks")]
 
 
-def test_others_begin_a_line_of_their_own_after_a_question(screen):
+def test_other_ranks_begin_a_new_line_after_a_prompt(screen):
     screen.lines.feed(0, b"name? ")
     screen.lines.idle()
     screen.lines.feed(1, b"x\n")
@@ -59,7 +59,7 @@ def test_others_begin_a_line_of_their_own_after_a_question(screen):
     assert screen.text == b"[0] name? \n[1] x\n[0] thanks\n"
 
 
-def test_lines_of_no_rank_go_between(screen):
+def test_lines_without_a_rank_go_between(screen):
     screen.lines.feed(0, b"name? ")
     screen.lines.idle()
     screen.lines.between(b"launcher\n")
@@ -79,14 +79,14 @@ def test_an_end_of_line_in_two_pieces_is_one(screen):
     assert screen.text == b"[0] a\r\n[0] b\n"
 
 
-def test_the_end_shows_what_has_none(screen):
+def test_the_end_shows_unfinished_lines(screen):
     screen.lines.feed(0, b"no end")
     screen.lines.end()
     assert screen.text == b"[0] no end\n"
     assert screen.noted == [(0, "no end")]
 
 
-def test_what_is_no_text_passes(screen):
+def test_bytes_that_are_no_text_pass_unchanged(screen):
     screen.lines.feed(0, b"\xff\xfe\n")
     assert screen.text == b"[0] \xff\xfe\n"
 
@@ -117,7 +117,7 @@ def test_a_long_line_stays_in_one_piece():
     assert (0, "next") in screen.noted
 
 
-def test_what_waits_for_a_long_line_is_bounded():
+def test_the_queue_behind_a_long_line_is_bounded():
     screen = Screen()
     screen.lines.feed(0, LONG)
     for _ in range(10):
@@ -129,7 +129,7 @@ def test_what_waits_for_a_long_line_is_bounded():
     assert not screen.lines.crowded
 
 
-def test_a_pause_in_a_long_line_lets_the_others_write(screen):
+def test_a_pause_in_a_long_line_lets_other_ranks_write(screen):
     screen.lines.feed(0, LONG)
     screen.lines.feed(1, b"short\n")
     screen.lines.idle()
@@ -137,7 +137,7 @@ def test_a_pause_in_a_long_line_lets_the_others_write(screen):
     assert screen.text.splitlines() == [b"[0] " + LONG, b"[1] short", b"[0] rest"]
 
 
-def test_others_wait_for_a_long_line_for_a_time_only(monkeypatch):
+def test_the_wait_for_a_long_line_is_limited(monkeypatch):
     monkeypatch.setattr(lines, "_PATIENCE_SECONDS", -1.0)
     screen = Screen()
     screen.lines.feed(0, LONG)
@@ -148,7 +148,7 @@ def test_others_wait_for_a_long_line_for_a_time_only(monkeypatch):
     assert screen.text.splitlines()[1:] == [b"[1] short"]
 
 
-def test_the_end_comes_in_the_midst_of_long_lines():
+def test_the_end_inside_long_lines_shows_all():
     screen = Screen()
     screen.lines.feed(0, LONG)
     screen.lines.feed(1, LONG + b"\nmore")
@@ -182,7 +182,7 @@ TAGGED = "".join(f"[1,0]<stderr>: {line}\n" for line in OPEN_MPI.splitlines())
 
 
 @pytest.mark.parametrize("text", [MPICH, OPEN_MPI, TAGGED])
-def test_words_of_launchers_are_kept_apart(text):
+def test_lines_of_mpirun_are_stored_separately(text):
     launcher = LauncherLines()
     shown = [line for line in [*text.splitlines(), "loss 0.5"] if not launcher.is_noise(line)]
     assert shown == ["loss 0.5"]

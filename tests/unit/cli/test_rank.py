@@ -1,4 +1,4 @@
-"""A rank's supervisor without a runner: the output takes the launcher's way."""
+"""A rank's supervisor without a runner: the output passes through mpirun."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNREACHABLE = re.compile(
 
 
 def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Start a supervisor that finds no runner; take its line on that off its stderr."""
+    """Start a supervisor that finds no runner; remove its warning from its stderr."""
     done = subprocess.run(
         [*STARTED, NOBODY, *command],
         env={"PATH": "/usr/bin:/bin", **environment},
@@ -40,32 +40,32 @@ def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]
     return done
 
 
-def test_streams_and_a_good_end_are_the_command_s_own():
+def test_streams_and_exit_code_0_are_the_commands():
     done = start("/bin/sh", "-c", "cat; echo err >&2")
     assert (done.returncode, done.stdout, done.stderr) == (0, "hello", "err\n")
 
 
-def test_an_exit_code_is_passed_on_and_told_of():
+def test_a_nonzero_exit_code_is_passed_on_and_printed():
     done = start("/bin/sh", "-c", "exit 3", PMI_SIZE="4", PMI_RANK="2")
     assert done.returncode == 3
     assert re.fullmatch(r"ncclkv run: rank 2 on \S+ failed: exit code 3\n", done.stderr)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-def test_it_ends_by_the_signal_that_the_command_ended_by(number):
+def test_the_supervisor_ends_by_the_commands_signal(number):
     done = start("/bin/sh", "-c", f"kill -{int(number)} $$")
     assert done.returncode == -number
     assert done.stderr.endswith(f" failed: signal {int(number)}\n")
 
 
-def test_a_command_that_is_not_there():
+def test_a_missing_command_is_named():
     done = start("no-such-program")
     assert done.returncode == 127
     assert "ncclkv: no-such-program cannot be started: " in done.stderr
 
 
-def test_it_imports_no_more_than_it_needs():
-    """It waits beside every rank, so it is to be small and soon there."""
+def test_the_supervisor_imports_few_modules():
+    """Check the imports: a supervisor runs beside every rank, so it must start fast."""
     listing = f"import runpy, sys; sys.argv = ['', '{NOBODY}', 'true']\n"
     listing += "try: runpy.run_path(sys.orig_argv[-1], run_name='__main__')\n"
     listing += "except SystemExit: print(*sys.modules)"

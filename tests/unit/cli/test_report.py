@@ -1,4 +1,4 @@
-"""What is said of a job that failed, from made-up ends of its ranks."""
+"""Reports of failed jobs, from made-up exits of ranks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FAILED = "ncclkv: rank {} of 3 on node1 (pid 1) failed, ending the job: {}"
 
 
 def lost(number: int) -> Rank:
-    """A rank that noticed, after 10.5 s, that another one is gone, and was then killed."""
+    """Return the event of a rank that lost another rank after 10.5 s, and was then killed."""
     each = rank(number, -9, 13.0)
     fails(each, "RankLost: rank 1 is gone", 10.5)
     return each
 
 
 def fails(each: Rank, reason: str, seconds: float) -> None:
-    """Let a rank report why it ends the job, and print it."""
+    """Let a rank report its failure, and print the reason."""
     each.take(wire.EVENT, f"{notify.FAILED} {reason}", seconds)
     each.hear(FAILED.format(each.number, reason))
 
@@ -53,7 +53,7 @@ def test_the_first_failure_is_the_reason():
     assert ended.code == 137
 
 
-def test_a_rank_that_says_why_it_failed():
+def test_a_rank_that_reports_its_failure():
     failed = rank(1, -15, 10.0)
     fails(failed, "ValueError: x", 9.8)
     ended = outcome(rank(0, -9, 9.9), failed)
@@ -62,7 +62,7 @@ def test_a_rank_that_says_why_it_failed():
     assert ended.code == 1, "the signal was its way to end the job"
 
 
-def test_an_error_of_mpi_follows_and_never_leads():
+def test_an_error_of_mpi_is_never_the_first_reason():
     broken = rank(0, 1, 9.0)
     fails(broken, "Exception: Other MPI error, error stack:", 9.0)
     ended = outcome(broken, rank(1, 7, 10.0))
@@ -72,14 +72,14 @@ def test_an_error_of_mpi_follows_and_never_leads():
     )
 
 
-def test_its_own_exit_code_counts():
+def test_a_ranks_exit_code_comes_before_the_launchers():
     ended = outcome(rank(0, 0, 5.0), rank(1, 7, 6.0), launcher=9)
     assert ended.code == 7
     assert "rank 1 on node1 (pid 101) ended with exit code 7" in report(ended, "")
     assert "rank 0 on node1 (pid 100) had ended with exit code 0, 5.0 s after" in report(ended, "")
 
 
-def test_a_rank_that_is_stopped_is_told_of():
+def test_a_stopped_rank_is_named():
     stopped = rank(1)
     stopped.stopped = (19, 2.0)
     said = report(outcome(lost(0), stopped), "")
@@ -113,18 +113,18 @@ def test_a_signal_to_the_runner_is_no_failure_of_a_rank():
     assert ended.code == 130
 
 
-def test_all_went_well():
+def test_no_report_after_success():
     assert outcome(rank(0, 0, 1.0), rank(1, 0, 1.0), launcher=0).code == 0
 
 
-def test_what_a_rank_prints_is_no_failure():
+def test_printed_text_is_not_taken_for_a_failure():
     printing = rank(0, 0, 5.0)
     printing.hear(FAILED.format(0, "ValueError: of another job"))
     assert outcome(printing, rank(1, 0, 5.0), launcher=0).code == 0
 
 
 def test_a_rank_that_left_while_the_others_ran():
-    """Those that miss it fail after it, or are killed by the launcher without a word."""
+    """Check a rank that left: its peers fail after it, or are killed without a message."""
     left, killed = rank(1, 0, 2.0), rank(2)
     killed.take(b"", "", 12.0)
     for others in ((lost(0), killed), (rank(0), killed)):
@@ -137,7 +137,7 @@ def test_a_rank_that_left_while_the_others_ran():
         )
 
 
-def test_a_rank_that_fails_by_itself_comes_before_one_that_had_ended():
+def test_a_failure_comes_before_an_early_exit():
     assert outcome(rank(0, 5, 9.0), rank(1, 0, 2.0), launcher=0).code == 5
 
 
@@ -148,12 +148,12 @@ def test_ranks_that_never_report_an_end():
     assert first.endswith("exit code 0; ranks 0 and 1 did not report an end and said nothing")
 
 
-def test_ranks_without_a_connection_are_the_launcher_s():
+def test_unconnected_ranks_are_judged_by_the_launchers_exit_code():
     assert outcome(Rank(0), rank(1, 0, 1.0), launcher=0).code == 0
     assert outcome(Rank(0), Rank(1), launcher=7).code == 7
 
 
-def test_a_rank_that_never_came_to_the_start_of_mpi():
+def test_a_rank_that_ends_before_the_start_of_mpi():
     waiting = [rank(0, -6, 9.0), rank(2, None)]
     for each in waiting:
         each.take(wire.EVENT, notify.MPI_BEGINS, 1.0)
@@ -175,13 +175,13 @@ def test_ranks_that_the_runner_killed_have_not_failed(ended_by):
     assert (
         "rank 1 on node1 (pid 101) never came to MPI's start" in report(ended, "").splitlines()[0]
     )
-    # Its own end, which is only heard of after the others were told to end.
+    # The rank's own exit code arrives after the runner has stopped the others.
     waits[1].code = 3
     assert outcome(*waits, rank(1, 0, 0.6)).code == 3
 
 
-def test_the_words_of_a_call_that_never_returned():
-    """The watchdog can report by nothing but text; the end by SIGABRT is the rank's own."""
+def test_the_watchdogs_text_is_the_reason():
+    """Check the report of a watchdog, which can only print text and raise SIGABRT."""
     aborted = rank(1, -6, 9.0)
     aborted.hear(FAILED.format(0, "of another job"))
     aborted.hear(FAILED.format(1, "a sum took more than 3 s"))

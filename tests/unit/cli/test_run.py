@@ -1,4 +1,4 @@
-"""``ncclkv run`` before it starts anything, and between its starts."""
+"""``ncclkv run`` before its first start, and between its starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def mpirun(path: Path, version: str) -> Path:
 
 @pytest.fixture
 def places(tmp_path, monkeypatch):
-    """A prefix with an MPI library, a Python, and a folder that is PATH."""
+    """Make a prefix with an MPI library, a Python, and a folder as PATH."""
     for name in ("prefix/lib", "python", "path"):
         (tmp_path / name).mkdir(parents=True)
     python = mpirun(tmp_path / "python" / "python3", "")
@@ -52,7 +52,7 @@ def test_mpirun_of_the_library_goes_before_others(places, monkeypatch):
     assert mpi.find(["python"]).path == str(own)
 
 
-def test_mpirun_of_another_mpi_is_passed_by(places, monkeypatch):
+def test_mpirun_of_another_mpi_is_ignored(places, monkeypatch):
     loads(monkeypatch, "Open MPI v5.0.3, package", places / "prefix/lib/libmpi.so.40")
     mpirun(places / "prefix/bin/mpirun", MPICH)
     own = mpirun(places / "path/mpirun", OPEN_MPI)
@@ -62,7 +62,7 @@ def test_mpirun_of_another_mpi_is_passed_by(places, monkeypatch):
     assert not found.is_hydra
 
 
-def test_no_mpirun_that_fits(places, monkeypatch):
+def test_no_matching_mpirun_is_an_error(places, monkeypatch):
     loads(monkeypatch, "Open MPI v5.0.3, package", None)
     other = mpirun(places / "path/mpirun", MPICH)
     with pytest.raises(LaunchError) as error:
@@ -72,7 +72,7 @@ def test_no_mpirun_that_fits(places, monkeypatch):
     assert "-m pip install 'ncclkv[mpi]'" in str(error.value)
 
 
-def test_no_mpi4py(tmp_path):
+def test_without_mpi4py_the_command_is_named(tmp_path):
     python = tmp_path / "python3"
     python.write_text(
         "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'mpi4py'\" >&2\nexit 1\n"
@@ -91,7 +91,7 @@ def test_newest_checkpoint_is_complete(tmp_path):
         (tmp_path / name).mkdir()
     for name in (".saving-step-000000040-save-000011", "step-000000050-save-000012-states", "x"):
         (tmp_path / name).mkdir()
-    # The program may have gone back to an earlier step.
+    # A newer save may hold an earlier step, after the program has gone back.
     assert run.newest(tmp_path) == "step-000000010-save-000010"
 
 
@@ -99,12 +99,12 @@ def test_newest_checkpoint_is_complete(tmp_path):
     ("code", "early", "left", "again"),
     [(1, 0, 1, True), (1, 1, 1, True), (1, 2, 1, False), (2, 0, 1, False), (1, 0, 0, False)],
 )
-def test_whether_to_start_again(code, early, left, again):
+def test_conditions_of_a_restart(code, early, left, again):
     ended = Outcome({0: Rank(0, "node1", 1, code, 1.0)}, 1.0, code, [])
     assert (run.why_not_again(ended, early, left) is None) == again
 
 
-def test_where_the_next_start_begins(tmp_path):
+def test_the_next_start_loads_the_newest_checkpoint(tmp_path):
     options = argparse.Namespace(checkpoint=None)
     assert run.begin_at(options) == "from the beginning: there is no --checkpoint"
     options.checkpoint = tmp_path
@@ -120,28 +120,28 @@ def test_where_the_next_start_begins(tmp_path):
         (["run", "--hosts", "a", "--hostfile", "f", "true"], "usage: ncclkv run -n RANKS"),
     ],
 )
-def test_a_wrong_command_line(arguments, usage, capsys):
+def test_a_wrong_command_line_is_refused(arguments, usage, capsys):
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert end.value.code == 2
     assert usage in capsys.readouterr().err
 
 
-def test_without_arguments_it_shows_what_there_is(capsys):
+def test_without_arguments_the_commands_are_listed(capsys):
     assert main([]) == 0
     shown = capsys.readouterr()
     assert re.search(r"usage: ncclkv .*\n    run +Run a program on several ranks", shown.out, re.S)
     assert not shown.err
 
 
-def test_its_version(capsys):
+def test_the_version_is_printed(capsys):
     with pytest.raises(SystemExit) as end:
         main(["--version"])
     assert end.value.code == 0
     assert capsys.readouterr().out == f"ncclkv {ncclkv.__version__}\n"
 
 
-def test_a_dry_run_prints_what_would_be_run(places, monkeypatch, capsys, tmp_path):
+def test_a_dry_run_prints_the_command(places, monkeypatch, capsys, tmp_path):
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NCCLKV_RESTART", "HYDRA_HOST_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
@@ -155,8 +155,8 @@ def test_a_dry_run_prints_what_would_be_run(places, monkeypatch, capsys, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_colon_among_the_arguments(capsys):
-    """An mpirun takes the word behind it for another program."""
+def test_a_colon_among_the_arguments_is_refused(capsys):
+    """Check colons: mpirun takes the word after one for another program."""
     assert main(["run", "-n", "2", "--dry-run", "--", "echo", "a", ":", "rm"]) == 2
     said = capsys.readouterr().err
     assert "has an argument ':', behind which mpirun would start another program" in said
@@ -173,7 +173,7 @@ def test_a_colon_among_the_arguments(capsys):
         (["--timeout", "1e10"], "--timeout 1e+10 is not a number of seconds; give one above 0"),
     ],
 )
-def test_an_option_with_a_wrong_value(arguments, said, capsys):
+def test_a_wrong_value_of_an_option_is_refused(arguments, said, capsys):
     assert main(["run", *arguments, "--dry-run", "--", "true"]) == 2
     assert said in capsys.readouterr().err
 
@@ -185,7 +185,7 @@ def test_an_option_with_a_wrong_value(arguments, said, capsys):
         (["--port", "9"], "ncclkv: --port 9 cannot be listened on: [Errno 24] Too many open files"),
     ],
 )
-def test_a_port_is_named_only_where_one_is_listened_on(options, said, monkeypatch, capsys):
+def test_the_error_names_a_port_only_with_several_hosts(options, said, monkeypatch, capsys):
     def fail(begin: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 

@@ -1,4 +1,4 @@
-"""Frames of the runner and its supervisors, and who is let in to send them."""
+"""Frames of the runner and its supervisors, and the proofs that they require."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_frame_that_is_too_long():
 
 
 class Runner:
-    """The runner's side, in a thread of its own."""
+    """The runner's side, in its own thread."""
 
     def __init__(self, port: int | None) -> None:
         self.taken: list[tuple[int, bytes, bytes]] = []
@@ -94,7 +94,7 @@ def test_frames_go_both_ways(runner):
 @pytest.mark.parametrize(
     ("rank", "secret"), [(0, "wrong"), (0, ""), (2, None), (2**32 - 1, None)], ids=repr
 )
-def test_who_cannot_prove_itself_is_refused(runner, rank, secret):
+def test_a_peer_without_a_proof_is_refused(runner, rank, secret):
     with pytest.raises(OSError, match="closed before it was proven|reset"):
         connect(runner, rank, secret)
     connect(runner, 0)._connection.close()
@@ -110,8 +110,8 @@ def test_a_rank_has_one_connection(runner):
     first._connection.close()
 
 
-def test_strangers_do_no_harm(runner, monkeypatch):
-    """They send too little, too much, nothing or frames without a proof; many at once."""
+def test_peers_without_proofs_do_not_disturb_ranks(runner, monkeypatch):
+    """Check peers that send too little, too much, nothing or no proof; many at once."""
     monkeypatch.setattr(connections, "_SPARE", 3)
     strangers = []
     for data in (b"GET / HTTP/1.1\r\n\r\n", b"", os.urandom(500), wire.frame(wire.ENDED, b"1")) * 5:
@@ -130,7 +130,7 @@ def test_strangers_do_no_harm(runner, monkeypatch):
 
 @pytest.fixture
 def alone() -> Iterator[tuple[Connections, selectors.BaseSelector]]:
-    """Connections of one rank whose events a test takes itself."""
+    """Yield connections of one rank; the test itself reads their events."""
     selector = selectors.DefaultSelector()
     made = Connections(1, None, selector, lambda rank, kind, data: None)
     yield made, selector
@@ -139,13 +139,13 @@ def alone() -> Iterator[tuple[Connections, selectors.BaseSelector]]:
 
 
 def knock(made: Connections) -> socket.socket:
-    """Connect as a stranger, who has proven nothing."""
+    """Connect without a proof."""
     stranger = socket.socket(socket.AF_UNIX)
     stranger.connect("\0" + made.address[1:])
     return stranger
 
 
-def test_a_stranger_whose_time_is_over_may_speak_at_that_moment(alone, monkeypatch):
+def test_a_proof_past_the_deadline_is_refused(alone, monkeypatch):
     made, selector = alone
     old = knock(made)
     made._accept()
@@ -192,8 +192,8 @@ def test_a_large_job_may_open_as_many_files_as_it_has_ranks():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_ranks_that_try_all_addresses_at_once_are_let_in(monkeypatch):
-    """Each rank opens a connection to each address, and proves itself on one."""
+def test_ranks_that_try_all_addresses_at_once_are_accepted(monkeypatch):
+    """Check a rank that connects to each address, and sends its proof on one connection."""
     ranks, addresses = 16, 4
     monkeypatch.setattr(connections, "_SPARE", 0)
     monkeypatch.setattr(connections, "addresses", lambda: ["127.0.0.1"])
@@ -215,7 +215,7 @@ def test_ranks_that_try_all_addresses_at_once_are_let_in(monkeypatch):
 
 
 def test_a_machine_without_a_family_of_addresses(monkeypatch):
-    """The attempt at the other address has begun, and is to go on."""
+    """Check that an attempt at one address continues when the other family is missing."""
 
     class WithoutSix(socket.socket):
         def __init__(self, family: int = -1, *more: int, **named: int) -> None:
@@ -232,8 +232,8 @@ def test_a_machine_without_a_family_of_addresses(monkeypatch):
         second.close()
 
 
-def test_another_program_at_the_address_is_no_runner():
-    """It answers with a nonce and a proof as long as the runner's."""
+def test_a_wrong_proof_of_the_runner_is_refused():
+    """Check a program that answers with a nonce and a proof of the right length."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def answer() -> None:
@@ -251,7 +251,7 @@ def test_another_program_at_the_address_is_no_runner():
     server.close()
 
 
-def test_a_silent_address_is_waited_for_within_the_limit(monkeypatch):
+def test_the_wait_for_a_silent_address_is_limited(monkeypatch):
     monkeypatch.setattr(link, "ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         begin = time.monotonic()
@@ -269,7 +269,7 @@ def test_addresses_of_all_interfaces():
     assert "127.0.0.1" in hosts.split(",")
 
 
-def test_an_error_in_taking_output_is_not_the_end_of_a_connection():
+def test_an_error_while_printing_does_not_close_the_connection():
     ours, theirs = socket.socketpair()
 
     def take(rank: int, kind: bytes, data: bytes) -> None:
@@ -299,8 +299,8 @@ def test_a_rank_can_be_made_to_wait(runner):
     peer._connection.close()
 
 
-def test_what_nobody_takes_is_bounded(runner):
-    """A supervisor reads no more of its command's output then."""
+def test_unread_output_is_bounded(runner):
+    """Check that a supervisor stops reading its command's output when it cannot send it."""
     peer = connect(runner, 0)
     runner.connections.pause({0})
     sent = 0
@@ -320,7 +320,7 @@ def test_what_nobody_takes_is_bounded(runner):
     peer._connection.close()
 
 
-def test_the_runner_s_end_is_seen(runner):
+def test_the_end_of_the_runner_is_detected(runner):
     peer = connect(runner, 0)
     runner.end()
     readable, _, _ = select.select([peer], [], [], stretched(5))

@@ -1,4 +1,4 @@
-"""Backoff: its polls, its pauses and its deadline."""
+"""Backoff: polls, pauses and deadline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ncclkv.comm import backoff
 from ncclkv.comm.backoff import Backoff, pause
 
 
-def test_there_is_a_poll_at_once_and_none_after_the_limit() -> None:
+def test_the_first_poll_is_immediate_and_none_follows_the_limit() -> None:
     pauses: list[int] = []
     assert list(Backoff(0.0, pauses.append)) == [0.0]
     assert pauses == [1]

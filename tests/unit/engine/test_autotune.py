@@ -1,4 +1,4 @@
-"""Buckets sized by measuring: all ranks choose alike, in about a second, and keep no memory."""
+"""Bucket sizes by measurement: equal on all ranks, within a second, without leftover memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAST = 64 * 1024
 
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[int, CostModel], list[tuple[int, int]]]:
-    """Models by which each rank's collectives take their time, and (rank, bytes) of each."""
+    """Set the time of each rank's collectives by a model; record (rank, bytes) of each."""
     models: dict[int, CostModel] = {}
     calls: list[tuple[int, int]] = []
 
@@ -43,7 +43,7 @@ def chosen(comm: Communicator | None = None) -> Sizing:
 
 def test_ranks_whose_times_differ_choose_alike(clocks: Any) -> None:
     models, calls = clocks
-    # Rank 2 is the slowest at all sizes.  Alone, the ranks would choose 1, 32 and 16 MiB.
+    # Rank 2 is the slowest at all sizes; alone, the ranks would choose 1, 32 and 16 MiB.
     models.update({0: CostModel(1e-5, 1e9), 1: CostModel(1e-4, 1.2e10), 2: CostModel(1e-3, 6e8)})
     assert [model.bucket_bytes() // MIB for model in models.values()] == [1, 32, 16]
     first, *others = run_ranks(3, chosen)
@@ -111,7 +111,7 @@ def test_the_memory_is_given_back(ranks_per_node: int, monkeypatch: pytest.Monke
 
         def noted(nbytes: int) -> Any:
             memory = allocate(nbytes)
-            # NumPy's views of a view refer to the array beneath it.
+            # A view of a view in NumPy refers to the array beneath both.
             whole = memory.base if isinstance(memory.base, np.ndarray) else memory
             taken.append(weakref.ref(whole))
             return memory

@@ -1,7 +1,7 @@
-"""Random programs of ranks that push different keys, or a different number of times, and a model.
+"""Random programs with different pushes on each rank, compared with a model.
 
-A rank fills its ``grad_view`` in some steps without pushing it, and pushes it later.  In an uneven
-block a rank leaves after a number of steps of its own, with or without pushes that wait.
+A rank fills its ``grad_view`` in some steps without a push, and pushes later. In an uneven block
+each rank has its own number of steps, and leaves with or without waiting pushes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COUNT = 3
 
 @dataclass(frozen=True)
 class Program:
-    """What ranks do; `steps` has an action by step, rank and key."""
+    """Actions of all ranks; `steps` has an action by step, rank and key."""
 
     size: int
     ops: tuple[str, ...]
@@ -36,14 +36,14 @@ class Program:
     options: dict[str, Any]
     steps: tuple[tuple[tuple[str, ...], ...], ...]
     lengths: tuple[int, ...] = ()
-    """In an uneven block: the steps of each rank."""
+    """Number of steps of each rank in an uneven block."""
     flushed: tuple[bool, ...] = ()
-    """In an uneven block: whether a step ends with a flush."""
+    """Flags of an uneven block: a flush ends the step."""
 
 
 @st.composite
 def programs(draw: Callable[..., Any], *, uneven: bool) -> Program:
-    """Steps of two to four ranks; in an uneven block all ranks that have a step make it alike."""
+    """Draw steps of two to four ranks; in an uneven block the ranks of a step act alike."""
     size, keys = draw(st.integers(2, 4)), draw(st.integers(1, 3))
     action = st.sampled_from(["push", "push", "fill", "push what is filled", ""])
     step = st.tuples(*[action] * keys)
@@ -67,7 +67,7 @@ def programs(draw: Callable[..., Any], *, uneven: bool) -> Program:
 
 
 def amount(rank: int, step: int, key: int) -> int:
-    """What a rank adds in a step; averages of up to four ranks are whole numbers."""
+    """Return a rank's gradient in a step; averages of up to four ranks are whole numbers."""
     return 12 * ((5 * rank + 3 * step + 7 * key) % 9 - 4)
 
 
@@ -77,11 +77,11 @@ def add(key: Any, value: Any, stored: Any) -> None:
 
 @dataclass
 class Rank:
-    """One rank's store and what the user knows of its gradients."""
+    """A rank's store, and the gradients that its user has filled in."""
 
     kv: Any
     filled: dict[int, int] = field(default_factory=dict)
-    """What the user has put into a key's gradient and has not pushed."""
+    """Amounts written to a key's gradient and not pushed, by key."""
     waiting: set[int] = field(default_factory=set)
 
     def act(self, action: str, step: int, key: int) -> None:
@@ -90,7 +90,7 @@ class Rank:
         if action == "push" and key not in self.filled:
             self.push(key, np.full(COUNT, float(value)))
         elif action:
-            if key in self.waiting:  # as it is on all ranks that have this step
+            if key in self.waiting:  # the same on all ranks that have this step
                 self.kv.wait()
                 self.waiting.clear()
             gradient = self.kv.grad_view(key)
@@ -103,13 +103,13 @@ class Rank:
 
     def push(self, key: int, value: Any) -> None:
         self.kv.push(key, value)
-        # A push of a key that waits flushes all that does.
+        # A second push of a waiting key flushes all waiting keys.
         self.waiting = {key} if key in self.waiting else {*self.waiting, key}
         self.filled.pop(key, None)
 
 
 def play(program: Program) -> list[Any]:
-    """Run a program on this rank; return the values."""
+    """Run a program on this rank, and return the values."""
     with ncclkv.create("threads", timeout=5, **program.options) as kv:
         rank = Rank(kv)
         for key, op in enumerate(program.ops):
@@ -138,7 +138,7 @@ def play_steps(program: Program, rank: Rank, count: int) -> None:
 
 
 def model(program: Program) -> list[Any]:
-    """The values that a program ends with."""
+    """Return the values at the end of a program."""
     values = [0.0] * len(program.ops)
     filled: dict[tuple[int, int], int] = {}
     for step, actions in enumerate(program.steps):
@@ -167,7 +167,7 @@ def model(program: Program) -> list[Any]:
 
 
 def updated(rule: str, value: float, total: float) -> float:
-    """What becomes of a value."""
+    """Return a value after its update."""
     return {"assign": total, "add": value + total, "sgd": value - RATE * total}[rule]
 
 
@@ -195,5 +195,5 @@ def test_ranks_that_push_different_keys(program: Program) -> None:
 
 @few
 @given(programs(uneven=True))
-def test_ranks_that_leave_when_they_like(program: Program) -> None:
+def test_ranks_that_leave_at_random_steps(program: Program) -> None:
     check(program)

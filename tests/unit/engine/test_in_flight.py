@@ -1,4 +1,4 @@
-"""What is launched in a bucket, and how long it took."""
+"""Works in flight of a bucket, and their measured times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ncclkv.engine.in_flight import InFlight
 
 
 class Clock:
-    """A clock that is set by hand."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -40,13 +40,13 @@ class Failing(DoneWork):
 
 
 def took(bucket: InFlight, clock: Clock, seconds: float) -> None:
-    """Launch, and be done after so many seconds."""
+    """Launch a work that completes after so many seconds."""
     bucket.add(DoneWork(), clock.now)
     clock.now += seconds
     bucket.complete()
 
 
-def test_the_median_of_the_last_times(clock: Clock) -> None:
+def test_time_is_the_median_of_the_last_times(clock: Clock) -> None:
     bucket = InFlight()
     assert bucket.seconds is None
     for _ in range(9):
@@ -59,7 +59,7 @@ def test_the_median_of_the_last_times(clock: Clock) -> None:
     assert bucket.seconds == 0.5
 
 
-def test_what_is_launched_is_there_until_it_is_complete(clock: Clock) -> None:
+def test_works_are_kept_until_complete(clock: Clock) -> None:
     bucket = InFlight()
     bucket.complete()
     assert not bucket.works
@@ -70,7 +70,7 @@ def test_what_is_launched_is_there_until_it_is_complete(clock: Clock) -> None:
     assert bucket.seconds is None
 
 
-def test_waits_that_do_not_block_the_host_tell_no_time(clock: Clock) -> None:
+def test_waits_that_do_not_block_the_host_give_no_time(clock: Clock) -> None:
     bucket = InFlight()
     bucket.add(Streamed(), clock.now)
     clock.now += 1
@@ -78,7 +78,7 @@ def test_waits_that_do_not_block_the_host_tell_no_time(clock: Clock) -> None:
     assert bucket.seconds is None
 
 
-def test_what_is_forgotten_or_fails_tells_no_time(clock: Clock) -> None:
+def test_dropped_and_failed_works_give_no_time(clock: Clock) -> None:
     bucket = InFlight()
     bucket.add(DoneWork(), clock.now)
     bucket.clear()

@@ -1,4 +1,4 @@
-"""What must not happen to collectives and gradients that are under way."""
+"""Collectives and gradients in flight stay intact through errors and other verbs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_grad_view_cannot_be_pushed_again_before_it_is_flushed(kv: ncclkv.KVSt
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_a_pull_does_not_write_over_a_pushed_gradient(local: bool) -> None:
+def test_a_pull_does_not_overwrite_a_pushed_gradient(local: bool) -> None:
     with ncclkv.create("local", bucket_bytes=0) as kv:
         kv.init(["a", "b"], [np.zeros(2), np.zeros(2)])
         gradient = kv.grad_view("b")
@@ -59,7 +59,7 @@ def test_a_pull_does_not_write_over_a_pushed_gradient(local: bool) -> None:
         assert np.array_equal(kv.pull("b"), [5, 5])
 
 
-def test_only_a_pull_that_flushes_a_gradient_writes_over_it(kv: ncclkv.KVStore) -> None:
+def test_only_a_pull_that_flushes_a_gradient_overwrites_it(kv: ncclkv.KVStore) -> None:
     gradient = kv.grad_view("b")
     kv.push("b", np.full(2, 5.0))
     with pytest.raises(UsageError, match="out lies in a grad_view"):
@@ -68,9 +68,9 @@ def test_only_a_pull_that_flushes_a_gradient_writes_over_it(kv: ncclkv.KVStore) 
     assert np.array_equal(gradient, [5, 5])
 
 
-def test_a_group_looks_at_its_end_which_gradients_it_flushes(kv: ncclkv.KVStore) -> None:
+def test_a_group_checks_at_its_end_which_gradients_it_flushes(kv: ncclkv.KVStore) -> None:
     gradient, out = kv.grad_view("b"), np.zeros(2)
-    kv.init("c", np.ones(2))  # in another bucket, for the layout of the others is sealed
+    kv.init("c", np.ones(2))  # another bucket: the layout of the first is sealed
     with kv.group():
         kv.push("b", np.full(2, 5.0))
         with pytest.raises(UsageError, match="out lies in a grad_view"):
@@ -82,14 +82,14 @@ def test_a_group_looks_at_its_end_which_gradients_it_flushes(kv: ncclkv.KVStore)
 
 def test_a_refused_pushpull_pushes_nothing(kv: ncclkv.KVStore) -> None:
     gradient = kv.grad_view("b")
-    kv.init("c", np.zeros(2))  # in another bucket, for the layout of the others is sealed
+    kv.init("c", np.zeros(2))  # another bucket: the layout of the first is sealed
     kv.push("b", np.ones(2))
     with pytest.raises(UsageError, match="out lies in a grad_view"):
         kv.pushpull("c", np.ones(2), out=gradient)
     assert np.array_equal(kv.pull("c"), [0, 0])
 
 
-def test_a_forgotten_communicator_still_answers() -> None:
+def test_a_deleted_communicator_completes_its_collectives() -> None:
     def body() -> float:
         one, other = threads.world(5.0), threads.world(5.0)
         sums = np.zeros(100_000)
@@ -105,7 +105,7 @@ def test_a_forgotten_communicator_still_answers() -> None:
     assert run_ranks(2, body, timeout=stretched(5.0)) == [200_000.0, 200_000.0]
 
 
-def test_splits_are_forgotten_with_their_communicators() -> None:
+def test_splits_are_released_with_their_communicators() -> None:
     def body() -> int:
         comm = threads.world(5.0)
         for _ in range(20):
@@ -154,7 +154,7 @@ def test_an_interrupted_verb_leaves_a_store_of_one_rank_whole(kv: ncclkv.KVStore
         (lambda comm: comm.abort("enough"), CommAborted, "left the communicator, and said: enough"),
     ],
 )
-def test_a_communicator_of_one_rank_ends_too(end: Any, error: Any, words: str) -> None:
+def test_a_communicator_of_one_rank_is_closed_too(end: Any, error: Any, words: str) -> None:
     comm = SoloCommunicator(5.0)
     buffer = np.ones(2)
     end(comm)
@@ -173,7 +173,7 @@ def test_a_communicator_of_one_rank_ends_too(end: Any, error: Any, words: str) -
 
 
 @pytest.mark.parametrize("root", [1, -1, 0.0, "0", True])
-def test_a_root_is_the_number_of_a_rank(root: Any) -> None:
+def test_a_root_that_is_no_rank_is_refused(root: Any) -> None:
     with pytest.raises(UsageError, match="is not a rank: give an int from 0 to 0"):
         SoloCommunicator(5.0).broadcast(np.ones(2), root)
 
@@ -185,7 +185,7 @@ def test_any_exception_in_mid_verb_breaks_a_store_of_several_ranks(
         kv = ncclkv.create("threads", timeout=5)
         kv.init("w", np.zeros(2))
         if kv.rank == 1:
-            # As a signal handler does, or an allocation that fails.
+            # A signal handler or a failed allocation raises here.
             def fail(*arguments: Any) -> None:
                 raise RuntimeError("DataLoader worker exited")
 
@@ -204,7 +204,7 @@ def test_any_exception_in_mid_verb_breaks_a_store_of_several_ranks(
     assert "close the store and make a new one" in run_ranks(2, body)[1]
 
 
-def test_a_duplicate_heeds_its_own_timeout_while_it_is_made() -> None:
+def test_a_duplicate_is_made_within_its_own_timeout() -> None:
     def body() -> None:
         comm = threads.world(20.0)
         if comm.rank == 0:
@@ -238,7 +238,7 @@ ROOM = np.ones(8)
     ],
 )
 @pytest.mark.parametrize("size", [1, 2])
-def test_buffers_that_cannot_be_are_refused_before_anything_is_sent(
+def test_invalid_buffers_are_refused_before_anything_is_sent(
     size: int, send: Any, receive: Any, words: str
 ) -> None:
     def body() -> None:
@@ -252,7 +252,7 @@ def test_buffers_that_cannot_be_are_refused_before_anything_is_sent(
     run_ranks(size, body)
 
 
-def test_a_rank_that_receives_a_broadcast_needs_memory_to_write() -> None:
+def test_a_broadcast_into_read_only_memory_is_refused() -> None:
     def body() -> None:
         comm = threads.world(5.0)
         if comm.rank == 1:
@@ -265,13 +265,13 @@ def test_a_rank_that_receives_a_broadcast_needs_memory_to_write() -> None:
     run_ranks(2, body)
 
 
-def test_numpys_integers_are_options() -> None:
+def test_numpy_integers_are_accepted_as_options() -> None:
     with ncclkv.create("local", root=np.int64(0), bucket_bytes=np.int64(1024)) as kv:  # type: ignore[arg-type]
         kv.init("w", np.ones(2))
         assert kv.pull("w").tolist() == [1, 1]
 
 
-def test_a_pull_of_what_an_int_cannot_hold_is_complete(kv: ncclkv.KVStore) -> None:
+def test_a_pull_with_an_overflowing_cast_copies_the_other_keys(kv: ncclkv.KVStore) -> None:
     kv.push(["a", "b"], [np.array([np.nan, 1e20]), np.ones(2)])
     outs = [np.zeros(2, np.int32), np.zeros(2, np.int32)]
     kv.pull(["a", "b"], outs)

@@ -1,4 +1,4 @@
-"""Comparisons of ranks' values: who is in the wrong, in which words, and what it costs when off."""
+"""Comparison of the ranks' values: the outlier, the error's text, and no cost when off."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HERE = [case for case in CASES if case.name.startswith("divergence")]
 
 
 def vote(held: list[int], pulled: list[int] | None = None, counts: bool = True) -> Checksums:
-    """A rank's sums of as many keys."""
+    """Return a rank's checksums of as many keys."""
     made = Checksums.blank(len(held))
     made.held[:] = held
     made.held_counts[:] = counts
@@ -33,7 +33,7 @@ def vote(held: list[int], pulled: list[int] | None = None, counts: bool = True) 
 
 
 def odd(sums: list[int], root: int = 0) -> tuple[int, ...]:
-    """The ranks in the wrong of ranks that hold these."""
+    """Return the outliers among ranks with these checksums."""
     found = differences([vote([each]) for each in sums], ["w"], root)
     assert len(found) <= 1
     return found[0].held if found else ()
@@ -44,20 +44,20 @@ def odd(sums: list[int], root: int = 0) -> tuple[int, ...]:
     [
         ([5, 5, 5, 5], 0, ()),
         ([5, 5, 6, 5], 0, (2,)),
-        ([6, 5, 5, 5], 0, (0,)),  # the root is no exception
-        ([5, 6], 0, (1,)),  # two camps: the root's is right
+        ([6, 5, 5, 5], 0, (0,)),  # the root is an outlier like any other
+        ([5, 6], 0, (1,)),  # a tie of two: the root's side wins
         ([5, 6], 1, (0,)),
         ([5, 6, 6, 5], 1, (0, 3)),
         ([5, 6, 7], 2, (0, 1)),
-        ([5, 6, 6, 7, 7], 0, (0, 3, 4)),  # none of two is the root's: the first's
+        ([5, 6, 6, 7, 7], 0, (0, 3, 4)),  # a tie without the root: the first side wins
         ([2**64 - 1, 2**64 - 1, 2**63], 0, (2,)),
     ],
 )
-def test_who_is_in_the_wrong(sums: list[int], root: int, wrong: tuple[int, ...]) -> None:
+def test_the_outlier_is_found(sums: list[int], root: int, wrong: tuple[int, ...]) -> None:
     assert odd(sums, root) == wrong
 
 
-def test_what_counts_on_some_ranks_only_is_left_out() -> None:
+def test_keys_checked_on_some_ranks_alone_are_left_out() -> None:
     keys = ["key0"]
     assert differences([vote([5]), vote([6], counts=False)], keys, 0) == []
     assert differences([vote([5], [7]), vote([5])], keys, 0) == []
@@ -99,7 +99,7 @@ def test_a_rank_whose_arrays_differ_among_themselves() -> None:
         ),
     ],
 )
-def test_words(found: list[Difference], size: int, text: str) -> None:
+def test_text_of_the_error(found: list[Difference], size: int, text: str) -> None:
     assert describe(found, size) == text
 
 
@@ -109,7 +109,7 @@ def test_words(found: list[Difference], size: int, text: str) -> None:
 def test_ranks_on_several_nodes(
     case: Case, ranks_per_node: int, update_on: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where ranks of a node have values in common, each node has a copy."""
+    """Check one copy a node, since ranks of a node share their values."""
     monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", str(ranks_per_node))
 
     def body() -> None:
@@ -120,7 +120,7 @@ def test_ranks_on_several_nodes(
 
 
 def diverging(**options: Any) -> Any:
-    """A store whose updater does other on rank 1, once."""
+    """Create a store whose updater has one other result on rank 1."""
     kv = ncclkv.create("threads", **options)
     kv.init("w", np.zeros(3))
     wrong = [1.0]
@@ -133,7 +133,7 @@ def diverging(**options: Any) -> Any:
     return kv
 
 
-def test_the_whole_message() -> None:
+def test_the_complete_error() -> None:
     def body() -> None:
         kv = diverging(verify_every=1)
         with pytest.raises(Divergence) as caught:
@@ -165,7 +165,7 @@ def test_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def counted(kv: Any) -> list[int]:
-    """The number of arrays of each call of the store's for checksums, from now on."""
+    """Record the number of arrays of each later checksum call."""
     calls: list[int] = []
     kernels = context_of(kv).engine.kernels
     kernels.checksums = _counting(kernels.checksums, calls)
@@ -185,7 +185,7 @@ def read(kv: Any, times: int) -> None:
         kv.pull("w")
 
 
-def test_nothing_is_summed_unless_it_is_time() -> None:
+def test_no_checksum_between_comparisons() -> None:
     def body() -> None:
         for every, expected in ((0, []), (4, [1, 1]), (1, [1] * 10)):
             with ncclkv.create("threads", verify_every=every) as kv:
@@ -193,7 +193,7 @@ def test_nothing_is_summed_unless_it_is_time() -> None:
                 kv.push("w", np.ones(SHARED_FROM_BYTES // 8))
                 calls = counted(kv)
                 read(kv, 10)
-                # The pulled array alone: the weights are the ranks' in common.
+                # One array, the pulled one: the ranks share the weights.
                 assert calls == expected
 
     run_ranks(2, body)

@@ -1,4 +1,4 @@
-"""``launch/local.sh`` with a stand-in for mpirun that shows how it was called."""
+"""``launch/local.sh`` with a stand-in for mpirun that prints its arguments."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def mpirun(path: Path, version: str = MPICH, code: int = 0) -> Path:
 
 @pytest.fixture
 def venv(tmp_path):
-    """An environment with python and no mpirun."""
+    """Make an environment with python and without mpirun."""
     program(tmp_path / "venv" / "bin" / "python", "")
     return tmp_path / "venv"
 
 
 def launch(*arguments: str, path: str = "/usr/bin:/bin", **environment: object):
-    """Run the script with nothing but these variables around it."""
+    """Run the script with these environment variables alone."""
     return subprocess.run(
         [str(SCRIPT), *arguments],
         env={"PATH": path, **{name: str(value) for name, value in environment.items()}},
@@ -60,7 +60,7 @@ def launch(*arguments: str, path: str = "/usr/bin:/bin", **environment: object):
     )
 
 
-def test_all_that_follows_the_ranks_goes_to_python(venv):
+def test_arguments_after_the_ranks_go_to_python(venv):
     mpirun(venv / "bin" / "mpirun")
     done = launch("-n", "3", "-m", "pytest", "-n", "a b", "", "*", VENV=venv)
     assert done.returncode == 0, done.stderr
@@ -92,7 +92,7 @@ def test_active_environment_is_used_unless_another_is_named(venv, tmp_path):
     assert f"<{venv}/bin/python>" in both.stdout
 
 
-def test_open_mpi_is_told_what_the_others_allow(venv):
+def test_open_mpi_gets_the_options_that_other_mpis_do_not_need(venv):
     mpirun(venv / "bin" / "mpirun", version=OPEN_MPI)
     shown = launch("-n", "2", "x.py", VENV=venv).stdout.splitlines()
     assert "OMPI_ALLOW_RUN_AS_ROOT=1" in shown
@@ -101,7 +101,7 @@ def test_open_mpi_is_told_what_the_others_allow(venv):
     assert "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe" in shown
 
 
-def test_mpich_is_told_nothing(venv):
+def test_mpich_gets_no_options(venv):
     mpirun(venv / "bin" / "mpirun")
     shown = launch("-n", "2", "x.py", VENV=venv).stdout
     assert "OMPI_ALLOW_RUN_AS_ROOT=\n" in shown
@@ -110,7 +110,7 @@ def test_mpich_is_told_nothing(venv):
 @pytest.mark.parametrize(
     ("ranks", "given", "expected"), [("1", {}, ""), ("2", {}, "1"), ("2", {"threads": "3"}, "3")]
 )
-def test_threads_of_a_rank(venv, ranks, given, expected):
+def test_numbers_of_threads_are_set(venv, ranks, given, expected):
     mpirun(venv / "bin" / "mpirun")
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     environment = dict.fromkeys(names, given["threads"]) if given else {}
@@ -132,13 +132,13 @@ def test_number_of_ranks_is_checked(venv, ranks):
     assert f"-n wants a number of ranks, 1 or more, and got '{ranks}'" in done.stderr
 
 
-def test_a_program_is_needed(venv):
+def test_a_missing_program_is_refused(venv):
     done = launch("-n", "4", VENV=venv)
     assert done.returncode == 2
     assert "there is no program to start: launch/local.sh -n 4 train.py" in done.stderr
 
 
-def test_without_mpirun_it_says_how_to_get_one(venv, tmp_path):
+def test_without_mpirun_the_command_to_install_is_printed(venv, tmp_path):
     for name in ("bash", "dirname", "env"):
         (tmp_path / name).symlink_to(Path("/usr/bin") / name)
     done = launch("-n", "4", "x.py", path=str(tmp_path), VENV=venv)
@@ -148,13 +148,13 @@ def test_without_mpirun_it_says_how_to_get_one(venv, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
-def test_help_explains_itself(option):
+def test_help_prints_the_usage(option):
     done = launch(option)
     assert done.returncode == 0
     assert "usage: launch/local.sh -n RANKS PROGRAM [ARGUMENT ...]" in done.stdout
 
 
-def test_anything_else_shows_the_usage():
+def test_wrong_arguments_print_the_usage():
     done = launch("train.py")
     assert done.returncode == 2
     assert "usage: launch/local.sh" in done.stderr

@@ -1,4 +1,4 @@
-"""The parts for a lent GPU, over small programs: budget, logs, archive and summary."""
+"""Parts of the run on a lent GPU, with small programs: time, logs, archive and summary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.on_gpu import Lease, Part
 
 @pytest.fixture
 def lease(tmp_path: Path) -> Lease:
-    """A call with two minutes left."""
+    """Return a budget of two minutes."""
     (tmp_path / "logs").mkdir()
     (tmp_path / "folder").mkdir()
     return Lease(tmp_path / "folder", tmp_path / "logs", time.monotonic() + 120)
@@ -29,7 +29,7 @@ def program(text: str, limit: float = 50.0, **options: object) -> Part:
     return Part("part", "first", limit, ("-c", text), **options)  # type: ignore[arg-type]
 
 
-def test_after_each_part_two_files_have_all(lease, monkeypatch):
+def test_after_each_part_archive_and_summary_are_complete(lease, monkeypatch):
     assert lease.run(program("print('what it found')"))
     assert not lease.run(program("raise SystemExit(4)"))
     folder = lease.folder
@@ -51,21 +51,21 @@ def test_a_part_past_its_limit_is_stopped_and_its_log_is_kept(lease):
     assert (lease.logs / "part.txt").read_text() == "so far\n"
 
 
-def test_a_spent_budget_begins_nothing(lease):
+def test_without_time_left_no_part_starts(lease):
     lease.end = time.monotonic() + on_gpu.RESERVE + on_gpu.LEAST - 1
     assert not lease.run(program("raise SystemExit"))
     assert "not run: the budget is spent" in lease.lines[0]
     assert not (lease.logs / "part.txt").exists()
 
 
-def test_a_part_is_cut_to_what_is_left(lease, monkeypatch):
+def test_a_part_is_limited_to_the_time_left(lease, monkeypatch):
     monkeypatch.setattr(on_gpu, "LEAST", 0)
     lease.end = time.monotonic() + on_gpu.RESERVE + 2
     assert not lease.run(program("import time; time.sleep(60)", limit=600))
     assert "STOPPED after 2 s" in lease.lines[0]
 
 
-def test_what_is_not_there_is_named(lease, monkeypatch):
+def test_a_missing_requirement_is_named(lease, monkeypatch):
     monkeypatch.setenv("NO_MPI", "1")
     assert not lease.run(program("", ranks=2))
     assert not lease.run(program("", before=("no-such-tool",)))
@@ -73,7 +73,7 @@ def test_what_is_not_there_is_named(lease, monkeypatch):
     assert "not run: there is no no-such-tool" in lease.lines[1]
 
 
-def test_a_lost_test_is_named_and_the_others_run(lease, monkeypatch):
+def test_a_test_that_ends_the_process_is_named_and_the_rest_runs(lease, monkeypatch):
     monkeypatch.setenv("NCCLKV_TEST_SLOW", "1")
     sample = "tests/harness/samples/loses_two.py"
     assert not lease.run(Part("part", "first", 60, (*on_gpu.PYTEST, sample)))
@@ -82,10 +82,10 @@ def test_a_lost_test_is_named_and_the_others_run(lease, monkeypatch):
     assert lease.lines[2].startswith(f"    {sample}::test_that_fails_after_both")
 
 
-def test_where_ranks_share_nccl_tells_its_ways(lease):
+def test_nccl_logs_its_methods_where_ranks_share_a_gpu(lease):
     variables = {part.name: part.variables for part in on_gpu.PARTS}
     assert variables["comm-2"]["NCCL_DEBUG"] == variables["faults"]["NCCL_DEBUG"] == "INFO"
-    # In one write, since the lines of two ranks may run into each other.
+    # One write: the lines of two ranks may be mixed.
     text = (
         "import os, sys; "
         "sys.stdout.write('{NCCLKV_SHARE_GPU} {WAY}\\n'.format(**os.environ)); "
@@ -95,7 +95,7 @@ def test_where_ranks_share_nccl_tells_its_ways(lease):
     assert (lease.logs / "part.txt").read_text() == f"1 {lease.logs}/x-%p.txt\n" * 2
 
 
-def test_a_long_log_loses_its_middle(tmp_path):
+def test_the_middle_of_a_long_log_is_cut(tmp_path):
     log = tmp_path / "log"
     log.write_bytes(b"begin" + bytes(2 * on_gpu.MOST_BYTES) + b"end")
     on_gpu.shorten(log)
@@ -106,7 +106,7 @@ def test_a_long_log_loses_its_middle(tmp_path):
     assert b"bytes left out" in kept
 
 
-def test_the_most_telling_parts_are_first_and_can_be_named():
+def test_parts_run_in_order_of_value_and_can_be_selected():
     names = [part.name for part in on_gpu.PARTS]
     assert names[:4] == ["versions", "errors", "first-cases", "kernels"]
     assert len(set(names)) == len(names)
@@ -117,17 +117,17 @@ def test_the_most_telling_parts_are_first_and_can_be_named():
 
 
 @pytest.mark.parametrize("part", on_gpu.PARTS, ids=lambda part: part.name)
-def test_every_file_of_a_part_is_there(part):
+def test_every_file_of_a_part_exists(part):
     files = [word for word in part.arguments if word.startswith("tests/")]
     assert all((ROOT / file).is_file() for file in files)
 
 
-def test_first_cases_are_cases():
+def test_first_cases_exist():
     assert FIRST.issubset(case.name for case in CASES)
     assert 40 <= len(FIRST) <= 60
 
 
-def test_the_script_lists_its_parts_and_refuses_none():
+def test_the_script_lists_its_parts_and_refuses_an_unknown_one():
     def script(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["launch/on_gpu.sh", *arguments],

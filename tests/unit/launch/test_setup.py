@@ -1,6 +1,6 @@
-"""What ``launch/setup.sh`` says where it cannot go on, and what it leaves alone.
+"""Refusals of ``launch/setup.sh``, and files that it does not change.
 
-That it sets up a working environment is what every ``make`` shows.
+Every ``make`` runs the script with success.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.unit.launch.test_local import mpirun, program
 
 
 def setup(*arguments: str, path: str = "/usr/bin:/bin", **environment: object):
-    """Run the script with nothing but these variables around it."""
+    """Run the script with these environment variables alone."""
     return subprocess.run(
         ["launch/setup.sh", *arguments],
         cwd=ROOT,
@@ -27,7 +27,7 @@ def setup(*arguments: str, path: str = "/usr/bin:/bin", **environment: object):
 
 @pytest.fixture
 def venv(tmp_path):
-    """An environment whose python says what it is asked to do, and does nothing."""
+    """Make an environment whose python prints its arguments and does nothing."""
     program(tmp_path / "venv" / "bin" / "python", 'echo "python $*"')
     return tmp_path / "venv"
 
@@ -54,7 +54,7 @@ def test_python_must_be_able_to_make_environments(tmp_path):
     assert "python3-venv" in done.stderr
 
 
-def test_an_extra_is_installed_and_noted(venv):
+def test_an_extra_is_installed_and_recorded(venv):
     done = setup("lint", VENV=venv)
     assert done.returncode == 0, done.stderr
     assert "--editable .[lint]" in done.stdout
@@ -74,13 +74,13 @@ def test_several_extras_are_installed_by_one_call(venv):
     }
 
 
-def test_failed_installation_is_not_noted(venv):
+def test_a_failed_installation_is_not_recorded(venv):
     program(venv / "bin" / "python", 'case "$*" in *install*) exit 1 ;; esac')
     assert setup("lint", VENV=venv).returncode != 0
     assert not (venv / ".ready-lint").exists()
 
 
-def test_site_mpi_is_not_shadowed(venv, tmp_path):
+def test_the_sites_mpi_is_not_shadowed_by_the_wheel(venv, tmp_path):
     site = mpirun(tmp_path / "site" / "mpirun")
     done = setup("mpi", path=f"{site.parent}:/usr/bin:/bin", VENV=venv)
     assert done.returncode == 0, done.stderr
@@ -94,7 +94,7 @@ def test_mpi_of_the_wheel_is_installed_when_asked_for(venv, tmp_path):
     assert "--editable .[mpi]" in done.stdout
 
 
-def test_site_mpi_that_python_cannot_use_is_named_with_the_remedy(venv, tmp_path):
+def test_an_unusable_site_mpi_is_named_with_the_remedy(venv, tmp_path):
     site = mpirun(tmp_path / "site" / "mpirun", code=1)
     done = setup("mpi", path=f"{site.parent}:/usr/bin:/bin", VENV=venv)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""The optimizer SGD: its arguments, its settings, its config."""
+"""The optimizer SGD: its arguments, settings and config."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ NO_NUMBERS = [float("nan"), float("inf"), "0.1", b"0.1", None, 1j, [0.1], 10**40
 
 
 def pickled(optimizer: Optimizer) -> Any:
-    """The optimizer by way of pickle."""
+    """Return the optimizer after pickling."""
     return pickle.loads(pickle.dumps(optimizer))
 
 
 def _update(optimizer: Optimizer, w: np.ndarray, g: np.ndarray, states: list[np.ndarray]) -> None:
-    """One update of key 'a'."""
+    """Update key 'a' once."""
     scalars = np.array([optimizer.scalars("a", 1)])
     whole = segments_of(0, w.size)
     HostKernels().update(optimizer.program, w, g, states, scalars, whole)
 
 
 def _step(optimizer: Optimizer, states: list[np.ndarray]) -> float:
-    """One update of a weight of 0 by a gradient of 1."""
+    """Update a weight of 0 once by a gradient of 1."""
     w = np.zeros(1)
     _update(optimizer, w, np.ones(1), states)
     return float(w[0])
@@ -130,7 +130,7 @@ def test_a_refused_learning_rate_changes_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["learning_rate", "wd", "rescale_grad"])
 @pytest.mark.parametrize("value", NO_NUMBERS)
-def test_what_is_assigned_is_checked_like_the_argument(name: str, value: Any) -> None:
+def test_assigned_values_are_checked_like_arguments(name: str, value: Any) -> None:
     optimizer = SGD(**{name: 0.5})
     with pytest.raises(UsageError) as caught:
         setattr(optimizer, name, value)
@@ -138,7 +138,7 @@ def test_what_is_assigned_is_checked_like_the_argument(name: str, value: Any) ->
     assert optimizer.config()[name] == 0.5
 
 
-def test_bounds_hold_for_what_is_assigned() -> None:
+def test_bounds_hold_for_assigned_values() -> None:
     optimizer = SGD(clip_gradient=0.5)
     with pytest.raises(UsageError, match=r"^wd is -0.1; give a number of at least 0$"):
         optimizer.wd = -0.1
@@ -161,7 +161,7 @@ def test_assigned_factors_are_checked_and_copied(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lr_mult", "wd_mult"])
-def test_items_put_into_factors_are_checked_by_config(name: str) -> None:
+def test_items_added_to_factors_are_checked_by_config(name: str) -> None:
     optimizer = SGD()
     getattr(optimizer, name)["a"] = np.ones(3)
     with pytest.raises(UsageError, match=rf"^{name} of key 'a' is array.*; give a finite number$"):

@@ -1,7 +1,7 @@
-"""Save in a process that is killed, over and over, and load what is left; prints what was seen.
+"""Kill a process during its saves, again and again, and load the remaining checkpoint.
 
-``calls``: killed before, in the middle of and after every call to the system, one after another.
-``moments N``: killed N times, whenever it happens to be.
+``calls`` kills it before, in the middle of and after every system call, one after another.
+``moments N`` kills it N times at random times. The program prints the counts.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ CALLS = ["mkdir", "open", "fsync", "rename", "unlink", "rmdir", "scandir", "list
 ROOM = (300, 7)
 
 ACKNOWLEDGEMENT = 4
-"""Bytes that a child writes for each step it has saved."""
+"""Bytes that a child writes for each saved step."""
 
 
 def store() -> Any:
-    """A store of one key, whose value tells the step, and its momentum too."""
+    """Create a store of one key, whose value and momentum show the step."""
     kv = ncclkv.create("local")
     kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=1.0, momentum=1.0))
     kv.init("w", np.zeros(ROOM))
@@ -40,14 +40,16 @@ def store() -> Any:
 
 
 def go_on(kv: Any) -> None:
-    """A step: the momentum is -step, the value minus the sum of all steps."""
+    """Make a step: the momentum is -step, the value minus the sum of all steps."""
     kv.push("w", np.ones(ROOM))
 
 
 def check(directory: str, least: int) -> int:
-    """Load what is there: a whole step, no earlier than `least`; return it."""
+    """Load the checkpoint, and return its step, which must be whole and at least `least`."""
     for other in generations.generations(directory) if Path(directory).exists() else ():
-        assert small.loaded(Path(other.path)) is not None, "whatever has its name is whole"
+        assert small.loaded(Path(other.path)) is not None, (
+            "a checkpoint under its final name is whole"
+        )
     with store() as kv:
         loaded = kv.load(directory, required=False)
         step = 0 if loaded is None else loaded.step
@@ -59,7 +61,7 @@ def check(directory: str, least: int) -> int:
 
 
 class Countdown:
-    """Lets so many calls pass, then kills the process, before the last of them or after it."""
+    """A count of calls that kills the process at its end, before the last call or after it."""
 
     def __init__(self, count: int, moment: str) -> None:
         self.count = count
@@ -103,7 +105,7 @@ class Torn:
 
 
 def kill_at(countdown: Countdown) -> None:
-    """Count all calls of this process that change the disk, or look at it."""
+    """Count all calls of this process that read or change the disk."""
     for name in CALLS:
         original = getattr(os, name)
 
@@ -116,7 +118,7 @@ def kill_at(countdown: Countdown) -> None:
 
 
 def in_child(body: Callable[[], object]) -> int:
-    """Do something in a fork, and tell how it ended: 0, or minus a signal."""
+    """Run a function in a fork, and return its exit: 0, or minus a signal."""
     child = os.fork()
     if child == 0:
         try:
@@ -129,7 +131,7 @@ def in_child(body: Callable[[], object]) -> int:
 
 
 def save_steps(directory: str, first: int, last: int, keep: int, said: int | None = None) -> None:
-    """Save some steps, and tell of each when it is saved."""
+    """Save some steps, and write an acknowledgement of each."""
     with store() as kv:
         for _ in range(first - 1):
             go_on(kv)
@@ -141,7 +143,7 @@ def save_steps(directory: str, first: int, last: int, keep: int, said: int | Non
 
 
 def at_every_call(moment: str, keep: int, before: int) -> int:
-    """Kill a save at its first call, its second, and so on, until it ends; return the kills."""
+    """Kill a save at its first call, its second, and so on, until one ends; return the kills."""
     kills = 0
     seen = set()
     while True:

@@ -1,4 +1,4 @@
-"""Calls that are right, each in another form; read by a type checker, and never run."""
+"""Correct calls in every form; a type checker reads them, and no test runs them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Name(str, Enum):
 
 
 class Tensor:
-    """An array with the signatures of torch's."""
+    """An array with the signatures of torch's tensors."""
 
     def __dlpack__(self, stream: Any = None, *, max_version: Any = None) -> Any:
         return self

@@ -1,6 +1,6 @@
-"""Mistakes of a user's program, each with what a type checker says of its line; never run.
+"""Mistakes in calls, each with mypy's error on its line; no test runs them.
 
-Behind ``# E:`` stands the code of mypy's error, and a part of its text.
+A comment ``# E:`` has the code of the error and a part of its text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ kv.init("w", "zeros")  # E: arg-type "str"
 kv.push("w", None)  # E: arg-type "None"
 kv.broadcast("w", weight)  # E: call-arg "out"
 
-# What pull returns
+# The result of pull
 kv.pull("w").append(weight)  # E: attr-defined "append"
 print(kv.pull(["w"]).shape)  # E: attr-defined "shape"
 weight = kv.pull("w", out=weight)  # E: assignment "None"

@@ -1,4 +1,4 @@
-"""Two ranks whose calls are looked at."""
+"""Two ranks whose recorded calls a test reads."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def full(value: float = 1.0) -> np.ndarray:
 
 
 def last(kv: Any) -> RecordedCall:
-    """The last call that is noted."""
+    """Return the last recorded call."""
     return context_of(kv).comm.calls.recorder.read(kv.rank, 1).calls[-1]
 
 
 def noted(kv: Any) -> tuple[int, int]:
-    """How many calls there were, and the mark of all of them."""
+    """Return the number of calls, and the digest of all calls."""
     return context_of(kv).comm.calls.recorder.log.count, context_of(kv).comm.digest.value
 
 

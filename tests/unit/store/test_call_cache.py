@@ -1,4 +1,4 @@
-"""What is kept of calls, to know them when they come again."""
+"""The cache of calls: calls that repeat find their entry, all others do not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def f(*shape: int) -> np.ndarray:
     return np.ones(shape, np.float32)
 
 
-def test_the_very_same_arrays_are_found_again() -> None:
+def test_the_same_arrays_are_found() -> None:
     recent, one, two = CallCache([]), f(2), f(3)
     recent.keep_call("push", [1, 2], [one, two], [one, two], "made")
     assert recent.find_call("push", [1, 2], (one, two)) == ("made", (one, two))
@@ -51,7 +51,7 @@ def test_calls_of_another_epoch_are_forgotten() -> None:
     assert cache.epoch() is None, "the cache keeps a rule that is no more in force"
 
 
-def test_lists_of_the_same_verb_take_turns() -> None:
+def test_several_lists_of_a_verb_are_cached() -> None:
     recent, one, two = CallCache([]), f(2), f(3)
     recent.keep_call("push", ["a", "b"], [one, two], [one, two], "both")
     recent.keep_call("push", ["a"], [two], [two], "one")
@@ -61,7 +61,7 @@ def test_lists_of_the_same_verb_take_turns() -> None:
     assert recent.find_call("push", ["b"], [two]) is None
 
 
-def test_items_of_lists_that_were_replaced() -> None:
+def test_a_list_with_a_replaced_item_is_not_found() -> None:
     recent, keys, arrays = CallCache([]), ["a", "b", "c"], [f(2), f(2), f(2)]
     recent.keep_call("push", keys, arrays, arrays, "made")
     assert recent.find_call("push", keys, arrays) is not None
@@ -73,7 +73,7 @@ def test_items_of_lists_that_were_replaced() -> None:
     assert recent.find_call("push", keys, arrays) is None
 
 
-def test_what_can_be_no_key_is_not_found() -> None:
+def test_unhashable_keys_are_not_found() -> None:
     class Odd:
         def __eq__(self, other: object) -> bool:
             raise RuntimeError("no truth")
@@ -87,7 +87,7 @@ def test_what_can_be_no_key_is_not_found() -> None:
         assert recent.find_call("push", odd, f(2)) is None
 
 
-def test_arrays_that_are_gone_are_not_mistaken_for_new_ones() -> None:
+def test_a_new_array_at_a_freed_address_is_not_found() -> None:
     recent, one = CallCache([]), f(2)
     recent.keep_call("push", 1, one, [one], "made")
     number = id(one)
@@ -101,7 +101,7 @@ def test_arrays_that_are_gone_are_not_mistaken_for_new_ones() -> None:
     assert recent.find_call("push", 1, None) is None
 
 
-def test_an_array_of_a_list_that_is_gone_is_not_mistaken_for_a_new_one() -> None:
+def test_a_list_with_a_new_array_at_a_freed_address_is_not_found() -> None:
     recent, arrays = CallCache([]), [f(2), f(2)]
     recent.keep_call("push", ["a", "b"], arrays, list(arrays), "made")
     number = id(arrays.pop())
@@ -111,7 +111,7 @@ def test_an_array_of_a_list_that_is_gone_is_not_mistaken_for_a_new_one() -> None
     assert recent.find_call("push", ["a", "b"], [arrays[0], at_its_place[0]]) is None
 
 
-def test_nothing_is_kept_alive() -> None:
+def test_cached_arrays_are_not_kept_alive() -> None:
     recent, one, several = CallCache([]), f(2), [f(2), f(2)]
     recent.keep_call("push", "a", one, [one], "made")
     recent.keep_call("pull", ["a", "b"], several, list(several), "made")
@@ -120,7 +120,7 @@ def test_nothing_is_kept_alive() -> None:
     assert [reference() for reference in references] == [None] * 3
 
 
-def test_what_was_converted_or_copied_is_not_kept() -> None:
+def test_converted_and_copied_arrays_are_not_cached() -> None:
     recent, one = CallCache([]), f(2)
     recent.keep_call("push", 1, one, [one.copy()], "made")
     recent.keep_call("push", 2, [one, one], [one, one], "made")
@@ -129,7 +129,7 @@ def test_what_was_converted_or_copied_is_not_kept() -> None:
 
 
 def test_numpy_resizes_no_array_that_is_referred_to() -> None:
-    """On which it rests that an array of one axis and a dtype has one shape."""
+    """Check NumPy's refusal: the cache assumes that a referenced array keeps its shape."""
     array = f(6)
     reference = weakref.ref(array)
     with pytest.raises(ValueError, match="cannot resize"):
@@ -152,7 +152,7 @@ def test_a_push_and_a_pull_of_many_keys_do_not_evict_each_other() -> None:
 def test_the_oldest_lists_are_evicted_first(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = [f(1), f(1)]
     monkeypatch.setattr(recent_calls, "BYTES", 0)
-    recent = CallCache(range(1000))  # room for a push and a pull of 1000 keys
+    recent = CallCache(range(1000))  # memory for a push and a pull of 1000 keys
     made = range(2000)
     for number in made:
         recent.keep_call("push", [number, -number], arrays, arrays, number)
@@ -162,7 +162,7 @@ def test_the_oldest_lists_are_evicted_first(monkeypatch: pytest.MonkeyPatch) -> 
     assert found == [False] * (2000 - kept) + [True] * kept
 
 
-def test_a_list_that_is_made_anew_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_lists_of_new_arrays_are_cached_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recent_calls, "BYTES", 0)
     recent, first = CallCache(range(10)), [f(1), f(1)]
     recent.keep_call("pull", [1, 2], first, first, "first")
@@ -195,7 +195,7 @@ def test_kept_calls_take_no_more_memory_than_is_counted(verb: str, length: int) 
 
 
 class Named(str):
-    """A key that claims to equal every other."""
+    """A key that compares equal to every other."""
 
     def __eq__(self, other: object) -> bool:
         return True

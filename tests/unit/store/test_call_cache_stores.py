@@ -1,4 +1,4 @@
-"""Calls of a store that come again: what makes them another call after all."""
+"""Repeated calls of a store, and changes that make a call differ from the cached one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ CHANGES = [
 @pytest.mark.parametrize("shape", [(4, 3), (12,)], ids=["plane", "row"])
 @pytest.mark.parametrize("mixed", [False, True], ids=["alike", "mixed"])
 @pytest.mark.filterwarnings("ignore:Setting the")
-def test_an_array_that_has_become_another(
+def test_an_array_changed_in_place_is_checked_again(
     verb: str,
     change: Callable[[Any], None],
     error: type[Exception],
@@ -116,7 +116,7 @@ def test_an_out_of_another_dtype_or_order_is_written_as_it_is_now(kv: ncclkv.KVS
 
 
 @pytest.mark.filterwarnings("ignore:Setting the")
-def test_an_out_that_is_turned_before_the_end_of_a_group() -> None:
+def test_an_out_reshaped_before_the_end_of_a_group() -> None:
     with ncclkv.create("local") as kv:
         kv.init(["a", "b"], [f(6), f(6)])
         values, outs = [f(6), f(6)], [f(6), f(6)]
@@ -152,7 +152,7 @@ def test_a_key_that_equals_another_one_is_still_refused(kv: ncclkv.KVStore) -> N
             kv.push(key, array)
 
 
-def test_an_optimizer_that_refuses_a_key_is_asked_anew() -> None:
+def test_a_new_optimizer_that_refuses_a_key_is_checked_at_a_repeated_push() -> None:
     with ncclkv.create("local") as kv:
         kv.init("n", np.ones(2, np.int64))
         array = np.ones(2, np.int64)
@@ -172,7 +172,7 @@ def test_contents_are_read_and_written_each_time(kv: ncclkv.KVStore) -> None:
         assert all((out == step).all() for out in outs)
 
 
-def test_a_gradient_of_the_stores_own_is_still_refused_before_its_flush(
+def test_a_repeated_push_of_grad_view_is_refused_before_its_flush(
     kv: ncclkv.KVStore,
 ) -> None:
     gradients = [kv.grad_view(key) for key in (1, 2)]

@@ -1,4 +1,4 @@
-"""Where a call of a store comes from: the line in the user's program."""
+"""The call site of a store's call: a line in the user's program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).name
 
 
 def line(offset: int = 0) -> int:
-    """The line of the caller, or one near it."""
+    """Return the number of the caller's line, or of one near it."""
     frame = inspect.currentframe()
     assert frame is not None
     assert frame.f_back is not None
@@ -25,14 +25,14 @@ def line(offset: int = 0) -> int:
 
 
 def called(kv: Any, words: str, number: int) -> None:
-    """Fail unless the last call noted is this one, from that line of this file."""
+    """Check that the last recorded call is this one, from that line of this file."""
     said = last(kv).text
     verb, _, place = said.rpartition(" at ")
     assert verb == words, said
     assert place.endswith(f"{HERE}:{number}"), said
 
 
-def test_every_verb_is_noted_with_its_line() -> None:
+def test_every_verb_is_recorded_with_its_line() -> None:
     def body(kv: Any) -> None:
         kv.push("a", full())
         called(kv, "push('a')", line(-1))
@@ -60,7 +60,7 @@ def test_every_verb_is_noted_with_its_line() -> None:
     on_two_ranks(body)
 
 
-def test_a_call_over_several_lines_is_where_python_says() -> None:
+def test_a_call_over_several_lines_has_pythons_line() -> None:
     def body(kv: Any) -> None:
         kv.push(
             ["a", "b"],
@@ -71,7 +71,7 @@ def test_a_call_over_several_lines_is_where_python_says() -> None:
     on_two_ranks(body)
 
 
-def test_a_groups_end_is_noted_at_its_with() -> None:
+def test_a_groups_end_is_recorded_at_its_with() -> None:
     def body(kv: Any) -> None:
         with kv.group():
             called(kv, "group()", line(-1))
@@ -84,7 +84,7 @@ def test_a_groups_end_is_noted_at_its_with() -> None:
     on_two_ranks(body)
 
 
-def test_a_function_of_the_programs_own_is_where_the_call_is() -> None:
+def test_a_call_in_a_function_of_the_program_has_the_functions_line() -> None:
     def step(kv: Any, key: str) -> int:
         kv.push(key, full())
         return line(-1)
@@ -96,7 +96,7 @@ def test_a_function_of_the_programs_own_is_where_the_call_is() -> None:
     on_two_ranks(body)
 
 
-def test_a_block_of_the_programs_own() -> None:
+def test_a_call_in_a_context_manager_of_the_program() -> None:
     @contextlib.contextmanager
     def pushed(kv: Any) -> Iterator[int]:
         yield line(+1)
@@ -110,7 +110,7 @@ def test_a_block_of_the_programs_own() -> None:
     on_two_ranks(body)
 
 
-def test_two_calls_of_one_line_are_two_places() -> None:
+def test_two_calls_in_one_line_are_two_call_sites() -> None:
     def body(kv: Any) -> list[str]:
         texts = []
         for key in ("a", "b"):
@@ -130,7 +130,7 @@ def test_two_calls_of_one_line_are_two_places() -> None:
         ("/ein/ö/weg.py", r"/ein/ö/weg\.py:2"),
     ],
 )
-def test_paths(path: str, shown: str) -> None:
+def test_paths_of_call_sites(path: str, shown: str) -> None:
     code = compile("\nkv.push('a', value)", path, "exec")
 
     def body(kv: Any) -> str:

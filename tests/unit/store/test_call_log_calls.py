@@ -1,4 +1,4 @@
-"""Which calls of a store are noted, and which are the same."""
+"""The calls of a store that the log records, and the calls that count as equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.harness.context import context_of
 from tests.unit.store.operations import full, noted, on_two_ranks
 
 
-def test_a_failed_call_is_not_noted() -> None:
+def test_a_failed_call_is_not_recorded() -> None:
     def body(kv: Any) -> None:
         before = noted(kv)
         calls: list[Callable[[], Any]] = [
@@ -38,7 +38,7 @@ def test_a_failed_call_is_not_noted() -> None:
     on_two_ranks(body)
 
 
-def test_local_calls_are_not_noted() -> None:
+def test_local_calls_are_not_recorded() -> None:
     def body(kv: Any) -> None:
         kv.pushpull("a", full())
         before = noted(kv)
@@ -55,7 +55,7 @@ def test_local_calls_are_not_noted() -> None:
     on_two_ranks(body)
 
 
-def test_pushes_and_pulls_of_a_group_are_noted_once_at_its_end() -> None:
+def test_pushes_and_pulls_of_a_group_are_recorded_once_at_its_end() -> None:
     def body(kv: Any) -> None:
         before, _ = noted(kv)
         with kv.group():
@@ -67,7 +67,7 @@ def test_pushes_and_pulls_of_a_group_are_noted_once_at_its_end() -> None:
     on_two_ranks(body)
 
 
-def test_a_group_that_is_dropped_is_not_ended() -> None:
+def test_a_group_left_by_an_error_is_recorded_once() -> None:
     def body(kv: Any) -> None:
         before, _ = noted(kv)
         with contextlib.suppress(ZeroDivisionError), kv.group():
@@ -79,7 +79,7 @@ def test_a_group_that_is_dropped_is_not_ended() -> None:
 
 
 def marks(kv: Any, calls: list[Callable[[], Any]]) -> list[int]:
-    """What each call alone would make of the mark."""
+    """Return the digest of each call alone."""
     found = []
     for call in calls:
         context_of(kv).comm.digest.value = 0
@@ -88,7 +88,7 @@ def marks(kv: Any, calls: list[Callable[[], Any]]) -> list[int]:
     return found
 
 
-def test_what_is_the_same_call() -> None:
+def test_equal_calls_have_equal_digests() -> None:
     def body(kv: Any) -> None:
         two = [full(), full()]
         same: list[list[Callable[[], Any]]] = [
@@ -110,7 +110,7 @@ def test_what_is_the_same_call() -> None:
     on_two_ranks(body)
 
 
-def test_what_is_another_call() -> None:
+def test_different_calls_have_different_digests() -> None:
     def body(kv: Any) -> None:
         two = [full(), full()]
         calls: list[Callable[[], Any]] = [
@@ -132,7 +132,7 @@ def test_what_is_another_call() -> None:
     on_two_ranks(body)
 
 
-def test_calls_that_come_again_are_noted_again() -> None:
+def test_repeated_calls_are_recorded_each_time() -> None:
     def body(kv: Any) -> int:
         value, before = full(), noted(kv)[0]
         seen = set()
@@ -145,8 +145,8 @@ def test_calls_that_come_again_are_noted_again() -> None:
     assert on_two_ranks(body) == [50, 50]
 
 
-def test_more_calls_than_there_is_room_for_words() -> None:
-    """Two thousand places and keys, of which some are called all the time."""
+def test_more_calls_than_interned_texts() -> None:
+    """Check two thousand call sites and keys, some of them in use all the time."""
 
     def body(kv: Any) -> None:
         keys = [f"k{number}" for number in range(1500)]
@@ -162,7 +162,9 @@ def test_more_calls_than_there_is_room_for_words() -> None:
     on_two_ranks(body)
 
 
-def test_a_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_from_a_deleted_directory_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

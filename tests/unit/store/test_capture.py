@@ -1,4 +1,4 @@
-"""Stores in host memory have no graphs, and say so."""
+"""Captures of stores in host memory, which has no graphs, are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of stores, and what is said of those that are none."""
+"""Names of stores, and the errors for unknown names and wrong arguments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALONE = (
 
 
 @pytest.mark.parametrize("name", [*ALONE, "LOCAL", "Device", "Local_AllReduce_CPU"])
-def test_a_store_of_one_rank(name: str) -> None:
+def test_a_local_store_has_one_rank(name: str) -> None:
     with ncclkv.create(name) as kv:
         assert kv.type == name.lower()
         assert (kv.rank, kv.num_workers, kv.local_rank) == (0, 1, 0)
@@ -47,7 +47,7 @@ def test_local_is_the_default() -> None:
 
 
 @pytest.mark.parametrize("name", ["foo", "", "async", "loacl", "dist_snyc", "foo_dist_bar", "mccl"])
-def test_unknown_names(name: str) -> None:
+def test_unknown_names_are_refused(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         ncclkv.create(name)
     text = str(caught.value)
@@ -57,13 +57,13 @@ def test_unknown_names(name: str) -> None:
 
 
 @pytest.mark.parametrize(("typo", "meant"), [("loacl", "local"), ("dist_snyc", "dist_sync")])
-def test_a_typo_is_met_with_the_name_meant(typo: str, meant: str) -> None:
+def test_a_typo_is_refused_with_the_nearest_name(typo: str, meant: str) -> None:
     with pytest.raises(UsageError, match=f"did you mean '{meant}'"):
         ncclkv.create(typo)
 
 
 @pytest.mark.parametrize("name", [None, 3, b"local", ["local"]])
-def test_names_that_are_no_strings(name: Any) -> None:
+def test_names_that_are_no_strings_are_refused(name: Any) -> None:
     with pytest.raises(UsageError) as caught:
         ncclkv.create(name)
     assert repr(name) in str(caught.value)
@@ -71,7 +71,7 @@ def test_names_that_are_no_strings(name: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["nccl", "NCCL", "dist_device_sync", "dist_sync_device"])
-def test_stores_over_nccl_say_what_is_missing(name: str) -> None:
+def test_stores_over_nccl_name_what_is_missing(name: str) -> None:
     with pytest.raises(LaunchError) as caught:
         ncclkv.create(name)
     text = str(caught.value)
@@ -96,7 +96,7 @@ def test_threads_have_the_rank_of_their_thread() -> None:
     assert run_ranks(4, body) == [(0, 4), (1, 4), (2, 4), (3, 4)]
 
 
-def test_what_a_rank_raises_is_raised_with_its_rank() -> None:
+def test_an_error_of_a_rank_is_raised_with_its_rank() -> None:
     def body() -> None:
         with ncclkv.create("threads") as kv:
             if kv.rank == 2:
@@ -110,7 +110,7 @@ def test_what_a_rank_raises_is_raised_with_its_rank() -> None:
     assert "rank 2" in notes
 
 
-def test_comm_where_there_is_none() -> None:
+def test_comm_is_refused_by_stores_without_one() -> None:
     for name in ("local", "device", "threads"):
         with pytest.raises(UsageError) as caught:
             ncclkv.create(name, comm=object())
@@ -118,19 +118,19 @@ def test_comm_where_there_is_none() -> None:
         assert "comm" in str(caught.value)
 
 
-def test_comm_that_is_none() -> None:
+def test_a_wrong_comm_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         ncclkv.create("dist_sync", comm="COMM_WORLD")
     assert "'COMM_WORLD'" in str(caught.value)
     assert "mpi4py" in str(caught.value)
 
 
-def test_a_misspelt_option() -> None:
+def test_a_misspelt_option_is_refused() -> None:
     with pytest.raises(TypeError, match="bucket_byte"):
         ncclkv.create("local", bucket_byte=3)
 
 
-def test_jobs_of_several_ranks_are_warned_of_stores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_store_in_a_job_of_several_ranks_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_SIZE", "4")
     monkeypatch.setenv("PMI_RANK", "0")
     for name in ("local", "device", "threads"):
@@ -142,7 +142,7 @@ def test_jobs_of_several_ranks_are_warned_of_stores_alone(monkeypatch: pytest.Mo
 
 
 def test_importing_needs_neither_mpi_nor_a_framework() -> None:
-    # In a fresh interpreter, since this one has imported whatever other tests needed.
+    # A fresh interpreter: this one has imported the modules of other tests.
     program = (
         "import sys, ncclkv, numpy as np\n"
         "kv = ncclkv.create('local'); kv.init(1, np.ones(2)); kv.push(1, np.ones(2)); kv.close()\n"
@@ -155,8 +155,8 @@ def test_importing_needs_neither_mpi_nor_a_framework() -> None:
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-def test_a_launcher_that_promises_more_ranks_than_mpi_has() -> None:
-    # One process that believes to be one of four: a launcher and a library of different MPIs.
+def test_fewer_ranks_than_the_launcher_started_are_refused() -> None:
+    # One process that takes itself for one of four: launcher and library are of different MPIs.
     program = "import ncclkv; ncclkv.create('dist_sync')"
     promise = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}
     done = subprocess.run(
@@ -174,7 +174,7 @@ def test_a_launcher_that_promises_more_ranks_than_mpi_has() -> None:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Communicator]:
-    """The communicators that stores over threads are given."""
+    """Record the communicators that stores over threads receive."""
     communicators = []
     world = threads.world
 
@@ -188,7 +188,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Communicator]:
 
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("option", [{"update_on": "nonsense"}, {"root": 3}, {"bucket_bytes": -1}])
-def test_a_refused_create_frees_what_it_would_talk_on(
+def test_a_refused_create_closes_its_communicator(
     option: dict[str, Any], size: int, opened: list[Communicator]
 ) -> None:
     def body() -> None:
@@ -214,13 +214,13 @@ def test_a_create_refused_on_one_rank_is_refused_on_all(opened: list[Communicato
 
 
 class Interrupting(int):
-    """A number of bytes whose comparison with another is interrupted."""
+    """A number of bytes whose comparison raises KeyboardInterrupt."""
 
     def __ge__(self, other: object) -> bool:
         raise KeyboardInterrupt
 
 
-def test_a_create_that_is_interrupted_leaves_the_others() -> None:
+def test_an_interrupted_create_raises_on_all_ranks() -> None:
     seen = threading.Barrier(3)
 
     def body() -> None:
@@ -230,7 +230,7 @@ def test_a_create_that_is_interrupted_leaves_the_others() -> None:
         else:
             with pytest.raises(RankLost, match="rank 1 .*KeyboardInterrupt"):
                 ncclkv.create("threads")
-        # No rank ends before, for its end would be noticed too.
+        # No rank exits earlier: its peers would detect the exit, too.
         seen.wait(20)
 
     run_ranks(3, body, timeout=stretched(5))

@@ -1,4 +1,4 @@
-"""Whatever a verb is given, it works or refuses; a store that refused is as it was before."""
+"""Every verb accepts or refuses any argument; a refusal leaves the store unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.harness.slow import stretched
 pytestmark = pytest.mark.limit(60)
 
 CALLS_EACH = 8
-"""Calls of one store, one after another."""
+"""Number of calls on one store."""
 
 VERBS: dict[str, tuple[str, ...]] = {
     "init": ("key", "value"),
@@ -40,7 +40,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "set_gradient_compression": ("value",),
     "row_sparse_pull": ("key", "out"),
 }
-"""The verbs whose success leaves a store that can be used on, and their arguments."""
+"""Verbs after whose success the store is usable, with their arguments."""
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "init": ("op",),
@@ -59,7 +59,7 @@ junk = st.sampled_from(JUNK)
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a verb; its arguments are made anew each time."""
+    """A call of a verb; each use makes its arguments anew."""
 
     verb: str
     given: tuple[Junk, ...]
@@ -67,7 +67,7 @@ class Call:
     in_group: bool = False
 
     def make(self, kv: Any) -> None:
-        """Make the call, in a group of its own if so."""
+        """Make the call, inside a group if the call asks for one."""
         verb = getattr(kv, self.verb)
         given = [one.make() for one in self.given]
         options = {name: one.make() for name, one in self.options.items()}
@@ -81,7 +81,7 @@ class Call:
 
 @st.composite
 def calls(draw: Callable[..., Any], verbs: Sequence[str] = tuple(VERBS)) -> Call:
-    """A call of one of `verbs`, with some of its options."""
+    """Draw a call of one of `verbs`, with some of its options."""
     verb = draw(st.sampled_from(verbs))
     given = [draw(keys if name == "key" else arrays) for name in VERBS[verb]]
     names = draw(st.sets(st.sampled_from(OPTIONS[verb]))) if verb in OPTIONS else set()
@@ -90,14 +90,14 @@ def calls(draw: Callable[..., Any], verbs: Sequence[str] = tuple(VERBS)) -> Call
 
 
 def opened(create: Callable[[], Any]) -> Any:
-    """A store with all of `KEYS`, which hold nothing but twos."""
+    """Open a store with all of `KEYS`, whose elements are 2."""
     kv = create()
     kv.init(list(KEYS), [np.full(SHAPE, 2.0)] * len(KEYS))
     return kv
 
 
 def values(kv: Any) -> dict[Any, Any]:
-    """What a store holds."""
+    """Return all values of a store."""
     return {key: kv.pull(key) for key in list(kv.keys())}
 
 
@@ -108,7 +108,7 @@ def same(got: dict[Any, Any], expected: dict[Any, Any]) -> None:
 
 
 def works(kv: Any) -> None:
-    """Fail unless a store still adds, and gives."""
+    """Check that a store still adds and returns values."""
     value = np.full(SHAPE, kv.rank + 1.0)
     total = kv.num_workers * (kv.num_workers + 1) / 2
     kv.push(list(KEYS), [value, 10 * value])
@@ -116,13 +116,13 @@ def works(kv: Any) -> None:
 
 
 def refused_or_done(kv: Any, call: Call) -> None:
-    """Make a call; when it is refused, what waited before must be there, and nothing else."""
+    """Make a call; check that a refusal keeps the waiting pushes and adds nothing."""
     kv.push("a", np.full(SHAPE, 3.0))
     expected = {**values_but_a(kv), "a": np.full(SHAPE, 3.0 * kv.num_workers)}
     try:
         call.make(kv)
     except UsageError as error:
-        if call.verb != "is_capable":  # which is the class's
+        if call.verb != "is_capable":  # the class's, not the instance's
             says(error, f"rank {kv.rank} of {kv.num_workers}: ")
         got = values(kv)
         same(got, {key: expected[key] for key in got})
@@ -131,7 +131,7 @@ def refused_or_done(kv: Any, call: Call) -> None:
 
 
 def values_but_a(kv: Any) -> dict[Any, Any]:
-    """What a store holds, but for the key that waits to be flushed."""
+    """Return all values of a store but that of the key which waits for a flush."""
     return {key: kv.pull(key) for key in list(kv.keys()) if key != "a"}
 
 
@@ -148,7 +148,7 @@ def few(examples: int) -> settings:
         deadline=None,
         derandomize=True,
         database=None,
-        # A call that fails says enough; looking for a shorter program takes minutes.
+        # The failed call is enough; a search for a shorter program would take minutes.
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=[HealthCheck.too_slow],
     )
@@ -159,19 +159,19 @@ programs = st.lists(calls(), min_size=CALLS_EACH, max_size=CALLS_EACH)
 
 @few(600)
 @given(programs)
-def test_verbs_of_one_rank(program: list[Call]) -> None:
+def test_random_verbs_on_one_rank(program: list[Call]) -> None:
     play(lambda: ncclkv.create("local"), program)
 
 
 @few(200)
 @given(programs)
-def test_verbs_of_two_ranks(program: list[Call]) -> None:
+def test_random_verbs_on_two_ranks(program: list[Call]) -> None:
     run_ranks(2, play, lambda: ncclkv.create("threads"), program, timeout=stretched(5))
 
 
 @few(100)
 @given(programs)
-def test_verbs_of_two_ranks_that_update_on_the_root(program: list[Call]) -> None:
+def test_random_verbs_on_two_ranks_that_update_on_the_root(program: list[Call]) -> None:
     def create() -> Any:
         return ncclkv.create("threads", update_on="root", bucket_bytes=0)
 
@@ -179,8 +179,8 @@ def test_verbs_of_two_ranks_that_update_on_the_root(program: list[Call]) -> None
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
-def test_each_verb_with_each_thing(verb: str) -> None:
-    """One argument at a time, the others being right."""
+def test_each_verb_with_each_wrong_argument(verb: str) -> None:
+    """Check each wrong argument alone, with all others right."""
     right = {"key": Junk("'a'", lambda: "a"), "value": ARRAYS[0], "out": ARRAYS[0]}
     for place, _ in enumerate(VERBS[verb]):
         with opened(lambda: ncclkv.create("local")) as kv:
@@ -191,7 +191,7 @@ def test_each_verb_with_each_thing(verb: str) -> None:
 
 
 @pytest.mark.parametrize(("verb", "option"), [(v, o) for v in OPTIONS for o in OPTIONS[v]])
-def test_each_option_with_each_thing(verb: str, option: str) -> None:
+def test_each_option_with_each_wrong_value(verb: str, option: str) -> None:
     right = {"key": Junk("'a'", lambda: "a"), "value": ARRAYS[0], "out": ARRAYS[0]}
     for one in JUNK:
         with opened(lambda: ncclkv.create("local")) as kv:
@@ -217,7 +217,7 @@ CREATE = (
 
 @pytest.mark.parametrize("option", CREATE)
 @pytest.mark.parametrize("name", ["local", "threads", "dist_sync"])
-def test_each_option_of_create_with_each_thing(name: str, option: str) -> None:
+def test_each_option_of_create_with_each_wrong_value(name: str, option: str) -> None:
     for one in JUNK:
         try:
             kv = ncclkv.create(**{"name": name, option: one.make()})
@@ -230,8 +230,8 @@ def test_each_option_of_create_with_each_thing(name: str, option: str) -> None:
 
 @pytest.mark.parametrize("verb", ["set_updater", "set_optimizer"])
 @pytest.mark.parametrize("size", [1, 2])
-def test_updaters(verb: str, size: int) -> None:
-    """What is taken for an updater may fail when it is called, but not before."""
+def test_wrong_updaters_are_refused_or_fail_when_called(verb: str, size: int) -> None:
+    """Check that an object accepted as updater may fail only when it is called."""
 
     def body(one: Junk) -> None:
         with opened(lambda: ncclkv.create("threads")) as kv:
@@ -249,7 +249,7 @@ SGD_OPTIONS = ("learning_rate", "momentum", "wd", "rescale_grad", "clip_gradient
 
 
 @pytest.mark.parametrize("option", SGD_OPTIONS)
-def test_numbers_of_an_optimizer(option: str) -> None:
+def test_wrong_numbers_of_an_optimizer_are_refused(option: str) -> None:
     for one in JUNK:
         try:
             made = optimizer.SGD(**{option: one.make()})
@@ -261,7 +261,7 @@ def test_numbers_of_an_optimizer(option: str) -> None:
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "set_updater", "set_optimizer", "group", "barrier"])
-def test_wrong_signatures(verb: str) -> None:
+def test_calls_with_wrong_signatures_raise(verb: str) -> None:
     with opened(lambda: ncclkv.create("local")) as kv:
         before = values(kv)
         wrong: list[Callable[[], Any]] = [

@@ -1,4 +1,4 @@
-"""A store that is closed and dropped gives its memory back at once."""
+"""A closed and deleted store releases its memory at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.harness.context import context_of
 
 
 def used(name: str) -> list[bool]:
-    """Use a store, close and drop it; tell what of it is still there."""
+    """Use, close and delete a store; return its objects that are still alive."""
     kv = ncclkv.create(name)
     kv.init("w", np.zeros(10_000, np.float32))
     kv.set_optimizer(ncclkv.optimizer.SGD(momentum=0.5))
@@ -28,18 +28,18 @@ def used(name: str) -> list[bool]:
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_of_one_process() -> None:
+def test_a_store_of_one_rank_releases_its_memory() -> None:
     assert not any(used("local"))
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_of_ranks_that_share_memory() -> None:
+def test_stores_that_share_memory_release_it() -> None:
     for rank, left in enumerate(ncclkv.testing.run_ranks(3, used, "threads")):
         assert not any(left), f"rank {rank}"
 
 
 def reduced(comm: Communicator) -> tuple[Work, weakref.ref[np.ndarray]]:
-    """A complete reduction, and the array that was reduced."""
+    """Return a complete reduction, and the array that was reduced."""
     array = np.ones(10_000, np.float32)
     work = comm.allreduce(array, array)
     work.wait()
@@ -50,7 +50,7 @@ def reduced(comm: Communicator) -> tuple[Work, weakref.ref[np.ndarray]]:
 
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
-def test_a_work_that_is_kept_keeps_no_arrays(
+def test_a_complete_work_keeps_no_arrays(
     ranks_per_node: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", str(ranks_per_node))

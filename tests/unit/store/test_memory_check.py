@@ -1,4 +1,4 @@
-"""Keys that do not fit into the machine's memory are refused, by all ranks alike."""
+"""All ranks refuse keys that do not fit into the machine's memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ncclkv.testing import run_ranks
 RANKS = 3
 BIG = np.zeros(1000, np.float64)
 NBYTES = 8192
-"""Of `BIG` in its bucket."""
+"""Bytes of `BIG` in its bucket."""
 
 
 class Machine:
-    """How much memory there is, by what each look finds."""
+    """The machine's free memory, as each read finds it."""
 
     def __init__(self, patch: pytest.MonkeyPatch, *left: int | None) -> None:
         self.left = list(left)
@@ -42,7 +42,7 @@ def refused(kv: Any, key: Any = "w", value: Any = BIG) -> str:
     return str(caught.value)
 
 
-def test_what_fits_to_the_byte_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_fit_to_the_byte_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 2 * NBYTES - 1)
     with ncclkv.create("local") as kv:
         assert refused(kv) == (
@@ -57,7 +57,7 @@ def test_what_fits_to_the_byte_is_taken(monkeypatch: pytest.MonkeyPatch) -> None
         assert (kv.pull("w") == 1).all()
 
 
-def test_nobody_looks_for_the_sake_of_small_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_keys_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 0)
     with ncclkv.create("local") as kv:
         for key in range(10):
@@ -69,7 +69,7 @@ def test_nobody_looks_for_the_sake_of_small_keys(monkeypatch: pytest.MonkeyPatch
         kv.init(10, np.zeros(99))
 
 
-def test_where_nobody_says_what_is_left_all_keys_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_unknown_free_memory_all_keys_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, None)
     with ncclkv.create("local") as kv:
         kv.init("w", BIG)
@@ -97,7 +97,7 @@ def test_earlier_keys_without_a_bucket_still_need_weights(monkeypatch: pytest.Mo
         ({"update_on": "root"}, "files", 6 * NBYTES, "24,576 for the weights of each"),
     ],
 )
-def test_ranks_count_what_their_node_needs(
+def test_the_need_of_all_ranks_of_a_node_counts(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, str], way: str, needed: int, words: str
 ) -> None:
     monkeypatch.setattr(memory_check, "SHARED_FROM_BYTES", NBYTES)
@@ -145,7 +145,7 @@ def test_a_function_as_updater_needs_weights_of_each(monkeypatch: pytest.MonkeyP
         assert "24,576 for the weights of each" in text
 
 
-def test_when_one_rank_finds_too_little_all_refuse_and_go_on(
+def test_too_little_memory_on_one_rank_is_refused_by_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plenty = 1 << 40

@@ -15,12 +15,12 @@ from ncclkv.errors import UsageError
 
 
 def arrays(value: Any) -> list[NDArray[Any]]:
-    """One array or several, as a list."""
+    """Return an array or several as a list."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 class TestStore(KVStoreBase):
-    """MXNet's store of that name: sums what one process gives it, and keeps nothing."""
+    """MXNet's store of that name: it sums the arrays of one process, and keeps nothing."""
 
     __test__ = False
 
@@ -51,7 +51,7 @@ class TestStore(KVStoreBase):
 
 @pytest.fixture(autouse=True)
 def registry() -> Iterator[dict[str, type]]:
-    """The registry as it was, afterwards."""
+    """Restore the registry after the test."""
     before = dict(KVStoreBase.kv_registry)
     yield KVStoreBase.kv_registry
     KVStoreBase.kv_registry.clear()
@@ -65,7 +65,7 @@ def test_register_returns_the_class_and_create_finds_it() -> None:
     assert ncclkv.create("teststore").type == "teststore"
 
 
-def test_mxnets_cases_for_such_a_store() -> None:
+def test_mxnets_tests_of_a_registered_store() -> None:
     KVStoreBase.register(TestStore)
     kv = ncclkv.create("teststore")
     one = np.ones((4, 4))
@@ -86,7 +86,7 @@ def test_mxnets_cases_for_such_a_store() -> None:
     assert not kv.is_capable(KVStoreBase.OPTIMIZER)
 
 
-def test_verbs_that_such_a_store_lacks() -> None:
+def test_missing_verbs_of_a_registered_store() -> None:
     KVStoreBase.register(TestStore)
     kv = ncclkv.create("teststore")
     for verb, argument in (
@@ -100,7 +100,7 @@ def test_verbs_that_such_a_store_lacks() -> None:
         assert "TestStore" in str(caught.value)
 
 
-def test_a_bare_class_lacks_everything() -> None:
+def test_an_empty_class_has_no_verbs() -> None:
     @KVStoreBase.register
     class Bare(KVStoreBase):
         pass
@@ -127,7 +127,7 @@ def test_a_second_class_of_one_name_replaces_with_a_warning() -> None:
 
 
 @pytest.mark.parametrize("thing", ["teststore", None, 3, TestStore()])
-def test_things_that_are_no_classes(thing: Any, registry: dict[str, type]) -> None:
+def test_objects_that_are_no_classes_are_refused(thing: Any, registry: dict[str, type]) -> None:
     before = dict(registry)
     with pytest.raises(UsageError, match="class") as caught:
         KVStoreBase.register(thing)
@@ -142,7 +142,7 @@ def test_the_names_of_registered_stores_are_listed() -> None:
 
 
 @pytest.mark.parametrize("name", ["Local", "DIST", "Dist_Sync", "threads", "NCCL", "dist_async"])
-def test_built_in_names_are_taken(name: str, registry: dict[str, type]) -> None:
+def test_built_in_names_are_refused(name: str, registry: dict[str, type]) -> None:
     before = dict(registry)
     with pytest.raises(UsageError) as caught:
         KVStoreBase.register(type(name, (KVStoreBase,), {}))
@@ -161,6 +161,6 @@ def test_registered_classes_take_no_options(options: dict[str, Any]) -> None:
     assert f"was given {', '.join(options)};" in str(caught.value)
 
 
-def test_options_as_they_are_by_default_are_none() -> None:
+def test_default_options_are_accepted_for_registered_classes() -> None:
     KVStoreBase.register(TestStore)
     assert type(ncclkv.create("teststore", update_on="every_rank", root=0)) is TestStore

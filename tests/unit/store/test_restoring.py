@@ -1,4 +1,4 @@
-"""Saved by some ranks, loaded by more or fewer, which have their values in other places."""
+"""Checkpoints loaded by other numbers of ranks, with other placements and memory."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ KEYS = [f"k{number}" for number in range(9)]
 
 
 def push(kv: Any, number: int) -> None:
-    """Push gradients whose sums depend on the step alone, whatever the number of ranks."""
+    """Push gradients whose sums depend on the step alone, for any number of ranks."""
     sums = [np.arange(1.0, 9) * (number + place) for place in range(len(KEYS))]
     kv.push(KEYS, sums if kv.rank == 0 else [np.zeros(8)] * len(KEYS))
 
 
 def save(directory: Path, options: dict[str, Any]) -> list[bytes]:
-    """Two steps, a save, two more: what a rank has then."""
+    """Make two steps, a save and two steps; return the rank's values."""
     with ncclkv.create("threads", **options) as kv:
         kv.init(KEYS, [np.full(8, 1.0 / 3)] * len(KEYS))
         kv.set_optimizer(SGD(learning_rate=0.3, momentum=0.7))
@@ -36,7 +36,7 @@ def save(directory: Path, options: dict[str, Any]) -> list[bytes]:
 
 
 def load(directory: Path, options: dict[str, Any]) -> list[bytes]:
-    """The same two steps after a load."""
+    """Load, make the last two steps, and return the rank's values."""
     with ncclkv.create("threads", **options) as kv:
         assert kv.load(directory).step == 2
         return go_on(kv)
@@ -58,7 +58,9 @@ PLACES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("place", PLACES[:2], ids=lambda place: place["update_on"])
 @pytest.mark.parametrize("saved_by", [1, 3])
-def test_any_size_goes_on_alike(tmp_path: Path, saved_by: int, place: dict[str, Any]) -> None:
+def test_checkpoints_load_at_any_number_of_ranks(
+    tmp_path: Path, saved_by: int, place: dict[str, Any]
+) -> None:
     expected = run_ranks(saved_by, save, tmp_path, place)[0]
     for size in (1, 2, 4):
         for other in PLACES:
@@ -67,7 +69,7 @@ def test_any_size_goes_on_alike(tmp_path: Path, saved_by: int, place: dict[str, 
 
 @pytest.mark.parametrize("directory", ["that of the root", "another rank's"])
 def test_no_shared_disk_is_needed(tmp_path: Path, directory: str) -> None:
-    """Each rank names a directory of its own: the root's alone is written and read."""
+    """Check ranks with different directories: only the root's is written and read."""
 
     def body() -> None:
         with ncclkv.create("threads", update_on="root", root=1) as kv:
@@ -83,10 +85,10 @@ def test_no_shared_disk_is_needed(tmp_path: Path, directory: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
-def test_a_leader_that_works_for_longer_than_the_deadline(
+def test_a_save_may_take_longer_than_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others are told that it goes on: the deadline is for silence."""
+    """Check that progress messages extend the deadline, which limits silence."""
     from time import sleep
 
     from ncclkv.checkpoint import write as writing
@@ -109,10 +111,10 @@ def test_a_leader_that_works_for_longer_than_the_deadline(
     run_ranks(2, body)
 
 
-def test_a_rank_that_still_writes_is_waited_for(
+def test_a_save_waits_for_ranks_that_still_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks that have memory in common all write there: none may save what another has not."""
+    """Check that no rank saves before all ranks have written the values they share."""
     from time import sleep
 
     from ncclkv.engine.fused_rule import FusedRule
@@ -136,7 +138,7 @@ def test_a_rank_that_still_writes_is_waited_for(
             kv.push("w", np.ones(5))
             kv.save(tmp_path)
             kv.load(tmp_path)
-            sleep(0.3)  # by now the late one has written zeros, and not yet what was loaded
+            sleep(0.3)  # by now the late rank has written zeros, and not yet the loaded values
             kv.save(tmp_path)
 
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Verbs that are called inside a verb, by a signal handler: refused, and the verb goes on."""
+"""Verbs called by a signal handler inside another verb are refused, and the other continues."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ncclkv.errors import UsageError
 from tests.harness.context import context_of
 
 MOMENT = 0.0005
-"""Seconds from one signal to the next."""
+"""Seconds between two signals."""
 
 
 class Ringing:
-    """An array that sends this process a signal whenever the store looks at it."""
+    """An array that sends this process a signal whenever the store reads its attributes."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -94,7 +94,7 @@ def test_every_verb_is_refused_in_a_handler(kv: ncclkv.KVStore, verb: str) -> No
 
 
 def test_another_store_is_refused_too(kv: ncclkv.KVStore) -> None:
-    # Whoever waits advances the collectives of all stores of the thread.
+    # A wait advances the collectives of all stores of the thread.
     with ncclkv.create("local") as other:
         other.init("x", np.zeros(2))
 
@@ -108,14 +108,14 @@ def test_another_store_is_refused_too(kv: ncclkv.KVStore) -> None:
         assert kv.pull("a").tolist() == [1, 1]
 
 
-def test_what_leaves_the_handler_leaves_the_verb(kv: ncclkv.KVStore) -> None:
+def test_an_exception_of_the_handler_leaves_the_verb(kv: ncclkv.KVStore) -> None:
     inside = pytest.raises(UsageError, match="pull was called inside push")
     with handled(signal.SIGUSR1, lambda: kv.pull("a")), inside:
         kv.push("a", Ringing(np.ones(2)))
     assert kv.pull("a").tolist() == [2, 2]
 
 
-def test_between_verbs_a_handler_may_call(kv: ncclkv.KVStore) -> None:
+def test_a_handler_may_call_verbs_between_verbs(kv: ncclkv.KVStore) -> None:
     got: list[Any] = []
     with handled(signal.SIGUSR1, lambda: got.append(kv.pull("a"))):
         signal.raise_signal(signal.SIGUSR1)
@@ -124,9 +124,9 @@ def test_between_verbs_a_handler_may_call(kv: ncclkv.KVStore) -> None:
     assert got[0].tolist() == [2, 2]
 
 
-def test_an_exception_at_the_very_end_of_a_verb_locks_nothing(kv: ncclkv.KVStore) -> None:
+def test_an_exception_at_the_end_of_a_verb_leaves_the_store_usable(kv: ncclkv.KVStore) -> None:
     running = context_of(kv).session.running
-    running.verb = "push"  # as Ctrl-C leaves it, just before the end is noted
+    running.verb = "push"  # the state that Ctrl-C leaves just before the verb's end is recorded
     assert kv.pull("a").tolist() == [2, 2]
     assert not running.verb
 
@@ -148,7 +148,7 @@ def test_an_updater_may_use_other_stores(kv: ncclkv.KVStore) -> None:
 
 
 def test_signals_at_any_moment_lose_no_push() -> None:
-    """A handler pushes between verbs, and is refused inside of them, hundreds of times."""
+    """Check a handler that pushes between verbs and is refused inside them, hundreds of times."""
     refused = pushed = steps = 0
     keys = [f"k{number}" for number in range(40)]
     with ncclkv.create("local", bucket_bytes=64) as kv:
@@ -163,7 +163,7 @@ def test_signals_at_any_moment_lose_no_push() -> None:
                 pushed += 1
             except UsageError:
                 refused += 1
-            signal.setitimer(signal.ITIMER_REAL, MOMENT)  # once: a handler may be interrupted too
+            signal.setitimer(signal.ITIMER_REAL, MOMENT)  # once: a handler can be interrupted, too
 
         kv.init([*keys, "handler"], [np.zeros(1)] * 41)
         kv.set_updater(update)

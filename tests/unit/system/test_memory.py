@@ -1,4 +1,4 @@
-"""What the machine and its control groups leave to a process, by files as Linux writes them."""
+"""Free memory of the machine and its control groups, from files in Linux's format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ V1 = "/sys/fs/cgroup/memory"
 
 
 def group_2(path: str, limit: str, used: int, inactive: int = 0) -> dict[str, str]:
-    """The files of a group of version 2."""
+    """Return the files of a control group of version 2."""
     return {
         f"{path}/memory.max": f"{limit}\n",
         f"{path}/memory.current": f"{used}\n",
@@ -28,7 +28,7 @@ def group_2(path: str, limit: str, used: int, inactive: int = 0) -> dict[str, st
 
 
 def group_1(path: str, limit: str, used: int, inactive: int = 0) -> dict[str, str]:
-    """The files of a group of version 1."""
+    """Return the files of a control group of version 1."""
     return {
         f"{path}/memory.limit_in_bytes": f"{limit}\n",
         f"{path}/memory.usage_in_bytes": f"{used}\n",
@@ -37,7 +37,7 @@ def group_1(path: str, limit: str, used: int, inactive: int = 0) -> dict[str, st
 
 
 def seen(tmp_path: Path, groups: str, files: Mapping[str, str]) -> Room | None:
-    """What is left where the system has these files."""
+    """Return the free memory on a system with these files."""
     for name, text in {"/proc/self/cgroup": groups, **files}.items():
         path = tmp_path / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def limit(path: str, nbytes: int, total: int) -> Room:
     return Room(nbytes, f"{path}, a limit of {total:,} bytes")
 
 
-def test_nothing_is_known_where_nothing_is_said(tmp_path: Path) -> None:
+def test_without_files_the_free_memory_is_unknown(tmp_path: Path) -> None:
     assert room(tmp_path) is None
 
 
@@ -62,7 +62,7 @@ def test_a_machine_that_sets_no_limit(tmp_path: Path) -> None:
     assert seen(tmp_path, "0::/a\n", files) == MACHINE
 
 
-def test_a_limit_of_version_1_that_is_none(tmp_path: Path) -> None:
+def test_the_highest_limit_of_version_1_is_no_limit(tmp_path: Path) -> None:
     files = {"/proc/meminfo": MEMINFO, **group_1(V1, UNLIMITED_V1, 5)}
     assert seen(tmp_path, "4:cpu,memory:/\n", files) == MACHINE
 
@@ -95,11 +95,11 @@ def test_a_container_whose_group_lies_at_the_mount_itself(tmp_path: Path) -> Non
     assert found == limit(f"{V1}/memory.limit_in_bytes", GIB - 500, GIB)
 
 
-def test_a_group_of_other_things_sets_no_limit(tmp_path: Path) -> None:
+def test_a_group_of_other_controllers_sets_no_limit(tmp_path: Path) -> None:
     assert seen(tmp_path, "4:cpu:/\n", group_1(V1, str(GIB), 500)) is None
 
 
-def test_files_never_count_for_more_than_is_used(tmp_path: Path) -> None:
+def test_cached_files_count_at_most_for_the_used_memory(tmp_path: Path) -> None:
     found = seen(tmp_path, "0::/\n", group_2(V2, "1000", 300, 400))
     assert found == limit(f"{V2}/memory.max", 1000, 1000)
 
@@ -109,7 +109,7 @@ def test_a_group_past_its_limit_leaves_nothing(tmp_path: Path) -> None:
     assert found == limit(f"{V2}/memory.max", 0, 1000)
 
 
-def test_this_machine_says_something() -> None:
+def test_this_machine_has_free_memory() -> None:
     found = room()
     assert found is not None
     assert found.nbytes > 0

@@ -1,4 +1,4 @@
-"""What is known of other processes: whether they run, are stopped or have ended, and how."""
+"""The state of other processes: running, stopped or ended, and the exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = stretched(10.0)
 
 @contextmanager
 def sleeper(code: str = "import time; time.sleep(60)") -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is ended at the end of the block, and not before waited for."""
+    """Yield a process that the block's end kills, and that nobody waits for earlier."""
     process = subprocess.Popen([sys.executable, "-c", code])
     try:
         yield process
@@ -31,7 +31,7 @@ def sleeper(code: str = "import time; time.sleep(60)") -> Iterator[subprocess.Po
 
 
 def soon(what: Callable[[], bool]) -> bool:
-    """Whether it comes true."""
+    """Return whether a condition becomes true in time."""
     limit = time.monotonic() + SECONDS
     while not what():
         if time.monotonic() > limit:
@@ -40,7 +40,7 @@ def soon(what: Callable[[], bool]) -> bool:
     return True
 
 
-def test_a_process_that_runs() -> None:
+def test_a_running_process_has_not_ended() -> None:
     with sleeper() as other:
         known = Process(other.pid)
         assert not known.has_ended()
@@ -49,7 +49,7 @@ def test_a_process_that_runs() -> None:
 
 @pytest.mark.parametrize("seen_before", [True, False])
 @pytest.mark.parametrize("descriptors", [True, False])
-def test_a_process_that_was_killed(
+def test_a_killed_process_has_its_signal(
     seen_before: bool, descriptors: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not descriptors:
@@ -63,7 +63,7 @@ def test_a_process_that_was_killed(
         if seen_before:
             assert not known.has_ended()
         os.kill(other.pid, signal.SIGKILL)
-        # Nobody has waited for it: the system still knows how it ended.
+        # Without a wait by the parent, the system still has the exit code.
         assert soon(known.has_ended)
         assert known.state() == "has ended"
         assert known.end() == "was killed by signal 9"
@@ -72,14 +72,14 @@ def test_a_process_that_was_killed(
         assert known.end() == "has ended"
 
 
-def test_a_process_that_exits() -> None:
+def test_an_exited_process_has_its_code() -> None:
     with sleeper("import os; os._exit(3)") as other:
         known = Process(other.pid)
         assert soon(known.has_ended)
         assert known.end() == "has ended with exit code 3"
 
 
-def test_a_process_that_is_stopped() -> None:
+def test_a_stopped_process_has_not_ended() -> None:
     with sleeper() as other:
         known = Process(other.pid)
         os.kill(other.pid, signal.SIGSTOP)
@@ -89,11 +89,11 @@ def test_a_process_that_is_stopped() -> None:
         assert soon(lambda: known.state() == "")
 
 
-def test_one_object_and_one_descriptor_a_process() -> None:
+def test_each_process_has_one_object_and_one_descriptor() -> None:
     assert processes.process(os.getpid()) is processes.process(os.getpid())
 
 
-def test_processes_that_know_each_other_by_number_are_of_one_namespace() -> None:
+def test_numbers_of_processes_are_valid_in_one_namespace() -> None:
     code = "from ncclkv.system.processes import namespace; print(namespace())"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert int(said.stdout) == processes.namespace() > 0
@@ -113,19 +113,19 @@ def test_a_signal_reaches_a_process_that_runs(
 def test_a_signal_does_not_reach_another_process_of_the_same_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Which the system may give to a new process when the old one has been waited for."""
+    """Check a reused number: the system may give it to a new process after the wait."""
     killed: list[int] = []
     with sleeper() as old, sleeper() as new:
         known = processes.process(old.pid)
         assert not known.has_ended()
         old.kill()
         old.wait()
-        known._number = new.pid  # of the program that has been given the number
+        known._number = new.pid  # the number of the new program
         with monkeypatch.context() as patch:
             patch.setattr(os, "kill", lambda number, chosen: killed.append(number))
             stacks.show(old.pid, signal.SIGTERM)
             patch.setattr(Process, "has_ended", lambda self: False)
-            stacks.show(old.pid, signal.SIGTERM)  # it ends after it was looked at
+            stacks.show(old.pid, signal.SIGTERM)  # the process ends after its check
         time.sleep(0.05)
         assert new.poll() is None
     assert killed == []

@@ -1,4 +1,4 @@
-"""Marks: numbers that ranks have alike if, and only if, they have made the same calls."""
+"""Call digests: equal on ranks if, and only if, they have made the same calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS = 1000
 
 
 class Call(NamedTuple):
-    """A call, with its keys by their places in the registry."""
+    """A call, with the indices of its keys in the registry."""
 
     verb: str
     priority: int
@@ -41,13 +41,13 @@ def mark_of(program: list[Call]) -> int:
 
 @FEW
 @given(programs, programs)
-def test_other_calls_have_another_mark(first: list[Call], second: list[Call]) -> None:
+def test_different_calls_have_different_digests(first: list[Call], second: list[Call]) -> None:
     assert (mark_of(first) == mark_of(second)) == (first == second)
 
 
 @FEW
 @given(programs, st.data())
-def test_the_same_calls_in_another_order_have_another_mark(
+def test_calls_in_another_order_have_another_digest(
     program: list[Call], data: st.DataObject
 ) -> None:
     other = data.draw(st.permutations(program))
@@ -56,32 +56,32 @@ def test_the_same_calls_in_another_order_have_another_mark(
 
 @FEW
 @given(programs, calls)
-def test_a_call_more_makes_another_mark(program: list[Call], more: Call) -> None:
+def test_one_more_call_changes_the_digest(program: list[Call], more: Call) -> None:
     assert mark_of([*program, more]) != mark_of(program)
     assert mark_of([more, *program]) != mark_of(program)
 
 
 @FEW
 @given(st.lists(st.integers(0, 50), unique=True), st.data())
-def test_the_order_of_keys_in_a_call_means_nothing(keys: list[int], data: st.DataObject) -> None:
+def test_the_order_of_keys_in_a_call_has_no_effect(keys: list[int], data: st.DataObject) -> None:
     other = data.draw(st.permutations(keys))
     assert sum(map(contract.push_code, keys)) == sum(map(contract.push_code, other))
 
 
-def test_pushing_a_key_is_not_reading_it() -> None:
+def test_push_and_pull_of_a_key_differ() -> None:
     numbers = [f(index) for f in (contract.push_code, contract.pull_code) for index in range(KEYS)]
     assert len(set(numbers)) == 2 * KEYS
     assert all(0 <= number <= contract.MASK for number in numbers)
 
 
-def test_verbs_and_priorities_have_numbers_of_their_own() -> None:
+def test_verbs_and_priorities_have_different_codes() -> None:
     whole = [contract.call_code(verb, each) for verb in contract.VERBS for each in range(-50, 50)]
     assert len(set(whole)) == len(contract.VERBS) * 100
     assert all(0 <= number <= contract.MASK for number in whole)
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "random"])
-def test_a_mark_is_the_same_in_every_process(seed: str) -> None:
+def test_a_digest_is_equal_in_every_process(seed: str) -> None:
     program = (
         "from ncclkv.comm.diagnosis.call_log import advance_digest\n"
         "from ncclkv.table import contract\n"
@@ -93,14 +93,14 @@ def test_a_mark_is_the_same_in_every_process(seed: str) -> None:
     assert int(said) == advance_digest(7, contract.call_code("push", -2), contract.push_code(3))
 
 
-def test_a_mark_fits_a_signed_word() -> None:
+def test_a_digest_fits_a_signed_word() -> None:
     mark = 0
     for number in range(1000):
         mark = advance_digest(mark, contract.call_code("push"), contract.push_code(number))
         assert -(2**63) <= mark < 2**63
 
 
-# The key that is odd
+# The key that differs
 
 numbers = {
     number: f"key {index}"
@@ -113,7 +113,7 @@ kinds = st.sampled_from([contract.push_code, contract.pull_code])
 
 @FEW
 @given(sets, kinds, st.data())
-def test_one_key_more_is_found(keys: set[int], kind: object, data: st.DataObject) -> None:
+def test_one_additional_key_is_found(keys: set[int], kind: object, data: st.DataObject) -> None:
     more = data.draw(st.sampled_from(sorted(keys)))
     whole = sum(map(kind, keys)) & contract.MASK
     less = sum(map(kind, keys - {more})) & contract.MASK
@@ -134,7 +134,7 @@ def test_an_exchanged_key_is_found(keys: set[int], kind: object, data: st.DataOb
 
 @FEW
 @given(sets, sets)
-def test_more_than_that_is_not_guessed(first: set[int], second: set[int]) -> None:
+def test_larger_differences_are_not_guessed(first: set[int], second: set[int]) -> None:
     if len(first - second) > 1 or len(second - first) > 1:
         one, other = (
             sum(map(contract.push_code, keys)) & contract.MASK for keys in (first, second)
@@ -142,7 +142,7 @@ def test_more_than_that_is_not_guessed(first: set[int], second: set[int]) -> Non
         assert contract.differing_key(one, other, numbers) == (None, None)
 
 
-# Words
+# Texts
 
 
 def test_keys_are_as_the_user_wrote_them() -> None:

@@ -1,4 +1,4 @@
-"""The layout of keys in buckets and the plan of a flush: no arrays and no ranks."""
+"""The layout of keys in buckets, and the plan of a flush: no arrays and no ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES_OF_BUCKETS = st.sampled_from([0, 1, 255, 256, 257, 1024, 4096, 25 * 1024 *
 
 @st.composite
 def tables(draw: st.DrawFn) -> list[KeySpec]:
-    """Specs in registry order, of a few dtypes and ops."""
+    """Draw specs in registry order, of a few dtypes and ops."""
     kinds = draw(st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3, unique=True))
     specs: list[KeySpec] = []
     for index in range(draw(st.integers(1, 25))):
@@ -42,7 +42,7 @@ few = settings(max_examples=200, deadline=None, derandomize=True)
 
 @few
 @given(layouts)
-def test_every_key_has_one_place(layout: tuple[list[KeySpec], int]) -> None:
+def test_every_key_has_one_slot(layout: tuple[list[KeySpec], int]) -> None:
     specs, bucket_bytes = layout
     placed = [entry.spec for bucket in place(specs, bucket_bytes) for entry in bucket.entries]
     assert sorted(placed, key=lambda spec: spec.index) == specs
@@ -50,7 +50,7 @@ def test_every_key_has_one_place(layout: tuple[list[KeySpec], int]) -> None:
 
 @few
 @given(layouts, st.integers(0, 9))
-def test_places_are_aligned_ordered_and_apart(
+def test_slots_are_aligned_ordered_and_disjoint(
     layout: tuple[list[KeySpec], int], first: int
 ) -> None:
     buckets = place(*layout, first)
@@ -72,7 +72,7 @@ def test_places_are_aligned_ordered_and_apart(
 
 @few
 @given(layouts)
-def test_capacity_is_what_the_keys_need(layout: tuple[list[KeySpec], int]) -> None:
+def test_capacity_is_the_need_of_the_keys(layout: tuple[list[KeySpec], int]) -> None:
     for bucket in place(*layout):
         padded = [-(-entry.spec.nbytes // ALIGNMENT) * ALIGNMENT for entry in bucket.entries]
         assert bucket.nbytes == sum(padded)
@@ -93,7 +93,7 @@ def test_buckets_hold_at_most_bucket_bytes(layout: tuple[list[KeySpec], int]) ->
 
 @few
 @given(layouts)
-def test_no_bucket_is_begun_while_the_last_of_its_kind_has_room(
+def test_no_bucket_is_opened_while_the_last_of_its_kind_has_space(
     layout: tuple[list[KeySpec], int],
 ) -> None:
     specs, bucket_bytes = layout
@@ -134,7 +134,7 @@ def test_the_layout_of_the_first_keys_does_not_depend_on_later_ones(
 
 
 def holders(bucket: Bucket) -> list[Key | None]:
-    """Which key each element of a bucket belongs to."""
+    """Return the key of each element of a bucket."""
     owner: list[Key | None] = [None] * bucket.count
     for entry in bucket.entries:
         owner[entry.lo : entry.hi] = [entry.key] * entry.spec.size
@@ -143,7 +143,7 @@ def holders(bucket: Bucket) -> list[Key | None]:
 
 @few
 @given(layouts, st.data())
-def test_runs_hold_the_keys_asked_for_and_no_other(
+def test_runs_hold_exactly_the_requested_keys(
     layout: tuple[list[KeySpec], int], data: st.DataObject
 ) -> None:
     for bucket in place(*layout):
@@ -170,12 +170,12 @@ def test_runs_are_as_long_as_can_be(layout: tuple[list[KeySpec], int], data: st.
         asked = data.draw(st.sets(st.sampled_from(known)))
         runs = bucket.runs(asked)
         for before, after in pairwise(runs):
-            # A strange key without elements begins where the key behind it does.
+            # A key without elements has the offset of the key after it.
             between = [e.key for e in bucket.entries if before[1] <= e.lo <= after[0]]
             assert set(between) - asked, "two runs with no strange key between them"
 
 
-def test_a_strange_key_without_elements_separates_runs() -> None:
+def test_an_unrequested_key_without_elements_separates_runs() -> None:
     (bucket,) = place(specs_of(3, 0, 3), 1024)
     assert bucket.runs({"k0", "k2"}) == [(0, 3), (64, 67)]
     assert bucket.runs({"k0", "k1", "k2"}) == [(0, 67)]
@@ -211,7 +211,7 @@ def specs_of(*sizes: int) -> list[KeySpec]:
         ((256, 1), 1024, [["k0"], ["k1"]]),
     ],
 )
-def test_layouts_by_example(
+def test_example_layouts(
     sizes: tuple[int, ...], bucket_bytes: int, buckets: list[list[str]]
 ) -> None:
     placed = place(specs_of(*sizes), bucket_bytes)
@@ -228,7 +228,7 @@ def test_layouts_by_example(
         ([], [], []),
     ],
 )
-def test_launches_by_example(
+def test_example_launches(
     pushed: list[str], expected: list[tuple[int, int]], labels: list[str]
 ) -> None:
     (bucket,) = place(specs_of(3, 64, 64, 3), 1 << 20, first=4)
@@ -238,14 +238,14 @@ def test_launches_by_example(
 
 
 @given(st.dictionaries(st.integers(0, 50), st.integers(-3, 3)))
-def test_launches_go_by_priority_and_then_in_order(priorities: dict[int, int]) -> None:
+def test_launches_are_ordered_by_priority_then_index(priorities: dict[int, int]) -> None:
     order = launch_order(priorities)
     assert sorted(order) == sorted(priorities)
     for before, after in pairwise(order):
         assert (priorities[before], -before) > (priorities[after], -after)
 
 
-def test_the_plan_in_words() -> None:
+def test_text_of_the_plan() -> None:
     specs = [*specs_of(3, 64), KeySpec("m", 2, (), np.dtype("f8"), "max")]
     buckets, sizing = place(specs, 1 << 20), Sizing(1 << 20)
     lines = explain(buckets, ["late"], "rank 0", sizing, [0.0123456, None]).splitlines()

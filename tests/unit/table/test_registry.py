@@ -1,4 +1,4 @@
-"""The registry: keys in their order, and what it refuses."""
+"""The registry: keys in order of their init, and refused specs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_updaters_see_ints_ascending_and_strings_as_initialised(
     assert registered(*keys).update_order(asked) == order
 
 
-def test_what_the_registry_refuses() -> None:
+def test_refused_specs() -> None:
     registry = registered("weight", "bias")
     with pytest.raises(KeyNotInitialized) as missing:
         registry["wieght"]

@@ -1,6 +1,6 @@
-"""Module of ours in the place of ``cupy.random._generator_api``, which has the vendor's runtime.
+"""A replacement of ``cupy.random._generator_api``, which has the vendor's runtime.
 
-CuPy imports it with itself and looks up one class of it, so the import cannot be refused.
+CuPy imports the module at its own import, and reads one class, so the import must succeed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ WHY = (
 
 
 class FeistelBijection:
-    """Class that CuPy looks up when it is imported, and calls where it draws permutations."""
+    """The class that CuPy reads at import, and calls to draw permutations."""
 
     def __init__(self, *arguments: object) -> None:
         raise ImportError(WHY)
 
 
 def __getattr__(name: str) -> object:
-    # Python's own look-ups, such as __path__, are not of the module's interface.
+    # Python reads names such as __path__, which are not of the module's interface.
     raise AttributeError(name) if name.startswith("__") else ImportError(WHY)

@@ -1,4 +1,4 @@
-"""A finder that gives CuPy the emulated modules, and refuses those with the vendor's runtime."""
+"""A finder that gives CuPy the emulated modules, and refuses modules with the vendor's runtime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIBRARIES = {
     "cuda": "libcuda.so.1",
     "nccl": "libnccl.so.2",
 }
-"""Names of cuda.pathfinder, and the libraries that it gives here."""
+"""The libraries for names of cuda.pathfinder."""
 
 REFUSED = {
     "cupy.cuda.thrust",
@@ -36,35 +36,35 @@ REFUSED = {
     "cupy_backends.cuda.libs.cutensor",
     "cuda.bindings",
 }
-"""Modules that contain the vendor's runtime, or load a library that does."""
+"""Modules that contain the vendor's runtime, or load a library with it."""
 
 VENDORS = re.compile(
     r"/lib(cudart|cublas|cublasLt|nvblas|cufft|curand|cusolver|cusparse|cutensor|nvrtc|cudnn)"
     r"(\.|Mg|w\.)|/nvidia/.*/lib/lib|/cupy/cuda/(cub|thrust|jitify)\.|/random/_generator_api\."
     r"|/cuda/api/runtime\.cpython"
 )
-"""Files that must not be mapped; see `mapped`."""
+"""Names of files that must not be mapped; see `mapped`."""
 
 
 def install() -> None:
-    """Take the places, or end the process where a driver is present."""
+    """Install the finder, or end the process if a driver is present."""
     built = Path(os.environ["EMULATED_BUILD"])
     found = _driver().present(built / "lib")
     if found:
         message = f"{LAYER}: it does not start where a driver is present, and there is {found}\n"
         sys.stderr.write(message)
         sys.stderr.flush()
-        # An exception would leave Python running without the refusals below.
+        # After an exception, Python would run on without the refusals below.
         os._exit(2)
     _choose_devices()
-    # By their names others find them afterwards, as ncclkv does the driver before it has CuPy.
+    # Loaded libraries are found by name afterwards; ncclkv finds the driver so before CuPy loads.
     loaded = {name: ctypes.CDLL(str(built / "lib" / file)) for name, file in LIBRARIES.items()}
     atexit.register(_check_maps, built)
     sys.meta_path.insert(0, Finder(built, loaded))
 
 
 def _driver() -> Any:
-    """Return driver.py, which is loaded by its file, since `tests` may be another package here."""
+    """Return driver.py, loaded from its file, since `tests` may be another package here."""
     spec = importlib.util.spec_from_file_location("_emulated_driver", HERE.parent / "driver.py")
     assert spec
     assert spec.loader
@@ -74,22 +74,22 @@ def _driver() -> Any:
 
 
 def _choose_devices() -> None:
-    """Give each rank a device of its own, or all ranks one, where nobody has said how many."""
+    """Give each rank a device, or all ranks one, unless the environment has a number."""
     if os.environ.get("EMULATED_DEVICES") and not os.environ.get("EMULATED_DEVICES_CHOSEN"):
         return
     shared = os.environ.get("NCCLKV_SHARE_GPU") == "1"
     os.environ["EMULATED_DEVICES"] = "1" if shared else "4"
-    # A process that this one starts chooses anew.
+    # Processes that this one starts choose again.
     os.environ["EMULATED_DEVICES_CHOSEN"] = "1"
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Answers for the modules that are not the wheel's.
+    """A finder of the modules that replace the wheel's.
 
     Parameters
     ----------
     built : pathlib.Path
-        The folder that build.py has made.
+        The folder of build.py's result.
     loaded : dict of str to ctypes.CDLL
         The emulated libraries, by their names in cuda.pathfinder.
     """
@@ -122,7 +122,7 @@ class Finder(importlib.abc.MetaPathFinder):
         return None
 
     def _mend_pathfinder(self, pathfinder: ModuleType) -> None:
-        """Let cuda.pathfinder find the emulated libraries and our headers, and load no others."""
+        """Let cuda.pathfinder find the emulated libraries and our headers, and no others."""
 
         def load_nvidia_dynamic_lib(libname: str) -> Any:
             if libname not in LIBRARIES:
@@ -134,7 +134,7 @@ class Finder(importlib.abc.MetaPathFinder):
             return pathfinder.LoadedDL(path, False, self._loaded[libname]._handle, "emulated")
 
         def find_nvidia_header_directory(libname: str) -> str | None:
-            # Its own search may load a library of the vendor's, to see where that is.
+            # Its own search may load a library of the vendor to find the path.
             return str(self._built / "include") if libname == "cudart" else None
 
         pathfinder.load_nvidia_dynamic_lib = load_nvidia_dynamic_lib  # type: ignore[attr-defined]
@@ -144,7 +144,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 def _extension(name: str, path: Path) -> importlib.machinery.ModuleSpec:
-    """Return the spec of an extension module that lies elsewhere than its package."""
+    """Return the spec of an extension module outside of its package's folder."""
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec
@@ -154,7 +154,7 @@ def _extension(name: str, path: Path) -> importlib.machinery.ModuleSpec:
 def _followed(
     name: str, path: Sequence[str] | None, then: Callable[[ModuleType], None]
 ) -> importlib.machinery.ModuleSpec | None:
-    """Return the usual spec of a module, on which `then` is called once it is loaded."""
+    """Return the usual spec of a module; `then` is called after its load."""
     spec = importlib.machinery.PathFinder.find_spec(name, path)
     if spec is None or spec.loader is None:
         return spec
@@ -169,7 +169,7 @@ def _followed(
 
 
 def _install_kernels(nvrtc: ModuleType) -> None:
-    """Give NVRTC's place in CuPy's binding to g++."""
+    """Replace NVRTC in CuPy's binding by g++."""
     from tests.nccl.emulated import kernels
 
     kernels.install(nvrtc)

@@ -1,7 +1,7 @@
-"""What Python does first in each process of layer 3b: it puts emulated modules in their places.
+"""The start of Python in each process of layer 3b: it installs the emulated modules.
 
-The launcher, ``python -m tests.nccl.emulated``, puts this folder on PYTHONPATH.  Another
-sitecustomize that this one hides is run behind it.
+The launcher, ``python -m tests.nccl.emulated``, puts this folder on PYTHONPATH. A sitecustomize
+that this one hides is run afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def load(name: str, path: Path) -> object:
-    """Run a file as a module without a folder on the path."""
+    """Run a file as a module whose folder is not on the path."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec
     assert spec.loader

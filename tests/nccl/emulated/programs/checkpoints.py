@@ -1,8 +1,8 @@
-"""A run that is saved, or that goes on; ``python checkpoints.py DO STORE PLACEMENT FROM TO``.
+"""A run that saves or continues; ``python checkpoints.py DO STORE PLACEMENT FROM TO``.
 
-DO is ``begin``, which saves to TO, or ``go-on``, which loads FROM and saves it to TO again.  Each
-rank prints digests of its values as they were saved, and some steps later; the saving rank prints
-one of what is in the files, values and optimizer states.
+DO is ``begin``, which saves to TO, or ``go-on``, which loads FROM and saves it to TO again. Each
+rank prints digests of its values at the save and some steps later. The saving rank also prints a
+digest of the values and optimizer states in the files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS = 3
 
 
 def step(kv: ncclkv.KVStore, number: int) -> None:
-    """Push gradients whose sums are the same bits on any number of ranks."""
+    """Push gradients whose sums have the same bits on any number of ranks."""
     rng = np.random.default_rng(number)
     gradients = []
     for shape in SHAPES.values():

@@ -1,7 +1,7 @@
-"""Each call of CUDA in a step fails once, on the last rank; ``python injected.py [FUNCTION ...]``.
+"""Each CUDA call of a step fails once, on the last rank; ``python injected.py [FUNCTION ...]``.
 
-Every fault has a store of its own, in one process: a store that was aborted is followed by another.
-Each rank prints one line for each fault, of which `test_injected` knows the parts.
+Every fault has its own store in one process, so a store follows an aborted one. Each rank prints
+one line a fault; `test_injected` reads its parts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TIMEOUT = 6.0
 """Seconds of the store's deadline, which no fault may reach."""
 
 CAPTURE_INFO = "cudaStreamGetCaptureInfo"
-"""The emulated NCCL calls it where a communicator has several ranks."""
+"""Function that the emulated NCCL calls in communicators of several ranks."""
 
 FUNCTIONS = (
     "cuLaunchKernel",
@@ -43,7 +43,7 @@ an error that lasts.
 """
 
 LARGEST = {"ncclCommGetAsyncError": 16}
-"""Calls to fail at most, of a function that waits call until they end."""
+"""Maximum of failed calls of a function that waits repeat."""
 
 FAILURES = {True: 2, False: 700}
 """Codes by whether NCCL returns them: ncclSystemError, cudaErrorIllegalAddress."""
@@ -88,7 +88,7 @@ class Store:
 
 
 def calls_of_a_step(function: str) -> int:
-    """Return the most calls of a function in a step, over all ranks."""
+    """Return the maximum of a function's calls in a step, over all ranks."""
     store = Store()
     before = control.calls(function)
     store.step()
@@ -115,7 +115,7 @@ def fail(function: str, nth: int) -> None:
     seconds = time.monotonic() - begin
     failed = rank == last and control.calls(function) - before >= nth
     control.fail(function, 0, 0)
-    # In one piece with its end: lines of two ranks may otherwise be one.
+    # One write with its line end: lines of two ranks may otherwise be mixed.
     sys.stdout.write(f"rank {rank} | {function} {nth} | {failed} | {seconds:.2f} | {outcome}\n")
     sys.stdout.flush()
     store.close()

@@ -1,7 +1,7 @@
-"""A device with little memory, on the last rank: a store is made, and then given too large a key.
+"""A device with little memory on one rank: a store is made, then given a key that is too large.
 
-``python little_memory.py RANK MIB``: which rank has so little.  Each rank prints how the creation
-and the two inits ended, after how many seconds, and what the store sums then.
+``python little_memory.py RANK MIB`` names the rank. Each rank prints the result of the creation and
+of the two inits, the seconds, and the store's next sum.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# Before the emulated runtime is there, which reads it once.
+# before the emulated runtime starts, which reads the variable once
 if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == sys.argv[1]:
     os.environ["EMULATED_MEMORY"] = sys.argv[2]
 
@@ -25,7 +25,7 @@ SMALL = np.ones(1000, np.float32)
 
 
 def say(rank: int, what: str, call: Callable[[], Any]) -> Any:
-    """Call, and print how it ended; return what it returned."""
+    """Make a call, print its outcome, and return its result."""
     made, outcome, begin = None, "passed", time.monotonic()
     try:
         made = call()

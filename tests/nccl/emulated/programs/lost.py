@@ -1,8 +1,8 @@
 """A loop over NCCL in which rank 1 is lost; ``python lost.py WAY WAIT``.
 
-WAY is how it is lost.  WAIT is the wait that the others are in: ``wait`` of the store, ``get`` of
-CuPy, or ``pull`` into memory of the host.  The rank that is lost first touches the file that MARK
-names.  The others print what they raise, and after how many seconds.
+WAY is the cause of the loss. WAIT is the wait of the others: ``wait`` of the store, ``get`` of
+CuPy, or ``pull`` into memory of the host. The lost rank first touches the file that MARK names. The
+others print their errors and the seconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOST_IN = 5
 """The step of the loop."""
 
 GRACE = 1.2
-"""Seconds for the other ranks to raise too, before the first of them ends the job."""
+"""Seconds for the other ranks to raise, too, before the first of them ends the job."""
 
 
 def fail() -> None:
@@ -41,7 +41,7 @@ WAYS = {
 
 
 def step(kv: ncclkv.KVStore, wait: str, gradient: Any, out: Any, on_host: Any) -> None:
-    """Push and pull, and wait for the end of it."""
+    """Push and pull, and wait for the end of both."""
     kv.push("w", gradient)
     kv.pull("w", out=on_host if wait == "pull" else out)
     if wait == "wait":

@@ -1,6 +1,6 @@
 """Arrays of hosts and of devices in one call, against a model in NumPy; ``python mixed.py``.
 
-Each rank draws for itself which of its arrays are on its device.  All numbers are exact in float32.
+Each rank draws which of its arrays are on its device. All numbers are exact in float32.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Device memory that runs out on the last rank, in one verb; ``python no_memory.py VERB ...``.
 
-Each allocation of the verb has a store of its own: from that one on all fail, until the verb has
-ended.  The rank then makes it again, and all ranks make a step, which must have their sum.  Each
-rank prints one line for each allocation.
+Each allocation of the verb has a store of its own, in which it and all later ones fail until the
+verb's end. The rank then calls the verb again, and all ranks make a step, whose sum must be
+correct. Each rank prints one line an allocation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "reproducible": {"reproducible": True},
     "missing": {"missing": "zeros"},
 }
-"""Options of stores whose first push is looked at."""
+"""Options of stores whose first push is tested."""
 
 FIRST = {"init", "push", "momentum", *OPTIONS}
 """Verbs of a store that has made no step yet."""
@@ -60,7 +60,7 @@ class Store:
         self.kv.pull("w", out=self.out)
 
     def act(self) -> None:
-        """Call the verb, and wait for what it does."""
+        """Call the verb, and wait for its work."""
         if self.verb == "init":
             self.kv.init("w", np.zeros(SIZE, np.float32))
         elif self.verb == "set_optimizer":
@@ -79,7 +79,7 @@ class Store:
         self.kv.wait()
 
     def then(self) -> str:
-        """Return what becomes of the store: it is broken, or its next step is right."""
+        """Return the state of the store: it is broken, or its next step is correct."""
         try:
             self.kv.set_updater(replace)
             self.step()
@@ -91,7 +91,7 @@ class Store:
 
 
 def outcome_of(call: Any) -> str:
-    """Return the name and the text of what a call raises, or "passed"."""
+    """Return the name and the text of a call's error, or "passed"."""
     try:
         call()
     except ncclkv.KVStoreError as error:
@@ -100,13 +100,13 @@ def outcome_of(call: Any) -> str:
 
 
 def free() -> None:
-    """Give all that CuPy keeps back to the device, so that the verb must allocate."""
+    """Return CuPy's free memory to the device, so that the verb must allocate."""
     gc.collect()
     cupy.get_default_memory_pool().free_all_blocks()
 
 
 def allocations(verb: str, world: ncclkv.KVStore) -> int:
-    """Return how many allocations the verb makes on the last rank."""
+    """Return the number of the verb's allocations on the last rank."""
     store = Store(verb)
     free()
     count = np.array([-control.calls("cudaMalloc")], np.int64)

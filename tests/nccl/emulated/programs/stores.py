@@ -1,7 +1,7 @@
-"""Stores one after the other, and what they leave; ``python stores.py HOW COUNT``.
+"""Stores one after another, and their leftovers; ``python stores.py HOW COUNT``.
 
-HOW is ``plain``, ``options``, ``capture``, ``failed`` or ``dropped``.  Each rank prints what is
-alive after a few stores, and after all of them.
+HOW is ``plain``, ``options``, ``capture``, ``failed`` or ``dropped``. Each rank prints the live
+objects after a few stores, and after all of them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import ncclkv
 from tests.nccl.emulated import control
 
 WARM = 5
-"""Stores after which nothing more is kept by CuPy, MPI or Python."""
+"""Number of stores after which CuPy, MPI and Python allocate nothing more."""
 
 SIZE = 20_000
 FREED = 5.0
-"""Seconds after which a store that was dropped is freed."""
+"""Seconds after which a dropped store is freed."""
 
 
 def alive() -> dict[str, int]:
-    """Return how many things of each kind are alive in this process."""
+    """Return the number of live objects of each kind in this process."""
     gc.collect()
     limit = time.monotonic() + FREED
     while control.count("streams") and time.monotonic() < limit:
-        time.sleep(0.01)  # the watcher frees a store that was dropped
+        time.sleep(0.01)  # the watcher frees a dropped store
     cupy.get_default_memory_pool().free_all_blocks()
     cupy.get_default_pinned_memory_pool().free_all_blocks()
     found = control.counts()
@@ -44,7 +44,7 @@ def alive() -> dict[str, int]:
 
 
 def one(how: str, number: int) -> None:
-    """Make a store, use it, and end it in one of the ways."""
+    """Make a store, use it, and end it as `how` names."""
     options: dict[str, Any] = {}
     if how == "options":
         options = {"nonfinite": "skip_step", "verify_every": 1, "reproducible": number % 2 == 0}
@@ -96,7 +96,7 @@ def main(how: str, count: int) -> None:
         one(how, number)
         if number + 1 in (WARM, count):
             world.barrier()
-            # In one piece with its end: lines of two ranks may otherwise be one.
+            # One write with its line end: lines of two ranks may otherwise be mixed.
             sys.stdout.write(f"rank {world.rank} | {number + 1} | {json.dumps(alive())}\n")
             sys.stdout.flush()
             world.barrier()

@@ -1,4 +1,4 @@
-"""Two stores in one loop, in turns, against a model in NumPy; ``python two_stores.py HOW``.
+"""Two stores used in turn in one loop, against a model in NumPy; ``python two_stores.py HOW``.
 
 HOW is ``plain``, or ``captured``: the first store's step is then a graph.
 """

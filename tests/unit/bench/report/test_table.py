@@ -1,4 +1,4 @@
-"""The bench's tables: nccl-tests' format to the letter, floors, and what is kept of a run."""
+"""Tables of the bench: nccl-tests' format, floors, and the stored results of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.report.nccl_tests import Cell, Row
 from bench.rounds import Result
 from ncclkv.comm.solo import SoloCommunicator
 
-# As nccl-tests 2.19 prints them, its trailing blanks included.
+# The lines are those of nccl-tests 2.19, trailing blanks included.
 HEADING = [
     "#                                                              out-of-place                 "
     "      in-place          ",
@@ -106,7 +106,7 @@ def test_sizes_and_calls():
     assert [iterations(nbytes, False) for nbytes in (8, 12 * MIB, 128 * MIB)] == [20, 20, 5]
 
 
-def test_floors_are_said_and_kept(capsys):
+def test_floors_are_printed_and_checked(capsys):
     here = job()
     table.floor(here, "work", 0.5, 0.4)
     table.floor(here, "work", 0.5, 0.4, least=True)
@@ -116,7 +116,7 @@ def test_floors_are_said_and_kept(capsys):
     assert [each["met"] for each in here.record["floors"]] == [False, True]
 
 
-def test_ratio_is_to_the_best_baseline_that_is_here(capsys):
+def test_ratio_is_to_the_best_installed_baseline(capsys):
     results = {
         name: Result(name, [seconds]) for name, seconds in (("us", 1.0), ("a", 4.0), ("b", 2.0))
     }
@@ -130,12 +130,12 @@ def test_ratio_is_to_the_best_baseline_that_is_here(capsys):
     assert said[2].endswith("0.250")
 
 
-def test_environment_that_does_not_matter_is_not_written_down():
+def test_irrelevant_environment_variables_are_not_stored():
     given = {"NCCL_DEBUG": "INFO", "HOME": "x", "OMP_NUM_THREADS": "1", "NCCL_SECRET_KEY": "x"}
     assert machine.settings(given) == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
 
 
-def test_an_earlier_run_is_not_written_over(tmp_path):
+def test_an_earlier_run_is_not_overwritten(tmp_path):
     names = {files.write(tmp_path, {"run": number})[0] for number in range(3)}
     assert len(names) == 3
     runs = sorted(json.loads(path.read_text())["run"] for path in tmp_path.glob("*.json"))
@@ -163,7 +163,7 @@ def test_options():
         parse(["--rounds", "1000"], ["raw"], ["kernels"])
 
 
-def test_free_memory_is_that_of_one_rank():
+def test_free_memory_is_counted_for_one_rank():
     assert job().memory.free_bytes() > 0
     assert not job().fits("the world", 2**60)
     assert np.float32 == job().memory.bucket(3).dtype

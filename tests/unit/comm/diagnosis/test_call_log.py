@@ -1,4 +1,4 @@
-"""Logs of calls: when words are learnt, what stays, and whose calls they are."""
+"""Logs of calls: the intern of texts, the oldest calls kept, and the owner of each call."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def made() -> tuple[CallRing, memoryview]:
 
 
 def calls(page: memoryview) -> list[tuple[int, int, int, str]]:
-    """The calls without their times."""
+    """Return the calls without their times."""
     return [call[:4] for call in call_log.read_calls(page)]
 
 
 def here() -> FrameType:
-    """A frame that stands still: that of a function on its way goes on from place to place."""
+    """Return a finished frame: its line does not change any more."""
     return sys._getframe()
 
 
@@ -38,7 +38,7 @@ def elsewhere() -> FrameType:
 
 
 def note(log: CallRing, what: int, keys: int, mark: int, frame: FrameType) -> int:
-    """As a store does: words are learnt when they are wanted."""
+    """Append a call as a store does: texts are interned when they are new."""
     found = log.append(what, keys, mark, frame)
     if found is None:
         log.intern(what, keys, f"call {what}", frame)
@@ -47,7 +47,7 @@ def note(log: CallRing, what: int, keys: int, mark: int, frame: FrameType) -> in
     return found
 
 
-def test_a_call_is_noted_once_its_words_are_known() -> None:
+def test_a_call_is_recorded_after_its_text_is_interned() -> None:
     log, page = made()
     frame = here()
     assert log.append(3, 4, 0, frame) is None
@@ -61,7 +61,7 @@ def test_a_call_is_noted_once_its_words_are_known() -> None:
     assert log.append(3, 4, 0, elsewhere()) is None
 
 
-def test_the_last_calls_stay() -> None:
+def test_the_last_calls_are_kept() -> None:
     log, page = made()
     frame = here()
     for number in range(1, CALLS + 21):
@@ -72,7 +72,7 @@ def test_the_last_calls_stay() -> None:
     ]
 
 
-def test_calls_from_own_files_are_their_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_from_package_files_count_for_their_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     log, _ = made()
     frame = sys._getframe()
     outer = frame
@@ -88,7 +88,7 @@ def test_calls_from_own_files_are_their_callers(monkeypatch: pytest.MonkeyPatch)
         call_log._is_own.cache_clear()
 
 
-def test_places_beyond_those_it_remembers() -> None:
+def test_more_call_sites_than_the_cache_holds() -> None:
     log, page = made()
     frame = here()
     for number in range(5000):
@@ -99,8 +99,8 @@ def test_places_beyond_those_it_remembers() -> None:
     assert [keys for _, _, keys, _ in calls(page)[-2:]] == [4999, 4999]
 
 
-def test_code_lives_as_long_as_its_place_is_known() -> None:
-    # Another code at the same address would be taken for it.
+def test_code_objects_live_as_long_as_their_call_site() -> None:
+    # Python could put another code object at a freed address.
     names: dict[str, Any] = {}
     exec("import sys\ndef place():\n    return sys._getframe()", names)
     code = weakref.ref(names["place"].__code__)
@@ -116,7 +116,7 @@ def test_code_lives_as_long_as_its_place_is_known() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=30))
-def test_all_numbers_of_63_bits_can_be_noted(made_calls: list[tuple[int, int]]) -> None:
+def test_all_codes_of_63_bits_can_be_recorded(made_calls: list[tuple[int, int]]) -> None:
     log, page = made()
     frame, mark = here(), 0
     for what, keys in made_calls:

@@ -1,4 +1,4 @@
-"""Pages of calls: read while they are written, after their rank has died, and when they are old."""
+"""Pages of the flight recorder: read during writes, after the writer's death, and when old."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _frame() -> FrameType:
 
 
 FRAME = _frame()
-"""Where all calls of these tests come from."""
+"""Call site of all calls in these tests."""
 
 WRITER = """
 import mmap, sys, time
@@ -56,21 +56,21 @@ def page() -> np.ndarray:
 
 
 def note(own: FlightRecorder, what: int, keys: int, text: str) -> None:
-    """Note a call, whose words are written down when they are not known."""
+    """Append a call; write its text when it is new."""
     if own.log.append(what, keys, 0, FRAME) is None:
         own.log.intern(what, keys, text, FRAME)
         own.log.append(what, keys, 0, FRAME)
 
 
 def noted(own: FlightRecorder, count: int) -> None:
-    """Note calls that are known by their numbers."""
+    """Append calls that are numbers without texts."""
     for _ in range(count):
         number = own.log.count + 1
         note(own, number, 2 * number, f"call {number}")
 
 
 class Writer:
-    """Another process that notes calls in a page, and is then killed."""
+    """A process that appends calls to a page until it is killed."""
 
     def __init__(self, folder: Path, count: int) -> None:
         path = folder / "page"
@@ -92,7 +92,7 @@ class Writer:
         self.process.communicate()
 
 
-def test_a_page_tells_what_a_dead_process_did_last(tmp_path: Path) -> None:
+def test_a_page_holds_the_last_calls_of_a_dead_process(tmp_path: Path) -> None:
     writer = Writer(tmp_path, 100)
     writer.kill()
     report = writer.board.read(3)
@@ -103,7 +103,7 @@ def test_a_page_tells_what_a_dead_process_did_last(tmp_path: Path) -> None:
     assert 0 <= report.calls[-1].age < 30
 
 
-def test_a_page_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
+def test_a_page_read_during_a_write_is_consistent(tmp_path: Path) -> None:
     writer = Writer(tmp_path, -1)
     try:
         limit, newest = time.monotonic() + 1.0, 0
@@ -120,7 +120,7 @@ def test_a_page_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
         writer.kill()
 
 
-def test_a_record_of_another_call_is_left_out() -> None:
+def test_a_record_overwritten_by_another_call_is_left_out() -> None:
     own = FlightRecorder(0, {0: page()})
     noted(own, 5)
     torn = flight_recorder._LOG_FROM + call_log._COUNT_BYTES + 3 * call_log._CALL.size
@@ -129,7 +129,7 @@ def test_a_record_of_another_call_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, CALLS - 2, CALLS - 1, CALLS, CALLS + 1, 3 * CALLS + 7])
-def test_the_last_calls_are_there(count: int) -> None:
+def test_the_last_calls_are_kept(count: int) -> None:
     own = FlightRecorder(0, {0: page()})
     noted(own, count)
     calls = own.read(0).calls
@@ -141,10 +141,10 @@ def test_the_last_calls_are_there(count: int) -> None:
     ]
 
 
-def test_texts_stay_while_a_call_on_the_page_has_used_them() -> None:
+def test_texts_are_kept_while_a_recorded_call_uses_them() -> None:
     own = FlightRecorder(0, {0: page()})
     expected: list[str] = []
-    # Old words are used again just before they are forgotten, all at once.
+    # Texts are used again just before they are evicted together.
     old = range(call_log._MAX_INTERNED)
     for which in [*old, *old[:700], *range(old.stop, old.stop + 300)]:
         note(own, which, 0, f"call {which}")
@@ -154,7 +154,7 @@ def test_texts_stay_while_a_call_on_the_page_has_used_them() -> None:
             assert texts == expected[-len(texts) :]
 
 
-def test_long_and_strange_texts() -> None:
+def test_long_texts_and_texts_with_odd_characters() -> None:
     own = FlightRecorder(0, {0: page()})
     for what, text in enumerate(
         ("", "ä" * 500, "x" * 159 + "ä", "\N{SNOWMAN}" * 53 + "xé", "bad \udcff name")
@@ -167,19 +167,19 @@ def test_long_and_strange_texts() -> None:
         assert said == shown
 
 
-def test_a_rank_without_a_page_here() -> None:
+def test_a_rank_without_a_page_is_not_contained() -> None:
     own = FlightRecorder(1, {1: page(), 2: page()})
     assert 1 in own
     assert 2 in own
     assert 0 not in own
 
 
-def test_a_page_that_nobody_has_written_yet() -> None:
+def test_an_unwritten_page_has_no_calls() -> None:
     own = FlightRecorder(0, {0: page(), 1: page()})
     assert own.read(1).calls == []
 
 
-def test_reading_while_a_thread_writes() -> None:
+def test_a_page_is_read_while_a_thread_writes() -> None:
     own = FlightRecorder(0, {0: page()})
     over = threading.Event()
 
@@ -198,7 +198,7 @@ def test_reading_while_a_thread_writes() -> None:
         thread.join()
 
 
-def test_a_wait_in_another_store() -> None:
+def test_a_wait_in_another_store_is_named() -> None:
     own = FlightRecorder(0, {0: page()})
     assert own.read(0).other_wait is None
     own.record_other_wait("a reduction of key 'w'", ["host/1/2", "host/3/4"])
@@ -209,7 +209,7 @@ def test_a_wait_in_another_store() -> None:
     assert 0 <= elsewhere.age < 5
 
 
-def test_a_wait_in_this_store() -> None:
+def test_a_wait_in_this_store_is_not_named() -> None:
     own = FlightRecorder(0, {0: page()})
     assert own.read(0).wait is None
     own.record_wait({40, 3, *range(5, 30)}, "a reduction of key 'w'", 2.5)
@@ -223,7 +223,7 @@ def test_a_wait_in_this_store() -> None:
     assert own.read(0).wait is None
 
 
-# What reports are compared by
+# Sources of compared reports
 
 
 def made(*whats: int, first: int = 1) -> list[RecordedCall]:
@@ -233,13 +233,13 @@ def made(*whats: int, first: int = 1) -> list[RecordedCall]:
     ]
 
 
-def test_the_first_difference() -> None:
+def test_the_first_differing_call_is_found() -> None:
     pair = first_difference(made(1, 2, 3, 4), made(1, 2, 7, 8))
     assert pair is not None
     assert [call.code for call in pair] == [3, 7]
 
 
-def test_keys_make_a_difference() -> None:
+def test_calls_with_other_keys_differ() -> None:
     mine, theirs = made(1), [made(1)[0]._replace(keys=5)]
     assert first_difference(mine, theirs) == (mine[0], theirs[0])
 
@@ -255,7 +255,7 @@ def test_keys_make_a_difference() -> None:
         (made(8, 9, first=10), made(1, 9, first=11)[:0]),
     ],
 )
-def test_no_difference_as_far_as_both_are_known(
+def test_no_difference_in_the_calls_that_both_pages_hold(
     mine: list[RecordedCall], theirs: list[RecordedCall]
 ) -> None:
     assert first_difference(mine, theirs) is None
@@ -267,7 +267,7 @@ def test_calls_are_compared_by_number() -> None:
     assert pair[0].number == 7
 
 
-def test_the_last_call_in_words() -> None:
+def test_the_last_call_is_described() -> None:
     call = RecordedCall(4, 0, 0, "push('w') at a.py:3", 2.345)
     report = Report("node7/9/1", "rank 1 on node7 (pid 9)", [call], None)
     said = "rank 1 on node7 (pid 9) last called push('w') at a.py:3, 2.3 s ago"

@@ -1,4 +1,4 @@
-"""What ranks tell each other of their calls: asked, answered, compared, and put into words."""
+"""Comparison of the ranks' calls: requests, replies, the first difference and its text."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ncclkv.comm.diagnosis import mismatch as module
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
 from ncclkv.comm.diagnosis.mismatch import VERDICT_CALLS, CallComparison
 from ncclkv.errors import OrderMismatch
-from tests.unit.comm.diagnosis.talking import note, ranks
+from tests.unit.comm.diagnosis.connected import note, ranks
 
 
-def test_who_is_asked_answers_and_both_find_the_difference() -> None:
+def test_a_request_is_answered_and_both_ranks_find_the_difference() -> None:
     first, second = ranks(2)
     note(first, 1, 2, 3)
     note(second, 1, 2, 4)
@@ -29,17 +29,17 @@ def test_who_is_asked_answers_and_both_find_the_difference() -> None:
     assert str(first.compare_reports()) == f"rank 0 of 2: {both}"
 
 
-def test_an_answer_is_not_answered() -> None:
+def test_a_reply_is_not_answered() -> None:
     first, second = ranks(2)
     first.request_reports([1])
     second.receive()
     first.receive()
     second.receive()
-    assert first.transport.told == [1]
-    assert second.transport.told == [0]
+    assert first.transport.notified == [1]
+    assert second.transport.notified == [0]
 
 
-def test_all_are_told_at_once() -> None:
+def test_all_ranks_are_notified_at_once() -> None:
     first, *others = ranks(4)
     note(first, 1)
     for other in others:
@@ -49,7 +49,7 @@ def test_all_are_told_at_once() -> None:
         assert "rank 0 called call 1" in str(other.compare_reports())
 
 
-def test_a_rank_that_is_behind_compares_when_it_comes_there() -> None:
+def test_a_slow_rank_compares_when_it_reaches_the_call() -> None:
     first, second = ranks(2)
     note(first, 1, 2, 3)
     note(second, 1)
@@ -61,7 +61,7 @@ def test_a_rank_that_is_behind_compares_when_it_comes_there() -> None:
     assert "call 3 of this store" in str(second.compare_reports())
 
 
-def test_what_has_been_compared_is_forgotten() -> None:
+def test_compared_reports_are_released() -> None:
     first, second = ranks(2)
     note(first, 1, 2)
     note(second, 1, 2)
@@ -89,7 +89,7 @@ def test_only_the_last_calls_are_reported() -> None:
     assert f"call {VERDICT_CALLS + 41} of this store" in str(second.compare_reports())
 
 
-def test_neighbours_pages_are_looked_at() -> None:
+def test_pages_of_neighbours_are_read() -> None:
     first, second, third = ranks(3)
     pages = {rank: module.np.zeros(module.NBYTES, module.np.uint8) for rank in (0, 1)}
     for rank, calls in enumerate((first, second)):
@@ -113,13 +113,13 @@ def test_the_rank_with_the_lowest_number_that_differs_is_shown() -> None:
     assert "rank 0 called call 5 at train.py:5, but rank 3" in str(calls[3].compare_reports())
 
 
-# The keys that two calls do not have in common
+# Keys in only one of two calls
 
 
 def odd(
     first: CallComparison, second: CallComparison, texts: tuple[str, str], found: tuple[Any, Any]
 ) -> str:
-    """What the second rank says when keys differ and `found` are the odd ones."""
+    """Return the second rank's text when keys differ; `found` has the differing keys."""
     note(first, 1, keys=10, text=texts[0])
     note(second, 1, keys=20, text=texts[1])
     seen = []
@@ -145,20 +145,20 @@ def odd(
         ((0, 0), "(only rank 0 has key 0, only rank 1 has key 0);"),
     ],
 )
-def test_odd_keys_are_named_where_words_are_cut(found: tuple[Any, Any], words: str) -> None:
+def test_differing_keys_are_named_if_the_text_is_cut(found: tuple[Any, Any], words: str) -> None:
     texts = ("push(0, ... 9 keys) at a.py:1", "push(0, ... 9 keys) at b.py:2")
     assert words in odd(*ranks(2), texts, found)
 
 
-def test_odd_keys_are_not_named_where_words_have_them_all() -> None:
+def test_differing_keys_are_not_named_if_the_text_has_all_keys() -> None:
     texts = ("push('a') at a.py:1", "push('b') at b.py:2")
     assert "only rank" not in odd(*ranks(2), texts, ("a", "b"))
 
 
-# A difference that is only known to be there
+# A difference without a known call
 
 
-def test_an_error_is_explained_by_what_others_tell() -> None:
+def test_an_error_is_explained_by_other_ranks_reports() -> None:
     first, second = ranks(2)
     note(first, 1)
     note(second, 2)
@@ -168,34 +168,34 @@ def test_an_error_is_explained_by_what_others_tell() -> None:
     assert first.transport.inbox, "the others are told"
 
 
-def test_an_error_that_nobody_explains_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_without_other_reports_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 0.05)
     first, _ = ranks(2)
     note(first, 1)
     assert str(first.explain(OrderMismatch("somehow"))) == "somehow"
 
 
-def test_an_error_before_any_call_stays_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_before_any_call_is_kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 1e9)
     first, _ = ranks(2)
     assert str(first.explain(OrderMismatch("somehow"))) == "somehow"
 
 
-def test_a_verdict_that_is_passed_on_names_who_found_it() -> None:
+def test_a_forwarded_verdict_names_the_rank_that_found_it() -> None:
     first, second, third = ranks(3)
     for each in (first, second, third):
         note(each, 1)
     first.notify("rank 0 of 3: it is wrong")
     found = second.compare_reports()
     second.notify(str(found))
-    third.transport.inbox.pop(0)  # the first one's own is lost on its way
+    third.transport.inbox.pop(0)  # the first request is lost
     assert str(third.compare_reports()) == "rank 2 of 3: rank 0 found: rank 0 of 3: it is wrong"
 
 
-# The last words of ranks
+# Last reports of ranks
 
 
-def test_what_missing_ranks_called_last() -> None:
+def test_the_last_calls_of_missing_ranks_are_named() -> None:
     first, second, third = ranks(3)
     note(second, 1, 2)
     second.notify("")
@@ -225,8 +225,8 @@ def test_many_ranks_are_counted() -> None:
     assert said.endswith("; and 4 more")
 
 
-def test_a_report_that_is_old_says_so() -> None:
-    """The seconds are those since the call, not those that it had when it was told."""
+def test_an_old_report_has_its_age() -> None:
+    """Check that a report's seconds count from its call, not from its arrival."""
     first, second = ranks(2)
     note(second, 1)
     second.notify("")

@@ -1,4 +1,4 @@
-"""A line on stderr about a wait that lasts: when, by whom, and what it says."""
+"""The warning on stderr about a long wait: its time, its rank and its text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.harness.slow import stretched
 
 
 @pytest.mark.parametrize(("limit", "first"), [(300.0, 30.0), (4000.0, 30.0), (20.0, 2.0)])
-def test_lines_come_at_growing_intervals(limit: float, first: float) -> None:
+def test_warnings_are_printed_at_growing_intervals(limit: float, first: float) -> None:
     for lines in range(4):
         assert not stall.is_due(first * 2**lines - 0.01, limit, lines)
         assert stall.is_due(first * 2**lines, limit, lines)

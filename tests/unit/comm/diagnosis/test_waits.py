@@ -1,4 +1,4 @@
-"""Which rank waits for which: followed from rank to rank, over nodes that answer or do not."""
+"""Chains of waiting ranks, over nodes that answer or do not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ncclkv.comm.diagnosis import waits
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
 from ncclkv.comm.diagnosis.hang import HangDetector
 from ncclkv.comm.roster import Member, Roster
-from tests.unit.comm.diagnosis.talking import note, ranks
+from tests.unit.comm.diagnosis.connected import note, ranks
 
 
 def test_waits_are_followed_from_rank_to_rank() -> None:
@@ -33,7 +33,7 @@ def member(node: tuple[int, ...]) -> Member:
     return Member("host", 1, node, None, "files", "", (), "")
 
 
-def test_nodes_of_which_no_rank_is_heard() -> None:
+def test_nodes_that_do_not_answer_are_named() -> None:
     first, *others = ranks(6)
     nodes = [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5)]
     first.roster = Roster([member(node) for node in nodes], 0.0)
@@ -48,7 +48,7 @@ def test_nodes_of_which_no_rank_is_heard() -> None:
     )
 
 
-def test_ranks_of_other_nodes_are_told_of_a_wait_and_asked_once(
+def test_other_nodes_are_notified_of_a_wait_and_asked_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 0.01)
@@ -59,12 +59,12 @@ def test_ranks_of_other_nodes_are_told_of_a_wait_and_asked_once(
     note(calls[0], 1)
     note(calls[1], 1, 2)
     calls[0].collect_reports([1, 3], 0.0)
-    assert calls[0].transport.told == [2, 3], "one message each"
+    assert calls[0].transport.notified == [2, 3], "one message each"
     calls[2].receive()
     assert [calls[2].report(rank).calls[-1].number for rank in (0, 1)] == [1, 2]
 
 
-def test_ranks_that_wait_for_each_other_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_circle_of_waiting_ranks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 0.01)
     first, second = ranks(2)
     first.roster = Roster([member((rank,))._replace(host=f"node{rank}") for rank in (0, 1)], 0.0)

@@ -1,4 +1,4 @@
-"""The wait of a rank for the others at its end, where MPI itself fails."""
+"""The last wait of a rank for its peers, when MPI itself fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ncclkv.comm.host.exit_wait import ExitWait
 
 
 class Error(Exception):
-    """An error of MPI, with the lines that MPICH makes of one."""
+    """An error of MPI, in the lines that MPICH prints."""
 
     def __str__(self) -> str:
         return "Other MPI error, error stack:\ninternal_Test(93): MPI_Test failed"
@@ -35,7 +35,7 @@ class Broken:
 
 @pytest.fixture(autouse=True)
 def mpi(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a module with the exception of MPI in mpi4py's place."""
+    """Replace mpi4py by a module that has only MPI's exception."""
     package: Any = ModuleType("mpi4py")
     package.MPI = ModuleType("mpi4py.MPI")
     package.MPI.Exception = Error

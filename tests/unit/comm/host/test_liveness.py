@@ -1,4 +1,4 @@
-"""The end of a process on another machine is seen by a connection; nothing else is taken for it."""
+"""A connection detects the end of a process on another machine, and nothing else."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ sys.stdin.read()
 
 
 class Peer:
-    """A process with a port, and this one's connection to it."""
+    """A process with a port, and a connection of this process to it."""
 
     def __init__(self, way: str) -> None:
         self.process = subprocess.Popen(
@@ -59,7 +59,7 @@ class Peer:
 
 @pytest.fixture
 def peer(request: pytest.FixtureRequest) -> Iterator[Peer]:
-    """Another process; the parameter is what it does."""
+    """Start another process; the parameter is its behaviour."""
     made = Peer(getattr(request, "param", "waits"))
     yield made
     made.end()
@@ -67,7 +67,7 @@ def peer(request: pytest.FixtureRequest) -> Iterator[Peer]:
 
 @pytest.fixture
 def watching(peer: Peer) -> Iterator[Liveness]:
-    """This process, connected to the other."""
+    """Connect this process to the other."""
     made = Liveness()
     made.watch([peer.endpoint])
     assert made.watches(peer.endpoint)
@@ -76,7 +76,7 @@ def watching(peer: Peer) -> Iterator[Liveness]:
 
 
 def soon(what: Callable[[], bool]) -> bool:
-    """Tell whether it comes true in a second."""
+    """Return whether a condition becomes true within a second."""
     limit = time.monotonic() + stretched(1.0)
     while not (found := what()) and time.monotonic() < limit:
         time.sleep(0.005)
@@ -84,14 +84,14 @@ def soon(what: Callable[[], bool]) -> bool:
 
 
 def never(what: Callable[[], bool]) -> bool:
-    """Tell whether it stays untrue for some tenths of a second."""
+    """Return whether a condition stays false for some tenths of a second."""
     limit = time.monotonic() + 0.3
     while not (found := what()) and time.monotonic() < limit:
         time.sleep(0.005)
     return not found
 
 
-def test_the_end_of_a_process_is_seen(peer: Peer, watching: Liveness) -> None:
+def test_the_end_of_a_process_is_detected(peer: Peer, watching: Liveness) -> None:
     assert not watching.has_ended(peer.endpoint)
     peer.process.send_signal(signal.SIGKILL)
     assert soon(lambda: watching.has_ended(peer.endpoint))
@@ -113,10 +113,10 @@ def test_a_connection_that_something_cuts_is_made_again(peer: Peer, watching: Li
 
 
 @pytest.mark.parametrize("peer", ["drops"], indirect=True)
-def test_a_process_that_does_not_answer_for_a_while_is_asked_again(
+def test_a_process_that_does_not_answer_is_tried_again(
     peer: Peer, watching: Liveness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The link is down when the connection is cut: neither refused nor connected."""
+    """Check a link that is down: connections are neither refused nor accepted."""
     monkeypatch.setattr(liveness, "_AGAIN_SECONDS", 0.05, raising=False)
     with monkeypatch.context() as down:
         down.setattr(liveness, "_connected", lambda *arguments: [])
@@ -131,7 +131,7 @@ def test_a_process_that_does_not_answer_for_a_while_is_asked_again(
 
 
 @pytest.mark.parametrize("peer", ["drops"], indirect=True)
-def test_a_process_that_ends_while_it_does_not_answer(
+def test_the_end_of_an_unreachable_process_is_detected_later(
     peer: Peer, watching: Liveness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -145,14 +145,14 @@ def test_a_process_that_ends_while_it_does_not_answer(
     assert soon(lambda: watching.has_ended(peer.endpoint)), "the link is back"
 
 
-def test_an_address_without_a_route_is_not_taken_for_a_connection(
+def test_an_address_without_a_route_gives_no_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(socket.socket, "connect_ex", lambda *arguments: errno.ENETUNREACH)
     assert liveness._connected([("192.0.2.1", Endpoint(("192.0.2.1",), 9))], 0.1) == []
 
 
-def test_the_end_of_a_machine_is_found_by_its_silence(watching: Liveness) -> None:
+def test_the_end_of_a_machine_is_detected_by_keepalive(watching: Liveness) -> None:
     ((line, _),) = watching._lines.values()
     assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
@@ -166,7 +166,7 @@ def test_a_forked_child_does_not_hide_its_parents_end(peer: Peer, watching: Live
     assert soon(lambda: watching.has_ended(peer.endpoint))
 
 
-def test_who_cannot_be_reached_is_not_watched_and_never_ended() -> None:
+def test_unreachable_processes_are_not_watched() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     nobody = Endpoint(HERE, port)
@@ -179,7 +179,7 @@ def test_who_cannot_be_reached_is_not_watched_and_never_ended() -> None:
 
 def test_the_first_address_that_answers_is_taken(peer: Peer) -> None:
     made = Liveness()
-    # 192.0.2.0/24 is for examples, and routed nowhere.
+    # RFC 5737 reserves 192.0.2.0/24 for examples: no route leads there.
     both = Endpoint(("192.0.2.1", *HERE), peer.endpoint.port)
     begin = time.monotonic()
     made.watch([both])
@@ -188,7 +188,7 @@ def test_the_first_address_that_answers_is_taken(peer: Peer) -> None:
     made.close()
 
 
-def test_a_watch_takes_descriptors_once_and_gives_them_back(peer: Peer) -> None:
+def test_a_watch_opens_descriptors_once_and_closes_them(peer: Peer) -> None:
     before = len(os.listdir("/proc/self/fd"))
     made = Liveness()
     made.watch([peer.endpoint])

@@ -1,4 +1,4 @@
-"""A wait in no store, which advances the collectives of the thread's open stores meanwhile."""
+"""A wait outside stores advances the collectives of the thread's open stores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.comm.messages.test_progress import Still
 
 
 class Looked(HostWork):
-    """A collective that notes, each time it goes on, that no other thread could advance it."""
+    """A collective that records at each step that no other thread could advance it."""
 
     def __init__(self, engine: ProgressEngine) -> None:
         self.what = "a sum"
@@ -45,7 +45,7 @@ def create() -> OutsideWait:
     return OutsideWait("create()", lambda transport: (), rank=0, size=4, limit=300.0)
 
 
-def test_what_is_in_flight_elsewhere_is_advanced_by_one_thread_at_a_time(
+def test_works_of_other_stores_are_advanced_by_one_thread_at_a_time(
     engine: ProgressEngine,
 ) -> None:
     work = Looked(engine)
@@ -55,7 +55,7 @@ def test_what_is_in_flight_elsewhere_is_advanced_by_one_thread_at_a_time(
     assert work.alone == [True]
 
 
-def test_what_others_tell_is_heard_by_one_thread_at_a_time(
+def test_notices_are_received_by_one_thread_at_a_time(
     engine: ProgressEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[bool] = []

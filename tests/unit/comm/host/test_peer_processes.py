@@ -1,4 +1,4 @@
-"""Who may be sent a notice once ranks are lost: MPICH may crash in a message to one that ended."""
+"""Ranks that may receive a notice after a loss: MPICH may crash in a message to a dead one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ncclkv.comm.host.peer_processes import PeerProcesses
 from ncclkv.system.processes import namespace
 
 ADDRESSES: tuple[str, ...] = ()
-"""Of a machine that no connection reaches."""
+"""Addresses of a machine that accepts no connection."""
 
 
 class Told:
-    """What a communicator's ranks tell each other when `PeerProcesses` are made."""
+    """Exchange of addresses between ranks when `PeerProcesses` are made."""
 
     def __init__(self, *each: Any) -> None:
         self._each = list(each)
@@ -31,30 +31,30 @@ class Told:
 
 
 def far(library: str = "MPICH 5.0.2") -> PeerProcesses:
-    """Rank 0 on this machine, and ranks 1 and 2 on others that cannot be watched."""
+    """Return rank 0 on this machine, and ranks 1 and 2 on machines that cannot be watched."""
     everyone: Any = Told(*((f"node{rank}", ADDRESSES, 1000 + rank) for rank in range(3)))
     machine: Any = Told((0, os.getpid(), namespace()))
     return PeerProcesses(everyone, machine, library)
 
 
-def test_without_trouble_anybody_may_be_told() -> None:
+def test_without_a_failure_every_rank_may_get_notices() -> None:
     peers = far()
     assert all(peers.may_tell(1, troubled=False) for _ in range(3))
 
 
-def test_one_that_cannot_be_watched_gets_one_notice_in_trouble() -> None:
+def test_after_a_failure_an_unwatched_rank_gets_one_notice() -> None:
     peers = far()
     assert [peers.may_tell(1, troubled=True) for _ in range(3)] == [True, False, False]
     assert peers.may_tell(2, troubled=True), "each rank has its own"
 
 
-def test_one_about_which_mpi_reported_an_error_gets_none() -> None:
+def test_a_rank_with_an_mpi_error_gets_no_notice() -> None:
     peers = far()
     peers.failed.add(1)
     assert not peers.may_tell(1, troubled=False)
     assert [peers.may_tell(2, troubled=False) for _ in range(2)] == [True, False]
 
 
-def test_nothing_is_foretold_while_all_live(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_warning_while_all_ranks_live(capsys: pytest.CaptureFixture[str]) -> None:
     far("Open MPI v5.0.11").foretell()
     assert capsys.readouterr().err == ""

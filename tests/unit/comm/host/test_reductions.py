@@ -1,4 +1,4 @@
-"""Reductions that come again: prepared once, and right whatever has changed since."""
+"""Repeated reductions: prepared once, and correct after every change of their arrays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Body = Callable[[Communicator, np.ndarray, np.ndarray], None]
 
 
 def run(body: Body, count: int, *, own: bool) -> None:
-    """Reduce two arrays twice on every rank; then see what comes of a change."""
+    """Reduce two arrays twice on every rank, then change an array and reduce again."""
 
     def rank() -> None:
         comm = threads.world()
@@ -122,13 +122,11 @@ def arrays_that_are_gone(comm: Communicator, send: np.ndarray, receive: np.ndarr
     ],
 )
 @pytest.mark.filterwarnings("ignore:Setting the:DeprecationWarning")
-def test_a_known_pair_of_arrays_is_asked_what_has_changed(
-    body: Body, count: int, own: bool
-) -> None:
+def test_a_cached_reduction_is_checked_for_changes(body: Body, count: int, own: bool) -> None:
     run(body, count, own=own)
 
 
-def test_many_pairs_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_cached_reductions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reductions, "_MAX_PAIRS", 10)
 
     def rank() -> int:

@@ -1,4 +1,4 @@
-"""Messages that carry a mark: one that differs is noticed before anything is written."""
+"""Framed messages: a digest that differs is found before any array is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MARKS = [0, 1, -1, 2**63 - 1, -(2**63)]
 
 
 class Sent:
-    """A message that is done once it has been taken."""
+    """A sent message, complete once it has been received."""
 
     def __init__(self, data: Any, peer: int) -> None:
         self.data, self.peer, self.taken = data, peer, False
@@ -32,7 +32,7 @@ class Sent:
 
 
 class Awaited:
-    """A message that is taken as soon as somebody looks and it is there."""
+    """A message that its receiver takes at the first poll after its arrival."""
 
     def __init__(self, box: deque[Sent], into: Any, peer: int) -> None:
         self._box, self._into, self.peer = box, into, peer
@@ -51,7 +51,7 @@ class Awaited:
 
 
 class Loop(Messages):
-    """Messages of a rank to itself; they arrive when they are let through."""
+    """Messages of a rank to itself, which arrive when the test delivers them."""
 
     rank, size = 0, 2
 
@@ -82,7 +82,7 @@ def finish(message: Any) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("mark", MARKS)
-def test_data_arrive_behind_the_same_mark(size: int, mark: int) -> None:
+def test_data_arrive_with_an_equal_digest(size: int, mark: int) -> None:
     loop, into = Loop(), np.full(size, 7, np.uint8)
     sent = framing.send(loop, bytes_of(size), 1, TAG, mark)
     received = framing.receive(loop, into, 1, TAG, mark)
@@ -94,7 +94,7 @@ def test_data_arrive_behind_the_same_mark(size: int, mark: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_nothing_is_written_behind_another_mark(size: int) -> None:
+def test_nothing_is_written_with_another_digest(size: int) -> None:
     loop, into = Loop(), np.full(size, 7, np.uint8)
     framing.send(loop, bytes_of(size), 1, TAG, 4)
     received = framing.receive(loop, into, 1, TAG, 5)
@@ -104,7 +104,7 @@ def test_nothing_is_written_behind_another_mark(size: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "lengths"), [(0, 1), (COPIED_BYTES, 1), (COPIED_BYTES + 1, 2)])
-def test_short_messages_are_one(size: int, lengths: int) -> None:
+def test_short_data_and_digest_are_one_message(size: int, lengths: int) -> None:
     loop = Loop()
     framing.send(loop, bytes_of(size), 1, TAG, 0)
     assert len(loop.lengths) == lengths
@@ -117,7 +117,7 @@ def test_long_data_are_not_copied() -> None:
     assert any(sent.data is data for sent in loop.boxes[TAG])
 
 
-def test_short_data_may_change_once_they_are_sent() -> None:
+def test_short_data_may_change_after_the_send() -> None:
     loop, data, into = Loop(), bytes_of(10), np.zeros(10, np.uint8)
     framing.send(loop, data, 1, TAG, 0)
     data[:] = 99
@@ -126,7 +126,7 @@ def test_short_data_may_change_once_they_are_sent() -> None:
 
 
 @pytest.mark.parametrize("size", [3, COPIED_BYTES + 1])
-def test_a_message_that_has_not_come_is_not_done(size: int) -> None:
+def test_a_message_that_has_not_arrived_is_not_complete(size: int) -> None:
     loop, into = Loop(), np.zeros(size, np.uint8)
     received = framing.receive(loop, into, 1, TAG, 9)
     assert not received.done()
@@ -136,7 +136,7 @@ def test_a_message_that_has_not_come_is_not_done(size: int) -> None:
     finish(sent)
 
 
-def test_messages_that_follow_each_other() -> None:
+def test_consecutive_messages_arrive_in_order() -> None:
     loop = Loop()
     for number, size in enumerate(SIZES):
         into = np.zeros(size, np.uint8)

@@ -1,4 +1,4 @@
-"""The loop in which every host waits, over messages that arrive when a test says so."""
+"""The loop of all host waits, over messages that arrive when the test delivers them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ncclkv.errors import CommTimeout, RankLost
 
 
 class Message(Request):
-    """A message that is done once it has been looked at so often."""
+    """A message that is complete after a number of polls."""
 
     def __init__(self, peer: int, looks: float = float("inf")) -> None:
         self.peer = peer
@@ -28,7 +28,7 @@ class Message(Request):
 
 
 class Still(Transport):
-    """A transport of four ranks in which nothing moves by itself."""
+    """A transport of four ranks in which no message moves by itself."""
 
     rank, size, node, name = 0, 4, range(4), "still"
 
@@ -68,7 +68,7 @@ class Still(Transport):
 
 
 def steps(*messages: Sequence[Message], log: list[int] | None = None) -> Steps:
-    """A collective of as many steps; notes in `log` which ones it has made."""
+    """Return a collective of as many steps; `log` records the steps made."""
     for number, needed in enumerate(messages):
         if log is not None:
             log.append(number)
@@ -79,7 +79,7 @@ def launched(engine: ProgressEngine, *messages: Sequence[Message]) -> StepWork:
     return engine.launch(StepWork(steps(*messages), "a sum"))
 
 
-def test_nothing_to_wait_for_is_done_at_launch() -> None:
+def test_a_collective_without_messages_is_complete_at_launch() -> None:
     transport = Still()
     progress = launched(ProgressEngine(transport, 5.0), [], [])
     progress.wait()
@@ -87,7 +87,7 @@ def test_nothing_to_wait_for_is_done_at_launch() -> None:
     assert transport.pauses == []
 
 
-def test_launch_makes_the_first_step_and_no_other() -> None:
+def test_launch_makes_the_first_step_alone() -> None:
     log: list[int] = []
     engine = ProgressEngine(Still(), 5.0)
     engine.launch(StepWork(steps([Message(1)], [Message(2)], log=log), "a sum"))
@@ -116,7 +116,7 @@ def test_waiting_for_one_advances_the_others() -> None:
 @pytest.mark.parametrize(
     ("peers", "names"), [([2], "rank 2"), ([3, 1], "ranks 1, 3"), ([1, 2, 1], "ranks 1, 2")]
 )
-def test_the_deadline_names_those_not_heard_from(peers: list[int], names: str) -> None:
+def test_the_deadline_names_the_missing_ranks(peers: list[int], names: str) -> None:
     progress = launched(
         ProgressEngine(Still(), 0.05), [Message(0, 0), *(Message(peer) for peer in peers)]
     )
@@ -154,9 +154,9 @@ def test_a_departure_of_another_rank_does_not() -> None:
     launched(ProgressEngine(transport, 60.0), [Message(1, 100)]).wait()
 
 
-def test_what_came_before_the_departure_counts() -> None:
+def test_messages_before_a_departure_count() -> None:
     class Late(Still):
-        """The last message of a rank is there once its farewell is."""
+        """A transport on which a rank's last message arrives with its farewell."""
 
         def left_ranks(self) -> dict[int, str]:
             message.looks = 0
@@ -179,7 +179,7 @@ def test_a_failure_is_raised_again_at_once(again: str) -> None:
     assert time.monotonic() - begin < 1
 
 
-def test_whom_a_rank_waits_for_may_wait_for_one_that_has_left() -> None:
+def test_a_chain_of_waits_ends_at_a_rank_that_left() -> None:
     transport = Still()
     engine = ProgressEngine(transport, 5.0)
     engine.multi_node = True
@@ -190,8 +190,8 @@ def test_whom_a_rank_waits_for_may_wait_for_one_that_has_left() -> None:
     assert time.monotonic() - begin < 2
 
 
-def test_a_poll_saves_looks_at_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What other tests have left in flight would be looked at, too.
+def test_polls_go_on_after_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Collectives left by other tests would be polled, too.
     monkeypatch.setattr(progress, "_in_flight", set())
 
     class Late(Message):

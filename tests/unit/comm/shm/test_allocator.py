@@ -1,4 +1,4 @@
-"""Memory that a rank gives to its node: what is handed out, given back, and found by neighbours."""
+"""Memory that a rank gives to its node: allocated, freed, and mapped by neighbours."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def taken(arena: Allocator, nbytes: int) -> np.ndarray:
     return array
 
 
-def test_arrays_are_aligned_zero_and_apart(space: MemfdSegment) -> None:
+def test_arrays_are_aligned_zeroed_and_disjoint(space: MemfdSegment) -> None:
     arena = Allocator(space, 0, MOST)
     arrays = [taken(arena, nbytes) for nbytes in (1, 255, 256, 257, 100 * MIB, 7)]
     for number, array in enumerate(arrays, start=1):
@@ -41,7 +41,7 @@ def test_arrays_are_aligned_zero_and_apart(space: MemfdSegment) -> None:
         assert (array[:1000] == number).all()
 
 
-def test_bytes_come_back_with_the_last_view_and_are_zeroed(space: MemfdSegment) -> None:
+def test_memory_is_freed_with_the_last_view_and_zeroed(space: MemfdSegment) -> None:
     arena = Allocator(space, 0, MOST)
     array = taken(arena, 1000)
     where, view = address(array), array.view(np.float32)[10:20]
@@ -56,7 +56,7 @@ def test_bytes_come_back_with_the_last_view_and_are_zeroed(space: MemfdSegment) 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_taken_and_given_back_nothing_overlaps(space: MemfdSegment, seed: int) -> None:
+def test_random_allocations_and_frees_never_overlap(space: MemfdSegment, seed: int) -> None:
     rng, arena = random.Random(seed), Allocator(space, 0, MOST)
     live: list[tuple[np.ndarray, int]] = []
     for step in range(200):
@@ -70,11 +70,11 @@ def test_whatever_is_taken_and_given_back_nothing_overlaps(space: MemfdSegment, 
         assert all((other == number).all() for other, number in live)
 
 
-def test_memory_in_common_is_the_same_for_all_who_take_alike(space: MemfdSegment) -> None:
+def test_equal_calls_allocate_the_same_shared_memory(space: MemfdSegment) -> None:
     first, second = (Allocator(space, 0, MOST, reuse=False) for _ in range(2))
     early = taken(first, 5000)
     early[:] = 7
-    # One that takes later must not spoil what the others have written there.
+    # A later allocation must not overwrite the others' data.
     late = taken(second, 5000)
     assert (late == 7).all()
     del early
@@ -82,7 +82,7 @@ def test_memory_in_common_is_the_same_for_all_who_take_alike(space: MemfdSegment
     assert place == other
 
 
-def test_a_place_leads_a_neighbour_to_the_same_bytes() -> None:
+def test_an_offset_gives_a_neighbour_the_same_bytes() -> None:
     space, ticket = MemfdSegment.create()
     arena = Allocator(space, 1 * MIB, MOST)
     array = taken(arena, 5000)[1000:3000]
@@ -93,7 +93,7 @@ def test_a_place_leads_a_neighbour_to_the_same_bytes() -> None:
     assert (array == 9).all()
 
 
-def test_other_memory_has_no_place(space: MemfdSegment) -> None:
+def test_memory_of_others_has_no_offset(space: MemfdSegment) -> None:
     arena = Allocator(space, 0, MOST)
     assert arena.place(np.zeros(10)) is None
     array = taken(arena, 1000)
@@ -101,7 +101,7 @@ def test_other_memory_has_no_place(space: MemfdSegment) -> None:
     assert arena.place(array) is not None
 
 
-def test_a_space_that_is_used_up_says_so(space: MemfdSegment) -> None:
+def test_a_full_segment_returns_no_memory(space: MemfdSegment) -> None:
     arena = Allocator(space, 0, 1 * MIB)
     whole = arena.take(1 * MIB)
     assert whole is not None
@@ -110,7 +110,7 @@ def test_a_space_that_is_used_up_says_so(space: MemfdSegment) -> None:
     assert arena.take(1) is not None
 
 
-def test_the_file_of_somebody_else_is_not_taken_for_a_rank_s() -> None:
+def test_a_file_without_the_ranks_ticket_is_refused() -> None:
     space, ticket = MemfdSegment.create()
     with pytest.raises(FileNotFoundError, match="is not the memory of that rank"):
         MemfdSegment.open(Ticket(ticket.process, ticket.descriptor, b"x" * 16))
@@ -119,7 +119,7 @@ def test_the_file_of_somebody_else_is_not_taken_for_a_rank_s() -> None:
         MemfdSegment.open(ticket)
 
 
-def test_what_is_left_of_a_space_is_one_extent(space: MemfdSegment) -> None:
+def test_freed_memory_merges_into_one_extent(space: MemfdSegment) -> None:
     arena = Allocator(space, 4096, 1 * MIB)
     assert arena.size == 1 * MIB - 4096
     first, second = taken(arena, 600_000), taken(arena, 400_000)
@@ -133,7 +133,7 @@ def test_what_is_left_of_a_space_is_one_extent(space: MemfdSegment) -> None:
     assert arena.take(100_000) is None
 
 
-def test_a_part_of_a_window_is_the_same_memory_until_it_is_closed() -> None:
+def test_a_window_part_is_the_same_memory_until_closed() -> None:
     memory = np.zeros(1 * MIB, np.uint8)
     space = WindowSegment(memory)
     assert space.capacity == 1 * MIB
@@ -144,13 +144,13 @@ def test_a_part_of_a_window_is_the_same_memory_until_it_is_closed() -> None:
 
 
 @pytest.mark.parametrize("stop", [4096, 1000])
-def test_an_arena_of_nothing_has_no_room(stop: int) -> None:
+def test_an_empty_allocator_has_no_memory(stop: int) -> None:
     arena = Allocator(WindowSegment(np.zeros(4096, np.uint8)), 4096, stop)
     assert arena.size == 0
     assert arena.take(1) is None
 
 
-def test_what_nobody_wrote_takes_no_memory(space: MemfdSegment) -> None:
+def test_unwritten_pages_take_no_memory(space: MemfdSegment) -> None:
     array = space.map(0, 1 << 36)
     array[0] = 1
     assert os.fstat(space._descriptor).st_blocks * 512 < MIB

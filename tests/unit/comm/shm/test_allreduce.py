@@ -1,4 +1,4 @@
-"""The meetings of a collective in shared memory are all needed, and these checks can tell."""
+"""Every phase of an allreduce in shared memory is needed, and the sums show it."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ Place = Callable[[Communicator], np.ndarray]
 
 
 def common(comm: Communicator) -> np.ndarray:
-    """One result that all ranks read."""
+    """Return one result that all ranks read."""
     memory = comm.node_shared(4 * COUNT)
     assert memory is not None, "the ranks share no memory here"
     return memory.view(np.float32)
 
 
 def own(comm: Communicator) -> np.ndarray:
-    """A result in memory that neighbours write to."""
+    """Return a result in memory that neighbours write to."""
     return comm.allocate(4 * COUNT).view(np.float32)
 
 
 def plain(comm: Communicator) -> np.ndarray:
-    """A result that only its rank can reach."""
+    """Return a result that only its rank can access."""
     return np.zeros(COUNT, np.float32)
 
 
 def sums(place: Place) -> None:
-    """Sum numbers that change every step, by ranks that come when they like."""
+    """Sum numbers that change every step, with ranks that arrive at random times."""
     comm = threads.world()
     rng = random.Random(comm.rank)
     send, receive = own(comm), place(comm)
@@ -57,30 +57,34 @@ def sums(place: Place) -> None:
 
 
 COPIED, SUMMED = ENTERED + 1, ENTERED + 2
-"""The further phases of a sum that goes through halves."""
+"""Additional phases of a sum through the double buffer."""
 
 
 @pytest.mark.parametrize("place", [common, own, plain])
-def test_sums_are_right_without_any_barrier_around_them(place: Place) -> None:
+def test_sums_are_correct_without_barriers(place: Place) -> None:
     testing.run_ranks(RANKS, sums, place, timeout=stretched(20.0))
 
 
 @pytest.mark.usefixtures("in_c")
 @pytest.mark.parametrize("place", [common, own])
-def test_sums_past_the_caches_are_right_too(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+def test_sums_with_non_temporal_stores_are_correct(
+    monkeypatch: pytest.MonkeyPatch, place: Place
+) -> None:
     monkeypatch.setattr(allreduce, "STREAM_BYTES", 0)
     testing.run_ranks(RANKS, sums, place, timeout=stretched(20.0))
 
 
 @pytest.mark.parametrize("place", [own, plain])
-def test_sums_through_halves_are_right_too(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+def test_sums_through_the_double_buffer_are_correct(
+    monkeypatch: pytest.MonkeyPatch, place: Place
+) -> None:
     monkeypatch.setenv("NCCLKV_NODE_MEMORY", "halves")
     testing.run_ranks(RANKS, sums, place, timeout=stretched(20.0))
 
 
 @pytest.mark.parametrize("place", [common, own])
 @pytest.mark.parametrize("phase", [ENTERED, DONE])
-def test_without_one_of_its_meetings_a_sum_goes_wrong(
+def test_without_a_phase_a_sum_is_wrong(
     monkeypatch: pytest.MonkeyPatch, place: Place, phase: int
 ) -> None:
     goes_wrong_without(phase, monkeypatch, place)
@@ -88,7 +92,7 @@ def test_without_one_of_its_meetings_a_sum_goes_wrong(
 
 @pytest.mark.parametrize("place", [own, plain])
 @pytest.mark.parametrize("phase", [COPIED, SUMMED])
-def test_without_one_of_its_meetings_a_sum_through_halves_goes_wrong(
+def test_without_a_phase_a_sum_through_the_double_buffer_is_wrong(
     monkeypatch: pytest.MonkeyPatch, place: Place, phase: int
 ) -> None:
     monkeypatch.setenv("NCCLKV_NODE_MEMORY", "halves")
@@ -96,7 +100,7 @@ def test_without_one_of_its_meetings_a_sum_through_halves_goes_wrong(
 
 
 def goes_wrong_without(phase: int, patch: pytest.MonkeyPatch, place: Place) -> None:
-    """Let nobody wait for a phase: the sums must show it."""
+    """Remove the wait for a phase, and check that the sums are wrong."""
     stragglers = CollectiveSlot.stragglers
     patch.setattr(
         CollectiveSlot, "stragglers", lambda turn, n: [] if n == phase else stragglers(turn, n)

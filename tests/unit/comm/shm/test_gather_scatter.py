@@ -1,4 +1,4 @@
-"""All meetings of what is moved in shared memory are needed, and these checks can tell."""
+"""Every phase of the other collectives in shared memory is needed, and the results show it."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ Place = Callable[[Communicator], np.ndarray]
 
 
 def own(comm: Communicator) -> np.ndarray:
-    """Memory that neighbours can read."""
+    """Return memory that neighbours can read."""
     return comm.allocate(4 * COUNT).view(np.float32)
 
 
 def plain(comm: Communicator) -> np.ndarray:
-    """Memory that only its rank can reach."""
+    """Return memory that only its rank can access."""
     return np.zeros(COUNT, np.float32)
 
 
 def jitter(comm: Communicator) -> Iterator[int]:
-    """Steps of a rank that comes when it likes."""
+    """Yield steps of a rank that arrives at random times."""
     rng = random.Random(comm.rank)
     for step in range(1, STEPS):
         yield step
@@ -45,13 +45,13 @@ def jitter(comm: Communicator) -> Iterator[int]:
 
 
 def check(comm: Communicator, step: int, got: np.ndarray, wanted: object) -> None:
-    """Fail when a number is not what the step gives."""
+    """Fail if an array does not hold the step's number."""
     wrong = np.flatnonzero(got != wanted)
     assert not wrong.size, f"rank {comm.rank}, step {step}: wrong from {wrong[0]} on"
 
 
 def scatters(place: Place) -> None:
-    """Sum parts of numbers that change every step."""
+    """Reduce and scatter numbers that change every step."""
     comm = threads.world()
     send = place(comm)
     receive = np.zeros(COUNT // comm.size, np.float32)
@@ -88,7 +88,7 @@ def broadcasts(place: Place) -> None:
 
 
 def pairs(place: Place) -> None:
-    """Two at a time, which a rank does not look after between their launch and their wait."""
+    """Start two collectives, and pause before the waits."""
     comm = threads.world()
     rng = random.Random(comm.rank)
     sends = [place(comm), place(comm)]
@@ -107,7 +107,7 @@ def pairs(place: Place) -> None:
 
 
 def leave_out(monkeypatch: pytest.MonkeyPatch, phase: int) -> None:
-    """Have no rank wait for others to come to a phase."""
+    """Remove the wait for a phase."""
     stragglers = CollectiveSlot.stragglers
     monkeypatch.setattr(
         CollectiveSlot, "stragglers", lambda turn, n: [] if n == phase else stragglers(turn, n)
@@ -115,7 +115,7 @@ def leave_out(monkeypatch: pytest.MonkeyPatch, phase: int) -> None:
 
 
 def linger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ranks come late to what they may read."""
+    """Delay the reads of each rank."""
     for name in ("check", "check_all"):
         held = getattr(header, name)
 
@@ -129,11 +129,11 @@ def linger(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("nodes", ["", "2"], ids=["one node", "two nodes"])
 @pytest.mark.parametrize("place", [own, plain])
 @pytest.mark.parametrize("body", [scatters, gathers, broadcasts, pairs])
-def test_what_is_moved_is_right_without_any_barrier_around_it(
+def test_results_are_correct_without_barriers(
     monkeypatch: pytest.MonkeyPatch, body: Callable[[Place], None], place: Place, nodes: str
 ) -> None:
     monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", nodes)
-    monkeypatch.setattr(gather_scatter, "HALF_BYTES", COUNT)  # of a few chunks
+    monkeypatch.setattr(gather_scatter, "HALF_BYTES", COUNT)  # several chunks
     linger(monkeypatch)
     testing.run_ranks(RANKS, body, place, timeout=stretched(20.0))
 
@@ -157,7 +157,7 @@ def test_what_is_moved_is_right_without_any_barrier_around_it(
         (broadcasts, plain, ENTERED, "2"),
     ],
 )
-def test_without_one_of_its_meetings_what_is_moved_goes_wrong(
+def test_without_a_phase_results_are_wrong(
     monkeypatch: pytest.MonkeyPatch,
     body: Callable[[Place], None],
     place: Place,
@@ -165,14 +165,14 @@ def test_without_one_of_its_meetings_what_is_moved_goes_wrong(
     nodes: str,
 ) -> None:
     monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", nodes)
-    monkeypatch.setattr(gather_scatter, "HALF_BYTES", COUNT)  # of a few chunks
+    monkeypatch.setattr(gather_scatter, "HALF_BYTES", COUNT)  # several chunks
     linger(monkeypatch)
     leave_out(monkeypatch, phase)
     with pytest.raises(Exception, match=WRONG):
         testing.run_ranks(RANKS, body, place, timeout=stretched(20.0))
 
 
-def test_copies_that_do_not_wait_for_the_readers_of_those_before_go_wrong(
+def test_copies_that_ignore_earlier_readers_are_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(DoubleBuffer, "take", lambda halves, turn: [])
@@ -181,7 +181,7 @@ def test_copies_that_do_not_wait_for_the_readers_of_those_before_go_wrong(
         testing.run_ranks(RANKS, pairs, plain, timeout=stretched(20.0))
 
 
-def test_a_barrier_without_its_meeting_lets_a_rank_go_too_early(
+def test_a_barrier_without_its_phase_releases_a_rank_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def body() -> None:

@@ -1,4 +1,4 @@
-"""Ranks of a node that make different calls find out, and are told which."""
+"""Ranks of a node that make different calls raise an error that names both."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def cast(comm: Communicator, count: int) -> Work:
 
 
 def words(launch: Launch, nbytes: int) -> str:
-    """What a call is called."""
+    """Return the text of a call."""
     return {
         total: f"a reduction of {nbytes} bytes to all ranks (float32, sum)",
         scatter: f"a reduce_scatter of {nbytes} bytes (float32, sum)",
@@ -68,13 +68,13 @@ def words(launch: Launch, nbytes: int) -> str:
 
 
 def failures(body: Callable[[Communicator], None], size: int = SIZE) -> list[str]:
-    """How the ranks fail."""
+    """Return the errors of all ranks."""
 
     return testing.run_ranks(size, failure, body, timeout=stretched(20.0))
 
 
 def failure(body: Callable[[Communicator], None]) -> str:
-    """How a rank fails; it leaves only when all have done so, or have not failed at all."""
+    """Return a rank's error; the rank exits when all have failed or all have succeeded."""
     world = threads.world(5.0)
     comm = world.duplicate()
     try:
@@ -123,11 +123,11 @@ def test_lengths_that_differ_are_named(launch: Launch, count: int) -> None:
 
 
 @pytest.mark.parametrize("other", [total, scatter, gather, barrier])
-def test_who_takes_another_call_for_a_broadcast_is_told(other: Launch) -> None:
+def test_a_broadcast_met_by_another_call_is_named(other: Launch) -> None:
     def body() -> str:
         comm = threads.world(5.0)
         if comm.rank == 0:
-            cast(comm, 10).wait()  # short, so that the root need not wait for anybody
+            cast(comm, 10).wait()  # a small array, so the root need not wait
             return ""
         with pytest.raises(KVStoreError) as caught:
             other(comm, 10).wait()
@@ -138,7 +138,7 @@ def test_who_takes_another_call_for_a_broadcast_is_told(other: Launch) -> None:
     assert words(other, 40) in text
 
 
-def test_a_call_is_the_same_after_it_was_packed() -> None:
+def test_a_header_is_equal_after_packing() -> None:
     for dtype in [np.dtype(bool), *INTEGERS, *FLOATS, *COMPLEX]:
         array = np.zeros(5, dtype)
         for call in (
@@ -153,13 +153,13 @@ def test_a_call_is_the_same_after_it_was_packed() -> None:
             assert header._unpack(*call.pack()) == call
 
 
-def test_ranks_of_another_node_are_told_even_of_the_shortest_sums(
+def test_differing_short_sums_are_detected_on_other_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", "2")
 
     def body(comm: Communicator) -> None:
-        # One byte for each rank of a node: no refusal must look like it.
+        # One byte a rank of the node: a refusal must differ from such data.
         receive = comm.node_shared(2)
         assert receive is not None
         op = "max" if comm.rank == 0 else "sum"
@@ -171,7 +171,7 @@ def test_ranks_of_another_node_are_told_even_of_the_shortest_sums(
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_the_shortest_sums_of_several_nodes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def test_short_sums_of_several_nodes_are_named(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", "2")
 
     def body() -> None:
@@ -199,7 +199,7 @@ def test_a_broadcast_that_one_node_takes_for_another_fails_there(
         comm.broadcast(floats(100_000 + fails), root).wait(5.0 if fails else 0.3)
 
     texts = failures(body, size=4)
-    # The root has more to send to them, and would be told as soon as they leave.
+    # The root has more to send, so it would notice an exit of its peers.
     assert texts[root].startswith("CommTimeout")
     assert f"for rank {2 * node};" in texts[root]
     first, second = texts[2 * node : 2 * node + 2]

@@ -1,4 +1,4 @@
-"""Sums in rank order over several nodes, however the ranks lie on them."""
+"""Sums in rank order over several nodes, for all distributions of ranks."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Split = Callable[[Sequence[int], int], list[int]]
 
 
 def in_pairs(ranks: Sequence[int], rank: int) -> list[int]:
-    """Two ranks to a node; the last may be alone there."""
+    """Put two consecutive ranks on each node; the last may be alone."""
     return [other for other in ranks if other // 2 == rank // 2]
 
 
 def in_turn(ranks: Sequence[int], rank: int) -> list[int]:
-    """Every other rank on the same node: none follows another there."""
+    """Put every other rank on the same node, so that no neighbours are consecutive."""
     return [other for other in ranks if other % 2 == rank % 2]
 
 
 def over_nodes(
     monkeypatch: pytest.MonkeyPatch, split: Split, size: int, body: Callable[[Communicator], None]
 ) -> None:
-    """Run a body on threads that take themselves for ranks of several nodes."""
+    """Run a body on threads that act as ranks of several nodes."""
     monkeypatch.setattr(env, "split_node", split)
 
     def rank() -> None:
@@ -52,14 +52,16 @@ def test_case(monkeypatch: pytest.MonkeyPatch, name: str, split: Split, size: in
 
 @pytest.mark.parametrize("way", ["halves", "messages"])
 @pytest.mark.parametrize("name", ["every_op_of_every_dtype", "every_length_to_every_root"])
-def test_other_ways_to_share_memory(monkeypatch: pytest.MonkeyPatch, name: str, way: str) -> None:
+def test_sums_with_other_sharing_methods(
+    monkeypatch: pytest.MonkeyPatch, name: str, way: str
+) -> None:
     monkeypatch.setenv("NCCLKV_NODE_MEMORY", way)
     over_nodes(monkeypatch, in_pairs, 4, CASES[name])
 
 
 @pytest.mark.parametrize("count", [4, 5_000, 1_500_000])
-def test_memory_in_common_gets_the_same_sums(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Short ones too, which otherwise go from rank to rank."""
+def test_shared_memory_gets_the_same_sums(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Check shared results; short arrays otherwise go from rank to rank."""
 
     def body(comm: Communicator) -> None:
         receive = comm.node_shared(4 * count)
@@ -73,15 +75,15 @@ def test_memory_in_common_gets_the_same_sums(monkeypatch: pytest.MonkeyPatch, co
 
         comm.reduction(send, sums, sharded_update=True).launch(apply).wait()
         comm.barrier().wait()
-        # ((1e8 + 1) - 1e8) + 1; by pairs it would be 0.
+        # ((1e8 + 1) - 1e8) + 1 is 1; a pairwise sum would be 0.
         assert (sums == 1.0).all()
         others = comm.control.allgather(seen.tolist())
-        assert np.sum(others, axis=0).tolist() == [2.0] * count  # once on each node
+        assert np.sum(others, axis=0).tolist() == [2.0] * count  # one array a node
 
     over_nodes(monkeypatch, in_pairs, 4, body)
 
 
-def test_what_is_made_of_it_keeps_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splits_and_duplicates_keep_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     def body(comm: Communicator) -> None:
         whole, some = comm.duplicate(), comm.split(0)
         assert some is not None

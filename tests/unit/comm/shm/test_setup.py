@@ -1,4 +1,4 @@
-"""How ranks come to share memory, or not: all of them alike, with a line that says why."""
+"""The choice of a sharing method: equal on all ranks, with a log line that gives the reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BY_NAME = {"files": SHARING, "halves": HALVES, "messages": ALONE}
 
 
 def sums() -> bool:
-    """Sum something; tell whether there is memory in common."""
+    """Make a sum, and return whether the ranks share memory."""
     comm = threads.world()
     receive = np.zeros(50_000)
     comm.allreduce(np.full(50_000, comm.rank + 1.0), receive).wait()
@@ -39,14 +39,14 @@ def said(caplog: pytest.LogCaptureFixture) -> set[str]:
     return {record.getMessage().removeprefix("ncclkv: ") for record in caplog.records}
 
 
-def test_ranks_share_memory_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_ranks_share_memory_and_log_the_method(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ncclkv"):
         assert testing.run_ranks(3, sums) == [True] * 3
     assert said(caplog) == {SHARING}
 
 
 @pytest.mark.parametrize("error", [OSError(38, "no such call"), AttributeError("no memfd_create")])
-def test_where_there_are_no_such_files_ranks_copy_through_a_window(
+def test_without_memfd_ranks_copy_through_a_window(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     def refuse(*args: object) -> None:
@@ -58,7 +58,7 @@ def test_where_there_are_no_such_files_ranks_copy_through_a_window(
     assert said(caplog) == {f"{HALVES} (files: {error})"}
 
 
-def test_a_file_that_cannot_be_reached_is_named(
+def test_a_file_that_cannot_be_opened_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(ticket: Ticket) -> None:
@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_reached_is_named(
     assert "(files: rank 0 cannot open that of rank 1: [Errno 13] Permission denied)" in line
 
 
-def test_few_descriptors_are_a_reason_to_share_no_files(
+def test_with_few_descriptors_files_are_not_shared(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(methods, "_free_descriptors", lambda: 70)
@@ -82,7 +82,7 @@ def test_few_descriptors_are_a_reason_to_share_no_files(
     assert "(files: 70 file descriptors are left; raise the limit by ulimit -n)" in line
 
 
-def test_without_the_order_of_stores_ranks_exchange_messages(
+def test_without_ordered_stores_ranks_exchange_messages(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(setup, "_ORDERED", ())
@@ -101,14 +101,14 @@ def test_without_the_order_of_stores_ranks_exchange_messages(
                f"0.0 MiB a rank, and 9.9 are needed)"),
     ],
 )  # fmt: skip
-def test_what_is_free_decides_on_windows(
+def test_free_space_decides_on_windows(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, free: int, ends: str
 ) -> None:
     def refuse(*args: object) -> None:
         raise OSError("none")
 
     monkeypatch.setattr(os, "memfd_create", refuse)
-    # The rank that finds the least decides for its node; half of it is left alone.
+    # The smallest amount on a node decides; half of it stays free.
     left = {0: 1 << 40, 1: 2 * 3 * free, 2: 1 << 40}
     monkeypatch.setattr(
         threads.ThreadTransport, "windows_left", lambda transport: left[transport.rank]
@@ -119,7 +119,7 @@ def test_what_is_free_decides_on_windows(
 
 
 @pytest.mark.parametrize(("way", "words"), BY_NAME.items())
-def test_the_first_way_to_try_can_be_named(
+def test_the_environment_names_the_first_method(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str, words: str
 ) -> None:
     monkeypatch.setenv("NCCLKV_NODE_MEMORY", way)
@@ -131,7 +131,7 @@ def test_the_first_way_to_try_can_be_named(
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_where_one_rank_has_no_window_none_has(
+def test_without_a_window_on_one_rank_no_rank_has_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rank: int
 ) -> None:
     make = threads.ThreadTransport.window
@@ -150,7 +150,7 @@ def test_where_one_rank_has_no_window_none_has(
     assert said(caplog) == {f"{ALONE} ({why})"}
 
 
-def test_ranks_that_are_told_different_ways_take_the_last(
+def test_ranks_with_different_methods_take_the_last(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wishes = iter(["files", "halves", "files"])
@@ -160,7 +160,7 @@ def test_ranks_that_are_told_different_ways_take_the_last(
     assert said(caplog) == {f"{HALVES} (NCCLKV_NODE_MEMORY=halves)"}
 
 
-def test_a_way_that_nobody_knows_is_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_method_is_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCLKV_NODE_MEMORY", "Files")
     with pytest.raises(LaunchError, match="NCCLKV_NODE_MEMORY='Files'") as caught:
         env.node_memory()
@@ -195,7 +195,7 @@ def test_several_nodes_have_a_window_each(
     assert line.startswith(HALVES)
 
 
-def test_what_finds_no_room_in_a_space_is_copied_through_it(
+def test_arrays_that_do_not_fit_a_segment_are_copied_through_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(MemfdSegment, "capacity", CONTROL_BYTES + 3 * MIB)
@@ -214,7 +214,7 @@ def test_what_finds_no_room_in_a_space_is_copied_through_it(
         return [*inside, *(common is not None for common in commons)]
 
     found = testing.run_ranks(3, body)
-    # The first rank's part is halved between arrays of its own and those in common.
+    # The first rank's file has one half for its own arrays and one for shared arrays.
     commons = [True, False, False, False]
     assert found[0] == [True, False, False, False, *commons]
     assert found[1] == found[2] == [True, True, False, False, *commons]
@@ -227,7 +227,7 @@ def test_descriptors_are_counted() -> None:
         assert methods._free_descriptors() == free - (limit != resource.RLIM_INFINITY)
 
 
-def test_ranks_of_one_machine_can_be_taken_for_several_nodes(
+def test_ranks_of_one_machine_can_be_split_into_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert env.split_node(range(5), 3) == [0, 1, 2, 3, 4]
@@ -239,7 +239,7 @@ def test_ranks_of_one_machine_can_be_taken_for_several_nodes(
     assert testing.run_ranks(3, sums) == [False] * 3
 
 
-def test_ranks_of_other_calls_on_other_nodes_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_calls_on_other_nodes_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", "2")
 
     def body() -> str:

@@ -1,4 +1,4 @@
-"""Short sums in C, of two ranks of one process: what each finds, and what each leaves behind."""
+"""Short sums in C, by two ranks of one process: their results and their slots afterwards."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Seat:
         self.receive = np.full(COUNT, -1, F32)
 
     def kind(self, op: str = "sum") -> SmallAllReduce:
-        """Sums of another kind."""
+        """Return the description of a sum."""
         return SmallAllReduce(self.node, COUNT, F32, op, None)
 
     def turn(self) -> tuple[CollectiveSlot, int, CollectiveSlot | None]:
-        """The next turn, its place for a copy, and whose that was."""
+        """Return the next slot, its offset for a copy, and the slot before."""
         turn = self.node.sequence.next_slot()
         return (turn, *self.short.ring.take(turn))
 
     def attend(self, turn: CollectiveSlot, slot: int, before: CollectiveSlot | None) -> int:
-        """Take part in a sum, without a second look at the other."""
+        """Take part in a sum, and poll the other rank only once."""
         assert self.short.tables is not None
         arguments = (*turn.meeting(before), *self.short.words, 0)
         return compiled.short_sum(
@@ -52,12 +52,12 @@ class Seat:
 
 @pytest.fixture
 def seats() -> tuple[Seat, Seat]:
-    """Two ranks."""
+    """Return two ranks."""
     spaces = [MemfdSegment.create()[0] for _ in range(2)]
     return Seat(0, spaces), Seat(1, spaces)
 
 
-def test_the_first_enters_and_the_second_has_the_sum(seats: tuple[Seat, Seat]) -> None:
+def test_the_first_rank_waits_and_the_second_has_the_sum(seats: tuple[Seat, Seat]) -> None:
     first, second = seats
     here = first.turn()
     assert first.attend(*here) == BEGUN
@@ -70,7 +70,7 @@ def test_the_first_enters_and_the_second_has_the_sum(seats: tuple[Seat, Seat]) -
     assert here[0].headers_match(first.short.headers)
 
 
-def test_times_of_arrival_are_where_python_reads_them(seats: tuple[Seat, Seat]) -> None:
+def test_times_of_arrival_written_in_c_are_read_in_python(seats: tuple[Seat, Seat]) -> None:
     first, second = seats
     times = [time.monotonic()]
     turns = []
@@ -84,7 +84,7 @@ def test_times_of_arrival_are_where_python_reads_them(seats: tuple[Seat, Seat]) 
         assert times[0] <= arrivals[1] <= times[1] <= arrivals[0] <= times[2]
 
 
-def test_a_note_from_before_is_no_flag(seats: tuple[Seat, Seat]) -> None:
+def test_an_old_header_is_not_taken_for_a_phase(seats: tuple[Seat, Seat]) -> None:
     first, second = seats
     second.node.sequence.next_slot().write_header(second.short.words)
     assert first.attend(*first.turn()) == BEGUN
@@ -103,7 +103,7 @@ def test_another_call_is_not_summed(seats: tuple[Seat, Seat]) -> None:
     assert not here[0].headers_match(first.short.headers)
 
 
-def test_nothing_is_written_over_what_another_rank_may_read(seats: tuple[Seat, Seat]) -> None:
+def test_no_slot_is_overwritten_while_another_rank_may_read(seats: tuple[Seat, Seat]) -> None:
     first, second = seats
     held = first.turn()
     assert first.attend(*held) == BEGUN
@@ -120,7 +120,7 @@ def test_nothing_is_written_over_what_another_rank_may_read(seats: tuple[Seat, S
     assert first.attend(*later) == BEGUN
 
 
-def test_a_place_of_flags_that_is_not_free_is_waited_for(seats: tuple[Seat, Seat]) -> None:
+def test_a_slot_in_use_is_waited_for(seats: tuple[Seat, Seat]) -> None:
     first, second = seats
     theirs = second.node.sequence.next_slot()
     for _ in range(RING):
@@ -153,7 +153,7 @@ WRONG: dict[str, tuple[Callable[[list[Any]], object], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_calls_raise_and_tell_nobody(seats: tuple[Seat, Seat], wrong: str) -> None:
+def test_wrong_calls_raise_and_publish_nothing(seats: tuple[Seat, Seat], wrong: str) -> None:
     first, second = seats
     spoil, error, words = WRONG[wrong]
     turn, slot, before = first.turn()

@@ -1,4 +1,4 @@
-"""Sums of the bits of arrays in host memory."""
+"""Checksums of arrays in host memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def checksum(array: np.ndarray) -> int:
 
 
 def by_hand(data: bytes) -> int:
-    """The definition, by Python's own integers."""
+    """Compute the definition with Python's integers."""
     total = 0
     for lo in range(0, len(data), 8):
         block, place = divmod(lo, BLOCK_BYTES)
@@ -34,7 +34,7 @@ def by_hand(data: bytes) -> int:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_definition(size: int) -> None:
+def test_checksums_match_the_definition(size: int) -> None:
     data = np.random.default_rng(size).bytes(size)
     assert checksum(np.frombuffer(data, np.uint8)) == by_hand(data)
 
@@ -92,7 +92,7 @@ def test_changes_of_two_elements_do_not_cancel(dtype: Any, apart: int) -> None:
         assert checksum(turned) != before
 
 
-def test_bits_are_what_is_summed() -> None:
+def test_checksums_are_sums_of_bits() -> None:
     zeros = np.zeros(5, np.float32)
     assert checksum(zeros) != checksum(-zeros)
     nan = np.full(5, 0x7FC00000, np.uint32)
@@ -115,7 +115,7 @@ def test_temporaries_are_bounded() -> None:
 
 
 @pytest.mark.skipif(not compiled.BUILT, reason="the kernels in C are not built")
-def test_the_kernel_in_c_refuses_what_it_cannot_sum() -> None:
+def test_the_kernel_in_c_refuses_wrong_arrays() -> None:
     x = np.zeros((4, 4))
     for arguments, error in [
         ((x.T[1:], BLOCK_BYTES), ValueError),

@@ -1,4 +1,4 @@
-"""Cutting arrays into pieces."""
+"""The division of arrays into chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels in C beside those in NumPy: the same bits, whatever the arrays and the numbers."""
+"""Kernels in C against those in NumPy: equal bits for all arrays and numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("in_c")
 
 KERNELS = HostKernels()
 REAL = ["float32", "float64"]
-# About a tile of 1 KiB, and where other threads are let in, of either dtype.
+# Sizes around a tile of 1 KiB and around the release of the GIL, for both dtypes.
 SIZES = [0, 1, 2, 3, 127, 128, 129, 255, 256, 257, 1000, 8191, 16387]
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 5e-324, 3.4e38, 1.7e308, 1.0, -1.0, 1 / 3]
 NUMBERS = st.sampled_from([0.0, 1.0, -1.0, 0.1, 0.9, 1 / 3, 1e-30, 1e30, 1e300])
@@ -37,7 +37,7 @@ def _numpy_alone() -> Iterator[None]:
 
 
 def _numbers(seed: int, dtype: str, size: int, offset: int = 0) -> np.ndarray:
-    """Numbers of all magnitudes and special ones, `offset` bytes behind an aligned address."""
+    """Return special numbers of all magnitudes, `offset` bytes behind an aligned address."""
     rng = np.random.default_rng(seed)
     chosen = rng.choice(SPECIAL, size)
     drawn = rng.standard_normal(size) * 10.0 ** rng.integers(-12, 12, size)
@@ -49,7 +49,7 @@ def _numbers(seed: int, dtype: str, size: int, offset: int = 0) -> np.ndarray:
 
 
 def _bits(array: np.ndarray) -> bytes:
-    """The bytes; all NaNs are one, for which of two is kept is not promised."""
+    """Return the bytes, with one bit pattern for all NaNs: either may be kept."""
     return np.where(np.isnan(array), np.nan, array).astype(array.dtype).tobytes()
 
 
@@ -80,7 +80,7 @@ def test_sums_have_numpys_bits(
     with _numpy_alone():
         KERNELS.reduce(parts, expected, op)
     others = [part.copy() for part in parts]
-    # Into one of the parts, or, where there is none of that number, into another array.
+    # The output is one of the parts, or another array if there is no part of that number.
     out = parts[into] if into < count else _numbers(seed, dtype, size, offset)
     Reducer(np.dtype(dtype), size, op)(parts, out, stream)
     assert _bits(out) == _bits(expected)
@@ -236,15 +236,15 @@ def test_wrong_updates_raise(
 
 
 @pytest.mark.parametrize("setting", ["", "1", "0"])
-def test_a_variable_turns_them_off(setting: str) -> None:
+def test_an_environment_variable_turns_c_off(setting: str) -> None:
     program = "from ncclkv.kernels.host import HostKernels; print(HostKernels())"
     environment = {**os.environ, "NCCLKV_COMPILED": setting}
     said = subprocess.check_output([sys.executable, "-c", program], text=True, env=environment)
     assert said == ("HostKernels(NumPy)\n" if setting == "0" else "HostKernels(C and NumPy)\n")
 
 
-def test_without_them_all_goes_on() -> None:
-    # An import of a module that sys.modules has as None fails, as where it was not built.
+def test_without_c_everything_works() -> None:
+    # A None in sys.modules makes the import fail, as for a package without the extension.
     program = (
         "import sys; sys.modules['ncclkv.kernels.host._compiled'] = None\n"
         "import numpy as np, ncclkv\n"

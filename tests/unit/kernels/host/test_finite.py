@@ -1,4 +1,4 @@
-"""The host's kernels that look for what is not finite, and those that heed it."""
+"""Host kernels that find NaN and infinity, and kernels that obey the flag."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.nccl.kernel_cases import Stage
 
 
 class HostStage(Stage):
-    """Host memory."""
+    """The shared cases in host memory."""
 
     def __init__(self) -> None:
         self.launched = []
@@ -33,7 +33,7 @@ def stage() -> Stage:
 
 class TestNonfinite(NonfiniteCases):
     @pytest.mark.parametrize("name", ["float16", "float32", "float64", "complex64"])
-    def test_every_piece_is_looked_at(self, stage: Stage, name: str) -> None:
+    def test_every_chunk_is_searched(self, stage: Stage, name: str) -> None:
         pieces = 3 * CHUNK_BYTES // np.dtype(name).itemsize
         for where in (0, pieces // 2, pieces):
             numbers = np.ones(pieces + 1, name)
@@ -41,7 +41,7 @@ class TestNonfinite(NonfiniteCases):
             numbers[where] = np.nan
             assert self.found(stage, numbers) == 1
 
-    def test_nothing_has_nothing_that_is_not_finite(self, stage: Stage) -> None:
+    def test_an_empty_array_is_finite(self, stage: Stage) -> None:
         assert self.found(stage, np.empty(0, np.float16)) == 0
 
 

@@ -1,4 +1,4 @@
-"""Between users' arrays and flat slots, in host memory."""
+"""Copies between users' arrays and flat slots in host memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_pack_writes_in_c_order_and_nowhere_else(value: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in VALUES if name != "repeated"])
-def test_unpack_gives_back_what_pack_took(name: str) -> None:
+def test_unpack_returns_the_packed_values(name: str) -> None:
     value = VALUES[name]
     out = np.zeros_like(value)
     KERNELS.unpack(value.ravel().astype(np.float64), out)
@@ -57,7 +57,7 @@ def test_unpack_casts_as_astype_does(dtype: str, expected: list[float]) -> None:
     assert out.tolist() == expected == slot.astype(dtype).tolist()
 
 
-def test_many_are_packed_and_unpacked_as_one_is() -> None:
+def test_many_arrays_are_packed_and_unpacked_like_one() -> None:
     values = [value for name, value in VALUES.items() if name != "other byte order"]
     slots = [np.full(value.size, -1.0) for value in values]
     outs = [np.full(value.shape, -1.0) for value in values]
@@ -72,7 +72,7 @@ def test_many_are_packed_and_unpacked_as_one_is() -> None:
             assert np.array_equal(out, value + step)
 
 
-def test_many_are_cast_as_astype_does_without_a_warning() -> None:
+def test_many_arrays_are_cast_as_astype_does_without_a_warning() -> None:
     slots = [np.array([1.5, -1.5]), np.array([np.nan, 1e300])]
     outs = [np.zeros((2, 1), np.int32), np.zeros(2, np.int32)]
     with np.errstate(all="ignore"):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("in_numpy_and_c")
 
 KERNELS: Kernels = HostKernels()
 REAL = ["int8", "int64", "uint16", "float16", "bfloat16", "float32", "float64"]
-# One element, and either side of the edge of a piece of every dtype.
+# One element, and both sides of a chunk's edge for every dtype.
 SIZES = [0, 1, 5, *(CHUNK_BYTES // n + d for n in (1, 2, 4, 8, 16) for d in (-1, 0, 1))]
 PYTHONS = {"sum": lambda a, b: a + b, "max": max, "min": min, "prod": lambda a, b: a * b}
 
@@ -29,12 +29,12 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def _parts(count: int, size: int, dtype: np.dtype[Any]) -> list[np.ndarray]:
-    """Small integers, other ones in each part and at each element."""
+    """Return small integers that differ by part and by element."""
     return [((np.arange(size) * (rank + 2)) % 5 + 1).astype(dtype) for rank in range(count)]
 
 
 def _expected(parts: list[np.ndarray], op: str) -> np.ndarray:
-    """The same by Python's own integers, for sizes at which they are quick."""
+    """Compute a reduction with Python's integers, at sizes where they are fast."""
     columns = zip(*(part.astype(np.int64).tolist() for part in parts), strict=True)
     return np.array([fold(PYTHONS[op], column) for column in columns], np.int64)
 
@@ -86,7 +86,7 @@ def test_sums_are_made_in_the_order_of_the_parts(method: str) -> None:
         getattr(KERNELS, method)([np.full(1, x, np.float32) for x in numbers], out, "sum")
         return float(out[0])
 
-    # (1e8 + 1) is 1e8 in float32: the place of the 1 in the order shows in the result.
+    # (1e8 + 1) is 1e8 in float32, so the position of the 1 changes the sum.
     assert total(1e8, 1, -1e8, 1) == 1
     assert total(1, 1e8, -1e8, 1) == 1
     assert total(1e8, -1e8, 1, 1) == 2
@@ -250,7 +250,7 @@ def test_combine_takes_any_strides(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 @pytest.mark.parametrize("op", ["sum", "avg"])
 def test_nothing_as_large_as_a_message_is_allocated(dtype: str, op: str) -> None:
-    # A message of 64 pieces; averages of integers take most scratch, six pieces.
+    # A message of 64 chunks; averages of integers take the most scratch memory, six chunks.
     size = 64 * CHUNK_BYTES // np.dtype(dtype).itemsize
     parts = [np.ones(size, dtype) for _ in range(3)]
     strided = [np.ones((2, size), dtype)[:, ::2] for _ in range(3)]

@@ -1,4 +1,4 @@
-"""The step of stochastic gradient descent on flat arrays in host memory."""
+"""Steps of stochastic gradient descent on flat arrays in host memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLAIN: dict[str, Any] = {
 
 
 def _formula(w: np.ndarray, g: np.ndarray, m: np.ndarray, step: dict[str, Any]) -> None:
-    """MXNet's formula in float64, in place."""
+    """Apply MXNet's formula in float64, in place."""
     g = step["rescale"] * g
     if step["clip"] is not None:
         g = np.maximum(np.minimum(g, step["clip"]), -step["clip"])
@@ -126,7 +126,7 @@ def test_scalars_are_read_when_the_update_runs() -> None:
         assert w.tobytes() == v.tobytes()
 
 
-def test_segments_have_rows_of_their_own_and_other_elements_none() -> None:
+def test_each_segment_has_its_row_and_other_elements_stay() -> None:
     w, g = np.zeros(9, np.float32), np.ones(9, np.float32)
     segments = segments_of(1, 3, 3, 7)
     sgd(KERNELS, w, g, None, segments=segments, lr_mult=(1, 5, 2), wd_mult=(1, 1, 1), **PLAIN)
@@ -134,14 +134,14 @@ def test_segments_have_rows_of_their_own_and_other_elements_none() -> None:
 
 
 def test_small_steps_on_float16_round_away() -> None:
-    # 1 - 1e-4 is 1 in float16; it takes weights kept in float32 to add such steps up.
+    # 1 - 1e-4 is 1 in float16: only weights in float32 can add such steps.
     w = np.ones(1, np.float16)
     for _ in range(10):
         sgd(KERNELS, w, np.ones(1, np.float16), None, **PLAIN | {"learning_rate": 1e-4})
     assert w[0] == 1
 
 
-def test_nan_gradients_show_in_the_weights_even_when_clipped() -> None:
+def test_nan_gradients_reach_the_weights_even_when_clipped() -> None:
     w = np.zeros(2, np.float32)
     g = np.array([np.nan, np.inf], np.float32)
     sgd(KERNELS, w, g, None, **PLAIN | {"clip": 1.0})
@@ -185,5 +185,5 @@ def test_agrees_with_torch_at_a_constant_learning_rate(momentum: float) -> None:
 
 
 def _start(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and gradients of few bits, of either sign."""
+    """Return weights and gradients of few bits and both signs."""
     return (np.arange(size) % 9 - 4) / 4, (np.arange(size) % 7 - 3) * 1.0

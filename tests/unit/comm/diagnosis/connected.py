@@ -1,4 +1,4 @@
-"""Ranks of a test that share no memory, and what they tell each other of their calls."""
+"""Call comparisons of several ranks that share no memory, connected inside a test."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 
 
-class Post:
-    """The transport of one rank among several in this test, as far as `CallComparison` uses it."""
+class Transport:
+    """A transport of one rank of a test, as far as `CallComparison` uses it."""
 
-    def __init__(self, rank: int, all_of_them: list[Post], size: int) -> None:
+    def __init__(self, rank: int, everyone: list[Transport], size: int) -> None:
         self.rank, self.size = rank, size
         self.inbox: list[tuple[int, bytes]] = []
-        self.told: list[int] = []
-        self._all = all_of_them
-        all_of_them.append(self)
+        self.notified: list[int] = []
+        self._all = everyone
+        everyone.append(self)
 
     def post(self, data: bytes, peers: Iterable[int]) -> None:
         for peer in peers:
-            self.told.append(peer)
+            self.notified.append(peer)
             self._all[peer].inbox.append((self.rank, data))
 
     def left_ranks(self) -> dict[int, str]:
@@ -33,9 +33,10 @@ class Post:
 
 
 def ranks(size: int) -> list[Any]:
-    """`CallComparison` of so many ranks that share no memory."""
-    posts: list[Post] = []
-    return [CallComparison(Post(rank, posts, size)) for rank in range(size)]  # type: ignore[arg-type]
+    """Return the `CallComparison` of each of so many ranks that share no memory."""
+    transports: list[Transport] = []
+    made = [Transport(rank, transports, size) for rank in range(size)]
+    return [CallComparison(each) for each in made]  # type: ignore[arg-type]
 
 
 def _frame() -> FrameType:
@@ -43,11 +44,11 @@ def _frame() -> FrameType:
 
 
 FRAME = _frame()
-"""Where all calls of these tests come from."""
+"""Call site of all calls in these tests."""
 
 
 def note(calls: CallComparison, *whats: int, keys: int = 0, text: str = "") -> None:
-    """Note calls that are numbers."""
+    """Record calls that are numbers."""
     log = calls.recorder.log
     for what in whats:
         words = text or f"call {what} at train.py:{what}"
