@@ -166,7 +166,7 @@ def test_buckets_have_states_of_their_own() -> None:
         assert (state.weights == -0.5).all()
 
 
-def test_a_step_keeps_the_numbers_of_its_time() -> None:
+def test_a_step_keeps_its_numbers() -> None:
     state = _bucket()
     optimizer = SGD(learning_rate=0.5)
     optimizer.set_lr_mult({"a": 2.0})
@@ -240,7 +240,7 @@ def test_other_keys_are_refused_with_key_and_dtype(dtype: str) -> None:
     assert str(caught.value).startswith(f"key 'w' is {dtype}, and SGD updates float16, bfloat16")
 
 
-def test_a_wrong_factor_is_refused_until_it_is_mended() -> None:
+def test_a_wrong_factor_is_refused_until_it_is_corrected() -> None:
     optimizer = SGD()
     rule = _rule(optimizer)
     before = rule.step()
@@ -253,7 +253,7 @@ def test_a_wrong_factor_is_refused_until_it_is_mended() -> None:
     assert before.lr_mult == {}
 
 
-def test_items_put_into_factors_later_leave_a_step_as_it_was() -> None:
+def test_items_added_to_factors_later_do_not_change_a_step() -> None:
     optimizer = SGD()
     rule = _rule(optimizer)
     optimizer.lr_mult["a"] = 2.0
@@ -263,7 +263,7 @@ def test_items_put_into_factors_later_leave_a_step_as_it_was() -> None:
 
 
 class Counting(SGD):
-    """Divides its learning rate by the number of the update."""
+    """An optimizer that divides its learning rate by the number of the update."""
 
     counted = True
 
@@ -286,10 +286,10 @@ class Counting(SGD):
     st.sampled_from(["float32", "float64"]),
     st.integers(1, 300),
 )
-def test_any_steps_against_a_model(
+def test_random_steps_match_a_model(
     steps: list[tuple[set[str], float, dict[str, float]]], make: Any, dtype: str, block: int
 ) -> None:
-    """Numbers and factors change from step to step, and some keys are pushed in each."""
+    """Compare random steps with a model; numbers, factors and pushed keys change."""
     state = _bucket(dtype)
     optimizer = make(learning_rate=1.0, momentum=0.5)
     rule = _rule(optimizer, state)
@@ -312,7 +312,7 @@ def test_any_steps_against_a_model(
         assert rule.count(_slot(state, entry.key)) == count
 
 
-def test_a_step_with_equal_numbers_makes_no_row_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_with_equal_numbers_rewrites_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     state = _bucket()
     optimizer = SGD(learning_rate=0.5)
     optimizer.wd_mult = {"a": 0.0}
@@ -347,7 +347,7 @@ def test_a_flag_skips_an_update() -> None:
 
 
 class Masters(SGD):
-    """Keeps a float32 copy of the weights, and a float64 sum."""
+    """An optimizer with two states: weights in float32, and a float64 sum."""
 
     @property
     def states(self) -> tuple[State, ...]:
