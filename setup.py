@@ -7,11 +7,12 @@ from setuptools import Extension, setup
 KERNELS = "ncclkv/kernels/host"
 PROGRAMS = "ncclkv/kernels/programs"
 
-# No two operations become one with a single rounding: the bits are to be NumPy's.
-# Without errno a loop with a square root is one of vectors, with the same bits.
+# Contraction would join two operations into one rounding, and change NumPy's bits. Without errno a
+# loop with a square root is vectorised, with the same bits.
 ARGUMENTS = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra"]
 
-# Without a compiler or Python's headers the installation goes on, and Python and NumPy do it.
+# Without a compiler or Python's headers the installation continues, and Python and NumPy do the
+# work.
 setup(
     ext_modules=[
         Extension(

@@ -13,7 +13,7 @@ import numpy as np
 
 from ncclkv.comm.types import Buffer
 
-# A prime: data that are shifted by a power of two are wrong data.
+# A prime: data shifted by a power of two are wrong data.
 _PERIOD = 65521
 _HIGHEST = 60
 _RANKS, _STEPS, _KEYS = 8, 101, 29

@@ -53,8 +53,8 @@ class Job:
     def barrier(self) -> None:
         """Let all ranks continue at about the same time."""
         self.memory.synchronize()
-        # Whoever waits long in the first one sleeps long between two looks; nobody does so in the
-        # second.
+        # A rank that waits long in the first barrier polls rarely; the second barrier is short for
+        # all.
         self.comm.control.barrier("bench")
         self.comm.control.barrier("bench")
 

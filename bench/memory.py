@@ -122,7 +122,7 @@ class GpuMemory(HostMemory):
 def give_back() -> None:
     """Return freed memory of Python and malloc to the system."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has this function
     if trim is not None:
         trim(0)
 

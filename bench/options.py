@@ -24,7 +24,7 @@ class Options:
     gpu : bool
         Stores in a GPU's memory, over NCCL.
     quick : bool
-        A look rather than a measurement.
+        A short run without reliable times.
     rounds, warmups : int
         Turns that count, and turns before them.
     max_bytes : int

@@ -16,7 +16,7 @@ from bench.job import Job
 
 
 class Marks:
-    """Times at which the phases of a step ended on this rank, in seconds."""
+    """The times at which the phases of a step ended on this rank, in seconds."""
 
     def __init__(self) -> None:
         self.times: list[tuple[str, float]] = []
@@ -31,9 +31,9 @@ class Candidate(ABC):
     Attributes
     ----------
     name : str
-        In tables.
+        Name in tables.
     calls : int
-        How often the work is done in one turn; for work that is soon done.
+        Repetitions of the work in one turn, for short work.
     """
 
     name: str

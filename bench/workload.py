@@ -21,9 +21,9 @@ class Workload:
     ----------
     names : list of str
     gradients, outs : list of ndarray
-        Each allocated by itself, as a user's arrays are.
+        Arrays allocated one by one, as a user's are.
     nbytes : int
-        Of the gradients.
+        Bytes of the gradients.
     """
 
     def __init__(self, job: Job, shapes: Shapes) -> None:
@@ -38,7 +38,7 @@ class Workload:
         """Write this rank's data of a step into the gradients, or into other arrays."""
         rank = self.job.comm.rank
         for key, array in enumerate(self.gradients if arrays is None else arrays):
-            # Elements of different keys begin at different places of the pattern.
+            # Elements of different keys begin at different offsets of the pattern.
             self.job.pattern.fill(array, addend(rank, step, key), start=key)
 
     def wrong(self, arrays: Sequence[Buffer], expected: Expected) -> int:

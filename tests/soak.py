@@ -1,10 +1,8 @@
-"""Many steps of several stores in one job, whose results are known, and whose memory stays.
+"""Many steps of several stores in one job, with known results and constant memory.
 
-``launch/local.sh -n 4 -m tests.soak --steps 20000``: each step is a call or some of one of the
-stores, which differ in who updates, with what, and how keys share buckets; now and then one more
-is made, used and closed.  All numbers are small and whole, so every result is exact.  Memory that
-is taken in the first fifth of the steps, after some to warm up, is compared with that in the last;
-the exit code is 1 when it has grown.
+``launch/local.sh -n 4 -m tests.soak --steps 20000``: each step makes one or several calls of one of
+the stores. The stores differ in placement, updater and buckets. From time to time an additional
+store is made, used and closed. All numbers are small and whole, so sums in float32 are exact.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ WARM_UP = 300
 """Steps before the first that counts."""
 
 EVERY = 20
-"""Steps between two stores that are made, used and closed."""
+"""Steps between two additional stores."""
 
 LARGEST = 1 << 16
 """Values are reset before they exceed this: 24 bits are exact in float32."""
@@ -48,13 +46,13 @@ DTYPES = (np.float64, np.float32, np.int64)
 
 
 class Bench:
-    """A store, and what it must hold.
+    """A store, and its expected values.
 
     Parameters
     ----------
     updater : {"none", "sgd", "function"}
     **options
-        Of `ncclkv.create`.
+        Options of `ncclkv.create`.
     """
 
     def __init__(self, updater: str, **options: Any) -> None:
@@ -79,7 +77,7 @@ class Bench:
         return [(self._patterns[key] + here).astype(self._patterns[key].dtype) for key in keys]
 
     def expect(self, keys: Sequence[str], number: int) -> None:
-        """Note what the gradients of all ranks in a step make of the values."""
+        """Update the expected values by the gradients of all ranks in a step."""
         size = self.kv.num_workers
         for key in keys:
             total = size * (self._patterns[key] + number % 5) + size * (size - 1) // 2
@@ -87,7 +85,7 @@ class Bench:
             self._values[key] = total if sign == 0 else self._values[key] + sign * total
 
     def check(self, keys: Sequence[str], number: int) -> None:
-        """Fail unless what was pulled is what it must be."""
+        """Check the pulled values."""
         for key in keys:
             if not np.array_equal(self._outs[key], self._values[key]):
                 raise ValueError(f"step {number}, key {key!r}: {self._outs[key].ravel()[:5]}...")
@@ -95,7 +93,7 @@ class Bench:
     def outs(self, keys: Sequence[str]) -> list[Any]:
         return [self._outs[key] for key in keys]
 
-    # Ways to make a step
+    # Forms of a step
 
     def lists(self, keys: list[str], number: int) -> None:
         self.kv.push(keys, self.gradients(keys, number))
@@ -120,7 +118,7 @@ class Bench:
                 self.kv.pull(keys[place], out=self._outs[keys[place]])
 
     def views(self, keys: list[str], number: int) -> None:
-        """Gradients made where the store keeps them."""
+        """Write gradients into the store's own memory, and push them."""
         for key, gradient in zip(keys, self.gradients(keys, number), strict=True):
             view = self.kv.grad_view(key)
             view[...] = gradient
@@ -131,7 +129,7 @@ class Bench:
         self.kv.pull(keys, out=self.outs(keys))
 
     def step(self, number: int, draw: random.Random) -> None:
-        """Make a step in one of these ways, with some of the keys."""
+        """Make a step in one of these forms, with some of the keys."""
         keys = draw.choice(CHOICES)
         way = draw.choice([self.lists, self.together, self.key_by_key, self.group, self.views])
         way(keys, number)
@@ -142,7 +140,7 @@ class Bench:
             self.reset(grown, number, draw)
 
     def reset(self, keys: list[str], number: int, draw: random.Random) -> None:
-        """Begin again with some keys, by either verb."""
+        """Reset some keys, by either verb."""
         for key in keys:
             self._values[key] = self._patterns[key] * 2
         values = [self._values[key] for key in keys]
@@ -176,8 +174,8 @@ def memory() -> dict[str, int]:
 
 
 def soak(steps: int, seed: int) -> list[dict[str, int]]:
-    """Make so many steps; what this rank's memory was on the way, a hundred times."""
-    draw = random.Random(seed)  # the same on every rank
+    """Make so many steps; return this rank's memory at a hundred times on the way."""
+    draw = random.Random(seed)  # equal on every rank
     stores, found = [kind() for kind in KINDS], []
     for number in range(-WARM_UP, steps):
         draw.choice(stores).step(number, draw)
@@ -195,7 +193,7 @@ def soak(steps: int, seed: int) -> list[dict[str, int]]:
 def report(
     options: argparse.Namespace, seconds: float, found: Sequence[Sequence[dict[str, int]]]
 ) -> bool:
-    """Print what all ranks have `found`, in one line; tell whether memory has stayed."""
+    """Print the figures of all ranks in one line; return whether memory has stayed constant."""
     words, stayed = [], True
     for name, text in (("VmRSS", "memory"), ("RssShmem", "shared")):
         ranks = [[each[name] / 1024 for each in rank] for rank in found]
@@ -209,7 +207,7 @@ def report(
 
 
 def _middle(numbers: Sequence[float], begin: float, end: float) -> float:
-    """The median of a part of some numbers."""
+    """Return the median of a part of some numbers."""
     count = len(numbers)
     return statistics.median(numbers[int(begin * count) : int(end * count)])
 

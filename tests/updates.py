@@ -11,7 +11,7 @@ from ncclkv.kernels.base import Kernels, Segments
 
 
 def segments_of(*bounds: int) -> Segments:
-    """Segments between neighbouring bounds."""
+    """Return segments between neighbouring bounds."""
     return Segments(np.array(bounds, np.int64))
 
 
@@ -25,7 +25,7 @@ def rows(
     lr_mult: Sequence[float] = (1.0,),
     wd_mult: Sequence[float] = (1.0,),
 ) -> np.ndarray:
-    """The scalars of the program ``sgd``, one row for each pair of factors."""
+    """Return scalars of the program ``sgd``, one row for each pair of factors."""
     bound = -1.0 if clip is None else clip
     return np.array(
         [

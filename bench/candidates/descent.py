@@ -18,7 +18,7 @@ class TorchSGD:
     Parameters
     ----------
     gradients : list of ndarray
-        Which the optimizer finds as the weights' gradients.
+        Gradients of the weights, as the optimizer reads them.
     """
 
     def __init__(

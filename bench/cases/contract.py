@@ -29,7 +29,7 @@ class Unlogged(Candidate):
         self._logged.prepare(step)
 
     def run(self, mark: Marks) -> None:
-        # Stores have no option to turn the log off.
+        # Stores have no option that turns the log off.
         with self._logged.kv._context.calls.suspended():
             self._logged.run(mark)
 

@@ -110,7 +110,7 @@ class Update(Kernel):
         )
 
     def wrong(self) -> int:
-        # As many steps as calls, all with the same gradient: the sum of sums of it.
+        # As many steps as calls, all with the same gradient: the double sum of it.
         scale = -LEARNING_RATE * CALLS * (CALLS + 1) / 2
         rank, pattern = self.work.job.comm.rank, self.work.job.pattern
         return sum(

@@ -62,12 +62,12 @@ def run(job: Job) -> None:
 
 def _alone(job: Job) -> tuple[int, dict[str, list[object]]]:
     """Measure in this process alone."""
-    # Of a job of one rank, but in the memory of the job's own communicator.
+    # One rank, but in the memory of the job's own communicator.
     comm = job.comm if job.comm.size == 1 else SoloCommunicator(job.comm.timeout)
     single = Job(comm, type(job.memory)(comm), job.options)
     work = Workload(single, {f"key{number}": (NUMBERS,) for number in range(KEYS)})
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is a store of this rank alone is meant
+        warnings.simplefilter("ignore")  # a store of this rank alone is intended
         kv = ncclkv.create(job.memory.alone)
     with kv:
         kv.init(work.names, work.gradients)

@@ -21,7 +21,7 @@ class Library(ABC):
     Attributes
     ----------
     name : str
-        In a word, for tables.
+        One word for tables.
     version : str
     """
 

@@ -21,7 +21,7 @@ class CupyxLibrary(Library):
         except ImportError as error:
             raise Absent(f"CuPy cannot be imported: {error}") from error
         self.version = f"CuPy {cupy.__version__}"
-        # It starts by MPI, with which rank 0 tells the others what NCCL needs.
+        # The library starts by MPI, with which rank 0 sends NCCL's id to the others.
         try:
             self._comm: Any = distributed.NCCLBackend(job.comm.size, job.comm.rank, use_mpi=True)
         except (ImportError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Settings of the tests that start jobs which go wrong."""
+"""Settings of the tests that start failing jobs."""
 
 from __future__ import annotations
 

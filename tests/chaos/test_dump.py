@@ -31,7 +31,7 @@ def explained(folder: Path) -> list[str]:
 
 
 def written(folder: Path, ended: Ended, ranks: list[int]) -> list[dict[str, Any]]:
-    """The files of one store, which these ranks wrote, in their order."""
+    """Return the files of one store, written by these ranks, in their order."""
     paths = sorted(folder.iterdir())
     assert [path.name.partition("-")[2] for path in paths] == [
         f"rank{rank}.json" for rank in ranks

@@ -76,7 +76,7 @@ def test_a_process_that_is_gone_without_a_word_ends_the_job(
 def test_ncclkv_run_names_who_is_gone_without_a_word(
     job: Job, ranks: int, variables: dict[str, str], rank: int, way: str, reason: str, code: int
 ) -> None:
-    """mpirun itself kills all ranks when one is killed, before any of them can print."""
+    """Check a killed rank: mpirun itself kills all ranks, before any of them can print."""
     ended = job("lost.py", "during", way, str(rank), ranks=ranks, run=True, **variables)
     failed(ended)
     assert ended.code == code, ended.err
@@ -95,7 +95,7 @@ def test_neighbours_say_that_a_rank_has_died(job: Job) -> None:
 
 
 def test_ranks_without_shared_memory_name_who_was_killed(job: Job) -> None:
-    """MPI's own report may follow ours, and never comes first."""
+    """Check the order of reports: MPI's own may follow ours, and never comes first."""
     ended = job("lost.py", "during", "kill", "1", ranks=3, run=True, **MESSAGES)
     raised = [line for line in ended.out.splitlines() if " raises " in line]
     assert len(raised) == 2, ended.out
@@ -145,7 +145,7 @@ def test_what_a_stopped_rank_did_last_is_known_to_all(
         found = last.search(line)
         assert found, line
         assert 2.5 < float(found[1]) < 4, line
-        # On the other node a rank may wait for a neighbour of the one that is stopped.
+        # On the other node a rank may wait for a neighbour of the stopped rank.
         assert f") for rank {rank}; " in line or f" waits for rank {rank}" in line, line
     early = [line for line in ended.words if " has waited " in line]
     assert len(early) <= 4 * (1 + ("NCCLKV_RANKS_PER_NODE" in variables)), "one rank a node"
@@ -156,7 +156,7 @@ def test_what_a_stopped_rank_did_last_is_known_to_all(
 
 
 def test_the_last_rank_in_a_chain_of_waits_is_named(job: Job) -> None:
-    """Rank 2 waits for rank 3 on its node; the ranks of the other node wait for one or both."""
+    """Check a chain: rank 2 waits for rank 3, and the other node's ranks for one or both."""
     limit = {"NCCLKV_TIMEOUT": f"{TIMEOUT:g}"}
     ended = job("lost.py", "during", "stop", "3", ranks=4, **limit, **NODES)
     raised = [line for line in ended.out.splitlines() if " raises " in line]

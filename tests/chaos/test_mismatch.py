@@ -60,7 +60,7 @@ LAST_CALLED = re.compile(
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a scenario on one rank; `untouched`: no out was written."""
+    """The result of a scenario on one rank; `untouched`: no out was written."""
 
     rank: int
     seconds: float

@@ -149,13 +149,13 @@ def the_same_array_twice_as_out(create: Stores) -> None:
     kv.init([9, 3], [full(90), full(30)])
     kv.init(5, full(50))
     out = full(0)
-    # Integers are answered in ascending order, so the highest key is what stays.
+    # Integer keys are copied in ascending order, so the highest key's value stays.
     kv.pull([9, 3, 5], out=[out, out, out])
     same(out, 90)
     strings = create()
     for name in ("z", "a", "m"):
         strings.init(name, full(ord(name)))
-    # Strings are answered in the order of init.
+    # String keys are copied in the order of init.
     strings.pull(["m", "a", "z"], out=[out] * 3)
     same(out, ord("m"))
 

@@ -1,6 +1,6 @@
-"""Captured steps, which do what the same calls do each time; for stores in a GPU's memory.
+"""Captured steps, compared with the same calls made each time; for stores in a GPU's memory.
 
-Here it is about what a step is made of; `tests.conformance.captures_around` is about the rest.
+These cases cover the content of a step; `tests.conformance.captures_around` covers the rest.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def several_arrays_of_a_key(create: Stores) -> None:
 @captured
 def the_store_s_own_arrays(create: Stores) -> None:
     def step(side: Side) -> None:
-        if "views" not in side.own:  # where nothing is captured: the user fills them every time
+        if "views" not in side.own:  # without a capture the user fills them every time
             side.own["views"] = [side.kv.grad_view(key) for key in side.keys]
         side.kv.push(side.keys, side.own["views"])
         side.kv.pull(side.keys, out=side.outs)
@@ -213,7 +213,7 @@ def some_keys_of_a_bucket(create: Stores) -> None:
 
 @captured
 def arrays_of_any_layout(create: Stores) -> None:
-    """Strided gradients, and outs of another dtype: kernels of CuPy's own."""
+    """Check strided gradients and outs of another dtype, which CuPy's own kernels copy."""
 
     def step(side: Side) -> None:
         if not side.own:

@@ -1,4 +1,4 @@
-"""All cases of captured steps by name: of those that do, and of those that are refused."""
+"""All cases of captured steps by name: accepted ones and refused ones."""
 
 from tests.conformance import captures_around, captures_misuse_blocks, captures_misuse_updates
 from tests.conformance.captures import CAPTURES

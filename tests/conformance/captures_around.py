@@ -1,4 +1,4 @@
-"""Captured steps in the life of a store: what waits, changes or comes before and between them."""
+"""Captured steps in the life of a store: pending pushes, changes, and calls between replays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def what_waits_in_a_bucket_goes_first(create: Stores) -> None:
 
     twins = Twins(create, make=momentum)
     for _ in range(2):
-        twins.each(push_one)  # waits for b, and the replay does not bring it
+        twins.each(push_one)  # the push waits for b, and the replay does not flush it
         twins.steps(1)
         twins.each(push_one)
         twins.compare()
@@ -47,7 +47,7 @@ def what_waits_before_a_capture_is_done_before_it(create: Stores) -> None:
 
     twins = Twins(create, step, momentum)
     twins.each(lambda side: side.write(1))
-    # One bucket waits for another key, and one is launched that no pull has asked for.
+    # One bucket waits for another key; another bucket is launched, and not yet pulled.
     twins.each(
         lambda side: side.kv.push(["a", "d", "e"], [*side.gradients[:1], *side.gradients[3:]])
     )
@@ -92,7 +92,7 @@ def several_captured_steps(create: Stores) -> None:
 @captured
 def replays_one_after_another(create: Stores) -> None:
     twins = Twins(create, make=momentum)
-    for _ in range(4):  # nothing waits for the GPU in between
+    for _ in range(4):  # no wait for the GPU in between
         twins.step(write=False)
     twins.compare()
 

@@ -1,4 +1,4 @@
-"""Captures that are refused for their calls and arrays; then the store is as it was before."""
+"""Captures that are refused for their calls or arrays, and leave the store unchanged."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def arrays_in_host_memory(create: Stores) -> None:
 
 @misuse
 def arrays_that_were_pushed_before(create: Stores) -> None:
-    """The call is cached, because a push outside of a capture used these arrays."""
+    """Check a cached call: a push outside of a capture used these arrays."""
     ready, mine = Ready(create), full(1)
     ready.kv.pushpull(3, mine)
     ready.pushpull()

@@ -1,4 +1,4 @@
-"""Captures whose block does not come to its end on every rank, and steps that are closed."""
+"""Captures whose block does not reach its end on every rank, and steps that are closed."""
 
 from __future__ import annotations
 

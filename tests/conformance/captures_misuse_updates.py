@@ -1,4 +1,4 @@
-"""Captures and replays that are refused for the store's updater, or for a step not made before."""
+"""Captures and replays that are refused for the store's updater, or for a step not run before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conformance.captures_misuse import Ready, misuse
 from tests.conformance.expect import full, intact, probed, pulled, refused, same, total
 from tests.conformance.stores import Stores
 
-# Steps that were not made before
+# Steps that were not run before
 
 
 @misuse
@@ -82,7 +82,7 @@ def a_factor_that_is_no_number(create: Stores) -> None:
         step.replay()
     made.lr_mult[3] = 1.0
     step.replay()
-    same(ready.outs[0], -total(ready.kv))  # pulled once as the sum, then two steps of it
+    same(ready.outs[0], -total(ready.kv))  # pulled once as the sum, then after two steps
 
 
 @misuse

@@ -1,6 +1,6 @@
-"""`save` and `load`: a store that goes on from a checkpoint is the one that was saved, bit for bit.
+"""`save` and `load`: a store that continues from a checkpoint equals the saved one, bit for bit.
 
-One rank writes and reads, in a directory of its own; what other ranks name is not looked at.
+One rank writes and reads, in its own directory; the directories that other ranks name are ignored.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ SHAPES = [(40, 3), (7,), (), (0, 5)]
 
 
 def leads(kv: Any, root: int = 0) -> bool:
-    """Return whether this rank is the one that writes and reads."""
+    """Return whether this rank writes and reads."""
     return bool(kv.rank == root)
 
 
 @contextmanager
 def new_store(create: Stores, **options: Any) -> Iterator[Any]:
-    """A store that is closed at the end of a block."""
+    """Yield a store that is closed at the end of the block."""
     with create.open(**{"update_on": create.update_on, **options}) as kv:
         yield kv
 
 
 def values(seed: int) -> list[Array]:
-    """Values whose bits are all in use, alike on all ranks."""
+    """Return values that use all their bits, equal on all ranks."""
     rng = np.random.default_rng(seed)
     return [np.asarray(rng.standard_normal(shape), np.float32) for shape in SHAPES]
 
@@ -52,7 +52,7 @@ def step(kv: Any, seed: int, keys: list[Any] = NAMES) -> None:
 
 
 def bits(kv: Any, keys: list[Any] = NAMES) -> list[bytes]:
-    """The values as bytes, on every rank."""
+    """Return the values as bytes, on every rank."""
     outs = [np.empty(shape, np.float32) for shape in SHAPES]
     kv.pull(keys, out=outs)
     return [out.tobytes() for out in outs]
@@ -114,7 +114,7 @@ def into_a_store_that_has_gone_on(create: Stores) -> None:
         expected = bits(kv)
         sgd.learning_rate, sgd.lr_mult, sgd.wd_mult = 7.0, {}, {"": 3.0}
         step(kv, 2)
-        step(kv, 3)  # waits in its bucket, perhaps
+        step(kv, 3)  # may wait in its bucket
         kv.load(directory)
         assert (sgd.learning_rate, sgd.lr_mult, sgd.wd_mult) == (0.1, {"w": 0.5}, {})
         step(kv, 1)
@@ -155,7 +155,7 @@ def keys_without_a_place(create: Stores) -> None:
         with new_store(create) as other:
             other.init(NAMES, values(2))
             if other.rank == 0:
-                other.value("w")  # gives the keys their places, on one rank
+                other.value("w")  # seals the layout, on one rank
             other.load(directory)
             step(other, 1)
             assert bits(other) == bits(kv)
@@ -267,7 +267,7 @@ class Sum:
 
     def load_state_dict(self, state: dict[Any, Any]) -> None:
         self.factor = state.pop("settings")["factor"]
-        # As a user would bring them to where the gradients are.
+        # A user copies states to the gradients' memory in the same way.
         self.sums = {key: here().put(array) for key, array in state.items()}
 
 

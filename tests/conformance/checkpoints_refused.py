@@ -164,7 +164,7 @@ def another_updater(create: Stores) -> None:
 
 
 def intact_after_init(kv: Any) -> None:
-    """Fail unless a store that has loaded nothing takes keys."""
+    """Check that a store that has loaded nothing accepts keys."""
     kv.init([3, 5], [full(2), full(4)])
     intact(kv)
 
@@ -228,7 +228,7 @@ def kinds_of_checkpoint(create: Stores) -> None:
         )
         with failing(kv, "load", "no values", "load_optimizer_states"):
             kv.load(os.path.join(directory, "step-000000000-save-000004-states"))
-        kv.load(directory)  # the older one, which has values
+        kv.load(directory)  # the older checkpoint, which has values
         kv.load_optimizer_states(directory)
         with new_store(create) as other:
             other.set_optimizer(optimizer.SGD(momentum=0.5))

@@ -1,7 +1,7 @@
-"""Cases that every communicator must pass, whatever carries its messages.
+"""Cases that every communicator must pass, over any transport.
 
 A case is a function of an open `Communicator`, called by all its ranks at the same time; `here`
-makes the buffers.  More cases are in the files beside this one.
+makes the buffers. More cases are in the files beside this one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def data(rank: int, count: int, dtype: np.dtype[Any], step: int = 0) -> Array:
 
 
 def _block(rank: int, count: int, dtype: np.dtype[Any], step: int) -> Array:
-    """Numbers of a rank, a step and a dtype: extreme integers, floats that round."""
+    """Return numbers of a rank, a step and a dtype: extreme integers, and floats that round."""
     rng = np.random.default_rng([rank, step, count])
     if dtype == BOOL:
         return rng.random(count) < 0.4
@@ -190,7 +190,8 @@ def every_length_to_all(comm: Communicator) -> None:
 @case
 def every_length_to_every_root(comm: Communicator) -> None:
     for count in lengths(comm.size, 8):
-        # Long ones go to the last root alone: they take the most time and differ the least.
+        # Long arrays are reduced to the last root alone: they take the most time and differ the
+        # least.
         long = count * 8 > 4 * SHORT_BYTES
         for root in range(comm.size - 1 if long else 0, comm.size):
             for in_place in (False, True):

@@ -80,7 +80,7 @@ def from_last(nbytes: int) -> Call:
     return call
 
 
-# Each with what its message calls it.
+# Calls with their names in messages.
 MOVES: dict[str, Call] = {
     "a reduction of 8 bytes to all ranks": to_all(8),
     "a reduction of 100000 bytes to all ranks": to_all(100_000),
@@ -103,7 +103,7 @@ CALLS: dict[str, Call] = {
 @contextmanager
 def broken(comm: Communicator, timeout: float) -> Iterator[Communicator]:
     """Duplicate a communicator to be broken; each rank leaves it when all are done with it."""
-    # The abort of the last one takes longer on one rank than on another, and so long as NCCL likes.
+    # The last abort takes longer on one rank than on another, up to NCCL's own limit.
     comm.barrier().wait()
     own = comm.duplicate(timeout)
     comm.barrier().wait()
@@ -248,7 +248,7 @@ def what_apply_raises_breaks_the_communicator(comm: Communicator) -> None:
 
     with broken(comm, LONG) as own:
         with pytest.raises(ZeroDivisionError, match="in apply"):
-            # At launch, when all messages are there already, or else in the wait.
+            # at launch if all messages have arrived, else in the wait
             finish(own, own.reduction(ones(8), ones(8)).launch(apply))
         for call in (to_all(8), CALLS["a barrier (epoch)"]):
             with raises_within(CommAborted, slack(), "ZeroDivisionError: in apply"):

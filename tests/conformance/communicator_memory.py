@@ -134,7 +134,7 @@ def finish(started: Started) -> None:
 
 
 def edges(rows: int) -> list[int]:
-    """Return columns of which one chunk holds all rows, just not all, or a third of the rows."""
+    """Return columns for which one chunk holds all rows, almost all, or a third of the rows."""
     inline, halves = INLINE_BYTES // F32.itemsize, 2 * HALF_BYTES // F32.itemsize
     return [inline // rows, inline // rows + 1, halves // rows + 5]
 
@@ -149,7 +149,7 @@ def reduce_scatter_in_any_memory(comm: Communicator) -> None:
 
 @case
 def allgather_in_any_memory(comm: Communicator) -> None:
-    # What is shown here is a part, and what is received all of them: the longest is for few ranks.
+    # The sent array is a part, and the received array has all parts: the longest is for few ranks.
     for part in edges(1)[: 3 if comm.size < 5 else 2]:
         for kind in KINDS:
             for in_place in (False, True):
@@ -167,7 +167,7 @@ def broadcast_in_any_memory(comm: Communicator) -> None:
 @case
 def parts_of_every_dtype_and_op(comm: Communicator) -> None:
     for dtype in [*INTEGERS, *FLOATS, *COMPLEX]:
-        # In a place of its own and through copies; and all in one short copy.
+        # Arrays in shared memory and through copies, and all parts in one short copy.
         for part in (INLINE_BYTES // dtype.itemsize + 1, 7):
             for op in offered(dtype):
                 if not here().promises.refused(dtype, op):

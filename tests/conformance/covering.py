@@ -92,12 +92,12 @@ def chosen(layout: str, *sizes: int) -> list[Any]:
 
 
 def some_or_all(some: Sequence[T], every: Sequence[T]) -> Sequence[T]:
-    """Return what the covering set takes of the parameters of a test, or every one of them."""
+    """Return the covering set's part of a test's parameters, or all of them."""
     return every if os.environ.get(VARIABLE) == "all" else some
 
 
 def examples(count: int) -> int:
-    """Return how many random programs a test draws that draws `count` of them in a whole run."""
+    """Return how many random programs a test draws; a complete run draws `count`."""
     return count if os.environ.get(VARIABLE) == "all" else count // 3
 
 

@@ -113,9 +113,9 @@ def a_value_spoilt_under_an_optimizer(create: Stores) -> None:
     kv.set_optimizer(momentum())
     kv.push(["w", "b"], [full(1), full(1)])
     kv.pull(["w", "b"])
-    odd = spoil(kv, "w")  # with a wait, the second call that counts
+    odd = spoil(kv, "w")  # with a wait, the second counted call
     if create.update_on == "root":
-        odd = []  # each update brings the root's
+        odd = []  # each update copies the root's value
     for _ in range(2):
         kv.pushpull("w", full(1), out=full(0))
 
@@ -134,11 +134,11 @@ def every_so_many_calls(create: Stores) -> None:
     odd = spoil(kv, "w")  # the first call
     kv.pull("w")
     with kv.group():
-        kv.pull("b", out=full(0))  # the third, of another key
+        kv.pull("b", out=full(0))  # the third call, of another key
     kv.pull("w", local=True)
     kv.pull("w")
     with kv.group():
-        kv.push("b", full(1))  # nothing is read
+        kv.push("b", full(1))  # no value is read
     kv.wait("w")
     diverges(kv, lambda: kv.pull("w"), odd, "after 6 flushes")
 

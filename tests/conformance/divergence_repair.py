@@ -46,7 +46,7 @@ def without_a_pull(create: Stores) -> None:
     odd = [*spoil(kv, "w"), *spoil(kv, "b")]
     kv.wait()
     same(kv.pull("w", local=True), total(kv) if odd else WRONG)
-    # The second spoiling began with a wait, which mended the first.
+    # The second overwrite began with a wait, which repaired the first.
     assert kv.repaired == (2 if odd else 0)
 
 
@@ -61,7 +61,7 @@ def what_an_optimizer_remembers_is_mended_with_it(create: Stores) -> None:
     kv = stores[0]
     odd = spoil(kv, "w")
     if not odd:
-        return  # a value in common has none to be mended from
+        return  # a shared value has no second copy to repair from
     if kv.rank == last(kv) and create.update_on == "every_rank":
         for array in context_of(kv).engine.rule.states(context_of(kv).engine.layout["w"]).values():
             here().write(array, WRONG)
@@ -104,7 +104,7 @@ def a_spoilt_pull_is_made_again(create: Stores) -> None:
     original = context_of(kv).verify._written
 
     def outs(*arguments: Any) -> Any:
-        mend_pulls(kv)  # it was a stray write, once
+        mend_pulls(kv)  # a single stray write
         return original(*arguments)
 
     context_of(kv).verify._written = outs

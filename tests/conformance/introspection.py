@@ -103,7 +103,7 @@ def capabilities(create: Stores) -> None:
     assert kv.is_capable(ncclkv.KVStoreBase.OPTIMIZER) is True
     with pytest.raises(UsageError) as caught:
         kv.is_capable("teleport")
-    # Asked of the class too, so the rank is not known.
+    # The class has this method, too, so the error names no rank.
     says(caught.value, "'teleport'", "optimizer")
     assert type(kv).is_capable("OPTIMIZER") is True
     intact(kv)

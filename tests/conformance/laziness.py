@@ -11,7 +11,7 @@ from tests.conformance.stores import Stores
 
 
 def two_keys(create: Stores, **options: Any) -> Any:
-    """A store whose bucket has a second key, so that a push of the first does not fill it."""
+    """Return a store whose bucket has a second key: a push of the first does not fill it."""
     kv = create(**options)
     kv.init(["a", "b"], [full(2), full(4)])
     return kv

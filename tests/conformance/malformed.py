@@ -1,4 +1,4 @@
-"""Arguments that no verb accepts, and some that are valid; each is made anew for every call."""
+"""Arguments that no verb accepts, and some that are valid; each call makes them anew."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Raises:
 
 
 class Interface:
-    """An object that claims to be an array, and is none."""
+    """An object that claims to be an array without being one."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tests.conformance.stores import Stores
 @case()
 def values_of_another_shape(create: Stores) -> None:
     kv = probed(create)
-    # Equal sizes, a shape that would broadcast, one dimension more, none at all.
+    # Equal sizes, a shape that would broadcast, an additional dimension, no dimensions.
     for shape in ((3, 2), (6,), (1, 3), (2, 3, 1), ()):
         wrong = full(100, shape)
         calls: list[Callable[[], Any]] = [

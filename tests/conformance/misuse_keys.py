@@ -45,7 +45,7 @@ def types_that_are_no_keys(create: Stores) -> None:
             lambda key=key: kv.init(key, full(0)),
             lambda key=key: kv.broadcast(key, full(0), full(0)),
         ]
-        # No key at all is how `wait` is asked for everything.
+        # Without a key, `wait` is a valid call: it waits for all keys.
         for call in calls[:8] + calls[9:] if key is None else calls:
             with refused(kv, KeyTypeMismatch, name, "str", "int"):
                 call()

@@ -22,7 +22,7 @@ def add_twice(key: Any, grad: NDArray[Any], stored: NDArray[Any]) -> None:
 
 
 def expected_after(kv: Any, round_: int, values: int = 1) -> int:
-    """Ones, plus twice the sum over ranks of `values` times rank + 1, for every round so far."""
+    """Return ones plus twice the sum over ranks of `values` times rank + 1, summed over rounds."""
     return values * kv.num_workers * (kv.num_workers + 1) * (round_ + 1) + 1
 
 
@@ -78,7 +78,7 @@ def dist_sync_many_pushes_and_one_pull(create: Stores) -> None:
 @case()
 def init_of_400_keys_in_two_precisions(create: Stores) -> None:
     kv = create()
-    # MXNet's large ones are (1200, 1200): 200 of them a rank would be the test of a memory.
+    # MXNet's large shapes are (1200, 1200): 200 of them a rank would mostly test the memory.
     shapes = [SMALL] * 200 + [(60, 70)] * 200
     values = [
         full(i, shape, np.float32 if i % 200 < 100 else np.float16)
@@ -97,7 +97,7 @@ def custom_broadcast_of_numbers(create: Stores) -> None:
     kv = create()
     for i in range(20):
         out = full(-1, SMALL)
-        # Other ranks' values differ: rank 0's is what everyone gets.
+        # Values differ by rank; all ranks get rank 0's.
         kv.broadcast(str(i), full(i + 1000 * kv.rank, SMALL), out)
         same(out, i)
 

@@ -71,7 +71,7 @@ def only_pushed_keys_take_a_step(create: Stores) -> None:
     kv.push(["a", "b", "c"], [full(1), full(1), full(1)])
     kv.push("b", full(0))
     kv.push("b", full(0))
-    # Momentum goes on in b alone: -1/2, -1/4, -1/8.
+    # The momentum of b alone continues: -1/2, -1/4, -1/8.
     same(pulled(kv, "b"), -0.875 * kv.num_workers)
     same(pulled(kv, "a"), -0.5 * kv.num_workers)
     same(pulled(kv, "c"), -0.5 * kv.num_workers)

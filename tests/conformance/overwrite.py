@@ -13,7 +13,7 @@ from tests.conformance.stores import Stores
 from tests.harness.context import context_of
 
 WRONG = 99
-"""Value that is written where it must not be."""
+"""Value of an unwanted write."""
 
 
 def watched(create: Stores, every: int = 1, **options: Any) -> Any:
@@ -29,7 +29,7 @@ def last(kv: Any) -> int:
 
 
 def together(kv: Any) -> None:
-    """Wait for all ranks, without a call of the store that counts."""
+    """Wait for all ranks, without a counted call of the store."""
     context_of(kv).comm.control.barrier("a test")
 
 

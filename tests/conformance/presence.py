@@ -67,7 +67,7 @@ def an_optimizer_leaves_what_no_rank_pushed(create: Stores) -> None:
         store.set_optimizer(sgd())
     for step in range(3):
         for store in kv, model:
-            # The model's ranks push zeros themselves.
+            # The model's ranks push the zeros themselves.
             store.push(3, full(kv.rank + step))
             if is_even(kv):
                 store.push(5, full(step))
@@ -140,7 +140,7 @@ def ranks_that_push_nothing(create: Stores) -> None:
 
 @case()
 def a_learning_rate_is_that_of_the_push_or_of_the_flush(create: Stores) -> None:
-    # A push takes the numbers of its time; where ranks need not push, there is but the flush.
+    # A push keeps the numbers of its time; if ranks need not push, the flush has the numbers.
     for options, rate in ({"nonfinite": "raise"}, 0.5), ({"missing": "zeros"}, 0.25):
         kv, mine = probed(create, **options), ncclkv.optimizer.SGD(learning_rate=0.5)
         kv.set_optimizer(mine)
@@ -175,7 +175,7 @@ def a_filled_grad_view_outlives_flushes_of_every_rule_and_op(create: Stores) -> 
     for op, dtype in ("max", "i4"), ("min", "f4"), ("avg", "f8"):
         for rule in None, sgd(1.0), add:
             if rule is not None and dtype == "i4":
-                continue  # an optimizer takes floats alone
+                continue  # an optimizer accepts floats alone
             kv = create(missing="zeros")
             kv.init("kept", np.zeros(3, dtype), op=op)
             if rule is not None:

@@ -1,4 +1,4 @@
-"""`pull`, `pushpull` and `broadcast`: where results go."""
+"""`pull`, `pushpull` and `broadcast`: the destinations of their results."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ Body = Callable[[Stores], None]
 
 @dataclass(frozen=True)
 class Case:
-    """One test body and where it makes sense."""
+    """A test body, with the stores that it is for."""
 
     name: str
     body: Body
@@ -20,7 +20,7 @@ class Case:
     needs: str | None
 
     def fits(self, size: int) -> bool:
-        """Tell whether the case is meant for a store of `size` ranks."""
+        """Return whether the case is for a store of `size` ranks."""
         return self.sizes is None or size in self.sizes
 
 

@@ -1,6 +1,6 @@
-"""`create(..., reproducible=True)`: the bits of NumPy's sum of rank 0's array, rank 1's, and so on.
+"""`create(..., reproducible=True)`: the bits of NumPy's sum in rank order, rank 0's array first.
 
-The numbers are such that any other order of more than two of them gives other bits.
+The numbers give other bits in any other order of more than two of them.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def ranks_that_come_to_their_stores_in_turns(create: Stores) -> None:
     first, second = create(), create()
     for kv in (first, second):
         kv.init(3, full(0))
-    # The exchange of one store cannot be taken for that of the other.
+    # The exchange of one store must not match that of the other.
     for i in range(5):
         first.push(3, full(i * (first.rank + 1)))
         second.push(3, full(100 * i * (second.rank + 1)))

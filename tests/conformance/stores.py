@@ -18,16 +18,16 @@ class Stores:
         self._stack = ExitStack()
 
     def __call__(self, **options: Any) -> Any:
-        """A new store; `options` win over this opener's placement."""
+        """Open a new store; `options` override this opener's placement."""
         kv = self.open(**{"update_on": self.update_on, **options})
         return self._stack.enter_context(kv)
 
     def open(self, **options: Any) -> Any:
-        """A new store, not closed by this opener."""
+        """Open a new store that this opener does not close."""
         return ncclkv.create(self.name, **options)
 
     def updates_here(self, kv: Any) -> bool:
-        """Tell whether a function given to `set_updater` is called on this rank."""
+        """Return whether a function given to `set_updater` is called on this rank."""
         return self.update_on != "root" or kv.rank == 0
 
     def __enter__(self) -> Stores:

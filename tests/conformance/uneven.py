@@ -20,7 +20,7 @@ def sgd(rate: float = 0.5) -> Any:
 
 
 def batches(kv: Any) -> range:
-    """Return as many batches as this rank has."""
+    """Return the number of this rank's batches."""
     return range(1 + 2 * kv.rank)
 
 
@@ -47,7 +47,7 @@ def sums_are_those_of_the_ranks_that_push(create: Stores) -> None:
 
 
 def intact_after(kv: Any) -> None:
-    """Fail unless the store continues as any other."""
+    """Check that the store continues as any other."""
     kv.push([3, 5], [full(2), full(4)])
     kv.wait()
     for key, value in (3, 2), (5, 4):
@@ -212,7 +212,7 @@ def a_filled_grad_view_outlives_the_others_flushes(create: Stores) -> None:
 
 @case()
 def pushes_left_over_at_the_end_of_a_block(create: Stores) -> None:
-    # No rank reads: a push flushes the one before it, and the last one waits as its rank leaves.
+    # No rank reads: a push flushes the one before it, and the last push waits as its rank leaves.
     for rule in None, sgd(), add:
         kv, model = probed(create), probed(create)
         for store in kv, model:

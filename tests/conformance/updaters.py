@@ -1,4 +1,4 @@
-"""Functions as updaters: when they are called, with what, in which order."""
+"""Functions as updaters: the times, arguments and order of their calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Log:
         self.disposed += 1
 
     def saw(self, create: Stores, kv: Any, *calls: tuple[Any, float]) -> None:
-        """Fail unless these were the calls since last time: all of them, or none off the root."""
+        """Check the calls since the last check: exactly these, or none off the root."""
         wanted = list(calls) if create.updates_here(kv) else []
         assert self.calls == wanted
         self.calls.clear()

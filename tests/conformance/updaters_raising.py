@@ -94,7 +94,7 @@ def an_error_on_the_root_is_raised_on_all_by_the_next_flush(create: Stores) -> N
         done = number + 1
         if number < 5:
             same(pulled(kv, 3), 1 + done * kv.num_workers)
-        # The update ended at 5; what is raised is raised once.
+        # The update ended at 5; an error is raised once.
         same(pulled(kv, 5), 1)
         same(pulled(kv, 7), 1)
     kv.wait()
@@ -123,7 +123,7 @@ def an_error_on_the_root_is_raised_on_all_after_an_exchange(create: Stores) -> N
         kv = create(**options)
         kv.init([3, 5], [full(1)] * 2)
         kv.set_updater(failing)
-        if "missing" in options:  # the updater runs in the flush then, and not in the push
+        if "missing" in options:  # the updater runs in the flush then, not in the push
             kv.push([3, 5], [full(1)] * 2)
         with five_fails(create, kv, told=False):
             kv.wait() if "missing" in options else kv.push([3, 5], [full(1)] * 2)

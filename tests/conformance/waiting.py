@@ -13,7 +13,8 @@ from tests.conformance.expect import full, intact, probed, says
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
 
-# Long enough for a busy machine to make a store; each case waits so long, so four ranks alone.
+# A busy machine can make a store in this time; each case waits so long, so four ranks alone run
+# them.
 SECONDS = 1.0
 
 
@@ -31,9 +32,9 @@ def patient(create: Stores) -> Any:
 
 
 def closed(kv: Any, instead: str) -> None:
-    """Close a store, which the late rank does where the others called something else.
+    """Close a store; the late rank does so while the others call something else.
 
-    They have left it: the late rank hears of that, or finds what they called, whichever is first.
+    The others have left: the late rank receives their farewell, or finds their calls first.
     """
     try:
         kv.close()
@@ -54,7 +55,7 @@ def a_rank_that_does_not_push(create: Stores) -> None:
             kv.pull("weight", out=full(0))
         assert SECONDS * 0.9 < time.monotonic() - begin < SECONDS + 2
         assert isinstance(caught.value, TimeoutError)
-        # Off the root, what does not come is the root's broadcast.
+        # Off the root, the missing collective is the root's broadcast.
         missing = kv.num_workers - 1 if create.updates_here(kv) else 0
         named = here().promises.missing.format(last=missing).strip("; (")
         says(caught.value, "'weight'", f"rank {kv.rank} of", named, f"{SECONDS:.1f} s")
@@ -67,7 +68,7 @@ def a_rank_that_does_not_push(create: Stores) -> None:
 def every_call_after_a_timeout(create: Stores) -> None:
     good, kv = probed(create), patient(create)
     if is_late(kv):
-        # Not in the other store: there it would be taken for one that the stores have crossed on.
+        # A wait in the other store would be reported as two stores that wait for each other.
         time.sleep(2 * SECONDS)
     else:
         with pytest.raises(CommTimeout) as first:

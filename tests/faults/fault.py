@@ -82,7 +82,7 @@ class Fault:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of the job."""
+        """Return the environment of the job."""
         return LAYOUTS[self.layout]
 
     def dumps(self) -> str:

@@ -193,7 +193,7 @@ def late(rank: int) -> None:
 
 def write(text: str) -> None:
     rank = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
-    # In one piece, so that two ranks' lines cannot run into each other.
+    # One write, because the lines of two ranks may be mixed.
     sys.stdout.write(f"rank {rank} {text}\n")
     sys.stdout.flush()
 
@@ -205,7 +205,7 @@ def main() -> None:
         for number in range(STEPS) if FAULT.moment != "during" else itertools.count():
             model.step(number)
         model.kv.close()
-        # At the interpreter's end the handler goes before the timer does.
+        # At the interpreter's end the handler is removed before the timer.
         signal.setitimer(signal.ITIMER_REAL, 0)
         write("ends well")
     except KVStoreError as error:

@@ -1,6 +1,6 @@
 """Faults drawn from a seed: each job ends in time, names the rank, and has no wrong sum.
 
-``NCCLKV_TEST_FAULTS=SEED`` or ``SEED:COUNT`` draws those of that seed again, and so many.
+``NCCLKV_TEST_FAULTS=SEED`` or ``SEED:COUNT`` draws the faults of that seed again, and their number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of the tests of the harness: the limits that they test are not stretched."""
+"""Settings of the tests of the harness: the limits under test are not stretched."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.harness.slow import VARIABLE
 
 @pytest.fixture(autouse=True)
 def limits_as_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the factor away, for the processes that a test starts, too."""
+    """Remove the factor, for the processes that a test starts, too."""
     monkeypatch.delenv(VARIABLE, raising=False)

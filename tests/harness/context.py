@@ -1,4 +1,4 @@
-"""Access to the parts inside a store, for tests of what no verb shows."""
+"""Access to the parts inside a store, for tests of effects that no verb shows."""
 
 from __future__ import annotations
 

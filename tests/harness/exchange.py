@@ -26,12 +26,12 @@ class Exchange:
     Parameters
     ----------
     say : callable
-        Writes a text where the reader of the run sees it at once.
+        Writes a text that the reader of the run sees at once.
 
     Attributes
     ----------
     rank, size : int
-        This rank, and how many there are.
+        This rank, and the number of ranks.
     name : str
         Both, as in "rank 2 of 4".
     """
@@ -47,8 +47,8 @@ class Exchange:
     def everyone(self, item: Any, failure: str = "") -> list[Any]:
         """Send `item` to every rank, and return every rank's item, in rank order.
 
-        A rank that gives a `failure` ends the job with that text when the others do not come; one
-        that gives none waits until the time limit of the test, when it says whom it waits for.
+        A rank with a `failure` ends the job with that text if the others do not arrive. A rank
+        without one waits until the time limit of the test, and then names the ranks it waits for.
         """
         peers = [rank for rank in range(self.size) if rank != self.rank]
         sending = [self._comm.isend(item, rank) for rank in peers]
@@ -77,8 +77,8 @@ class Exchange:
     def abort(self, text: str) -> None:
         """Print `text` and end the job."""
         self._say(text)
-        # An mpirun that is told to end a job may drop what its ranks have just said.
+        # An mpirun that is ending a job may drop the ranks' last output.
         time.sleep(LAST_WORDS)
         MPI.COMM_WORLD.Abort(1)
-        # Some MPIs return from it, to be killed a moment later.
+        # Some MPIs return from MPI_Abort, and kill the process a moment later.
         os._exit(1)

@@ -63,7 +63,7 @@ def start(
     if run:
         command = [sys.executable, "-m", "ncclkv", "run", "-n", str(ranks), "--", sys.executable]
     command += [str(program), *arguments]
-    # Unbuffered, a line is several writes, and those of two ranks run into each other.
+    # Unbuffered, a line is several writes, and the lines of two ranks may be mixed.
     dropped = ("PYTHONUNBUFFERED", VARIABLE)
     inherited = {name: os.environ[name] for name in os.environ if name not in dropped}
     limit = stretched(limit)
@@ -79,7 +79,7 @@ def start(
         check=False,
     )
     end = time.time()
-    if not run:  # mpirun leaves them when ranks are killed; `ncclkv run` must not
+    if not run:  # mpirun leaves files when ranks are killed; `ncclkv run` must not
         leftovers.sweep(there)
     assert end - begin < limit, f"the job hung:\n{process.stdout}\n{process.stderr}"
     if mark.exists():

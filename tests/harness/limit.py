@@ -31,15 +31,15 @@ class Limits:
     Attributes
     ----------
     name : str
-        What this process calls itself in what it says, such as "rank 2 of 4".
+        Name of this process in its output, such as "rank 2 of 4".
     waiting : callable
-        Whom this process waits for, in words; empty while it is busy itself.
+        Returns a text of the ranks that this process waits for; empty while it waits for none.
     """
 
     def __init__(self) -> None:
         self.name = ""
         self.waiting: Callable[[], str] = str
-        # Standard error as it is outside the tests, where pytest does not catch it.
+        # Standard error outside the tests, where pytest does not capture it.
         self._stderr = os.dup(2)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -67,7 +67,7 @@ class Limits:
         timer = threading.Timer(seconds, self._expire, (what, seconds))
         timer.daemon = True
         timer.start()
-        # For C code that keeps Python's lock, so that the timer's thread cannot run.
+        # For C code that holds Python's lock, so that the timer's thread cannot run.
         faulthandler.dump_traceback_later(seconds + 2 * LAST_WORDS, exit=True, file=self._stderr)
         try:
             yield

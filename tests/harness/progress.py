@@ -73,7 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--done", metavar="FILE", help="leave out the tests that FILE names")
 
 
-# Behind the plugin that tells the ranks apart.
+# After the plugin that sets the ranks' names.
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("record")
@@ -81,6 +81,6 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     done = config.getoption("done")
     names = frozenset(Path(done).read_text().splitlines()) if done else frozenset()
-    # One rank writes: the one whose reports are printed.
+    # One rank writes: the rank whose reports are printed.
     writes = not hasattr(config, "workerinput")
     config.pluginmanager.register(Progress(Path(path), names, writes), "ncclkv-progress")

@@ -27,8 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
     limits.name, limits.waiting = exchange.name, exchange.waiting
     config.pluginmanager.register(Ranks(exchange), "ncclkv-ranks")
     if exchange.rank > 0:
-        # pytest's own sign, read by its cache and its reports, for a process whose results
-        # another one writes.
+        # pytest's attribute, read by its cache and its reports, for a process whose results another
+        # writes.
         config.workerinput = {"workerid": exchange.name}  # type: ignore[attr-defined]
         config.pluginmanager.register(Silence(), "ncclkv-silence")
 
@@ -105,7 +105,7 @@ class Ranks:
             return ""
         if isinstance(report.longrepr, tuple):
             return report.longrepr[2]
-        # Rank 0's own output is in its report anyway.
+        # Rank 0's own output is in its report already.
         sections = report.sections if self._exchange.rank > 0 else []
         parts = [f"----- {title} -----\n{content}" for title, content in sections]
         return "\n".join([report.longreprtext, *parts])
@@ -124,7 +124,7 @@ def explain(verdicts: list[Verdict]) -> str:
     for rank, verdict in enumerate(verdicts):
         ranks_of.setdefault(verdict, []).append(rank)
     texts = []
-    # Ranks that passed come last: a reader looks for those that did not.
+    # Ranks that passed come last: a reader looks for the failed ones.
     for verdict, ranks in sorted(ranks_of.items(), key=lambda each: each[0].outcome == "passed"):
         who = f"rank {', '.join(map(str, ranks))} of {len(verdicts)}"
         what = "" if one_test else f" in {verdict.what}"

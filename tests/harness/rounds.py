@@ -12,7 +12,7 @@ from tests.harness.progress import Record
 PLUGIN = ("-p", "tests.harness.progress")
 
 MOST_LOST = 20
-"""Tests that a run may lose before it stops: the cause of so many is not in the tests."""
+"""Limit of lost tests: the cause of more is not in the tests."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Outcome:
     Attributes
     ----------
     code : int
-        That of the only round; 1 when a test was lost.
+        Exit code of the only round; 1 if a test was lost.
     lost : tuple of str
         Node ids of the tests that ended their processes.
     """

@@ -1,8 +1,8 @@
-"""Runs of the suite side by side, as many at once as the cores pay for.
+"""Runs of the suite side by side, as many at once as the cores can serve.
 
-A run takes as many shares of the machine as it has processes that are busy; most runs wait more
-than they compute, so that a core has two shares.  Each run has a ``/dev/shm`` and a folder for
-temporary files of its own: what one run leaves behind is not another's.
+A run takes as many shares of the machine as it has busy processes. Most runs wait more than they
+compute, so a core has two shares. Each run has its own ``/dev/shm`` and temporary folder, apart
+from the files of other runs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def has_private_memory() -> bool:
 
 
 def private(command: Sequence[str]) -> list[str]:
-    """Return the command with a ``/dev/shm`` of its own, where that is possible."""
+    """Return the command with its own ``/dev/shm``, if possible."""
     return [*(_OWN_SHARED_MEMORY if has_private_memory() else ()), *command]
 
 

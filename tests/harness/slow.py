@@ -1,7 +1,7 @@
-"""The factor by which the limits of tests are stretched on a slow or busy machine.
+"""The factor that stretches the limits of tests on a slow or busy machine.
 
-``NCCLKV_TEST_SLOW=4`` gives every test four times its limit.  A limit that is itself a promise,
-such as the seconds between a deadline and its error, is stretched too: its test then shows less.
+``NCCLKV_TEST_SLOW=4`` gives every test four times its limit. A limit that is itself a promise, such
+as the seconds between a deadline and its error, is stretched, too: its test then shows less.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def modules() -> list[Module]:
 
 
 def code_lines(module: Module) -> int:
-    """Return how many lines of a module have code: no docstring, comment or blank line."""
+    """Return the number of lines with code: no docstrings, comments or blank lines."""
     docstrings = {
         line
         for node in ast.walk(module.tree)

@@ -22,7 +22,7 @@ def test_job_of_two_ranks(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "backend=mpi-host" in done.stdout
     assert "# library MPI: " in done.stdout
-    assert "# library Gloo" in done.stdout  # its version, or that it is absent
+    assert "# library Gloo" in done.stdout  # its version, or the reason of its absence
     assert "# all numbers were right" in done.stdout
     (path,) = tmp_path.glob("*.json")
     found = json.loads(path.read_text())

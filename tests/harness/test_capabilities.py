@@ -43,7 +43,7 @@ def test_whole_numbers_are_equal_or_not() -> None:
 
 OPS = {"sum": np.add, "max": np.fmax, "min": np.fmin}
 OTHER = {3: np.array([1, 1, -np.inf], np.float32), 2: np.zeros(2, np.float16)}
-"""The values of rank 1, by their size."""
+"""Values of rank 1, by their size."""
 
 
 class LikeNccl:

@@ -1,4 +1,4 @@
-"""The covering set of store cases leaves out no case, and names none that is not there."""
+"""The covering set of store cases leaves out no case, and names only existing cases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.nccl.first import FIRST
 
 @pytest.fixture(autouse=True)
 def covering(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take away the choice that this run was started with."""
+    """Remove the choice of cases of this run."""
     monkeypatch.delenv(VARIABLE, raising=False)
 
 

@@ -1,4 +1,4 @@
-"""The tests of parts mirror the source: a test file bears the name of the file that it tests."""
+"""The tests mirror the source: a test file has the name of the file under test."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ FILES = sorted(
 
 
 def mirrored(path: Path) -> bool:
-    """Return whether there is a file, or a folder, of the name that a file of tests bears.
+    """Return whether a file or folder with the name of a test file exists.
 
     ``store/test_create.py`` is of ``ncclkv/store/create.py``, and so is
-    ``store/test_create_errors.py``.  The folders bench and launch are mirrored, too.
+    ``store/test_create_errors.py``. The folders bench and launch are mirrored, too.
     """
     above = ROOT if path.parts[0] in ("bench", "launch") else ROOT / "ncclkv"
     words = path.stem.removeprefix("test_").split("_")

@@ -1,4 +1,4 @@
-"""The list of mutants fits the present tree, and what becomes of a trial is told right."""
+"""Mutants match the present tree, and each trial has the right verdict."""
 
 from __future__ import annotations
 

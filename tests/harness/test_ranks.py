@@ -121,7 +121,7 @@ def test_module_that_breaks_on_one_rank_is_shown():
 
 
 def test_launcher_and_library_must_be_of_the_same_mpi():
-    """Another MPI's launcher would start single processes, each of which passes alone."""
+    """Check another MPI's launcher: it starts single processes, each of which passes alone."""
     command = [sys.executable, "-m", "pytest", str(SAMPLES / "all_pass.py")]
     library = subprocess.check_output([sys.executable, "-m", "mpi4py", "--mpi-lib-version"])
     mpich, open_mpi = {"PMI_SIZE": "4", "HYDI_CONTROL_FD": "3"}, {"OMPI_COMM_WORLD_SIZE": "4"}

@@ -1,4 +1,4 @@
-"""Runs side by side: how many at once, each in a place of its own, each with its output whole."""
+"""Runs side by side: their number, their private memory, and their complete output."""
 
 from __future__ import annotations
 

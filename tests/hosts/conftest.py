@@ -22,7 +22,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def jobs(hosts: int, ranks: int) -> Iterator[Jobs]:
-    """A network with jobs of so many ranks on each of so many hosts."""
+    """Yield a network with jobs of `ranks` ranks on each of `hosts` hosts."""
     if LACKING:
         pytest.skip(f"no hosts can be made of namespaces here: {LACKING}")
     with Network(hosts) as network:
@@ -31,19 +31,19 @@ def jobs(hosts: int, ranks: int) -> Iterator[Jobs]:
 
 @pytest.fixture(scope="session")
 def two_by_two() -> Iterator[Jobs]:
-    """Two hosts with two ranks each."""
+    """Return two hosts with two ranks each."""
     yield from jobs(2, 2)
 
 
 @pytest.fixture(scope="session")
 def three_by_one() -> Iterator[Jobs]:
-    """Three hosts with one rank each."""
+    """Return three hosts with one rank each."""
     yield from jobs(3, 1)
 
 
 @pytest.fixture(scope="session", params=["2x2", "3x1"])
 def hosts(request: pytest.FixtureRequest) -> Jobs:
-    """Each of the layouts in turn."""
+    """Return each of the layouts in turn."""
     found: Jobs = request.getfixturevalue(
         "two_by_two" if request.param == "2x2" else "three_by_one"
     )

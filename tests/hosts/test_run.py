@@ -22,7 +22,7 @@ SECONDS = stretched(8.0)
 
 
 def agents(jobs: Jobs) -> dict[str, str]:
-    """Return the variables that lead Open MPI to the hosts, beside those of MPICH."""
+    """Return the variables that give Open MPI the hosts, besides those of MPICH."""
     hosts = jobs.network.folder / "open_mpi_hosts"
     hosts.write_text("".join(f"{h.name} slots={jobs.ranks}\n" for h in jobs.network.hosts))
     return {
@@ -72,7 +72,7 @@ def test_a_rank_that_leaves_in_mid_training(hosts: Jobs) -> None:
     ended = hosts.run(*RUN, *command, **agents(hosts), NCCLKV_TIMEOUT="5")
     assert ended.code != 0
     assert ended.seconds < 5 + SECONDS, ended.err
-    # MPICH over UCX may crash the survivors by then, and the report begin with such a crash.
+    # MPICH over UCX may crash the survivors by then, and the report may begin with such a crash.
     who = rf"\brank 1 on {hosts.host_of(1)} \(pid \d+\) (had )?ended with exit code 0, "
     assert re.search(who, ended.err), ended.err
 

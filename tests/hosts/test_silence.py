@@ -1,4 +1,4 @@
-"""A host that is cut off is described as such, and not as a mistake in the program."""
+"""A host that is cut off is named as such, and not as an error of the program."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_host_of_which_no_rank_answers(two_by_two: Jobs) -> None:
 
 
 def test_a_link_that_loses_messages_one_way(two_by_two: Jobs) -> None:
-    """Ranks of the cut host receive nothing, and their messages may still arrive."""
+    """Check a cut host that receives nothing, while its messages may still arrive."""
     for words in on_the_near_side(two_by_two, one_way=True):
         unheard = rf"no rank of node2 \(2, 3\) answers: {GONE}, or"
         heard = "wait for each other, and have made the same calls: messages between them are lost"

@@ -11,13 +11,13 @@ from tests.harness.source import ROOT
 from tests.hosts.lab.jobs import Jobs
 
 RANKS = ROOT / "tests/ranks"
-# Cases of what a rank does by itself, such as the checks of arguments, and the slow ones of waits.
+# Cases of a single rank's work, such as checks of arguments, and slow cases of waits.
 ON_ONE_RANK = "foreign or mxnet or misuse or introspection or arrays or dtypes or keys or waiting"
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 
 
 def passes(jobs: Jobs, *arguments: str) -> None:
-    """Fail unless these tests pass on all ranks."""
+    """Check that these tests pass on all ranks."""
     ended = jobs.run(*jobs.mpirun, *PYTEST, *arguments, limit=100)
     assert ended.code == 0, f"{ended.out}\n{ended.err}"
     assert re.search(r"\d+ passed", ended.out), ended.out

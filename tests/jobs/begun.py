@@ -44,14 +44,14 @@ class Begun:
         )
 
     def output(self) -> tuple[str, str]:
-        """Wait for the end of the runner; return what it wrote to its two streams."""
+        """Wait for the end of the runner; return the text of its two streams."""
         try:
             return self.process.communicate(timeout=LIMIT)
         finally:
             self.process.kill()
 
     def end(self) -> Ended:
-        """Wait for the end of a job after which no folder may be left."""
+        """Wait for the end of a job that may leave no folder."""
         begin = time.time()
         out, err = self.output()
         seconds = time.time() - (self.mark.stat().st_mtime if self.mark.exists() else begin)

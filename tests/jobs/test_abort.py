@@ -30,7 +30,7 @@ def first_is_by(ended: Ended, ranks: str, reason: str) -> None:
     )
     # Before Python 3.11, in which exceptions have notes, the text has them in brackets.
     assert re.search(rf" failed, ending the job: {re.escape(reason)}( \[.*\])?$", first), first
-    # Not as a line of its own: several ranks may write at once.
+    # not at the start of a line: several ranks may write at once
     assert reason in ended.err, f"no traceback ends with {reason}:\n{ended.err}"
 
 
@@ -60,7 +60,7 @@ def test_an_exit_in_the_middle(job: Job, place: str, code: str, ranks: str) -> N
     ended = job("ends.py", place, code, ranks)
     failed(ended)
     first = ended.words[0]
-    # The one that exits says nothing, as it wanted; those who miss it say its number.
+    # The rank that exits prints nothing, as it wanted; the ranks that miss it print its number.
     assert "failed, ending the job: RankLost: rank " in first
     assert any(f": rank {rank} left while " in first for rank in ranks.split(",")), first
     said = f"SystemExit: {code}" if place == "with" else "its process ended without closing"
@@ -99,7 +99,7 @@ def test_without_the_hook_the_others_are_still_told(job: Job, ranks: str) -> Non
     assert ended.code != 0, ended.err
     assert ended.seconds < SECONDS
     assert not ended.words, "NCCLKV_ABORT=0 silences the hook"
-    # Not as a line of its own: several ranks write at once.
+    # not at the start of a line: several ranks may write at once
     assert "ValueError: told to fail between" in ended.err
     assert any(
         f"RankLost: rank {0 if ranks == ONE else 1} of 4: rank {rank} left" in ended.err

@@ -1,4 +1,4 @@
-"""The end of jobs whose stores are closed, forgotten, broken or forked; and wrong launches."""
+"""The end of jobs whose stores are closed, dropped, broken or forked; and wrong launches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_exception_caught_outside_the_store(job: Job) -> None:
     lines = sorted(ended.out.splitlines())
     assert lines[1] == "rank 1 goes on after ValueError: not today"
     for rank in 0, 2, 3:
-        # Who is slow may hear first of a rank that left because it had lost rank 1.
+        # A slow rank may first receive the farewell of a rank that left because it had lost rank 1.
         assert lines[rank].startswith(f"rank {rank} goes on after RankLost: rank {rank} of 4: ")
         assert ": rank 1 left while " in lines[rank], ended.out
         assert "it said: ValueError: not today; rank 1 on " in lines[rank]
@@ -129,7 +129,7 @@ def test_ctrl_c_at_the_launcher(tmp_path: Path) -> None:
     while not mark.exists() and time.monotonic() < limit:
         time.sleep(0.05)
     assert mark.exists(), "the job never got to its wait"
-    # What a terminal does: the signal goes to mpirun and to what shares its process group.
+    # A terminal does the same: the signal goes to mpirun and to its process group.
     os.killpg(process.pid, signal.SIGINT)
     begin = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""Children of ranks: they cannot create stores of several ranks, and their parents go on."""
+"""Children of ranks: they cannot create stores of several ranks, and their parents continue."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_the_job_ends_and_names_key_and_ranks(
     who = "rank 2 has other bits than ranks 0, 1, 3"
     if several:
         who = "ranks 2, 3 have other bits than ranks 0, 1"
-    # Rank 2's own copy is spoilt at the twelfth pull, and every fifth is one to compare after.
+    # Rank 2's own copy is overwritten at the twelfth pull; every fifth flush is compared.
     said = f"of 4: after 15 flushes values differ: of key 'b' {who} (held and pulled); "
     assert said in ended.words[0], ended.err
     assert "key 'w'" not in ended.err

@@ -1,4 +1,4 @@
-"""``ncclkv run`` when ranks end with exit code 0 at different times, rightly or not."""
+"""Exits of ranks with code 0 at different times under ``ncclkv run``, allowed and not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_rank_that_leaves_in_mid_training(job: Job, ranks: int, way: str) -> N
 
 @pytest.mark.limit(60)
 def test_a_rank_that_nobody_misses_in_time(job: Job) -> None:
-    """MPICH kills the other ranks in the end, before any of them can print."""
+    """Check MPICH: it kills the other ranks before any of them can print."""
     ended = job("leaves.py", "computes", "exit", ranks=3, run=True, limit=stretched(30))
     assert ended.code == 1, ended.err
     assert re.search(rf": {LEFT}ranks 0 and 2 had not ended$", headline(ended.err)), ended.err
@@ -43,7 +43,7 @@ def test_a_rank_that_nobody_misses_in_time(job: Job) -> None:
 
 @pytest.mark.limit(60)
 def test_a_rank_goes_on_alone_for_as_long_as_it_likes(job: Job) -> None:
-    """The supervisors of the other ranks wait at most ten seconds."""
+    """Check the supervisors of the other ranks, which wait at most ten seconds."""
     ended = job("leaves.py", "evaluates", "12", ranks=3, run=True, limit=stretched(30))
     assert (ended.code, ended.out, ended.err) == (0, "[0] evaluated\n", "")
 
@@ -56,7 +56,7 @@ def test_a_rank_that_never_comes_to_the_start_of_mpi(job: Job) -> None:
 
 
 def test_a_rank_that_ends_before_the_start_of_mpi(job: Job) -> None:
-    """The test does not wait for the deadline of five minutes."""
+    """Check the end without a wait for the deadline of five minutes."""
     ended = job("leaves.py", "before", "exits", ranks=3, run=True)
     assert ended.code == 1, ended.err
     assert ended.seconds < SECONDS, ended.err

@@ -1,4 +1,4 @@
-"""``ncclkv run`` leaves neither files of MPI nor processes, however a job ends."""
+"""``ncclkv run`` leaves no files of MPI and no processes, however a job ends."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_a_port_that_is_taken() -> None:
 @pytest.mark.parametrize("script", ["echo short", "while echo long; do sleep 0.05; done"])
 @pytest.mark.parametrize(("stream", "other"), [("stdout", "stderr"), ("stderr", "stdout")])
 def test_a_stream_on_a_full_disk(stream: str, other: str, script: str) -> None:
-    """The error is printed once, on the other stream, and the job is ended."""
+    """Check that the error is printed once, on the other stream, and the job ends."""
     script = f"exec >&2; {script}" if stream == "stderr" else script
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
@@ -117,7 +117,7 @@ def test_a_stream_on_a_full_disk(stream: str, other: str, script: str) -> None:
 
 
 def test_a_process_that_outlives_its_rank_holds_nothing_up(tmp_path: Path) -> None:
-    """A process of the rank keeps the streams open and writes to them until their end."""
+    """Check a process of the rank that keeps the streams open, and writes until the rank's end."""
     script = "sh -c 'while echo still; do sleep 0.05; done' & sleep 0.2; echo over"
     done = run("-n", "2", "--", "sh", "-c", script)
     assert done.returncode == 0, done.stderr
@@ -138,7 +138,7 @@ def test_one_rank_started_by_a_rank_of_another_job(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_failure_is_reported_by_the_rank_itself(tmp_path: Path) -> None:
-    """The report does not depend on stderr, which the rank has closed."""
+    """Check a report without stderr, which the rank has closed."""
     script = f"exec {sys.executable} {PROGRAMS / 'restarts.py'} bad_end between raise 2>/dev/null"
     done = run("-n", "2", "--", "env", f"MARK={tmp_path / 'mark'}", "sh", "-c", script)
     assert done.returncode == 1, done.stderr
@@ -146,7 +146,7 @@ def test_a_failure_is_reported_by_the_rank_itself(tmp_path: Path) -> None:
 
 
 def test_without_a_connection_output_takes_the_way_of_mpirun() -> None:
-    """The labels are mpirun's; each rank prints the reason, and no rank is killed."""
+    """Check mpirun's labels; each rank prints the reason, and no rank is killed."""
     supervisor = (
         sys.executable,
         "-I",

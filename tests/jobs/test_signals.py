@@ -62,7 +62,7 @@ class Started:
 
 
 def test_a_signal_to_one_rank_saves_or_ends_on_all(tmp_path: Path) -> None:
-    """A signal for a checkpoint, a signal for the end, and a start that continues from there."""
+    """Check a signal for a checkpoint, a signal for the end, and a start that continues from it."""
     last = 0
     for start in range(2):
         job = Started(tmp_path / "checkpoints", tmp_path / f"output-{start}")

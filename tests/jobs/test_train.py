@@ -1,4 +1,4 @@
-"""The example as its users start it: real jobs, their exit status, and what they print."""
+"""The training example as real jobs: exit status, output and weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = ["--kvstore", "--update-on", "--optimizer", "--lr", "--epochs", "--batch-size", "--seed"]
 OPTIONS += ["--checkpoint", "--resume"]
 
-# 1500 images in batches of 499: the last batch has three, so that a fourth rank has none of it.
+# 1500 images in batches of 499: the last batch has three images, and a fourth rank gets none of
+# them.
 SAVE_WEIGHTS = """
 import sys, numpy, ncclkv, train
 options = train.parse(["--epochs", "3", "--batch-size", "499", "--update-on", sys.argv[1]])
@@ -31,7 +32,7 @@ with ncclkv.create("dist", update_on=options.update_on) as kv:
         numpy.savez(sys.argv[2], *weights, ranks=kv.num_workers)
 """
 
-# The weights of a run with some options, in a file.
+# A program that trains with some options, and writes the weights to a file.
 TRAIN_AND_WRITE = """
 import sys, numpy, ncclkv, train
 options = train.parse(sys.argv[2:])
@@ -43,7 +44,7 @@ with ncclkv.create("dist", update_on=options.update_on) as kv:
         numpy.savez(sys.argv[1], *weights)
 """
 
-# The sign of a zero: a difference that a comparison of numbers would not see.
+# A program that flips the sign of a zero: a comparison of numbers would not find it.
 FLIP_ONE_BIT = """
 import sys, train
 right = train.train
@@ -84,7 +85,7 @@ def job(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def accuracy(output: str) -> float:
-    """The percentage that the run printed."""
+    """Return the printed percentage."""
     found = re.search(r"^test accuracy: ([0-9.]+)%$", output, re.MULTILINE)
     assert found, output
     return float(found[1])
@@ -113,7 +114,7 @@ def copied_digits(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_extras(tmp_path: Path) -> dict[str, str]:
-    """An environment in which importing MPI, scikit-learn or tqdm fails."""
+    """Make an environment in which imports of MPI, scikit-learn and tqdm fail."""
     for name in "mpi4py", "sklearn", "tqdm":
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} was imported')\n")
     return {"PYTHONPATH": str(tmp_path)}
@@ -127,7 +128,7 @@ def test_four_ranks_learn_the_digits(update_on: str) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     assert accuracy(run.stdout) >= 97
     assert seconds < 20
-    _, speed, weights = run.stdout.splitlines()  # three lines: rank 0 alone prints
+    _, speed, weights = run.stdout.splitlines()  # three lines: only rank 0 prints
     assert re.fullmatch(r"speed: [0-9,]+ examples a second on 4 rank\(s\)", speed)
     assert weights == "weights: bit-identical on all ranks"
     assert run.stderr.count(" 0/30 [") == 1, "one bar: rank 0 alone shows it"
@@ -171,7 +172,7 @@ def test_any_number_of_ranks_reaches_the_same_weights(update_on: str, tmp_path: 
 
 
 def bits(path: Path, *options: str, **variables: str) -> list[bytes]:
-    """The bits of the weights that a run of three ranks ends with."""
+    """Return the bits of the final weights of three ranks."""
     command = ["launch/local.sh", "-n", "3", "-c", TRAIN_AND_WRITE, str(path), *options]
     run = started(command, **variables)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -191,7 +192,7 @@ def test_a_resumed_run_ends_with_the_same_bits(update_on: str, tmp_path: Path) -
         "step-000000001",
         "step-000000002",
     ]
-    # As a launcher that restarts says it; and once more, with nothing left to do.
+    # The environment of a launcher that restarts; and once more, after the last step.
     again = {"NCCLKV_CHECKPOINT": directory, "NCCLKV_RESTART": "1"}
     assert bits(path, "--epochs", "4", "--update-on", update_on, **again) == whole
     assert bits(path, "--epochs", "4", "--update-on", update_on, *saved) == whole

@@ -1,4 +1,4 @@
-"""Calls that never let Python run: the job ends, with rank, call and stacks."""
+"""Calls during which Python cannot run: the job ends, with rank, call and stacks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_rank_that_never_comes(job: Job, where: str, what: str, stack: str) ->
     assert re.match(rf"ncclkv: rank [023] of 4 on \S+ \(pid \d+\) failed, .*: {what};", first), (
         ended.err
     )
-    # Not as lines of their own: several ranks write at once.
+    # not at the start of a line: several ranks write at once
     assert "most recent call first" in ended.err
     assert stack in ended.err
 

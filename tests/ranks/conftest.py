@@ -19,7 +19,7 @@ __all__ = ["pytest_configure"]
 
 @pytest.fixture(scope="session")
 def comm_world() -> MPI.Intracomm:
-    """mpi4py's communicator of all ranks."""
+    """Return mpi4py's communicator of all ranks."""
     return MPI.COMM_WORLD
 
 
@@ -33,12 +33,12 @@ def on_several_hosts(comm: MPI.Intracomm) -> bool:
 
 @pytest.fixture(scope="session")
 def several_nodes(comm_world: MPI.Intracomm) -> bool:
-    """Return whether ranks are on several nodes, or are taken for ones that are."""
+    """Return whether ranks are on several nodes, or are split into several."""
     return "NCCLKV_RANKS_PER_NODE" in os.environ or on_several_hosts(comm_world)
 
 
 @pytest.fixture(autouse=True)
 def place(several_nodes: bool) -> Iterator[None]:
-    """Ranks on several nodes do not promise the order of sums."""
+    """Return the memory of the cases; ranks on several nodes do not promise the order of sums."""
     with at(SeveralNodes() if several_nodes else here()):
         yield

@@ -1,4 +1,4 @@
-"""Resources that broken stores leave in their process once they are closed."""
+"""Resources of a process that broken stores keep after their close."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def broken() -> ncclkv.KVStore:
 
 @pytest.mark.skipif(MPI.COMM_WORLD.size == 1, reason="one rank agrees with itself")
 def test_a_broken_store_that_is_closed_keeps_no_descriptor() -> None:
-    stores = [broken() for _ in range(2)]  # MPI opens some of its own for the first
+    stores = [broken() for _ in range(2)]  # MPI opens descriptors of its own for the first
     before = descriptors()
     stores += [broken() for _ in range(4)]
-    # Each kept 8 or more once; MPI may have opened one or two of its own meanwhile.
+    # Each store once kept 8 or more; MPI may have opened one or two meanwhile.
     assert descriptors() < before + 4, f"rank {MPI.COMM_WORLD.rank}"

@@ -18,7 +18,7 @@ from tests.nccl.standin.capabilities import DevicePlace
 from tests.nccl.standin.stores import SeatStores
 
 pytestmark = pytest.mark.limit(60)
-# A few of each, since all of them run on ranks that are threads.
+# A few of each kind, since all of them run on ranks that are threads.
 NAMES = (
     "momentum_decay_and_rescaling",
     "a_learning_rate_that_changes",
@@ -30,7 +30,7 @@ NAMES = (
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[Communicator]:
-    """All ranks, on a communicator that every case leaves as it was."""
+    """Return all ranks, on a communicator that every case leaves unchanged."""
     comm = launch.world(timeout=stretched(20.0))
     yield comm
     comm.close()

@@ -41,4 +41,4 @@ def test_parts_of_the_job_go_on_alike(update_on: str, parts: int) -> None:
             push(kv, 2)
             assert kv.pull("w").tobytes() == expected.tobytes()
         comm.Free()
-        WORLD.Barrier()  # the directory goes with its rank
+        WORLD.Barrier()  # the directory lives as long as its rank

@@ -15,7 +15,7 @@ from tests.harness.slow import stretched
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[Communicator]:
-    """All ranks, on a communicator that every case leaves as it was."""
+    """Return all ranks, on a communicator that every case leaves unchanged."""
     comm = launch.world(timeout=stretched(20.0))
     yield comm
     comm.close()

@@ -26,7 +26,7 @@ PLACEMENTS = pytest.mark.parametrize("update_on", ["every_rank", "root"])
 
 @pytest.fixture
 def ready() -> Iterator[Ready]:
-    """A store that has made a step."""
+    """Return a store that has made a step."""
     need_gpu()
     with at(GpuPlace()), Stores("nccl", "every_rank") as create:
         yield Ready(create)
@@ -88,7 +88,7 @@ def test_replays_follow_the_current_stream_and_the_host_waits_for_none(ready: Re
             step.replay()
             end = stream.record()
             assert not end.done, "a replay has waited for the stream"
-        # On the default stream again, behind all that.
+        # The default stream again, ordered after all of these.
         step.replay()
         same(ready.outs[0], value * kv.num_workers)
 

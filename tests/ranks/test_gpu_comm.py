@@ -19,7 +19,7 @@ pytestmark = pytest.mark.limit(60)
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[Communicator]:
-    """The GPUs of all ranks, on a communicator that every case leaves as it was."""
+    """Return the GPUs of all ranks, on a communicator that every case leaves unchanged."""
     need_gpu()
     comm = gpus.launch(hosts.world(timeout=60.0))
     yield comm
@@ -41,7 +41,7 @@ def test_case_in_rank_order(name: str, world: Communicator) -> None:
     own.close()
 
 
-# Behind the others, and a part of their own in launch/on_gpu.sh: each breaks a communicator.
+# After the other cases, and a separate part in launch/on_gpu.sh: each breaks a communicator.
 @pytest.mark.parametrize("name", sorted(FAILURES))
 def test_failure(name: str, world: Communicator) -> None:
     if world.size > 1:

@@ -71,7 +71,7 @@ def test_stores_wait_as_long_as_they_are_told(
             kv.barrier()
         assert f"(timeout {seconds} s)" in str(caught.value)
     comm_world.Barrier()
-    # The last rank closes where the others called a barrier, and have left.
+    # The last rank closes while the others, which have left, called a barrier.
     with suppress(OrderMismatch):
         kv.close()
 

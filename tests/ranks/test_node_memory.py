@@ -54,7 +54,7 @@ def test_the_way_that_this_job_was_told(
 
 
 def names_of_windows() -> list[str]:
-    """Return files of windows that have a name, and so would outlive killed processes."""
+    """Return the window files that have a name, which would outlive killed processes."""
     named = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         lo, hi = (int(part, 16) for part in line.split()[0].split("-"))

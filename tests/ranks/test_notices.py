@@ -1,4 +1,4 @@
-"""Notices of ranks, such as reports of their calls, which arrive whenever a rank looks for them."""
+"""Notices between ranks, such as reports of their calls, which arrive at any poll."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def transport() -> MpiTransport:
 
 @pytest.mark.skipif(WORLD.size == 1, reason="one rank sends no notices")
 def test_a_notice_that_nobody_received_is_not_the_next_stores() -> None:
-    """MPI gives the context of a freed communicator, and what waits there, to a new one."""
+    """Check a waiting notice: MPI gives the context of a freed communicator to a new one."""
     for _ in range(8):
         old = transport()
         if old.rank == 0:

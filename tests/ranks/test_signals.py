@@ -35,7 +35,7 @@ def interrupted(kv: ncclkv.KVStore, call: Callable[[], object]) -> Iterator[None
 
     def handler(_: int, frame: Any) -> None:
         waiting = context_of(kv).session.running.verb in ("pull", "pushpull")
-        # Python drops what a callback of a weak reference raises.
+        # Python drops errors of a weak reference's callback.
         if not waiting or "weakref" in frame.f_code.co_filename:
             signal.setitimer(signal.ITIMER_REAL, AGAIN)
             return

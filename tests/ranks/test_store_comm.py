@@ -1,4 +1,4 @@
-"""Stores over some of the ranks, and which ranks a store has."""
+"""Stores over some of the ranks, and the ranks of each store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_all_ranks(name: str, comm_world: MPI.Intracomm) -> None:
 def test_one_line_tells_what_dist_found(
     comm_world: MPI.Intracomm, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # It is said once in a process, and other tests have had it said.
+    # The line is logged once in a process, and other tests have logged it.
     find_store._log_once.cache_clear()
     with ncclkv.create("dist"), ncclkv.create("dist"):
         lines = [record.getMessage() for record in caplog.records if record.name == "ncclkv"]
@@ -51,7 +51,7 @@ def test_one_line_tells_what_dist_found(
 @pytest.mark.parametrize("update_on", ["every_rank", "root"])
 def test_even_and_odd_ranks(update_on: str, comm_world: MPI.Intracomm) -> None:
     rank = comm_world.Get_rank()
-    # The key turns the order of ranks around: a store has the communicator's, not the job's.
+    # The key reverses the order of ranks: a store has the communicator's order, not the job's.
     half = comm_world.Split(rank % 2, -rank)
     with ncclkv.create("dist_sync", comm=half, update_on=update_on) as kv:
         assert (kv.rank, kv.num_workers) == (half.Get_rank(), half.Get_size())

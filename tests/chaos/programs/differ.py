@@ -230,13 +230,13 @@ def caught(name: str) -> None:
         said = f"{type(error).__name__}: {error}"
     seconds = time.monotonic() - begin
     untouched = all((out == -77).all() for out in OUTS)
-    # In one piece, so that two ranks' lines cannot run into each other.
+    # One write, because the lines of two ranks may be mixed.
     sys.stdout.write(f"{name}|{kv.rank}|{seconds:.2f}|{untouched}|{said}\n")
     sys.stdout.flush()
     if name in ("two_stores_crossed", "extra_create"):
-        time.sleep(1)  # others find out by themselves, and not because this rank leaves
+        time.sleep(1)  # the others must find the difference themselves, not by this rank's exit
     for store in [kv, *OTHERS]:
-        with suppress(KVStoreError):  # of a scenario that raised nothing
+        with suppress(KVStoreError):  # a scenario that raised nothing
             store.close()
 
 

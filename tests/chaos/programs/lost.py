@@ -21,10 +21,10 @@ import ncclkv
 
 PLACE, WAY, RANKS = sys.argv[1], sys.argv[2], [int(rank) for rank in sys.argv[3].split(",")]
 
-# The launcher's own word, since there is no store to ask at first.
+# The launcher's variable, since no store exists yet.
 RANK = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
 
-# Of the key that ranks are summing when one of them is lost: some tenths of a second of work.
+# Elements of the key in the sum during which a rank is lost: some tenths of a second of work.
 SIZE = 8_000_000
 STEPS = 5
 GRACE = 1.2
@@ -107,10 +107,10 @@ def main() -> None:
     try:
         train()
     except ncclkv.errors.KVStoreError as error:
-        # In one piece, so that two ranks' lines cannot run into each other.
+        # One write, because the lines of two ranks may be mixed.
         sys.stdout.write(f"rank {RANK} raises {type(error).__name__}: {error}\n")
         sys.stdout.flush()
-        # The first to raise ends the job, and others may be asking for the reason still.
+        # The first rank to raise ends the job; others may still be requesting the reason.
         time.sleep(GRACE)
         raise
 

@@ -17,7 +17,7 @@ UNWRITABLE = ("readonly", "scalar")
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The dtype of that name, bfloat16 among them."""
+    """Return the dtype of that name, bfloat16 included."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
@@ -41,9 +41,9 @@ def payload(plan: KeyPlan, rank: int, number: int, item: int) -> Array:
     elif dtype.kind == "c":
         base = base + 1j * base[::-1]
     if dtype.itemsize == 1 and dtype.kind in "iu":
-        base = base * 25  # sums over ranks wrap
+        base = base * 25  # sums over ranks wrap around
     if plan.op == "avg" and dtype.kind not in "iu":
-        base = base * 12  # 1 to 4 ranks divide it exactly
+        base = base * 12  # 1 to 4 ranks divide the number exactly
     return base.astype(dtype).reshape(plan.shape)
 
 

@@ -147,12 +147,12 @@ def programs(draw: st.DrawFn) -> p.Program:
         known = draw(st.integers(1, len(plan.keys)) | st.just(len(plan.keys)))
         ops.append(p.Init(number, tuple(range(known))))
         if known < len(plan.keys) and draw(st.booleans()):
-            # A look on some ranks alone lays the keys out there before the others come.
+            # Local queries on some ranks alone seal the layout there before the other ranks do.
             ops.append(p.Look(number, 0, draw(st.integers(1, 3))))
             ops.append(p.Init(number, tuple(range(known, len(plan.keys)))))
         if rule := draw(often((1, st.none()), (1, updaters), (2, optimizers))):
             ops.append(replace(rule, store=number))
-    # A list of lists: one list alone is rarely long.
+    # A list of lists: one drawn list alone is rarely long.
     for part in draw(st.lists(st.lists(often((6, single), (1, groups)), max_size=8), max_size=8)):
         ops += part
     numbers = draw(st.lists(sgd, min_size=1, max_size=2))

@@ -1,4 +1,4 @@
-"""The arguments of a call in the forms that users give them."""
+"""Arguments of a call in the forms that users write."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Errors = list[type[BaseException]]
 
 
 def one_each(seat: Seat, plans: Sequence[KeyPlan], number: int) -> Items:
-    """A new array for each key, in a layout that changes from call to call."""
+    """Return a new array for each key, in a layout that changes from call to call."""
     sources = Sources(seat, number)
     value = Value(layout=LAYOUTS[number % len(LAYOUTS)])
     return [(plan, [sources.one(plan, value)]) for plan in plans]
 
 
 def key_form(plans: Sequence[KeyPlan], bare: bool) -> Any:
-    """A list of keys, a tuple, or the one key; ints sometimes NumPy's."""
+    """Return keys as a list, a tuple, or the single key; ints sometimes as NumPy's."""
     keys: list[Any] = [plan.key for plan in plans]
     if len(keys) % 2 and isinstance(keys[0], int):
         keys[0] = np.int64(keys[0])
@@ -35,7 +35,7 @@ def key_form(plans: Sequence[KeyPlan], bare: bool) -> Any:
 
 
 def forms(items: Items, bare: bool) -> tuple[Any, Any]:
-    """Keys and arrays, as a verb takes them."""
+    """Return keys and arrays in the forms of a verb."""
     keys = key_form([plan for plan, _ in items], bare)
     values: list[Any] = []
     for _, given in items:
@@ -47,7 +47,7 @@ def forms(items: Items, bare: bool) -> tuple[Any, Any]:
 def out_form(
     seat: Seat, plans: Sequence[KeyPlan], outs: Outs, bare: bool
 ) -> tuple[Any, list[tuple[Key, Any]], Errors]:
-    """Arrays to write as a verb takes them, key by key, and why it refuses them."""
+    """Return arrays to write in the forms of a verb, key by key, and the reason of a refusal."""
     made: dict[Any, Any] = {}
     writes: list[tuple[Key, Any]] = []
     errors: Errors = []

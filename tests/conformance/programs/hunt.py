@@ -22,7 +22,7 @@ LIMIT = 24 * 3600 if _SOAK else 120
 
 
 class Failed(Exception):
-    """A program fails."""
+    """Error of a program that fails."""
 
 
 class Found(BaseException):

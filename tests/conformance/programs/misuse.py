@@ -25,17 +25,17 @@ MISUSES: dict[str, Callable[[Any, KeyPlan], Wrong]] = {}
 
 
 def good(plan: KeyPlan) -> Any:
-    """An array that the key takes; it holds ones, which no payload is made of."""
+    """Return an array that the key accepts, of ones, which no payload contains."""
     return np.ones(plan.shape).astype(dtype_of(plan.dtype))
 
 
 def longer(plan: KeyPlan) -> Any:
-    """An array of another shape."""
+    """Return an array of another shape."""
     return np.ones((*plan.shape, 2)).astype(dtype_of(plan.dtype))
 
 
 def absent(plan: KeyPlan) -> Any:
-    """A key that no program initialises, of the same kind."""
+    """Return a key of the same kind that no program initialises."""
     return "absent" if isinstance(plan.key, str) else 99
 
 

@@ -91,7 +91,7 @@ def pull(stage: Stage, seat: Seat, op: Pull) -> None:
 
 
 def _pulled_locally(seat: Seat, writes: list[tuple[Key, Any]]) -> None:
-    """Check the keys that this rank must have the value of."""
+    """Check the keys whose values this rank must have."""
     last = {id(array): (key, array) for key, array in seat.ordered(writes)}
     for key, array in last.values():
         if seat.model.sees(seat.rank, key):

@@ -16,7 +16,7 @@ from tests.conformance.programs.plan import Key, KeyPlan, StorePlan
 Errors = Sequence[type[BaseException]]
 Writes = Sequence[tuple[Key, Any]]
 
-# So many arrays of earlier calls are watched.
+# Number of arrays of earlier calls that are checked.
 _HELD = 8
 
 
@@ -93,7 +93,7 @@ class Seat:
         return self.plan.keys[number % len(self.plan.keys)]
 
     def distinct(self, numbers: Iterable[int]) -> list[KeyPlan]:
-        """The plans of some keys, each once."""
+        """Return the plans of some keys, each once."""
         return list(dict.fromkeys(self.key(number) for number in numbers))
 
     def missing(self, plans: Iterable[KeyPlan]) -> list[type[BaseException]]:
@@ -135,7 +135,7 @@ class Seat:
 
     @property
     def told(self) -> bool:
-        """Return whether the next call that reads reports an updater's error to this rank."""
+        """Return whether the next reading call reports an updater's error to this rank."""
         return self.model.untold and not self.updates and not self.in_group
 
     @property
@@ -150,7 +150,7 @@ class Seat:
         self.held.append(Held(key, array, np.array(array), written))
 
     def ordered(self, writes: Writes) -> Writes:
-        """Keys in update order, as one call writes them."""
+        """Return keys in update order, as one call writes them."""
         keys = self.model.update_order({key for key, _ in writes})
         return sorted(writes, key=lambda write: keys.index(write[0]))
 

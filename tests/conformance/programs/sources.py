@@ -26,7 +26,7 @@ class Given:
 
 
 class Sources:
-    """Makes the arrays of one call."""
+    """The arrays of one call."""
 
     def __init__(self, seat: Seat, number: int) -> None:
         self._seat = seat
@@ -36,7 +36,7 @@ class Sources:
         self._lent: set[Key] = set()
 
     def items(self, items: Sequence[Item]) -> list[tuple[KeyPlan, list[Given]]]:
-        """All arrays of a list of items."""
+        """Return all arrays of a list of items."""
         found = []
         for item in items:
             plan = self._seat.key(item.key)

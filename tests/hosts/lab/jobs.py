@@ -17,7 +17,7 @@ from tests.hosts.lab.network import Network
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 
 LIMIT = 30.0
-"""Seconds after which a job hangs, and its test has failed."""
+"""Seconds after which a job counts as hanging, and its test fails."""
 
 GRACE = 1.5
 """Seconds between the error of a rank and its end, in which the others raise, too."""
@@ -29,13 +29,13 @@ Fault = Callable[[], None]
 
 
 class Jobs:
-    """Starts jobs on a network: so many ranks on each host, ranks in the order of hosts.
+    """Jobs on a network: the same number of ranks on each host, ranks in the order of hosts.
 
     Parameters
     ----------
     network : Network
     ranks : int
-        Of each host.
+        Number of ranks of each host.
     """
 
     def __init__(self, network: Network, ranks: int) -> None:
@@ -46,7 +46,7 @@ class Jobs:
         (network.folder / "hostfile").write_text("".join(lines))
 
     def told(self) -> list[str]:
-        """Return what each rank wrote to the file MARK.RANK, "" where it wrote none."""
+        """Return each rank's file MARK.RANK, "" if it wrote none."""
         paths = [Path(f"{self.mark}.{rank}") for rank in range(self.size)]
         return [path.read_text() if path.exists() else "" for path in paths]
 
@@ -70,18 +70,18 @@ class Jobs:
 
     @property
     def mpirun(self) -> tuple[str, ...]:
-        """The command that starts others on all ranks: mpirun."""
+        """Return the command that starts others on all ranks by mpirun."""
         return (str(Path(sys.executable).with_name("mpirun")), "-n", str(self.size))
 
     @property
     def ncclkv_run(self) -> tuple[str, ...]:
-        """The command that starts others on all ranks: ``ncclkv run``."""
+        """Return the command that starts others on all ranks by ``ncclkv run``."""
         return (sys.executable, "-m", "ncclkv", "run", "-n", str(self.size), "--")
 
     def run(
         self, *command: str, limit: float = LIMIT, fault: Fault | None = None, **variables: str
     ) -> Ended:
-        """Run a command on the login machine, with what a launcher needs, and wait for its end.
+        """Run a command on the login machine, in a launcher's environment, and wait for its end.
 
         Parameters
         ----------
@@ -135,15 +135,15 @@ class Jobs:
             time.sleep(0.01)
 
     def _nothing_left(self) -> None:
-        """Fail when a process of the job lives on, on any machine, some seconds after its end."""
+        """Fail if a process of the job is alive on any machine some seconds after its end."""
         limit = time.monotonic() + stretched(LINGER)
         while (left := self.network.processes()) and time.monotonic() < limit:
             time.sleep(0.02)
         assert not left, "the job left processes:\n" + "\n".join(left)
 
     def _environment(self) -> dict[str, str]:
-        """This process's environment, with what leads MPICH to the hosts."""
-        # Unbuffered, a line is several writes, and those of two ranks run into each other.
+        """Return this process's environment, with MPICH's settings for the hosts."""
+        # Unbuffered, a line is several writes, and the lines of two ranks may be mixed.
         dropped = ("PYTHONUNBUFFERED", VARIABLE)
         inherited = {name: os.environ[name] for name in os.environ if name not in dropped}
         folder = self.network.folder

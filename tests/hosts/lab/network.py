@@ -31,7 +31,7 @@ _END_SECONDS = 5.0
 
 
 def missing() -> str:
-    """Return what keeps this machine from making others; empty when nothing does."""
+    """Return why this machine cannot make others; empty if it can."""
     lacking = [tool for tool in TOOLS if not shutil.which(tool)]
     if lacking:
         return f"no {', '.join(lacking)} on PATH (Debian: iproute2, util-linux, hostname)"
@@ -62,7 +62,7 @@ class Machine:
 
     @property
     def enter(self) -> list[str]:
-        """The command that runs another one here."""
+        """Return the command that runs another one here."""
         return ["nsenter", "--target", str(self.pid), *NAMESPACES]
 
     def run(self, *command: str | Path, check: bool = True) -> str:
@@ -74,12 +74,12 @@ class Machine:
         return ended.stdout
 
     def files(self, folder: str) -> set[str]:
-        """Names of the files in one of this machine's folders, such as /dev/shm."""
+        """Return the names of files in one of this machine's folders, such as /dev/shm."""
         return set(os.listdir(f"/proc/{self.pid}/root{folder}"))
 
 
 class Network:
-    """Hosts ``node1``, ``node2`` and so on, and the machine that jobs are started on.
+    """Hosts ``node1``, ``node2`` and so on, and the machine on which jobs are started.
 
     Parameters
     ----------
@@ -139,13 +139,13 @@ class Network:
         """Start the first process of a machine, and wait until it is set up."""
         script = [str(HERE / "machine.sh"), name, str(self.folder), *self._keep]
         spaces = ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
-        # The folder is removed by a process that outlives this one, should it be killed.
+        # Another process removes the folder if this one is killed.
         process = subprocess.Popen(
             [*inside, *spaces, *script]
             if inside
             else [*_REMOVE, str(self.folder), *spaces, *script],
             stdin=subprocess.PIPE,
-            # Ctrl-C is for the tests.  They end this process by its standard input.
+            # Ctrl-C is for the tests. They end this process by closing its standard input.
             start_new_session=True,
         )
         self._started.append(process)
@@ -205,7 +205,7 @@ class Network:
             self.mend(host)
         while self._filtered:
             self._filtered.pop().run(sys.executable, HERE / "packets.py")
-        # Addresses that were asked for while a link was down stay unknown for a second.
+        # An address requested while a link was down stays unknown for a second.
         for machine in (self.login, *self.hosts):
             machine.run("ip", "neigh", "flush", "all")
 
@@ -218,7 +218,7 @@ class Network:
         return [words for pid, words in self._all() if pid not in self._own]
 
     def _all(self) -> list[tuple[int, str]]:
-        """The processes of all machines that are not zombies, by this machine's numbers."""
+        """Return the processes of all machines that are not zombies, by this machine's numbers."""
         names = {machine.space: machine.name for machine in (self.login, *self.hosts)}
         found = []
         for path in Path("/proc").glob("[0-9]*"):
@@ -242,7 +242,7 @@ class Network:
 
 
 def _below(pid: int) -> list[int]:
-    """The descendants of a process, each before its own."""
+    """Return the descendants of a process, each before its own."""
     parents: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -257,7 +257,7 @@ def _below(pid: int) -> list[int]:
 
 
 def _numbers(pid: int) -> list[int]:
-    """A process's numbers, from this machine's to that in its innermost namespace."""
+    """Return a process's numbers, from this machine's to that in its innermost namespace."""
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("NSpid:"))
     return [int(number) for number in line.split()[1:]]

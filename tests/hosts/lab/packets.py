@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--one-in", type=int)
     given = parser.parse_args()
     nft = NFTables(nfgen_family=IPV4)
-    with suppress(NetlinkError):  # where there is no table yet
+    with suppress(NetlinkError):  # without a table so far
         nft.table("del", name=TABLE)
     nft.table("add", name=TABLE)
     nft.chain("add", table=TABLE, name=CHAIN, hook="input", type="filter", policy=ACCEPT)

@@ -26,7 +26,7 @@ WAY, LOST, STEPS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 BEGIN = 5
 SIZES = {"w": 3, "large": 20_000}
 GRACE = float(os.environ["GRACE"])
-"""Seconds between what a rank raises and its end, in which the others raise, too."""
+"""Seconds between a rank's error and its exit, in which the others raise, too."""
 
 
 def fail(kv: Any) -> None:

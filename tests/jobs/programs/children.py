@@ -1,6 +1,6 @@
 """Children of ranks that create stores: ``python children.py CASE``.
 
-The ranks themselves go on with a store, before and after, and check its sums.
+The ranks themselves use a store before and after, and check its sums.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ CASE = sys.argv[1] if len(sys.argv) > 1 else "spawned"
 
 
 def say(text: str) -> None:
-    """Write a line in one piece, so that two ranks' lines cannot run into each other."""
+    """Write a line by one call, because the lines of two ranks may be mixed."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def in_child(body: Callable[[], object]) -> None:
-    """Do something in a fork, and wait for its end; the child must not return."""
+    """Run a function in a fork, and wait for its end; the child must not return."""
     child = os.fork()
     if child == 0:
         try:
@@ -42,7 +42,7 @@ def step(kv: Any) -> None:
 
 
 def creates() -> None:
-    """Create a store in a child, in the way that must be refused."""
+    """Create a store in a child; the store must be refused."""
     import ncclkv
 
     try:
@@ -55,7 +55,7 @@ def creates() -> None:
 def creates_local() -> None:
     import ncclkv
 
-    # A local store under a launcher of several ranks is warned of.
+    # A local store under a launcher of several ranks gives a warning.
     warnings.simplefilter("ignore")
     kv = ncclkv.create("local")
     kv.init("w", np.zeros(10))
@@ -73,7 +73,7 @@ def opened() -> Any:
 
 
 def around(body: Callable[[], None]) -> None:
-    """Have a child of each rank do something while the rank has a store."""
+    """Run a function in a child of each rank while the rank has a store."""
     kv = opened()
     in_child(body)
     step(kv)
@@ -89,7 +89,7 @@ def forked_local() -> None:
 
 
 def forked_from_users_mpi() -> None:
-    """The program has started MPI; ncclkv is imported before the fork."""
+    """Fork from a program that has started MPI; ncclkv is imported before the fork."""
     import mpi4py.MPI  # noqa: F401
 
     import ncclkv  # noqa: F401
@@ -99,7 +99,7 @@ def forked_from_users_mpi() -> None:
 
 
 def forked_before_import() -> None:
-    """The program has started MPI; only the child imports ncclkv, before its parent does."""
+    """Fork after a start of MPI; the child imports ncclkv before its parent does."""
     import mpi4py.MPI  # noqa: F401
 
     in_child(creates)
@@ -107,7 +107,7 @@ def forked_before_import() -> None:
 
 
 def forked_without_mpi() -> None:
-    """MPI is started in the children alone, each of which is then its rank's process."""
+    """Start MPI in the children alone, each of which is then its rank's process."""
     in_child(lambda: step(opened()))
 
 
@@ -116,7 +116,7 @@ def nothing() -> None:
 
 
 def spawned() -> None:
-    """A spawned child runs the program again, which has no ``__main__`` guard."""
+    """Spawn a child, which runs the program again, because it has no ``__main__`` guard."""
     kv = None
     try:
         kv = opened()
@@ -130,7 +130,7 @@ def spawned() -> None:
 
 
 def launched() -> None:
-    """The rank starts the program again, as a process of its own."""
+    """Start the program again as a new process."""
     import subprocess
 
     kv = opened()

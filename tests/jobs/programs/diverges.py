@@ -1,7 +1,7 @@
-"""A training loop in which rank 2's copy of a value is spoilt by hand.
+"""A training loop in which rank 2's copy of a value is overwritten.
 
 ``python diverges.py UPDATE_ON UPDATER REPAIR``: with an updater ``sgd``, ``function`` or ``none``.
-The ranks that see the spoilt copy touch the file that MARK names.
+The ranks with the overwritten copy touch the file that MARK names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STEPS, SPOILT, EVERY = 20, 11, 5
 
 
 def step(key: object, total: np.ndarray, stored: np.ndarray) -> None:
-    """Do what SGD does at a learning rate of 1."""
+    """Make an SGD step with a learning rate of 1."""
     stored -= total
 
 
@@ -37,7 +37,7 @@ def main() -> None:
             Path(os.environ["MARK"]).touch()
         kv.push("w", np.ones(20_000))
         kv.pull(["w", "b"], out=[out, np.zeros(10)])
-    # In one piece, so that two ranks' lines cannot run into each other.
+    # One write, because the lines of two ranks may be mixed.
     sys.stdout.write(f"rank {kv.rank}: {out[0]:g}, {kv.pull('b').sum():g}, {kv.repaired}\n")
     kv.close()
 

@@ -1,7 +1,7 @@
-"""A small training loop in which some ranks come to a bad end.
+"""A small training loop in which some ranks fail.
 
-``python ends.py PLACE WAY RANKS``: where, how and on which ranks (such as ``0,2``).  A rank that
-does so first touches the file that MARK names.
+``python ends.py PLACE WAY RANKS``: where, how and on which ranks (such as ``0,2``). A failing rank
+first touches the file that MARK names.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ PLACE, WAY, RANKS = sys.argv[1], sys.argv[2], [int(rank) for rank in sys.argv[3]
 
 
 def end(place: str, rank: int) -> None:
-    """Come to the end that the command line asks for, if it is here and on this rank."""
+    """Fail as the command line asks, if the place and the rank match."""
     if place != PLACE or rank not in RANKS:
         return
     Path(os.environ["MARK"]).touch()
-    # In one piece, so that two ranks' lines cannot run into each other.
+    # One write, because the lines of two ranks may be mixed.
     sys.stdout.write(f"rank {rank} got as far as {place}\n")
     if WAY == "interrupt":
         signal.raise_signal(signal.SIGINT)
@@ -34,7 +34,7 @@ def end(place: str, rank: int) -> None:
 
 
 def train(kv: ncclkv.KVStore) -> None:
-    """Three steps, and an end between the first two."""
+    """Make three steps, with a failure between the first two."""
     kv.init("w", np.zeros(5000))
     if "updater" in PLACE:
         kv.set_updater(lambda key, total, stored: end(PLACE, kv.rank))
@@ -46,7 +46,7 @@ def train(kv: ncclkv.KVStore) -> None:
 
 
 def main() -> None:
-    # The launcher's own word, since there is no store to ask yet.
+    # The launcher's variable, since no store exists yet.
     end("before", int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))))
     kv = ncclkv.create(
         "dist_sync", update_on="root" if PLACE == "updater-of-root" else "every_rank"

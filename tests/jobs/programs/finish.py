@@ -25,7 +25,7 @@ CODE = 5
 
 
 def opened() -> ncclkv.KVStore:
-    """A store over all ranks with one key."""
+    """Return a store over all ranks with one key."""
     kv = ncclkv.create("dist_sync")
     kv.init("w", np.zeros(10))
     return kv
@@ -38,18 +38,18 @@ def step(kv: ncclkv.KVStore) -> None:
 
 
 def say(text: str) -> None:
-    """Write a line in one piece, so that two ranks' lines cannot run into each other."""
+    """Write a line by one call, because the lines of two ranks may be mixed."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def mark() -> None:
-    """Note the time from which the end of the job is counted."""
+    """Record the time from which the end of the job is counted."""
     Path(os.environ["MARK"]).touch()
 
 
 def caught() -> int:
-    """The last rank stops; the others catch the error, and return an exit code."""
+    """Stop the last rank; the others catch the error, and return an exit code."""
     kv = opened()
     step(kv)
     if kv.rank == kv.num_workers - 1:
@@ -72,7 +72,7 @@ def raises() -> None:
 
 
 def finalizes() -> None:
-    """After the failure the program ends MPI itself."""
+    """End MPI in the program after the failure."""
     from mpi4py import MPI
 
     if caught():
@@ -115,14 +115,14 @@ def gone() -> None:
 
 
 def late() -> None:
-    """Rank 1 evaluates for longer than the deadline."""
+    """Let rank 1 evaluate for longer than the deadline."""
     if closed() == 1:
         time.sleep(2.5)
     say("ends well")
 
 
 def exits_late() -> None:
-    """Rank 0 ends with an exit code while rank 1 has a moment's work to do."""
+    """Exit on rank 0 with a code while rank 1 has a little work to do."""
     rank = closed()
     if rank == 0:
         sys.exit(CODE)
@@ -132,7 +132,7 @@ def exits_late() -> None:
 
 
 def recovers() -> None:
-    """A store breaks on all ranks; they make another, and end at different times."""
+    """Break a store on all ranks; they create another, and exit at different times."""
     kv = opened()
     try:
         if kv.rank == 1:

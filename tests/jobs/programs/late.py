@@ -1,4 +1,4 @@
-"""A rank that never arrives where all ranks wait; ``python late.py WHERE``.
+"""A rank that does not arrive at a wait of all ranks; ``python late.py WHERE``.
 
 The rank sleeps in C and holds the interpreter's lock, so no Python code runs in its process.
 """
@@ -21,7 +21,7 @@ def sleep(seconds: int) -> None:
 
 
 def before() -> None:
-    """Rank 1 does not even start MPI."""
+    """Do not start MPI on rank 1."""
     rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
     if rank == 1:
         sleep(60)
@@ -29,7 +29,7 @@ def before() -> None:
 
 
 def between() -> None:
-    """Rank 1 creates the first communicator of a store, and not the second."""
+    """Create the first communicator of a store on rank 1, and not the second."""
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.rank == 1:
@@ -39,7 +39,7 @@ def between() -> None:
 
 
 def locked() -> None:
-    """A call on rank 1 takes longer than it may."""
+    """Make one call on rank 1 that exceeds its limit."""
     kv = ncclkv.create("dist_sync")
     if kv.rank == 1:
         with watchdog.guard("a long call", 1.5):
@@ -48,7 +48,7 @@ def locked() -> None:
 
 
 def again() -> None:
-    """The last of many calls on rank 1 takes longer than it may."""
+    """Let the last of many calls on rank 1 exceed its limit."""
     kv = ncclkv.create("dist_sync")
     if kv.rank == 1:
         alarm = watchdog.Alarm("one of many calls", 1.5)
@@ -62,7 +62,7 @@ def again() -> None:
 
 
 def in_time() -> None:
-    """No call exceeds its limit, nested or one after the other."""
+    """Make calls within their limits, nested and one after another."""
     kv = ncclkv.create("dist_sync")
     with watchdog.guard("a short call", 1.0):
         with watchdog.guard("one in it", 0.5):

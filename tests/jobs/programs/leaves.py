@@ -39,7 +39,7 @@ def leave(way: str) -> None:
 
 
 def steps(way: str) -> None:
-    """Rank 1 exits during the steps."""
+    """Exit on rank 1 during the steps."""
     kv = opened()
     for number in range(100):
         if (RANK, number) == (1, 5):
@@ -48,7 +48,7 @@ def steps(way: str) -> None:
 
 
 def computes(way: str) -> None:
-    """Rank 1 exits, and the others do not need it for a long time."""
+    """Exit on rank 1, which the others do not need for a long time."""
     kv = opened()
     step(kv)
     if RANK == 1:
@@ -57,20 +57,20 @@ def computes(way: str) -> None:
 
 
 def evaluates(seconds: str) -> None:
-    """Rank 0 goes on alone when the others have ended."""
+    """Continue on rank 0 alone after the exit of the others."""
     with opened() as kv:
         step(kv)
     if RANK == 0:
         mark()
         import mpi4py.MPI
 
-        mpi4py.MPI.Finalize()  # the others' end waits for it
+        mpi4py.MPI.Finalize()  # the others wait for it at their exit
         time.sleep(float(seconds))
         print("evaluated")
 
 
 def before(way: str) -> None:
-    """Rank 1 ends or sleeps before MPI's start, in which the others wait for it."""
+    """Exit or sleep on rank 1 before MPI's start, in which the others wait for it."""
     if RANK == 1:
         if way == "sleeps":
             time.sleep(60)
@@ -80,18 +80,18 @@ def before(way: str) -> None:
 
 
 def quotes() -> None:
-    """Rank 1 prints what another job wrote."""
+    """Print the lines of another job on rank 1."""
     with opened() as kv:
         step(kv)
         if RANK == 1:
             line = "ncclkv: rank 0 of 2 on other (pid 1) failed, ending the job: ValueError: of it"
             print(line, file=sys.stderr, flush=True)
-            time.sleep(4)  # longer than a failed job has
+            time.sleep(4)  # longer than a failed job may last
         step(kv)
 
 
 def long_lines(count: str) -> None:
-    """Each rank writes a line that no pipe holds, and short ones before and after it."""
+    """Write a line on each rank that exceeds a pipe, and short lines before and after it."""
     print(f"begin {RANK}")
     print(str(RANK) * int(count))
     print(f"end {RANK}")

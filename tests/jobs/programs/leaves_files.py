@@ -1,6 +1,6 @@
-"""Jobs that leave files or processes behind: ``python leaves_files.py CASE``.
+"""Jobs that leave files or processes: ``python leaves_files.py CASE``.
 
-Each rank first prints the files that MPI has made for it, and then ends in its own way.
+Each rank first prints the files that MPI has made for it, and then exits as its case demands.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small jobs with stores that are closed, forgotten, broken or forked; ``python lives.py CASE``."""
+"""Small jobs with stores that are closed, dropped, broken or forked; ``python lives.py CASE``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ncclkv.errors import CommAborted, RankLost
 
 
 def opened() -> ncclkv.KVStore:
-    """A store over all ranks with one key."""
+    """Return a store over all ranks with one key."""
     kv = ncclkv.create("dist_sync")
     kv.init("w", np.zeros(5000))
     return kv
@@ -52,7 +52,7 @@ def several_forgotten() -> None:
 
 
 def caught_outside() -> None:
-    """Rank 1 leaves its store by an exception that it survives; the others get its reason."""
+    """Leave the store on rank 1 by an error that the rank survives; others get its reason."""
     try:
         with opened() as kv:
             step(kv)
@@ -61,14 +61,14 @@ def caught_outside() -> None:
                 raise ValueError("not today")
             step(kv)
     except (ValueError, RankLost) as error:
-        # In one piece, so that two ranks' lines cannot run into each other.
+        # One write, because the lines of two ranks may be mixed.
         sys.stdout.write(f"rank {kv.rank} goes on after {type(error).__name__}: {error}\n")
     with opened() as kv:
         step(kv)
 
 
 def other_order() -> None:
-    """Rank 2 makes a call that the others do not make."""
+    """Make a call on rank 2 that the others do not make."""
     kv = opened()
     step(kv)
     mark()
@@ -78,7 +78,7 @@ def other_order() -> None:
 
 
 def ends_early() -> None:
-    """Rank 1 trains a step less than the others."""
+    """Make one step less on rank 1 than on the others."""
     kv = opened()
     for number in range(5):
         if number == 4 and kv.rank == 1:
@@ -100,7 +100,7 @@ def fails_in_a_thread() -> None:
 
 
 def exits_in_a_thread() -> None:
-    """`sys.exit` ends a thread and nothing else."""
+    """Call `sys.exit` in a thread, which ends the thread alone."""
     kv = opened()
     thread = threading.Thread(target=sys.exit, args=(3,))
     thread.start()
@@ -130,7 +130,7 @@ def forked_child_fails() -> None:
 
 
 def finalizes_before_closing() -> None:
-    """MPI's end comes before that of two stores: one is used and closed, the other forgotten."""
+    """End MPI before two stores end: one is used and closed, the other dropped."""
     from mpi4py import MPI
 
     kv, forgotten = opened(), opened()
@@ -146,7 +146,7 @@ def finalizes_before_closing() -> None:
 
 
 def prints_to_nobody() -> None:
-    """Standard output is closed when the failure is printed."""
+    """Close standard output before the failure is printed."""
     kv = opened()
     if kv.rank == 1:
         mark()
@@ -157,7 +157,7 @@ def prints_to_nobody() -> None:
 
 
 def waits_for_ever() -> None:
-    """All ranks but one wait until the job is ended from outside."""
+    """Wait on all ranks but one, until the job is ended from outside."""
     kv = opened()
     if kv.rank == 0:
         mark()

@@ -34,7 +34,7 @@ def opened() -> ncclkv.KVStore:
 
 
 def works() -> None:
-    """All ranks write to both streams."""
+    """Write to both streams on all ranks."""
     with opened() as kv:
         step(kv)
         print(f"out of {kv.rank}")
@@ -42,14 +42,14 @@ def works() -> None:
 
 
 def chatters() -> None:
-    """All write many lines of many lengths, without waiting for each other."""
+    """Write many lines of many lengths on all ranks, without waits."""
     rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
     for number in range(3000):
         print(f"{rank} {number} {'x' * (number * 7 % 500)} end")
 
 
 def goes_on() -> None:
-    """Rank 1 is stopped for a while."""
+    """Stop rank 1 for a while."""
     kv = opened()
     if kv.rank == 1:
         subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {os.getpid()}"])
@@ -59,7 +59,7 @@ def goes_on() -> None:
 
 
 def bad_end(where: str, way: str) -> None:
-    """Rank 1 fails before the store is created, or between two steps."""
+    """Fail on rank 1 before the store is created, or between two steps."""
     rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
 
     def end() -> None:
@@ -88,7 +88,7 @@ def third_time() -> None:
         print(f"start {RESTART} finds {loaded.step if loaded else 'none'}", flush=True)
     saved = kv.save(step=10 * (RESTART + 1))
     if kv.rank == 0:
-        (Path(saved).parent / ".saving-step-000000099-save-000099").mkdir()  # not complete
+        (Path(saved).parent / ".saving-step-000000099-save-000099").mkdir()  # incomplete
     kv.barrier()
     if RESTART < 2 and kv.rank == 2:
         os._exit(5)
@@ -97,7 +97,7 @@ def third_time() -> None:
 
 
 def waits() -> None:
-    """Rank 0 sleeps; the others wait for it."""
+    """Sleep on rank 0, while the others wait for it."""
     kv = opened()
     if kv.rank == 0:
         mark()
@@ -106,7 +106,7 @@ def waits() -> None:
 
 
 def stubborn() -> None:
-    """Rank 0 sleeps and the others wait; all ignore requests to end."""
+    """Sleep on rank 0, while the others wait; all ranks ignore SIGTERM."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     waits()

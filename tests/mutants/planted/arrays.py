@@ -1,4 +1,4 @@
-"""Faults in how arrays of other libraries, and arrays of earlier calls, are taken."""
+"""Faults in views of other libraries' arrays, and in the cache of earlier calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults in what is told to NCCL: calls, numbers, the order of sums, settings, devices."""
+"""Faults in calls of NCCL: functions, numbers, the order of sums, settings, devices."""
 
 from __future__ import annotations
 

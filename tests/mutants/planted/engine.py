@@ -1,4 +1,4 @@
-"""Faults in the engine and the store: what is flushed, updated, published and read."""
+"""Faults in the engine and the store: flushes, updates, publications and reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults in what is in flight: its order, what it keeps alive, and its graphs."""
+"""Faults in works in flight: their order, the arrays they keep alive, and their graphs."""
 
 from __future__ import annotations
 

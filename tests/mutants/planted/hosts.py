@@ -1,4 +1,4 @@
-"""Faults in sums on hosts: kernels, messages, and memory that ranks share."""
+"""Faults in sums on hosts: kernels, messages and shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults in the kernels, in what they are told, and in what the engine asks of them."""
+"""Faults in the kernels, in their arguments, and in the engine's calls of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults in what is asked of CUDA: streams, events, memory and captures of one device."""
+"""Faults in calls of CUDA: streams, events, memory and captures of one device."""
 
 from __future__ import annotations
 

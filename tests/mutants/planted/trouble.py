@@ -1,4 +1,4 @@
-"""Faults in what is done when something goes wrong: deadlines, errors, the watcher, the end."""
+"""Faults in the handling of failures: deadlines, errors, the watcher, the end."""
 
 from __future__ import annotations
 
