@@ -38,7 +38,7 @@ from ncclkv.comm.shm import header
 from ncclkv.comm.shm.broadcast import Broadcast
 from ncclkv.comm.shm.gather_scatter import allgather, barrier, reduce_scatter
 from ncclkv.comm.shm.node import Node
-from ncclkv.comm.shm.setup import form
+from ncclkv.comm.shm.setup import setup_node
 from ncclkv.comm.transport import Transport
 from ncclkv.comm.types import EVERYONE, Buffer, Root, To, Work
 from ncclkv.errors import CommAborted, LaunchError, RankLost, UsageError
@@ -102,22 +102,22 @@ class HostCommunicator(Communicator):
         self.lock, self.thread_multiple = self._progress.lock, transport.thread_multiple
         self._tags = TagPool(transport, self._progress, offset=0)
         self.control: HostObjectComm = HostObjectComm(transport, self._progress)
-        self._node = self._form(among or self.control) if share else None
+        self._node = self._share_memory(among or self.control) if share else None
         self._progress.multi_node = share and (self._node is None or len(self._node.nodes) > 1)
         if self._node is not None:
             self._node.sequence.digest = self.digest
-            self._progress.calls.recorder = FlightRecorder(transport.rank, self._node.boards)
+            self._progress.calls.recorder = FlightRecorder(transport.rank, self._node.pages)
         self._reductions = Reductions(self.size, self._node, self._progress, self._tags)
         self._closed = False
 
-    def _form(self, control: ObjectComm) -> Node | None:
-        """The memory that this rank's node shares, if it does."""
+    def _share_memory(self, control: ObjectComm) -> Node | None:
+        """Return this rank's node; None if the ranks share no memory."""
         try:
             roster = self._progress.calls.roster = meet(self._transport, control)
         except LaunchError:  # on all ranks alike
             self._transport.close()
             raise
-        return form(self._transport, control, roster)
+        return setup_node(self._transport, control, roster)
 
     @property
     def reproducible(self) -> bool:

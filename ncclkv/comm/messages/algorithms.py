@@ -17,7 +17,7 @@ PIECE_BYTES = 1024 * 1024
 
 
 def _pieces(count: int, itemsize: int, size: int) -> Iterator[tuple[int, int]]:
-    """Element ranges of the pieces of a long reduction."""
+    """Yield the element ranges of the pieces of a long reduction."""
     step = max(1, PIECE_BYTES // itemsize) * size
     for lo in range(0, max(count, 1), step):
         yield lo, min(lo + step, count)
@@ -40,7 +40,7 @@ def _by_rank(channel: Channel) -> list[list[int]]:
 
 
 def _shifted(apply: Apply, by: int) -> Apply:
-    """`apply` for ranges counted from element `by`."""
+    """Return `apply` for ranges counted from element `by`."""
     return lambda lo, hi: apply(by + lo, by + hi)
 
 

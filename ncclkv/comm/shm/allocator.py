@@ -26,37 +26,36 @@ class Offset(NamedTuple):
 
 
 class Allocator:
-    """Hands out the bytes ``[start, stop)`` of a space.
+    """Allocates arrays in the bytes ``[start, stop)`` of a segment.
+
+    Parameters
+    ----------
+    segment : Segment
+    start, stop : int
+        Multiples of a page.
+    reuse : bool
+        Whether the bytes of freed arrays are allocated again.  If not, the same sizes in the same
+        order have the same offsets on all ranks: so ranks find shared memory without a message.
 
     Attributes
     ----------
     size : int
-        How many bytes that is, at most.
-
-    Parameters
-    ----------
-    space : Space
-    start, stop : int
-        Multiples of a page.
-    reuse : bool
-        Whether the bytes of arrays that are gone are handed out again.  Without that, arrays of the
-        same sizes, taken in the same order, have the same places in every arena over the same
-        bytes: so ranks find common memory without a message.
+        Maximum number of bytes.
     """
 
-    def __init__(self, space: Segment, start: int, stop: int, *, reuse: bool = True) -> None:
-        self._space = space
+    def __init__(self, segment: Segment, start: int, stop: int, *, reuse: bool = True) -> None:
+        self._segment = segment
         self._reuse = reuse
         self.size = max(stop - start, 0)
         self._next, self._stop = start, stop
         self._free: list[tuple[int, int, Buffer]] = []
-        # Filled by the garbage collector, which may come at any time.
+        # The garbage collector appends, at any time: a deque needs no lock for that.
         self._returned: deque[tuple[int, int, Buffer]] = deque()
         self._addresses: list[int] = []
         self._extents: list[tuple[int, Buffer]] = []
 
     def take(self, nbytes: int) -> Buffer | None:
-        """Zeroed bytes, aligned to `ALIGNMENT`; None when the space is used up."""
+        """Allocate zeroed bytes, aligned to `ALIGNMENT`; None when no memory is left."""
         if nbytes == 0:
             return np.zeros(0, np.uint8)
         size = -(-nbytes // ALIGNMENT) * ALIGNMENT
@@ -64,7 +63,7 @@ class Allocator:
         for number, (lo, length, extent) in enumerate(self._free):
             if length >= size:
                 self._free[number] = (lo + size, length - size, extent)
-                if self._reuse:  # or else it is new, and others may have written to it already
+                if self._reuse:  # new memory is zero, and peers may have written to it already
                     extent[lo : lo + nbytes] = 0
                 return self._cut(lo, nbytes, size, extent)
         new = self._extend(size)
@@ -84,8 +83,9 @@ class Allocator:
             raise
 
     def _cut(self, lo: int, nbytes: int, size: int, extent: Buffer) -> Buffer:
-        """An array that gives its bytes back when it and all its views are gone."""
-        # Of a buffer that is no array, views refer to this array and not to the one beneath it.
+        """Return an array whose bytes are freed together with the array and all its views."""
+        # Views of a view refer to the array that owns the buffer: a memoryview makes this array
+        # the owner, so it lives as long as any view.
         array = np.frombuffer(memoryview(extent.data)[lo : lo + nbytes], np.uint8)
         if self._reuse:
             weakref.finalize(array, self._returned.append, (lo, size, extent)).atexit = False
@@ -107,20 +107,20 @@ class Allocator:
                 self._free.append((lo, length, extent))
 
     def _extend(self, size: int) -> Buffer | None:
-        """Map more of the space."""
+        """Map more of the segment; None when too little is left."""
         page = mmap.ALLOCATIONGRANULARITY
-        wanted = max(-(-size // page) * page, self._space.extent_bytes)
+        wanted = max(-(-size // page) * page, self._segment.extent_bytes)
         length = min(wanted, self._stop - self._next)
         if length < size:
             return None
-        extent = self._space.map(self._next, length)
+        extent = self._segment.map(self._next, length)
         number = bisect.bisect(self._addresses, address(extent))
         self._addresses.insert(number, address(extent))
         self._extents.insert(number, (self._next, extent))
         self._next += length
         return extent
 
-    def place(self, array: Buffer) -> Offset | None:
+    def offset_of(self, array: Buffer) -> Offset | None:
         """Return the offset of a contiguous array; None outside this allocator."""
         if not self._extents:
             return None

@@ -1,8 +1,8 @@
 """Allreduce in the shared memory of a node: each rank reduces one slice of its neighbours' arrays.
 
-A rank sums its slice straight out of all arrays, in rank order, and writes the sum where it is
-wanted.  One rule prevents races: memory that another rank can read is written by its owner before
-the owner enters the collective, or by the owner of a slice while all ranks are inside.
+A rank reads its slice from all ranks' arrays, reduces in rank order, and writes the sum into each
+`receive`.  One rule prevents races.  Memory that peers can read is written by its owner before the
+owner enters the collective, or by the owner of the slice while all ranks are inside.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ncclkv.kernels.host.memory import move
 
 
 class _Block(NamedTuple):
-    """Elements ``[lo, hi)``: every rank's part, and the arrays but `receive` for the sum."""
+    """Elements ``[lo, hi)``: every rank's part, and the peers' arrays that receive the sum."""
 
     lo: int
     hi: int
     parts: Sequence[Buffer]
-    others: Sequence[Buffer]
+    copies: Sequence[Buffer]
 
 
 class ReductionPlan:
@@ -47,8 +47,8 @@ class ReductionPlan:
     root : int or None
         The one rank that receives; by default all do.
     sharded_update : bool
-        Whether `apply` is called on each element by one rank of the node, and `receive` is memory
-        that all share, or gets this rank's slice alone.
+        Whether one rank of the node alone calls `apply` on each element.  `receive` is then shared
+        memory, or receives this rank's slice alone.
 
     Attributes
     ----------
@@ -60,11 +60,11 @@ class ReductionPlan:
     header : sequence of int
         The words that this rank publishes.
     sends : dict of ndarray, or None
-        Every rank's array, by its index on the node, when all of them can be mapped.
+        Every rank's array by its index on the node; None when one cannot be mapped.
     receives : dict of ndarray, or None
-        Other ranks' arrays for the sum, when all of these can be mapped.
+        The peers' arrays for the sum; None when one cannot be mapped.
     in_place : bool
-        True when all arrays can be read and written where they are.
+        True when all arrays are mapped: none is copied through staging memory.
     """
 
     def __init__(
@@ -85,15 +85,15 @@ class ReductionPlan:
         self.call = header.reduction(
             send.nbytes, send.dtype, op, root, sharded_update=sharded_update
         )
-        target = node.place(receive) if self.is_local and not sharded_update else None
-        self.header = header.write(self.call, node.place(send), target)
+        target = node.offset_of(receive) if self.is_local and not sharded_update else None
+        self.header = header.write(self.call, node.offset_of(send), target)
         self.sends: dict[int, Buffer] | None = None
         self.receives: dict[int, Buffer] | None = None
         self.in_place = False
         self._headers: list[list[int]] | None = None
         self._blocks: list[_Block] = []
 
-    def resolve_peers(self, turn: CollectiveSlot) -> None:
+    def resolve_peers(self, slot: CollectiveSlot) -> None:
         """Map the arrays that all ranks have published.
 
         Raises
@@ -101,11 +101,11 @@ class ReductionPlan:
         OrderMismatch
             When a rank has published another call.
         """
-        if self._headers is not None and turn.headers_match(self._headers):
+        if self._headers is not None and slot.headers_match(self._headers):
             return
-        node, headers = self._node, turn.headers()
+        node, headers = self._node, slot.headers()
         header.check_all(self.call, node, headers)
-        both = [header.places(words) for words in headers]
+        both = [header.offsets(words) for words in headers]
         self.sends = self._views({index: send for index, (send, _) in enumerate(both)})
         targets = {index: receive for index, (_, receive) in enumerate(both) if self._gets(index)}
         self.receives = self._views(targets)
@@ -118,11 +118,11 @@ class ReductionPlan:
         self._headers = [words[1:] for words in headers]
 
     def _gets(self, index: int) -> bool:
-        """Return whether a rank of the node has an array that others write the sum into."""
+        """Return whether peers write the sum into an array of this rank of the node."""
         return not self.sharded_update and self.root in (None, self._node.ranks[index])
 
     def _views(self, offsets: dict[int, Offset | None]) -> dict[int, Buffer] | None:
-        """Return the arrays of some ranks; None when one of them cannot be mapped."""
+        """Map the arrays at these offsets; None when one of the arrays cannot be mapped."""
         nbytes, dtype = self._count * self._dtype.itemsize, self._dtype
         views = {}
         for index, offset in offsets.items():
@@ -142,21 +142,21 @@ class ReductionPlan:
         for lo in range(first, last, step):
             hi = min(lo + step, last)
             parts = [send[lo:hi] for send in self.sends.values()]
-            others = [receive[lo:hi] for receive in self.receives.values()]
-            blocks.append(_Block(lo, hi, parts, others))
+            copies = [receive[lo:hi] for receive in self.receives.values()]
+            blocks.append(_Block(lo, hi, parts, copies))
         return blocks
 
     def run(self, receive: Buffer, apply: Apply | None) -> None:
-        """Reduce this rank's slice block by block, copy each block on, and update it."""
+        """Reduce this rank's slice block by block; copy each block to the peers, and update it."""
         nbytes = self._count * self._dtype.itemsize
-        # A block that is read at once, to be copied or to update by, is not sent past the caches.
+        # A block that is read again at once, by a copy or an update, is kept in the cache.
         stream = nbytes >= STREAM_BYTES and not self.receives and apply is None
-        for lo, hi, parts, others in self._blocks:
-            block = receive[lo:hi] if self.is_local else others[0]
+        for lo, hi, parts, copies in self._blocks:
+            block = receive[lo:hi] if self.is_local else copies[0]
             self.reduce(parts, block, stream)
             if self.is_local:
-                for other in others:
-                    other[...] = block
+                for copy in copies:
+                    copy[...] = block
             if apply is not None:
                 apply(lo, hi)
 
@@ -168,7 +168,7 @@ class AllReduce:
     ----------
     node : Node
     plan : ReductionPlan
-        For these two arrays.
+        Prepared for these two arrays.
     send, receive : ndarray
     apply : callable or None
 
@@ -191,7 +191,7 @@ class AllReduce:
         self._send, self._receive = send, receive
         self._apply = apply if plan.is_local else None
         self.slot = node.sequence.next_slot()
-        node.halves.open(self.slot)
+        node.double_buffer.enqueue(self.slot)
 
     def steps_across(self, cross: CrossNode) -> Steps:
         """Take `steps`, with `cross` between nodes; refuse other calls at all ranks."""
@@ -205,67 +205,67 @@ class AllReduce:
             raise
 
     def steps(self) -> Steps:
-        """Reduce slices of the arrays where they are, or of chunks that are copied."""
-        plan, turn = self._plan, self.slot
-        if not turn.is_free():
-            yield turn.free()
-        turn.write_header(plan.header)
-        turn.publish(ENTERED)
-        yield turn.stragglers(ENTERED)
-        plan.resolve_peers(turn)
+        """Reduce slices of mapped arrays in place, or slices of copied chunks."""
+        plan, slot = self._plan, self.slot
+        if not slot.is_free():
+            yield slot.until_free()
+        slot.write_header(plan.header)
+        slot.publish(ENTERED)
+        yield slot.stragglers(ENTERED)
+        plan.resolve_peers(slot)
         if plan.in_place and self._cross is None:
-            self._node.halves.decide(turn)
+            self._node.double_buffer.dequeue(slot)
             plan.run(self._receive, self._apply if plan.sharded_update else None)
         else:
             yield from self._in_chunks()
-        turn.publish(DONE)
+        slot.publish(DONE)
         if plan.receives is not None:
-            # Others write into this rank's array, or read it, until they are done.
-            yield turn.stragglers(DONE)
+            # Peers read and write this rank's arrays until they are done.
+            yield slot.stragglers(DONE)
         if self._apply is not None and not self._plan.sharded_update:
             self._apply(0, self._send.size)
 
     def _in_chunks(self) -> Steps:
-        """Reduce chunk after chunk, through copies of what cannot be mapped or for other nodes."""
-        node, turn, plan, count = self._node, self.slot, self._plan, self._send.size
-        yield node.halves.undecided(turn)
+        """Reduce chunk after chunk: for other nodes, or with copies of unmapped arrays."""
+        node, slot, plan, count = self._node, self.slot, self._plan, self._send.size
+        yield node.double_buffer.until_first(slot)
         if not plan.in_place:
-            yield node.halves.take(turn)
-        node.halves.decide(turn)
+            yield node.double_buffer.take(slot)
+        node.double_buffer.dequeue(slot)
         phase = ENTERED
         step = HALF_BYTES // self._send.itemsize
         for number, start in enumerate(range(0, count, step)):
             chunk = _Chunk(number, start, min(start + step, count))
             if plan.sends is None:
-                self._half(node.index, chunk)[:] = self._send[start : chunk.stop]
+                self._staged(node.index, chunk)[:] = self._send[start : chunk.stop]
                 phase += 1
-                turn.publish(phase)
-                yield turn.stragglers(phase)
+                slot.publish(phase)
+                yield slot.stragglers(phase)
             yield from self._reduce_chunk(chunk)
             if plan.receives is None:
                 phase += 1
-                turn.publish(phase)
-                yield turn.stragglers(phase)
+                slot.publish(phase)
+                yield slot.stragglers(phase)
                 self._copy_out(chunk)
 
-    def _half(self, index: int, chunk: _Chunk) -> Buffer:
+    def _staged(self, index: int, chunk: _Chunk) -> Buffer:
         """Return a rank's copy of a chunk."""
         nbytes = (chunk.stop - chunk.start) * self._send.itemsize
-        return self._node.halves.copy(index, chunk.number, nbytes).view(self._send.dtype)
+        return self._node.double_buffer.copy(index, chunk.number, nbytes).view(self._send.dtype)
 
     def _reduce_chunk(self, chunk: _Chunk) -> Steps:
-        """Reduce this rank's slice of a chunk; without an array for it, into its own copy."""
+        """Reduce this rank's slice of a chunk; into its own copy if a `receive` is not mapped."""
         node, plan = self._node, self._plan
         if node.index >= node.owners:
             return
         lo, hi = chunk.slices(node.owners)[node.index]
         if plan.sends is None:
-            copies = [self._half(each, chunk) for each in range(len(node.ranks))]
+            copies = [self._staged(each, chunk) for each in range(len(node.ranks))]
             parts = [copy[lo - chunk.start : hi - chunk.start] for copy in copies]
         else:
             parts = [send[lo:hi] for send in plan.sends.values()]
         if plan.receives is None:
-            own = self._half(node.index, chunk)
+            own = self._staged(node.index, chunk)
             targets = [own[lo - chunk.start : hi - chunk.start]]
         else:
             mine = [self._receive] if plan.is_local else []
@@ -287,24 +287,24 @@ class AllReduce:
         apply: Apply | None,
         make: Callable[[Buffer, int, int], None],
     ) -> None:
-        """Make the first target, copy it to the others, and update, block by block."""
-        first, *others = targets
+        """Make the first target, copy it to the other targets, and update, block by block."""
+        first, *copies = targets
         step = BLOCK_BYTES // first.itemsize
         for lo in range(0, first.size, step):
             hi = min(lo + step, first.size)
             block = first[lo:hi]
             make(block, lo, hi)
-            for other in others:
-                other[lo:hi] = block
+            for copy in copies:
+                copy[lo:hi] = block
             if apply is not None:
                 apply(lo, hi)
 
     def _copy_out(self, chunk: _Chunk) -> None:
-        """Copy the slices of a chunk out of the copies in which their owners reduced them."""
+        """Copy each slice of a chunk from the staging memory of its owner."""
         if not self._plan.is_local:
             return
         for index, (lo, hi) in enumerate(chunk.slices(self._node.owners)):
-            summed = self._half(index, chunk)[lo - chunk.start : hi - chunk.start]
+            summed = self._staged(index, chunk)[lo - chunk.start : hi - chunk.start]
             move(self._receive[lo:hi], summed, self._receive.nbytes)
 
 
@@ -324,5 +324,5 @@ class _Chunk:
 
 
 def _shifted(apply: Apply | None, by: int) -> Apply | None:
-    """`apply` for ranges counted from element `by`."""
+    """Return `apply` for ranges counted from element `by`."""
     return None if apply is None else lambda lo, hi: apply(by + lo, by + hi)

@@ -1,6 +1,7 @@
-"""Broadcast in the shared memory of a node: every rank copies the root's array, or copies of it.
+"""Broadcast in the shared memory of a node: every rank copies the array of one source rank.
 
-On the root's node that is the root, elsewhere the first rank, who gets the array by messages.
+The source is the root on its own node.  On any other node it is the first rank, which receives the
+array by messages.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from ncclkv.errors import OrderMismatch
 
 
 class Broadcast:
-    """One broadcast, as one rank does it.
+    """One broadcast, as one rank carries it out.
 
     Parameters
     ----------
     node : Node
-    call : Call
+    call : CollectiveHeader
     buffer : ndarray
-        The root's is copied into every other rank's.
+        Sent by the root, received by all other ranks.
     channel : Channel, optional
-        Of all ranks, if there are other nodes.
+        The channel of all ranks, if there are other nodes.
     """
 
     def __init__(
@@ -49,97 +50,97 @@ class Broadcast:
         self._group = None
         if channel is not None and node.rank == self._source:
             self._group = NodeGroup(channel, self._sources)
-        self._turn = node.sequence.next_slot()
+        self._slot = node.sequence.next_slot()
 
     def steps(self) -> Steps:
         """Take this rank's part."""
         if len(self._node.nodes) > 1:
-            return self._told()
+            return self._refusing()
         if self._bytes.size <= INLINE_BYTES:
             return self._inline()
         return self._long()
 
-    def _told(self) -> Steps:
-        """Do it, and tell of other calls those who cannot see them."""
+    def _refusing(self) -> Steps:
+        """Run, and refuse other calls also at the ranks that cannot read this rank's header."""
         try:
             yield from self._long()
         except OrderMismatch:
-            self._turn.fail()
+            self._slot.fail()
             if self._group is not None:
                 self._group.refuse()
             raise
 
     def _inline(self) -> Steps:
-        """Give or take a short copy."""
-        node, turn, nbytes = self._node, self._turn, self._bytes.size
+        """Copy a short array whole, through staging memory."""
+        node, slot, nbytes = self._node, self._slot, self._bytes.size
         ring = node.ring(nbytes)
-        slot, before = ring.take(turn)
-        yield [*turn.free(), *(before.unfinished() if before is not None else ())]
-        turn.write_header(header.write(self._call, None, None))
+        position, previous = ring.take(slot)
+        yield [*slot.until_free(), *(previous.unfinished() if previous is not None else ())]
+        slot.write_header(header.write(self._call, None, None))
         if node.rank == self._source:
-            ring.copies(slot, nbytes)[node.index][:] = self._bytes
+            ring.copies(position, nbytes)[node.index][:] = self._bytes
         else:
             yield from self._enter()
-            self._bytes[:] = ring.copies(slot, nbytes)[node.ranks.index(self._source)]
-        turn.publish(DONE)
+            self._bytes[:] = ring.copies(position, nbytes)[node.ranks.index(self._source)]
+        slot.publish(DONE)
 
     def _long(self) -> Steps:
-        """Give or take chunk after chunk."""
-        node, turn = self._node, self._turn
-        place = node.place(self._bytes)
-        copies = node.rank == self._source and place is None
-        if copies:
-            node.halves.open(turn)
-        yield turn.free()
-        turn.write_header(header.write(self._call, place, None))
+        """Copy a long array in chunks."""
+        node, slot = self._node, self._slot
+        offset = node.offset_of(self._bytes)
+        staged = node.rank == self._source and offset is None
+        if staged:
+            node.double_buffer.enqueue(slot)
+        yield slot.until_free()
+        slot.write_header(header.write(self._call, offset, None))
         if node.rank != self._source:
             yield from self._receive()
-        elif copies:
-            yield node.halves.undecided(turn)
-            yield node.halves.take(turn)
-            node.halves.decide(turn)
-            yield from self._give(copies=True)
+        elif staged:
+            yield node.double_buffer.until_first(slot)
+            yield node.double_buffer.take(slot)
+            node.double_buffer.dequeue(slot)
+            yield from self._send(staged=True)
         else:
-            yield from self._give(copies=False)
-            yield turn.stragglers(DONE)
-        turn.publish(DONE)
+            yield from self._send(staged=False)
+            yield slot.stragglers(DONE)
+        slot.publish(DONE)
 
     def _chunks(self) -> Iterator[tuple[int, Buffer]]:
-        """The array in chunks, and their numbers."""
+        """Yield the number of each chunk, and its bytes."""
         for number, start in enumerate(range(0, self._bytes.size, HALF_BYTES)):
             yield number, self._bytes[start : start + HALF_BYTES]
 
-    def _give(self, *, copies: bool) -> Steps:
-        """Let the others of this node read each chunk as soon as it is here."""
-        node, turn = self._node, self._turn
+    def _send(self, *, staged: bool) -> Steps:
+        """Publish each chunk to this node as soon as it has arrived here."""
+        node, slot = self._node, self._slot
         for number, chunk in self._chunks():
             if self._group is not None:
                 first = self._sources.index(self._call.root)
                 yield from algorithms.broadcast(self._group.channel, chunk, first)
-            if copies:
+            if staged:
                 if number > 1:
-                    yield turn.stragglers(ENTERED + number - 1)
-                node.halves.copy(node.index, number, chunk.size)[:] = chunk
-            turn.publish(ENTERED + number)
+                    yield slot.stragglers(ENTERED + number - 1)
+                node.double_buffer.copy(node.index, number, chunk.size)[:] = chunk
+            slot.publish(ENTERED + number)
 
     def _receive(self) -> Steps:
-        """Copy what the source has made readable."""
-        node, turn, nbytes = self._node, self._turn, self._bytes.size
-        place = yield from self._enter()
+        """Copy each chunk that the source has published."""
+        node, slot, nbytes = self._node, self._slot, self._bytes.size
+        offset = yield from self._enter()
         source = node.ranks.index(self._source)
-        whole = None if place is None else node.view(source, place, nbytes)
+        whole = None if offset is None else node.view(source, offset, nbytes)
         for number, chunk in self._chunks():
-            yield turn.waiting_for(self._source, ENTERED + number)
+            yield slot.waiting_for(self._source, ENTERED + number)
             if whole is None:
-                chunk[:] = node.halves.copy(source, number, chunk.size)
-                turn.publish(ENTERED + number + 1)
+                chunk[:] = node.double_buffer.copy(source, number, chunk.size)
+                slot.publish(ENTERED + number + 1)
             else:
                 start = number * HALF_BYTES
                 chunk[:] = whole[start : start + chunk.size]
 
     def _enter(self) -> Generator[Sequence[Request], None, Offset | None]:
-        """Wait for the source, hold its call against this rank's; where its array is."""
-        yield self._turn.waiting_for(self._source, ENTERED)
-        text = self._turn.headers()[self._node.ranks.index(self._source)]
-        header.check(self._call, self._turn.digest, self._node.rank, self._source, text)
-        return header.places(text)[0]
+        """Wait for the source, compare its call with this rank's; return its array's offset."""
+        yield self._slot.waiting_for(self._source, ENTERED)
+        words = self._slot.headers()[self._node.ranks.index(self._source)]
+        header.check(self._call, self._slot.digest, self._node.rank, self._source, words)
+        return header.offsets(words)[0]

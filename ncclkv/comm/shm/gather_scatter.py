@@ -1,8 +1,8 @@
 """Allgather, reduce_scatter and barrier in the shared memory of a node: all ranks read all arrays.
 
-An array that neighbours can map is read where it lies, and stays as it is until all ranks are done.
-Any other is copied in chunks, each before the phase after which it is read.  A rank that reaches a
-phase has read the chunk of the phase before, so a double buffer is enough.
+An array that neighbours can map is read in place, and does not change until all ranks are done.
+Any other array is copied in chunks, each before the phase after which peers read it.  A rank that
+reaches a phase has read the chunk of the phase before, so a double buffer is enough.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Consume = Callable[[int, int, list[Buffer]], None]
 
 
 def enter(
-    node: Node, turn: CollectiveSlot, call: header.CollectiveHeader, place: Offset | None
+    node: Node, slot: CollectiveSlot, call: header.CollectiveHeader, offset: Offset | None
 ) -> Steps:
     """Publish a call and the offset of its array; compare the peers' calls with it."""
-    turn.write_header(header.write(call, place, None))
-    turn.publish(ENTERED)
-    yield turn.stragglers(ENTERED)
-    header.check_all(call, node, turn.headers())
+    slot.write_header(header.write(call, offset, None))
+    slot.publish(ENTERED)
+    yield slot.stragglers(ENTERED)
+    header.check_all(call, node, slot.headers())
 
 
 class PeerReads:
@@ -40,10 +40,10 @@ class PeerReads:
     Parameters
     ----------
     node : Node
-    call : Call
+    call : CollectiveHeader
     own : ndarray, shape (1, columns) or (ranks, columns)
-        This rank's array, contiguous.  Of one row for each rank, every rank reads its own alone:
-        `consume` may write to that row, and to no other of `own`.
+        This rank's array, contiguous.  If it has one row a rank, each rank reads only its own row.
+        `consume` may then write to this rank's row of `own`, and to no other row.
     consume : callable
         Called with all ranks' columns, each ``(rows, hi - lo)``, which together are all columns.
     """
@@ -55,79 +55,79 @@ class PeerReads:
         self._call = call
         self._own = own
         self._consume = consume
-        self._turn = node.sequence.next_slot()
+        self._slot = node.sequence.next_slot()
 
     def steps(self) -> Steps:
         """Take this rank's part."""
         if self._own.nbytes <= INLINE_BYTES:
             return self._inline()
-        self._node.halves.open(self._turn)
+        self._node.double_buffer.enqueue(self._slot)
         return self._long()
 
     def _inline(self) -> Steps:
         """Copy short arrays whole."""
-        node, turn, own = self._node, self._turn, self._own
+        node, slot, own = self._node, self._slot, self._own
         ring = node.ring(own.nbytes)
-        slot, before = ring.take(turn)
-        yield [*turn.free(), *(before.unfinished() if before is not None else ())]
-        copies = ring.copies(slot, own.nbytes)
+        position, previous = ring.take(slot)
+        yield [*slot.until_free(), *(previous.unfinished() if previous is not None else ())]
+        copies = ring.copies(position, own.nbytes)
         parts = [copy.view(own.dtype).reshape(own.shape) for copy in copies]
         parts[node.index][...] = own
-        yield from enter(node, turn, self._call, None)
+        yield from enter(node, slot, self._call, None)
         self._consume(0, own.shape[1], parts)
-        turn.publish(DONE)
+        slot.publish(DONE)
 
     def _long(self) -> Steps:
-        """Read arrays where they can be mapped, and chunks of the others."""
-        node, turn, (rows, columns) = self._node, self._turn, self._own.shape
+        """Read mapped arrays in place, and the others in staged chunks."""
+        node, slot, (rows, columns) = self._node, self._slot, self._own.shape
         step = HALF_BYTES // (rows * self._own.itemsize)
-        yield turn.free()
-        place = node.place(self._own.reshape(-1))
-        if place is None:
-            yield node.halves.undecided(turn)
-            yield node.halves.take(turn)
+        yield slot.until_free()
+        offset = node.offset_of(self._own.reshape(-1))
+        if offset is None:
+            yield node.double_buffer.until_first(slot)
+            yield node.double_buffer.take(slot)
             self._copy(0, 0, min(step, columns))
-        node.halves.decide(turn)
-        yield from enter(node, turn, self._call, place)
-        places = [header.places(text)[0] for text in turn.headers()]
-        wholes = [self._whole(index, where) for index, where in enumerate(places)]
-        if None not in places:
+        node.double_buffer.dequeue(slot)
+        yield from enter(node, slot, self._call, offset)
+        offsets = [header.offsets(text)[0] for text in slot.headers()]
+        wholes = [self._whole(index, where) for index, where in enumerate(offsets)]
+        if None not in offsets:
             step = columns
         for number, lo in enumerate(range(0, columns, step)):
             hi = min(lo + step, columns)
             if number:
-                if place is None:
+                if offset is None:
                     self._copy(number, lo, hi)
-                turn.publish(ENTERED + number)
-                yield turn.stragglers(ENTERED + number)
+                slot.publish(ENTERED + number)
+                yield slot.stragglers(ENTERED + number)
             self._consume(lo, hi, self._parts(wholes, number, lo, hi))
-        turn.publish(DONE)
-        if place is not None:
-            yield turn.stragglers(DONE)
+        slot.publish(DONE)
+        if offset is not None:
+            yield slot.stragglers(DONE)
 
     def _copy(self, number: int, lo: int, hi: int) -> None:
-        """Copy columns to the double buffer, but for a row that this rank alone reads."""
-        half, own = self._half(self._node.index, number, hi - lo), self._own[:, lo:hi]
+        """Copy columns to the double buffer, but not the row that only this rank reads."""
+        half, own = self._staged(self._node.index, number, hi - lo), self._own[:, lo:hi]
         if len(own) == 1:
             half[...] = own
             return
-        before, after = slice(self._node.index), slice(self._node.index + 1, None)
-        half[before] = own[before]
+        previous, after = slice(self._node.index), slice(self._node.index + 1, None)
+        half[previous] = own[previous]
         half[after] = own[after]
 
-    def _whole(self, index: int, place: Offset | None) -> Buffer | None:
-        """Return a rank's array where it lies; None when that rank copies."""
+    def _whole(self, index: int, offset: Offset | None) -> Buffer | None:
+        """Return a rank's mapped array; None when that rank copies its array in chunks."""
         own = self._own
         if index == self._node.index:
             return own
-        if place is None:
+        if offset is None:
             return None
-        return self._node.view(index, place, own.nbytes).view(own.dtype).reshape(own.shape)
+        return self._node.view(index, offset, own.nbytes).view(own.dtype).reshape(own.shape)
 
-    def _half(self, index: int, number: int, columns: int) -> Buffer:
+    def _staged(self, index: int, number: int, columns: int) -> Buffer:
         """Return a rank's copy of a chunk."""
         rows, dtype = self._own.shape[0], self._own.dtype
-        copy = self._node.halves.copy(index, number, rows * columns * dtype.itemsize)
+        copy = self._node.double_buffer.copy(index, number, rows * columns * dtype.itemsize)
         return copy.view(dtype).reshape(rows, columns)
 
     def _parts(
@@ -135,7 +135,7 @@ class PeerReads:
     ) -> list[Buffer]:
         """Return the chunk's columns of all ranks."""
         return [
-            self._half(index, number, hi - lo) if whole is None else whole[:, lo:hi]
+            self._staged(index, number, hi - lo) if whole is None else whole[:, lo:hi]
             for index, whole in enumerate(wholes)
         ]
 
@@ -168,7 +168,7 @@ def reduce_scatter(
 
 def barrier(node: Node) -> Steps:
     """Enter, and wait until all ranks have entered."""
-    turn = node.sequence.next_slot()
-    yield turn.free()
-    yield from enter(node, turn, header.BARRIER, None)
-    turn.publish(DONE)
+    slot = node.sequence.next_slot()
+    yield slot.until_free()
+    yield from enter(node, slot, header.BARRIER, None)
+    slot.publish(DONE)

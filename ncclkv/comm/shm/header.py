@@ -1,4 +1,4 @@
-"""The header that each rank of a node publishes for a collective, and its text in errors."""
+"""`CollectiveHeader`: the arguments of a collective that each rank of a node publishes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ncclkv.comm.shm.node import Node
 from ncclkv.comm.types import OPS, Buffer
 from ncclkv.errors import OrderMismatch
 
-_WORDS = {
+_TEXTS = {
     "reduction": "a reduction of {nbytes} bytes to {root}",
     "broadcast": "a broadcast of {nbytes} bytes from {root}",
     "reduce_scatter": "a reduce_scatter of {nbytes} bytes",
     "allgather": "an allgather of {nbytes} bytes from each rank",
     "barrier": "a barrier",
 }
-VERBS = tuple(_WORDS)
+VERBS = tuple(_TEXTS)
 """Kinds of collectives."""
 
 _OPS = ("", *OPS)
@@ -39,11 +39,11 @@ class CollectiveHeader(NamedTuple):
     verb : str
         One of `VERBS`.
     nbytes : int
-        What each rank passes to send.
+        Size of the array that each rank sends.
     dtype : int
         An index of `SUPPORTED`.
     op : str
-        One of `OPS`; "" where nothing is summed.
+        One of `OPS`; "" without a reduction.
     root : int
         -1 for all ranks.
     sharded_update : bool
@@ -63,7 +63,7 @@ class CollectiveHeader(NamedTuple):
         return self.nbytes, self.dtype | names | self.sharded_update << 16 | (self.root + 1) << 24
 
     def __str__(self) -> str:
-        return _WORDS[self.verb].format(
+        return _TEXTS[self.verb].format(
             nbytes=self.nbytes, root="all ranks" if self.root < 0 else f"rank {self.root}"
         )
 
@@ -87,8 +87,8 @@ def reduction(
     nbytes: int, dtype: np.dtype[Any], op: str, root: int | None, *, sharded_update: bool
 ) -> CollectiveHeader:
     """Return the header of a reduction."""
-    whole = -1 if root is None else root
-    return CollectiveHeader("reduction", nbytes, _number(dtype), op, whole, sharded_update)
+    receiver = -1 if root is None else root
+    return CollectiveHeader("reduction", nbytes, _number(dtype), op, receiver, sharded_update)
 
 
 def broadcast(buffer: Buffer, root: int) -> CollectiveHeader:
@@ -112,7 +112,7 @@ BARRIER = CollectiveHeader("barrier")
 
 @cache
 def _number(dtype: np.dtype[Any]) -> int:
-    """The number of a dtype, the same in every process."""
+    """Return the index of a dtype in `SUPPORTED`, the same in every process."""
     return SUPPORTED.index(dtype_name(dtype))
 
 
@@ -121,22 +121,22 @@ def write(call: CollectiveHeader, send: Offset | None, receive: Offset | None) -
     return (*call.pack(), *(send or _NOWHERE), *(receive or _NOWHERE))
 
 
-def places(note: Sequence[int]) -> tuple[Offset | None, Offset | None]:
-    """Return the offsets of the writer's arrays."""
-    send, receive = Offset(*note[_HEAD : _HEAD + 3]), Offset(*note[_HEAD + 3 : _HEAD + 6])
+def offsets(words: Sequence[int]) -> tuple[Offset | None, Offset | None]:
+    """Return the offsets of the sender's two arrays."""
+    send, receive = Offset(*words[_HEAD : _HEAD + 3]), Offset(*words[_HEAD + 3 : _HEAD + 6])
     return (None if send == _NOWHERE else send, None if receive == _NOWHERE else receive)
 
 
-def check(call: CollectiveHeader, digest: int, rank: int, other: int, note: Sequence[int]) -> None:
-    """Refuse another call than this rank's, and one with another mark.
+def check(call: CollectiveHeader, digest: int, rank: int, peer: int, words: Sequence[int]) -> None:
+    """Compare a peer's header with this rank's call and digest.
 
     Raises
     ------
     OrderMismatch
-        Naming both ranks and both calls.
+        When they differ; the message names both ranks and both calls.
     """
-    theirs = _unpack(*note[1:_HEAD])
-    if theirs == call and note[0] == digest:
+    theirs = _unpack(*words[1:_HEAD])
+    if theirs == call and words[0] == digest:
         return
     if theirs == call:
         what = f"called {call} after other calls than this rank"
@@ -144,12 +144,12 @@ def check(call: CollectiveHeader, digest: int, rank: int, other: int, note: Sequ
         what = f"sent {theirs.nbytes} bytes where {call.nbytes} were expected"
     else:
         what = f"called {theirs.describe()} where this rank called {call.describe()}"
-    raise OrderMismatch(f"rank {rank}: rank {other} {what}; the two ranks made different calls")
+    raise OrderMismatch(f"rank {rank}: rank {peer} {what}; the two ranks made different calls")
 
 
-def check_all(call: CollectiveHeader, node: Node, notes: Sequence[Sequence[int]]) -> None:
-    """Refuse notes of other calls than this rank's; as `check`."""
-    own = notes[node.index][:_HEAD]
-    for other, text in zip(node.ranks, notes, strict=True):
-        if text[:_HEAD] != own:
-            check(call, own[0], node.rank, other, text)
+def check_all(call: CollectiveHeader, node: Node, headers: Sequence[Sequence[int]]) -> None:
+    """Compare the headers of all ranks of a node with this rank's; as `check`."""
+    local = headers[node.index][:_HEAD]
+    for peer, words in zip(node.ranks, headers, strict=True):
+        if words[:_HEAD] != local:
+            check(call, local[0], node.rank, peer, words)

@@ -22,34 +22,40 @@ PAGE = 64 * 1024
 """A multiple of the pages of all machines."""
 
 BLOCK_BYTES = 256 * 1024
-"""A slice is summed, sent on and updated in blocks that stay in the cache."""
+"""Size of a block: slices are reduced, copied and updated in blocks that stay in the cache."""
 
-_COPIES_FROM = -(-(sequence.NBYTES + flight_recorder.NBYTES) // PAGE) * PAGE
+_STAGING_FROM = -(-(sequence.NBYTES + flight_recorder.NBYTES) // PAGE) * PAGE
 
-CONTROL_BYTES = _COPIES_FROM + staging.NBYTES
-"""The beginning of every rank's space: its flags, its calls and what it copies."""
+CONTROL_BYTES = _STAGING_FROM + staging.NBYTES
+"""Size of the beginning of every segment: flags and headers, flight recorder, staging memory."""
 
 
 class Node:
-    """Memory and turns that the ranks of one node have in common.
+    """The ranks of one node and their shared memory, as one rank sees them.
 
     Parameters
     ----------
     ranks : sequence of int
         The ranks of this node, in order.
     rank : int
-        This one.
+        This rank.
     nodes : sequence of sequence of int
         The ranks of all nodes.
-    spaces : sequence of Space
-        Of each rank of the node; taken over.
-    notify
+    segments : sequence of Segment
+        The segment of each rank of the node; owned by this object.
+    notify : callable
         As for `SequenceTable`.
 
     Attributes
     ----------
-    boards : dict of ndarray by rank
-        The pages of `comm.board`.
+    index : int
+        The index of this rank in `ranks`.
+    owners : int
+        Number of ranks that reduce a slice: that of the smallest node.
+    pages : dict of int to ndarray
+        The flight recorder's page of each rank.
+    sequence : SequenceTable
+    double_buffer : DoubleBuffer
     """
 
     def __init__(
@@ -57,7 +63,7 @@ class Node:
         ranks: Sequence[int],
         rank: int,
         nodes: Sequence[Sequence[int]],
-        spaces: Sequence[Segment],
+        segments: Sequence[Segment],
         notify: Callable[[], None],
     ) -> None:
         self.ranks = list(ranks)
@@ -65,41 +71,45 @@ class Node:
         self.index = self.ranks.index(rank)
         self.nodes = nodes
         self.owners = min(len(each) for each in nodes)
-        self._spaces = spaces
-        self._control = [space.map(0, CONTROL_BYTES) for space in spaces]
-        pages = [page[: sequence.NBYTES] for page in self._control]
-        self.sequence = SequenceTable(pages, ranks, self.index, notify)
-        boards = [
-            page[sequence.NBYTES : sequence.NBYTES + flight_recorder.NBYTES]
-            for page in self._control
+        self._segments = segments
+        self._control = [segment.map(0, CONTROL_BYTES) for segment in segments]
+        tables = [memory[: sequence.NBYTES] for memory in self._control]
+        self.sequence = SequenceTable(tables, ranks, self.index, notify)
+        pages = [
+            memory[sequence.NBYTES : sequence.NBYTES + flight_recorder.NBYTES]
+            for memory in self._control
         ]
-        self.boards = dict(zip(ranks, boards, strict=True))
-        self._own, self._common = self._arenas()
+        self.pages = dict(zip(ranks, pages, strict=True))
+        self._local, self._shared = self._allocators()
         self._maps: dict[tuple[int, int, int], Buffer] = {}
-        self._rings, self.halves = self._copies()
+        self._rings, self.double_buffer = self._staging()
         self._reducers: dict[tuple[np.dtype[Any], str], Reducer] = {}
 
-    def _arenas(self) -> tuple[Allocator, Allocator]:
-        """Return the allocators of this rank and of the node, at the end of the first segment."""
-        first, own = self._spaces[0], self._spaces[self.index]
+    def _allocators(self) -> tuple[Allocator, Allocator]:
+        """Return the allocators of this rank's memory and of the memory that all ranks share.
+
+        The shared memory is the second half of the first segment.
+        """
+        first, local = self._segments[0], self._segments[self.index]
         middle = (first.capacity + CONTROL_BYTES) // 2 // PAGE * PAGE
-        stop = middle if self.index == 0 else own.capacity - PAGE
-        common = Allocator(first, middle, first.capacity - PAGE, reuse=False)
-        return Allocator(own, CONTROL_BYTES, stop), common
+        stop = middle if self.index == 0 else local.capacity - PAGE
+        shared = Allocator(first, middle, first.capacity - PAGE, reuse=False)
+        return Allocator(local, CONTROL_BYTES, stop), shared
 
     # Memory
 
     def allocate(self, nbytes: int) -> Buffer | None:
-        """Zeroed bytes of this rank's own that its neighbours can read; None without room."""
+        """Allocate zeroed bytes that the neighbours can read; None when no memory is left."""
         try:
-            return self._own.take(nbytes)
-        except OSError:  # of a limit on address space or on files
+            return self._local.take(nbytes)
+        except OSError:  # a limit on address space or on open files
             return None
 
     def node_shared(self, nbytes: int) -> Buffer | None:
-        """Zeroed bytes that all ranks of the node get, in the same order of calls.
+        """Allocate zeroed bytes that all ranks of the node share; None when no memory is left.
 
-        None without room; where there is none at all, not even of no bytes.
+        All ranks make the same calls in the same order.  Without shared memory, a request for 0
+        bytes returns None too.
 
         Raises
         ------
@@ -107,7 +117,7 @@ class Node:
             When the memory cannot be mapped here: other ranks may have it, so None would differ.
         """
         try:
-            return self._common.take(nbytes) if self._common.size else None
+            return self._shared.take(nbytes) if self._shared.size else None
         except OSError as error:
             raise OutOfMemory(
                 f"{nbytes:,} bytes that the ranks of this node share cannot be mapped ({error}); "
@@ -116,62 +126,62 @@ class Node:
 
     def rolling_back_node_shared(self) -> AbstractContextManager[None]:
         """Give back what a block takes by `node_shared`, if the block raises."""
-        return self._common.rolling_back()
+        return self._shared.rolling_back()
 
     def is_node_shared(self, array: Buffer) -> bool:
         """Return whether an array lies in memory that all ranks of the node share."""
-        return array.size > 0 and self._common.place(array) is not None
+        return array.size > 0 and self._shared.offset_of(array) is not None
 
-    def place(self, array: Buffer) -> Offset | None:
-        """Return the offset of an array of this rank's own; None when neighbours cannot map it."""
-        return self._own.place(array) if array.size else None
+    def offset_of(self, array: Buffer) -> Offset | None:
+        """Return the offset of an array of this rank; None when neighbours cannot map the array."""
+        return self._local.offset_of(array) if array.size else None
 
-    def view(self, index: int, place: Offset, nbytes: int) -> Buffer:
-        """A neighbour's array, as bytes.
+    def view(self, index: int, offset: Offset, nbytes: int) -> Buffer:
+        """Map a neighbour's array; return its bytes.
 
         Raises
         ------
         RankLost
-            When it cannot be opened any more.
+            When the neighbour's file cannot be mapped any more.
         """
-        where = (index, place.start, place.length)
-        extent = self._maps.get(where)
+        key = (index, offset.start, offset.length)
+        extent = self._maps.get(key)
         if extent is None:
             try:
-                extent = self._spaces[index].map(place.start, place.length)
+                extent = self._segments[index].map(offset.start, offset.length)
             except OSError as error:
                 raise RankLost(
                     f"rank {self.rank}: the memory of rank {self.ranks[index]} cannot be mapped "
-                    f"({error}); it may have left"
+                    f"({error}); look at whether rank {self.ranks[index]} still runs"
                 ) from error
-            self._maps[where] = extent
-        return extent[place.offset : place.offset + nbytes]
+            self._maps[key] = extent
+        return extent[offset.offset : offset.offset + nbytes]
 
     # Arithmetic
 
     def reducer(self, dtype: np.dtype[Any], op: str) -> Reducer:
         """Return the cached reducer of parts of up to `BLOCK_BYTES`; it owns scratch memory."""
-        known = self._reducers.get((dtype, op))
-        if known is None:
-            known = self._reducers[dtype, op] = Reducer(dtype, BLOCK_BYTES // dtype.itemsize, op)
-        return known
+        cached = self._reducers.get((dtype, op))
+        if cached is None:
+            cached = self._reducers[dtype, op] = Reducer(dtype, BLOCK_BYTES // dtype.itemsize, op)
+        return cached
 
-    # Copies
+    # Staging memory
 
     def ring(self, nbytes: int) -> SlotRing:
-        """The places for copies of so many bytes, `INLINE_BYTES` at most."""
+        """Return the ring whose slots hold `nbytes`, at most `INLINE_BYTES`."""
         return next(ring for ring in self._rings if nbytes <= ring.nbytes)
 
-    def _copies(self) -> tuple[list[SlotRing], DoubleBuffer]:
-        """The places for copies, at the end of each rank's control memory."""
-        rings, lo = [], _COPIES_FROM
+    def _staging(self) -> tuple[list[SlotRing], DoubleBuffer]:
+        """Return the rings and the double buffer, at the end of each rank's control memory."""
+        rings, lo = [], _STAGING_FROM
         for nbytes, count in RINGS:
-            pages = [page[lo : lo + nbytes * count] for page in self._control]
+            pages = [memory[lo : lo + nbytes * count] for memory in self._control]
             rings.append(SlotRing(pages, nbytes))
             lo += nbytes * count
-        return rings, DoubleBuffer([page[lo:] for page in self._control], self.rank)
+        return rings, DoubleBuffer([memory[lo:] for memory in self._control], self.rank)
 
     def close(self) -> None:
-        """Open no more of the neighbours' memory; what is mapped stays as long as it is used."""
-        for space in self._spaces:
-            space.close()
+        """Map no more memory of neighbours; existing maps stay while their arrays exist."""
+        for segment in self._segments:
+            segment.close()

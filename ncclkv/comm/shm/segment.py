@@ -1,7 +1,7 @@
-"""Segments: memory that one rank gives to its node, and that other ranks map on demand.
+"""Segments: memory of one rank of a node, which the other ranks map on demand.
 
-The best is an anonymous file: no name is left behind by a process that is killed, no file system
-limits its size, and a page takes memory only once somebody has written to it.
+The preferred segment is an anonymous file.  A killed process leaves no name behind, no file system
+limits the size, and a page takes memory only after the first write.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Segment(ABC):
-    """The memory that one rank gives.
+    """The memory that one rank shares.
 
     Attributes
     ----------
     capacity : int
-        Bytes.
+        Size in bytes.
     extent_bytes : int
-        How much is best mapped at once.
+        Preferred number of bytes to map at once.
     """
 
     capacity: int
@@ -46,7 +46,7 @@ class Segment(ABC):
 
     @abstractmethod
     def map(self, start: int, nbytes: int) -> Buffer:
-        """Bytes ``[start, start + nbytes)``, zero where nobody has written; whole pages."""
+        """Map bytes ``[start, start + nbytes)``, whole pages; unwritten bytes are zero."""
 
     @abstractmethod
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Ticket:
 
 
 class MemfdSegment(Segment):
-    """A file in memory, by its descriptor, which it takes over."""
+    """A file in memory; it owns the file's descriptor."""
 
     capacity = _CAPACITY
     extent_bytes = 64 * MIB
@@ -74,35 +74,35 @@ class MemfdSegment(Segment):
 
     @classmethod
     def create(cls) -> tuple[MemfdSegment, Ticket]:
-        """A new file of this process, and how its peers find it.
+        """Create a file; return its segment and the ticket by which peers open it.
 
         Raises
         ------
         OSError
-            Where the system refuses.
+            When the system refuses.
         """
-        space = cls(os.memfd_create("ncclkv", os.MFD_CLOEXEC))
+        segment = cls(os.memfd_create("ncclkv", os.MFD_CLOEXEC))
         token = secrets.token_bytes(_TOKEN_BYTES)
-        os.ftruncate(space._descriptor, _CAPACITY)
-        os.pwrite(space._descriptor, token, _CAPACITY - _TOKEN_BYTES)
-        return space, Ticket(os.getpid(), space._descriptor, token)
+        os.ftruncate(segment._descriptor, _CAPACITY)
+        os.pwrite(segment._descriptor, token, _CAPACITY - _TOKEN_BYTES)
+        return segment, Ticket(os.getpid(), segment._descriptor, token)
 
     @classmethod
     def open(cls, ticket: Ticket) -> MemfdSegment:
-        """The file of a peer.
+        """Open the file of a peer.
 
         Raises
         ------
         OSError
-            When it cannot be reached, as from within another container.
+            When the file is not visible here, as in another container.
         """
         path = f"/proc/{ticket.process}/fd/{ticket.descriptor}"
-        space = cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
-        found = os.pread(space._descriptor, _TOKEN_BYTES, _CAPACITY - _TOKEN_BYTES)
+        segment = cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        found = os.pread(segment._descriptor, _TOKEN_BYTES, _CAPACITY - _TOKEN_BYTES)
         if found != ticket.token:
-            space.close()
-            raise FileNotFoundError(f"{path} is not the memory of that rank")
-        return space
+            segment.close()
+            raise FileNotFoundError(f"{path} is another file")
+        return segment
 
     def map(self, start: int, nbytes: int) -> Buffer:
         return _mapped(self._descriptor, start, nbytes)
@@ -112,10 +112,10 @@ class MemfdSegment(Segment):
 
 
 def _mapped(descriptor: int, start: int, nbytes: int) -> Buffer:
-    """A part of a file, mapped as long as it is used, by itself or by its views.
+    """Map a part of a file; it stays mapped while the array or a view of it exists.
 
-    `mmap.mmap` keeps a descriptor of its own for each map before Python 3.13, so a store that was
-    closed would keep some as long as an array of it is used.
+    Before Python 3.13 each `mmap.mmap` keeps a descriptor open.  A closed store would then hold
+    descriptors as long as any of its arrays exists.
     """
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     where = _libc().mmap(None, nbytes, protection, mmap.MAP_SHARED, descriptor, start)
@@ -129,7 +129,7 @@ def _mapped(descriptor: int, start: int, nbytes: int) -> Buffer:
 
 @cache
 def _libc() -> Any:
-    """The C library, with the types of its calls."""
+    """Return the C library, with the types of its functions."""
     libc = ctypes.CDLL(None, use_errno=True)
     pointer, size, number, offset = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_long
     libc.mmap.restype, libc.mmap.argtypes = pointer, [pointer, size, number, number, number, offset]
@@ -138,7 +138,7 @@ def _libc() -> Any:
 
 
 class WindowSegment(Segment):
-    """A rank's part of a window, mapped already, which has room for no arrays."""
+    """A rank's part of a window, already mapped; it has no memory for arrays."""
 
     def __init__(self, memory: Buffer) -> None:
         self.capacity = self.extent_bytes = memory.size

@@ -19,22 +19,22 @@ from ncclkv.comm.types import Buffer
 from ncclkv.errors import OrderMismatch
 
 RING = 1024
-"""Collectives of a node that may be under way at once."""
+"""Number of collectives of a node that may be in flight at once."""
 
-NOTE_WORDS = 10
-"""Words of a header: the digest, the arguments, and the time of arrival."""
+HEADER_WORDS = 10
+"""Words of the header of a collective: the digest, the arguments, and the time of arrival."""
 
-_ARRIVAL = NOTE_WORDS - 1
+_ARRIVAL = HEADER_WORDS - 1
 
-NBYTES = RING * 8 * (1 + NOTE_WORDS)
+NBYTES = RING * 8 * (1 + HEADER_WORDS)
 
 _PHASES = 1 << 24
 
 ENTERED = 1
-"""The first phase of every collective: this rank's part can be read."""
+"""First phase of every collective: the data of this rank can be read."""
 
 DONE = _PHASES - 1
-"""The last phase of every collective: this rank needs nothing of the others any more."""
+"""Last phase of every collective: this rank reads no data of its peers any more."""
 
 FAILED = -1
 """Flag value of a failed collective."""
@@ -47,70 +47,70 @@ Flags = Sequence[tuple[int, memoryview]]
 class PeerFlags(Request):
     """The flags of some ranks, awaited until all of them reach a value: one request for all."""
 
-    __slots__ = ("_flags", "_rank", "_slot", "_value")
+    __slots__ = ("_flags", "_index", "_rank", "_value")
 
-    def __init__(self, rank: int, flags: Flags, slot: int, value: int) -> None:
+    def __init__(self, rank: int, flags: Flags, index: int, value: int) -> None:
         self._rank = rank
         self._flags = flags
-        self._slot = slot
+        self._index = index
         self._value = value
 
     def done(self) -> bool:
-        slot, value, done = self._slot, self._value, True
+        index, value, done = self._index, self._value, True
         for peer, flags in self._flags:
-            if flags[slot] < value:
+            if flags[index] < value:
                 done = False
-                if flags[slot] == FAILED:
+                if flags[index] == FAILED:
                     raise OrderMismatch(
                         f"rank {self._rank}: rank {peer} found that ranks made different calls"
                     )
         return done
 
     def poll(self) -> bool:
-        slot, value = self._slot, self._value
+        index, value = self._index, self._value
         for _, flags in self._flags:  # noqa: SIM110  # a loop takes half as long as all()
-            if FAILED < flags[slot] < value:
+            if FAILED < flags[index] < value:
                 return False
         return True
 
     def of(self, rank: int) -> PeerFlags:
         """Return the request of one of the ranks alone."""
         only = [each for each in self._flags if each[0] == rank]
-        return PeerFlags(self._rank, only, self._slot, self._value)
+        return PeerFlags(self._rank, only, self._index, self._value)
 
     def awaited(self) -> list[int]:
-        return [peer for peer, flags in self._flags if flags[self._slot] < self._value]
+        return [peer for peer, flags in self._flags if flags[self._index] < self._value]
 
 
 class SequenceTable:
-    """The memory of the flags of all ranks of a node.
+    """The flags and headers of all ranks of a node.
 
     Parameters
     ----------
     pages : sequence of ndarray, shape (NBYTES,)
-        The memory of each rank's, zero at first.
+        The memory of each rank, zero at first.
     ranks : sequence of int
-        Their ranks.
+        The ranks of the node.
     index : int
-        Which of them is this one.
+        The index of this rank in `ranks`.
     notify : callable
-        Called after a flag was written, for those who sleep.
+        Called after a flag was written, to wake ranks that sleep.
 
     Attributes
     ----------
-    rank : int
-    numbers, words : list of memoryview
-        Every rank's flags, and the words of their notes.
-    own, own_words : memoryview
-        This rank's.
-    others : list of (int, memoryview)
-        The other ranks, each with its flags.
     ranks : sequence of int
+    rank : int
+    flags, headers : list of memoryview
+        The flags and headers of every rank.
+    local_flags, local_headers : memoryview
+        Those of this rank.
+    peers : list of (int, memoryview)
+        The other ranks, each with its flags.
     notify : callable
     addresses : list of (int, int)
-        Of every rank's flags and notes.
-    digest : Mark
-        As `Flight.digest`; of the turns that are taken next.
+        The addresses of every rank's flags and headers.
+    digest : CallDigest
+        The digest that the next slots publish.
     """
 
     def __init__(
@@ -122,12 +122,12 @@ class SequenceTable:
     ) -> None:
         self.ranks = ranks
         self.rank = ranks[index]
-        self.numbers = [page[: RING * 8].view(np.int64).data for page in pages]
-        self.words = [page[RING * 8 : NBYTES].view(np.int64).data for page in pages]
-        self.own, self.own_words = self.numbers[index], self.words[index]
-        self.others = [
+        self.flags = [page[: RING * 8].view(np.int64).data for page in pages]
+        self.headers = [page[RING * 8 : NBYTES].view(np.int64).data for page in pages]
+        self.local_flags, self.local_headers = self.flags[index], self.headers[index]
+        self.peers = [
             (peer, flags)
-            for peer, flags in zip(ranks, self.numbers, strict=True)
+            for peer, flags in zip(ranks, self.flags, strict=True)
             if peer != self.rank
         ]
         self.notify = notify
@@ -142,132 +142,138 @@ class SequenceTable:
 
 
 class CollectiveSlot:
-    """One collective, as this rank takes part in it.
+    """One collective in the sequence table, as one rank sees it.
 
     A phase is a number from 1 to `DONE` that only grows.
 
     Attributes
     ----------
     number : int
-        Which collective of the node it is, from 1.
+        The number of the collective on this node, from 1.
     digest : int
-        What begins its note.
+        The first word of this rank's header.
     """
 
-    __slots__ = ("_base", "_flags", "_slot", "digest", "number")
+    __slots__ = ("_base", "_index", "_table", "digest", "number")
 
-    def __init__(self, flags: SequenceTable, number: int) -> None:
-        self._flags = flags
+    def __init__(self, table: SequenceTable, number: int) -> None:
+        self._table = table
         self.number = number
-        self.digest = flags.digest.value
+        self.digest = table.digest.value
         self._base = number * _PHASES
-        self._slot = number % RING
+        self._index = number % RING
 
     # This rank
 
     def write_header(self, words: Sequence[int]) -> None:
-        """Write the digest, `words` and the time for the others to read, before the first phase."""
-        own, lo = self._flags.own_words, self._slot * NOTE_WORDS
-        own[lo] = self.digest
-        own[lo + _ARRIVAL] = monotonic_ns()
-        for place, word in enumerate(words, lo + 1):
-            own[place] = word
+        """Write the digest, `words` and the time for the peers to read, before the first phase."""
+        headers, lo = self._table.local_headers, self._index * HEADER_WORDS
+        headers[lo] = self.digest
+        headers[lo + _ARRIVAL] = monotonic_ns()
+        for position, word in enumerate(words, lo + 1):
+            headers[position] = word
 
     def publish(self, phase: int) -> None:
         """Publish that this rank has reached a phase."""
-        self._flags.own[self._slot] = self._base + phase
-        self._flags.notify()
+        self._table.local_flags[self._index] = self._base + phase
+        self._table.notify()
 
     def fail(self) -> None:
         """Publish that ranks have made different calls."""
-        self._flags.own[self._slot] = FAILED
-        self._flags.notify()
+        self._table.local_flags[self._index] = FAILED
+        self._table.notify()
 
-    # The others
+    # The peers
 
     def headers(self) -> list[list[int]]:
         """Return the headers of all ranks but for times; all must have reached the first phase."""
-        lo = self._slot * NOTE_WORDS
-        return [words[lo : lo + _ARRIVAL].tolist() for words in self._flags.words]
+        lo = self._index * HEADER_WORDS
+        return [words[lo : lo + _ARRIVAL].tolist() for words in self._table.headers]
 
     def arrivals(self) -> dict[int, float]:
         """Return the times of arrival, as `Work.arrivals`."""
-        flags, place = self._flags, self._slot * NOTE_WORDS + _ARRIVAL
+        table, position = self._table, self._index * HEADER_WORDS + _ARRIVAL
         times = {
-            rank: words[place] / 1e9 for rank, words in zip(flags.ranks, flags.words, strict=True)
+            rank: words[position] / 1e9
+            for rank, words in zip(table.ranks, table.headers, strict=True)
         }
         # Flags last: a flag of a later collective shows that the slot's words may be of that one.
-        reached = [numbers[self._slot] - self._base for numbers in flags.numbers]
+        reached = [flags[self._index] - self._base for flags in table.flags]
         return times if all(ENTERED <= phase <= DONE for phase in reached) else {}
 
     def headers_match(self, expected: Sequence[Sequence[int]]) -> bool:
         """Return whether each rank's header has this rank's digest and the words expected of it."""
-        lo, digest = self._slot * NOTE_WORDS, self.digest
-        for words, known in zip(self._flags.words, expected, strict=True):
-            if words[lo] != digest or words[lo + 1 : lo + 1 + len(known)].tolist() != known:
+        lo, digest = self._index * HEADER_WORDS, self.digest
+        for words, wanted in zip(self._table.headers, expected, strict=True):
+            if words[lo] != digest or words[lo + 1 : lo + 1 + len(wanted)].tolist() != wanted:
                 return False
         return True
 
     def all_reached(self, phase: int) -> bool:
         """Return whether all other ranks have reached a phase."""
-        return self._met(self._base + phase)
+        return self._all_at_least(self._base + phase)
 
     def stragglers(self, phase: int) -> list[PeerFlags]:
         """Return a request that all other ranks reach a phase."""
-        flags = self._flags
-        return [PeerFlags(flags.rank, flags.others, self._slot, self._base + phase)]
+        table = self._table
+        return [PeerFlags(table.rank, table.peers, self._index, self._base + phase)]
 
     def waiting_for(self, rank: int, phase: int) -> list[PeerFlags]:
         """Return a request that one rank reaches a phase."""
         return [request.of(rank) for request in self.stragglers(phase)]
 
-    def is_over(self) -> bool:
-        """Return whether all ranks are done, this one included."""
+    def is_complete(self) -> bool:
+        """Return whether all ranks are done, this rank included."""
         value = self._base + DONE
-        return self._flags.own[self._slot] >= value and self._met(value)
+        return self._table.local_flags[self._index] >= value and self._all_at_least(value)
 
     def unfinished(self) -> list[PeerFlags]:
-        """Return a request that all ranks are done, this one included."""
-        flags = self._flags
-        everyone = [(flags.rank, flags.own), *flags.others]
-        return [PeerFlags(flags.rank, everyone, self._slot, self._base + DONE)]
+        """Return a request that all ranks are done, this rank included."""
+        table = self._table
+        everyone = [(table.rank, table.local_flags), *table.peers]
+        return [PeerFlags(table.rank, everyone, self._index, self._base + DONE)]
 
-    def meeting(
-        self, before: CollectiveSlot | None
+    def short_sum_numbers(
+        self, previous: CollectiveSlot | None
     ) -> tuple[int, int, int, int, int, int, int, int]:
-        """The numbers of a first meeting, for `short_sum`.
+        """Return the numbers of this slot that `short_sum` takes.
+
+        Parameters
+        ----------
+        previous : CollectiveSlot or None
+            The collective that had the staging memory before.
 
         Returns
         -------
-        place, note, entered, done : int
-            Where the flags and the notes of this turn are, and the two that are written.
+        flag, header, entered, done : int
+            Indices of the flag and the header of this slot, and the flag's values of two phases.
         free : int
-            What the flags there have when the place is free.
-        before, over : int
-            A place, and what the flags there have when the turn `before` is over.
+            Least value of the flag on all other ranks when the slot is free.
+        previous_flag, previous_done : int
+            Index and least value of the previous collective's flag when it is complete.
         digest : int
-            What begins the note.
+            First word of the header.
         """
-        place, base = self._slot, self._base
+        index, base = self._index, self._base
         free = base - RING * _PHASES + DONE if self.number > RING else 0
-        earlier = (place, 0) if before is None else (before._slot, before._base + DONE)
-        meeting = place, place * NOTE_WORDS, base + ENTERED, base + DONE, free
-        return *meeting, *earlier, self.digest
+        earlier = (index, 0) if previous is None else (previous._index, previous._base + DONE)
+        numbers = index, index * HEADER_WORDS, base + ENTERED, base + DONE, free
+        return *numbers, *earlier, self.digest
 
-    # The collective that had this one's place before
+    # The collective that had this slot before
 
     def is_free(self) -> bool:
-        """Return whether all other ranks are done with it."""
-        return self.number <= RING or self._met(self._base - RING * _PHASES + DONE)
+        """Return whether all other ranks are done with the collective that had this slot."""
+        return self.number <= RING or self._all_at_least(self._base - RING * _PHASES + DONE)
 
-    def free(self) -> list[PeerFlags]:
-        """Return a request that all other ranks are done with it."""
+    def until_free(self) -> list[PeerFlags]:
+        """Return a request that all other ranks are done with the collective of this slot."""
         return [] if self.number <= RING else self.stragglers(DONE - RING * _PHASES)
 
-    def _met(self, value: int) -> bool:
+    def _all_at_least(self, value: int) -> bool:
         """Return whether all other ranks have written at least `value`."""
-        slot = self._slot
-        for _, flags in self._flags.others:  # noqa: SIM110  # a loop takes half as long as all()
-            if flags[slot] < value:
+        index = self._index
+        for _, flags in self._table.peers:  # noqa: SIM110  # a loop takes half as long as all()
+            if flags[index] < value:
                 return False
         return True

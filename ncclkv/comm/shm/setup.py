@@ -1,71 +1,188 @@
-"""Setup of shared memory: all ranks agree on one sharing method, or share none."""
+"""Setup of shared memory: all ranks agree on one sharing method, or share no memory.
+
+The methods, in the order in which they are tried: anonymous files, and an MPI window through which
+arrays are copied.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import platform
+import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from ncclkv import env
 from ncclkv.comm.control import ObjectComm
 from ncclkv.comm.roster import Roster
-from ncclkv.comm.shm.methods import WAYS, SharingMethod
-from ncclkv.comm.shm.node import Node
-from ncclkv.comm.shm.segment import Segment
+from ncclkv.comm.shm.node import CONTROL_BYTES, PAGE, Node
+from ncclkv.comm.shm.segment import MIB, MemfdSegment, Segment, WindowSegment
+from ncclkv.comm.shm.staging import HALF_BYTES
 from ncclkv.comm.transport import Transport
 
-_ORDERED = ("x86_64", "AMD64")
-"""Processors that let others see stores in the order in which they were made."""
+_DESCRIPTORS = 6
+_SPARE_DESCRIPTORS = 64
+"""File descriptors that a rank needs for each rank of its node, and those left to the user."""
 
-_LABEL = "memory of nodes"
+
+class SharingMethod(ABC):
+    """A method by which the ranks of a node share memory.
+
+    Each rank makes an offer.  If all ranks have made one, they join; all ranks share, or none.
+
+    Parameters
+    ----------
+    transport : Transport
+
+    Attributes
+    ----------
+    name : str
+        As in ``NCCLKV_NODE_MEMORY``.
+    action : str
+        Description for the log, after "the ranks of a node".
+    """
+
+    name: str
+    action: str
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._ranks = list(transport.node)
+
+    @abstractmethod
+    def offer(self) -> Any:
+        """Return the description of this rank's memory for the other ranks; local.
+
+        Raises
+        ------
+        OSError
+            When this rank cannot share memory.
+        """
+
+    @abstractmethod
+    def join(self, offers: Sequence[Any]) -> list[Segment]:
+        """Return the segments of this node's ranks, given all ranks' offers; collective.
+
+        Raises
+        ------
+        OSError
+            When a segment cannot be made or opened.
+        """
+
+
+class MemfdSegments(SharingMethod):
+    """Anonymous files, one a rank, which the neighbours open through ``/proc``."""
+
+    name = "files"
+    action = "share memory: anonymous files"
+
+    def offer(self) -> Any:
+        try:
+            free = _free_descriptors()
+            if free < _DESCRIPTORS * len(self._ranks) + _SPARE_DESCRIPTORS:
+                raise OSError(f"{free} file descriptors are left; raise the limit by ulimit -n")
+            self._local, ticket = MemfdSegment.create()
+        except (AttributeError, ImportError) as error:  # this is not Linux
+            raise OSError(str(error)) from error
+        return ticket
+
+    def join(self, offers: Sequence[Any]) -> list[Segment]:
+        segments: list[Segment] = []
+        own = self._transport.rank
+        for rank in self._ranks:
+            try:
+                segments.append(self._local if rank == own else MemfdSegment.open(offers[rank]))
+            except OSError as error:
+                problem = f"rank {own} cannot open the memory file of rank {rank}: {error}"
+                raise OSError(problem) from error
+        return segments
+
+
+def _free_descriptors() -> int:
+    """Return the number of files that this process may still open."""
+    import resource  # not on every system
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    used = len(os.listdir("/proc/self/fd"))
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit - used
+
+
+class StagedWindow(SharingMethod):
+    """An MPI window of a fixed size on each node, through which arrays are copied."""
+
+    name = "halves"
+    action = f"copy through shared memory: a window with halves of {HALF_BYTES // MIB} MiB"
+
+    def offer(self) -> Any:
+        # Half: other processes take memory too, and a page that the system lacks means SIGBUS.
+        left = self._transport.windows_left() // 2 // len(self._ranks) // PAGE * PAGE
+        if left < CONTROL_BYTES:
+            raise OSError(
+                f"half of the memory that is free for windows is {max(left, 0) / MIB:.1f} MiB a "
+                f"rank, and {CONTROL_BYTES / MIB:.1f} are needed"
+            )
+
+    def join(self, offers: Sequence[Any]) -> list[Segment]:
+        return [WindowSegment(part) for part in self._transport.window(CONTROL_BYTES)]
+
+
+METHODS: tuple[type[SharingMethod], ...] = (MemfdSegments, StagedWindow)
+"""Sharing methods, the fastest first."""
+
+_ORDERED = ("x86_64", "AMD64")
+"""Processors on which other processors see stores in program order."""
+
+_LABEL = "shared memory of nodes"
 
 _log = logging.getLogger("ncclkv")
 
 
-def form(transport: Transport, control: ObjectComm, roster: Roster) -> Node | None:
-    """Return this rank's node; None when ranks cannot share memory, or each is alone on its node.
+def setup_node(transport: Transport, control: ObjectComm, roster: Roster) -> Node | None:
+    """Return this rank's node; None if ranks cannot share memory, or each is alone on its node.
 
     Collective over all ranks.
     """
     nodes = roster.nodes
     if len(nodes) == transport.size:
         return None
-    # A launcher may give the variable to some ranks alone.
-    wish = max((each.memory for each in roster.members), key=env.NODE_MEMORY.index)
-    reasons = [f"NCCLKV_NODE_MEMORY={wish}"] if wish != env.NODE_MEMORY[0] else []
-    ways = [way(transport) for way in WAYS[env.NODE_MEMORY.index(wish) :]]
+    # A launcher may set the variable on some ranks only: all ranks take the last method named.
+    first = max((each.memory for each in roster.members), key=env.NODE_MEMORY.index)
+    reasons = [f"NCCLKV_NODE_MEMORY={first}"] if first != env.NODE_MEMORY[0] else []
+    methods = [method(transport) for method in METHODS[env.NODE_MEMORY.index(first) :]]
     if platform.machine() not in _ORDERED:
-        reasons, ways = [f"{platform.machine()} does not keep the order of stores"], []
-    for way in ways:
-        spaces, problem = _try(way, control)
+        reasons, methods = [f"{platform.machine()} does not keep the order of stores"], []
+    for method in methods:
+        segments, problem = _try(method, control)
         if not problem:
-            _say(transport, way.does, reasons)
-            return Node(transport.node, transport.rank, nodes, spaces, transport.notify)
-        reasons.append(f"{way.name}: {problem}")
-    _say(transport, "exchange messages", reasons)
+            _log_choice(transport, method.action, reasons)
+            return Node(transport.node, transport.rank, nodes, segments, transport.notify)
+        reasons.append(f"{method.name}: {problem}")
+    _log_choice(transport, "exchange messages", reasons)
     return None
 
 
-def _try(way: SharingMethod, control: ObjectComm) -> tuple[Sequence[Segment], str]:
-    """The memory of this rank's node, when all ranks have theirs; else why one has not."""
-    offer, spaces, problem = None, [], ""
+def _try(method: SharingMethod, control: ObjectComm) -> tuple[Sequence[Segment], str]:
+    """Return the segments of this rank's node; else the problem of the first rank that has one."""
+    offer, segments, problem = None, [], ""
     try:
-        offer = way.offer()
+        offer = method.offer()
     except OSError as error:
         problem = str(error)
-    said = control.allgather((offer, problem), _LABEL)
-    problem = next((each for _, each in said if each), "")
+    offers = control.allgather((offer, problem), _LABEL)
+    problem = next((each for _, each in offers if each), "")
     if problem:
         return [], problem
     try:
-        spaces = way.join([each for each, _ in said])
+        segments = method.join([each for each, _ in offers])
     except OSError as error:
         problem = str(error)
-    return spaces, next((each for each in control.allgather(problem, _LABEL) if each), "")
+    return segments, next((each for each in control.allgather(problem, _LABEL) if each), "")
 
 
-def _say(transport: Transport, what: str, reasons: Sequence[str]) -> None:
-    """One line of the log, from one rank."""
+def _log_choice(transport: Transport, action: str, reasons: Sequence[str]) -> None:
+    """Log one line, on rank 0."""
     if transport.rank == 0:
-        why = f" ({'; '.join(reasons)})" if reasons else ""
-        _log.info("ncclkv: the ranks of a node %s%s", what, why)
+        text = f" ({'; '.join(reasons)})" if reasons else ""
+        _log.info("ncclkv: the ranks of a node %s%s", action, text)

@@ -1,7 +1,6 @@
-"""Short reductions of one node: every rank copies its array to where all can read it, and sums all.
+"""Small allreduce on one node: every rank copies its array to staging memory and sums all copies.
 
-They are over in less time than Python takes for much else, so all that can be is prepared: once for
-each kind of reduction, and not for each that is made.
+A small sum takes microseconds, so each kind of reduction is prepared once and launched many times.
 """
 
 from __future__ import annotations
@@ -22,136 +21,145 @@ from ncclkv.kernels.host.compiled import COMPLETE, MOST_RANKS
 
 
 class SmallAllReduce:
-    """One kind of short reductions: of so many elements, by one op, to one root or to all.
+    """A kind of small reductions: one number of elements, dtype, op and root.
 
     Parameters
     ----------
     node : Node
     count : int
-        Elements; at most `INLINE_BYTES`.
+        Number of elements, in at most `INLINE_BYTES`.
     dtype : dtype
     op : str
     root : int, optional
+        The one rank that receives; by default all do.
 
     Attributes
     ----------
+    is_local : bool
+        Whether this rank receives the sum.
+    call : CollectiveHeader
+    packed : (int, int)
+        The two words of `call`.
+    headers : list of list of int
+        The words expected of each rank.
     copies : list of list of ndarray, shape (count,)
-        For each place of the ring, every rank's copy.
+        For each slot of the ring, every rank's copy.
     tables : list of bytes or None
-        The same for `short_sum`; None where that does not make such sums.
+        For each slot, the addresses that `short_sum` takes; None if C makes no such sums.
+    average : bool
     """
 
     def __init__(
         self, node: Node, count: int, dtype: np.dtype[Any], op: str, root: int | None
     ) -> None:
         self.node = node
-        self.here = root in (None, node.rank)
+        self.is_local = root in (None, node.rank)
         self.count = count
         self.call = header.reduction(count * dtype.itemsize, dtype, op, root, sharded_update=False)
-        self.words = self.call.pack()
-        self.headers = [list(self.words)] * len(node.ranks)
+        self.packed = self.call.pack()
+        self.headers = [list(self.packed)] * len(node.ranks)
         self.reduce = node.reducer(dtype, op)
         self.ring = node.ring(self.call.nbytes)
         self.copies = [
-            [copy.view(dtype) for copy in self.ring.copies(slot, self.call.nbytes)]
-            for slot in range(len(self.ring))
+            [copy.view(dtype) for copy in self.ring.copies(position, self.call.nbytes)]
+            for position in range(len(self.ring))
         ]
         in_c = root is None and compiled.sums(dtype, op) and len(node.ranks) <= MOST_RANKS
         self.tables = [self._table(copies) for copies in self.copies] if in_c else None
         self.average = op == "avg"
 
     def _table(self, copies: Sequence[Buffer]) -> bytes:
-        """The addresses of what every rank shares for a sum, for `short_sum`."""
+        """Return the addresses of every rank's flags, headers and copy, for `short_sum`."""
         addresses = self.node.sequence.addresses
         rows = [(*rank, address(copy)) for rank, copy in zip(addresses, copies, strict=True)]
         return np.array(rows, np.uintp).tobytes()
 
 
 class SmallAllReduceWork(HostWork):
-    """A short reduction under way.
+    """A launched small reduction.
 
     Parameters
     ----------
-    short : Short
-    send, receive : ndarray, shape (short.count,)
+    small : SmallAllReduce
+    send, receive : ndarray, shape (small.count,)
     apply : callable or None
     """
 
     eager = True
 
     def __init__(
-        self, short: SmallAllReduce, send: Buffer, receive: Buffer, apply: Apply | None
+        self, small: SmallAllReduce, send: Buffer, receive: Buffer, apply: Apply | None
     ) -> None:
-        self.what = short.call
-        self._short = short
+        self.what = small.call
+        self._small = small
         self._send, self._receive = send, receive
         self._apply = apply
-        self._turn = short.node.sequence.next_slot()
-        self._slot, self._before = short.ring.take(self._turn)
+        self._slot = small.node.sequence.next_slot()
+        self._position, self._previous = small.ring.take(self._slot)
         self._entered = False
 
     def advance(self) -> bool:
-        tables = self._short.tables
+        tables = self._small.tables
         if tables is not None and not self._entered:
-            over = self._in_c(tables[self._slot])
+            complete = self._in_c(tables[self._position])
         else:
-            over = self._in_steps()
-        if not over:
+            complete = self._in_steps()
+        if not complete:
             return False
-        if self._apply is not None and self._short.here:
-            self._apply(0, self._short.count)
+        if self._apply is not None and self._small.is_local:
+            self._apply(0, self._small.count)
         # Release the arrays: the caller may hold this Work for long.
         del self._send, self._receive, self._apply
         return True
 
     def _in_steps(self) -> bool:
-        """Do what can be done."""
-        short, turn = self._short, self._turn
-        copies = short.copies[self._slot]
+        """Advance as far as possible without waiting; return whether it is complete."""
+        small, slot = self._small, self._slot
+        copies = small.copies[self._position]
         if not self._entered:
-            if not turn.is_free() or not (self._before is None or self._before.is_over()):
+            if not slot.is_free() or not (self._previous is None or self._previous.is_complete()):
                 return False
-            copies[short.node.index][...] = self._send
-            turn.write_header(short.words)
-            turn.publish(ENTERED)
+            copies[small.node.index][...] = self._send
+            slot.write_header(small.packed)
+            slot.publish(ENTERED)
             self._entered = True
-        if short.here:
-            if not turn.all_reached(ENTERED):
+        if small.is_local:
+            if not slot.all_reached(ENTERED):
                 return False
-            if not turn.headers_match(short.headers):
-                header.check_all(short.call, short.node, turn.headers())
-            short.reduce(copies, self._receive)
-        turn.publish(DONE)
+            if not slot.headers_match(small.headers):
+                header.check_all(small.call, small.node, slot.headers())
+            small.reduce(copies, self._receive)
+        slot.publish(DONE)
         return True
 
     def _in_c(self, table: bytes) -> bool:
-        """Do all of it in one call, if the others come within a moment."""
-        short, flags = self._short, self._short.node.sequence
+        """Run all phases in one call of C; return False when peers are late."""
+        small = self._small
         outcome = compiled.short_sum(
             table,
-            short.node.index,
-            *self._turn.meeting(self._before),
-            *short.words,
+            small.node.index,
+            *self._slot.short_sum_numbers(self._previous),
+            *small.packed,
             self.progress.spin_limit,
             self._send,
             self._receive,
-            short.average,
+            small.average,
         )
         if outcome:
             self._entered = True
-            flags.notify()
+            small.node.sequence.notify()
         return outcome == COMPLETE
 
     def arrivals(self) -> dict[int, float]:
-        return self._turn.arrivals()
+        return self._slot.arrivals()
 
     def blocked(self) -> bool:
-        return self._entered and not self._turn.all_reached(ENTERED)
+        return self._entered and not self._slot.all_reached(ENTERED)
 
     def missing(self) -> set[int]:
-        turn, before = self._turn, self._before
+        slot, previous = self._slot, self._previous
         if self._entered:
-            late = turn.stragglers(ENTERED)
+            pending = slot.stragglers(ENTERED)
         else:
-            late = [*turn.free(), *(before.unfinished() if before is not None else ())]
-        return {rank for each in late for rank in each.awaited()}
+            pending = [*slot.until_free(), *(previous.unfinished() if previous is not None else ())]
+        return {rank for each in pending for rank in each.awaited()}

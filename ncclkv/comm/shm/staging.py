@@ -10,13 +10,13 @@ from ncclkv.comm.transport import Request
 from ncclkv.comm.types import Buffer
 
 RINGS = ((16 * 1024, 16), (256 * 1024, 4))
-"""Bytes of a place, and how many there are: the many do not push each other out of the cache."""
+"""Bytes of a slot, and number of slots; more slots would push each other out of the cache."""
 
 INLINE_BYTES = RINGS[-1][0]
-"""Up to here arrays are copied whole."""
+"""Arrays of at most this size are copied whole."""
 
 HALF_BYTES = 4 * MIB
-"""Bytes of a longer array that are copied at a time."""
+"""Bytes of a longer array that are copied at a time: half of a double buffer."""
 
 _HALVES = 2
 
@@ -25,14 +25,14 @@ NBYTES = sum(nbytes * count for nbytes, count in RINGS) + _HALVES * HALF_BYTES
 
 
 class SlotRing:
-    """Slots for whole copies, which collectives take in turn.
+    """Slots for whole copies; each collective takes the next slot.
 
     Parameters
     ----------
     pages : sequence of ndarray
-        The memory of each rank's places.
+        The memory of each rank's slots.
     nbytes : int
-        Of a place.
+        Size of a slot.
     """
 
     def __init__(self, pages: Sequence[Buffer], nbytes: int) -> None:
@@ -45,26 +45,36 @@ class SlotRing:
         """Return the number of slots."""
         return len(self._holders)
 
-    def take(self, turn: CollectiveSlot) -> tuple[int, CollectiveSlot | None]:
-        """The next place, and whose it was: some may still read what was there."""
-        slot = self._taken % len(self._holders)
-        self._taken += 1
-        before, self._holders[slot] = self._holders[slot], turn
-        return slot, before
+    def take(self, slot: CollectiveSlot) -> tuple[int, CollectiveSlot | None]:
+        """Take the next slot of the ring.
 
-    def copies(self, slot: int, nbytes: int) -> list[Buffer]:
-        """Every rank's copy."""
-        lo = slot * self.nbytes
+        Returns
+        -------
+        position : int
+            Its index in the ring.
+        previous : CollectiveSlot or None
+            The collective that had it before; ranks may still read that collective's copies.
+        """
+        position = self._taken % len(self._holders)
+        self._taken += 1
+        previous, self._holders[position] = self._holders[position], slot
+        return position, previous
+
+    def copies(self, position: int, nbytes: int) -> list[Buffer]:
+        """Return the copies of all ranks."""
+        lo = position * self.nbytes
         return [page[lo : lo + nbytes] for page in self._pages]
 
 
 class DoubleBuffer:
-    """Two places for chunks, the one filled while the other is read; one collective at a time.
+    """Two halves for chunks: one is filled while the other is read; one collective at a time.
+
+    All ranks acquire the halves in launch order, so no deadlock is possible.
 
     Parameters
     ----------
     pages : sequence of ndarray, shape (2 * HALF_BYTES,)
-        The memory of each rank's halves.
+        The memory of each rank.
     rank : int
         This rank.
     """
@@ -73,31 +83,28 @@ class DoubleBuffer:
         self._pages = pages
         self._rank = rank
         self._holder: CollectiveSlot | None = None
-        self._open: list[int] = []
+        self._queue: list[int] = []
 
-    def open(self, turn: CollectiveSlot) -> None:
-        """Note a collective that may need this rank's halves."""
-        self._open.append(turn.number)
+    def enqueue(self, slot: CollectiveSlot) -> None:
+        """Append a collective that may need this rank's halves to the queue."""
+        self._queue.append(slot.number)
 
-    def decide(self, turn: CollectiveSlot) -> None:
-        """Note that a collective has them, or needs none."""
-        self._open.remove(turn.number)
+    def dequeue(self, slot: CollectiveSlot) -> None:
+        """Remove a collective that has the halves, or needs none."""
+        self._queue.remove(slot.number)
 
-    def undecided(self, turn: CollectiveSlot) -> list[Request]:
-        """Return a request that lasts while an earlier collective may need the halves.
+    def until_first(self, slot: CollectiveSlot) -> list[Request]:
+        """Return a request that is pending while an earlier collective may need the halves."""
+        return [] if self.is_first(slot) else [_First(self, slot, self._rank)]
 
-        All ranks acquire the buffers in launch order, so no deadlock is possible.
-        """
-        return [] if self.first(turn) else [_First(self, turn, self._rank)]
-
-    def first(self, turn: CollectiveSlot) -> bool:
+    def is_first(self, slot: CollectiveSlot) -> bool:
         """Return whether no earlier collective may need the halves."""
-        return self._open[0] == turn.number
+        return self._queue[0] == slot.number
 
-    def take(self, turn: CollectiveSlot) -> Sequence[Request]:
+    def take(self, slot: CollectiveSlot) -> Sequence[Request]:
         """Take the halves; return the requests of the ranks that may still read their content."""
-        before, self._holder = self._holder, turn
-        return [] if before is None else before.unfinished()
+        previous, self._holder = self._holder, slot
+        return [] if previous is None else previous.unfinished()
 
     def copy(self, index: int, number: int, nbytes: int) -> Buffer:
         """Return a rank's copy of the chunk of that number."""
@@ -106,12 +113,12 @@ class DoubleBuffer:
 
 
 class _First(Request):
-    """The moment when a collective is the first that may need this rank's halves."""
+    """Request that is done once no earlier collective may need this rank's halves."""
 
-    def __init__(self, halves: DoubleBuffer, turn: CollectiveSlot, rank: int) -> None:
+    def __init__(self, double_buffer: DoubleBuffer, slot: CollectiveSlot, rank: int) -> None:
         self.peer = rank
-        self._halves = halves
-        self._turn = turn
+        self._double_buffer = double_buffer
+        self._slot = slot
 
     def done(self) -> bool:
-        return self._halves.first(self._turn)
+        return self._double_buffer.is_first(self._slot)

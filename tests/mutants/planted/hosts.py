@@ -168,7 +168,7 @@ MUTANTS = (
     Mutant(
         name="short-sum-without-its-update",
         file=SMALL,
-        old="        if self._apply is not None and self._short.here:\n",
+        old="        if self._apply is not None and self._small.is_local:\n",
         new="        if False:\n",
         why="small weights are not updated",
         tests=(THREADS,),
@@ -200,7 +200,7 @@ MUTANTS = (
     Mutant(
         name="other-calls-on-a-node-unseen",
         file=HEADER,
-        old="    if theirs == call and note[0] == digest:\n",
+        old="    if theirs == call and words[0] == digest:\n",
         new="    if theirs == call:\n",
         why="ranks add up different keys of the same size",
         tests=(THREADS,),

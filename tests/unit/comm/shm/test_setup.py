@@ -13,7 +13,7 @@ import pytest
 import ncclkv
 from ncclkv import env, testing
 from ncclkv.comm.host import threads
-from ncclkv.comm.shm import methods, setup
+from ncclkv.comm.shm import setup
 from ncclkv.comm.shm.node import CONTROL_BYTES
 from ncclkv.comm.shm.segment import MIB, MemfdSegment, Ticket
 from ncclkv.errors import KVStoreError, LaunchError
@@ -69,13 +69,16 @@ def test_a_file_that_cannot_be_opened_is_named(
         assert testing.run_ranks(2, sums) == [False] * 2
     (line,) = said(caplog)
     assert line.startswith(HALVES)
-    assert "(files: rank 0 cannot open that of rank 1: [Errno 13] Permission denied)" in line
+    assert (
+        "(files: rank 0 cannot open the memory file of rank 1: [Errno 13] Permission denied)"
+        in line
+    )
 
 
 def test_with_few_descriptors_files_are_not_shared(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(methods, "_free_descriptors", lambda: 70)
+    monkeypatch.setattr(setup, "_free_descriptors", lambda: 70)
     with caplog.at_level(logging.INFO, "ncclkv"):
         assert testing.run_ranks(2, sums) == [False] * 2
     (line,) = said(caplog)
@@ -209,7 +212,7 @@ def test_arrays_that_do_not_fit_a_segment_are_copied_through_it(
             for receive in (np.zeros_like(send), *sends[number + 1 :]):
                 comm.allreduce(send, receive).wait()
                 assert (receive == 3 * number + 3).all()
-        inside = [comm._node.place(send) is not None for send in sends]
+        inside = [comm._node.offset_of(send) is not None for send in sends]
         comm.close()
         return [*inside, *(common is not None for common in commons)]
 
@@ -222,9 +225,9 @@ def test_arrays_that_do_not_fit_a_segment_are_copied_through_it(
 
 def test_descriptors_are_counted() -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    free = methods._free_descriptors()
+    free = setup._free_descriptors()
     with open(os.devnull) as _:
-        assert methods._free_descriptors() == free - (limit != resource.RLIM_INFINITY)
+        assert setup._free_descriptors() == free - (limit != resource.RLIM_INFINITY)
 
 
 def test_ranks_of_one_machine_can_be_split_into_nodes(

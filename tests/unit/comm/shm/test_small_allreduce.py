@@ -25,10 +25,10 @@ NOT_BEGUN, BEGUN = 0, 1
 class Seat:
     """A rank, and its part in sums."""
 
-    def __init__(self, rank: int, spaces: list[MemfdSegment]) -> None:
+    def __init__(self, rank: int, segments: list[MemfdSegment]) -> None:
         self.rank = rank
-        self.node = Node([0, 1], rank, [[0, 1]], spaces, lambda: None)
-        self.short = self.kind()
+        self.node = Node([0, 1], rank, [[0, 1]], segments, lambda: None)
+        self.small = self.kind()
         self.send = np.arange(COUNT, dtype=F32) * 10**rank
         self.receive = np.full(COUNT, -1, F32)
 
@@ -36,84 +36,84 @@ class Seat:
         """Return the description of a sum."""
         return SmallAllReduce(self.node, COUNT, F32, op, None)
 
-    def turn(self) -> tuple[CollectiveSlot, int, CollectiveSlot | None]:
+    def next(self) -> tuple[CollectiveSlot, int, CollectiveSlot | None]:
         """Return the next slot, its offset for a copy, and the slot before."""
-        turn = self.node.sequence.next_slot()
-        return (turn, *self.short.ring.take(turn))
+        slot = self.node.sequence.next_slot()
+        return (slot, *self.small.ring.take(slot))
 
-    def attend(self, turn: CollectiveSlot, slot: int, before: CollectiveSlot | None) -> int:
+    def attend(self, slot: CollectiveSlot, position: int, previous: CollectiveSlot | None) -> int:
         """Take part in a sum, and poll the other rank only once."""
-        assert self.short.tables is not None
-        arguments = (*turn.meeting(before), *self.short.words, 0)
+        assert self.small.tables is not None
+        arguments = (*slot.short_sum_numbers(previous), *self.small.packed, 0)
         return compiled.short_sum(
-            self.short.tables[slot], self.rank, *arguments, self.send, self.receive, False
+            self.small.tables[position], self.rank, *arguments, self.send, self.receive, False
         )
 
 
 @pytest.fixture
 def seats() -> tuple[Seat, Seat]:
     """Return two ranks."""
-    spaces = [MemfdSegment.create()[0] for _ in range(2)]
-    return Seat(0, spaces), Seat(1, spaces)
+    segments = [MemfdSegment.create()[0] for _ in range(2)]
+    return Seat(0, segments), Seat(1, segments)
 
 
 def test_the_first_rank_waits_and_the_second_has_the_sum(seats: tuple[Seat, Seat]) -> None:
     first, second = seats
-    here = first.turn()
+    here = first.next()
     assert first.attend(*here) == BEGUN
     assert (first.receive == -1).all()
     assert not here[0].all_reached(ENTERED)
-    assert second.attend(*second.turn()) == compiled.COMPLETE
+    assert second.attend(*second.next()) == compiled.COMPLETE
     assert (second.receive == first.send + second.send).all()
     assert here[0].all_reached(ENTERED)
     assert here[0].all_reached(DONE)
-    assert here[0].headers_match(first.short.headers)
+    assert here[0].headers_match(first.small.headers)
 
 
 def test_times_of_arrival_written_in_c_are_read_in_python(seats: tuple[Seat, Seat]) -> None:
     first, second = seats
     times = [time.monotonic()]
-    turns = []
+    taken = []
     for seat in (second, first):
-        turns.append(seat.turn())
-        seat.attend(*turns[-1])
+        taken.append(seat.next())
+        seat.attend(*taken[-1])
         times.append(time.monotonic())
-    for turn, _, _ in turns:
-        arrivals = turn.arrivals()
+    for slot, _, _ in taken:
+        arrivals = slot.arrivals()
         assert list(arrivals) == [0, 1]
         assert times[0] <= arrivals[1] <= times[1] <= arrivals[0] <= times[2]
 
 
 def test_an_old_header_is_not_taken_for_a_phase(seats: tuple[Seat, Seat]) -> None:
     first, second = seats
-    second.node.sequence.next_slot().write_header(second.short.words)
-    assert first.attend(*first.turn()) == BEGUN
+    second.node.sequence.next_slot().write_header(second.small.packed)
+    assert first.attend(*first.next()) == BEGUN
     assert (first.receive == -1).all()
 
 
 def test_another_call_is_not_summed(seats: tuple[Seat, Seat]) -> None:
     first, second = seats
-    second.short = second.kind("avg")
-    here = first.turn()
+    second.small = second.kind("avg")
+    here = first.next()
     assert first.attend(*here) == BEGUN
-    assert second.attend(*second.turn()) == BEGUN
+    assert second.attend(*second.next()) == BEGUN
     assert (second.receive == -1).all()
     assert here[0].all_reached(ENTERED)
     assert not here[0].all_reached(DONE)
-    assert not here[0].headers_match(first.short.headers)
+    assert not here[0].headers_match(first.small.headers)
 
 
 def test_no_slot_is_overwritten_while_another_rank_may_read(seats: tuple[Seat, Seat]) -> None:
     first, second = seats
-    held = first.turn()
+    held = first.next()
     assert first.attend(*held) == BEGUN
-    for _ in range(len(first.short.ring) - 1):
-        first.turn()
-    later = first.turn()
+    for _ in range(len(first.small.ring) - 1):
+        first.next()
+    later = first.next()
     assert later[1:] == (held[1], held[0])
     first.send += 100
     assert first.attend(*later) == NOT_BEGUN
-    assert second.attend(*second.turn()) == compiled.COMPLETE
+    assert second.attend(*second.next()) == compiled.COMPLETE
     assert (second.receive == first.send - 100 + second.send).all()
     assert first.attend(*later) == NOT_BEGUN, "this rank itself has not read it"
     held[0].publish(DONE)
@@ -125,10 +125,10 @@ def test_a_slot_in_use_is_waited_for(seats: tuple[Seat, Seat]) -> None:
     theirs = second.node.sequence.next_slot()
     for _ in range(RING):
         first.node.sequence.next_slot()
-    turn, slot, before = first.turn()
-    assert first.attend(turn, slot, before) == NOT_BEGUN
+    slot, position, previous = first.next()
+    assert first.attend(slot, position, previous) == NOT_BEGUN
     theirs.publish(DONE)
-    assert first.attend(turn, slot, before) == BEGUN
+    assert first.attend(slot, position, previous) == BEGUN
 
 
 WRONG: dict[str, tuple[Callable[[list[Any]], object], type[Exception], str]] = {
@@ -156,9 +156,14 @@ WRONG: dict[str, tuple[Callable[[list[Any]], object], type[Exception], str]] = {
 def test_wrong_calls_raise_and_publish_nothing(seats: tuple[Seat, Seat], wrong: str) -> None:
     first, second = seats
     spoil, error, words = WRONG[wrong]
-    turn, slot, before = first.turn()
-    assert first.short.tables is not None
-    args: list[Any] = [first.short.tables[slot], 0, *turn.meeting(before), *first.short.words]
+    slot, position, previous = first.next()
+    assert first.small.tables is not None
+    args: list[Any] = [
+        first.small.tables[position],
+        0,
+        *slot.short_sum_numbers(previous),
+        *first.small.packed,
+    ]
     args += [0, first.send, first.receive, False]
     spoil(args)
     with pytest.raises(error, match=words):
