@@ -112,15 +112,17 @@ class Engine:
             self._claim(self.layout[key].state)
         return self._reader.current(key)
 
-    def replace(self, key: Key, value: Array) -> None:
-        """Set a key's value, equal on every rank, and zero its optimizer states."""
-        if key not in self.layout:
-            self.layout.replace_pending(key, value)
-            return
-        slot = self.layout[key]
-        self.settle([slot.state])
-        self.kernels.pack(value, slot.weight)
-        self.rule.reset(slot)
+    def replace(self, values: Mapping[Key, Array]) -> None:
+        """Set values of keys, equal on every rank, and zero their optimizer states; collective."""
+        if placed := self.layout.buckets(values):
+            self.settle(placed)
+        for key, value in values.items():
+            if key not in self.layout:
+                self.layout.replace_pending(key, value)
+                continue
+            slot = self.layout[key]
+            self.kernels.pack(value, slot.weight)
+            self.rule.reset(slot)
 
     def _claim(self, state: BucketState) -> None:
         """Wait for the collectives of a bucket that a call is about to write or read."""
@@ -134,19 +136,18 @@ class Engine:
     def set_rule(self, rule: Rule) -> None:
         """Flush under the old rule, then put another in force; collective.
 
-        All ranks must have sealed the same keys.
+        All ranks must have sealed the same keys.  If memory is lacking, the old rule stays.
         """
         self.policy.flush()
         updates, before = self.updates, self.updates.rule
-        updates.rule = rule
-        self.policy = self._flushes.policy()
         if rule.by_key:
             # A function may write to the weights at any time, also outside a reduction.
             self.layout.unshare_weights()
+        updates.prepare(rule, self.layout.states)
+        updates.rule = rule
+        self.policy = self._flushes.policy()
         for state in self.layout.states:
             state.launched = False
-            updates.allocate(state)
-            updates.start(state)
         if rule.source is not before.source:
             updates.dispose(before)
 
@@ -183,7 +184,9 @@ class Engine:
         """
         if push.in_place or self._flushes.missing_zeros:
             self.check_free(push)
-        return self.updates.rule.step()
+        step = self.updates.rule.step()
+        # Such a flush takes the numbers of its own time, and ranks would not flush alike for these.
+        return None if self.policy.allows_missing else step
 
     def check_free(self, push: Push) -> None:
         """Refuse a push whose gradients are in use.
@@ -231,12 +234,14 @@ class Engine:
         # Each bucket is launched before the next is packed, so that its collective overlaps that.
         for part in push.parts:
             self._pack(part, arrays)
+            self.updates.applying = True
             state = part.state
             state.step = step
             if recorder is not None:
                 recorder.check_launch(state)
             policy.packed(state)
         policy.pushed(push.indices)
+        self.updates.applying = False
 
     def _copies_directly(self) -> bool:
         """Return whether a push of whole buckets, of one rank, is copied into the weights."""

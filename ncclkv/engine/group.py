@@ -44,16 +44,21 @@ class Group:
             kept = {key: of for key, of in values.items() if key in again or len(of) > 1}
             direct = {key: of for key, of in values.items() if key not in kept}
             batch, row = self._engine.plan_push(direct)
-        self._engine.check_free(batch)
-        copy = self._engine.kernels.copy
-        # First, so that after Ctrl-C `cancel` drops also what has been packed in part.
+        engine, copy = self._engine, self._engine.kernels.copy
+        engine.check_free(batch)
+        copies = {key: [copy(array) for array in arrays] for key, arrays in kept.items()}
+        for key in again - self._kept.keys():
+            copies[key].insert(0, copy(engine.layout[key].gradient_view))
+        try:
+            engine.pack(batch, row)
+        except BaseException:
+            engine.drop(batch.indices)
+            raise
+        # Last, so that a push that lacks memory adds nothing to the block.
+        for key, made in copies.items():
+            self._kept.setdefault(key, []).extend(made)
         for key in (*batch.indices, *kept):
             self._priorities[key] = max(priority, self._priorities.get(key, priority))
-        for key, arrays in kept.items():
-            if key in again and key not in self._kept:
-                self._kept[key] = [copy(self._engine.layout[key].gradient_view)]
-            self._kept.setdefault(key, []).extend(copy(array) for array in arrays)
-        self._engine.pack(batch, row)
 
     def pull(self, pull: Pull, outs: Sequence[Array]) -> None:
         """Add arrays to write at the end."""

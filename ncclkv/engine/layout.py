@@ -69,8 +69,8 @@ class Layout:
 
     def add(self, specs: Sequence[KeySpec], values: Sequence[Array]) -> None:
         """Register new keys; their first values are kept until the layout is sealed."""
-        self.registry.add(specs)
         self._pending.update((spec.key, value) for spec, value in zip(specs, values, strict=True))
+        self.registry.add(specs)
         self.pending_bytes += sum(spec.nbytes for spec in specs)
 
     @property

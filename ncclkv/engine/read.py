@@ -59,9 +59,7 @@ class Reader:
                 state.in_flight.complete()
 
     def current(self, key: Key) -> Array:
-        """Return a key's value as of the last flush, in the key's shape; callers only read it."""
+        """Return a key's value in the key's shape, once its bucket is complete; read-only."""
         if key not in self._layout:
             return self._layout.pending(key)
-        slot = self._layout[key]
-        slot.state.in_flight.complete()
-        return slot.weight_view
+        return self._layout[key].weight_view

@@ -67,6 +67,7 @@ class Reducer:
         if not state.pushed:
             return
         placement, rule = self.updates.placement, rule or self.updates.rule
+        within, self.updates.applying = self.updates.applying, True
         state.launched = True
         since = perf_counter() if len(state.pushed) == state.key_count else None
         spans = [state.span(bounds) for bounds in plan.spans(state.bucket, state.pushed)]
@@ -82,6 +83,7 @@ class Reducer:
             if not placement.replicated:
                 state.mark_stale(span.lo, span.hi)
         state.pushed.clear()
+        self.updates.applying = within
 
     def _divide(self, total: Array, active: int, then: Apply | None) -> Apply:
         """Return an update that divides a sum by `active` before it calls `then`."""

@@ -25,6 +25,8 @@ class Updates:
         Exception of the user's updater that is not raised yet.
     failure : str or None
         Text of the root's exception, on the root, until it has been sent to the other ranks.
+    applying : bool
+        Whether a push is being applied; still True after an exception in the middle of it.
     unshared : bool
         Whether a function has run on the root alone since `share_failure`; equal on all ranks.
     """
@@ -34,8 +36,14 @@ class Updates:
         self.rule: Rule = Assign()
         self.error: Exception | None = None
         self.failure: str | None = None
+        self.applying = False
         self.unshared = False
         self._comm = comm
+
+    @property
+    def torn(self) -> bool:
+        """Return whether a push was applied in part, by an optimizer that would repeat the part."""
+        return self.applying and not (self.rule.replaces or self.rule.by_key)
 
     def allocate(self, state: BucketState) -> None:
         """Allocate the optimizer's states of a bucket, if this rank updates."""
@@ -46,6 +54,12 @@ class Updates:
         """Initialise the optimizer's states of a bucket that has its values."""
         if self.placement.updates:
             self.rule.start(state)
+
+    def prepare(self, rule: Rule, states: Sequence[BucketState]) -> None:
+        """Allocate and initialise the states of a rule that is not in force yet."""
+        for state in states if self.placement.updates else ():
+            rule.allocate(state)
+            rule.start(state)
 
     def dispose(self, rule: Rule) -> None:
         """End the use of a rule; an exception of the user's ``dispose`` becomes `error`."""

@@ -8,7 +8,7 @@ carries.  The last calls, with their lines in the program, are kept by
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from sys import _getframe
 from weakref import WeakMethod
@@ -29,6 +29,8 @@ class CallLog:
     registry : Registry
     missing_zeros : bool
         Whether ranks may push different keys; then pushes are not recorded.
+    check : callable
+        Called before each record if `missing_zeros`: refuses what the next flush cannot send.
 
     Attributes
     ----------
@@ -37,9 +39,17 @@ class CallLog:
         may make different calls.
     """
 
-    def __init__(self, comm: Communicator, registry: Registry, *, missing_zeros: bool) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        registry: Registry,
+        check: Callable[[], object],
+        *,
+        missing_zeros: bool,
+    ) -> None:
         self.disabled = comm.calls is None
         self._missing_zeros = missing_zeros
+        self._check = check
         self._digest = comm.digest
         self._registry = registry
         if comm.calls is not None:
@@ -111,6 +121,8 @@ class CallLog:
         priority: int = 0,
     ) -> None:
         """Append a call to the log, with its words if they are new, and advance the digest."""
+        if self._missing_zeros:
+            self._check()
         what, digest, log = contract.call_code(verb, priority), self._digest, self._log
         frame = _getframe(2)
         while (following := log.append(what, keys, digest.value, frame)) is None:

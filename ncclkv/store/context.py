@@ -83,8 +83,13 @@ def open_context(name: str, comm: Communicator, options: Options) -> Context:
         missing_zeros=missing_zeros,
         nonfinite=options.nonfinite,
     )
-    session = Session(name, comm, engine.events)
-    calls = CallLog(comm, engine.layout.registry, missing_zeros=missing_zeros)
+    session = Session(name, comm, engine.events, engine.updates)
+
+    def check() -> None:
+        with session.checks:
+            engine.rule.step()
+
+    calls = CallLog(comm, engine.layout.registry, check, missing_zeros=missing_zeros)
     memory_check = MemoryCheck(comm, engine.layout, session.checks)
     return Context(comm, engine, session, calls, memory_check, _verify(comm, engine, options))
 

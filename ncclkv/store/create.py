@@ -74,7 +74,8 @@ def create(
         they are at the flush.
     nonfinite : {"ignore", "raise", "skip_step"}
         The treatment of a push that holds NaN or infinity on a rank: no check; `NonFinite` on
-        every rank; or no rank applies any push of that flush.
+        every rank; or no rank applies any push of that flush.  On a GPU an optimizer that counts
+        its updates counts also those that were skipped.
     verify_every : int
         Number of calls between two comparisons of values; 0: never.  Calls that flush and read
         count: pull, pushpull, broadcast, a group with pulls, wait, barrier.  After such a call the

@@ -127,8 +127,8 @@ class Registration:
         self.seal_alike(verb, sealed)
         values = from_rank(self._comm, [*mine.first, *mine.known.values()])
         layout.add(mine.specs, values[: len(mine.specs)])
-        for name, new in zip(mine.known, values[len(mine.specs) :], strict=True):
-            self._engine.replace(name, new)
+        if mine.known:
+            self._engine.replace(dict(zip(mine.known, values[len(mine.specs) :], strict=True)))
 
     def seal_alike(self, verb: str, sealed: Sequence[bool]) -> None:
         """Give all keys their places if a rank has; collective.

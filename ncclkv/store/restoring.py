@@ -152,8 +152,8 @@ class Restoring:
             if new:
                 self._engine.layout.add(specs, given)
                 continue
-            for spec, value in zip(specs, given, strict=True):
-                self._engine.replace(spec.key, value)
+            keys = [spec.key for spec in specs]
+            self._engine.replace(dict(zip(keys, given, strict=True)))
             self._comm.keep_alive(*given)
 
     def _broadcast_states(self, head: Manifest, arrays: Mapping[str, Array]) -> None:

@@ -16,6 +16,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import dump
 from ncclkv.comm.host import finalize
 from ncclkv.engine.events import Events
+from ncclkv.engine.updates import Updates
 from ncclkv.errors import (
     CommAborted,
     CommError,
@@ -87,7 +88,7 @@ class Session:
         The process and the thread that created the store.
     """
 
-    def __init__(self, name: str, comm: Communicator, events: Events) -> None:
+    def __init__(self, name: str, comm: Communicator, events: Events, updates: Updates) -> None:
         self.closed = False
         self.failure: ContractError | CommError | None = None
         self.block = ""
@@ -97,6 +98,7 @@ class Session:
         self.comm = comm
         self.events = events
         self._name = name
+        self._updates = updates
         self._alone = comm.size == 1
         self._prefix = f"rank {comm.rank} of {comm.size}: "
         self.owner = getpid(), get_ident()
@@ -164,15 +166,22 @@ class Session:
     def mark_interrupted(self, name: str, error: BaseException) -> None:
         """Break the store: other ranks may have made a call that this rank left in the middle.
 
+        A store of one rank breaks if an optimizer has updated some keys of a push and not others.
         Ctrl-C, an exception of a signal handler and a lack of memory have this effect.
         """
-        if not self._alone and self.failure is None:
-            self.fail(
-                CommAborted(
-                    f"{self._prefix}{name} was interrupted by {type(error).__name__}, so this rank "
-                    f"may be a call behind the others; close the store and make a new one"
-                )
+        if self.failure is not None or (self._alone and not self._updates.torn):
+            return
+        effect = (
+            "some keys may be updated and others not"
+            if self._alone
+            else "this rank may be a call behind the others"
+        )
+        self.fail(
+            CommAborted(
+                f"{self._prefix}{name} was interrupted by {type(error).__name__}, so {effect}; "
+                f"close the store and make a new one"
             )
+        )
 
     def fail(self, error: ContractError | CommError) -> None:
         """Break the store, and write this rank's calls to the file that ``NCCLKV_DUMP`` names."""

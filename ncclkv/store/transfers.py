@@ -95,7 +95,10 @@ class Transfers:
                 self._group.pull(pull, outs)
                 return
             self._push("pushpull", key, push, values, priority, pull)
+            # A pull that fails must not lead to a second push.
+            self._engine.updates.applying = True
             self._flush_and_read(pull, outs)
+            self._engine.updates.applying = False
         self._context.raise_updater_error()
 
     def assign_and_pull(self, key: Any, value: Any, out: Any, priority: Any) -> None:
@@ -136,17 +139,18 @@ class Transfers:
         with self._session.verb("group", allowed_inside=(IN_CAPTURE, IN_UNEVEN)):
             self._calls.record("group")
             group = Group(self._engine)
-        with self._session.enclosing(IN_GROUP):
-            self._group = group
-            try:
-                yield
-            except BaseException:
-                group.cancel()
-                raise
-            finally:
-                self._group = None
-        with self._session.verb("group", allowed_inside=(IN_CAPTURE, IN_UNEVEN)):
-            self._end_group(group)
+        try:
+            with self._session.enclosing(IN_GROUP):
+                self._group = group
+                try:
+                    yield
+                finally:
+                    self._group = None
+            with self._session.verb("group", allowed_inside=(IN_CAPTURE, IN_UNEVEN)):
+                self._end_group(group)
+        except BaseException:
+            group.cancel()
+            raise
         self._context.raise_updater_error()
 
     # Pushes
@@ -260,18 +264,17 @@ class Transfers:
     def _end_group(self, group: Group) -> None:
         """Do what a group has collected: one push, then one pull."""
         cached = self._cached("group", group.keys, group.outs)
-        try:
-            reads = [] if cached is not None else group.reads()
-            check.apart("group", reads)
-            group.prepare(reads)
-        except UsageError:
-            group.cancel()
-            raise
-        self._calls.record("end of a group", group.pushed, group.keys)
-        group.commit()
+        reads = [] if cached is not None else group.reads()
+        check.apart("group", reads)
+        group.prepare(reads)
+        # Before the record: a lack of memory here must leave nothing to flush.
         pull, row = cached or self._planned("group", group.keys, group.outs, reads)
         pull.tensors = group.tensors
+        self._calls.record("end of a group", group.pushed, group.keys)
+        self._engine.updates.applying = True
+        group.commit()
         self._flush_and_read(pull, row)
+        self._engine.updates.applying = False
 
 
 def _no_memory(verb: str, key: Any, error: MemoryError) -> OutOfMemory:

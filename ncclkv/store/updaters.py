@@ -70,13 +70,9 @@ class Updaters:
         sealed : sequence of bool
             Whether all keys have places, on each rank: if they have on a rank, they get them here.
         """
-        try:
-            if any(sealed):
-                self._engine.layout.seal()
-            self._engine.set_rule(rule)
-        except MemoryError as error:  # on this rank alone: the others have changed their rule
-            self._session.mark_interrupted("the change of the updater", error)
-            raise
+        if any(sealed):
+            self._engine.layout.seal()
+        self._engine.set_rule(rule)
 
     # Rules
 

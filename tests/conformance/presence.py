@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -186,3 +187,38 @@ def a_filled_grad_view_outlives_flushes_of_every_rule_and_op(create: Stores) -> 
             kv.wait()
             if kv.rank:
                 same(kv.grad_view("kept"), 40 + kv.rank)
+
+
+@case()
+def a_number_that_is_refused_on_one_rank_breaks_nothing(create: Stores) -> None:
+    calls: dict[str, Callable[[Any], object]] = {
+        "pull": lambda kv: kv.pull(5),
+        "wait": lambda kv: kv.wait(),
+        "barrier": lambda kv: kv.barrier(),
+        "reset": lambda kv: kv.reset(7, full(1)),
+        "group": lambda kv: kv.group().__enter__(),
+    }
+    kv, mine = lenient(create), sgd(1.0)
+    kv.set_optimizer(mine)
+    for number, call in enumerate(calls.values(), start=1):
+        kv.push(3, full(kv.rank + 1))
+        if kv.rank == kv.num_workers - 1:
+            mine.lr_mult[3] = float("nan")
+            with refused(kv, UsageError, "lr_mult", "nan"):
+                call(kv)
+            mine.lr_mult[3] = 1.0
+        kv.push(5, full(number))
+        same(pulled(kv, 7), 6)
+        same(kv.value(7), 6)
+
+
+@case()
+def a_learning_rate_changed_between_pushes_makes_no_flush(create: Stores) -> None:
+    kv, mine = lenient(create), ncclkv.optimizer.SGD(learning_rate=1.0)
+    kv.set_optimizer(mine)
+    if is_even(kv):
+        kv.push(3, full(kv.rank + 1))
+    mine.learning_rate = 0.5
+    kv.push(5, full(kv.rank + 1))
+    same(pulled(kv, 3), 2 - of_even(kv) / 2)
+    same(pulled(kv, 5), 4 - total(kv) / 2)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ncclkv
+from ncclkv.comm.shm.segment import MemfdSegment
 from ncclkv.errors import OutOfMemory
 from ncclkv.testing import run_ranks
 from tests.harness.context import context_of
@@ -96,20 +98,32 @@ def test_keys_added_between_two_attempts_are_in_the_layout_of_the_second() -> No
     assert run_ranks(3, body) == [[-6.0, -6.0]] * 3
 
 
-def test_memory_of_the_node_that_cannot_be_mapped_is_a_lack_of_memory() -> None:
-    def body() -> None:
+def test_memory_of_the_node_that_cannot_be_mapped_is_a_lack_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mapped, refused = MemfdSegment.map, threading.local()
+
+    def map_unless_refused(self: MemfdSegment, start: int, nbytes: int) -> Any:
+        if getattr(refused, "here", False):
+            raise OSError(12, "Cannot allocate memory")
+        return mapped(self, start, nbytes)
+
+    monkeypatch.setattr(MemfdSegment, "map", map_unless_refused)
+
+    def body() -> list[list[float]]:
         with store() as kv:
             if kv.rank == 1:
-                segment, refused = context_of(kv).comm._node._common._space, []
-                mapped = segment.map
+                comm = context_of(kv).comm
+                node_shared = comm.node_shared
 
-                def no_space(start: int, nbytes: int) -> Any:
-                    if not refused:
-                        refused.append(nbytes)
-                        raise OSError(12, "Cannot allocate memory")
-                    return mapped(start, nbytes)
+                def refuse(nbytes: int) -> Any:
+                    refused.here = True
+                    try:
+                        return node_shared(nbytes)
+                    finally:
+                        refused.here = False
 
-                segment.map = no_space
+                comm.node_shared = refuse
                 with pytest.raises(OutOfMemory) as caught:
                     kv.push(KEYS, ones(kv, KEYS))
                 assert str(caught.value) == (
@@ -117,6 +131,7 @@ def test_memory_of_the_node_that_cannot_be_mapped_is_a_lack_of_memory() -> None:
                     "this node share cannot be mapped ([Errno 12] Cannot allocate memory); give "
                     "this process more address space (ulimit -v) or fewer other mappings"
                 )
-            assert steps(kv) == [[-6.0] * 6, [-15.0] * 6]
+                del comm.node_shared
+            return steps(kv)
 
-    run_ranks(3, body)
+    assert run_ranks(3, body) == [[[-6.0] * 6, [-15.0] * 6]] * 3
