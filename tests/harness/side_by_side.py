@@ -37,11 +37,11 @@ R = TypeVar("R")
 
 
 def shares() -> int:
-    """Return the shares of this machine: two a core, and none where runs would meet.
+    """Return the shares of this machine: two a core and one more, or none where runs would meet.
 
     Without root the runs have one ``/dev/shm``, where each would remove files of the others.
     """
-    return 2 * len(os.sched_getaffinity(0)) if has_private_memory() else 0
+    return 2 * len(os.sched_getaffinity(0)) + 1 if has_private_memory() else 0
 
 
 @cache
