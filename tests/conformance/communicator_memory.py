@@ -85,7 +85,7 @@ def gather(
     dtype: np.dtype[Any] = F32,
 ) -> Started:
     """Start an allgather of this rank's data."""
-    receive = buffer(comm, gathered(comm, part, dtype, STALE), kind)
+    receive = buffer(comm, data(comm.rank, part * comm.size, dtype, STALE), kind)
     mine = data(comm.rank, part, dtype, step)
     if in_place:
         send = receive[part * comm.rank : part * (comm.rank + 1)]
