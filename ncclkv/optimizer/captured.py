@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
+from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Array, Kernels, Segments
 from ncclkv.kernels.programs import PROGRAMS
 from ncclkv.optimizer.base import Optimizer
@@ -76,7 +77,21 @@ class CapturedUpdates:
         self._written: Optimizer | None = None
 
     def rows(self, bucket: Bucket, keys: Collection[Key]) -> CapturedRows:
-        """Note an update of `keys` in the step, and return the rows that it reads."""
+        """Note an update of `keys` in the step, and return the rows that it reads.
+
+        Raises
+        ------
+        UsageError
+            When the optimizer counts updates and the step updates a key twice.
+        """
+        before = [known & keys for each, known in self._launches if each is bucket]
+        if self._step().counted and any(before):
+            key, optimizer = min(set().union(*before)), type(self._step()).__name__
+            raise UsageError(
+                f"capture: key {key!r} is updated twice in the step, and {optimizer} counts "
+                f"updates: a replay would give both the same count; capture a step with one update "
+                f"of each key"
+            )
         self._launches.append((bucket, frozenset(keys)))
         return self._rows[bucket.index]
 

@@ -459,7 +459,8 @@ are ints, such as 3; use one kind
         stream inside the block are captured too.  They must have been launched before, may allocate
         no memory, and may use only memory that lives as long as the step.
 
-        A replay uses the optimizer's hyperparameters as they are then.
+        A replay uses the optimizer's hyperparameters as they are then.  An optimizer that counts
+        its updates may update a key once in a step.
 
         Yields
         ------

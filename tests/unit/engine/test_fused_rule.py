@@ -272,6 +272,24 @@ class Counting(SGD):
         return rate / count, *others
 
 
+def test_a_captured_step_that_counts_two_updates_of_a_key_is_refused() -> None:
+    for make, refused in (SGD, False), (Counting, True):
+        state = _bucket()
+        rule = _rule(make(), state)
+        with rule.recording(rule.captured([state], rule._kernels)):
+            for keys in {"a", "b"}, {"c"}:
+                _begin(rule, rule.step(), state, keys)
+            if not refused:
+                _begin(rule, rule.step(), state, {"b", "c"})
+                continue
+            with pytest.raises(UsageError) as caught:
+                _begin(rule, rule.step(), state, {"b", "c"})
+        assert str(caught.value) == (
+            "capture: key 'b' is updated twice in the step, and Counting counts updates: a replay "
+            "would give both the same count; capture a step with one update of each key"
+        )
+
+
 @settings(deadline=None)
 @given(
     st.lists(
