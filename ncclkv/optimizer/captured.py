@@ -84,7 +84,7 @@ class CapturedUpdates:
         UsageError
             When the optimizer counts updates and the step updates a key twice.
         """
-        before = [known & keys for each, known in self._launches if each is bucket]
+        before = [known.intersection(keys) for each, known in self._launches if each is bucket]
         if self._step().counted and any(before):
             key, optimizer = min(set().union(*before)), type(self._step()).__name__
             raise UsageError(
