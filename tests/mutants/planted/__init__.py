@@ -7,6 +7,7 @@ from tests.mutants.planted import (
     arrays,
     collectives,
     engine,
+    events,
     flight,
     hosts,
     kernels,
@@ -22,5 +23,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *kernels.MUTANTS,
     *arrays.MUTANTS,
     *engine.MUTANTS,
+    *events.MUTANTS,
     *hosts.MUTANTS,
 )

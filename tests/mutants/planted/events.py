@@ -1,0 +1,106 @@
+"""Faults in events: numbers, times, and the rank that is reported as late."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant, Selection
+
+EVENTS = "ncclkv/engine/events.py"
+REDUCER = "ncclkv/engine/reducer.py"
+REDUCTION = "ncclkv/engine/reduction.py"
+REDUCTIONS = "ncclkv/comm/host/reductions.py"
+SEQUENCE = "ncclkv/comm/shm/sequence.py"
+SESSION = "ncclkv/store/session.py"
+
+UNIT = Selection("0", "unit/engine/test_events.py")
+SLOTS = Selection("0", "unit/comm/shm/test_sequence.py")
+RANKS = Selection("0", "ranks/test_events.py", ranks=3)
+NODES = Selection("0", "ranks/test_events.py", ranks=4, environment=("NCCLKV_RANKS_PER_NODE=2",))
+
+MUTANTS = (
+    Mutant(
+        name="collectives-counted-while-somebody-listens",
+        file=REDUCTION,
+        old="        events.sequence += 1\n        if not events.heard:\n"
+        "            return collective.launch(apply)\n",
+        new="        if not events.heard:\n            return collective.launch(apply)\n"
+        "        events.sequence += 1\n",
+        why="events of ranks with instruments of different age cannot be matched",
+        tests=(RANKS,),
+    ),
+    Mutant(
+        name="published-values-not-counted",
+        file=REDUCER,
+        old="            self.events.sequence += 1\n",
+        new="",
+        why="the root's broadcast has the number of the reduction before it",
+        tests=(RANKS,),
+    ),
+    Mutant(
+        name="earliest-rank-is-late",
+        file=EVENTS,
+        old="sorted(times, key=times.__getitem__)",
+        new="sorted(times, key=times.__getitem__, reverse=True)",
+        why="the rank that waits most is blamed",
+        tests=(UNIT, RANKS),
+    ),
+    Mutant(
+        name="late-after-the-first-rank",
+        file=EVENTS,
+        old="*_, before, last = sorted",
+        new="before, *_, last = sorted",
+        why="the last rank is blamed for time that another rank cost too",
+        tests=(UNIT,),
+    ),
+    Mutant(
+        name="collectives-complete-in-no-time",
+        file=EVENTS,
+        old='emit("completed", seq, end - self._launched)',
+        new='emit("completed", seq, end - begin)',
+        why="a collective that overlaps the program looks as short as its wait",
+        tests=(UNIT,),
+    ),
+    Mutant(
+        name="instrument-that-raises-stays",
+        file=EVENTS,
+        old="                self.remove(instrument)\n",
+        new="",
+        why="each later verb logs the exception again",
+        tests=(UNIT, RANKS),
+    ),
+    Mutant(
+        name="verbs-inside-instruments",
+        file=SESSION,
+        old="            if self._begin is not None:\n"
+        '                self._events.emit("verb", self._name, perf_counter() - self._begin)\n'
+        '            self._running.verb = ""\n',
+        new='            self._running.verb = ""\n'
+        "            if self._begin is not None:\n"
+        '                self._events.emit("verb", self._name, perf_counter() - self._begin)\n',
+        why="an instrument that calls a verb calls itself without end",
+        tests=(UNIT,),
+    ),
+    Mutant(
+        name="times-of-a-later-collective",
+        file=SEQUENCE,
+        old="        return times if all(ENTERED <= phase <= DONE for phase in reached) else {}\n",
+        new="        return times if all(ENTERED <= phase for phase in reached) else {}\n",
+        why="a rank is blamed for the time of a collective 1,024 launches later",
+        tests=(SLOTS,),
+    ),
+    Mutant(
+        name="times-before-all-have-entered",
+        file=SEQUENCE,
+        old="        return times if all(ENTERED <= phase <= DONE for phase in reached) else {}\n",
+        new="        return times if all(phase <= DONE for phase in reached) else {}\n",
+        why="a rank that sends to the root alone reads times of an old collective",
+        tests=(SLOTS,),
+    ),
+    Mutant(
+        name="no-times-of-several-nodes",
+        file=REDUCTIONS,
+        old="            return launch(steps, plan.call, arrivals=reduction.slot.arrivals)\n",
+        new="            return launch(steps, plan.call)\n",
+        why="no rank is reported as late in a job of several nodes",
+        tests=(NODES,),
+    ),
+)
