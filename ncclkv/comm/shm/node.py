@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,7 +16,7 @@ from ncclkv.comm.shm.segment import Segment
 from ncclkv.comm.shm.sequence import SequenceTable
 from ncclkv.comm.shm.staging import RINGS, DoubleBuffer, SlotRing
 from ncclkv.comm.types import Buffer
-from ncclkv.errors import OutOfMemory, RankLost
+from ncclkv.errors import CommAborted, OutOfMemory, RankLost
 from ncclkv.kernels.host.reduce import Reducer
 
 PAGE = 64 * 1024
@@ -143,6 +144,8 @@ class Node:
         ------
         RankLost
             When the neighbour's file cannot be mapped any more.
+        CommAborted
+            When this process has no address space left.
         """
         key = (index, offset.start, offset.length)
         extent = self._maps.get(key)
@@ -150,9 +153,15 @@ class Node:
             try:
                 extent = self._segments[index].map(offset.start, offset.length)
             except OSError as error:
+                neighbour, text = self.ranks[index], f"cannot be mapped ({error})"
+                if error.errno == errno.ENOMEM:
+                    raise CommAborted(
+                        f"rank {self.rank}: the memory of rank {neighbour} {text}; give rank "
+                        f"{self.rank} more address space (ulimit -v) or fewer other mappings"
+                    ) from error
                 raise RankLost(
-                    f"rank {self.rank}: the memory of rank {self.ranks[index]} cannot be mapped "
-                    f"({error}); look at whether rank {self.ranks[index]} still runs"
+                    f"rank {self.rank}: the memory of rank {neighbour} {text}; look at whether "
+                    f"rank {neighbour} still runs"
                 ) from error
             self._maps[key] = extent
         return extent[offset.offset : offset.offset + nbytes]
