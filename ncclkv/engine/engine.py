@@ -184,9 +184,7 @@ class Engine:
         """
         if push.in_place or self._flushes.missing_zeros:
             self.check_free(push)
-        step = self.updates.rule.step()
-        # Such a flush takes the numbers of its own time, and ranks would not flush alike for these.
-        return None if self.policy.allows_missing else step
+        return self.updates.rule.step()
 
     def check_free(self, push: Push) -> None:
         """Refuse a push whose gradients are in use.
@@ -227,9 +225,12 @@ class Engine:
             self._assign(push, arrays)
             return
         policy, recorder = self.policy, self.recorder
+        # With keys missing, other ranks need not have pushed under this step: all would not flush.
+        fixed = not policy.allows_missing
         for part in push.parts:
             state = part.state
-            if state.pushed and (state.step != step or not state.pushed.isdisjoint(part.keys)):
+            changed = fixed and state.step != step
+            if state.pushed and (changed or not state.pushed.isdisjoint(part.keys)):
                 policy.make_room(state)
         # Each bucket is launched before the next is packed, so that its collective overlaps that.
         for part in push.parts:

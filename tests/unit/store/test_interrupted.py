@@ -220,3 +220,16 @@ def test_a_group_that_lacks_memory_at_its_end_breaks_a_store_of_several_ranks() 
     for text in texts[::2]:
         assert text.startswith("RankLost")
         assert "rank 1 of 3: group was interrupted by MemoryError" in text, text
+
+
+def test_a_push_left_in_an_uneven_block_is_applied_later_on_one_rank() -> None:
+    def block(kv: Any) -> None:
+        with kv.uneven():
+            kv.push("a", np.ones(LENGTH))
+            raise ZeroDivisionError
+
+    with store() as kv:
+        kv.set_optimizer(SGD(learning_rate=1.0))
+        with pytest.raises(ZeroDivisionError):
+            block(kv)
+        assert first(kv) == [-1, 0]
