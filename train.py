@@ -150,6 +150,8 @@ def main(argv: list[str] | None = None) -> int:
         accuracy = np.mean(forward(weights, test_images)[1].argmax(axis=1) == test_labels)
         if kv.rank == 0:
             print(f"test accuracy: {accuracy:.2%}")
+            if accuracy < LOWEST_ACCURACY:
+                print(f"failed: the accuracy is below {LOWEST_ACCURACY:.0%}; give more --epochs")
             print(f"speed: {speed:,.0f} examples a second on {kv.num_workers} rank(s)")
             print("weights:", "bit-identical on all ranks" if same else "DIFFERENT between ranks")
     return 0 if same and accuracy >= LOWEST_ACCURACY else 1

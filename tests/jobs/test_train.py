@@ -139,6 +139,7 @@ def test_four_ranks_learn_the_digits(update_on: str) -> None:
 def test_a_network_that_has_not_learned_fails_the_job() -> None:
     run = job(2, "train.py", "--lr", "0", "--epochs", "1")
     assert accuracy(run.stdout) < 95
+    assert "failed: the accuracy is below 95%; give more --epochs" in run.stdout
     assert "bit-identical" in run.stdout
     assert run.returncode != 0
 
