@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import socket
 import time
 from collections.abc import Sequence
@@ -120,7 +119,7 @@ def _self(transport: Transport) -> Member:
     except LaunchError as error:
         problem = str(error)
     node, unknown = tuple(transport.node), tuple(env.unknown())
-    token = secrets.token_hex(4)
+    token = os.urandom(4).hex()
     return Member(socket.gethostname(), os.getpid(), node, limit, memory, problem, unknown, token)
 
 

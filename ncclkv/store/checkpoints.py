@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from functools import partial
-from importlib import metadata
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -172,6 +171,8 @@ class Checkpoints:
 
 def _author() -> str:
     """Return the name of the program that writes, with its version if it is installed."""
+    from importlib import metadata  # slow to import, and needed by a save alone
+
     try:
         return f"ncclkv {metadata.version('ncclkv')}"
     except metadata.PackageNotFoundError:

@@ -11,7 +11,6 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -204,6 +203,8 @@ def _stacks() -> dict[str, list[str]]:
 
 def _versions(transport: str) -> dict[str, str]:
     """Return the versions of Python, the system and the packages."""
+    from importlib import metadata  # slow to import, and needed by a failure alone
+
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import secrets
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -82,7 +81,7 @@ class MemfdSegment(Segment):
             When the system refuses.
         """
         segment = cls(os.memfd_create("ncclkv", os.MFD_CLOEXEC))
-        token = secrets.token_bytes(_TOKEN_BYTES)
+        token = os.urandom(_TOKEN_BYTES)
         os.ftruncate(segment._descriptor, _CAPACITY)
         os.pwrite(segment._descriptor, token, _CAPACITY - _TOKEN_BYTES)
         return segment, Ticket(os.getpid(), segment._descriptor, token)
