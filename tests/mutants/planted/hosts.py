@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.matrix import COMM, COMM_NODES, NODES, PLAIN, RANKS, THREADS
+from tests.mutants.matrix import COMM, COMM_NODES, COMM_ON_NODES, NODES, PLAIN, RANKS, THREADS
 from tests.mutants.mutant import Mutant, Selection
 
 ALGORITHMS = "ncclkv/comm/messages/algorithms.py"
@@ -155,7 +155,7 @@ MUTANTS = (
         old="        self._size = channel.size\n",
         new="        self._size = len(node.nodes)\n",
         why="averages over several nodes are too large",
-        tests=(NODES,),
+        tests=(COMM_ON_NODES,),
     ),
     Mutant(
         name="parts-of-nodes-in-their-order",

@@ -46,7 +46,7 @@ MUTANTS = (
         old="            outcome[:] = [None, error]\n",
         new="            outcome[:] = [None, None]\n",
         why="a creation that NCCL refuses goes on without a communicator",
-        tests=(Selection("3", "nccl/test_library.py", "without_a_gpu_creation"),),
+        tests=(Selection("3", "nccl/test_library.py", "without_a_gpu"),),
     ),
     Mutant(
         name="bounded-call-without-a-deadline",
