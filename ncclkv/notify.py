@@ -17,6 +17,9 @@ PIPE = "NCCLKV_RUN_EVENTS"
 FAILED = "failed"
 """Event: the rank ends the job; the reason follows."""
 
+EXITS = "exits"
+"""Event: the rank ends with an exit code other than 0, which follows; others may end it before."""
+
 MPI_BEGINS = "mpi-begins"
 MPI_RUNS = "mpi-runs"
 """Events: the rank enters MPI_Init, which waits for all ranks; the rank has left MPI_Init."""

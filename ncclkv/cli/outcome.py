@@ -45,6 +45,8 @@ class Rank:
         Time at which its supervisor's connection broke before reporting its end.
     failure : (str, float) or None
         The reason for its end that the rank reported, and the time.
+    exits : (int, float) or None
+        The exit code that it announced, and the time; others may end the job before its end.
     mpi : str
         `notify.MPI_BEGINS` inside MPI's start, `notify.MPI_RUNS` after it, else empty.
     killed : bool
@@ -63,6 +65,7 @@ class Rank:
     stopped: tuple[int, float] | None = None
     lost: float | None = None
     failure: tuple[str, float] | None = None
+    exits: tuple[int, float] | None = None
     mpi: str = ""
     killed: bool = False
     last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
@@ -83,6 +86,8 @@ class Rank:
             event, _, words = text.partition(" ")
             if event == notify.FAILED:
                 self.failure = self.failure or (words, seconds)
+            elif event == notify.EXITS:
+                self.exits = (int(words), seconds)
             elif event in (notify.MPI_BEGINS, notify.MPI_RUNS):
                 self.mpi = event
         elif not kind and self.code is None:
@@ -112,12 +117,20 @@ class Rank:
         """
         if self.failure is not None:
             return self.failure[0]
+        if self._cut_off:
+            return f"exit code {self._cut_off[0]}"
         if self.code == -signal.SIGABRT:
             for line in self.said:
                 match = _FAILED.match(line)
                 if match and match.group(1) == str(self.number):
                     return match.group(2)
         return ""
+
+    @property
+    def _cut_off(self) -> tuple[int, float] | None:
+        """Return `exits` if the rank was killed before its end."""
+        killed = self.over and (self.code is None or self.code < 0)
+        return self.exits if killed else None
 
     @property
     def follows(self) -> bool:
@@ -128,7 +141,7 @@ class Rank:
 
     def failed(self) -> float | None:
         """Return the time of its failure; None without one."""
-        times = [self.failure[1]] if self.failure else []
+        times = [each[1] for each in (self.failure, self._cut_off) if each]
         if self.code and not (self.killed and self.code in _ENDS_OF_RUNNER):
             times.append(self.ended)
         return min(times, default=None)
@@ -201,7 +214,8 @@ class Outcome:
             return as_shells_do(self.launcher) or int(bool(self.unreported))
         if first.reason:
             # The rank ended itself, by an exit code or signal that its launcher notices.
-            return first.code if first.code is not None and first.code > 0 else 1
+            announced = first.exits[0] if first.exits else 1
+            return first.code if first.code is not None and first.code > 0 else announced
         return as_shells_do(first.code or 0)
 
 

@@ -83,6 +83,20 @@ def test_a_rank_that_fails(run: Run, where: str, way: str, code: int, said: str)
     assert "run: restart" not in ended.err
 
 
+def test_a_rank_that_exits_while_others_wait(run: Run) -> None:
+    ended = run("bad_end between exit")
+    assert ended.code == 7, ended.err
+    assert re.search(
+        r"run: the job failed .*: rank 1 on \S+ \(pid \d+\) failed: exit code 7\n", ended.err
+    )
+    assert "it said: its process ended without closing the store, by exit code 7" in ended.err
+
+
+def test_a_rank_that_catches_its_exit(run: Run) -> None:
+    ended = run("bad_end between caught")
+    assert (ended.code, ended.err) == (0, "")
+
+
 def test_a_rank_that_is_stopped(run: Run) -> None:
     ended = run("bad_end between SIGSTOP", "--timeout", "3")
     assert ended.code == 1, ended.err

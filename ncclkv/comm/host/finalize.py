@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from ncclkv import env
+from ncclkv import env, notify
 from ncclkv.comm.host.exit_wait import PATIENCE, ExitWait
 from ncclkv.comm.host.final_barrier import FinalBarrier
 from ncclkv.errors import CommError, ContractError
@@ -83,7 +83,10 @@ def forgive(error: BaseException) -> None:
 def farewell() -> str:
     """Return what this rank tells those who may wait for it at the end of its process."""
     words = "its process ended without closing the store"
-    return words if _failure is None else f"{words}, after {_failure[1]}"
+    if _failure is not None:
+        return f"{words}, after {_failure[1]}"
+    reason = abort.bad_end()
+    return f"{words}, by {reason}" if reason else words
 
 
 def end() -> None:
@@ -107,6 +110,9 @@ def _meet() -> bool:
     if _over or not _barriers:
         return True
     _over = True
+    if _failure is None and (code := abort.exit_code()):
+        # Before the others fail because of this rank, and end the job.
+        notify.notify(notify.EXITS, str(code))
     meeting = ExitWait(_barriers, _failure[1] if _failure is not None else abort.bad_end())
     reason = meeting.wait()
     if reason:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,12 @@ def bad_end(where: str, way: str) -> None:
         mark()
         if way == "raise":
             raise ValueError("told to fail")
+        if way == "exit":
+            sys.exit(7)
+        if way == "caught":
+            with suppress(SystemExit):
+                sys.exit(7)
+            return
         if way.isdigit():
             os._exit(int(way))
         os.kill(os.getpid(), getattr(signal, way))
