@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ncclkv.arrays.memory import identity, is_on_host
+from ncclkv.comm.diagnosis.call_log import LoggedKeys
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.kernels.base import Kernels
 from ncclkv.table.registry import Key
@@ -77,13 +78,14 @@ class BucketPush:
             (targets.single if single else targets.several).append(flat)
         return single
 
-    def copy(self, arrays: Sequence[Array], targets: Targets, kernels: Kernels) -> None:
+    def copy_in(self, arrays: Sequence[Array], targets: Targets, kernels: Kernels) -> None:
         """Write this rank's sum of each key's arrays to the key's slice in `targets`."""
         if self.several:
             for (indices, op), flat in zip(self.several, targets.several, strict=True):
                 kernels.combine(select(arrays, indices), flat, op)
         if self.indices:
-            values = select(arrays, self.indices)
+            indices = self.indices
+            values = arrays if len(indices) == len(arrays) else select(arrays, indices)
             targets.table = kernels.pack_all(values, targets.single, targets.table)
 
 
@@ -97,8 +99,8 @@ class Push:
         The keys in the order given, and the indices of their arrays.
     parts : list of BucketPush
         One for each bucket, in the order of buckets.
-    code : int or None
-        Hash of the keys, for the order check; None until it is computed.
+    logged : LoggedKeys
+        The keys in the call log.
     several : bool
         Whether a key has several arrays.
     in_place : bool
@@ -109,7 +111,7 @@ class Push:
 
     indices: dict[Key, Indices]
     parts: list[BucketPush]
-    code: int | None = None
+    logged: LoggedKeys = field(default_factory=LoggedKeys)
 
     def __post_init__(self) -> None:
         self.several = any(part.several for part in self.parts)
@@ -153,8 +155,8 @@ class Pull:
         In the order of buckets.
     to_host : bool
         Whether an array is in host memory.
-    code : int or None
-        Hash of the keys, for the order check; None until it is computed.
+    logged : LoggedKeys
+        The keys in the call log.
     tensors : sequence of torch.Tensor
         Tensors that are written to; empty in a pull that is cached.
     """
@@ -163,15 +165,14 @@ class Pull:
     states: list[BucketState]
     parts: list[BucketPull]
     to_host: bool
-    code: int | None = None
+    logged: LoggedKeys = field(default_factory=LoggedKeys)
     tensors: Sequence[Any] = ()
 
 
 def select(arrays: Sequence[Array], indices: Indices) -> Sequence[Array]:
     """Return the arrays with the given indices."""
     if isinstance(indices, range):
-        whole = len(indices) == len(arrays)
-        return arrays if whole else arrays[indices.start : indices.stop]
+        return arrays[indices.start : indices.stop]
     return [arrays[index] for index in indices]
 
 

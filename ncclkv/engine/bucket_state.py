@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,7 @@ class BucketState:
         self.weights: Buffer = self._own_memory() if weights is None else weights.view(bucket.dtype)
         self._optimizer_states: dict[tuple[str, np.dtype[Any]], Buffer] = {}
         self._spans: dict[Range, Span] = {}
+        self._whole: list[Span] | None = None
         self.pushed: set[Key] = set()
         self.step: Any = None
         self.in_flight = InFlight()
@@ -100,6 +101,7 @@ class BucketState:
             self.weights, self.node_shared = own, False
             self._optimizer_states.clear()
             self._spans.clear()
+            self._whole = None
 
     def optimizer_state(self, name: str, dtype: np.dtype[Any]) -> Buffer:
         """Return the optimizer state of that name: one element a weight, zeroed.
@@ -117,6 +119,14 @@ class BucketState:
             return self._comm.kernels.zeros(self.bucket.count, dtype)
         self._optimizer_states[which] = memory.view(dtype)
         return self._optimizer_states[which]
+
+    def pushed_spans(self) -> Sequence[Span]:
+        """Return the ranges that hold the pushed keys and no other key."""
+        if len(self.pushed) < self.key_count:
+            return [self.span(bounds) for bounds in plan.spans(self.bucket, self.pushed)]
+        if self._whole is None:
+            self._whole = [self.span(bounds) for bounds in plan.spans(self.bucket, self.pushed)]
+        return self._whole
 
     def span(self, bounds: Range) -> Span:
         """Return a range of elements; the same object for the same bounds."""

@@ -61,6 +61,8 @@ class Engine:
         Whether an uneven block is open.
     recorder : Recorder or None
         Set while calls are captured instead of executed.
+    epoch : object
+        The recorder, or the update rule in force: what earlier calls were checked under.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Engine:
         self._reader = reader
         self._reducer = reducer
         self.updates = reducer.updates
+        self.epoch: object = self.updates.rule
         self.events = reducer.events
         self._flushes = flushes
         self._comm = reducer.comm
@@ -144,7 +147,7 @@ class Engine:
             # A function may write to the weights at any time, also outside a reduction.
             self.layout.unshare_weights()
         updates.prepare(rule, self.layout.states)
-        updates.rule = rule
+        self.epoch = updates.rule = rule
         self.policy = self._flushes.policy()
         for state in self.layout.states:
             state.launched = False
@@ -176,7 +179,7 @@ class Engine:
         return array if self.layout.bucket_of(array) is None else self.kernels.copy(array)
 
     def ready(self, push: Push) -> Any:
-        """Refuse a push that cannot be made now; return the optimizer's step to pass to `push`.
+        """Refuse a push that cannot be made now; return the optimizer's step to pack it under.
 
         Raises
         ------
@@ -210,7 +213,7 @@ class Engine:
                         f"filling it again"
                     )
 
-    def push(self, push: Push, arrays: Sequence[Array], step: Any) -> None:
+    def pack_and_launch(self, push: Push, arrays: Sequence[Array], step: Any) -> None:
         """Pack a push that is `ready` into its buckets, and launch the buckets as the policy says.
 
         Parameters
@@ -255,7 +258,7 @@ class Engine:
             state = part.state
             self._reducer.launch(state)
             state.in_flight.complete()
-            part.copy(arrays, part.weights, self.kernels)
+            part.copy_in(arrays, part.weights, self.kernels)
             state.in_flight.add(DoneWork())
             state.launched = True
 
@@ -271,7 +274,7 @@ class Engine:
             self.recorder.include(state)
         if state.in_flight.works:
             state.in_flight.complete()
-        part.copy(arrays, part.gradients, self.kernels)
+        part.copy_in(arrays, part.gradients, self.kernels)
         state.pushed |= part.keys
 
     def launch_full(self, priorities: Mapping[int, int], keys: Collection[Key], step: Any) -> None:
@@ -322,8 +325,10 @@ class Engine:
             When flushes were skipped, with ``nonfinite="raise"``.
         """
         self.settle(states)
-        self.policy.share_failure()
-        self._comm.synchronize()
+        if self.updates.unshared:
+            self.policy.share_failure()
+        if not self._comm.blocks:
+            self._comm.synchronize()
         self._flushes.report_skipped()
 
     def close(self) -> None:
@@ -339,20 +344,17 @@ class Engine:
             self.layout.seal()
         return self._reader.plan(reads)
 
-    def pull(self, pull: Pull, outs: Sequence[Array]) -> None:
+    def flush_and_read(self, pull: Pull, outs: Sequence[Array]) -> None:
         """Bring the values of a pull up to date, and copy them into `outs`; collective."""
         policy = self.policy
         policy.prepare_read(pull.states)
         if self.updates.unshared:
             policy.share_failure()
-        self.read(pull, outs)
+        self._reader.copy_out(pull, outs)
 
-    def read(self, pull: Pull, outs: Sequence[Array]) -> None:
+    def read_values(self, pull: Pull, outs: Sequence[Array]) -> None:
         """Copy values, as of the last flush, into `outs`."""
-        if self.recorder is not None:
-            for state in pull.states:
-                self.recorder.include(state)
-        self._reader.read(pull, outs)
+        self._reader.copy_out(pull, outs)
 
     def keep(self, arrays: Sequence[Array]) -> None:
         """Refer to arrays until the stream has finished reading them."""
@@ -389,8 +391,9 @@ class Engine:
 
     def _use(self, kernels: Kernels, recorder: Recorder | None) -> None:
         """Run all later copies on `kernels`."""
-        self.recorder = recorder
+        self.recorder = self._reader.recorder = recorder
         self.kernels = self._reader.kernels = kernels
+        self.epoch = recorder or self.updates.rule
 
 
 def make_engine(

@@ -35,7 +35,7 @@ class Group:
         self._kept: dict[Key, list[Array]] = {}
         self._step: Any = None
 
-    def push(self, batch: Push, row: Sequence[Array], priority: int) -> None:
+    def add_push(self, batch: Push, row: Sequence[Array], priority: int) -> None:
         """Add a push; the caller may change its arrays afterwards."""
         kept: dict[Key, Sequence[Array]] = {}
         again = self._priorities.keys() & batch.indices.keys()
@@ -60,7 +60,7 @@ class Group:
         for key in (*batch.indices, *kept):
             self._priorities[key] = max(priority, self._priorities.get(key, priority))
 
-    def pull(self, pull: Pull, outs: Sequence[Array]) -> None:
+    def add_pull(self, pull: Pull, outs: Sequence[Array]) -> None:
         """Add arrays to write at the end."""
         self.keys += pull.keys
         self.outs += outs

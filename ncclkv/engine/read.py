@@ -8,6 +8,7 @@ from ncclkv.arrays.torch import mark_written
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.batch import Pull, plan_pull, select
 from ncclkv.engine.bucket_state import Array, BucketState
+from ncclkv.engine.capture import Recorder
 from ncclkv.engine.layout import Layout
 from ncclkv.kernels.base import Kernels
 from ncclkv.table.registry import Key
@@ -20,10 +21,13 @@ class Reader:
     ----------
     kernels : Kernels
         The kernels that copy.
+    recorder : Recorder or None
+        As of `Engine`.
     """
 
     def __init__(self, comm: Communicator, layout: Layout, kernels: Kernels) -> None:
         self.kernels = kernels
+        self.recorder: Recorder | None = None
         self._comm = comm
         self._layout = layout
 
@@ -38,8 +42,11 @@ class Reader:
         slot = self._layout[key]
         return slot.state, slot.weight
 
-    def read(self, pull: Pull, outs: Sequence[Array]) -> None:
+    def copy_out(self, pull: Pull, outs: Sequence[Array]) -> None:
         """Copy values, as of the last flush, into `outs`: each bucket as soon as it is complete."""
+        if self.recorder is not None:
+            for state in pull.states:
+                self.recorder.include(state)
         if pull.tensors:
             mark_written(pull.tensors)
         if pull.to_host and not self._comm.blocks:
@@ -51,7 +58,8 @@ class Reader:
             source = part.state
             if source is not None and source.in_flight.works:
                 source.in_flight.complete()
-            selected = select(outs, part.indices)
+            indices = part.indices
+            selected = outs if len(indices) == len(outs) else select(outs, indices)
             part.table = self.kernels.unpack_all(part.sources, selected, part.table)
         # Buckets of keys whose array receives the value of a later key have no part.
         for state in pull.states:

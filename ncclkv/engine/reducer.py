@@ -14,7 +14,6 @@ from ncclkv.engine.layout import Layout
 from ncclkv.engine.update_rule import Rule
 from ncclkv.engine.updates import Updates
 from ncclkv.kernels.base import Kernels
-from ncclkv.table import plan
 from ncclkv.table.registry import Key
 
 
@@ -70,7 +69,7 @@ class Reducer:
         within, self.updates.applying = self.updates.applying, True
         state.launched = True
         since = perf_counter() if len(state.pushed) == state.key_count else None
-        spans = [state.span(bounds) for bounds in plan.spans(state.bucket, state.pushed)]
+        spans = state.pushed_spans()
         if placement.updates:
             targets = rule.target(state, spans, skip_flag)
         else:

@@ -74,7 +74,7 @@ class Verify:
         if pull.keys and self._is_due():
             keys = list(dict.fromkeys(pull.keys))
             if self._compare(keys, self._written(pull, outs)):
-                self._engine.read(pull, outs)
+                self._engine.read_values(pull, outs)
 
     def settled(self, keys: Sequence[Key] | None = None) -> None:
         """Count a call that has settled keys, or all; compare them if a comparison is due."""

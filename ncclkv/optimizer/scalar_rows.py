@@ -104,17 +104,21 @@ class ScalarRows:
         self._layout = layout
         self._rows = rows
         self._memory: Array | None = None
+        self._last: tuple[tuple[int, int], tuple[Segments, Array]] | None = None
 
     def cut(self, kernels: Kernels, lo: int, hi: int) -> tuple[Segments, Array]:
         """Return the segments of elements ``[lo, hi)``, and their rows in the kernels' memory."""
+        if self._last is not None and self._last[0] == (lo, hi):
+            return self._last[1]
         if self._memory is None:
             # Allocated where the update runs: CuPy's pools reuse memory in the order of the stream.
             self._memory = kernels.empty(self._rows.shape, self._rows.dtype)
             kernels.pack(self._rows, self._memory.reshape(-1))
         segments, first, last = self._layout.cut(lo, hi)
-        if last - first == len(self._memory):
-            return segments, self._memory
-        return segments, self._memory[first:last]
+        whole = last - first == len(self._memory)
+        found = segments, self._memory if whole else self._memory[first:last]
+        self._last = (lo, hi), found
+        return found
 
 
 class RowCache:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.store.keys import is_list
+from ncclkv.store.keys import EXACT, is_list
 
 BYTES = 16 * 1024 * 1024
 """Limit of the memory of kept calls of lists, to which `BYTES_A_KEY` is added for each key."""
@@ -24,9 +24,6 @@ BYTES_A_KEY = 1024
 
 # Measured by tracemalloc, rounded up: a call of a list, and each array of one.
 _CALL_BYTES, _ARRAY_BYTES = 2560, 512
-
-_EXACT = frozenset({int, str, *(np.dtype(code).type for code in "bBhHiIlLqQ")})
-"""Types of keys that compare equal only if they name the same key."""
 
 Attribute = Callable[[Any], Any]
 """Getter of an attribute that can change while an array stays at its address."""
@@ -69,8 +66,21 @@ class CallCache:
         self.clear()
         self.epoch = weakref.ref(epoch)
 
-    def find_call(self, verb: str, key: Any, given: Any) -> tuple[Any, Sequence[Any]] | None:
-        """Return what a call with these very arguments was made into, and its arrays."""
+    def find_call(
+        self, verb: str, key: Any, given: Any, epoch: object = None
+    ) -> tuple[Any, Sequence[Any]] | None:
+        """Return what a call with these very arguments was made into, and its arrays.
+
+        Parameters
+        ----------
+        verb : str
+        key, given : Any
+        epoch : object, optional
+            Calls that were kept in another epoch are forgotten: a new updater may refuse their
+            keys, and a capture must see every array.
+        """
+        if epoch is not None and self.epoch() is not epoch:
+            self.enter(epoch)
         if isinstance(key, (list, tuple)):
             call = self._last.get(verb)
             if call is None or not call.is_of_list(key, given):
@@ -150,7 +160,7 @@ class _One:
     def __init__(self, key: Any, array: Any, made: Any, *, to_write: bool) -> None:
         self.made = made
         self._kind = type(key)
-        self._key = None if self._kind in _EXACT else key
+        self._key = None if self._kind in EXACT else key
         self._reference = weakref.ref(array)
         self._shape = array.shape
         self._dtype = array.dtype
@@ -191,7 +201,7 @@ class _List:
         self._keys = keys
         self._key_addresses = _addresses(keys)
         self._kinds = list(map(type, keys))
-        self._exact = _EXACT.issuperset(self._kinds)
+        self._exact = EXACT.issuperset(self._kinds)
         # Another array may take the address of an array that is gone; the references notice that.
         self._present = [True]
         gone = partial(_clear, self._present)

@@ -14,7 +14,7 @@ from sys import _getframe
 from weakref import WeakMethod
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.diagnosis.call_log import call_site
+from ncclkv.comm.diagnosis.call_log import LoggedKeys, call_site
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.table import contract
 from ncclkv.table.registry import Key, Registry
@@ -61,32 +61,27 @@ class CallLog:
 
     def record_push(self, verb: str, push: Push, pull: Pull | None, priority: int) -> None:
         """Record a push, and the pull that the same call makes."""
-        if self.disabled:
-            return
         if self._missing_zeros:
             if pull is not None:
-                self.record_pull(pull)
-            return
-        if push.code is None:
-            push.code = self.code_of(push.indices, ())
-        if pull is None:
-            self._append(verb, push.code, push.indices, (), priority)
-            return
-        if pull.code is None:
-            pull.code = self.code_of((), pull.keys)
-        code = (push.code + pull.code) & contract.MASK
-        self._append(verb, code, push.indices, pull.keys, priority)
+                self.record("pull", (), pull.keys, pull.logged)
+        elif pull is None:
+            self.record(verb, push.indices, (), push.logged, priority)
+        elif not self.disabled:
+            code = self._code(push.logged, push.indices, ()) + self._code(
+                pull.logged, (), pull.keys
+            )
+            both = LoggedKeys(code & contract.MASK)
+            self.record(verb, push.indices, pull.keys, both, priority)
 
-    def record_pull(self, pull: Pull) -> None:
-        """Record a pull."""
-        if self.disabled:
-            return
-        if pull.code is None:
-            pull.code = self.code_of((), pull.keys)
-        self._append("pull", pull.code, (), pull.keys)
-
-    def record(self, verb: str, pushed: Collection[Key] = (), read: Sequence[Key] = ()) -> None:
-        """Record another call.
+    def record(
+        self,
+        verb: str,
+        pushed: Collection[Key] = (),
+        read: Sequence[Key] = (),
+        logged: LoggedKeys | None = None,
+        priority: int = 0,
+    ) -> None:
+        """Record a call: append it to the log, with its text if that is new; advance the digest.
 
         Parameters
         ----------
@@ -94,14 +89,30 @@ class CallLog:
         pushed : collection of keys
         read : sequence of keys
             Those that the call pulls or waits for; keys may repeat.
+        logged : LoggedKeys, optional
+            The same object whenever the call has these keys.
+        priority : int
         """
-        if not self.disabled:
-            pushed = () if self._missing_zeros else pushed
-            alone = len(read) == 1 and not pushed
-            keys = self._read.get(read[0]) if alone else None
-            if keys is None:
-                keys = self.code_of(pushed, read)
-            self._append(verb, keys, pushed, read)
+        if self.disabled:
+            return
+        if self._missing_zeros:
+            self._check()
+            pushed = ()
+        logged = logged or LoggedKeys()
+        what, digest, log = contract.call_code(verb, priority), self._digest, self._log
+        last, following = logged.last, None
+        if last is not None and last.code == what:
+            try:  # noqa: SIM105  # a `with` block makes three calls
+                following = log.repeat(last, digest.value, _getframe(1 + last.depth))
+            except ValueError:  # the stack is shorter when C calls the verb
+                pass
+        if following is None:
+            keys, frame = self._code(logged, pushed, read), _getframe(1)
+            while (following := log.append(what, keys, digest.value, frame)) is None:
+                words = contract.describe(verb, dict.fromkeys([*pushed, *read]), priority)
+                log.intern(what, keys, f"{words} at {call_site(frame)}", frame)
+            logged.last = log.find(what, keys, frame)
+        digest.value = following
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -112,25 +123,13 @@ class CallLog:
         finally:
             self.disabled = before
 
-    def _append(
-        self,
-        verb: str,
-        keys: int,
-        pushed: Collection[Key],
-        read: Collection[Key],
-        priority: int = 0,
-    ) -> None:
-        """Append a call to the log, with its words if they are new, and advance the digest."""
-        if self._missing_zeros:
-            self._check()
-        what, digest, log = contract.call_code(verb, priority), self._digest, self._log
-        frame = _getframe(2)
-        while (following := log.append(what, keys, digest.value, frame)) is None:
-            words = contract.describe(verb, dict.fromkeys([*pushed, *read]), priority)
-            log.intern(what, keys, f"{words} at {call_site(frame)}", frame)
-        digest.value = following
+    def _code(self, logged: LoggedKeys, pushed: Collection[Key], read: Collection[Key]) -> int:
+        """Return the code of the keys of a call, computed once."""
+        if logged.code is None:
+            logged.code = self._code_of(pushed, read)
+        return logged.code
 
-    def code_of(self, pushed: Collection[Key], read: Collection[Key]) -> int:
+    def _code_of(self, pushed: Collection[Key], read: Collection[Key]) -> int:
         """Return the number that stands for the keys of a call, in whatever order."""
         try:
             return self._sum(pushed, read)

@@ -12,6 +12,9 @@ from ncclkv.arguments import MOST_BITS, too_long
 from ncclkv.errors import KeyTypeMismatch, UsageError
 from ncclkv.table.registry import Key
 
+EXACT = frozenset({int, str, *(np.dtype(code).type for code in "bBhHiIlLqQ")})
+"""Types of keys that compare equal only if they name the same key."""
+
 Pairs: TypeAlias = list[tuple[Key, list[Any]]]
 """Keys in the order given, each with its arrays."""
 

@@ -101,7 +101,7 @@ class Saving:
         for spec in head.specs:
             if head.values:
                 out = np.empty(spec.shape, spec.dtype)
-                self._engine.read(*self._engine.plan_pull([(spec.key, out)]))
+                self._engine.read_values(*self._engine.plan_pull([(spec.key, out)]))
                 yield value_name(spec.index), out
             for name, state in self._states(spec.key).items():
                 out = np.empty(state.shape, state.dtype)

@@ -266,7 +266,8 @@ class Verb:
                 raise UsageError(f"{name} was called inside {session.block}; call it after its end")
             if session.failure is not None:
                 raise again(session.failure)
-            session.comm.sync_stream()
+            if not session.comm.blocks:
+                session.comm.sync_stream()
         except UsageError as error:
             session.prefix_rank(error)
             raise

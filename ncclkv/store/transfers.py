@@ -46,11 +46,14 @@ class Transfers:
         with self._pushing:
             if type(priority) is not int or priority:
                 priority = check.priority("push", priority)
-            push, row = self._cached("push", key, value) or self._new_push("push", key, value)
+            epoch = self._engine.epoch
+            push, row = self._cache.find_call("push", key, value, epoch) or self._new_push(
+                "push", key, value
+            )
             if self._group is not None:
-                self._group.push(push, row, priority)
+                self._group.add_push(push, row, priority)
                 return
-            self._push("push", key, push, row, priority)
+            self._record_and_push("push", key, push, row, priority)
         if self._engine.updates.error is not None:
             self._context.raise_updater_error()
 
@@ -66,16 +69,19 @@ class Transfers:
             if out is None:
                 made = self._pull_new(key, local=local)
             else:
-                pull, row = self._cached("pull", key, out) or self._new_pull(
+                epoch = self._engine.epoch
+                pull, row = self._cache.find_call("pull", key, out, epoch) or self._new_pull(
                     "pull", key, out, local=local
                 )
                 if local:
-                    self._engine.read(pull, row)
+                    self._engine.read_values(pull, row)
                 elif self._group is not None:
-                    self._group.pull(pull, row)
+                    self._group.add_pull(pull, row)
                 else:
-                    self._calls.record_pull(pull)
-                    self._flush_and_read(pull, row)
+                    self._calls.record("pull", (), pull.keys, pull.logged)
+                    self._engine.flush_and_read(pull, row)
+                    if self._context.verify is not None:
+                        self._compare(pull, row)
         if self._engine.updates.error is not None:
             self._context.raise_updater_error()
         return made
@@ -85,19 +91,23 @@ class Transfers:
         with self._pushing_and_pulling:
             priority = check.priority("pushpull", priority)
             out = value if out is None else out
+            epoch = self._engine.epoch
             # The push first: it gives keys their places, and changes nothing yet.
-            push, values = self._cached("push", key, value) or self._new_push(
+            push, values = self._cache.find_call("push", key, value, epoch) or self._new_push(
                 "pushpull", key, value
             )
-            pull, outs = self._cached("pull", key, out) or self._new_pull("pushpull", key, out)
+            pull, outs = self._cache.find_call("pull", key, out, epoch) or self._new_pull(
+                "pushpull", key, out
+            )
             if self._group is not None:
-                self._group.push(push, values, priority)
-                self._group.pull(pull, outs)
+                self._group.add_push(push, values, priority)
+                self._group.add_pull(pull, outs)
                 return
-            self._push("pushpull", key, push, values, priority, pull)
+            self._record_and_push("pushpull", key, push, values, priority, pull)
             # A pull that fails must not lead to a second push.
             self._engine.updates.applying = True
-            self._flush_and_read(pull, outs)
+            self._engine.flush_and_read(pull, outs)
+            self._compare(pull, outs)
             self._engine.updates.applying = False
         self._context.raise_updater_error()
 
@@ -118,7 +128,8 @@ class Transfers:
             self._registration.assign("broadcast", propose)
             pull, row = self._engine.plan_pull(reads)
             pull.tensors = tensors(out)
-            self._flush_and_read(pull, row)
+            self._engine.flush_and_read(pull, row)
+            self._compare(pull, row)
         self._context.raise_updater_error()
 
     def lend_gradient(self, key: Any) -> Array:
@@ -155,17 +166,6 @@ class Transfers:
 
     # Pushes
 
-    def _cached(self, verb: str, key: Any, given: Any) -> tuple[Any, Sequence[Any]] | None:
-        """Return what an earlier call with these very arrays was made into, and the arrays.
-
-        Calls made under another updater are not found: the new one may refuse their keys.  Calls
-        made before a capture are not found in it: a capture must see every array.
-        """
-        epoch = self._engine.recorder or self._engine.updates.rule
-        if self._cache.epoch() is not epoch:
-            self._cache.enter(epoch)
-        return self._cache.find_call(verb, key, given)
-
     def _new_push(self, verb: str, key: Any, value: Any) -> tuple[Push, Sequence[Array]]:
         """Return a push of arrays that have been checked, and the arrays."""
         registry, rule = self._engine.layout.registry, self._engine.rule
@@ -183,7 +183,7 @@ class Transfers:
         self._cache.keep_call("push", key, value, row, push)
         return push, row
 
-    def _push(
+    def _record_and_push(
         self,
         verb: str,
         key: Any,
@@ -200,7 +200,7 @@ class Transfers:
             raise
         self._calls.record_push(verb, push, pull, priority)
         try:
-            self._engine.push(push, row, step)
+            self._engine.pack_and_launch(push, row, step)
         except MemoryError as error:
             self._session.mark_interrupted(verb, error)
             raise _no_memory(verb, key, error) from error
@@ -248,22 +248,22 @@ class Transfers:
         reads = [(spec.key, array) for spec, array in zip(specs, arrays, strict=True)]
         pull, row = self._engine.plan_pull(reads)
         if local:
-            self._engine.read(pull, row)
+            self._engine.read_values(pull, row)
         else:
-            self._calls.record_pull(pull)
-            self._flush_and_read(pull, row)
+            self._calls.record("pull", (), pull.keys, pull.logged)
+            self._engine.flush_and_read(pull, row)
+            self._compare(pull, row)
         return arrays if is_list(key) else arrays[0]
 
-    def _flush_and_read(self, pull: Pull, row: Sequence[Array]) -> None:
-        """Flush the buckets of a pull, and copy its values out of them."""
-        self._engine.pull(pull, row)
+    def _compare(self, pull: Pull, row: Sequence[Array]) -> None:
+        """Compare pulled values between ranks, if a comparison is due."""
         verify = self._context.verify
         if verify is not None and not (self._session.recording or self._engine.uneven):
             verify.pulled(pull, row)
 
     def _end_group(self, group: Group) -> None:
         """Do what a group has collected: one push, then one pull."""
-        cached = self._cached("group", group.keys, group.outs)
+        cached = self._cache.find_call("group", group.keys, group.outs, self._engine.epoch)
         reads = [] if cached is not None else group.reads()
         check.apart("group", reads)
         group.prepare(reads)
@@ -273,7 +273,8 @@ class Transfers:
         self._calls.record("end of a group", group.pushed, group.keys)
         self._engine.updates.applying = True
         group.commit()
-        self._flush_and_read(pull, row)
+        self._engine.flush_and_read(pull, row)
+        self._compare(pull, row)
         self._engine.updates.applying = False
 
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
+from ncclkv.comm.diagnosis.call_log import LoggedKeys
+from ncclkv.engine.bucket_state import BucketState
 from ncclkv.errors import UsageError
 from ncclkv.store.context import Context
-from ncclkv.store.keys import key_list
+from ncclkv.store.keys import EXACT, is_list, key_list
 from ncclkv.store.session import IN_UNEVEN
 from ncclkv.table.registry import Key
+
+
+class _Target(NamedTuple):
+    """The keys of a call of `wait`, and their buckets."""
+
+    keys: list[Key]
+    states: list[BucketState]
+    logged: LoggedKeys
 
 
 class Waiting:
@@ -22,19 +32,48 @@ class Waiting:
         self._engine = context.engine
         self._session = context.session
         self._calls = context.calls
+        self._ones: dict[Key, _Target] = {}
+        self._last: tuple[list[Key], _Target] | None = None
         self._waiting = context.session.verb("wait", allowed_inside=(IN_UNEVEN,))
 
     def wait_for(self, key: Any) -> None:
         """Flush some keys, or all, and wait until they are done."""
         with self._waiting:
-            keys = None if key is None else key_list(key)
-            layout = self._engine.layout
-            for name in keys or ():
-                layout.registry[name]
-            self._calls.record("wait", read=keys or ())
-            self._engine.wait(None if keys is None else layout.buckets(keys))
-            self._verify(keys)
-        self._context.raise_updater_error()
+            if key is None:
+                self._calls.record("wait")
+                self._engine.wait()
+                self._verify(None)
+            else:
+                keys, states, logged = self._found(key) or self._new_target(key)
+                self._calls.record("wait", (), keys, logged)
+                self._engine.wait(states)
+                if self._context.verify is not None:
+                    self._verify(keys)
+        if self._engine.updates.error is not None:
+            self._context.raise_updater_error()
+
+    def _found(self, key: Any) -> _Target | None:
+        """Return the target of an earlier call with these keys."""
+        if type(key) in EXACT:
+            return self._ones.get(key)
+        if self._last is None or not isinstance(key, (list, tuple)):
+            return None
+        keys, target = self._last
+        return target if EXACT.issuperset(map(type, key)) and keys == list(key) else None
+
+    def _new_target(self, key: Any) -> _Target:
+        """Return a key, or a list of keys, with the buckets to wait for."""
+        layout = self._engine.layout
+        keys = key_list(key)
+        for name in keys:
+            layout.registry[name]
+        target = _Target(keys, layout.buckets(keys), LoggedKeys())
+        if layout.sealed:  # a bucket that a key gets later is not in the target
+            if is_list(key):
+                self._last = keys, target
+            else:
+                self._ones[keys[0]] = target
+        return target
 
     def wait_for_ranks(self) -> None:
         """Flush all keys, and wait until every rank has arrived."""

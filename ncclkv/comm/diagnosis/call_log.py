@@ -10,10 +10,12 @@ import contextlib
 import os
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic_ns
 from types import CodeType, FrameType
+from typing import NamedTuple
 
 from ncclkv.comm.diagnosis.reports import RecordedCall
 
@@ -44,10 +46,17 @@ NBYTES = _TEXTS_FROM + _TEXTS * _TEXT.size
 
 _MAX_SITE_LENGTH = 48
 
+_DIGEST_FACTOR = 0x9E3779B97F4A7C15
+
 
 def advance_digest(digest: int, code: int, keys: int) -> int:
     """Return the digest of all calls in their order, after one more call."""
-    return (digest * 0x9E3779B97F4A7C15 + code * 0xBF58476D1CE4E5B9 + keys + 1) & MASK
+    return (digest * _DIGEST_FACTOR + _term(code, keys)) & MASK
+
+
+def _term(code: int, keys: int) -> int:
+    """Return what a call adds to the digest."""
+    return (code * 0xBF58476D1CE4E5B9 + keys + 1) & MASK
 
 
 def user_frame(frame: FrameType) -> FrameType:
@@ -75,6 +84,48 @@ def call_site(frame: FrameType) -> str:
     return f"{path}:{user.f_lineno}"
 
 
+class PreparedCall(NamedTuple):
+    """A call from one instruction of the user's program, ready to be appended again.
+
+    Attributes
+    ----------
+    code : int
+    text : int
+        Index of its text.
+    term : int
+        What the call adds to the digest.
+    site : CodeType
+        The code of the instruction, kept alive: its address must not be used again.
+    instruction : int
+        Offset of the instruction in `site`.
+    depth : int
+        Number of frames from the one that `CallRing.intern` was given up to the user's.
+    """
+
+    code: int
+    text: int
+    term: int
+    site: CodeType
+    instruction: int
+    depth: int
+
+
+@dataclass(eq=False, slots=True)
+class LoggedKeys:
+    """The keys of a call that a program may repeat, as the log has them.
+
+    Attributes
+    ----------
+    code : int or None
+        The code of the keys; None until it is computed.
+    last : PreparedCall or None
+        The last call with these keys.
+    """
+
+    code: int | None = None
+    last: PreparedCall | None = None
+
+
 class CallRing:
     """Appends this rank's calls to its page.
 
@@ -89,7 +140,7 @@ class CallRing:
         self._count = page[:_COUNT_BYTES].cast("q")
         self._number = 0
         self._texts = 0
-        self._interned: dict[tuple[int, int, int, int], tuple[int, CodeType]] = {}
+        self._interned: dict[tuple[int, int, int, int], PreparedCall] = {}
 
     @property
     def count(self) -> int:
@@ -104,16 +155,33 @@ class CallRing:
         int or None
             The next digest; None, and nothing is appended, where the call's text is not interned.
         """
+        call = self.find(code, keys, frame)
+        return None if call is None else self.repeat(call, digest, user_frame(frame))
+
+    def find(self, code: int, keys: int, frame: FrameType) -> PreparedCall | None:
+        """Return a call from `frame` whose text is interned, or None."""
         frame = user_frame(frame)
-        interned = self._interned.get((code, keys, id(frame.f_code), frame.f_lasti))
-        if interned is None:
+        return self._interned.get((code, keys, id(frame.f_code), frame.f_lasti))
+
+    def repeat(self, call: PreparedCall, digest: int, frame: FrameType) -> int | None:
+        """Append a call from the user's `frame` again.
+
+        Returns
+        -------
+        int or None
+            The next digest; None, and nothing is appended, where the call was made elsewhere, or
+            its text may be overwritten while the call is on the page.
+        """
+        if frame.f_lasti != call.instruction or frame.f_code is not call.site:
+            return None
+        if self._texts - call.text > _MAX_INTERNED:
             return None
         self._number = number = self._number + 1
         # The number is stored first and the count last: a neighbour never takes an old row for it.
         lo = _COUNT_BYTES + number % CALLS * _CALL.size
-        _CALL.pack_into(self._page, lo, number, interned[0], monotonic_ns())
+        _CALL.pack_into(self._page, lo, number, call.text, monotonic_ns())
         self._count[0] = number
-        return advance_digest(digest, code, keys)
+        return (digest * _DIGEST_FACTOR + call.term) & MASK
 
     def intern(self, code: int, keys: int, text: str, frame: FrameType) -> None:
         """Write the text of a call from `frame`, for any number of `append`.
@@ -125,10 +193,13 @@ class CallRing:
         """
         if len(self._interned) == _MAX_INTERNED:
             self._interned.clear()
-        frame = user_frame(frame)
-        # The entry keeps the code alive: other code at its address would be taken for it.
-        instruction = code, keys, id(frame.f_code), frame.f_lasti
-        self._interned[instruction] = self._texts, frame.f_code
+        user, depth = user_frame(frame), 0
+        while frame is not user and frame.f_back is not None:
+            frame, depth = frame.f_back, depth + 1
+        site, instruction = user.f_code, user.f_lasti
+        self._interned[code, keys, id(site), instruction] = PreparedCall(
+            code, self._texts, _term(code, keys), site, instruction, depth
+        )
         lo = _TEXTS_FROM + self._texts % _TEXTS * _TEXT.size
         _TEXT.pack_into(self._page, lo, code, keys, text.encode(errors="replace"))
         self._texts += 1

@@ -121,64 +121,41 @@ class ProgressEngine:
         # Kept before its first step: MPI may still write into the messages of a failed step.
         self._active.append(work)
         _in_flight.add(self)
-        self._advance(work)
-        if work.eager and not work.finished and len(self._active) == 1:
-            self._spin(work)
+        self.advance(work)
         return work
 
-    def advance(self) -> None:
-        """Advance every collective in flight as far as its messages allow."""
+    def advance(self, only: HostWork | None = None) -> None:
+        """Advance a collective, or all in flight, as far as messages allow; forget complete ones.
+
+        An error breaks the communicator.
+        """
         if self.failure is not None:
             raise again(self.failure)
-        for work in self._active.copy():
-            if not work.finished:
-                self._advance(work)
-
-    def _spin(self, work: HostWork) -> None:
-        """Poll a collective briefly: an early end spares a wait."""
-        for attempt in range(self.spin_limit):
-            self._transport.pause(attempt)
-            if not work.blocked():
-                self._advance(work)
-                if work.finished:
-                    return
-
-    def _advance(self, work: HostWork) -> None:
-        """Advance a collective, and forget a complete one; an error breaks the communicator."""
-        try:
-            work.finished = work.advance()
-        except (OrderMismatch, PeerFailed) as error:
-            self.failure = self._hang_detector.explain(work, error)
-            raise again(self.failure) from error
-        except KVStoreError as error:
-            self.failure = again(error)
-            raise
-        except BaseException as error:
-            # Ctrl-C or the caller's `apply` ended the generator: it cannot be resumed.
-            self.failure = CommAborted(
-                f"rank {self._transport.rank} of {self._transport.size}: {work} was interrupted by "
-                f"{type(error).__name__}: {error}; create a new store"
-            )
-            raise
-        if work.finished:
-            self._active.remove(work)
-            if not self._active:
-                _in_flight.discard(self)
+        for work in self._active.copy() if only is None else (only,):
+            if work.finished:
+                continue
+            try:
+                work.finished = work.advance()
+            except (OrderMismatch, PeerFailed) as error:
+                self.failure = self._hang_detector.explain(work, error)
+                raise again(self.failure) from error
+            except KVStoreError as error:
+                self.failure = again(error)
+                raise
+            except BaseException as error:
+                # Ctrl-C or the caller's `apply` ended the generator: it cannot be resumed.
+                self.failure = CommAborted(
+                    f"rank {self._transport.rank} of {self._transport.size}: {work} was "
+                    f"interrupted by {type(error).__name__}: {error}; create a new store"
+                )
+                raise
+            if work.finished:
+                self._active.remove(work)
+                if not self._active:
+                    _in_flight.discard(self)
 
     def wait(self, work: HostWork, timeout: float | None) -> None:
         """Wait until `work` is complete; raise at the deadline, or when a needed rank has left."""
-        if not work.blocked():
-            self.advance()
-        if not work.finished:
-            self._wait(work, timeout)
-        if work.reports_requested:
-            # After a failed wait the record stays: ranks that wait for this one read it.
-            self.calls.recorder.clear_wait()
-            for other in self.siblings():
-                other.calls.recorder.clear_other_wait()
-
-    def _wait(self, work: HostWork, timeout: float | None) -> None:
-        """Wait as `wait`, but leave the record of a long wait."""
         limit = self._timeout if timeout is None else timeout
         start, attempt = time.monotonic(), 0
         while not work.finished:
@@ -198,6 +175,11 @@ class ProgressEngine:
                 attempt += 1
                 self._transport.pause(attempt)
             self.advance()
+        if work.reports_requested:
+            # After a failed wait the record stays: ranks that wait for this one read it.
+            self.calls.recorder.clear_wait()
+            for other in self.siblings():
+                other.calls.recorder.clear_other_wait()
 
     def _check_wait(self, work: HostWork, limit: float, waited: float) -> None:
         """Raise when a wait cannot end, or has lasted too long."""
@@ -239,8 +221,6 @@ class HostWork(Work):
         Set at the launch.
     finished : bool
         Whether it is complete on this rank.
-    eager : bool
-        True when it completes soon after all ranks have launched it, and waits for no message.
     reports_requested, reported : int
         As `AwaitedWork` has them.
     """
@@ -248,7 +228,6 @@ class HostWork(Work):
     what: object
     progress: ProgressEngine
     finished = False
-    eager = False
     reports_requested = reported = 0
 
     def __str__(self) -> str:
@@ -273,6 +252,8 @@ class HostWork(Work):
 
     def wait(self, timeout: float | None = None) -> None:
         if not self.finished:
+            self.progress.advance()
+        if not self.finished or self.reports_requested:
             self.progress.wait(self, timeout)
 
 
@@ -289,6 +270,8 @@ class StepWork(HostWork):
         return self._arrivals()
 
     def advance(self) -> bool:
+        if len(self._pending) == 1 and not self._pending[0].poll():
+            return False
         while True:
             try:
                 self._pending = list(filterfalse(_is_done, self._pending))

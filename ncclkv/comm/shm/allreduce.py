@@ -17,12 +17,15 @@ from ncclkv.comm.shm import header
 from ncclkv.comm.shm.allocator import Offset
 from ncclkv.comm.shm.hierarchical import CrossNode
 from ncclkv.comm.shm.node import BLOCK_BYTES, Node
-from ncclkv.comm.shm.sequence import DONE, ENTERED, CollectiveSlot
+from ncclkv.comm.shm.sequence import DONE, ENTERED
 from ncclkv.comm.shm.staging import HALF_BYTES
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.errors import OrderMismatch
 from ncclkv.kernels.host.compiled import STREAM_BYTES
 from ncclkv.kernels.host.memory import move
+
+_UNKNOWN = -1
+"""Length of an array in a header that is not known yet: no array has it."""
 
 
 class _Block(NamedTuple):
@@ -63,6 +66,8 @@ class ReductionPlan:
         Every rank's array by its index on the node; None when one cannot be mapped.
     receives : dict of ndarray, or None
         The peers' arrays for the sum; None when one cannot be mapped.
+    headers : list of list of int
+        The words that each rank has published, but for the digest.
     in_place : bool
         True when all arrays are mapped: none is copied through staging memory.
     """
@@ -90,10 +95,10 @@ class ReductionPlan:
         self.sends: dict[int, Buffer] | None = None
         self.receives: dict[int, Buffer] | None = None
         self.in_place = False
-        self._headers: list[list[int]] | None = None
+        self.headers: list[list[int]] = [[_UNKNOWN]] * len(node.ranks)
         self._blocks: list[_Block] = []
 
-    def resolve_peers(self, slot: CollectiveSlot) -> None:
+    def resolve_peers(self, headers: list[list[int]]) -> None:
         """Map the arrays that all ranks have published.
 
         Raises
@@ -101,9 +106,7 @@ class ReductionPlan:
         OrderMismatch
             When a rank has published another call.
         """
-        if self._headers is not None and slot.headers_match(self._headers):
-            return
-        node, headers = self._node, slot.headers()
+        node = self._node
         header.check_all(self.call, node, headers)
         both = [header.offsets(words) for words in headers]
         self.sends = self._views({index: send for index, (send, _) in enumerate(both)})
@@ -115,7 +118,7 @@ class ReductionPlan:
         self.in_place = self.sends is not None and self.receives is not None
         self._blocks = self._cut()
         # Digests change with every call; the words behind them stay.
-        self._headers = [words[1:] for words in headers]
+        self.headers = [words[1:] for words in headers]
 
     def _gets(self, index: int) -> bool:
         """Return whether peers write the sum into an array of this rank of the node."""
@@ -211,15 +214,17 @@ class AllReduce:
             yield slot.until_free()
         slot.write_header(plan.header)
         slot.publish(ENTERED)
-        yield slot.stragglers(ENTERED)
-        plan.resolve_peers(slot)
+        if not slot.all_reached(ENTERED):
+            yield slot.stragglers(ENTERED)
+        if not slot.headers_match(plan.headers):
+            plan.resolve_peers(slot.headers())
         if plan.in_place and self._cross is None:
             self._node.double_buffer.dequeue(slot)
             plan.run(self._receive, self._apply if plan.sharded_update else None)
         else:
             yield from self._in_chunks()
         slot.publish(DONE)
-        if plan.receives is not None:
+        if plan.receives is not None and not slot.all_reached(DONE):
             # Peers read and write this rank's arrays until they are done.
             yield slot.stragglers(DONE)
         if self._apply is not None and not self._plan.sharded_update:

@@ -67,11 +67,13 @@ class PeerFlags(Request):
         return done
 
     def poll(self) -> bool:
-        index, value = self._index, self._value
-        for _, flags in self._flags:  # noqa: SIM110  # a loop takes half as long as all()
-            if FAILED < flags[index] < value:
-                return False
-        return True
+        index, value, reached = self._index, self._value, True
+        for _, flags in self._flags:
+            if flags[index] < value:
+                reached = False
+                if flags[index] == FAILED:
+                    return True
+        return reached
 
     def of(self, rank: int) -> PeerFlags:
         """Return the request of one of the ranks alone."""
@@ -211,7 +213,11 @@ class CollectiveSlot:
 
     def all_reached(self, phase: int) -> bool:
         """Return whether all other ranks have reached a phase."""
-        return self._all_at_least(self._base + phase)
+        index, value = self._index, self._base + phase
+        for _, flags in self._table.peers:  # noqa: SIM110  # a loop takes half as long as all()
+            if flags[index] < value:
+                return False
+        return True
 
     def stragglers(self, phase: int) -> list[PeerFlags]:
         """Return a request that all other ranks reach a phase."""
@@ -224,8 +230,8 @@ class CollectiveSlot:
 
     def is_complete(self) -> bool:
         """Return whether all ranks are done, this rank included."""
-        value = self._base + DONE
-        return self._table.local_flags[self._index] >= value and self._all_at_least(value)
+        done = self._base + DONE
+        return self._table.local_flags[self._index] >= done and self.all_reached(DONE)
 
     def unfinished(self) -> list[PeerFlags]:
         """Return a request that all ranks are done, this rank included."""
@@ -264,16 +270,8 @@ class CollectiveSlot:
 
     def is_free(self) -> bool:
         """Return whether all other ranks are done with the collective that had this slot."""
-        return self.number <= RING or self._all_at_least(self._base - RING * _PHASES + DONE)
+        return self.number <= RING or self.all_reached(DONE - RING * _PHASES)
 
     def until_free(self) -> list[PeerFlags]:
         """Return a request that all other ranks are done with the collective of this slot."""
         return [] if self.number <= RING else self.stragglers(DONE - RING * _PHASES)
-
-    def _all_at_least(self, value: int) -> bool:
-        """Return whether all other ranks have written at least `value`."""
-        index = self._index
-        for _, flags in self._table.peers:  # noqa: SIM110  # a loop takes half as long as all()
-            if flags[index] < value:
-                return False
-        return True

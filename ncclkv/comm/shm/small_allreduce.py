@@ -85,8 +85,6 @@ class SmallAllReduceWork(HostWork):
     apply : callable or None
     """
 
-    eager = True
-
     def __init__(
         self, small: SmallAllReduce, send: Buffer, receive: Buffer, apply: Apply | None
     ) -> None:
@@ -100,11 +98,7 @@ class SmallAllReduceWork(HostWork):
 
     def advance(self) -> bool:
         tables = self._small.tables
-        if tables is not None and not self._entered:
-            complete = self._in_c(tables[self._position])
-        else:
-            complete = self._in_steps()
-        if not complete:
+        if not (self._in_steps() if tables is None else self._in_c(tables[self._position])):
             return False
         if self._apply is not None and self._small.is_local:
             self._apply(0, self._small.count)
@@ -133,22 +127,25 @@ class SmallAllReduceWork(HostWork):
         return True
 
     def _in_c(self, table: bytes) -> bool:
-        """Run all phases in one call of C; return False when peers are late."""
-        small = self._small
+        """Run the phases that are left in one call of C; return False when peers are late."""
+        small, slot = self._small, self._slot
         outcome = compiled.short_sum(
             table,
             small.node.index,
-            *self._slot.short_sum_numbers(self._previous),
+            *slot.short_sum_numbers(self._previous),
             *small.packed,
             self.progress.spin_limit,
             self._send,
             self._receive,
             small.average,
         )
-        if outcome:
+        complete = outcome == COMPLETE
+        if complete or (outcome and not self._entered):
             self._entered = True
             small.node.sequence.notify()
-        return outcome == COMPLETE
+        elif self._entered and slot.all_reached(ENTERED):
+            header.check_all(small.call, small.node, slot.headers())
+        return complete
 
     def arrivals(self) -> dict[int, float]:
         return self._slot.arrivals()

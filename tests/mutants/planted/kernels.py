@@ -160,8 +160,8 @@ MUTANTS = (
     Mutant(
         name="push-into-what-flies",
         file="ncclkv/engine/engine.py",
-        old="            state.in_flight.complete()\n        part.copy(",
-        new="            pass\n        part.copy(",
+        old="            state.in_flight.complete()\n        part.copy_in(",
+        new="            pass\n        part.copy_in(",
         why="a push overwrites gradients that a collective still reads",
         tests=(
             Selection("2", "nccl/test_contract_store.py", "every_optimizer_push and 3-root"),

@@ -189,7 +189,7 @@ def test_any_exception_in_mid_verb_breaks_a_store_of_several_ranks(
             def fail(*arguments: Any) -> None:
                 raise RuntimeError("DataLoader worker exited")
 
-            monkeypatch.setattr(context_of(kv).engine, "pull", fail)
+            monkeypatch.setattr(context_of(kv).engine, "flush_and_read", fail)
             with pytest.raises(RuntimeError):
                 kv.pull("w")
             with pytest.raises(CommAborted, match="pull was interrupted by RuntimeError") as caught:

@@ -84,6 +84,38 @@ def test_a_groups_end_is_recorded_at_its_with() -> None:
     on_two_ranks(body)
 
 
+def test_a_repeated_call_has_the_line_of_each_call() -> None:
+    def body(kv: Any) -> None:
+        gradient, out = full(), full()
+        for _ in range(3):
+            kv.push("a", gradient)
+            called(kv, "push('a')", line(-1))
+            kv.push("a", gradient, priority=2)
+            called(kv, "push('a', priority=2)", line(-1))
+            kv.pull("a", out=out)
+            called(kv, "pull('a')", line(-1))
+            kv.pushpull("a", gradient, out=out)
+            called(kv, "pushpull('a')", line(-1))
+            kv.wait(["a", "b"])
+            called(kv, "wait('a', 'b')", line(-1))
+            kv.wait(["a", "b"])
+            called(kv, "wait('a', 'b')", line(-1))
+
+    on_two_ranks(body)
+
+
+def test_a_repeated_call_from_c_has_no_line_of_the_program() -> None:
+    def body(kv: Any) -> None:
+        gradient = full()
+        for _ in range(2):
+            kv.push("a", gradient)
+            called(kv, "push('a')", line(-1))
+        list(map(kv.push, "a", [gradient]))
+        called(kv, "push('a')", line(-1))
+
+    on_two_ranks(body)
+
+
 def test_a_call_in_a_function_of_the_program_has_the_functions_line() -> None:
     def step(kv: Any, key: str) -> int:
         kv.push(key, full())

@@ -56,21 +56,23 @@ static int64_t nanoseconds(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Copy and tell, when nobody needs what was there before; then give the others a moment. */
+/* Copy and tell, once, when nobody needs what was there before; then give the others a moment. */
 static enum outcome come(const struct shared *ranks, size_t number, size_t own,
                          const struct meeting *m, const Py_buffer *send)
 {
     int64_t *note = ranks[own].notes + m->note;
 
-    if (!have_met(ranks, number, own, m->place, m->free) ||
-        !have_met(ranks, number, number, m->before, m->over))
-        return NOT_BEGUN;
-    memcpy(ranks[own].copy, send->buf, (size_t)send->len);
-    note[0] = m->mark;
-    note[1] = m->first;
-    note[2] = m->second;
-    note[ARRIVAL] = nanoseconds();
-    tell(&ranks[own], m->place, m->entered);
+    if (ranks[own].flags[m->place] < m->entered) {
+        if (!have_met(ranks, number, own, m->place, m->free) ||
+            !have_met(ranks, number, number, m->before, m->over))
+            return NOT_BEGUN;
+        memcpy(ranks[own].copy, send->buf, (size_t)send->len);
+        note[0] = m->mark;
+        note[1] = m->first;
+        note[2] = m->second;
+        note[ARRIVAL] = nanoseconds();
+        tell(&ranks[own], m->place, m->entered);
+    }
     for (long long look = 0; !have_met(ranks, number, own, m->place, m->entered); look++) {
         if (look == m->looks)
             return BEGUN;

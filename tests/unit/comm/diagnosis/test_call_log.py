@@ -99,6 +99,35 @@ def test_more_call_sites_than_the_cache_holds() -> None:
     assert [keys for _, _, keys, _ in calls(page)[-2:]] == [4999, 4999]
 
 
+def test_a_prepared_call_is_repeated_from_its_line_alone() -> None:
+    log, page = made()
+    frame = here()
+    log.intern(3, 4, "words", frame)
+    call = log.find(3, 4, frame)
+    assert call is not None
+    assert log.repeat(call, 5, frame) == advance_digest(5, 3, 4)
+    assert log.repeat(call, 0, elsewhere()) is None
+    assert log.repeat(call, 0, sys._getframe()) is None
+    assert calls(page) == [(1, 3, 4, "words")]
+
+
+def test_a_prepared_call_is_not_repeated_once_its_text_may_be_overwritten() -> None:
+    log, page = made()
+    frame = here()
+    log.intern(1, 0, "call 1", frame)
+    call = log.find(1, 0, frame)
+    assert call is not None
+    for number in range(1, 2048):
+        log.intern(1, number, "another", frame)
+    assert log.repeat(call, 0, frame) is not None
+    log.intern(1, 2048, "another", frame)
+    assert log.repeat(call, 0, frame) is None
+    # The text of the repeated call stays as long as the call is on the page.
+    for number in range(3000, 3000 + CALLS - 2):
+        note(log, 2, number, 0, frame)
+    assert calls(page)[0] == (1, 1, 0, "call 1")
+
+
 def test_code_objects_live_as_long_as_their_call_site() -> None:
     # Python could put another code object at a freed address.
     names: dict[str, Any] = {}

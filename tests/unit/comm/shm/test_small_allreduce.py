@@ -70,6 +70,19 @@ def test_the_first_rank_waits_and_the_second_has_the_sum(seats: tuple[Seat, Seat
     assert here[0].headers_match(first.small.headers)
 
 
+def test_the_first_rank_continues_without_a_second_copy(seats: tuple[Seat, Seat]) -> None:
+    first, second = seats
+    here = first.next()
+    assert first.attend(*here) == BEGUN
+    assert first.attend(*here) == BEGUN, "the second has not entered"
+    sent = first.send.copy()
+    first.send[:] = 0
+    assert second.attend(*second.next()) == compiled.COMPLETE
+    assert first.attend(*here) == compiled.COMPLETE
+    assert (first.receive == sent + second.send).all()
+    assert here[0].is_complete()
+
+
 def test_times_of_arrival_written_in_c_are_read_in_python(seats: tuple[Seat, Seat]) -> None:
     first, second = seats
     times = [time.monotonic()]
