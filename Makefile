@@ -25,7 +25,7 @@ test: $(READY)-test $(READY)-mpi$(MPI) $(WITH:%=$(READY)-%)  ## run all tests, o
 test-gpu: $(READY)-test $(READY)-mpi$(MPI) $(WITH:%=$(READY)-%)  ## run the tests that need a GPU; ranks may share it
 	$(TOOLS)/python -m tests.run $(if $(EMULATED),emulated,gpu)
 
-bench: $(READY)-bench $(READY)-mpi$(MPI) $(if $(PEERS),$(READY)-torch)  ## benchmark on hosts, beside MPI and torch
+bench: $(READY)-bench $(READY)-mpi$(MPI) $(if $(TORCH),$(READY)-torch)  ## benchmark on hosts, beside MPI and torch
 	launch/local.sh -n $(N) -m bench $(if $(QUICK),--quick) $(ARGS)
 
 bench-gpu: $(READY)-bench $(READY)-mpi$(MPI) $(WITH:%=$(READY)-%)  ## benchmark on GPUs, beside NCCL, CuPy and torch
@@ -49,13 +49,14 @@ $(READY)-%: setup.cfg setup.py pyproject.toml launch/setup.sh $(KERNELS)
 # Shown by `make help` too:
 #  with train:   N=2 ranks, ARGS='--epochs 5' or other options of train.py
 #  with test:    RUNS='unit ranks-3', these runs alone; WITH=torch, to install and test torch too
-#                RUNS=all, every store case on every layout of ranks instead of the covering set
-#                (tests/conformance/covering.py); NCCLKV_TEST_CASES=all does so for pytest alone
+#                RUNS=all, every case on every layout of ranks and all combinations of parameters,
+#                instead of the covering set (tests/conformance/covering.py, tests/harness/extent.py);
+#                NCCLKV_TEST_CASES=all does so for pytest alone
 #                NCCLKV_TEST_SLOW=4, four times the time limit of each test, on a slow machine
 #  with test-gpu: WITH=cuda12 or WITH=cuda13, to install CuPy and NCCL; NCCLKV_REQUIRE_GPU=1, to fail
 #                without a GPU; EMULATED=1 WITH=cuda12, to use an emulated device instead, whose
 #                results are not those of a GPU (tests/nccl/emulated/README.md)
-#  with bench:   N=2 ranks; QUICK=1, a rough run of less than a minute; PEERS=1, to install torch
+#  with bench:   N=2 ranks; QUICK=1, a rough run of less than a minute; TORCH=1, to install torch
 #                and measure it too (its CPU build, if pip's settings name an index that has it);
 #                ARGS='--only models --rounds 11' or other options of python -m bench
 #  with bench-gpu: GPUS=4 ranks, each with a GPU; WITH, QUICK and ARGS as above

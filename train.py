@@ -6,8 +6,8 @@
     launch/local.sh -n 4 train.py --epochs 50 --update-on root --checkpoint checkpoints --resume
 
 The network is plain NumPy; its weights are in the store.  In each step a rank pushes the gradients
-of its images, the store sums them over all ranks and updates the weights, and the pull brings the
-new weights back.  Exits with 1 when the accuracy is too low for a right sum, or when the weights
+of its images.  The store sums the gradients over all ranks and updates the weights, and the rank
+pulls the weights.  Exits with 1 when the accuracy is too low for a right sum, or when the weights
 differ between ranks.  Needs the extra ``train``: scikit-learn, which ships the digits, and tqdm.
 """
 
@@ -49,7 +49,7 @@ def parse(argv: list[str] | None = None) -> Options:
     option("--lr", type=float, default=0.1, help="learning rate")
     option("--epochs", type=int, default=30, help="passes over the training images")
     option("--batch-size", type=int, default=64, help="images in a step, over all ranks")
-    option("--seed", type=int, default=0, help="of the split, the first weights and the order")
+    option("--seed", type=int, default=0, help="seed of the split, the first weights and the order")
     option(
         "--checkpoint",
         metavar="DIR",
@@ -67,7 +67,7 @@ def parse(argv: list[str] | None = None) -> Options:
 
 def digits(rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
     """Return training images and labels, then test ones; an image has 64 numbers from 0 to 1."""
-    from sklearn.datasets import load_digits  # slow to import, so after --help
+    from sklearn.datasets import load_digits  # slow to import: --help needs no digits
 
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype(np.float32)

@@ -22,7 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the selected parts; return exit status 1 when any number was wrong."""
     options = parse(argv, list(cases.HOST), list(cases.GPU))
     if os.environ.get("NCCLKV_EMULATED") == "1":
-        print("nothing is measured on an emulated device: its times mean nothing", file=sys.stderr)
+        print(
+            "nothing is measured on an emulated device: its times are not those of a GPU",
+            file=sys.stderr,
+        )
         return 2
     comm = ncclkv.comm.world()
     if options.gpu:
@@ -40,8 +43,8 @@ def _on_gpu(comm: Communicator, options: Options) -> int:
         comm.close()
         return int(os.environ.get("NCCLKV_REQUIRE_GPU") == "1")
     ranks = gpus.launch(comm, facts)
-    crowds = shared_gpus(facts).values()
-    sharing = max(map(len, crowds), default=1)
+    groups = shared_gpus(facts).values()
+    sharing = max(map(len, groups), default=1)
     job = Job(ranks, GpuMemory(ranks, sharing), options)
     if sharing > 1:
         job.print("#" * 78)
@@ -96,7 +99,7 @@ def _introduce(job: Job, absent: dict[str, str]) -> None:
         f"# {options.rounds} rounds after {options.warmups} of warm-up; candidates take turns"
     )
     if options.quick:
-        job.print("# QUICK: a look, not a measurement")
+        job.print("# QUICK: times are rough")
     if not options.gpu and job.comm.local_size > here["cores"]:
         job.print("# more ranks than cores: times include how ranks share them")
     job.print()

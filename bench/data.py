@@ -1,8 +1,8 @@
 """Numbers whose sums are exact, different for every element, key, rank and step.
 
 A number is ``pattern[element] + 2**rank + step + key``, with the last three wrapped to stay small.
-Any sum over ranks, and SGD with a momentum of 1 and a learning rate of 1/2, then is a multiple of
-1/2 that float32 holds exactly.  Powers of two tell a rank that was added twice from two ranks.
+Sums over ranks, and SGD with a momentum of 1 and a learning rate of 1/2, are then multiples of 1/2
+that float32 holds exactly.  Powers of two distinguish a rank that was added twice from two ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOMENTUM = 1.0
 
 
 def addend(rank: int, step: int, key: int = 0) -> int:
-    """Return the number that a rank adds to the pattern in a step."""
+    """Return the number that a rank adds to the pattern in a step, for one key."""
     return (1 << rank % _RANKS) + step % _STEPS + key % _KEYS
 
 
@@ -95,8 +95,8 @@ class Sum:
 class Descent:
     """Weights that start at 0, after steps of SGD with momentum.
 
-    With a momentum of 1 the momenta are sums of gradients and the weights sums of momenta.  The
-    part of the gradients that is the same in all steps is counted, the rest is summed.
+    The momentum is 1, so momenta are sums of gradients, and weights are sums of momenta.  The part
+    of the gradients that is the same in all steps is counted, the rest is summed.
     """
 
     def __init__(self, size: int) -> None:

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Job:
-    """Ranks, memory and options of a run, and its results so far.
+    """Run of the benchmark: its ranks, memory and options, and its results so far.
 
     Attributes
     ----------
     libraries : list of Library
         Other libraries that are present on every rank.
     record : dict
-        What the JSON will have, by part.
+        Content of the JSON, by part.
     wrong : int
-        Elements that were wrong, over all ranks and parts.
+        Wrong elements, over all ranks and parts.
     """
 
     comm: Communicator
@@ -51,7 +51,7 @@ class Job:
         return store
 
     def barrier(self) -> None:
-        """Let all ranks continue at about the same time."""
+        """Wait until all ranks have arrived; all continue at about the same time."""
         self.memory.synchronize()
         # A rank that waits long in the first barrier polls rarely; the second barrier is short for
         # all.
@@ -59,7 +59,7 @@ class Job:
         self.comm.control.barrier("bench")
 
     def fits(self, what: str, nbytes: int) -> bool:
-        """Return whether every rank has room for `nbytes`; if not, print what is left out."""
+        """Return whether every rank has `nbytes` of free memory; if not, print a skipped part."""
         free = min(self.comm.control.allgather(self.memory.free_bytes(), "free memory"))
         if nbytes <= 0.9 * free:
             return True
@@ -70,9 +70,9 @@ class Job:
         return False
 
     def progress(self, total: int, title: str) -> Callable[[], None]:
-        """Show a bar on rank 0, if tqdm is installed; return the function that advances it.
+        """Show a bar on rank 0 if tqdm is installed; return the function that advances the bar.
 
-        Without a title there is none.
+        Without a title no bar is shown.
         """
         try:
             from tqdm import tqdm

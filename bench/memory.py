@@ -1,4 +1,4 @@
-"""The memory that a communicator works in, as the benchmark uses it."""
+"""Memory in which a communicator works: arrays, times and free bytes, on a host or a GPU."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ class HostMemory:
     Attributes
     ----------
     xp : module
-        NumPy, or CuPy, whose functions make and compare arrays there.
+        NumPy or CuPy, which creates and compares arrays in this memory.
     store : str
-        The name of a store of all ranks in this memory, and `alone` of one of a process by itself.
+        Name of a store of all ranks in this memory.
+    alone : str
+        Name of a store of one process in this memory.
     """
 
     xp: Any = np
@@ -65,7 +67,7 @@ class HostMemory:
         return f"device  0 [host] {processor()}"
 
     def free_bytes(self) -> int:
-        """Return the bytes that this rank may take: its share of the node's free memory."""
+        """Return the bytes that this rank may use: its share of the node's free memory."""
         give_back()
         self._comm.control.barrier("memory")
         return available() // self._comm.local_size
@@ -77,7 +79,7 @@ class GpuMemory(HostMemory):
     Parameters
     ----------
     sharing : int
-        How many ranks are on that GPU.
+        Number of ranks on that GPU.
     """
 
     store = "nccl"
@@ -98,8 +100,8 @@ class GpuMemory(HostMemory):
     def timed(self, work: Callable[[], None]) -> float:
         """Return the seconds between two events of the current stream, around `work`.
 
-        `work` must end with the current stream waiting for other streams that it used.  The host's
-        wait sleeps between two polls, which would add a tenth to a short step.
+        At the end of `work` the current stream must wait for all other streams of the work.  The
+        host's clock would add a tenth to a short step, because the host sleeps between two polls.
         """
         events = [self._cuda.Event() for _ in range(2)]
         events[0].record()

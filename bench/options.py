@@ -11,8 +11,8 @@ from bench.models import MODELS
 
 KIB, MIB = 1024, 1024 * 1024
 
-MOST_ROUNDS = 25
-"""Limit of SGD steps: after more, float32 no longer holds the numbers exactly."""
+MAX_ROUNDS = 25
+"""Maximum of SGD steps after which float32 holds the numbers exactly."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Options:
     quick : bool
         A short run without reliable times.
     rounds, warmups : int
-        Turns that count, and turns before them.
+        Measured rounds, and rounds before them without a result.
     max_bytes : int
         The longest buffer of the tables over sizes.
     parts, models : tuple of str
@@ -57,18 +57,20 @@ def parse(argv: Sequence[str] | None, host: Sequence[str], gpu: Sequence[str]) -
     )
     option = parser.add_argument
     option("where", nargs="?", default="host", choices=["host", "gpu"], help="memory of the values")
-    option("--quick", action="store_true", help="less of everything; ratios are rough")
-    option("--only", nargs="+", choices=every, metavar="PART", help=f"of: {', '.join(every)}")
+    option("--quick", action="store_true", help="fewer sizes, models and rounds; ratios are rough")
+    option(
+        "--only", nargs="+", choices=every, metavar="PART", help=f"parts to run: {', '.join(every)}"
+    )
     option("--models", nargs="+", choices=list(MODELS), help="key lists of the store's table")
-    option("--rounds", type=int, help="turns of every candidate (7; quick: 3)")
+    option("--rounds", type=int, help="turns of each candidate (7; quick: 3)")
     option("--max-bytes", type=int, help="longest buffer (128 MiB; quick: 8 MiB)")
     option("--out", type=Path, default=Options.out, help="folder of the JSON and the plots")
     given = parser.parse_args(argv)
     on_gpu = given.where == "gpu"
     rounds = given.rounds if given.rounds is not None else (3 if given.quick else 7)
     longest = given.max_bytes or (8 * MIB if given.quick else 128 * MIB)
-    if not 1 <= rounds <= MOST_ROUNDS or longest < 8:
-        parser.error(f"--rounds wants 1 to {MOST_ROUNDS}, and --max-bytes 8 or more")
+    if not 1 <= rounds <= MAX_ROUNDS or longest < 8:
+        parser.error(f"--rounds must be 1 to {MAX_ROUNDS}, and --max-bytes at least 8")
     return Options(
         gpu=on_gpu,
         quick=given.quick,

@@ -1,4 +1,4 @@
-"""Candidates measured in turns, so that other load on the machine affects all of them alike."""
+"""Rounds in which candidates take turns, so that other load affects all of them alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.job import Job
 
 
 class Marks:
-    """The times at which the phases of a step ended on this rank, in seconds."""
+    """Times at which the phases of a step ended on this rank, in seconds."""
 
     def __init__(self) -> None:
         self.times: list[tuple[str, float]] = []
@@ -26,7 +26,7 @@ class Marks:
 
 
 class Candidate(ABC):
-    """One way to do a piece of work.
+    """One method of doing a piece of work.
 
     Attributes
     ----------
@@ -59,12 +59,13 @@ class Result:
     Attributes
     ----------
     seconds : list of float
-        Of each round: from the first rank's start to the last one's end, over the calls.
+        Seconds of a call in each round: from the first rank's start to the last rank's end,
+        divided by the calls.
     phases : dict of list of float
-        Seconds of each phase in each round, the mean over ranks: those that the candidate marks
-        and the "rest", or "all" when it marks none.
+        Seconds of each phase in each round, the mean over ranks.  The phases are those that the
+        candidate marks and the "rest"; without marks "all".
     wrong : int
-        Elements over all ranks, warm-up included.
+        Wrong elements over all ranks, warm-up included.
     """
 
     name: str
@@ -94,13 +95,13 @@ class Result:
 def take_turns(job: Job, title: str, candidates: Sequence[Candidate]) -> dict[str, Result]:
     """Run all candidates in every round, in rotating order; return results by name.
 
-    Every turn has a step number of its own, so no candidate can pass by data that another has left.
+    Every turn has a step number of its own: the results of an earlier turn never pass as its own.
     """
     rounds = job.options.warmups + job.options.rounds
     move = job.progress(rounds * len(candidates), title)
     spans: dict[str, list[Any]] = defaultdict(list)
     wrong: dict[str, int] = defaultdict(int)
-    order = [turn + place for turn in range(rounds) for place in range(len(candidates))]
+    order = [turn + index for turn in range(rounds) for index in range(len(candidates))]
     gc.collect()
     gc.disable()
     try:

@@ -48,8 +48,8 @@ class Workload:
             for key, array in enumerate(arrays)
         )
 
-    def spoil(self) -> None:
-        """Write NaN into the outs, so that elements which no pull writes are found."""
+    def overwrite_outs(self) -> None:
+        """Write NaN into the outs: elements that no pull writes are then found."""
         for out in self.outs:
             out.fill(np.nan)
 

@@ -14,7 +14,7 @@ Starts `mpirun -n RANKS python PROGRAM ...` on this machine.  All that follows R
 
 python is that of $VENV when it is set, else of the active environment, else of .venv here, else
 python3 on PATH; mpirun is the one beside it, else the one on PATH.
-Open MPI is told that root may run jobs and that ranks may outnumber cores; others allow both.
+Open MPI gets settings that allow root, and more ranks than cores; other MPIs allow both.
 OMP_NUM_THREADS and OPENBLAS_NUM_THREADS are set to 1 for more than one rank, unless they are set.
 CUDA_VISIBLE_DEVICES is left as it is: every rank sees all GPUs of the node.
 The exit code is mpirun's.
@@ -50,7 +50,7 @@ find_mpirun() {
 }
 
 allow_what_open_mpi_refuses() {
-    # Each by the name of version 4 and by that of version 5.
+    # The names of Open MPI 4 and of Open MPI 5.
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     export OMPI_MCA_rmaps_base_oversubscribe=1
     export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
@@ -63,7 +63,7 @@ case "${1:-}" in
 esac
 ranks=${2:-}
 case "$ranks" in
-    '' | 0* | *[!0-9]*) fail "-n wants a number of ranks, 1 or more, and got '$ranks'" ;;
+    '' | 0* | *[!0-9]*) fail "-n must be a number of ranks, 1 or more, and is '$ranks'" ;;
 esac
 shift 2
 [ $# -gt 0 ] || fail "there is no program to start: launch/local.sh -n $ranks train.py"

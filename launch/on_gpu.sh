@@ -44,7 +44,7 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/logs"
 log=$work/logs/setup.txt
 
-two_ranks_meet() {
+two_ranks_connect() {
     timeout -k 5 25 launch/local.sh -n 2 -c \
         'from mpi4py import MPI; assert MPI.COMM_WORLD.allreduce(1) == 2' </dev/null
 }
@@ -65,15 +65,15 @@ install_mpich() {
 }
 
 find_mpi() {
-    two_ranks_meet && return
+    two_ranks_connect && return
     [ -x "$(dirname "$python")/mpirun" ] || command -v mpirun || install_mpich
-    two_ranks_meet && return
+    two_ranks_connect && return
     echo 'again, by the loopback interface'
     export HYDRA_IFACE=lo
-    two_ranks_meet && return
+    two_ranks_connect && return
     echo 'again, with tcp'
     export MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp FI_TCP_IFACE=lo
-    two_ranks_meet && return
+    two_ranks_connect && return
     unset MPIR_CVAR_CH4_NETMOD FI_PROVIDER FI_TCP_IFACE
     echo 'two ranks cannot connect: parts of several ranks will not run'
     export NO_MPI=1

@@ -45,9 +45,9 @@ check_mpi() {
     local count='from mpi4py import MPI; raise SystemExit(MPI.COMM_WORLD.size != 2)'
     if ! timeout 60 launch/local.sh -n 2 -c "$count" </dev/null; then
         if [ -x "$VENV/bin/mpirun" ]; then
-            fail "the MPI in $VENV cannot start two ranks on this machine; what it said is above"
+            fail "the MPI in $VENV cannot start two ranks on this machine; its output is above"
         fi
-        fail "mpi4py cannot use the MPI of $(command -v mpirun); what it said is above." \
+        fail "mpi4py cannot use the MPI of $(command -v mpirun); its output is above." \
             "'make MPI=wheel train' puts an MPI that it can use into $VENV (so does any target)"
     fi
 }

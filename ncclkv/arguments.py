@@ -5,27 +5,29 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
 
 from ncclkv.errors import UnknownArgument, UsageError
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
-MOST_BITS = 3000
+MAX_BITS = 3000
 """Longest int that is accepted: Python prints at most 4,300 digits, JSON of a checkpoint 1,000."""
 
 
 def too_long(value: Any) -> bool:
-    """Return whether `value` is an int of more than `MOST_BITS` bits.
+    """Return whether `value` is an int of more than `MAX_BITS` bits.
 
     Examples
     --------
     >>> too_long(2**3000), too_long(-(2**70)), too_long("text")
     (True, False, False)
     """
-    return isinstance(value, int) and int.bit_length(value) > MOST_BITS
+    return isinstance(value, int) and int.bit_length(value) > MAX_BITS
 
 
 def check_length(what: str, value: Any) -> None:
@@ -43,7 +45,7 @@ def check_length(what: str, value: Any) -> None:
     """
     if too_long(value):
         raise UsageError(
-            f"{what} is an int of {int.bit_length(value):,} bits; give one of at most {MOST_BITS:,}"
+            f"{what} is an int of {int.bit_length(value):,} bits; give one of at most {MAX_BITS:,}"
         )
 
 
@@ -70,6 +72,64 @@ def nearest(name: object, known: Iterable[str], aliases: dict[str, str] | None =
     close = difflib.get_close_matches(name.lower(), list(known), 1)
     found = (aliases or {}).get(name.lower()) or (close[0] if close else None)
     return f"did you mean {found!r}? " if found else ""
+
+
+def check_known(what: str, given: object, known: Collection[str]) -> None:
+    """Refuse a name that is not among the known ones; the error hints at the nearest.
+
+    Parameters
+    ----------
+    what : str
+        Name of the argument, or of the kind of thing; the message begins with it.
+    given : object
+    known : collection of str
+
+    Raises
+    ------
+    UsageError
+    """
+    check_length(what, given)
+    if not (isinstance(given, str) and given in known):
+        wrong = "is unknown" if isinstance(given, str) else "is not a str"
+        raise UsageError(
+            f"{what} {given!r} {wrong}; {nearest(given, known)}use one of {', '.join(known)}"
+        )
+
+
+def check_count(what: str, given: Any, minimum: int = 0, instead: str = "") -> int:
+    """Return a whole number of at least `minimum` as an int.
+
+    Parameters
+    ----------
+    what : str
+        Name of the argument; the message begins with it.
+    given : Any
+    minimum : int
+    instead : str
+        Advice that the message ends with.
+
+    Raises
+    ------
+    UsageError
+        For anything else, such as a float or a bool.
+    """
+    check_length(what, given)
+    if isinstance(given, bool) or not (isinstance(given, (int, np.integer)) and given >= minimum):
+        raise UsageError(f"{what}={given!r} is not an int of {minimum} or more; give one{instead}")
+    return int(given)
+
+
+def check_flag(what: str, given: Any) -> bool:
+    """Return a bool; refuse anything else, such as an array, whose truth is ambiguous.
+
+    Raises
+    ------
+    UsageError
+    """
+    check_length(what, given)
+    if not isinstance(given, (bool, np.bool_)):
+        raise UsageError(f"{what}={given!r} is not a bool; give True or False")
+    return bool(given)
 
 
 def known_arguments(

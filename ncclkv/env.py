@@ -1,15 +1,15 @@
 """Environment variables; only this file reads them.
 
-A wrong value raises a `LaunchError`.  Variables that are read on import take their default instead,
-and `check` refuses them when a communicator is created: an error on import, on one rank alone,
+A wrong value raises a `LaunchError`.  A wrong value of a variable that is read on import gives the
+default, and `check` refuses it when a communicator is created.  An error on import, on one rank,
 would leave the other ranks waiting.
 
 ========================  ====================================================================
 ``NCCLKV_TIMEOUT``        timeout of waits in seconds (300); ``create(timeout=)`` overrides it
-``NCCLKV_RANKS_PER_NODE``  most ranks that share memory; further ranks form nodes of their own
+``NCCLKV_RANKS_PER_NODE``  limit of ranks that share memory; further ranks form other nodes
 ``NCCLKV_NODE_MEMORY``    how ranks of a node share memory: ``files``, ``halves`` or ``messages``;
-                          by default the first of these that works
-``NCCLKV_COMPILED``       ``0``: NumPy instead of C sums, updates and copies host arrays
+                          by default the first of these methods that works
+``NCCLKV_COMPILED``       ``0``: sums, updates and copies in host memory use NumPy, not C
 ``NCCLKV_CHECKPOINT``     default directory of ``kv.save`` and ``kv.load``
 ``NCCLKV_DUMP``           directory in which each rank writes a report when its store breaks;
                           ``ncclkv explain`` reads it
@@ -36,11 +36,16 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
-from ncclkv import values
 from ncclkv.errors import LaunchError, UsageError
 from ncclkv.overlay import Overlay
 
 DEFAULT_TIMEOUT = 300.0
+
+LONGEST = 3e9
+"""Longest wait in seconds, about a century: more does not fit the clock."""
+
+# More digits than any count has, and fewer than Python refuses to convert.
+_MOST_DIGITS = 18
 
 _PREFIX = "NCCLKV_"
 
@@ -57,6 +62,15 @@ _LAUNCHERS = (
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
 
+_SWITCHES = ("NCCLKV_COMPILED", "NCCLKV_ABORT", "NCCLKV_SHARE_GPU")
+_TEXTS = (
+    "NCCLKV_CHECKPOINT",
+    "NCCLKV_DUMP",
+    "NCCLKV_KERNEL_CACHE",
+    "NCCLKV_RUN_SECRET",
+    "NCCLKV_RUN_EVENTS",
+)
+
 temporarily = Overlay(os.environ).block
 """Set variables within a block, for a library that reads them from the environment."""
 
@@ -71,34 +85,49 @@ def _text(name: str) -> str:
 
 def _number(name: str) -> int | None:
     """Return a variable as a whole number; None if it is unset or no number."""
-    return values.number(_text(name))
+    text = _text(name)
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
-def _whole(name: str, least: int) -> int | None:
-    """Return a variable as a whole number of at least `least`; None if it is unset."""
-    return values.whole(name, _text(name), least)
+def _count(name: str, minimum: int = 0) -> int | None:
+    """Return a variable as a whole number of at least `minimum`; None if it is unset."""
+    text, found = _text(name), _number(name)
+    if text and (found is None or found < minimum):
+        raise LaunchError(
+            f"{name}={text!r} is not a whole number of at least {minimum}; set one, or unset it"
+        )
+    return found
 
 
 def _seconds(name: str, unset: str = "") -> float | None:
-    """Return a variable as seconds; None if it is unset."""
-    return values.seconds(name, _text(name), unset)
+    """Return a variable as seconds; None if it is unset.  `unset` ends the error's advice."""
+    text = _text(name)
+    if not text:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= LONGEST:
+        raise LaunchError(
+            f"{name}={text!r} is not a number of seconds; set one above 0, or unset it{unset}"
+        )
+    return found
 
 
-def _check_pair(name: str, one: str = "0", other: str = "1") -> None:
-    """Refuse a value other than two, by default the values of a switch."""
-    values.check_pair(name, _text(name), one, other)
-
-
-def _switch(name: str, *, usual: bool) -> bool:
-    """Return whether a switch is on; an unset or wrong value gives its default.
-
-    Switches are read on import, where an error on one rank would leave the others waiting.
-    """
-    return {"0": False, "1": True}.get(os.environ.get(name, ""), usual)
+def _one_of(name: str, *allowed: str, unset: str = "") -> str:
+    """Return a variable that has one of the allowed values, by default the first."""
+    text = _text(name) or allowed[0]
+    if text not in allowed:
+        raise LaunchError(
+            f"{name}={text!r} is not an allowed value; set one of {', '.join(allowed)}, or unset "
+            f"it{unset}"
+        )
+    return text
 
 
 def launched_size() -> int | None:
-    """Return the number of ranks that the launcher started; None if no launcher gives it."""
+    """Return the number of ranks that the launcher started; None without such a launcher."""
     for size, _ in _LAUNCHERS:
         if (count := _number(size)) is not None:
             return count
@@ -106,7 +135,7 @@ def launched_size() -> int | None:
 
 
 def launched_rank() -> int | None:
-    """Return this rank as the launcher numbers it; None if no launcher gives it."""
+    """Return this rank as the launcher numbers it; None without such a launcher."""
     for size, rank in _LAUNCHERS:
         if _number(size) is not None:
             return _number(rank)
@@ -126,17 +155,12 @@ def launched_without_size() -> bool:
 def timeout(given: Any = None) -> float:
     """Return the seconds that a wait may take: `given`, or by default the environment's."""
     if given is None:
-        return _timeout_here()
+        usual = DEFAULT_TIMEOUT
+        return _seconds("NCCLKV_TIMEOUT", f" for the default of {usual:g}") or usual
     number = isinstance(given, Real) and not isinstance(given, bool)
-    if not (number and 0 < given <= values.LONGEST):
+    if not (number and 0 < given <= LONGEST):
         raise UsageError(f"timeout={given!r} is not a number of seconds; give one above 0")
     return float(given)
-
-
-def _timeout_here() -> float:
-    """Return ``NCCLKV_TIMEOUT``, or 300 if it is unset."""
-    usual = DEFAULT_TIMEOUT
-    return _seconds("NCCLKV_TIMEOUT", f" for the default of {usual:g}") or usual
 
 
 def exit_timeout() -> float | None:
@@ -146,42 +170,36 @@ def exit_timeout() -> float | None:
 
 def full_traceback() -> bool:
     """Return whether tracebacks show the package's own frames."""
-    return os.environ.get("NCCLKV_TRACEBACK", "") == "full"
+    return _text("NCCLKV_TRACEBACK") == "full"
 
 
 def ranks_per_node() -> int | None:
     """Return the limit on the ranks that share memory, or None."""
-    return _whole("NCCLKV_RANKS_PER_NODE", 1)
+    return _count("NCCLKV_RANKS_PER_NODE", 1)
 
 
 def split_node(ranks: Sequence[int], rank: int) -> list[int]:
     """Return the ranks that form one node with `rank`, out of the `ranks` of its machine."""
     ranks = list(ranks)
     # `check` refuses a wrong value, on all ranks.
-    most = _number("NCCLKV_RANKS_PER_NODE") or len(ranks)
-    first = ranks.index(rank) // most * most
-    return ranks[first : first + most]
+    limit = _number("NCCLKV_RANKS_PER_NODE") or len(ranks)
+    first = ranks.index(rank) // limit * limit
+    return ranks[first : first + limit]
 
 
 def node_memory() -> str:
     """Return the sharing method that the ranks of a node try first."""
-    name = os.environ.get("NCCLKV_NODE_MEMORY", "") or NODE_MEMORY[0]
-    if name not in NODE_MEMORY:
-        raise LaunchError(
-            f"NCCLKV_NODE_MEMORY={name!r} is no way to share memory; set one of "
-            f"{', '.join(NODE_MEMORY)}, or unset it for the first that works"
-        )
-    return name
+    return _one_of("NCCLKV_NODE_MEMORY", *NODE_MEMORY, unset=" for the first that works")
 
 
 def checkpoint() -> str:
-    """Return the directory of checkpoints; empty if none is named."""
-    return os.environ.get("NCCLKV_CHECKPOINT", "")
+    """Return the directory of checkpoints; empty if the variable is unset."""
+    return _text("NCCLKV_CHECKPOINT")
 
 
 def dump() -> str:
-    """Return the directory for reports of broken stores; empty if none are to be written."""
-    return os.environ.get("NCCLKV_DUMP", "")
+    """Return the directory for reports of broken stores; empty if the variable is unset."""
+    return _text("NCCLKV_DUMP")
 
 
 def own_variables() -> dict[str, str]:
@@ -190,8 +208,8 @@ def own_variables() -> dict[str, str]:
 
 
 def restarts() -> int:
-    """Return the number of earlier starts of this job; 0 if no launcher gives it."""
-    return _whole("NCCLKV_RESTART", 0) or 0
+    """Return the number of earlier starts of this job; 0 outside ``ncclkv run``."""
+    return _count("NCCLKV_RESTART") or 0
 
 
 def under_runner() -> bool:
@@ -201,51 +219,49 @@ def under_runner() -> bool:
 
 def compiled() -> bool:
     """Return whether the kernels in C may be used if they were built."""
-    return _switch("NCCLKV_COMPILED", usual=True)
+    return _text("NCCLKV_COMPILED") != "0"
 
 
 def abort_on_exception() -> bool:
     """Return whether an uncaught exception on one rank ends the whole job."""
-    return _switch("NCCLKV_ABORT", usual=True)
+    return _text("NCCLKV_ABORT") != "0"
 
 
 def share_gpu() -> bool:
     """Return whether ranks share GPUs on purpose."""
-    return _switch("NCCLKV_SHARE_GPU", usual=False)
+    return _text("NCCLKV_SHARE_GPU") == "1"
 
 
 def kernel_cache() -> str:
-    """Return the directory of compiled CUDA kernels; empty if none are to be kept."""
+    """Return the directory of compiled CUDA kernels; empty if kernels are not cached."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     # Without a home directory expanduser returns the name unchanged.
     usual = "0" if home.startswith("~") else os.path.join(home, "ncclkv", "kernels")
-    named = os.environ.get("NCCLKV_KERNEL_CACHE") or usual
+    named = _text("NCCLKV_KERNEL_CACHE") or usual
     return "" if named == "0" else named
 
 
 def for_ranks(settings: Mapping[str, str], unless_set: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a job's ranks: this process's, `settings`, and missing defaults."""
+    """Return this process's environment, with `settings`, and `unless_set` for unset variables.
+
+    ``ncclkv run`` gives the result to its ranks.  Other callers pass empty mappings, to read this
+    process's environment.
+    """
     return {**unless_set, **os.environ, **settings}
 
 
-_CHECKS: dict[str, Callable[[], object] | None] = {
-    # ``create(timeout=)`` overrides it, so it is refused only where it is used.
-    "NCCLKV_TIMEOUT": None,
+_CHECKS: dict[str, Callable[[], object]] = {
+    "NCCLKV_TIMEOUT": str,  # ``create(timeout=)`` overrides it: it is refused where it is used
     "NCCLKV_RANKS_PER_NODE": ranks_per_node,
     "NCCLKV_NODE_MEMORY": node_memory,
-    "NCCLKV_COMPILED": partial(_check_pair, "NCCLKV_COMPILED"),
-    "NCCLKV_CHECKPOINT": checkpoint,
-    "NCCLKV_DUMP": dump,
-    "NCCLKV_RESTART": restarts,
-    **dict.fromkeys(("NCCLKV_RUN_SECRET", "NCCLKV_RUN_EVENTS")),
-    "NCCLKV_ABORT": partial(_check_pair, "NCCLKV_ABORT"),
+    "NCCLKV_TRACEBACK": partial(_one_of, "NCCLKV_TRACEBACK", "user", "full"),
     "NCCLKV_EXIT_TIMEOUT": exit_timeout,
-    "NCCLKV_TRACEBACK": partial(_check_pair, "NCCLKV_TRACEBACK", "user", "full"),
-    "NCCLKV_SHARE_GPU": partial(_check_pair, "NCCLKV_SHARE_GPU"),
-    "NCCLKV_KERNEL_CACHE": kernel_cache,
-    **{name: partial(_whole, name, 0) for pair in _LAUNCHERS for name in pair},
+    "NCCLKV_RESTART": restarts,
+    **{name: partial(_one_of, name, "0", "1") for name in _SWITCHES},
+    **{name: partial(_count, name) for pair in _LAUNCHERS for name in pair},
+    **dict.fromkeys(_TEXTS, str),
 }
-"""Check of each variable's value, which raises a `LaunchError`; None: checked at its use."""
+"""Check of each variable's value, which raises a `LaunchError`; ``str`` accepts every value."""
 
 # Read by the tests of the package and by launch/on_gpu.sh.
 _OF_TESTS = (
@@ -258,18 +274,20 @@ _OF_TESTS = (
 
 
 def check() -> None:
-    """Raise a `LaunchError` for a variable with a wrong value: name, value and what is allowed."""
-    for each in _CHECKS.values():
-        if each is not None:
-            each()
+    """Raise a `LaunchError` for a variable with a wrong value: name, value, allowed values."""
+    for check_value in _CHECKS.values():
+        check_value()
 
 
 def unknown() -> list[str]:
     """Return unknown names that begin with ``NCCLKV_``, each with the nearest known one."""
     # The common prefix would make all names similar, so it is left out.
     known = [name[len(_PREFIX) :] for name in _CHECKS if name.startswith(_PREFIX)]
-    odd = sorted(name for name in own_variables() if name not in (*_CHECKS, *_OF_TESTS))
-    near = {name: difflib.get_close_matches(name[len(_PREFIX) :], known, 1) for name in odd}
+    unknown_names = sorted(name for name in own_variables() if name not in (*_CHECKS, *_OF_TESTS))
+    near = {
+        name: difflib.get_close_matches(name[len(_PREFIX) :], known, 1) for name in unknown_names
+    }
     return [
-        f"{name} (did you mean {_PREFIX}{near[name][0]}?)" if near[name] else name for name in odd
+        f"{name} (did you mean {_PREFIX}{close[0]}?)" if close else name
+        for name, close in near.items()
     ]

@@ -3,7 +3,7 @@
 ::
 
     KVStoreError
-      UsageError     the call is wrong; nothing was sent, the store is as before
+      UsageError     the call is wrong; nothing was sent, the store is unchanged
         KeyNotInitialized(KeyError)  KeyAlreadyInitialized  KeyTypeMismatch(TypeError)
         ShapeMismatch(ValueError)  DTypeMismatch(TypeError)  UnknownArgument(TypeError)
         NotSupported(NotImplementedError)  OutOfMemory(MemoryError)
@@ -16,7 +16,7 @@
       CheckpointError
       LaunchError    the job was started wrongly; the text has a command that corrects it
 
-After a `UsageError` the store is as it was before the call.  After a `ContractError` or a
+After a `UsageError` the store is unchanged.  After a `ContractError` or a
 `CommError` every later call but ``close`` raises the same error again.
 """
 
@@ -30,7 +30,7 @@ class KVStoreError(Exception):
 def again(error: KVStoreError) -> KVStoreError:
     """Return an equal error without a traceback, to be kept or raised again.
 
-    The frames of a traceback would keep alive all that they refer to, such as the store.
+    The frames of a traceback would keep the objects alive to which they refer, such as the store.
     """
     return type(error)(*error.args)
 
@@ -51,7 +51,7 @@ class KeyAlreadyInitialized(UsageError):
 
 
 class KeyTypeMismatch(UsageError, TypeError):
-    """A key is no int or str, or a store with keys of one type was given the other."""
+    """A key is not an int or str, or its type is not the type of the store's other keys."""
 
 
 class ShapeMismatch(UsageError, ValueError):
@@ -71,7 +71,7 @@ class NotSupported(UsageError, NotImplementedError):
 
 
 class OutOfMemory(UsageError, MemoryError):
-    """Memory for new keys or for a push is lacking, on a rank's machine, container or GPU."""
+    """A rank's machine, container or GPU has no memory for new keys or for a push."""
 
 
 class ContractError(KVStoreError):
@@ -107,7 +107,7 @@ class RankDied(RankLost):
 
 
 class CommAborted(CommError):
-    """The communicator was aborted, or MPI reported an error of its own."""
+    """The communicator was aborted, or MPI reported an error."""
 
 
 class NonFinite(KVStoreError):

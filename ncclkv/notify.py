@@ -1,7 +1,7 @@
 """Events that a rank sends to ``ncclkv run``: a failure and its reason, and the start of MPI.
 
 The events are written to a pipe that the rank inherits from its supervisor, `ncclkv.cli.rank`.
-Text on stderr would not do, because any program may write there.
+Text on stderr would be ambiguous, because any program may write there.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ FAILED = "failed"
 """Event: the rank ends the job; the reason follows."""
 
 EXITS = "exits"
-"""Event: the rank ends with an exit code other than 0, which follows; others may end it before."""
+"""Event: the rank exits with a code other than 0, which follows; a peer's exit may precede it."""
 
 MPI_BEGINS = "mpi-begins"
 MPI_RUNS = "mpi-runs"
 """Events: the rank enters MPI_Init, which waits for all ranks; the rank has left MPI_Init."""
 
-_LONGEST = 2048
-"""Bytes of an event, at most; writes to a pipe are atomic up to 4096 bytes."""
+_MAX_BYTES = 2048
+"""Limit of an event; writes to a pipe are atomic up to 4096 bytes."""
 
 
 def notify(event: str, text: str = "") -> None:
@@ -34,7 +34,7 @@ def notify(event: str, text: str = "") -> None:
     Parameters
     ----------
     event : str
-        One of the names above.
+        `FAILED`, `EXITS`, `MPI_BEGINS` or `MPI_RUNS`.
     text : str, optional
         Details; the first line is sent.
     """
@@ -42,7 +42,7 @@ def notify(event: str, text: str = "") -> None:
     if not (descriptor.isdecimal() and inode.isdecimal()):
         return
     first = text.splitlines()[0] if text else ""
-    line = f"{event} {first}".encode(errors="backslashreplace")[:_LONGEST]
+    line = f"{event} {first}".encode(errors="backslashreplace")[:_MAX_BYTES]
     with suppress(OSError):
         # A process that closed its inherited files may have opened another under that number.
         if os.fstat(int(descriptor)).st_ino == int(inode):

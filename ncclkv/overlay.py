@@ -27,15 +27,15 @@ class Overlay:
         The last block that set an item removes it.
         """
         with self._lock:
-            mine = [name for name in settings if name in self._blocks or name not in self._target]
-            for name in mine:
+            added = [name for name in settings if name in self._blocks or name not in self._target]
+            for name in added:
                 self._blocks[name] = self._blocks.get(name, 0) + 1
                 self._target[name] = settings[name]
         try:
             yield
         finally:
             with self._lock:
-                for name in mine:
+                for name in added:
                     self._blocks[name] -= 1
                     if not self._blocks[name]:
                         del self._blocks[name]

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ncclkv import env
+from ncclkv.arguments import check_count
 from ncclkv.comm.host import threads
-from ncclkv.errors import CommError, UsageError, annotate
+from ncclkv.errors import CommError, annotate
 
 __all__ = ["run_ranks"]
 
@@ -61,8 +62,7 @@ def run_ranks(
     >>> ncclkv.testing.run_ranks(3, body)
     [array([6., 6.]), array([6., 6.]), array([6., 6.])]
     """
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise UsageError(f"run_ranks: size={size!r} is not a number of ranks; give an int above 0")
+    check_count("run_ranks: size", size, 1)
     seconds = env.timeout(timeout)
     results: dict[int, Result] = {}
     errors: dict[int, BaseException] = {}

@@ -1,4 +1,4 @@
-"""Tracebacks of the package's errors, without the package's own frames."""
+"""Tracebacks of the package's errors, without the package's frames."""
 
 from __future__ import annotations
 

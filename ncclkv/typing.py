@@ -78,13 +78,13 @@ Op: TypeAlias = Literal["sum", "avg", "max", "min"]
 """Reductions of a key over ranks."""
 
 Placement: TypeAlias = Literal["every_rank", "root"]
-"""Options `update_on` of ``ncclkv.create``."""
+"""Values of the option `update_on` of ``ncclkv.create``."""
 
 MissingPolicy: TypeAlias = Literal["error", "zeros"]
-"""Options `missing` of ``ncclkv.create``."""
+"""Values of the option `missing` of ``ncclkv.create``."""
 
 NonfinitePolicy: TypeAlias = Literal["ignore", "raise", "skip_step"]
-"""Options `nonfinite` of ``ncclkv.create``."""
+"""Values of the option `nonfinite` of ``ncclkv.create``."""
 
 
 class SupportsUpdate(Protocol):

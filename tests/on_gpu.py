@@ -1,7 +1,7 @@
 """Run the parts that need a GPU within one budget of time; started by ``launch/on_gpu.sh``.
 
-The machine may be at hand for minutes and give back few files: after every part the summary and
-one archive of all logs are written anew, so that a call that is cut short has them too.
+The machine may be available for minutes only, and return few files.  After every part the summary
+and one archive of all logs are written anew, so that an interrupted call has them too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESERVE = 15.0
 """Seconds of the budget kept for the end of the last part and for the archive."""
 
 LEAST = 20.0
-"""Seconds with which a part is still begun."""
+"""Least number of seconds left with which a part is begun."""
 
 MOST_BYTES = 2**20
 """Bytes of one log in the archive, half from its beginning and half from its end."""
@@ -68,7 +68,7 @@ class Part:
 
 
 def _tests(name: str, call: str, limit: float, *arguments: str, ranks: int = 1) -> Part:
-    """A part of pytest; where ranks share the GPU, NCCL writes which ways it has chosen."""
+    """Return a part that is a pytest run; NCCL logs its choices where ranks share the GPU."""
     warned = {"NCCL_DEBUG": "WARN"}
     told = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{{logs}}/{name}-nccl-%p.txt"}
     variables = told if ranks > 1 or call == "two" else warned
@@ -76,7 +76,7 @@ def _tests(name: str, call: str, limit: float, *arguments: str, ranks: int = 1) 
 
 
 def _bench(name: str, call: str, limit: float, *arguments: str, ranks: int = 1) -> Part:
-    """A part of the bench, which writes beside the logs."""
+    """Return a part that is a bench run, whose results are written beside the logs."""
     words = ("-m", "bench", "gpu", "--out", f"{{logs}}/{name}", *arguments)
     return Part(name, call, limit, words, ranks)
 
@@ -139,11 +139,11 @@ class Lease:
     lines: list[str] = field(default_factory=list)
 
     def left(self) -> float:
-        """Seconds that a part may still take."""
+        """Return the seconds that a part may still take."""
         return self.end - RESERVE - time.monotonic()
 
     def run(self, part: Part) -> bool:
-        """Run a part within what is left, and write the files; tell whether it passed."""
+        """Run a part within the time left, write the files, and return whether it passed."""
         why = self._obstacle(part)
         begin = time.monotonic()
         outcome = why or self._outcome(part, min(part.limit, self.left()))
@@ -156,7 +156,7 @@ class Lease:
         return passed
 
     def _obstacle(self, part: Part) -> str:
-        """The reason why a part cannot run; empty when it can."""
+        """Return the reason why a part cannot run, empty when it can."""
         if part.ranks > 1 and os.environ.get("NO_MPI"):
             return "not run: two ranks do not meet (setup.txt)"
         if part.before and shutil.which(part.before[0]) is None:
@@ -164,7 +164,7 @@ class Lease:
         return "" if self.left() >= LEAST else "not run: the budget is spent"
 
     def _outcome(self, part: Part, limit: float) -> str:
-        """Run it; how it ended, in words."""
+        """Run a part, and describe its end."""
         stop = time.monotonic() + limit
         environment = {**os.environ, **{k: self._filled(v) for k, v in part.variables.items()}}
         if part.ranks > 1:
@@ -182,7 +182,7 @@ class Lease:
         return "passed" if ended.code == 0 else f"FAILED with exit code {ended.code}"
 
     def _command(self, part: Part) -> tuple[str, ...]:
-        """One rank is python itself: it needs no mpirun."""
+        """Return the command of a part; one rank needs no mpirun."""
         several = ("launch/local.sh", "-n", str(part.ranks))
         first = several if part.ranks > 1 else (sys.executable,)
         return (*part.before, *first, *map(self._filled, part.arguments))
@@ -210,7 +210,7 @@ class Lease:
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], log: object, limit: float) -> int:
-    """Run a command into a log; past its limit, end it and all that it started."""
+    """Write a command's output to a log; past its limit, end it and the processes it started."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -234,7 +234,7 @@ def start(command: Sequence[str], environment: Mapping[str, str], log: object, l
 
 
 def digest(text: str) -> list[str]:
-    """The counts of a log of pytest and the first tests that failed; else its last lines."""
+    """Return the counts and first failed tests of a pytest log, or another log's last lines."""
     lines = [line for line in text.splitlines() if line.strip()]
     counts = Counter(found[1].lower() for line in lines if (found := OUTCOME.match(line)))
     if not counts:
@@ -255,7 +255,7 @@ def shorten(path: Path) -> None:
 
 
 def chosen(words: Sequence[str]) -> list[Part]:
-    """The parts with these names, or of these calls, in order; all without any."""
+    """Return the parts with these names, or of these calls, in order; all parts by default."""
     unknown = set(words) - {part.name for part in PARTS} - set(CALLS)
     if unknown:
         raise SystemExit(f"no such part: {', '.join(sorted(unknown))}; see --list")

@@ -3,10 +3,10 @@
 ``python -m tests.run`` runs all that need no GPU, ``python -m tests.run unit ranks-3`` some,
 ``python -m tests.run gpu`` all that need one, and ``python -m tests.run emulated`` these in layer
 3b, on an emulated device; ``emulated-few`` is a part of them.  Each run has a time limit of its
-own; after one that failed or was stopped the others still run.  A test that ends its process, past
-its own limit or by a crash, fails alone: pytest is started again behind it.  The last lines say how
-each went, how long it took, and the CPU time of all its processes.  The exit code is 0 only when
-all passed.
+own; the other runs go on after a run that fails or is stopped.  A test that ends its process, past
+its own limit or by a crash, fails alone: pytest is started again behind it.  The last lines give
+each run's outcome, its time, and the CPU time of its processes.  The exit code is 0 only when all
+runs pass.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from tests.suite import GROUPS, Run, by_name, suite
 
 ROOT = Path(__file__).resolve().parent.parent
 GRACE = 10.0
-"""Seconds that a run has to end after it is told to."""
+"""Seconds from a signal that asks a run to end to the signal that kills it."""
 
 
 class Execution:
-    """Runs that are executed, each in a place of its own, and can be stopped together.
+    """Runs that are executed, each in its own process group, and can be stopped together.
 
     Parameters
     ----------
     together : bool
-        Whether runs go side by side: what each prints is then kept, and shown at its end.
+        Whether runs go side by side: the output of each is then kept, and printed at its end.
     """
 
     def __init__(self, together: bool = False) -> None:
@@ -49,7 +49,7 @@ class Execution:
         self._stopped = threading.Event()
 
     def __call__(self, run: Run) -> str:
-        """Run one command; say how it went, beginning with "passed" when it did."""
+        """Execute a run and return its outcome, which begins with "passed" if it passed."""
         if self._stopped.is_set():
             return "FAILED: not started"
         if not self._together:
@@ -62,13 +62,13 @@ class Execution:
         return result
 
     def stop(self) -> None:
-        """End all runs that have begun, and begin no other."""
+        """End all runs that have begun, and begin no other run."""
         self._stopped.set()
         for process in list(self._processes):
             end(process)
 
     def _execute(self, run: Run, output: IO[bytes] | None) -> str:
-        """Run one command; a test that ends its process is lost alone, within the same limit."""
+        """Execute a run; a test that ends its process is lost alone, within the same limit."""
         # Beside others a run has a part of the cores.
         limit = stretched(run.limit) * (2 if self._together else 1)
         tell(f"\n===== {run.name}: {' '.join(run.command)} (at most {limit:g} s)", output)
@@ -122,7 +122,7 @@ class Execution:
 
 
 class Used:
-    """CPU time of processes, with that of their children.
+    """CPU time of processes and of their children.
 
     Attributes
     ----------
@@ -147,7 +147,7 @@ class Used:
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a run: jobs start hundreds of Pythons, which must start fast."""
+    """Return the variables of a run, in which Python starts fast: jobs start hundreds of them."""
     # Without its compiled files each Python would compile the package and its tests anew.
     kept = {name: os.environ[name] for name in os.environ if name != "PYTHONDONTWRITEBYTECODE"}
     # Threads of OpenBLAS that wait for work keep the cores busy.
@@ -155,7 +155,7 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
 
 
 def execute(run: Run) -> str:
-    """Run one command, which prints as it goes; say how it went."""
+    """Execute a run that prints at once, and return its outcome."""
     return Execution()(run)
 
 
@@ -169,7 +169,7 @@ def tell(line: str, output: IO[bytes] | None) -> None:
 
 
 def show(text: bytes) -> None:
-    """Print what a run has printed."""
+    """Print the kept output of a run."""
     with _PRINTING:
         print(text.decode(errors="replace"), end="", flush=True)
 
@@ -178,7 +178,7 @@ _PRINTING = threading.Lock()
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and those it started: politely first, since mpirun then ends its ranks."""
+    """End a process group by SIGTERM, on which mpirun ends its ranks, and then by SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         os.killpg(process.pid, number)
         try:
@@ -218,7 +218,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def execute_all(runs: Sequence[Run], room: int) -> list[str]:
-    """Execute runs, side by side as far as they fit into the room; return how each went."""
+    """Execute runs, side by side as far as they fit into the room; return their outcomes."""
     execution = Execution(together=len(runs) > 1 and room > 0)
     before = leftovers.present()
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tests.conformance.covering import VARIABLE
+from tests.harness.extent import VARIABLE
 from tests.harness.side_by_side import ALONE
 
 ON_GPU = (
@@ -47,7 +47,10 @@ PROGRAMS = "tests/ranks/test_programs.py"
 ON_NODES = (*CASES, PROGRAMS, "tests/ranks/test_store_comm.py")
 # First the memory: communicators that the cases break on purpose keep their windows mapped.
 ON_WAYS = ("tests/ranks/test_node_memory.py", *CASES, PROGRAMS)
-CONTRACT = ("tests/ranks/test_comm_contract.py", "tests/ranks/test_capture_contract.py")
+CONTRACT = ("tests/ranks/test_standin_comm.py", "tests/ranks/test_standin_capture.py")
+JOBS_RUN = ("tests/jobs/test_run.py", "tests/jobs/test_mpi_end.py", "tests/jobs/test_train.py")
+HOSTS_WORK = ("tests/hosts/test_same_results.py", "tests/hosts/test_run.py")
+"""Files of the jobs and of the hosts that take about half of the time."""
 
 
 @dataclass(frozen=True)
@@ -74,22 +77,25 @@ def suite() -> list[Run]:
     """Return all runs, in the order of their starts, with the covering set of cases."""
     pytest = (sys.executable, "-m", "pytest")
     return [
-        # They wait for deadlines, and begin first, so that the others fill their pauses.
-        Run("jobs", (*pytest, "--durations=20", "tests/jobs"), 480),
-        # Without root it says so, and tests nothing.
-        Run("hosts", (*pytest, "--durations=20", "tests/hosts"), 600),
-        _on_ranks(4, but=CONTRACT),
-        *_on_layouts(ON_NODES, CASES),
-        _on_ranks(3, but=(PROGRAMS,)),
-        Run("chaos", (*pytest, "tests/chaos"), 300),
-        Run("faults", (*pytest, "tests/faults"), 300),
-        # Without CuPy it says so, and tests the little that needs none.
+        # Runs that wait for deadlines and long runs of one process begin first, side by side.
+        # Without root the runs on hosts print the reason, and test nothing.  Their ranks poll for
+        # messages, and miss the deadlines of their tests if all runs that wait are beside them.
+        Run("hosts", (*pytest, "--durations=20", "tests/hosts", *_ignored(HOSTS_WORK)), 600, 2),
+        Run("jobs", (*pytest, "--durations=20", "tests/jobs", *_ignored(JOBS_RUN)), 480),
+        # Without CuPy this run prints the reason, and tests the little that needs none.
         Run("nccl", (*pytest, "--durations=20", "tests/nccl"), 900),
+        Run("jobs-run", (*pytest, "--durations=20", *JOBS_RUN), 480),
+        Run("hosts-work", (*pytest, "--durations=20", *HOSTS_WORK), 600, 2),
         Run("unit", (*pytest, "--durations=20", "tests/unit"), 1200),
+        Run("chaos", (*pytest, "tests/chaos"), 300),
         Run("threads", (*pytest, "--durations=20", "tests/threads"), 600),
+        Run("faults", (*pytest, "tests/faults"), 300),
+        _on_ranks(3),
+        *_on_layouts(ON_NODES, CASES),
+        _on_ranks(4, but=(*CONTRACT, PROGRAMS)),
+        Run("harness", (*pytest, "tests/harness"), 180),
         _on_ranks(2, but=(*CONTRACT, PROGRAMS)),
         _on_ranks(1, but=(*CONTRACT, PROGRAMS)),
-        Run("harness", (*pytest, "tests/harness"), 180),
         Run("doctests", (*pytest, "--doctest-modules", "ncclkv"), 60),
     ]
 
@@ -106,8 +112,13 @@ def everything() -> list[Run]:
 
 def _on_ranks(size: int, but: Sequence[str] = ()) -> Run:
     """Return the run of ``tests/ranks`` on a node, but for some files and those of a GPU."""
-    left_out = (f"--ignore={path}" for path in (*ON_GPU, *but))
+    left_out = _ignored((*ON_GPU, *but))
     return Run(f"ranks-{size}", (*ranks(size), "tests/ranks", *left_out), 240, _weight(size))
+
+
+def _ignored(paths: Sequence[str]) -> list[str]:
+    """Return pytest's options that leave files out."""
+    return [f"--ignore={path}" for path in paths]
 
 
 def _on_layouts(files: Sequence[str], some: Sequence[str]) -> list[Run]:
@@ -117,8 +128,8 @@ def _on_layouts(files: Sequence[str], some: Sequence[str]) -> list[Run]:
     plain = ("env", "NCCLKV_COMPILED=0")
     return [
         Run("nodes-4", (*split, *ranks(4), *files), 240, _weight(4)),
-        Run("halves-4", (*halves, *ranks(4), *ON_WAYS), 240, _weight(4)),
-        Run("plain-4", (*plain, *ranks(4), *some), 240, _weight(4)),
+        Run("halves-3", (*halves, *ranks(3), *ON_WAYS), 240, _weight(3)),
+        Run("plain-3", (*plain, *ranks(3), *some), 240, _weight(3)),
         Run("nodes-3", (*split, *ranks(3), *some), 240, _weight(3)),
     ]
 
@@ -148,7 +159,10 @@ def by_name() -> list[Run]:
 
 def ci() -> list[Run]:
     """Return the runs of ``.ci/run``: all that need no GPU, and a part of layer 3b."""
-    return [*suite(), *emulated_few(), *(run for run in by_name() if run.name == "oldest")]
+    rules, *few = emulated_few()
+    (oldest,) = (run for run in by_name() if run.name == "oldest")
+    # The longest run begins first; the others of layer 3b need what it builds.
+    return [rules, *suite(), *few, oldest]
 
 
 def gpu_suite() -> list[Run]:

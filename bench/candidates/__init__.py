@@ -1,1 +1,1 @@
-"""Ways to sum gradients: through a store, and by library calls instead of a store."""
+"""Candidates that sum gradients: through a store, and by library calls instead of a store."""

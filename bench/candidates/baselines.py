@@ -55,7 +55,7 @@ class Bucketed(Candidate):
     Parameters
     ----------
     slots : list of ndarray
-        The place of every key in a flat array.
+        The slot of every key in a flat array.
     buckets : list of (int, int)
         Ranges of keys.
     pieces : list of ndarray
@@ -87,7 +87,7 @@ class Bucketed(Candidate):
 
     def prepare(self, step: int) -> None:
         self.work.fill(step)
-        self.work.spoil()
+        self.work.overwrite_outs()
         self.expected.advance(step)
 
     def run(self, mark: Marks) -> None:
@@ -115,7 +115,7 @@ class Copies(Candidate):
 
     def prepare(self, step: int) -> None:
         self.work.fill(step)
-        self.work.spoil()
+        self.work.overwrite_outs()
 
     def run(self, mark: Marks) -> None:
         for out, gradient in zip(self.work.outs, self.work.gradients, strict=True):

@@ -22,7 +22,7 @@ class Lists(Candidate):
 
     def prepare(self, step: int) -> None:
         self.work.fill(step)
-        self.work.spoil()
+        self.work.overwrite_outs()
         self.expected.advance(step)
 
     def run(self, mark: Marks) -> None:
@@ -40,8 +40,8 @@ class KeyByKey(Lists):
 
     def run(self, mark: Marks) -> None:
         work, kv = self.work, self.kv
-        for place, (key, gradient) in enumerate(zip(work.names, work.gradients, strict=True)):
-            kv.push(key, gradient, priority=-place)
+        for index, (key, gradient) in enumerate(zip(work.names, work.gradients, strict=True)):
+            kv.push(key, gradient, priority=-index)
         mark("push")
         for place, (key, out) in enumerate(zip(work.names, work.outs, strict=True)):
             kv.pull(key, out=out, priority=-place)

@@ -1,4 +1,4 @@
-"""Parts of a run, one file each: ``run(job)`` measures, checks, prints and records."""
+"""Parts of a run, one file a part: ``run(job)`` measures, checks, prints and records."""
 
 from __future__ import annotations
 

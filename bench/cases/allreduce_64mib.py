@@ -35,7 +35,7 @@ class Into(Flat):
 
     def prepare(self, step: int) -> None:
         super().prepare(step)
-        self.work.spoil()
+        self.work.overwrite_outs()
 
     def run(self, mark: Marks) -> None:
         self.library.start(self.pieces[0], self.result)()

@@ -49,12 +49,12 @@ def run(job: Job) -> None:
             f"# CPU time of one steady pushpull of {len(work.names)} keys of {name}; the floors "
             f"are a GPU store's"
         )
-        for way, call, bound in (
+        for candidate, call, bound in (
             (views, views.call, 100.0),
             (arrays, arrays.call, 1000.0),
         ):
-            seconds, wrong = measure(job, way, call)
-            kind = "views" if way is views else "plain arrays"
+            seconds, wrong = measure(job, candidate, call)
+            kind = "views" if candidate is views else "plain arrays"
             table.floor(
                 job, f"pushpull of {len(work.names)} {kind}", seconds * 1e6, bound, unit=" us"
             )
@@ -63,26 +63,26 @@ def run(job: Job) -> None:
     job.print()
 
 
-def replay(job: Job, way: PushpullArrays) -> None:
+def replay(job: Job, candidate: PushpullArrays) -> None:
     """Measure a replay of the step, on communicators that can capture it."""
     try:
-        with way.kv.capture() as step:
-            way.call()
+        with candidate.kv.capture() as step:
+            candidate.call()
     except NotSupported as error:
         job.print(f"  no figure of a captured pushpull: {error}")
         return
-    seconds, wrong = measure(job, way, step.replay)
-    name = f"the last one captured, and replayed ({len(way.work.names)} keys)"
+    seconds, wrong = measure(job, candidate, step.replay)
+    name = f"the last one captured, and replayed ({len(candidate.work.names)} keys)"
     job.print(f"  {name:<84} {seconds * 1e6:8.3f} us")
     job.record["replay_us"] = seconds * 1e6
     job.wrong += wrong
 
 
-def measure(job: Job, way: Lists, call: Callable[[], None]) -> tuple[float, int]:
+def measure(job: Job, candidate: Lists, call: Callable[[], None]) -> tuple[float, int]:
     """Return the median CPU seconds of a call in this thread, and wrong elements over all ranks."""
     times, wrong = [], 0
     for step in range(1, STEPS + job.options.warmups + 1):
-        way.prepare(step)
+        candidate.prepare(step)
         job.barrier()
         gc.disable()
         begin = time.thread_time()
@@ -90,6 +90,6 @@ def measure(job: Job, way: Lists, call: Callable[[], None]) -> tuple[float, int]
         times.append(time.thread_time() - begin)
         gc.enable()
         job.memory.synchronize()
-        wrong += way.wrong()
+        wrong += candidate.wrong()
     wrong = sum(job.comm.control.allgather(wrong, "wrong"))
     return statistics.median(times[job.options.warmups :]), wrong

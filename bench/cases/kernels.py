@@ -40,7 +40,7 @@ class Kernel(Candidate):
         self.step = step
         self.work.fill(step)
         self.work.fill(step, self.work.views(self.flat))
-        self.work.spoil()
+        self.work.overwrite_outs()
         self.other.fill(np.nan)
 
     def off(self, arrays: list[Any]) -> int:

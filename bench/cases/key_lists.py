@@ -28,7 +28,7 @@ class Bare(Candidate):
 
     def prepare(self, step: int) -> None:
         self._work.fill(step)
-        self._work.spoil()
+        self._work.overwrite_outs()
         self._expected.advance(step)
 
     def run(self, mark: Marks) -> None:

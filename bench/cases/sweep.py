@@ -1,4 +1,4 @@
-"""Allreduce over sizes: the communicator and the libraries, in turns."""
+"""Allreduce over sizes: the communicator and the libraries."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ class RawNcclLibrary(Library):
         self._comm: Any = nccl.NcclCommunicator(job.comm.size, shared, job.comm.rank)
 
     def start(self, send: Buffer, receive: Buffer) -> Wait:
-        places = send.data.ptr, receive.data.ptr  # type: ignore[attr-defined]
-        self._comm.allReduce(*places, send.size, self._float, self._sum, self._stream().ptr)
+        addresses = send.data.ptr, receive.data.ptr  # type: ignore[attr-defined]
+        self._comm.allReduce(*addresses, send.size, self._float, self._sum, self._stream().ptr)
         return nothing
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ class TorchLibrary(Library):
             import torch
             from torch import distributed
         except ImportError as error:
-            raise Absent(f"torch cannot be imported ({error}): make bench PEERS=1") from error
+            raise Absent(f"torch cannot be imported ({error}): make bench TORCH=1") from error
         self.torch: Any = torch
         self._distributed: Any = distributed
         self._device = "cuda" if job.options.gpu else "cpu"
@@ -48,8 +48,8 @@ class TorchLibrary(Library):
         host = "127.0.0.1" if one_node else socket.gethostname()
         if comm.rank == 0:
             server = store_class(host, 0, is_master=True, timeout=timeout, wait_for_workers=False)
-        place = (host, server.port) if server is not None else None
-        host, port = comm.control.broadcast(place, 0, "torch's port")
+        address = (host, server.port) if server is not None else None
+        host, port = comm.control.broadcast(address, 0, "torch's port")
         store = server or store_class(host, port, is_master=False, timeout=timeout)
         self._distributed.init_process_group(
             backend, store=store, rank=comm.rank, world_size=comm.size, timeout=timeout

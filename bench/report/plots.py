@@ -19,7 +19,7 @@ def draw(base: Path, record: dict[str, Any]) -> list[str]:
     names = []
     if record.get("sizes"):
         names.append(_bandwidth(pyplot, f"{base}-bandwidth.png", record["sizes"]))
-    steps = [each for each in record.get("turns", []) if _phased(each)]
+    steps = [each for each in record.get("tables", []) if _phased(each)]
     if steps:
         names.append(_steps(pyplot, f"{base}-steps.png", steps))
     return names
@@ -40,9 +40,9 @@ def _bandwidth(pyplot: Any, name: str, rows: list[dict[str, Any]]) -> str:
     return name
 
 
-def _phased(turns: dict[str, Any]) -> bool:
+def _phased(table: dict[str, Any]) -> bool:
     """Return whether a table has steps of more than one phase."""
-    return any(len(each["phases"]) > 2 for each in turns["results"])
+    return any(len(each["phases"]) > 2 for each in table["results"])
 
 
 def _steps(pyplot: Any, name: str, tables: list[dict[str, Any]]) -> str:
@@ -56,12 +56,12 @@ def _steps(pyplot: Any, name: str, tables: list[dict[str, Any]]) -> str:
     colors = {name: f"C{number}" for number, name in enumerate(phases)}
     for axes, table in zip(grid[:, 0], tables, strict=True):
         shown: set[str] = set()
-        for place, each in enumerate(reversed(table["results"])):
+        for index, each in enumerate(reversed(table["results"])):
             left = 0.0
             for phase, seconds in each["phases"].items():
                 width = statistics.median(seconds) * 1e3
                 label = None if phase in shown else phase
-                axes.barh(place, width, left=left, color=colors[phase], label=label)
+                axes.barh(index, width, left=left, color=colors[phase], label=label)
                 shown.add(phase)
                 left += width
         axes.set_yticks(range(len(table["results"])))

@@ -21,7 +21,7 @@ def table(
     unit, scale = _unit(results)
     job.print(f"# {title}")
     job.print(
-        f"# {'candidate':<40} {'median':>8} {'least':>8} {'most':>8}  {'GB/s':>6} {'ratio':>7} "
+        f"# {'candidate':<40} {'median':>8} {'min':>8} {'max':>8}  {'GB/s':>6} {'ratio':>7} "
         f"{'#wrong':>7}  phases"
     )
     job.print(f"# {'':<40} {unit:>8} {unit:>8} {unit:>8}")
@@ -39,7 +39,7 @@ def table(
     if against:
         job.print(f"# ratio: median over that of {against!r}")
     job.print()
-    job.record.setdefault("turns", []).append(
+    job.record.setdefault("tables", []).append(
         {
             "title": title,
             "bytes": nbytes,
@@ -58,9 +58,9 @@ def matrix(job: Job, results: dict[str, Result], ours: Sequence[str]) -> None:
     job.print(
         "# " + " " * 40 + "".join(f"{f'({number})':>8}" for number in range(1, len(others) + 1))
     )
-    for way in ours:
-        ratios = (results[way].median / results[name].median for name in others)
-        job.print(f"  {way:<40}" + "".join(f"{each:8.3f}" for each in ratios))
+    for candidate in ours:
+        ratios = (results[candidate].median / results[name].median for name in others)
+        job.print(f"  {candidate:<40}" + "".join(f"{each:8.3f}" for each in ratios))
     job.print()
 
 

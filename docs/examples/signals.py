@@ -6,8 +6,8 @@
     kill -USR1 PID_OF_A_RANK
 
 A handler may run in the middle of a verb, so it only sets a flag.  A signal may reach some of the
-ranks, each at another moment, so the ranks take the maximum of their flags in each step: all of
-them then save after the same step.
+ranks, each at another moment.  So the ranks take the maximum of their flags in each step, and all
+ranks save after the same step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Views of users' arrays: NumPy's of host memory, CuPy's of a GPU's memory.
+"""Views of users' arrays: NumPy arrays of host memory, CuPy arrays of a GPU's memory.
 
 Each array library has a module here with three functions: ``recognises``, ``value`` and ``out``.
-None of them imports its library: an array of a library that was never imported cannot exist.
+No module imports its library: an array of a library that was never imported cannot exist.
 """
 
 from __future__ import annotations
@@ -37,10 +37,14 @@ class _Library(Protocol):
     def out(self, x: Any, what: str) -> Array: ...
 
 
-# Asked in this order: by stores in host memory, for which `device` refuses what is elsewhere, and
-# by stores in a GPU's memory, which take both.
 _HOST: tuple[_Library, ...] = (numpy, torch, device, dlpack)
+"""Modules that view arrays for stores in host memory, in the order of their checks.
+
+`device` refuses arrays in a GPU's memory, with the call that copies them to the host.
+"""
+
 _GPU: tuple[_Library, ...] = (numpy, cupy, torch, dlpack)
+"""Modules that view arrays for stores in a GPU's memory, which take arrays of both memories."""
 
 
 def as_value(x: Any, what: str) -> Array:
@@ -52,7 +56,7 @@ def as_value(x: Any, what: str) -> Array:
         A NumPy array or NumPy scalar, a torch tensor in host memory, or any other array in host
         memory that offers DLPack.  Any shape, strides and dtype; it may be read-only.
     what : str
-        The call and the key, to begin an error message with.
+        The call and the key, which begin an error's text.
 
     Returns
     -------
@@ -63,7 +67,7 @@ def as_value(x: Any, what: str) -> Array:
     Raises
     ------
     UsageError
-        When `x` is no array, or a masked one.
+        When `x` is no array, or a masked array.
     NotSupported
         When its memory is not the host's, or its layout is not strided.
 
@@ -91,7 +95,7 @@ def as_out(x: Any, what: str) -> Array:
         As for `as_value`, of memory that can be written.  A torch tensor that requires grad is
         written through its detached view.
     what : str
-        The call and the key, to begin an error message with.
+        The call and the key, which begin an error's text.
 
     Returns
     -------
@@ -135,7 +139,7 @@ def as_gpu_out(x: Any, what: str) -> Array:
 
 
 def _writable(array: Array, what: str) -> Array:
-    """Refuse an array that cannot hold a value; CuPy's arrays do not show whether they can."""
+    """Refuse an array that cannot be written; CuPy's arrays do not show whether they can."""
     if is_on_host(array) and not array.flags.writeable:
         raise UsageError(f"{what}: out is read-only; pass an array that can be written")
     if not array.flags.c_contiguous and _repeats(array):
@@ -147,14 +151,14 @@ def _writable(array: Array, what: str) -> Array:
 
 
 def _library(x: Any, what: str, libraries: tuple[_Library, ...]) -> _Library:
-    """Find the module that takes `x`."""
+    """Return the module that views `x`."""
     for library in libraries:
         try:
             recognised = library.recognises(x)
-        except Exception as error:  # of an attribute that is a property of the user's
+        except Exception as error:  # raised by a property of the user's class
             raise UsageError(
-                f"{what}: {device.describe(x)} does not tell what it is ({type(error).__name__}: "
-                f"{error}); pass it as a NumPy array"
+                f"{what}: {device.describe(x)} raised an exception when it was examined "
+                f"({type(error).__name__}: {error}); pass it as a NumPy array"
             ) from error
         if recognised:
             return library
@@ -162,7 +166,7 @@ def _library(x: Any, what: str, libraries: tuple[_Library, ...]) -> _Library:
 
 
 def _not_an_array(x: Any, what: str) -> str:
-    """Return the error for an object that is no array."""
+    """Return the text of the error for an object that is no array."""
     if isinstance(x, (bool, int, float, complex)):
         advice = "a list means several arrays: pass np.asarray(...)"
     else:

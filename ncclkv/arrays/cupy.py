@@ -1,6 +1,6 @@
-"""CuPy arrays, and the arrays of other libraries in a GPU's memory as CuPy views of it.
+"""CuPy arrays, and CuPy views of other libraries' arrays in a GPU's memory.
 
-The GPU may be any that the process sees.
+The arrays may be on any GPU that the process sees.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _DONE, _NOT_READY = 0, 600
 
 
 def recognises(x: Any) -> bool:
-    """Return whether `x` lies in the memory of a GPU, as far as its library says so."""
+    """Return whether `x` is in a GPU's memory, by its type or ``__cuda_array_interface__``."""
     if torch.recognises(x):
         return bool(x.device.type == "cuda")
     return isinstance(x, _cupy().ndarray) or hasattr(x, "__cuda_array_interface__")
 
 
 def is_own(x: Any) -> bool:
-    """Return whether `x` is CuPy's own, so that no other library is asked for a view of it."""
+    """Return whether `x` is a CuPy array, for which no view is made."""
     return isinstance(x, getattr(sys.modules.get("cupy"), "ndarray", ()))
 
 
@@ -39,7 +39,7 @@ def value(x: Any, what: str) -> NDArray[Any]:
 
 
 def out(x: Any, what: str) -> NDArray[Any]:
-    """View `x` to write into; CuPy itself writes to memory that its library calls read-only."""
+    """View `x` to write into; refuse read-only memory, to which CuPy would write."""
     if torch.recognises(x):
         torch.check_eager(x, what)
         return _tensor(x.detach(), what)
@@ -47,15 +47,15 @@ def out(x: Any, what: str) -> NDArray[Any]:
         dlpack.refuse_jax(x, what)
         if x.__cuda_array_interface__["data"][1]:
             raise UsageError(
-                f"{what}: out is read-only: {device.describe(x)} says so in its "
-                f"__cuda_array_interface__; pass a CuPy array"
+                f"{what}: out is read-only, by the __cuda_array_interface__ of "
+                f"{device.describe(x)}; pass a CuPy array"
             )
     return _view(x)
 
 
 @contextmanager
 def memory(what: str) -> Iterator[None]:
-    """Raise `OutOfMemory` where CuPy finds no memory for `what` on the current device."""
+    """Raise `OutOfMemory` if CuPy cannot allocate memory for `what` on the current device."""
     cuda = _cupy().cuda
     try:
         yield
@@ -73,8 +73,7 @@ def memory(what: str) -> Iterator[None]:
 def event_is_complete(event: int, runtime: Any) -> bool:
     """Return whether all work before an event is complete; does not block.
 
-    CuPy's ``Event.done`` compares CUDA's code with success, so it takes an error for an incomplete
-    event.
+    CuPy's ``Event.done`` is not used: an error of the device looks there like an incomplete event.
 
     Parameters
     ----------
@@ -97,27 +96,27 @@ def event_is_complete(event: int, runtime: Any) -> bool:
 def left() -> int | None:
     """Return the bytes that new arrays on the current device may still take.
 
-    CuPy's own pool frees what it keeps of other sizes before it gives up.  What another allocator
-    has left is not known, and None is returned.
+    CuPy's own pool frees its cached blocks of other sizes before it raises.  With another allocator
+    the number is unknown, and None is returned.
     """
     pool, cuda = _cupy().get_default_memory_pool(), _cupy().cuda
     if cuda.get_allocator() != pool.malloc:
         return None
     free, _ = cuda.runtime.memGetInfo()
-    limit = pool.get_limit()  # 0 stands for none
+    limit = pool.get_limit()  # 0: no limit
     new: int = min(free, limit - pool.total_bytes()) if limit else free
     kept: int = pool.free_bytes()
     return new + kept
 
 
 def _view(x: Any) -> NDArray[Any]:
-    """View any library's array but torch's."""
+    """View an array of any library except torch."""
     array: NDArray[Any] = x if isinstance(x, _cupy().ndarray) else _cupy().asarray(x)
     return array
 
 
 def _tensor(x: Any, what: str) -> NDArray[Any]:
-    """View a torch tensor; the store's work on it is queued on CuPy's current stream there."""
+    """View a torch tensor; refuse it if torch's and CuPy's current streams there differ."""
     number = x.device.index
     if _cupy().cuda.get_current_stream(number).ptr != _torch_stream(number):
         raise UsageError(
@@ -136,11 +135,11 @@ def _tensor(x: Any, what: str) -> NDArray[Any]:
 
 
 def _torch_stream(number: int) -> int:
-    """The address of torch's current stream of a device."""
+    """Return the address of torch's current stream of a device."""
     stream: int = sys.modules["torch"].cuda.current_stream(number).cuda_stream
     return stream
 
 
 def _cupy() -> Any:
-    """CuPy, which a store in a GPU's memory has imported."""
+    """Return the module CuPy, which a store in a GPU's memory has imported."""
     return sys.modules["cupy"]

@@ -1,4 +1,4 @@
-"""Arrays in the memory of a device: known by name, refused by stores of host memory."""
+"""Arrays in a device's memory: stores in host memory recognise and refuse them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _COPIES = {"cupy": ".get()", "numba": ".copy_to_host()", "torch": ".cpu()"}
 
 
 def recognises(x: Any) -> bool:
-    """Return whether `x` says that it lies in a GPU's memory."""
+    """Return whether `x` offers a view of a GPU's memory."""
     return hasattr(x, "__cuda_array_interface__")
 
 
 def value(x: Any, what: str) -> NDArray[Any]:
-    """Refuse `x`, saying how to copy it to the host."""
+    """Refuse `x`, with the call that copies it to the host."""
     raise refusal(describe(x), copy_of(x), what, VALUE_ADVICE)
 
 
 def out(x: Any, what: str) -> NDArray[Any]:
-    """Refuse `x`, saying what to give instead."""
+    """Refuse `x`, with the change that helps."""
     raise refusal(describe(x), copy_of(x), what, OUT_ADVICE)
 
 
 def describe(x: Any) -> str:
-    """Name the type of `x` with its library."""
+    """Return a text that names the type of `x` and its library."""
     return f"a {_library_name(x)} {type(x).__name__}"
 
 
@@ -40,7 +40,7 @@ def copy_of(x: Any) -> str:
 
 
 def refusal(subject: str, copy: str, what: str, advice: str) -> NotSupported:
-    """Make the error for `subject`, an array in a device's memory."""
+    """Return the error for `subject`, an array in a device's memory."""
     return NotSupported(
         f"{what}: {subject} is in a device's memory and this store takes host memory; "
         + advice.format(copy=copy)
@@ -48,5 +48,5 @@ def refusal(subject: str, copy: str, what: str, advice: str) -> NotSupported:
 
 
 def _library_name(x: Any) -> str:
-    """Name the package that defines the type of `x`."""
+    """Return the name of the package that defines the type of `x`."""
     return type(x).__module__.partition(".")[0]

@@ -1,9 +1,8 @@
-"""Any other array in host memory, through DLPack.
+"""Arrays of other libraries in host memory, through DLPack.
 
-NumPy 2.1 and later asks the other library for a versioned capsule, which says whether the memory
-may be written.  Without that word (an older NumPy, an older exporter) the view is read-only, so
-the array serves as a value and is refused as `out`: writing memory that its library takes for
-constant would be silently wrong.
+NumPy 2.1 and later requests a versioned capsule, with a flag for read-only memory.  Without the
+flag, by an older NumPy or exporter, the view is read-only: `value` takes the array, and `out`
+refuses it.  A write to memory that its library holds constant would be a silent error.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _HOST_DEVICES = (1, 3, 11)
 def recognises(x: Any) -> bool:
     """Return whether `x` offers DLPack."""
     offers = hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
-    return offers and not isinstance(x, type)  # a class of arrays is none itself
+    return offers and not isinstance(x, type)  # a class has the attributes of its arrays
 
 
 def value(x: Any, what: str) -> NDArray[Any]:
@@ -37,15 +36,14 @@ def out(x: Any, what: str) -> NDArray[Any]:
     array = _view(x, what, device.OUT_ADVICE)
     if not array.flags.writeable:
         raise UsageError(
-            f"{what}: out is read-only: {device.describe(x)} does not say through DLPack that it "
-            "may be written (that takes DLPack 1.0 on its side and NumPy 2.1 on this one); "
-            "pass a NumPy array"
+            f"{what}: out is read-only: {device.describe(x)} has no DLPack flag that allows writes "
+            "(the flag needs DLPack 1.0 in its library, and NumPy 2.1 here); pass a NumPy array"
         )
     return array
 
 
 def refuse_jax(x: Any, what: str) -> None:
-    """Refuse to write into a JAX array, in whatever memory: JAX takes its arrays for constant."""
+    """Refuse a JAX array as out: compiled JAX programs rely on constant arrays."""
     if type(x).__module__.partition(".")[0] in ("jax", "jaxlib"):
         raise UsageError(
             f"{what}: out is a JAX array, which cannot be written; "
@@ -59,7 +57,7 @@ def _view(x: Any, what: str, advice: str) -> NDArray[Any]:
         on_host = int(x.__dlpack_device__()[0]) in _HOST_DEVICES
         if on_host:
             return np.from_dlpack(x)
-    # Whatever its library raises: nothing has been sent, so the call alone fails.
+    # The other library may raise any exception; nothing was sent yet, so only this call fails.
     except Exception as error:
         raise NotSupported(
             f"{what}: NumPy cannot view {device.describe(x)} through DLPack "

@@ -28,7 +28,7 @@ SUPPORTED = (
     "complex64",
     "complex128",
 )
-"""Names of the dtypes that stores hold; bfloat16 is the one of the package ``ml_dtypes``."""
+"""Names of the dtypes that stores hold; bfloat16 is the dtype of ``ml_dtypes``."""
 
 _NATIVE: dict[DType, DType] = {
     np.dtype(name): np.dtype(name) for name in SUPPORTED if name != "bfloat16"
@@ -43,7 +43,7 @@ def check_dtype(dtype: DType, what: str) -> DType:
     dtype : numpy.dtype
         Of any byte order.
     what : str
-        The call and the key, to begin an error message with.
+        The call and the key, which begin an error's text.
 
     Returns
     -------
@@ -69,11 +69,11 @@ float32, float64, complex64, complex128
     native = _NATIVE.get(dtype)
     if native is not None:
         return native
-    # NumPy's StringDType has no byte order, and raises when it is asked for another one.
+    # The kind is checked first: NumPy's StringDType raises in `newbyteorder`.
     swapped = _NATIVE.get(dtype.newbyteorder("=")) if dtype.kind in "biufc" else None
     if swapped is not None:
         return swapped
-    # Whoever holds a bfloat16 array has loaded ml_dtypes; nobody else needs it.
+    # An array of bfloat16 exists only if ml_dtypes is loaded, so it is not imported here.
     ml_dtypes = sys.modules.get("ml_dtypes")
     if ml_dtypes is not None and dtype == np.dtype(ml_dtypes.bfloat16):
         return dtype
@@ -96,7 +96,7 @@ def is_low_precision(dtype: DType) -> bool:
 
 
 def dtype_name(dtype: DType) -> str:
-    """Return the name of a dtype as messages and agreements between ranks show it.
+    """Return the name of a dtype, for error texts and comparisons between ranks.
 
     Examples
     --------
@@ -107,7 +107,7 @@ def dtype_name(dtype: DType) -> str:
 
 
 def bfloat16(what: str) -> DType:
-    """Return NumPy's bfloat16, loading ``ml_dtypes`` for it.
+    """Return NumPy's bfloat16, which needs ``ml_dtypes``.
 
     Raises
     ------

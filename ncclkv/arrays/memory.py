@@ -1,4 +1,4 @@
-"""Addresses and overlaps of arrays, NumPy's and CuPy's; no element is read."""
+"""Addresses and overlaps of NumPy and CuPy arrays; no element is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def address(array: Array) -> int:
     if not isinstance(array, np.ndarray):
         where = array.data.ptr
     elif array.flags.carray and array.size and array.dtype.kind in "biufc":
-        # Three times as fast as NumPy's own ways, which go through Python.
+        # Three times as fast as `ndarray.ctypes`, which runs Python code.
         memory: Any = array
         where = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     else:
@@ -35,27 +35,27 @@ def bounds(array: Array) -> tuple[int, int]:
 
 
 def identity(array: Array) -> tuple[Any, ...]:
-    """Return a value that two views of the same array share."""
+    """Return a value that is equal for two views of the same elements."""
     return (address(array), array.shape, array.strides, array.dtype)
 
 
 def share(one: Array, other: Array) -> bool:
     """Return whether two arrays with overlapping bounds may share an element."""
     try:
-        return bool(np.shares_memory(_shadow(one), _shadow(other), max_work=10_000))  # type: ignore[arg-type]  # any count is right
+        return bool(np.shares_memory(_as_numpy(one), _as_numpy(other), max_work=10_000))  # type: ignore[arg-type]  # any count is right
     except np.exceptions.TooHardError:
         return True
 
 
 def protected(flat: Array) -> Array:
-    """Return a view that cannot be made writable; CuPy has none, so its array itself."""
+    """Return a view that cannot be made writable; CuPy has no such views, so return its array."""
     if not isinstance(flat, np.ndarray):
         return flat
-    if not flat.size:  # which no buffer has, and nothing can be written to
+    if not flat.size:  # an empty array has no buffer
         view = flat.view()
         view.flags.writeable = False
         return view
-    # Through bytes, since not every dtype has a buffer of its own.
+    # As bytes, since bfloat16 has no buffer format.
     in_bytes: Any = flat.view(np.uint8)
     return np.frombuffer(memoryview(in_bytes).toreadonly(), np.uint8).view(flat.dtype)
 
@@ -78,6 +78,9 @@ class _Shape:
         }
 
 
-def _shadow(array: Array) -> Array:
-    """Return a NumPy array of the same addresses; its elements must not be read."""
+def _as_numpy(array: Array) -> Array:
+    """Return a NumPy array with the addresses of `array`, for comparisons of addresses.
+
+    No element of the result may be read: it may have the addresses of a GPU's memory.
+    """
     return array if isinstance(array, np.ndarray) else np.asarray(_Shape(array))

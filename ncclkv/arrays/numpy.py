@@ -33,7 +33,7 @@ def out(x: Any, what: str) -> NDArray[Any]:
 
 
 def _base_class(x: NDArray[Any], what: str) -> NDArray[Any]:
-    """View a subclass as plain `ndarray`: its own operators must not meet the kernels."""
+    """View a subclass as plain `ndarray`: the kernels must not call a subclass's operators."""
     if isinstance(x, np.ma.MaskedArray):
         raise UsageError(
             f"{what}: a masked array hides elements that a sum would count; pass its .filled(0)"

@@ -20,13 +20,13 @@ def recognises(x: Any) -> bool:
 
 
 def value(x: Any, what: str) -> NDArray[Any]:
-    """View `x`, detached, to read from; lazy conjugation and negation are carried out."""
+    """View `x`, detached, to read from; resolve lazy conjugation and negation."""
     _check_host(x, what, device.VALUE_ADVICE)
     return _view(x.detach().resolve_conj().resolve_neg(), what)
 
 
 def out(x: Any, what: str) -> NDArray[Any]:
-    """View `x`, detached, to write into; `mark_written` tells autograd of the write."""
+    """View `x`, detached, to write into; `mark_written` then records the write for autograd."""
     _check_host(x, what, device.OUT_ADVICE)
     check_eager(x, what)
     return _view(x.detach(), what)
@@ -40,14 +40,14 @@ def tensors(given: Any) -> list[Any]:
 
 
 def mark_written(written: Sequence[Any]) -> None:
-    """Tell autograd that tensors change: a graph that has saved one then refuses to go backward."""
+    """Record writes for autograd: backward then refuses a graph that has saved such a tensor."""
     for tensor in written:
-        if not tensor.is_inference():  # these have no version
+        if not tensor.is_inference():  # inference tensors have no version counter
             sys.modules["torch"].autograd.graph.increment_version(tensor)
 
 
 def check_eager(x: Any, what: str) -> None:
-    """Refuse to write into a tensor that stands for a computation on another."""
+    """Refuse as out a tensor that is a lazy computation on another tensor."""
     if x.is_conj() or x.is_neg():
         raise UsageError(
             f"{what}: out is a lazily conjugated or negated view of another tensor; "
@@ -56,9 +56,11 @@ def check_eager(x: Any, what: str) -> None:
 
 
 def _check_host(x: Any, what: str, advice: str) -> None:
-    """Refuse tensors that are not plain strided host memory."""
+    """Refuse tensors that are not strided memory of the host."""
     if x.device.type == "meta":
-        raise UsageError(f"{what}: the tensor is on torch's meta device and has no data")
+        raise UsageError(
+            f"{what}: the tensor is on torch's meta device and has no data; pass a tensor with data"
+        )
     if x.device.type != "cpu":
         raise device.refusal(f"a torch tensor on {x.device}", ".cpu()", what, advice)
     if x.layout is not sys.modules["torch"].strided:
@@ -70,7 +72,7 @@ def _check_host(x: Any, what: str, advice: str) -> None:
 def _view(x: Any, what: str) -> NDArray[Any]:
     """View a detached tensor's memory as NumPy's."""
     torch = sys.modules["torch"]
-    # torch has no bfloat16 to give to NumPy; the bits travel as integers of the same size.
+    # torch refuses a NumPy view of bfloat16, so the bits are viewed as integers first.
     bits = bfloat16(what) if x.dtype is torch.bfloat16 else None
     try:
         array: NDArray[Any] = (x if bits is None else x.view(torch.int16)).numpy()

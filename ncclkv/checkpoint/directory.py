@@ -28,7 +28,7 @@ MANIFEST = "checkpoint.json"
 SUMS = "checkpoint.sha256"
 
 _NAME = re.compile(r"step-([0-9]{9,})-save-([0-9]{6,})(-states)?")
-_LEFT = re.compile(rf"\.(saving|removing)-{_NAME.pattern}")
+_LEFTOVER = re.compile(rf"\.(saving|removing)-{_NAME.pattern}")
 
 
 class Generation(NamedTuple):
@@ -69,16 +69,16 @@ def remove(directory: str, old: Sequence[Generation]) -> None:
     Failures are logged, not raised: the newer checkpoints are complete.
     """
     for generation in old:
-        aside = os.path.join(directory, f".removing-{os.path.basename(generation.path)}")
+        hidden = os.path.join(directory, f".removing-{os.path.basename(generation.path)}")
         with _logged(generation.path):
-            os.rename(generation.path, aside)
-            _delete(aside)
+            os.rename(generation.path, hidden)
+            _delete(hidden)
 
 
 def remove_leftovers(directory: str) -> None:
     """Remove files of a killed save; failures are logged."""
     for name in os.listdir(directory):
-        if _LEFT.fullmatch(name):
+        if _LEFTOVER.fullmatch(name):
             path = os.path.join(directory, name)
             with _logged(path):
                 _delete(path)
@@ -129,7 +129,7 @@ def sync(directory: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some file systems do not know how, and need it not
+        if error.errno != errno.EINVAL:  # the file system has no fsync of directories
             raise
     finally:
         os.close(descriptor)
@@ -137,15 +137,14 @@ def sync(directory: str) -> None:
 
 @contextmanager
 def locked(directory: str) -> Iterator[None]:
-    """Hold the lock of a directory: only one process saves into it at a time."""
+    """Hold the lock of a directory, so that one process at a time saves into it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise CheckpointError(
-                f"{directory}: another process is saving into it; give each job a directory of "
-                f"its own"
+                f"{directory}: another process is saving into it; give each job its own directory"
             ) from error
         except OSError as error:
             if error.errno not in (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):

@@ -1,16 +1,20 @@
-"""Manifest of a checkpoint, its ``checkpoint.json``: keys, optimizer, updater, step."""
+"""Manifest: the fields of ``checkpoint.json`` about the store: keys, optimizer, updater, step.
+
+The other fields are about the files: `ncclkv.checkpoint.write` writes format, version, author and
+the list of files, and `ncclkv.checkpoint.read` checks them.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ncclkv.arrays.dtypes import dtype_name
-from ncclkv.checkpoint.strict_json import Fields, Limits, Unsound
+from ncclkv.checkpoint.strict_json import ANY, DamagedCheckpoint, by_key, check_form
 from ncclkv.checkpoint.tensors import Tensor, tensor
 from ncclkv.table.registry import Key, KeySpec
 
@@ -29,9 +33,37 @@ _UNKNOWN_BYTES = 32 * 1024 * 1024
 
 _NUMBERS = (int, float, str, bool, type(None))
 
+# Fields of ``checkpoint.json``; those of any type are checked where they are used.
+_KEY = {"key": ANY, "shape": ANY, "dtype": ANY, "op": ANY, "states": dict, "updates": int}
+_FORM = {
+    "step": int,
+    "extra": ANY,
+    "keys": [_KEY],
+    "values": bool,
+    "optimizer": ANY,
+    "updater": ANY,
+}
+_OPTIMIZER = {"class": str, "configured": bool, "numbers": dict, "factors": ANY}
 
-@dataclass(frozen=True)
-class OptimizerManifest:
+
+class SavedKey(NamedTuple):
+    """A key of a checkpoint.
+
+    Attributes
+    ----------
+    spec : KeySpec
+    states : dict of numpy.dtype
+        The dtypes of the optimizer's states of the key by name; they have the key's shape.
+    updates : int
+        Number of the optimizer's updates of the key.
+    """
+
+    spec: KeySpec
+    states: dict[str, np.dtype[Any]]
+    updates: int
+
+
+class OptimizerManifest(NamedTuple):
     """An optimizer without its states.
 
     Attributes
@@ -55,40 +87,34 @@ class Manifest:
     step : int
     extra : Any
         Value given to ``save(extra=...)``.
-    specs : tuple of KeySpec
+    keys : tuple of SavedKey
         In the order of initialisation.
     values : bool
         False for a checkpoint of an optimizer's states alone.
     optimizer : OptimizerManifest or None
-    states : tuple of dict of numpy.dtype
-        For each key, the dtypes of the optimizer's states by name; they have the key's shape.
-    updates : tuple of int
-        For each key, how often the optimizer has updated it.
-    updater : list of (key, Tensor or value) or None
-        State of an updater object: arrays, or plain values in a list of one.
+    updater : dict of (Tensor or list) by key, or None
+        State of an updater object: the form of an array, or a plain value in a list.
     run : str or None
         Id of the store that saved it, 32 hexadecimal digits; None in old versions.
     """
 
     step: int
     extra: Any
-    specs: tuple[KeySpec, ...]
+    keys: tuple[SavedKey, ...]
     values: bool
     optimizer: OptimizerManifest | None
-    states: tuple[dict[str, np.dtype[Any]], ...]
-    updates: tuple[int, ...]
-    updater: list[tuple[Key, Tensor | list[Any]]] | None
+    updater: dict[Key, Tensor | list[Any]] | None
     run: str | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors of the checkpoint, by name."""
         found: dict[str, Tensor] = {}
-        for spec, dtypes in zip(self.specs, self.states, strict=True):
+        for spec, states, _ in self.keys:
             if self.values:
                 found[value_name(spec.index)] = Tensor(spec.shape, spec.dtype)
-            for name, dtype in dtypes.items():
+            for name, dtype in states.items():
                 found[state_name(spec.index, name)] = Tensor(spec.shape, dtype)
-        for index, (_, item) in enumerate(self.updater or ()):
+        for index, item in enumerate((self.updater or {}).values()):
             if isinstance(item, Tensor):
                 found[updater_name(index)] = item
         return found
@@ -100,7 +126,7 @@ def value_name(index: int) -> str:
 
 
 def state_name(index: int, name: str) -> str:
-    """Return the name of the tensor of a key's state."""
+    """Return the tensor name of an optimizer's state of a key."""
     return f"state.{index}.{name}"
 
 
@@ -111,143 +137,119 @@ def updater_name(index: int) -> str:
 
 def to_plain(manifest: Manifest) -> dict[str, Any]:
     """Convert a manifest to JSON values."""
-    keys = [
-        {
-            "key": spec.key,
-            "shape": list(spec.shape),
-            "dtype": dtype_name(spec.dtype),
-            "op": spec.op,
-            "states": {name: dtype_name(dtype) for name, dtype in dtypes.items()},
-            "updates": updates,
-        }
-        for spec, dtypes, updates in zip(
-            manifest.specs, manifest.states, manifest.updates, strict=True
-        )
-    ]
+    optimizer, updater = manifest.optimizer, manifest.updater
     return {
         "step": manifest.step,
         "extra": manifest.extra,
-        "keys": keys,
+        "keys": [
+            {
+                "key": spec.key,
+                "shape": spec.shape,
+                "dtype": dtype_name(spec.dtype),
+                "op": spec.op,
+                "states": {name: dtype_name(dtype) for name, dtype in states.items()},
+                "updates": updates,
+            }
+            for spec, states, updates in manifest.keys
+        ],
         "values": manifest.values,
-        "optimizer": None
-        if manifest.optimizer is None
-        else _optimizer_to_plain(manifest.optimizer),
-        "updater": None if manifest.updater is None else _updater_to_plain(manifest.updater),
+        "optimizer": None if optimizer is None else _optimizer_to_plain(*optimizer),
+        "updater": None
+        if updater is None
+        else [[key, _item_to_plain(item)] for key, item in updater.items()],
         "run": manifest.run,
     }
 
 
-def _optimizer_to_plain(optimizer: OptimizerManifest) -> dict[str, Any]:
+def _optimizer_to_plain(kind: str, config: dict[str, Any] | None) -> dict[str, Any]:
     """Convert an optimizer; factors by key become pairs, as JSON would turn int keys into str."""
-    config = optimizer.config
-    numbers = {name: x for name, x in (config or {}).items() if not isinstance(x, dict)}
-    factors = [[name, list(x.items())] for name, x in (config or {}).items() if isinstance(x, dict)]
+    items = (config or {}).items()
     return {
-        "class": optimizer.kind,
+        "class": kind,
         "configured": config is not None,
-        "numbers": numbers,
-        "factors": factors,
+        "numbers": {name: x for name, x in items if not isinstance(x, dict)},
+        "factors": [[name, list(x.items())] for name, x in items if isinstance(x, dict)],
     }
 
 
-def _updater_to_plain(updater: list[tuple[Key, Tensor | list[Any]]]) -> list[Any]:
-    """Convert items by key; arrays become their shape and dtype."""
-    return [
-        [
-            key,
-            {"shape": list(item.shape), "dtype": dtype_name(item.dtype)}
-            if isinstance(item, Tensor)
-            else {"value": item[0]},
-        ]
-        for key, item in updater
-    ]
+def _item_to_plain(item: Tensor | list[Any]) -> dict[str, Any]:
+    """Convert an item of an updater's state."""
+    if isinstance(item, Tensor):
+        return {"shape": item.shape, "dtype": dtype_name(item.dtype)}
+    return {"value": item[0]}
 
 
-def from_plain(fields: Fields) -> Manifest:
+def from_plain(made: Any) -> Manifest:
     """Return the manifest that JSON values describe.
 
     Raises
     ------
-    Unsound
+    DamagedCheckpoint
         When the values describe no manifest.
     NotSupported
         When a dtype needs a package that is not installed.
     """
-    specs, states, updates = [], [], []
-    for index, key in enumerate(fields.objects("keys")):
-        spec, dtypes = _key(index, key)
-        specs.append(spec)
-        states.append(dtypes)
-        updates.append(key.whole("updates"))
-    names = [spec.key for spec in specs]
+    check_form(made, _FORM)
+    keys = tuple(_key(index, row) for index, row in enumerate(made["keys"]))
+    names = [key.spec.key for key in keys]
     if len(set(names)) != len(names) or len({type(name) for name in names}) > 1:
-        raise Unsound("a key is twice in it, or keys are of two kinds")
-    optimizer, updater = fields.any("optimizer"), fields.any("updater")
-    if optimizer is None and any(states):
-        raise Unsound("it has optimizer states, and no optimizer")
+        raise DamagedCheckpoint("it has a key twice, or keys of two types")
+    optimizer, updater, run = made["optimizer"], made["updater"], made.get("run")
+    if optimizer is None and any(key.states for key in keys):
+        raise DamagedCheckpoint("it has states of an optimizer, but no optimizer")
+    if run is not None and not (isinstance(run, str) and _RUN.fullmatch(run)):
+        raise DamagedCheckpoint(f"{run!r:.60} is not the id of a run")
     return Manifest(
-        fields.whole("step"),
-        fields.any("extra"),
-        tuple(specs),
-        fields.flag("values"),
-        None if optimizer is None else _optimizer(Fields(optimizer, "optimizer")),
-        tuple(states),
-        tuple(updates),
-        None if updater is None else _updater(fields.pairs("updater")),
-        _run(fields.optional("run")),
+        made["step"],
+        made["extra"],
+        keys,
+        made["values"],
+        None if optimizer is None else _optimizer(optimizer),
+        None
+        if updater is None
+        else {key: _item(key, item) for key, item in by_key(updater, "updater").items()},
+        run,
     )
 
 
-def _run(run: Any) -> str | None:
-    """Return the id of the run that saved a checkpoint."""
-    if run is not None and not (isinstance(run, str) and _RUN.fullmatch(run)):
-        raise Unsound(f"{run!r:.60} is not the id of a run")
-    return run
-
-
-def limits(keys: Iterable[Key] | None) -> Limits:
-    """Return limits of ``checkpoint.json`` for the given keys; None: the keys are not known yet."""
+def size_limit(keys: Iterable[Key] | None) -> int:
+    """Return the bytes that ``checkpoint.json`` of these keys may have; None: any keys."""
     if keys is None:
-        return Limits(_UNKNOWN_BYTES)
+        return _UNKNOWN_BYTES
     # In JSON a character takes up to six bytes.
-    return Limits(_REST_BYTES + sum(_KEY_BYTES + 6 * len(str(key)) for key in keys))
+    return _REST_BYTES + sum(_KEY_BYTES + 6 * len(str(key)) for key in keys)
 
 
-def _key(index: int, fields: Fields) -> tuple[KeySpec, dict[str, np.dtype[Any]]]:
-    """Return a key, and the dtypes of its states by name."""
-    key = fields.any("key")
+def _key(index: int, row: dict[str, Any]) -> SavedKey:
+    """Return a key of a checkpoint."""
+    key, shape, op = row["key"], row["shape"], row["op"]
     if type(key) not in (int, str):
-        raise Unsound(f"{key!r:.60} is not a key")
-    op = fields.text("op")
+        raise DamagedCheckpoint(f"{key!r:.60} is not a key")
     if op not in _OPS:
-        raise Unsound(f"{op!r:.60} is not an op")
-    shape = fields.items("shape")
-    found = tensor(shape, fields.text("dtype"))
-    states = Fields(fields.any("states"), f"states of key {key!r:.60}").all()
-    for name in states:
+        raise DamagedCheckpoint(f"{op!r:.60} is not an op")
+    for name in row["states"]:
         if not _STATE.fullmatch(name):
-            raise Unsound(f"{name!r:.60} is not a name of a state")
-    dtypes = {name: tensor(shape, dtype).dtype for name, dtype in states.items()}
-    return KeySpec(key, index, found.shape, found.dtype, op), dtypes
+            raise DamagedCheckpoint(f"{name!r:.60} is not a name of an optimizer's state")
+    spec = KeySpec(key, index, *tensor(shape, row["dtype"]), op)
+    states = {name: tensor(shape, dtype).dtype for name, dtype in row["states"].items()}
+    return SavedKey(spec, states, row["updates"])
 
 
-def _optimizer(fields: Fields) -> OptimizerManifest:
+def _optimizer(made: Any) -> OptimizerManifest:
     """Return an optimizer; its class checks the numbers itself."""
-    config = dict(Fields(fields.any("numbers"), "numbers of the optimizer").all())
+    check_form(made, _OPTIMIZER, "optimizer")
+    config = dict(made["numbers"])
     if any(type(number) not in _NUMBERS for number in config.values()):
-        raise Unsound("an optimizer's numbers are not numbers")
-    for name, pairs in fields.pairs("factors"):
-        config[str(name)] = dict(Fields({"factors": pairs}, str(name)).pairs("factors"))
-    return OptimizerManifest(fields.text("class"), config if fields.flag("configured") else None)
+        raise DamagedCheckpoint("optimizer.numbers holds a list or an object")
+    for name, pairs in by_key(made["factors"], "optimizer.factors").items():
+        config[str(name)] = by_key(pairs, f"{name!r:.60} of optimizer.factors")
+    return OptimizerManifest(made["class"], config if made["configured"] else None)
 
 
-def _updater(pairs: list[list[Any]]) -> list[tuple[Key, Tensor | list[Any]]]:
-    """Return the items of an updater's state."""
-    found: list[tuple[Key, Tensor | list[Any]]] = []
-    for key, item in pairs:
-        fields = Fields(item, f"item {key!r:.60} of the updater")
-        if "value" in item:
-            found.append((key, [item["value"]]))
-        else:
-            found.append((key, tensor(fields.any("shape"), fields.any("dtype"))))
-    return found
+def _item(key: Key, made: Any) -> Tensor | list[Any]:
+    """Return an item of an updater's state."""
+    check_form(made, dict, "updater", f"{key!r:.60}")
+    if "value" in made:
+        return [made["value"]]
+    check_form(made, {"shape": ANY, "dtype": ANY}, "updater", f"{key!r:.60}")
+    return tensor(made["shape"], made["dtype"])

@@ -1,4 +1,4 @@
-"""Identity of the store that saves, which tells its checkpoints from those of other stores."""
+"""Identity of the store that saves; it distinguishes its checkpoints from those of other stores."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class Run:
             return
         self.add(path, run)
         _log.warning(
-            "%s is the newest checkpoint there, and was saved by another job or store (run %s), "
-            "which this store has not loaded; both keep and remove checkpoints together: load "
-            "it, or give each a directory of its own",
+            "%s is the newest checkpoint in its directory, and was saved by another job or store "
+            "(run %s); this store has not loaded it, and both remove old checkpoints there: load "
+            "it, or give each job its own directory",
             path,
             run or "unknown",
         )

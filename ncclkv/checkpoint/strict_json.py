@@ -5,18 +5,24 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from ncclkv.errors import CheckpointError, UsageError
 
-_MOST_DIGITS = 1000
+_DIGITS = 1000
 _BYTES_A_CONTAINER = 64
 
+ANY = object
+"""Form of any value."""
 
-class Unsound(CheckpointError):
-    """A checkpoint is damaged, incomplete, or of another format."""
+Form: TypeAlias = type | list[Any] | dict[str, Any]
+_KINDS = {int: "an int", str: "a str", bool: "a bool", list: "a list", dict: "an object"}
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint is damaged, incomplete, or has another format."""
 
 
 def dumps(value: Any) -> bytes:
@@ -42,7 +48,9 @@ def check(value: Any, what: str) -> None:
     try:
         _check(value, what)
     except RecursionError as error:
-        raise UsageError(f"{what} is nested too deeply, or holds itself; give it flat") from error
+        raise UsageError(
+            f"{what} is nested too deeply, or contains itself; give a flat value"
+        ) from error
 
 
 def _check(value: Any, what: str) -> None:
@@ -50,55 +58,53 @@ def _check(value: Any, what: str) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise UsageError(f"{what} has the key {key!r}; JSON's are str: give str({key!r})")
+                raise UsageError(
+                    f"{what} has the key {key!r}, which is not a str; give str({key!r})"
+                )
             _check(item, f"{what}[{key!r}]")
     elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value):
             _check(item, f"{what}[{number}]")
     elif isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{what} is {value!r}, which JSON cannot hold; give a finite number")
-    elif isinstance(value, int) and value.bit_length() > 3 * _MOST_DIGITS:
-        raise UsageError(f"{what} has more than {_MOST_DIGITS} digits or so; give it as a str")
+    elif isinstance(value, int) and value.bit_length() > 3 * _DIGITS:
+        raise UsageError(f"{what} is an int of more than {_DIGITS} digits; give it as a str")
     elif value is not None and not isinstance(value, (str, bool, int, float)):
         raise UsageError(
-            f"{what} is a {type(value).__name__}, which JSON cannot hold; give numbers, str, "
-            f"and lists and dicts of them, such as .tolist() of an array"
+            f"{what} is a {type(value).__name__}, which JSON cannot hold; give numbers, str, and "
+            f"lists and dicts of these, such as .tolist() of an array"
         )
 
 
-class Limits(NamedTuple):
-    """Limits of a JSON text; parsed, it may take up to 60 times its length in memory.
+def check_size(blob: bytes, limit: int) -> None:
+    """Refuse a text that would take too much memory: up to 60 times its length when parsed.
 
-    Attributes
+    Parameters
     ----------
-    nbytes : int
-        Length of the text.  For each `_BYTES_A_CONTAINER` bytes it may hold one list or object.
-    """
-
-    nbytes: int
-
-    def check(self, blob: bytes) -> None:
-        """Refuse a text that exceeds the limits.
-
-        Raises
-        ------
-        Unsound
-        """
-        if len(blob) > self.nbytes:
-            raise Unsound(f"it has {len(blob):,} bytes, and {self.nbytes:,} are the most")
-        made, most = blob.count(b"[") + blob.count(b"{"), self.nbytes // _BYTES_A_CONTAINER
-        if made > most:
-            raise Unsound(f"it has {made:,} lists and objects, and {most:,} are the most")
-
-
-def loads(blob: bytes, limits: Limits) -> Any:
-    """Parse JSON; refuse repeated names and numbers that are not finite.
+    blob : bytes
+    limit : int
+        Maximum bytes of the text.  The text may hold one list or object for each
+        `_BYTES_A_CONTAINER` bytes of the limit.
 
     Raises
     ------
-    Unsound
+    DamagedCheckpoint
     """
-    limits.check(blob)
+    if len(blob) > limit:
+        raise DamagedCheckpoint(f"it has {len(blob):,} bytes; the limit is {limit:,}")
+    count, allowed = blob.count(b"[") + blob.count(b"{"), limit // _BYTES_A_CONTAINER
+    if count > allowed:
+        raise DamagedCheckpoint(f"it has {count:,} lists and objects; the limit is {allowed:,}")
+
+
+def loads(blob: bytes, limit: int) -> Any:
+    """Parse JSON of at most `limit` bytes; refuse repeated names, and numbers that are not finite.
+
+    Raises
+    ------
+    DamagedCheckpoint
+    """
+    check_size(blob, limit)
     try:
         with _without_collector():
             return json.loads(
@@ -109,9 +115,9 @@ def loads(blob: bytes, limits: Limits) -> Any:
                 parse_int=_whole,
             )
     except RecursionError as error:
-        raise Unsound("it is nested too deeply") from error
+        raise DamagedCheckpoint("it is nested too deeply") from error
     except ValueError as error:
-        raise Unsound(f"it is not JSON ({error})") from error
+        raise DamagedCheckpoint(f"it is not JSON ({error})") from error
 
 
 @contextmanager
@@ -130,100 +136,87 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make an object; refuse a repeated name."""
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise Unsound("a name is twice in an object")
+        raise DamagedCheckpoint("an object has a name twice")
     return made
 
 
 def _no_number(text: str) -> NoReturn:
     """Refuse NaN and infinities, which JSON does not have."""
-    raise Unsound(f"{text} stands where a number should")
+    raise DamagedCheckpoint(f"{text} is not a number of JSON")
 
 
 def _finite(text: str) -> float:
     """Parse a float; refuse a value beyond its range."""
     number = float(text)
     if not math.isfinite(number):
-        raise Unsound(f"{text} is too large a number")
+        raise DamagedCheckpoint(f"{text} is beyond the range of a float")
     return number
 
 
 def _whole(text: str) -> int:
     """Parse an int; refuse very long ones, whose conversion takes quadratic time."""
-    if len(text) > _MOST_DIGITS:
-        raise Unsound(f"a number has {len(text):,} digits")
+    if len(text) > _DIGITS:
+        raise DamagedCheckpoint(f"a number has {len(text):,} digits")
     return int(text)
 
 
-class Fields:
-    """An object of a JSON file; each method checks the type of the field that it returns.
+def check_form(value: Any, form: Form, *path: str | int) -> None:
+    """Refuse a parsed value that has not the given form.
 
     Parameters
     ----------
-    made : Any
-        Parsed value; an error if it is not an object.
-    what : str
-        Position in the file, for messages.
+    value : Any
+    form : type, list or dict
+        ``int`` stands for an int of 0 or more; a bool is no int.  ``[form]`` is a list of values of
+        that form.  A dict has the form of each required field.
+    *path : str or int
+        Names and indices that lead from the whole text to the value, for messages.
+
+    Raises
+    ------
+    DamagedCheckpoint
+
+    Examples
+    --------
+    >>> check_form({"files": [{"bytes": True}]}, {"files": [{"bytes": int}]})
+    Traceback (most recent call last):
+        ...
+    ncclkv.checkpoint.strict_json.DamagedCheckpoint: files[0].bytes is a bool, not an int
     """
+    kind = form if isinstance(form, type) else type(form)
+    if kind is not ANY and type(value) is not kind:
+        raise DamagedCheckpoint(f"{_place(path)} is a {type(value).__name__}, not {_KINDS[kind]}")
+    if kind is int and value < 0:
+        raise DamagedCheckpoint(f"{_place(path)} is {value}, less than 0")
+    if isinstance(form, list):
+        for index, item in enumerate(value):
+            check_form(item, form[0], *path, index)
+    if isinstance(form, dict):
+        for name, inner in form.items():
+            if name not in value:
+                raise DamagedCheckpoint(f"{_place(path)} has no {name!r}")
+            check_form(value[name], inner, *path, name)
 
-    def __init__(self, made: Any, what: str) -> None:
-        if type(made) is not dict:
-            raise Unsound(f"{what} is a {type(made).__name__}, not an object")
-        self._made = made
-        self._what = what
 
-    def all(self) -> dict[str, Any]:
-        """Return all fields, of any type."""
-        return self._made
+def _place(path: Sequence[str | int]) -> str:
+    """Return the place of a value in the text; "it" for the whole text."""
+    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in path]
+    return "".join(steps).lstrip(".") or "it"
 
-    def any(self, name: str) -> Any:
-        """Return a field of any type."""
-        if name not in self._made:
-            raise Unsound(f"{self._what} has no {name!r}")
-        return self._made[name]
 
-    def optional(self, name: str) -> Any:
-        """Return a field of any type, or None if it is missing."""
-        return self._made.get(name)
+def by_key(pairs: Any, what: str) -> dict[int | str, Any]:
+    """Return the items of a list of pairs by their keys, which are ints or strs.
 
-    def _of(self, name: str, kind: type) -> Any:
-        """Return a field of one type; a bool is no int."""
-        value = self.any(name)
-        if type(value) is not kind:
-            raise Unsound(
-                f"{name!r} of {self._what} is a {type(value).__name__}, not a {kind.__name__}"
-            )
-        return value
-
-    def text(self, name: str) -> str:
-        """Return a field that is a str."""
-        return str(self._of(name, str))
-
-    def flag(self, name: str) -> bool:
-        """Return a field that is a bool."""
-        return bool(self._of(name, bool))
-
-    def whole(self, name: str) -> int:
-        """Return a field that is an int of 0 or more."""
-        number = int(self._of(name, int))
-        if number < 0:
-            raise Unsound(f"{name!r} of {self._what} is {number}, less than 0")
-        return number
-
-    def items(self, name: str) -> list[Any]:
-        """Return a field that is a list."""
-        found: list[Any] = self._of(name, list)
-        return found
-
-    def objects(self, name: str) -> list[Fields]:
-        """Return a field that is a list of objects."""
-        return [Fields(item, f"{name}[{number}]") for number, item in enumerate(self.items(name))]
-
-    def pairs(self, name: str) -> list[list[Any]]:
-        """Return a field that is a list of pairs; the first items are unique ints or strs."""
-        found = self.items(name)
-        for pair in found:
-            if type(pair) is not list or len(pair) != 2 or type(pair[0]) not in (int, str):
-                raise Unsound(f"{name!r} of {self._what} is not a list of keys and what they have")
-        if len({pair[0] for pair in found}) != len(found):
-            raise Unsound(f"a key is twice in {name!r} of {self._what}")
-        return found
+    Raises
+    ------
+    DamagedCheckpoint
+        When `pairs` is anything else, or a key is in it twice.
+    """
+    if type(pairs) is not list or not all(
+        type(pair) is list and len(pair) == 2 and type(pair[0]) in (int, str) for pair in pairs
+    ):
+        raise DamagedCheckpoint(f"{what} is not a list of pairs that begin with an int or a str")
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise DamagedCheckpoint(f"{what} has a key twice")
+    return found

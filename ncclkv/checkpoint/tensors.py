@@ -1,30 +1,31 @@
 """Conversion between arrays and the tensors of a safetensors file.
 
-Dtypes that safetensors lacks for NumPy are stored as others: bfloat16 as uint16, complex numbers as
-pairs of floats along one more axis.
+safetensors has no bfloat16 and no complex dtype for NumPy.  A bfloat16 is stored as uint16, and a
+complex number as a pair of floats along a last axis.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclkv.arrays.dtypes import SUPPORTED, bfloat16, dtype_name
-from ncclkv.checkpoint.strict_json import Unsound
+from ncclkv.checkpoint.strict_json import DamagedCheckpoint
 from ncclkv.errors import NotSupported
 
 Array = NDArray[Any]
+T = TypeVar("T")
 
-# NumPy's limit, and a limit for sizes in bytes.
-_MOST_AXES = 32
-_MOST_BYTES = 2**62
+# Limits of NumPy's arrays.
+_AXES = 32
+_BYTES = 2**62
 
-# Dtypes that are stored as others: the stored dtype, and its elements for each of ours.
+# For each dtype that safetensors lacks: the dtype of its parts, and the parts of an element.
 _STORED_AS = {"bfloat16": ("uint16", 1), "complex64": ("float32", 2), "complex128": ("float64", 2)}
 
 
@@ -45,19 +46,19 @@ def tensor(shape: Any, dtype: Any) -> Tensor:
 
     Raises
     ------
-    Unsound
+    DamagedCheckpoint
         When no array can have this shape and dtype.
     NotSupported
         When the dtype is bfloat16 and ``ml_dtypes`` is not installed.
     """
     if type(shape) is not list or any(type(axis) is not int or axis < 0 for axis in shape):
-        raise Unsound(f"{shape!r:.60} is not a shape")
+        raise DamagedCheckpoint(f"{shape!r:.60} is not a shape")
     if not isinstance(dtype, str) or dtype not in SUPPORTED:
-        raise Unsound(f"{dtype!r:.60} is not a dtype that stores hold")
+        raise DamagedCheckpoint(f"{dtype!r:.60} is not a dtype of a store")
     found = bfloat16("load") if dtype == "bfloat16" else np.dtype(dtype)
     whole = math.prod(axis or 1 for axis in shape) * found.itemsize
-    if len(shape) > _MOST_AXES or whole > _MOST_BYTES:
-        raise Unsound(f"{shape!s:.60} is too large a shape")
+    if len(shape) > _AXES or whole > _BYTES:
+        raise DamagedCheckpoint(f"{shape!s:.60} is a shape beyond the limits of NumPy")
     return Tensor(tuple(shape), found)
 
 
@@ -76,7 +77,7 @@ def check_library() -> None:
             "pip install 'ncclkv[checkpoint]'"
         ) from error
     if sys.byteorder != "little":
-        raise NotSupported("checkpoints are of little-endian machines; this one is big-endian")
+        raise NotSupported("checkpoints need a little-endian machine; this machine is big-endian")
 
 
 def encode(arrays: Mapping[str, Array]) -> bytes:
@@ -89,9 +90,9 @@ def encode(arrays: Mapping[str, Array]) -> bytes:
 
 def _stored(array: Array) -> Array:
     """Return the array in its stored form, in C order."""
-    plain = _form(Tensor(array.shape, array.dtype))
+    form = _form(Tensor(array.shape, array.dtype))
     flat = np.asarray(array, order="C").reshape(-1)
-    return flat.view(plain.dtype).reshape(plain.shape)
+    return flat.view(form.dtype).reshape(form.shape)
 
 
 def _form(wanted: Tensor) -> Tensor:
@@ -115,7 +116,7 @@ def decode(blob: bytes, wanted: Mapping[str, Tensor]) -> dict[str, Array]:
 
     Raises
     ------
-    Unsound
+    DamagedCheckpoint
         When the file is no safetensors file, or holds another tensor.
     """
     from safetensors.numpy import load
@@ -124,11 +125,13 @@ def decode(blob: bytes, wanted: Mapping[str, Tensor]) -> dict[str, Array]:
         found = load(blob)
     except Exception as error:
         # safetensors raises errors of many types: its own, KeyError for a dtype, ValueError.
-        raise Unsound(f"it is not a safetensors file ({error})") from error
+        raise DamagedCheckpoint(f"it is not a safetensors file ({error})") from error
     arrays = {}
     for name, array in sorted(found.items()):
         if name not in wanted:
-            raise Unsound(f"it has a tensor {name!r:.60}, which checkpoint.json does not list")
+            raise DamagedCheckpoint(
+                f"it has a tensor {name!r:.60}, which checkpoint.json does not list"
+            )
         arrays[name] = _array(name, array, wanted[name])
     return arrays
 
@@ -137,10 +140,24 @@ def _array(name: str, stored: Array, wanted: Tensor) -> Array:
     """Return a stored tensor as an array of the wanted shape and dtype."""
     form = _form(wanted)
     if stored.shape != form.shape or stored.dtype != form.dtype:
-        raise Unsound(
-            f"tensor {name} is {stored.dtype} {stored.shape}, and checkpoint.json says "
-            f"{form.dtype} {form.shape}"
+        raise DamagedCheckpoint(
+            f"tensor {name} is {stored.dtype} {stored.shape}, and checkpoint.json has "
+            f"{form.dtype} {form.shape} for it"
         )
     if form.dtype == np.bool_ and (stored.view(np.uint8) > 1).any():
-        raise Unsound(f"tensor {name} is of bool, and holds something else")
+        raise DamagedCheckpoint(f"tensor {name} of bool has a byte other than 0 and 1")
     return stored.reshape(-1).view(wanted.dtype).reshape(wanted.shape)
+
+
+def batches(items: Iterable[T], nbytes: Callable[[T], int], full: int) -> Iterator[list[T]]:
+    """Yield items in lists; a list ends with the item at which it has `full` bytes or more."""
+    batch: list[T] = []
+    held = 0
+    for item in items:
+        batch.append(item)
+        held += nbytes(item)
+        if held >= full:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 
 from ncclkv.checkpoint import strict_json
 from ncclkv.checkpoint.directory import (
@@ -20,15 +20,15 @@ from ncclkv.checkpoint.directory import (
     remove_leftovers,
     sync,
 )
-from ncclkv.checkpoint.manifest import Manifest, limits, to_plain
-from ncclkv.checkpoint.tensors import Array, encode
+from ncclkv.checkpoint.manifest import Manifest, size_limit, to_plain
+from ncclkv.checkpoint.tensors import Array, batches, encode
 from ncclkv.errors import CheckpointError
 
 FORMAT = "ncclkv checkpoint"
 VERSION = 2
 
 FILE_BYTES = 128 * 1024 * 1024
-"""Array bytes after which a file is full; saving takes this much extra memory."""
+"""Bytes of arrays after which a file is full; saving takes as much extra memory."""
 
 NamedArrays = Iterable[tuple[str, Array]]
 
@@ -67,47 +67,48 @@ def write(
         remove_leftovers(directory)
         found = generations(directory)
         name = next_name(found, manifest.step, values=manifest.values)
-        aside = os.path.join(directory, f".saving-{name}")
+        hidden = os.path.join(directory, f".saving-{name}")
         path = os.path.join(directory, name)
         try:
-            os.mkdir(aside)
-            yield from _fill(aside, manifest, arrays, author)
-            os.rename(aside, path)
+            os.mkdir(hidden)
+            yield from _write_files(hidden, manifest, arrays, author)
+            os.rename(hidden, path)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(hidden, ignore_errors=True)
             raise
         try:
             sync(directory)
         except OSError as error:
             raise CheckpointError(
-                f"{path} is complete, but may be lost with the power: {reason(error)}"
+                f"{path} is complete, but a loss of power may remove it: {reason(error)}"
             ) from error
         remove(directory, [other for other in found if other.values == manifest.values][keep - 1 :])
     return path
 
 
-def _fill(
+def _write_files(
     directory: str, manifest: Manifest, arrays: NamedArrays, author: str
 ) -> Generator[None, None, None]:
     """Write the files of a checkpoint."""
     files = []
-    for number, some in enumerate(_filling(arrays)):
+    parts = batches(arrays, lambda item: item[1].nbytes, FILE_BYTES)
+    for number, part in enumerate(parts):
         name = f"tensors-{number:04}.safetensors"
-        blob = encode(some)
-        _put(directory, name, blob)
+        blob = encode(dict(part))
+        _write_file(directory, name, blob)
         sha256 = hashlib.sha256(blob).hexdigest()
         files.append({"name": name, "bytes": len(blob), "sha256": sha256})
         yield
     about = {"format": FORMAT, "version": VERSION, "author": author, "files": files}
     text = strict_json.dumps({**about, **to_plain(manifest)})
     try:
-        limits(spec.key for spec in manifest.specs).check(text)
-    except strict_json.Unsound as error:
+        strict_json.check_size(text, size_limit(key.spec.key for key in manifest.keys))
+    except strict_json.DamagedCheckpoint as error:
         raise CheckpointError(
-            f"{MANIFEST} cannot be written: {error}; give less as extra"
+            f"{MANIFEST} cannot be written: {error}; give a smaller extra"
         ) from error
-    _put(directory, MANIFEST, text)
-    _put(directory, SUMS, sums_of(text))
+    _write_file(directory, MANIFEST, text)
+    _write_file(directory, SUMS, sums_of(text))
     sync(directory)
 
 
@@ -116,21 +117,7 @@ def sums_of(text: bytes) -> bytes:
     return f"{hashlib.sha256(text).hexdigest()}  {MANIFEST}\n".encode()
 
 
-def _filling(arrays: NamedArrays) -> Iterator[dict[str, Array]]:
-    """Yield the arrays of one file after another."""
-    some: dict[str, Array] = {}
-    held = 0
-    for name, array in arrays:
-        some[name] = array
-        held += array.nbytes
-        if held >= FILE_BYTES:
-            yield some
-            some, held = {}, 0
-    if some:
-        yield some
-
-
-def _put(directory: str, name: str, blob: bytes) -> None:
+def _write_file(directory: str, name: str, blob: bytes) -> None:
     """Write a new file and flush it to the disk."""
     path = os.path.join(directory, name)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import resource
 import secrets
@@ -10,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -23,10 +24,10 @@ _HELLO_SECONDS = 10.0
 """Seconds for a process that connects to send its proof."""
 
 _SPARE = 16
-"""Unproven connections beyond one a rank and address; the oldest are closed."""
+"""Unproven connections beyond one for each rank and address; the oldest are closed."""
 
 _OTHER_FILES = 64
-"""Descriptors of this process that are no connections."""
+"""Descriptors of this process for other files."""
 
 Take = Callable[[int, bytes, bytes], None]
 
@@ -40,15 +41,16 @@ class Connections:
     port : int or None
         The TCP port to listen on, on all interfaces, 0 for any; None for this machine alone.
     selector : selectors.BaseSelector
-        Its keys get calls without arguments as their data.
+        The data of its keys are functions without arguments, to be called on an event.
     take : callable
         ``take(rank, kind, data)`` gets each frame, and an empty kind at a connection's end.
 
     Attributes
     ----------
     address : str
-        As `link.connect` takes it.
+        The argument of `link.connect`.
     secret : str
+        The argument of `link.connect`, in ASCII.
 
     Raises
     ------
@@ -63,9 +65,7 @@ class Connections:
         self._ranks = ranks
         self._selector = selector
         self._take = take
-        self._guests: list[_Guest] = []
-        self._peers: dict[int, _Peer] = {}
-        self._paused: set[int] = set()
+        self._peers: list[_Peer] = []
         self._server, self.address, count = _listen(port, ranks)
         self._expected = ranks * count
         _allow_files(ranks + self._expected + _SPARE + _OTHER_FILES)
@@ -75,84 +75,58 @@ class Connections:
     @property
     def open(self) -> bool:
         """Return whether any rank is connected."""
-        return bool(self._peers)
+        return any(peer.rank is not None for peer in self._peers)
 
-    def tell(self, kind: bytes) -> None:
-        """Send a frame without data to all ranks."""
-        for peer in self._peers.values():
-            with suppress(OSError):  # reading from a broken connection reports its end
-                peer.connection.send(wire.frame(kind))
+    def send(self, kind: bytes) -> None:
+        """Send a byte, such as `wire.KILL`, to all ranks."""
+        for peer in self._peers:
+            if peer.rank is not None:
+                with suppress(OSError):  # reading from a broken connection reports its end
+                    peer.connection.send(kind)
 
     def pause(self, ranks: set[int]) -> None:
         """Read from all ranks except `ranks`, whose output then waits on their side."""
-        for rank in (ranks ^ self._paused) & self._peers.keys():
-            if rank in ranks:
-                self._selector.unregister(self._peers[rank].connection)
-            else:
-                self._listen_to(rank)
-        self._paused = ranks & self._peers.keys()
+        for peer in self._peers:
+            if (peer.rank in ranks) != peer.paused:
+                peer.paused = not peer.paused
+                if peer.paused:
+                    self._selector.unregister(peer.connection)
+                else:
+                    self._read_from(peer)
 
     def close(self) -> None:
-        """Close all connections; supervisors that still run take this for the runner's end."""
+        """Close all connections: to supervisors this is the runner's end."""
         self._server.close()
-        for guest in self._guests:
-            guest.connection.close()
-        for peer in self._peers.values():
+        for peer in self._peers:
             peer.connection.close()
 
     def _accept(self) -> None:
-        """Accept a connection and send its nonce; close connections that sent no proof in time."""
+        """Accept a connection and send its challenge; close those that sent no proof in time."""
         now = time.monotonic()
-        for old in tuple(self._guests):
-            if now - old.since > _HELLO_SECONDS or len(self._guests) >= self._expected + _SPARE:
-                self._dismiss(old)
+        unproven = [peer for peer in self._peers if peer.rank is None]
+        excess = len(unproven) - (self._expected + _SPARE - 1)
+        for index, peer in enumerate(unproven):
+            if index < excess or now - peer.since > _HELLO_SECONDS:
+                self._drop(peer)
         try:
             connection, _ = self._server.accept()
         except OSError:  # without a free descriptor the connection waits in the queue
             return
         connection.setblocking(False)
         wire.keep_alive(connection)
-        guest = _Guest(connection, os.urandom(wire.NONCE_BYTES), now)
-        self._guests.append(guest)
-        self._selector.register(connection, selectors.EVENT_READ, partial(self._prove, guest))
+        peer = _Peer(connection, now)
+        self._peers.append(peer)
+        self._read_from(peer)
         with suppress(OSError):
-            connection.send(guest.challenge)
+            connection.send(peer.challenge)
 
-    def _prove(self, guest: _Guest) -> None:
-        """Read the answer to a nonce; a connection that does not prove itself is closed."""
-        if guest not in self._guests:  # dismissed since the last `select`
-            return
-        try:
-            data = guest.connection.recv(wire.HELLO.size - len(guest.answer))
-            guest.answer += data
-            if data and len(guest.answer) < wire.HELLO.size:
-                return
-            whole = len(guest.answer) == wire.HELLO.size
-            found = whole and wire.welcome(self.secret.encode(), guest.challenge, guest.answer)
-            if not found or found[0] >= self._ranks or found[0] in self._peers:
-                self._dismiss(guest)
-                return
-            guest.connection.send(found[1])
-        except OSError:
-            self._dismiss(guest)
-            return
-        self._guests.remove(guest)
-        self._selector.unregister(guest.connection)
-        self._peers[found[0]] = _Peer(guest.connection, wire.Frames())
-        self._listen_to(found[0])
+    def _read_from(self, peer: _Peer) -> None:
+        self._selector.register(peer.connection, selectors.EVENT_READ, partial(self._read, peer))
 
-    def _dismiss(self, guest: _Guest) -> None:
-        self._guests.remove(guest)
-        self._selector.unregister(guest.connection)
-        guest.connection.close()
-
-    def _listen_to(self, rank: int) -> None:
-        connection = self._peers[rank].connection
-        self._selector.register(connection, selectors.EVENT_READ, partial(self._read, rank))
-
-    def _read(self, rank: int) -> None:
+    def _read(self, peer: _Peer) -> None:
         """Take the frames that have arrived from a rank, or the end of its connection."""
-        peer = self._peers[rank]
+        if peer not in self._peers:  # dropped since the last `select`
+            return
         try:
             data = peer.connection.recv(wire.CHUNK)
             frames = [*peer.frames.feed(data)]
@@ -161,30 +135,49 @@ class Connections:
         except OSError:
             data, frames = b"", []
         for kind, frame in frames:
-            self._take(rank, kind, frame)
+            if peer.rank is not None:
+                self._take(peer.rank, kind, frame)
+            elif not self._prove(peer, kind, frame):
+                data = b""
+                break
         if not data:
-            self._selector.unregister(peer.connection)
-            peer.connection.close()
-            del self._peers[rank]
-            self._take(rank, b"", b"")
+            self._drop(peer)
+            if peer.rank is not None:
+                self._take(peer.rank, b"", b"")
+
+    def _prove(self, peer: _Peer, kind: bytes, data: bytes) -> bool:
+        """Return whether the first frame of a connection proves a rank; answer by our proof."""
+        if kind != wire.HELLO or len(data) != wire.HELLO_FORM.size:
+            return False
+        rank, nonce, found = wire.HELLO_FORM.unpack(data)
+        secret = self.secret.encode()
+        expected = wire.rank_proof(secret, rank, peer.challenge, nonce)
+        connected = [each.rank for each in self._peers]
+        if rank >= self._ranks or rank in connected or not hmac.compare_digest(found, expected):
+            return False
+        try:
+            peer.connection.send(wire.runner_proof(secret, peer.challenge, nonce))
+        except OSError:
+            return False
+        peer.rank = rank
+        return True
+
+    def _drop(self, peer: _Peer) -> None:
+        self._peers.remove(peer)
+        self._selector.unregister(peer.connection)
+        peer.connection.close()
 
 
-@dataclass
-class _Guest:
-    """A connection without a proof, and the bytes that it has sent so far."""
-
-    connection: socket.socket
-    challenge: bytes
-    since: float
-    answer: bytes = b""
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Peer:
-    """A rank's connection."""
+    """A connection, and the rank that its supervisor has proven; None before the proof."""
 
     connection: socket.socket
-    frames: wire.Frames
+    since: float
+    challenge: bytes = field(default_factory=lambda: os.urandom(wire.NONCE_BYTES))
+    frames: wire.Frames = field(default_factory=wire.Frames)
+    rank: int | None = None
+    paused: bool = False
 
 
 def _allow_files(count: int) -> None:

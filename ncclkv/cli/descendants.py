@@ -1,4 +1,4 @@
-"""Descendants: processes that a command leaves behind, such as daemons, adopted and killed."""
+"""Descendants: processes that a command leaves behind, such as daemons; adopt and kill them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def adopt() -> None:
 
 
 def stat_of(pid: int | str) -> list[str]:
-    """Return the fields of ``/proc/PID/stat`` after the name; none after the process's end."""
+    """Return the fields of ``/proc/PID/stat`` after the name; an empty list after the end."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

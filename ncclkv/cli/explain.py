@@ -18,15 +18,15 @@ from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.errors import LaunchError
 
 _FOLLOWS = ("RankLost", "RankDied", "CommAborted", "CommTimeout", "OrderMismatch", "SpecMismatch")
-"""Errors that another rank caused: the reason of such a rank begins with one of these names."""
+"""Names of errors that another rank caused."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a store: its text, its codes, which must be alike on all ranks, and its time."""
+    """A call of a store: its text, its codes, which must be equal on all ranks, and its time."""
 
     text: str
-    alike: tuple[int, ...]
+    codes: tuple[int, ...]
     seconds: float
 
 
@@ -36,13 +36,13 @@ class Rank:
 
     Attributes
     ----------
-    who : str
+    name : str
         Rank, host and process.
     calls : dict of int to Call
         Its calls by number.
     waits : list of int
         The ranks that it waited for.
-    elsewhere : str
+    other_wait : str
         Its wait outside this store.
     state : str
         The state of its process, as reported by neighbours.
@@ -52,10 +52,10 @@ class Rank:
         Its error and the error's time; None without a file of its own.
     """
 
-    who: str
+    name: str
     calls: dict[int, Call] = field(default_factory=dict)
     waits: list[int] = field(default_factory=list)
-    elsewhere: str = ""
+    other_wait: str = ""
     state: str = ""
     left: str = ""
     error: tuple[str, float] | None = None
@@ -67,7 +67,7 @@ class Rank:
             return "no call of it is known"
         number = max(self.calls)
         call = self.calls[number]
-        inside = f"; it waited in {self.elsewhere}" if self.elsewhere else ""
+        inside = f"; it waited in {self.other_wait}" if self.other_wait else ""
         return f"its last call was number {number}, {call.text}, at {call.seconds:.3f} s{inside}"
 
 
@@ -91,10 +91,9 @@ def main(arguments: argparse.Namespace) -> int:
     stores: dict[str, list[dict[str, Any]]] = {}
     for content in contents:
         stores.setdefault(content["store"], []).append(content)
-    found = sorted((merged(each) for each in stores.values()), key=lambda store: store.time)
     lines = [f"not read: {each}" for each in unread]
-    for store in found:
-        lines += ["", *explained(store)] if lines else explained(store)
+    for store in sorted(map(merge, stores.values()), key=lambda store: store.time):
+        lines += ["", *explain(store)] if lines else explain(store)
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
@@ -121,7 +120,7 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     for path in sorted(folder.glob("*.json")):
         try:
             content = json.loads(path.read_text())
-            merged([content])
+            merge([content])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             unread.append(f"{path.name} ({_reason(error)})")
         else:
@@ -143,7 +142,7 @@ def _reason(error: Exception) -> str:
     return f"not a file of this version: {error}"
 
 
-def merged(contents: Sequence[Mapping[str, Any]]) -> Store:
+def merge(contents: Sequence[Mapping[str, Any]]) -> Store:
     """Merge the files of a store's ranks; a rank's own file wins over the files of others."""
     for content in contents:
         if content["format"] != FORMAT:
@@ -152,12 +151,12 @@ def merged(contents: Sequence[Mapping[str, Any]]) -> Store:
     ranks = {rank: Rank(f"rank {rank}") for rank in range(size)}
     for content in contents:
         for number, member in enumerate(content.get("ranks", ())):
-            ranks[number].who = f"rank {number} on {member['host']} (pid {int(member['pid'])})"
-        for number, told in content.get("others", {}).items():
-            _add(ranks[int(number)], told)
+            ranks[number].name = f"rank {number} on {member['host']} (pid {int(member['pid'])})"
+        for number, report in content.get("others", {}).items():
+            _add(ranks[int(number)], report)
     for content in contents:
         own = ranks[int(content["rank"])]
-        own.who = f"rank {content['rank']} on {content['host']} (pid {int(content['pid'])})"
+        own.name = f"rank {content['rank']} on {content['host']} (pid {int(content['pid'])})"
         error = content["error"]
         own.error = f"{error['type']}: {error['text']}", float(content["seconds"])
         own.calls, own.waits, own.state = {}, [], ""
@@ -165,44 +164,40 @@ def merged(contents: Sequence[Mapping[str, Any]]) -> Store:
     return Store(str(content["store"]), min(float(content["time"]) for content in contents), ranks)
 
 
-def _add(rank: Rank, told: Mapping[str, Any]) -> None:
-    """Add the facts of a file about a rank."""
-    for call in told.get("calls", ()):
-        alike = tuple(map(int, call["alike"]))
-        made = Call(str(call["call"]), alike, float(call["seconds"]))
-        rank.calls.setdefault(int(call["number"]), made)
-    if told.get("wait"):
-        rank.waits = [int(each) for each in told["wait"]["ranks"]]
-    rank.elsewhere = rank.elsewhere or str(told.get("elsewhere", ""))
-    rank.state = rank.state or str(told.get("state", ""))
-    rank.left = rank.left or str(told.get("left", ""))
+def _add(rank: Rank, report: Mapping[str, Any]) -> None:
+    """Add a report about a rank to the facts about it."""
+    for row in report.get("calls", ()):
+        codes = tuple(map(int, row["alike"]))
+        call = Call(str(row["call"]), codes, float(row["seconds"]))
+        rank.calls.setdefault(int(row["number"]), call)
+    if report.get("wait"):
+        rank.waits = [int(each) for each in report["wait"]["ranks"]]
+    rank.other_wait = rank.other_wait or str(report.get("elsewhere", ""))
+    rank.state = rank.state or str(report.get("state", ""))
+    rank.left = rank.left or str(report.get("left", ""))
 
 
-# Finding out
+# Explaining
 
 
-def explained(store: Store) -> list[str]:
+def explain(store: Store) -> list[str]:
     """Describe the causes, the errors and the last calls of a store, in lines."""
     ranks = store.ranks
-    files = [rank for rank, known in ranks.items() if known.error is not None]
-    without = [rank for rank in ranks if rank not in files]
+    files = [number for number, rank in ranks.items() if rank.error is not None]
+    without = [number for number in ranks if number not in files]
     missing = f"; none of {format_ranks(without)}" if without else ""
-    found = [*_causes(ranks)] or ["no cause is in these files: the errors below are all there is"]
-    raised = sorted((known.error[1], rank) for rank, known in ranks.items() if known.error)
+    first, *others = [*_causes(ranks)] or ["no cause is in these files; the errors are below"]
+    raised = [(*rank.error, rank.name) for rank in ranks.values() if rank.error]
+    raised.sort(key=lambda row: row[1])
     return [
         f"store {store.name}, {len(ranks)} ranks: files of {format_ranks(files)}{missing}",
-        f"what happened first: {found[0]}",
-        *(f"then, or besides: {each}" for each in found[1:]),
-        "what the ranks raised, in seconds since the store was made:",
-        *(f"  {seconds:9.3f}  {_raised(ranks[rank])}" for seconds, rank in raised),
-        "what they called last:",
-        *(f"  {known.who}: {known.last}" for known in ranks.values()),
+        f"what happened first: {first}",
+        *(f"then, or besides: {each}" for each in others),
+        "errors that the ranks raised, in seconds since the creation of the store:",
+        *(f"  {seconds:9.3f}  {name}: {text}" for text, seconds, name in raised),
+        "last calls of the ranks:",
+        *(f"  {rank.name}: {rank.last}" for rank in ranks.values()),
     ]
-
-
-def _raised(rank: Rank) -> str:
-    text = "" if rank.error is None else rank.error[0]
-    return f"{rank.who}: {text}"
 
 
 def _causes(ranks: Mapping[int, Rank]) -> Iterator[str]:
@@ -210,43 +205,40 @@ def _causes(ranks: Mapping[int, Rank]) -> Iterator[str]:
     yield from _difference(ranks)
     for rank in ranks.values():
         if rank.left and not rank.left.startswith(_FOLLOWS):
-            yield f"{rank.who} left; it said: {rank.left}; {rank.last}"
-    for rank in ranks.values():
-        if rank.error is None and "ended" in rank.state:
-            yield f"{rank.who} {rank.state}; {rank.last}"
-    for rank in ranks.values():
-        if rank.error is None and "stopped" in rank.state:
-            yield f"{rank.who} {rank.state}; {rank.last}"
+            yield f"{rank.name} left; farewell: {rank.left}; {rank.last}"
+    for state in ("ended", "stopped"):
+        for rank in ranks.values():
+            if rank.error is None and state in rank.state:
+                yield f"{rank.name} {rank.state}; {rank.last}"
     yield from _missing(ranks)
 
 
 def _difference(ranks: Mapping[int, Rank]) -> Iterator[str]:
     """Describe the first call in which the ranks differ, if the files show a difference."""
-    numbers = sorted({number for known in ranks.values() for number in known.calls})
-    for number in numbers:
-        made: dict[tuple[int, ...], list[int]] = {}
-        for rank, known in ranks.items():
-            if number in known.calls:
-                made.setdefault(known.calls[number].alike, []).append(rank)
-        if len(made) > 1:
+    for number in sorted({number for rank in ranks.values() for number in rank.calls}):
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for each, rank in ranks.items():
+            if number in rank.calls:
+                groups.setdefault(rank.calls[number].codes, []).append(each)
+        if len(groups) > 1:
             # The largest group first: the last group is the outlier.
-            groups = sorted(made.values(), key=len, reverse=True)
-            texts = [
-                f"{format_ranks(each)} called {_texts(ranks, each, number)}" for each in groups
-            ]
+            largest_first = sorted(groups.values(), key=len, reverse=True)
+            texts = [_describe(ranks, group, number) for group in largest_first]
             yield f"the ranks differ in call {number}: {', but '.join(texts)}"
             return
 
 
-def _texts(ranks: Mapping[int, Rank], group: Sequence[int], number: int) -> str:
-    """Describe a call that ranks made alike, perhaps from several lines of the program."""
-    return " or ".join(dict.fromkeys(ranks[rank].calls[number].text for rank in group))
+def _describe(ranks: Mapping[int, Rank], group: Sequence[int], number: int) -> str:
+    """Describe equal calls of ranks, perhaps from several lines of the program."""
+    texts = dict.fromkeys(ranks[rank].calls[number].text for rank in group)
+    return f"{format_ranks(group)} called {' or '.join(texts)}"
 
 
 def _missing(ranks: Mapping[int, Rank]) -> Iterator[str]:
     """Describe ranks that others waited for and that waited for no rank themselves."""
-    waited_for = {each for known in ranks.values() for each in known.waits}
-    for rank in sorted(waited_for & {*ranks}):
-        if not ranks[rank].waits:
-            waiting = [each for each, known in ranks.items() if rank in known.waits]
-            yield f"{format_ranks(waiting)} waited for {ranks[rank].who}; {ranks[rank].last}"
+    awaited = {each for rank in ranks.values() for each in rank.waits}
+    for number in sorted(awaited & {*ranks}):
+        if not ranks[number].waits:
+            waiting = [each for each, rank in ranks.items() if number in rank.waits]
+            missing = ranks[number]
+            yield f"{format_ranks(waiting)} waited for {missing.name}; {missing.last}"

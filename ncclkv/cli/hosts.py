@@ -16,7 +16,7 @@ from ncclkv.errors import LaunchError
 Hosts = dict[str, int | None]
 """Names of hosts in order, each with its number of ranks, or None."""
 
-_GIVEN = (
+_HOST_VARIABLES = (
     *("SLURM_JOB_ID", "PBS_NODEFILE", "PBS_JOBID", "LSB_DJOB_HOSTFILE", "LSB_HOSTS"),
     *("PE_HOSTFILE", "COBALT_NODEFILE", "FLUX_JOB_ID"),
     *("HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE"),
@@ -26,13 +26,14 @@ _GIVEN = (
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
-_OF_THIS_HOST = re.compile(
+_HOST_SPECIFIC = re.compile(
     r"(_|HOSTNAME|PWD|OLDPWD|SHLVL|TMPDIR|DISPLAY)$|(SSH|XDG|DBUS|SLURM|PBS|LSB|PMI|PMIX|OMPI|PRTE)_"
 )
 """Variables that have a meaning on one host only, or that Open MPI forwards by itself."""
 
-# Each by the name of version 4 and by that of version 5.
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+# The names of Open MPI 4 and of Open MPI 5.
 _OVERSUBSCRIBE = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -47,9 +48,9 @@ class MpiLauncher:
     ----------
     line : list of str
     settings, unless_set : mapping of str to str
-        Variables that it needs, and defaults for variables that the user has not set.
+        Variables that the launcher needs, and defaults of variables that the user has not set.
     names_variables : bool
-        Ranks on other hosts get only the variables that its line names.
+        True if ranks on other hosts get only the variables that the line names.
     """
 
     line: list[str]
@@ -59,7 +60,7 @@ class MpiLauncher:
 
     def with_environment(self, environment: Mapping[str, str]) -> list[str]:
         """Return the line for ranks that are to have this environment."""
-        names = [wire.SECRET, *needed(environment)] if self.names_variables else []
+        names = [wire.SECRET, *forwarded_variables(environment)] if self.names_variables else []
         return [*self.line, *(word for name in names for word in ("-x", name))]
 
 
@@ -78,12 +79,12 @@ def parse(text: str) -> Hosts:
 
 
 def read(path: Path) -> Hosts:
-    """Read hosts from a file with ``NAME``, ``NAME:RANKS`` or ``NAME slots=RANKS`` a line.
+    """Read hosts from a file whose lines are ``NAME``, ``NAME:RANKS`` or ``NAME slots=RANKS``.
 
     Raises
     ------
     LaunchError
-        When it cannot be read, has another kind of line, or names no host.
+        When the file cannot be read, has another kind of line, or names no host.
     """
     try:
         lines = path.read_text().splitlines()
@@ -112,7 +113,7 @@ def _add(hosts: Hosts, entry: str, where: str) -> None:
     hosts[name] = (before or 0) + int(count) if colon else before
 
 
-def placed(hosts: Hosts, ranks: int | None) -> tuple[int, dict[str, int]]:
+def place_ranks(hosts: Hosts, ranks: int | None) -> tuple[int, dict[str, int]]:
     """Return the number of ranks of a job, and the maximum number of ranks on each host.
 
     Hosts without a number share the ranks evenly if no host has a number; else each takes 1 rank.
@@ -132,20 +133,20 @@ def placed(hosts: Hosts, ranks: int | None) -> tuple[int, dict[str, int]]:
     if ranks is not None and all(count is None for count in hosts.values()):
         even = -(-ranks // len(hosts))
     slots = {name: count or even for name, count in hosts.items()}
-    room = sum(slots.values())
-    if ranks is not None and ranks > room:
+    capacity = sum(slots.values())
+    if ranks is not None and ranks > capacity:
         raise LaunchError(
-            f"-n {ranks} is more than the hosts take, {room} ranks; give a smaller -n, or higher "
-            f"numbers behind the hosts' names"
+            f"-n {ranks} is more than the hosts take, {capacity} ranks; give a smaller -n, or "
+            f"higher numbers behind the hosts' names"
         )
-    return ranks or room, slots
+    return ranks or capacity, slots
 
 
 def launcher(mpirun: Mpirun, ranks: int, slots: Mapping[str, int]) -> MpiLauncher:
     """Return the launcher for `ranks` ranks.
 
-    Without `slots` mpirun finds the hosts in an allocation or in its own variables, or starts all
-    ranks on this machine.
+    Without `slots` mpirun finds the hosts in an allocation or in its own variables.  Without both
+    it starts all ranks on this machine.
 
     Raises
     ------
@@ -154,15 +155,16 @@ def launcher(mpirun: Mpirun, ranks: int, slots: Mapping[str, int]) -> MpiLaunche
     """
     line = [mpirun.path, "-n", str(ranks)]
     listed = ",".join(f"{name}:{count}" for name, count in slots.items())
-    several = bool(slots or given())
+    several = bool(slots or host_variable())
     if mpirun.is_open_mpi:
         if slots:
             line += ["--host", listed]
         if several:
-            # Output of ranks that cannot reach the runner.
-            line += ["--tag-output"] if "Open MPI) 4" in mpirun.said else ["--output", "tag"]
-        crowded = not several and ranks > cores()
-        return MpiLauncher(line, _AS_ROOT, _OVERSUBSCRIBE if crowded else {}, several)
+            # Ranks that cannot reach the runner print through mpirun.
+            line += ["--tag-output"] if "Open MPI) 4" in mpirun.version else ["--output", "tag"]
+        oversubscribed = not several and ranks > cores()
+        defaults = _OVERSUBSCRIBE if oversubscribed else {}
+        return MpiLauncher(line, _AS_ROOT, defaults, several)
     if slots and not mpirun.is_hydra:
         raise LaunchError(
             f"{mpirun.path} is neither MPICH's nor Open MPI's, so how it is given hosts is not "
@@ -173,27 +175,23 @@ def launcher(mpirun: Mpirun, ranks: int, slots: Mapping[str, int]) -> MpiLaunche
     return MpiLauncher(line)
 
 
-def given() -> str:
+def host_variable() -> str:
     """Return the name of the variable by which mpirun finds hosts; empty without one."""
-    here = env.for_ranks({}, {})
-    return next((name for name in _GIVEN if here.get(name)), "")
+    environment = env.for_ranks({}, {})
+    return next((name for name in _HOST_VARIABLES if environment.get(name)), "")
 
 
-def needed(environment: Mapping[str, str]) -> list[str]:
+def forwarded_variables(environment: Mapping[str, str]) -> list[str]:
     """Return the names of the variables to forward to ranks on other hosts, sorted."""
-    return sorted(
-        name for name in environment if _NAME.fullmatch(name) and not _OF_THIS_HOST.match(name)
-    )
+    names = [name for name in environment if _NAME.fullmatch(name)]
+    return sorted(name for name in names if not _HOST_SPECIFIC.match(name))
 
 
 def cores() -> int:
     """Return the number of this process's cores, which is Open MPI's number of slots."""
     cpus = os.sched_getaffinity(0)
-    siblings = set()
-    for cpu in cpus:
-        try:
-            path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-            siblings.add(path.read_text())
-        except OSError:
-            return len(cpus)
-    return len(siblings)
+    topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    try:
+        return len({Path(topology.format(cpu)).read_text() for cpu in cpus})
+    except OSError:
+        return len(cpus)

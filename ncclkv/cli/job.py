@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import selectors
 import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +20,7 @@ from types import FrameType
 from ncclkv.cli import wire
 from ncclkv.cli.connections import Connections
 from ncclkv.cli.descendants import adopt, children, end_all, stat_of
-from ncclkv.cli.launcher import LauncherLines, Whole
+from ncclkv.cli.launcher import LauncherStream
 from ncclkv.cli.leftovers import Leftovers, shortage
 from ncclkv.cli.outcome import Outcome, Rank, never_started
 from ncclkv.cli.output import Output
@@ -28,20 +30,26 @@ from ncclkv.cli.report import how
 
 _RANK = Path(__file__).with_name("rank.py")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_CHUNK = 1 << 16
-_LOOK_SECONDS = 0.1
+_KEPT_LINES = 40
+_POLL_SECONDS = 0.1
 
-_ASKED_SECONDS = 5.0
-"""Seconds for the ranks to end by themselves after a signal to this process."""
+_INTERRUPTED_SECONDS = 5.0
+"""Seconds from a signal to this process, which the ranks receive too, to the ranks' SIGKILL."""
 
 _FAILED_SECONDS = 3.0
-"""Seconds for the other ranks to end after a failure, which the launcher sees 1 s earlier."""
+"""Seconds from a rank's failure to the other ranks' SIGKILL; supervisors exit 1 s earlier."""
 
 _LAUNCHER_SECONDS = 10.0
 """Seconds for the launcher to end by itself once all ranks ended with exit code 0."""
 
-_LAST_SECONDS = 2.0
-"""Seconds for the launcher and the killed ranks to end."""
+_KILL_SECONDS = 2.0
+"""Seconds for the launcher to end after SIGTERM, and again after SIGKILL.
+
+The ranks get SIGKILL at once, from their supervisors.
+"""
+
+_OUTPUT_SECONDS = 2.0
+"""Seconds for the last output to arrive after the end of the launcher."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class Start:
 
 
 class Job:
-    """Starts a command on several ranks, and waits for its end.
+    """Starts a command on several ranks, and waits for the end of all.
 
     Parameters
     ----------
@@ -84,19 +92,25 @@ class Job:
 
     def __init__(self, start: Start) -> None:
         self._ranks = {number: Rank(number) for number in range(start.ranks)}
-        self._what = start
+        self._start = start
         self._selector = selectors.DefaultSelector()
         self._connections = Connections(start.ranks, start.port, self._selector, self._take)
-        self._output = Output(self._hear, partial(self._note_signal, signal.SIGTERM), start.output)
-        self._own = LauncherLines()
-        self._passed = [Whole(partial(self._pass_on, kind)) for kind in (wire.OUT, wire.ERR)]
+        self._output = Output(
+            lambda rank, line: self._ranks[rank].keep_line(line),
+            partial(self._note_signal, signal.SIGTERM),
+            start.output,
+        )
+        self._launcher_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._streams = [
+            LauncherStream(partial(self._output.between, kind), self._launcher_lines.append)
+            for kind in (wire.OUT, wire.ERR)
+        ]
         self._signals: list[int] = []
-        self._asked: int | None = None
+        self._interrupted_by: int | None = None
         self._limit: float | None = None
-        self._all_ended = False
         self._launcher_limit: float | None = None
         self._hung = False
-        self._start = time.monotonic()
+        self._start_time = time.monotonic()
 
     def run(self) -> Outcome:
         """Run the job, once.  Signals that would end this process end the job instead."""
@@ -105,46 +119,45 @@ class Job:
         spared = children()
         try:
             leftovers = Leftovers()
-            if self._what.launcher and (warning := shortage(len(self._ranks))):
+            if self._start.launcher and (warning := shortage(len(self._ranks))):
                 self._output.between(wire.ERR, warning)
-            with self._begin() as process:
+            with self._start_launcher() as process:
                 try:
                     while process.poll() is None and not self._over(process):
-                        self._read(_LOOK_SECONDS)
-                        leftovers.look(process.pid)
+                        self._read(_POLL_SECONDS)
+                        leftovers.update(process.pid)
                 finally:
-                    self._kill()
                     self._end(process)
                     end_all(spared)
-                    leftovers.sweep(process.pid)
+                    leftovers.remove(process.pid)
                 self._finish()
-            words, code = list(self._own.kept), 0 if self._hung else process.returncode
-            return Outcome(self._ranks, self._seconds(), code, words, self._asked)
+            code = 0 if self._hung else process.returncode
+            lines = [*self._launcher_lines]
+            return Outcome(self._ranks, self._seconds(), code, lines, self._interrupted_by)
         finally:
             self._connections.close()
             self._selector.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _begin(self) -> subprocess.Popen[bytes]:
+    def _start_launcher(self) -> subprocess.Popen[bytes]:
         """Start the launcher in a new session, whose process group can be killed at once."""
         libc = ctypes.CDLL(None)
-        alone = [] if self._what.launcher else [ALONE]
+        alone = [] if self._start.launcher else [ALONE]
         supervisor = [sys.executable, "-I", "-S", str(_RANK), *alone, self._connections.address]
         process = subprocess.Popen(
-            [*self._what.launcher, *supervisor, *self._what.command],
-            env={**self._what.environment, wire.SECRET: self._connections.secret},
+            [*self._start.launcher, *supervisor, *self._start.command],
+            env={**self._start.environment, wire.SECRET: self._connections.secret},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
             # Without this the launcher outlives a runner that is killed.
             preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
         )
-        for stream, whole in zip((process.stdout, process.stderr), self._passed, strict=True):
-            if stream is not None:
-                number = stream.fileno()
-                call = partial(self._read_launcher, number, whole)
-                self._selector.register(number, selectors.EVENT_READ, call)
+        for pipe, stream in zip((process.stdout, process.stderr), self._streams, strict=True):
+            if pipe is not None:
+                call = partial(self._read_launcher, pipe.fileno(), stream)
+                self._selector.register(pipe, selectors.EVENT_READ, call)
         return process
 
     def _read(self, seconds: float) -> bool:
@@ -155,107 +168,90 @@ class Job:
         self._connections.pause(self._output.idle())
         return bool(ready)
 
-    def _read_launcher(self, number: int, whole: Whole) -> None:
-        data = os.read(number, _CHUNK)
+    def _read_launcher(self, pipe: int, stream: LauncherStream) -> None:
+        data = os.read(pipe, wire.CHUNK)
         if data:
-            whole.feed(data)
+            stream.feed(data)
         else:
-            self._selector.unregister(number)
+            self._selector.unregister(pipe)
 
     def _over(self, process: subprocess.Popen[bytes]) -> bool:
-        """Return whether the processes that are left must be ended now."""
+        """Return whether the launcher and the remaining ranks must be ended now."""
         now = time.monotonic()
         if self._signals:
             number = self._signals.pop(0)
-            if self._asked is not None:  # a second signal ends the job at once
+            if self._interrupted_by is not None:  # a second signal ends the job at once
                 return True
-            self._asked = number
+            self._interrupted_by = number
             os.killpg(process.pid, number)
-            self._limit = now + _ASKED_SECONDS
+            self._limit = now + _INTERRUPTED_SECONDS
         if self._failed() and self._limit is None:
             self._limit = now + _FAILED_SECONDS
         ended = all(rank.over for rank in self._ranks.values())
-        if ended and self._limit is None and not self._all_ended:
-            self._all_ended = True
-            self._connections.tell(wire.ALL_ENDED)
-            if all(rank.code == 0 for rank in self._ranks.values()):
-                self._launcher_limit = now + _LAUNCHER_SECONDS
         if self._limit is not None:
             return ended or now > self._limit
+        if ended and self._launcher_limit is None:
+            self._connections.send(wire.ALL_ENDED)
+            succeeded = all(rank.code == 0 for rank in self._ranks.values())
+            self._launcher_limit = now + (_LAUNCHER_SECONDS if succeeded else math.inf)
         self._hung = self._launcher_limit is not None and now > self._launcher_limit
         if self._hung:
-            words = f"had not ended {_LAUNCHER_SECONDS:g} s after its ranks, and was killed"
-            self._output.between(wire.ERR, f"ncclkv run: the launcher {words}")
+            late = f"had not ended {_LAUNCHER_SECONDS:g} s after its ranks, and was killed"
+            self._output.between(wire.ERR, f"ncclkv run: the launcher {late}")
         return self._hung
 
     def _failed(self) -> bool:
-        """Return whether any rank has failed, or is sure to fail."""
+        """Return whether a rank has failed, or ended before MPI's start while others wait there."""
         ranks = self._ranks.values()
         return any(rank.failed() is not None for rank in ranks) or any(
             rank.code == 0 for rank in never_started(ranks)
         )
 
-    def _kill(self) -> None:
-        """Have the supervisors kill the ranks that still run, and mark them as killed."""
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Make supervisors kill running ranks; end the launcher by SIGTERM, at last by SIGKILL."""
         self._read(0)
         for rank in self._ranks.values():
             rank.killed = not rank.over
-        self._connections.tell(wire.KILL)
-
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """End the launcher and the ranks, by SIGTERM and then by SIGKILL."""
+        self._connections.send(wire.KILL)
         for number in (signal.SIGTERM, signal.SIGKILL):
             if process.poll() is None:
                 os.killpg(process.pid, number)
-            limit = time.monotonic() + _LAST_SECONDS
-            while self._left(process) and time.monotonic() < limit:
-                self._read(_LOOK_SECONDS)
+            limit = time.monotonic() + _KILL_SECONDS
+            while self._still_runs(process) and time.monotonic() < limit:
+                self._read(_POLL_SECONDS)
         process.wait()
 
-    def _left(self, process: subprocess.Popen[bytes]) -> bool:
+    def _still_runs(self, process: subprocess.Popen[bytes]) -> bool:
         """Return whether a process of the job still runs."""
         here = os.uname().nodename
-        pids = [rank.pid for rank in self._ranks.values() if rank.host == here]
-        return process.poll() is None or any(_runs(pid) for pid in pids)
+        states = [stat_of(rank.pid)[:1] for rank in self._ranks.values() if rank.host == here]
+        return process.poll() is None or any(state not in ([], ["Z"], ["X"]) for state in states)
 
     def _finish(self) -> None:
         """Read the remaining output; a network may still be delivering it."""
-        limit = time.monotonic() + _LAST_SECONDS
+        limit = time.monotonic() + _OUTPUT_SECONDS
         self._read(0)
         while self._connections.open and time.monotonic() < limit:
-            self._read(_LOOK_SECONDS)
+            self._read(_POLL_SECONDS)
         while self._read(0):
             pass
-        for whole in self._passed:
-            whole.end()
+        for stream in self._streams:
+            stream.end()
         self._output.end()
 
     def _note_signal(self, number: int, frame: FrameType | None = None) -> None:
         self._signals.append(number)
 
     def _seconds(self) -> float:
-        return time.monotonic() - self._start
-
-    def _hear(self, rank: int, line: str) -> None:
-        self._ranks[rank].hear(line)
-
-    def _pass_on(self, kind: bytes, line: str) -> None:
-        """Forward a line of the launcher's output; it decides nothing."""
-        if not self._own.is_noise(line):
-            self._output.between(kind, line)
+        return time.monotonic() - self._start_time
 
     def _take(self, number: int, kind: bytes, data: bytes) -> None:
-        """Process a frame of a rank's supervisor."""
+        """Process a frame of a rank's supervisor, or the end of its connection."""
         if kind in (wire.OUT, wire.ERR):
             self._output.feed(number, kind, data)
             return
         rank = self._ranks[number]
-        first = not self._failed()
+        is_first = not self._failed()
         rank.take(kind, data.decode(errors="replace"), self._seconds())
-        if kind == wire.ENDED and rank.code and first:  # before the other ranks report it
+        if kind == wire.ENDED and rank.code and is_first:  # before the errors of the other ranks
             self._output.between(wire.ERR, f"ncclkv run: {rank} {how(rank.code)}")
-
-
-def _runs(pid: int) -> bool:
-    """Return whether a process exists and has not ended."""
-    return stat_of(pid)[:1] not in ([], ["Z"], ["X"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable
 
 _NOISE = re.compile(
@@ -15,61 +14,47 @@ _RULE = re.compile(r"-{60,}$")
 # Prefix by Open MPI of a line from a rank that has no connection to the runner.
 _TAG = re.compile(r"\[\d+,\d+\]<std(out|err)>: ?")
 
-_KEPT = 40
-
 _LONGEST = 1 << 16
 
 
-class LauncherLines:
-    """Separates mpirun's lines about failures from other lines, such as those of remote ranks.
-
-    Attributes
-    ----------
-    kept : deque of str
-        The last lines about failures.
-    """
-
-    def __init__(self) -> None:
-        self.kept: deque[str] = deque(maxlen=_KEPT)
-        self._boxed = False
-
-    def is_noise(self, line: str) -> bool:
-        """Return whether the next line is about a failure, and keep it.
-
-        Open MPI writes such lines between two rules.
-        """
-        line = _TAG.sub("", line, count=1)
-        rule = bool(_RULE.match(line))
-        noise = rule or self._boxed or bool(_NOISE.match(line))
-        self._boxed ^= rule
-        if noise and line.strip("=- "):
-            self.kept.append(line)
-        return noise
-
-
-class Whole:
-    """Cuts a launcher's stream into lines, without their ends and without NUL bytes.
+class LauncherStream:
+    """A stream of mpirun, whose lines about failures are separated from other lines.
 
     Parameters
     ----------
-    take : callable
-        ``take(line)`` gets each line, a str.
+    forward : callable
+        ``forward(line)`` gets each other line, such as one of a remote rank, without its end.
+    keep : callable
+        ``keep(line)`` gets each line about a failure.
     """
 
-    def __init__(self, take: Callable[[str], None]) -> None:
-        self._take = take
-        self._waits = b""
+    def __init__(self, forward: Callable[[str], None], keep: Callable[[str], None]) -> None:
+        self._forward = forward
+        self._keep = keep
+        self._begun = b""
+        self._boxed = False
 
     def feed(self, data: bytes) -> None:
-        """Process the launcher's output; lines of more than 64 KiB are cut."""
-        *lines, self._waits = (self._waits + data.replace(b"\0", b"")).split(b"\n")
-        if len(self._waits) > _LONGEST:
-            lines.append(self._waits)
-            self._waits = b""
+        """Process output; NUL bytes are removed, and lines of more than 64 KiB are cut."""
+        *lines, self._begun = (self._begun + data.replace(b"\0", b"")).split(b"\n")
+        if len(self._begun) > _LONGEST:
+            lines.append(self._begun)
+            self._begun = b""
         for line in lines:
-            self._take(line.decode(errors="replace"))
+            self._process(line.decode(errors="replace"))
 
     def end(self) -> None:
         """Process the last line, which may lack its end."""
-        if self._waits:
+        if self._begun:
             self.feed(b"\n")
+
+    def _process(self, line: str) -> None:
+        """Forward or keep a line; Open MPI writes lines about failures between two rules."""
+        text = _TAG.sub("", line, count=1)
+        rule = bool(_RULE.match(text))
+        noise = rule or self._boxed or bool(_NOISE.match(text))
+        self._boxed ^= rule
+        if not noise:
+            self._forward(line)
+        elif text.strip("=- "):
+            self._keep(text)

@@ -6,17 +6,17 @@ import re
 import time
 from collections.abc import Callable
 
-# A carriage return ends a line, as a progress bar's does, unless the end of a line follows.
+# A newline ends a line.  So does a carriage return before any other byte, as in a progress bar.
 _END = re.compile(rb"\r?\n|\r(?=[^\n])")
 
 _IDLE_SECONDS = 0.2
 """Seconds after which an unfinished line is written as it is: it may be a prompt."""
 
 _LONGEST = 1 << 16
-"""Bytes of a line that are held back.  A longer line is written as it arrives; the lines of other
-ranks wait for its end."""
+"""Bytes of a line that are held back.  A longer line is written piece by piece, and the lines of
+other ranks wait for its end."""
 
-_CROWDED = 1 << 20
+_QUEUE_BYTES = 1 << 20
 """Bytes of a rank's output that may wait for another rank's long line; then reading stops."""
 
 _PATIENCE_SECONDS = 5.0
@@ -29,94 +29,100 @@ class Lines:
     Parameters
     ----------
     write : callable
-        ``write(data)`` takes bytes, to the last.
-    note : callable
-        ``note(rank, line)`` is called with each whole line, a str without its end.
+        ``write(data)`` writes all of the bytes.
+    keep : callable
+        ``keep(rank, line)`` gets each whole line, a str without its end.
+
+    Attributes
+    ----------
+    to_pause : set of int
+        Ranks whose output must not be read for now.
     """
 
-    def __init__(self, write: Callable[[bytes], None], note: Callable[[int, str], None]) -> None:
+    def __init__(self, write: Callable[[bytes], None], keep: Callable[[int, str], None]) -> None:
+        self.to_pause: set[int] = set()
         self._write = write
-        self._note = note
-        self._begun: dict[int, _Begun] = {}
+        self._keep = keep
+        self._partial: dict[int, _Partial] = {}
         self._unfinished: int | None = None
-        self._holder: int | None = None
-        self._crowded: set[int] = set()
-        self._waiting_since = 0.0
-
-    @property
-    def crowded(self) -> set[int]:
-        """Return the ranks whose output must not be read for now."""
-        return self._crowded
+        self._long: int | None = None
+        self._queued_since = 0.0
 
     def feed(self, rank: int, data: bytes) -> None:
         """Process a rank's output."""
-        begun = self._begun.setdefault(rank, _Begun())
-        begun.waits += data
-        begun.since = time.monotonic()
-        if self._holder is None:
-            self._advance(rank, begun)
-        elif self._holder == rank:
-            self._go_on(rank, begun)
+        partial = self._partial.setdefault(rank, _Partial())
+        partial.waiting += data
+        partial.last_time = time.monotonic()
+        if self._long is None:
+            self._write_lines(rank, partial)
+        elif self._long == rank:
+            self._continue_long_line(rank, partial)
         else:
-            self._waiting_since = self._waiting_since or begun.since
-            if len(begun.waits) > _CROWDED:
-                self._crowded.add(rank)
+            self._queued_since = self._queued_since or partial.last_time
+            if len(partial.waiting) > _QUEUE_BYTES:
+                self.to_pause.add(rank)
 
-    def _go_on(self, rank: int, begun: _Begun) -> None:
-        """Write more of a long line; after its end the other ranks are first."""
-        match = _END.search(begun.waits)
+    def _continue_long_line(self, rank: int, partial: _Partial) -> None:
+        """Write more of a rank's long line; at its end, write the lines that waited for it."""
+        match = _END.search(partial.waiting)
         if match is None:
-            self._advance(rank, begun)
+            self._write_lines(rank, partial)
             return
-        rest = begun.waits[match.end() :]
-        begun.waits = begun.waits[: match.end()]
-        self._advance(rank, begun)
-        begun.waits = rest
+        rest = partial.waiting[match.end() :]
+        partial.waiting = partial.waiting[: match.end()]
+        self._write_lines(rank, partial)
+        partial.waiting = rest
         self._release(rank)
 
-    def _advance(self, rank: int, begun: _Begun) -> bool:
-        """Write the complete lines; return whether the rank now holds the stream."""
+    def _write_lines(self, rank: int, partial: _Partial) -> bool:
+        """Write a rank's complete lines, then the start of a long line if there is one.
+
+        Returns
+        -------
+        bool
+            Whether a long line was started; the other ranks then wait for its end.
+        """
         start = 0
-        for match in _END.finditer(begun.waits):
-            line = begun.waits[start : match.end()]
+        for match in _END.finditer(partial.waiting):
+            line = partial.waiting[start : match.end()]
             start = match.end()
-            self._put(rank, line)
-            whole = (begun.shown + line).rstrip(b"\r\n")
-            begun.shown = b""
-            self._note(rank, whole.decode(errors="replace"))
-        begun.waits = begun.waits[start:]
-        if len(begun.waits) > _LONGEST:
-            self._show(rank, begun)
-            begun.since = time.monotonic()  # the rank may have been paused, and so may this
-            self._holder = rank
+            self._write_piece(rank, line)
+            whole = (partial.written + line).rstrip(b"\r\n")
+            partial.written = b""
+            self._keep(rank, whole.decode(errors="replace"))
+        partial.waiting = partial.waiting[start:]
+        if len(partial.waiting) > _LONGEST:
+            self._write_unfinished(rank, partial)
+            partial.last_time = time.monotonic()  # reading from the rank may have been paused
+            self._long = rank
             return True
         return False
 
     def _release(self, last: int) -> None:
         """Write the lines that waited for a long line, up to the next long line."""
-        self._holder = None
-        self._waiting_since = 0.0
-        self._crowded.clear()
-        held = False
-        for rank in sorted(self._begun, key=lambda each: each == last):
-            begun = self._begun[rank]
-            if not held:
-                held = self._advance(rank, begun)
-            elif begun.waits:
-                self._waiting_since = time.monotonic()
+        self._long = None
+        self._queued_since = 0.0
+        self.to_pause.clear()
+        is_held = False
+        for rank in sorted(self._partial, key=lambda each: each == last):
+            partial = self._partial[rank]
+            if not is_held:
+                is_held = self._write_lines(rank, partial)
+            elif partial.waiting:
+                self._queued_since = time.monotonic()
 
     def idle(self) -> None:
         """Write unfinished lines that have waited for 0.2 s."""
         now = time.monotonic()
-        if self._holder is not None:
-            silent = now - self._begun[self._holder].since > _IDLE_SECONDS
-            late = self._waiting_since and now - self._waiting_since > _PATIENCE_SECONDS
-            if silent or late:
-                self._release(self._holder)
+        if self._long is not None:
+            paused = now - self._partial[self._long].last_time > _IDLE_SECONDS
+            late = self._queued_since and now - self._queued_since > _PATIENCE_SECONDS
+            if paused or late:
+                self._release(self._long)
             return
-        for rank, begun in self._begun.items():
-            if begun.waits and now - begun.since > _IDLE_SECONDS:
-                self._show(rank, begun)
+        for rank, partial in self._partial.items():
+            if partial.waiting and now - partial.last_time > _IDLE_SECONDS:
+                self._write_unfinished(rank, partial)
 
     def between(self, data: bytes) -> None:
         """Write lines that belong to no rank."""
@@ -125,35 +131,35 @@ class Lines:
 
     def end(self) -> None:
         """Write all lines that wait, at the end of the stream."""
-        for rank in self._begun:  # each may hold the stream once
+        for rank in self._partial:  # a release ends early at another rank's long line
             self._release(rank)
-        for rank, begun in self._begun.items():
-            if begun.waits:
-                self._show(rank, begun)
-            if begun.shown:
-                self._note(rank, begun.shown.decode(errors="replace"))
+        for rank, partial in self._partial.items():
+            if partial.waiting:
+                self._write_unfinished(rank, partial)
+            if partial.written:
+                self._keep(rank, partial.written.decode(errors="replace"))
         if self._unfinished is not None:
             self._write(b"\n")
             self._unfinished = None
 
-    def _show(self, rank: int, begun: _Begun) -> None:
-        """Write a piece of a line."""
-        self._put(rank, begun.waits)
-        begun.shown = (begun.shown + begun.waits)[-_LONGEST:]
-        begun.waits = b""
+    def _write_unfinished(self, rank: int, partial: _Partial) -> None:
+        """Write the waiting part of an unfinished line."""
+        self._write_piece(rank, partial.waiting)
+        partial.written = (partial.written + partial.waiting)[-_LONGEST:]
+        partial.waiting = b""
 
-    def _put(self, rank: int, piece: bytes) -> None:
-        """Write a line or a piece of one, on a line of its own."""
+    def _write_piece(self, rank: int, piece: bytes) -> None:
+        """Write a line, or a piece after the rank's last piece or on a line of its own."""
         before = b"" if self._unfinished in (None, rank) else b"\n"
         label = b"" if self._unfinished == rank else b"[%d] " % rank
         self._write(before + label + piece)
         self._unfinished = None if piece.endswith((b"\n", b"\r")) else rank
 
 
-class _Begun:
+class _Partial:
     """An unfinished line: its written part, its waiting part, and the time of its last byte."""
 
     def __init__(self) -> None:
-        self.shown = b""
-        self.waits = b""
-        self.since = 0.0
+        self.written = b""
+        self.waiting = b""
+        self.last_time = 0.0

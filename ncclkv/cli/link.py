@@ -18,7 +18,7 @@ ANSWER_SECONDS = 3.0
 _FULL_BYTES = 4 * wire.CHUNK
 
 
-class Gone(Exception):
+class RunnerEnded(Exception):
     """The runner has ended."""
 
 
@@ -33,26 +33,25 @@ class Link:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._connection = connection
-        self._waits = bytearray()
-        self._frames = wire.Frames()
+        self._unsent = bytearray()
 
     def fileno(self) -> int:
-        """Return the descriptor, to be polled."""
+        """Return the descriptor, for `select`."""
         return self._connection.fileno()
 
     @property
-    def waits(self) -> bool:
-        """Return whether bytes wait to be sent."""
-        return bool(self._waits)
+    def pending(self) -> bool:
+        """Return whether bytes are still to be sent."""
+        return bool(self._unsent)
 
     @property
     def full(self) -> bool:
-        """Return whether so many bytes wait that no more output must be read."""
-        return len(self._waits) > _FULL_BYTES
+        """Return whether so many bytes are unsent that no more output must be read."""
+        return len(self._unsent) > _FULL_BYTES
 
     def send(self, kind: bytes, data: bytes = b"") -> None:
-        """Send a frame, or keep it until the frames before it are sent."""
-        self._waits += wire.frame(kind, data)
+        """Send a frame after the unsent frames; keep what the connection does not take."""
+        self._unsent += wire.frame(kind, data)
         self.flush()
 
     def flush(self) -> None:
@@ -60,30 +59,30 @@ class Link:
 
         Raises
         ------
-        Gone
+        RunnerEnded
             When the runner has ended.
         OSError
             When the network fails.
         """
         try:
-            while self._waits:
-                del self._waits[: self._connection.send(self._waits)]
+            while self._unsent:
+                del self._unsent[: self._connection.send(self._unsent)]
         except BlockingIOError:
             pass
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise Gone from error
+            raise RunnerEnded from error
 
-    def receive(self) -> list[bytes]:
-        """Return the kinds of the frames that have arrived; raise as `flush` does."""
+    def receive(self) -> bytes:
+        """Return the runner's bytes that have arrived; raise as `flush` does."""
         try:
             data = self._connection.recv(wire.CHUNK)
         except BlockingIOError:
-            return []
+            return b""
         except ConnectionResetError as error:
-            raise Gone from error
+            raise RunnerEnded from error
         if not data:
-            raise Gone
-        return [kind for kind, _ in self._frames.feed(data)]
+            raise RunnerEnded
+        return data
 
 
 def connect(address: str, rank: int, secret: bytes, seconds: float) -> Link:
@@ -93,7 +92,7 @@ def connect(address: str, rank: int, secret: bytes, seconds: float) -> Link:
     ----------
     address : str
         ``"@NAME"``, an abstract Unix socket of this machine, or ``"PORT/HOST,HOST,..."`` with the
-        numeric addresses of all the runner's interfaces.  All are tried at once.
+        numeric addresses of all the runner's interfaces, which are tried at once.
     rank : int
     secret : bytes
     seconds : float
@@ -119,7 +118,7 @@ def connect(address: str, rank: int, secret: bytes, seconds: float) -> Link:
 
 
 def _attempts(address: str, limit: float) -> Iterator[socket.socket | OSError]:
-    """Yield a socket for each address as it connects, or why it does not."""
+    """Yield for each address a socket, or the error of the attempt; `recv` may raise it instead."""
     pending = []
     for family, target in _targets(address):
         try:
@@ -127,7 +126,7 @@ def _attempts(address: str, limit: float) -> Iterator[socket.socket | OSError]:
         except OSError as error:  # a machine without IPv6
             yield error
             continue
-        # On this machine a full queue of connections is waited for; non-blocking it is an error.
+        # A Unix socket blocks while the runner's queue is full; non-blocking it would fail.
         connection.setblocking(family == socket.AF_UNIX)
         code = connection.connect_ex(target)
         if code in (0, errno.EINPROGRESS):
@@ -140,17 +139,14 @@ def _attempts(address: str, limit: float) -> Iterator[socket.socket | OSError]:
             _, ready, _ = select.select([], pending, [], left)
             for connection in ready:
                 pending.remove(connection)
-                code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if code:
-                    connection.close()
-                yield OSError(code, os.strerror(code)) if code else connection
+                yield connection
     finally:
         for connection in pending:
             connection.close()
 
 
 def _targets(address: str) -> Iterator[tuple[int, str | tuple[str, int]]]:
-    """Yield family and address of each way to the runner."""
+    """Yield family and address of each interface of the runner."""
     if address.startswith("@"):
         yield socket.AF_UNIX, "\0" + address[1:]
         return
@@ -164,16 +160,16 @@ def _greet(connection: socket.socket, rank: int, secret: bytes) -> socket.socket
     connection.settimeout(ANSWER_SECONDS)
     wire.keep_alive(connection)
     nonce = os.urandom(wire.NONCE_BYTES)
-    challenge = _exactly(connection, wire.NONCE_BYTES)
-    connection.sendall(wire.hello(secret, rank, challenge, nonce))
-    expected = wire.runners_proof(secret, challenge, nonce)
-    if not hmac.compare_digest(_exactly(connection, wire.PROOF_BYTES), expected):
+    challenge = _receive_exactly(connection, wire.NONCE_BYTES)
+    own = wire.HELLO_FORM.pack(rank, nonce, wire.rank_proof(secret, rank, challenge, nonce))
+    connection.sendall(wire.frame(wire.HELLO, own))
+    expected = wire.runner_proof(secret, challenge, nonce)
+    if not hmac.compare_digest(_receive_exactly(connection, wire.PROOF_BYTES), expected):
         raise ConnectionRefusedError("another program answers there")
     return connection
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    """Receive `count` bytes."""
+def _receive_exactly(connection: socket.socket, count: int) -> bytes:
     data = b""
     while len(data) < count:
         piece = connection.recv(count - len(data))

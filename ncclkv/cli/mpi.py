@@ -16,7 +16,7 @@ from ncclkv.errors import LaunchError
 
 _NAMES = ("mpirun", "mpiexec", "mpiexec.hydra", "mpirun.mpich", "mpirun.openmpi")
 
-_ASK = """
+_PROGRAM = """
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
@@ -28,7 +28,7 @@ for line in open("/proc/self/maps"):
 """
 """Program that loads MPI without starting it, and prints its name and the path of its library."""
 
-_ASK_SECONDS = 60.0
+_SECONDS = 60.0
 
 # Part of a library's name, and words in the version text of its mpirun.
 _FAMILIES = {
@@ -67,26 +67,26 @@ class Mpirun:
     Attributes
     ----------
     path : str
-    said : str
+    version : str
         Its version text.
     """
 
     path: str
-    said: str
+    version: str
 
     @property
     def is_open_mpi(self) -> bool:
         """Return whether it is Open MPI's."""
-        return any(word in self.said for word in _FAMILIES["Open MPI"])
+        return any(word in self.version for word in _FAMILIES["Open MPI"])
 
     @property
     def is_hydra(self) -> bool:
         """Return whether it is MPICH's, or that of an MPI derived from it."""
-        return "HYDRA" in self.said
+        return "HYDRA" in self.version
 
 
-def find(command: Sequence[str]) -> Mpirun:
-    """Return the right mpirun.
+def find_mpirun(command: Sequence[str]) -> Mpirun:
+    """Return the mpirun of the MPI that the ranks' mpi4py loads.
 
     Parameters
     ----------
@@ -99,16 +99,16 @@ def find(command: Sequence[str]) -> Mpirun:
         When there is no mpi4py, no MPI, or no mpirun of the same MPI.
     """
     python = python_of(command)
-    library = ask(python)
-    passed = []
+    library = find_library(python)
+    others = []
     for path in _candidates(library, Path(python).parent):
-        said = version(path)
-        if fits(library, said):
-            return Mpirun(str(path), said)
-        passed.append(f"{path} ({(said or 'says nothing').split(chr(10))[0].strip()})")
-    others = f"; there is {', '.join(passed)}, which is of another MPI" if passed else ""
+        version = version_of(path)
+        if starts_jobs_of(library, version):
+            return Mpirun(str(path), version)
+        others.append(f"{path} ({(version or 'no version').split(chr(10))[0].strip()})")
+    found = f"; there is {', '.join(others)}, which is of another MPI" if others else ""
     raise LaunchError(
-        f"there is no mpirun of {library.name}, the MPI that mpi4py of {python} loads{others}. "
+        f"there is no mpirun of {library.name}, the MPI that mpi4py of {python} loads{found}. "
         f"Load your site's MPI (module load ...), or: {python} -m pip install 'ncclkv[mpi]'"
     )
 
@@ -119,24 +119,17 @@ def python_of(command: Sequence[str]) -> str:
     return (shutil.which(command[0]) if named else None) or sys.executable
 
 
-def ask(python: str) -> Library:
-    """Return the MPI that a Python loads; a process of its own keeps MPI unstarted here."""
+def find_library(python: str) -> Library:
+    """Return the MPI that a Python loads, in a process of its own: MPI is not loaded here."""
     try:
-        run = subprocess.run(
-            [python, "-c", _ASK],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_ASK_SECONDS,
-            check=False,
-        )
+        run = _run(python, "-c", _PROGRAM)
     except subprocess.TimeoutExpired as error:
         raise LaunchError(
-            f"{python} has not imported mpi4py in {_ASK_SECONDS:g} s; try: "
+            f"{python} has not imported mpi4py in {_SECONDS:g} s; try: "
             f"{python} -c 'from mpi4py import MPI'"
         ) from error
     if run.returncode:
-        last = (run.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        last = (run.stderr.strip().splitlines() or ["no message"])[-1]
         raise LaunchError(
             f"{python} cannot load MPI, which a job of several ranks needs ({last}); load your "
             f"site's MPI and: {python} -m pip install mpi4py; or, for an MPI of its own: "
@@ -146,36 +139,40 @@ def ask(python: str) -> Library:
     return Library(" ".join(name.split()), Path(paths[0]) if paths else None)
 
 
-def version(mpirun: Path) -> str:
+def version_of(mpirun: Path) -> str:
     """Return the version text of an mpirun; empty without one."""
     try:
-        run = subprocess.run(
-            [mpirun, "--version"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_ASK_SECONDS,
-            check=False,
-        )
+        run = _run(str(mpirun), "--version")
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return run.stdout
+    return run.stdout + run.stderr
 
 
-def fits(library: Library, said: str) -> bool:
-    """Return whether the mpirun with version text `said` starts jobs of `library`.
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, without input, and return its output."""
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+
+
+def starts_jobs_of(library: Library, version: str) -> bool:
+    """Return whether the mpirun with this version text starts jobs of `library`.
 
     Examples
     --------
-    >>> fits(Library("MPICH Version: 4.2", None), "HYDRA build details:")
+    >>> starts_jobs_of(Library("MPICH Version: 4.2", None), "HYDRA build details:")
     True
-    >>> fits(Library("Open MPI v5.0.3", None), "HYDRA build details:")
+    >>> starts_jobs_of(Library("Open MPI v5.0.3", None), "HYDRA build details:")
     False
     """
     if not library.family:
-        return bool(said)
-    return any(word in said for word in _FAMILIES[library.family])
+        return bool(version)
+    return any(word in version for word in _FAMILIES[library.family])
 
 
 def _candidates(library: Library, beside: Path) -> Iterator[Path]:

@@ -15,14 +15,13 @@ from ncclkv.system import abort
 LAST_LINES = 12
 """Lines of a failed rank's stderr in the report."""
 
-WORDS = "ncclkv: "
+PREFIX = "ncclkv: "
 """Prefix of the package's own lines."""
 
 _FAILED = re.compile(r"ncclkv: (?:a rank|rank (\d+)).* failed, ending the job: (.*)")
 
-_OF_MPI = "Other MPI error"
+_MPI_ERROR = "Other MPI error"
 """First words of MPICH's error for a broken connection, such as that to a failed rank."""
-
 
 _ENDS_OF_RUNNER = (-signal.SIGTERM, -signal.SIGKILL)
 """Exit codes of ranks that the runner ends: by its supervisors, or with the launcher's group."""
@@ -42,19 +41,19 @@ class Rank:
     stopped : (int, float) or None
         The signal that stopped it, and the time.
     lost : float or None
-        Time at which its supervisor's connection broke before reporting its end.
+        Time at which the supervisor's connection broke, if it had not reported the rank's end.
     failure : (str, float) or None
-        The reason for its end that the rank reported, and the time.
+        The reason that the rank reported before it ended itself, and the time.
     exits : (int, float) or None
-        The exit code that it announced, and the time; others may end the job before its end.
+        The exit code that the rank reported before its end, and the time.
     mpi : str
         `notify.MPI_BEGINS` inside MPI's start, `notify.MPI_RUNS` after it, else empty.
     killed : bool
-        True once the runner ended it: its end by SIGKILL is then no failure of its own.
+        True once the runner has ended the rank: SIGKILL is then no failure of this rank.
     last : deque of str
         The last lines of its stderr.
-    said : list of str
-        The lines of ncclkv among them.
+    errors : list of str
+        All lines of its stderr that ncclkv wrote.
     """
 
     number: int
@@ -69,7 +68,7 @@ class Rank:
     mpi: str = ""
     killed: bool = False
     last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
-    said: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
     def take(self, kind: bytes, text: str, seconds: float) -> None:
         """Process a frame of the supervisor; an empty kind is the end of the connection."""
@@ -83,21 +82,21 @@ class Rank:
         elif kind == wire.ENDED:
             self.code, self.ended = int(text), seconds
         elif kind == wire.EVENT:
-            event, _, words = text.partition(" ")
+            event, _, value = text.partition(" ")
             if event == notify.FAILED:
-                self.failure = self.failure or (words, seconds)
+                self.failure = self.failure or (value, seconds)
             elif event == notify.EXITS:
-                self.exits = (int(words), seconds)
+                self.exits = (int(value), seconds)
             elif event in (notify.MPI_BEGINS, notify.MPI_RUNS):
                 self.mpi = event
         elif not kind and self.code is None:
             self.lost = seconds
 
-    def hear(self, line: str) -> None:
+    def keep_line(self, line: str) -> None:
         """Keep a line of its stderr for the report; the line decides nothing."""
         self.last.append(line)
-        if line.startswith(WORDS):
-            self.said.append(line)
+        if line.startswith(PREFIX):
+            self.errors.append(line)
 
     @property
     def began(self) -> bool:
@@ -120,7 +119,7 @@ class Rank:
         if self._cut_off:
             return f"exit code {self._cut_off[0]}"
         if self.code == -signal.SIGABRT:
-            for line in self.said:
+            for line in self.errors:
                 match = _FAILED.match(line)
                 if match and match.group(1) == str(self.number):
                     return match.group(2)
@@ -137,7 +136,7 @@ class Rank:
         """Return whether the rank failed because another rank had failed."""
         if self.failure is None:
             return False
-        return abort.follows(self.failure[0]) or _OF_MPI in self.failure[0]
+        return abort.follows(self.failure[0]) or _MPI_ERROR in self.failure[0]
 
     def failed(self) -> float | None:
         """Return the time of its failure; None without one."""
@@ -162,17 +161,17 @@ class Outcome:
         Its duration.
     launcher : int
         The exit code of mpirun, or minus the number of a signal.
-    words : list of str
+    launcher_lines : list of str
         Lines of mpirun about failures.
-    asked : int or None
+    interrupted_by : int or None
         The signal by which the user ended the job.
     """
 
     ranks: dict[int, Rank]
     seconds: float
     launcher: int
-    words: list[str]
-    asked: int | None = None
+    launcher_lines: list[str]
+    interrupted_by: int | None = None
 
     @property
     def first(self) -> Rank | None:
@@ -193,8 +192,8 @@ class Outcome:
     def left(self) -> Rank | None:
         """Return the rank whose end with exit code 0 made the others fail; None without one.
 
-        There is such a rank when no other failed by itself: the others miss a rank, or were killed
-        by the launcher.
+        The condition is that no other rank failed on its own: the others raised because a rank was
+        missing, or the launcher killed them.
         """
         first = self.first
         if not self.unreported or (first is not None and not first.follows):
@@ -205,28 +204,28 @@ class Outcome:
     @property
     def code(self) -> int:
         """Return 0 if every rank reported 0, else the code of the first to fail, as in shells."""
-        if self.asked is not None:
-            return 128 + self.asked
+        if self.interrupted_by is not None:
+            return 128 + self.interrupted_by
         if self.left is not None:
             return 1
         first = self.first
         if first is None:
-            return as_shells_do(self.launcher) or int(bool(self.unreported))
+            return shell_code(self.launcher) or int(bool(self.unreported))
         if first.reason:
-            # The rank ended itself, by an exit code or signal that its launcher notices.
+            # A rank that ends the job may do so by a signal, which is no exit code of its own.
             announced = first.exits[0] if first.exits else 1
             return first.code if first.code is not None and first.code > 0 else announced
-        return as_shells_do(first.code or 0)
+        return shell_code(first.code or 0)
 
 
 def never_started(ranks: Iterable[Rank]) -> list[Rank]:
-    """Return the ranks that others await in MPI's start, and that did not fail before it."""
+    """Return the ranks that others await in MPI's start and that did not fail before."""
     ranks = list(ranks)
     if not any(rank.mpi == notify.MPI_BEGINS for rank in ranks):
         return []
     return [rank for rank in ranks if rank.began and not rank.mpi and rank.failed() is None]
 
 
-def as_shells_do(code: int) -> int:
+def shell_code(code: int) -> int:
     """Convert an exit code or negative signal to 0 to 255, as shells do."""
     return 128 - code if code < 0 else code

@@ -19,10 +19,9 @@ class Output:
 
     Parameters
     ----------
-    ranks : int
-    note : callable
-        ``note(rank, line)`` gets each whole line of stderr.
-    unread : callable
+    keep : callable
+        ``keep(rank, line)`` gets each whole line of stderr.
+    stop : callable
         Called without arguments when a stream of this process can no longer be written.
     folder : Path or None
         Folder with a file for each stream of a rank, as in `path_of`; output is appended unchanged.
@@ -30,16 +29,16 @@ class Output:
 
     def __init__(
         self,
-        note: Callable[[int, str], None],
-        unread: Callable[[], None],
+        keep: Callable[[int, str], None],
+        stop: Callable[[], None],
         folder: Path | None = None,
     ) -> None:
-        self._unread = unread
+        self._stop = stop
         self._folder = folder
-        self._said = False
+        self._reported = False
         self._lines = {
             OUT: Lines(partial(self._write, 1), lambda rank, line: None),
-            ERR: Lines(partial(self._write, 2), note),
+            ERR: Lines(partial(self._write, 2), keep),
         }
 
     def feed(self, rank: int, kind: bytes, data: bytes) -> None:
@@ -60,11 +59,9 @@ class Output:
 
     def idle(self) -> set[int]:
         """Write lines that waited long enough; return the ranks to stop reading from."""
-        crowded: set[int] = set()
         for lines in self._lines.values():
             lines.idle()
-            crowded |= lines.crowded
-        return crowded
+        return self._lines[OUT].to_pause | self._lines[ERR].to_pause
 
     def end(self) -> None:
         """Write all lines that wait, at the end of the streams."""
@@ -76,22 +73,15 @@ class Output:
         while data:
             try:
                 data = data[os.write(number, data) :]
-            except BlockingIOError:  # a terminal, which launchers may tell not to block
+            except BlockingIOError:  # a terminal that a launcher has made non-blocking
                 select.select([], [number], [])
-            except BrokenPipeError:
-                self._unread()
+            except OSError as error:  # such as a closed pipe, or a file on a full disk
+                self._stop()
+                if not isinstance(error, BrokenPipeError) and not self._reported:
+                    self._reported = True
+                    name, other = ("stdout", ERR) if number == 1 else ("stderr", OUT)
+                    self.between(other, f"ncclkv run: {name} cannot be written: {error}")
                 return
-            except OSError as error:  # such as a file on a full disk
-                self._unread()
-                self._say_once(number, error)
-                return
-
-    def _say_once(self, number: int, error: OSError) -> None:
-        """Report on the other stream, once, that a stream cannot be written."""
-        if not self._said:
-            self._said = True
-            name, other = ("stdout", ERR) if number == 1 else ("stderr", OUT)
-            self.between(other, f"ncclkv run: {name} cannot be written: {error}")
 
 
 def path_of(folder: Path, rank: int, kind: bytes) -> Path:
@@ -105,7 +95,7 @@ def path_of(folder: Path, rank: int, kind: bytes) -> Path:
     return folder / f"rank-{rank}.{_SUFFIXES[kind]}"
 
 
-def begin_files(folder: Path, ranks: int) -> None:
+def create_files(folder: Path, ranks: int) -> None:
     """Create the folder and an empty file for each stream of each rank.
 
     Raises

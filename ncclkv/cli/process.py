@@ -1,4 +1,4 @@
-"""Process calls of a supervisor: start a command, and end like the command."""
+"""Process calls of a supervisor: start a command, and end by the command's exit code or signal."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _COMMAND_NOT_FOUND = 127
 
 def wake_on_child_signals() -> int:
     """Return a descriptor that becomes readable when a child stops, continues or ends."""
-    ended, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake)
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    signal.set_wakeup_fd(sink)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    return ended
+    return source
 
 
 def become(command: list[str], streams: dict[int, int], events: int) -> None:
@@ -47,7 +47,7 @@ def become(command: list[str], streams: dict[int, int], events: int) -> None:
 
 
 def end_like(code: int) -> int:
-    """Return the exit code of this process; end it where the command ended by a signal."""
+    """Return the command's exit code; if a signal ended the command, end this process by it."""
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command's own dump is enough
         with suppress(OSError):  # SIGKILL has no other disposition
@@ -57,7 +57,7 @@ def end_like(code: int) -> int:
 
 
 def readable_bytes(pipe: int) -> int:
-    """Return the number of bytes in a pipe; processes that share it may write more."""
+    """Return the number of bytes in a pipe; processes that share the pipe may write more."""
     count: int = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
     return count
 

@@ -1,12 +1,12 @@
 """Supervise one rank: start the command, send its output and its end to ``ncclkv run``.
 
-mpirun starts ``python rank.py ADDRESS COMMAND ...``.  Without mpirun the argument ``--alone`` comes
+mpirun starts ``python rank.py ADDRESS COMMAND ...``.  Without mpirun ``--alone`` stands
 before the address: variables of launchers then belong to another job.
 
 Launchers report the end of a rank late, wrongly or not at all, and kill the other ranks at once.
-The supervisor reports the end by a connection of its own, and delays its own exit, which the
-launcher sees: the other ranks then have time to raise their errors.  Without a connection the
-launcher forwards the output, and no end is reported.
+The supervisor reports the end by a connection of its own.  The launcher sees the exit of the
+supervisor, which is delayed: the other ranks have time to raise their errors.  Without a connection
+the launcher forwards the output, and no end is reported.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 _HERE = Path(__file__).parent
 
 
-def _skip_front_pages() -> None:
-    """Replace the packages' ``__init__`` by empty modules: their own code imports NumPy."""
+def _skip_package_imports() -> None:
+    """Replace the packages' ``__init__`` by empty modules: the files import NumPy."""
     for name, folder in (("ncclkv", _HERE.parent), ("ncclkv.cli", _HERE)):
         package = ModuleType(name)
         package.__path__ = [str(folder)]
@@ -31,11 +33,11 @@ def _skip_front_pages() -> None:
 
 
 if __name__ == "__main__":
-    _skip_front_pages()
+    _skip_package_imports()
 
 from ncclkv import env  # noqa: E402
 from ncclkv.cli import descendants, process, wire  # noqa: E402
-from ncclkv.cli.link import Gone, Link, connect  # noqa: E402
+from ncclkv.cli.link import Link, RunnerEnded, connect  # noqa: E402
 
 ALONE = "--alone"
 """Argument of the only rank of a job without a launcher."""
@@ -46,8 +48,7 @@ GRACE = 2.0
 PATIENCE = 10.0
 """Seconds by which an exit code of 0 is delayed while other ranks run.
 
-Some launchers kill the other ranks for an early exit.  Ranks may end at different times, so the
-exit code is delayed only.
+Some launchers kill the other ranks for an early exit.
 """
 
 CONNECT_SECONDS = 10.0
@@ -74,7 +75,7 @@ class Supervisor:
         self._killed = False
         self._events = b""
         self._sources: dict[int, bytes] = {}
-        self._wake = process.wake_on_child_signals()
+        self._child_events = process.wake_on_child_signals()
 
     def run(self, command: list[str]) -> int:
         """Run the command to its end; return its exit code, signals negative."""
@@ -96,7 +97,7 @@ class Supervisor:
 
     def _delay(self) -> float:
         """Return the seconds from the command's end to this process's end."""
-        unsent = self._link is not None and self._link.waits
+        unsent = self._link is not None and self._link.pending
         if self._released:
             return GRACE if unsent else 0.0
         if self._code or self._link is None:
@@ -107,12 +108,13 @@ class Supervisor:
         """Start the command with pipes as its streams, or with those of this process."""
         outs = {1: wire.OUT, 2: wire.ERR} if self._link is not None else {}
         pipes = {number: os.pipe() for number in outs}
-        events, told = os.pipe()
-        os.set_blocking(told, False)
+        events, events_sink = os.pipe()
+        os.set_blocking(events_sink, False)
         self._child = os.fork()
         if self._child == 0:
-            process.become(command, {number: pipe[1] for number, pipe in pipes.items()}, told)
-        os.close(told)
+            sinks = {number: pipe[1] for number, pipe in pipes.items()}
+            process.become(command, sinks, events_sink)
+        os.close(events_sink)
         for number, (source, sink) in pipes.items():
             os.close(sink)
             self._sources[source] = outs[number]
@@ -122,45 +124,44 @@ class Supervisor:
     def _turn(self, seconds: float | None) -> None:
         """Wait for an event up to `seconds`, and process it."""
         link = self._link
-        readers: list[int | Link] = [self._wake]
+        readers: list[int | Link] = [self._child_events]
         if link is None or not link.full:
             readers += self._sources
-        writers = [link] if link is not None and link.waits else []
+        writers = [link] if link is not None and link.pending else []
         if link is not None:
             readers.append(link)
         ready, writable, _ = select.select(readers, writers, [], seconds)
         if link is not None:
-            self._exchange(link, link in ready, bool(writable))
+            with self._link_errors():
+                if writable:
+                    link.flush()
+                if link in ready:
+                    self._obey(link.receive())
         for source in self._sources.keys() & ready:
             self._read(source)
-        if self._wake in ready:
-            os.read(self._wake, 4096)
+        if self._child_events in ready:
+            os.read(self._child_events, 4096)
             self._reap()
 
-    def _exchange(self, link: Link, readable: bool, writable: bool) -> None:
-        """Process the runner's frames, and send waiting bytes."""
+    def _obey(self, orders: bytes) -> None:
+        """Process the runner's bytes; the end of a killed command is still reported."""
+        self._released = self._released or bool(orders)
+        if wire.KILL in orders:
+            self._killed = True
+            if self._code is None:
+                os.kill(self._child, signal.SIGKILL)
+
+    @contextmanager
+    def _link_errors(self) -> Iterator[None]:
+        """Continue without the runner after a network failure; end at once after its end."""
         try:
-            if writable:
-                link.flush()
-            for kind in link.receive() if readable else ():
-                self._released = True
-                if kind == wire.KILL:
-                    self._kill()
+            yield
+        except RunnerEnded:
+            descendants.end_all()
+            os.killpg(0, signal.SIGKILL)
         except OSError as error:
-            self._lose(error)
-        except Gone:
-            self._vanish()
-
-    def _kill(self) -> None:
-        """Kill the command; its end is still reported."""
-        self._killed = True
-        if self._code is None:
-            os.kill(self._child, signal.SIGKILL)
-
-    def _vanish(self) -> None:
-        """End at once with all processes of the command: the runner has ended."""
-        descendants.end_all()
-        os.killpg(0, signal.SIGKILL)
+            self._link = None
+            _warn(self._rank, f"lost its connection to the runner ({error})")
 
     def _read(self, source: int) -> int:
         """Forward up to a frame from one of the command's pipes; return its length."""
@@ -179,22 +180,16 @@ class Supervisor:
         return len(data)
 
     def _send(self, kind: bytes, data: bytes) -> None:
-        """Send a frame; without a connection, write output to the launcher's streams."""
-        if self._link is None:
-            if kind in (wire.OUT, wire.ERR):
-                process.write(1 if kind == wire.OUT else 2, data)
-            return
-        try:
-            self._link.send(kind, data)
-        except OSError as error:
-            self._lose(error)
-        except Gone:
-            self._vanish()
+        """Send a frame to the runner.
 
-    def _lose(self, error: OSError) -> None:
-        """Continue without the runner after a network failure."""
-        self._link = None
-        _complain(self._rank, f"lost its connection to the runner ({error})")
+        Without a connection, output is written to the launcher's streams, and other frames are
+        dropped.
+        """
+        if self._link is not None:
+            with self._link_errors():
+                self._link.send(kind, data)
+        elif kind in (wire.OUT, wire.ERR):
+            process.write(1 if kind == wire.OUT else 2, data)
 
     def _reap(self) -> None:
         """Process stops, continuations and the end of the command."""
@@ -222,21 +217,22 @@ def main(address: str, command: list[str], rank: int) -> int:
         secret = env.for_ranks({}, {}).get(wire.SECRET, "")
         link = connect(address, rank, secret.encode(), CONNECT_SECONDS)
     except OSError as error:
-        _complain(
+        _warn(
             rank,
-            f"cannot reach the runner at {address} ({error}): its output takes mpirun's way, and "
-            f"its end is not reported. Name the hosts with --hosts, or open a port and give --port",
+            f"cannot reach the runner at {address} ({error}): its output passes through mpirun, "
+            f"and its end is not reported. Name the hosts with --hosts, or open a port and give "
+            f"--port",
         )
     code = Supervisor(rank, link).run(command)
     if code and link is None:
-        _complain(rank, f"failed: {f'exit code {code}' if code > 0 else f'signal {-code}'}")
+        _warn(rank, f"failed: {f'exit code {code}' if code > 0 else f'signal {-code}'}")
     return process.end_like(code)
 
 
-def _complain(rank: int, words: str) -> None:
+def _warn(rank: int, text: str) -> None:
     """Write a line to the launcher's stderr."""
     host = os.uname().nodename
-    process.write(2, f"ncclkv run: rank {rank} on {host} {words}\n".encode())
+    process.write(2, f"ncclkv run: rank {rank} on {host} {text}\n".encode())
 
 
 if __name__ == "__main__":

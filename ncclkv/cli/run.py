@@ -6,16 +6,16 @@ import argparse
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ncclkv import env, values
+from ncclkv import env
 from ncclkv.checkpoint.directory import generations
 from ncclkv.cli import hosts, mpi
 from ncclkv.cli.job import Job, Start
 from ncclkv.cli.outcome import Outcome
-from ncclkv.cli.output import begin_files
+from ncclkv.cli.output import create_files
 from ncclkv.cli.report import report
 from ncclkv.errors import LaunchError
 
@@ -26,99 +26,69 @@ CRASH_SECONDS = 5.0
 """Two failures in a row within so many seconds prevent a third start."""
 
 
+_OPTIONS: dict[str, tuple[Callable[[str], object], str, str]] = {
+    "-n": (int, "RANKS", "number of ranks (1, or as many as the hosts take)"),
+    "--hosts": (
+        str,
+        "A:4,B:4",
+        "hosts with their numbers of ranks (those of Slurm or PBS, or this)",
+    ),
+    "--hostfile": (Path, "FILE", "hosts from a file, each on a line NAME slots=RANKS"),
+    "--port": (int, "P", "TCP port at which ranks of other hosts reach this command (any)"),
+    "--output-dir": (Path, "DIR", "also write output to DIR/rank-N.out and DIR/rank-N.err"),
+    "--max-restarts": (int, "K", "start again after a failure, at most K times (0)"),
+    "--checkpoint": (Path, "DIR", "directory of checkpoints, given to ranks in NCCLKV_CHECKPOINT"),
+    "--timeout": (float, "S", "seconds that a rank waits for the others (NCCLKV_TIMEOUT)"),
+}
+"""Type, name and description of each option's value; defaults in parentheses."""
+
+
 def describe(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = "ncclkv run -n RANKS [options] -- COMMAND ..."
     parser.epilog = (
         "Example: ncclkv run -n 4 --max-restarts 3 --checkpoint saved -- python train.py"
     )
-    parser.add_argument(
-        "-n", type=int, metavar="RANKS", help="how many ranks (1, or as many as the hosts take)"
-    )
-    _describe_hosts(parser)
-    parser.add_argument(
-        "--output-dir",
-        type=Path,
-        metavar="DIR",
-        help="keep what each rank writes in DIR/rank-N.out and DIR/rank-N.err as well",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the command line and the variables that would be set, and start nothing",
-    )
-    parser.add_argument(
-        "--max-restarts",
-        type=int,
-        default=0,
-        metavar="K",
-        help="start again after a failure, at most so often (0)",
-    )
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        metavar="DIR",
-        help="where the program keeps checkpoints; it finds this in NCCLKV_CHECKPOINT",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        metavar="S",
-        help="seconds that a rank waits for the others (NCCLKV_TIMEOUT)",
-    )
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="after --: what each rank runs")
-
-
-def _describe_hosts(parser: argparse.ArgumentParser) -> None:
-    """Declare the options about hosts."""
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--hosts",
-        metavar="A:4,B:4",
-        help="hosts, each with how many ranks it takes; by default those of a Slurm or PBS "
-        "allocation, or this one",
-    )
-    where.add_argument(
-        "--hostfile",
-        type=Path,
-        metavar="FILE",
-        help="the same from a file with a line NAME slots=RANKS for each",
-    )
-    parser.add_argument(
-        "--port",
-        type=int,
-        metavar="P",
-        help="TCP port at which ranks of other hosts reach this command (any free one)",
-    )
+    hosts_options = parser.add_mutually_exclusive_group()
+    for name, (kind, metavar, about) in _OPTIONS.items():
+        group = hosts_options if name.startswith("--host") else parser
+        group.add_argument(name, type=kind, metavar=metavar, help=about)
+    parser.set_defaults(max_restarts=0)
+    about = "print the command line and the variables that would be set, and start nothing"
+    parser.add_argument("--dry-run", action="store_true", help=about)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="after --: the command of a rank")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run a job, with the restarts that the options allow; return its exit code."""
+    """Run a job, with at most ``--max-restarts`` restarts; return its exit code."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     check(options, command)
-    begin = prepare(options, command)
+    start = prepare(options, command)
     if options.dry_run:
-        print(in_words(begin))
+        print(shell_line(start))
         return 0
     if options.output_dir is not None:
         try:
-            begin_files(options.output_dir, begin.ranks)
+            create_files(options.output_dir, start.ranks)
         except OSError as error:
-            raise LaunchError(f"--output-dir {options.output_dir}: {error}") from error
+            raise LaunchError(
+                f"--output-dir {options.output_dir} cannot be written: {error}; give another folder"
+            ) from error
     early = 0
     for restart in range(options.max_restarts + 1):
-        before = newest(options.checkpoint)
-        outcome = started(begin, restart)
-        if outcome.code == 0 or outcome.asked is not None:
+        before = newest_checkpoint(options.checkpoint)
+        outcome = run_once(start, restart)
+        if outcome.code == 0 or outcome.interrupted_by is not None:
             break
-        say(report(outcome, f"start {restart + 1} of at most {options.max_restarts + 1}"))
-        after = newest(options.checkpoint)
+        warn(report(outcome, f"start {restart + 1} of at most {options.max_restarts + 1}"))
+        after = newest_checkpoint(options.checkpoint)
         early = early + 1 if outcome.seconds < CRASH_SECONDS and after == before else 0
-        reason = why_not_again(outcome, early, options.max_restarts - restart)
+        reason = reason_to_stop(outcome, early, options.max_restarts - restart)
         if reason is not None:
-            say(reason)
+            warn(reason)
             break
-        say(f"ncclkv run: restart {restart + 1} of {options.max_restarts}, {begin_at(options)}\n")
+        where = describe_checkpoint(options)
+        warn(f"ncclkv run: restart {restart + 1} of {options.max_restarts}, {where}\n")
     return outcome.code
 
 
@@ -129,11 +99,11 @@ def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
     if options.hosts is not None or options.hostfile is not None:
         named = options.hosts is not None
         given = hosts.parse(options.hosts) if named else hosts.read(options.hostfile)
-        ranks, slots = hosts.placed(given, options.n)
+        ranks, slots = hosts.place_ranks(given, options.n)
     launcher = hosts.MpiLauncher([])
     if ranks > 1 or slots:
         check_for_launcher(command)
-        launcher = hosts.launcher(mpi.find(command), ranks, slots)
+        launcher = hosts.launcher(mpi.find_mpirun(command), ranks, slots)
     settings = {**launcher.settings, "NCCLKV_RESTART": "0"}
     if options.checkpoint is not None:
         settings["NCCLKV_CHECKPOINT"] = str(options.checkpoint.absolute())
@@ -143,31 +113,32 @@ def prepare(options: argparse.Namespace, command: Sequence[str]) -> Start:
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if ranks > 1 else ()
     unless_set = {**dict.fromkeys(names, "1"), **launcher.unless_set}
     environment = env.for_ranks(settings, unless_set)
-    elsewhere = bool(launcher.line and (slots or hosts.given()))
-    port = options.port if options.port is not None else 0 if elsewhere else None
+    several = bool(launcher.line and (slots or hosts.host_variable()))
+    port = options.port if options.port is not None else 0 if several else None
     line = launcher.with_environment(environment)
     return Start(ranks, line, command, environment, port, options.output_dir)
 
 
-def started(begin: Start, restart: int) -> Outcome:
-    """Start the job as its `restart`-th restart, and wait for its end."""
-    environment = {**begin.environment, "NCCLKV_RESTART": str(restart)}
+def run_once(start: Start, restart: int) -> Outcome:
+    """Run the job as its `restart`-th restart."""
+    environment = {**start.environment, "NCCLKV_RESTART": str(restart)}
     try:
-        job = Job(replace(begin, environment=environment))
+        job = Job(replace(start, environment=environment))
     except OSError as error:
-        what = "the job cannot be started"
-        if begin.port is not None:
-            what = f"--port {begin.port} cannot be listened on"
-        raise LaunchError(f"{what}: {error}") from error
+        if start.port is None:
+            raise LaunchError(f"the job cannot be started: {error}") from error
+        raise LaunchError(
+            f"--port {start.port} cannot be listened on: {error}; give a free port, or 0 for any"
+        ) from error
     return job.run()
 
 
-def in_words(begin: Start) -> str:
+def shell_line(start: Start) -> str:
     """Format the variables and the command line of a start for a shell."""
     here = env.for_ranks({}, {})
-    changed = sorted(each for each in begin.environment.items() if here.get(each[0]) != each[1])
+    changed = sorted(each for each in start.environment.items() if here.get(each[0]) != each[1])
     variables = [f"{name}={shlex.quote(value)}" for name, value in changed]
-    return " ".join([*variables, shlex.join([*begin.launcher, *begin.command])])
+    return " ".join([*variables, shlex.join([*start.launcher, *start.command])])
 
 
 def check(options: argparse.Namespace, command: Sequence[str]) -> None:
@@ -176,7 +147,7 @@ def check(options: argparse.Namespace, command: Sequence[str]) -> None:
         raise LaunchError(f"-n {options.n} is no number of ranks; give 1 or more")
     if options.max_restarts < 0:
         raise LaunchError(f"--max-restarts {options.max_restarts} is below 0; give 0 or more")
-    if options.timeout is not None and not 0 < options.timeout <= values.LONGEST:
+    if options.timeout is not None and not 0 < options.timeout <= env.LONGEST:
         raise LaunchError(
             f"--timeout {options.timeout:g} is not a number of seconds; give one above 0"
         )
@@ -198,7 +169,7 @@ def check(options: argparse.Namespace, command: Sequence[str]) -> None:
 
 
 def check_for_launcher(command: Sequence[str]) -> None:
-    """Refuse arguments that mpirun would not forward."""
+    """Refuse arguments that mpirun would not pass to the command."""
     if ":" in command:
         quoted = shlex.quote(shlex.join(command))
         raise LaunchError(
@@ -208,7 +179,7 @@ def check_for_launcher(command: Sequence[str]) -> None:
 
 
 def script_of(command: Sequence[str]) -> str | None:
-    """Return the script that a command gives to Python; None without one, or where unclear.
+    """Return the script of a Python command; None for another command, or if it is unclear.
 
     Examples
     --------
@@ -227,25 +198,25 @@ def script_of(command: Sequence[str]) -> str | None:
     return None
 
 
-def newest(folder: Path | None) -> str | None:
-    """Return the name of the newest complete checkpoint in a directory; None without one."""
+def newest_checkpoint(folder: Path | None) -> str | None:
+    """Return the name of the newest complete checkpoint in a directory, or None."""
     if folder is None or not folder.is_dir():
         return None
     found = [each for each in generations(str(folder)) if each.values]
     return Path(found[0].path).name if found else None
 
 
-def begin_at(options: argparse.Namespace) -> str:
+def describe_checkpoint(options: argparse.Namespace) -> str:
     """Describe the checkpoint from which the next start continues."""
     if options.checkpoint is None:
         return "from the beginning: there is no --checkpoint"
-    name = newest(options.checkpoint)
+    name = newest_checkpoint(options.checkpoint)
     if name is None:
         return f"from the beginning: there is no complete checkpoint in {options.checkpoint}"
     return f"from {options.checkpoint / name}"
 
 
-def why_not_again(outcome: Outcome, early: int, left: int) -> str | None:
+def reason_to_stop(outcome: Outcome, early: int, left: int) -> str | None:
     """Return the line for a failed job that is not restarted; empty after the last restart.
 
     Parameters
@@ -264,7 +235,7 @@ def why_not_again(outcome: Outcome, early: int, left: int) -> str | None:
     if left == 0:
         return ""
     if outcome.code == WRONG_ARGUMENTS:
-        return "ncclkv run: no restart: exit code 2 says that the program refuses its arguments\n"
+        return "ncclkv run: no restart: exit code 2 means that the program refuses its arguments\n"
     if early >= 2:
         return (
             f"ncclkv run: no restart: it failed {early} times in a row within {CRASH_SECONDS:g} s "
@@ -273,7 +244,7 @@ def why_not_again(outcome: Outcome, early: int, left: int) -> str | None:
     return None
 
 
-def say(text: str) -> None:
+def warn(text: str) -> None:
     """Write to stderr and flush it."""
     sys.stderr.write(text)
     sys.stderr.flush()

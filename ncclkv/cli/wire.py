@@ -1,8 +1,11 @@
 """Wire format between ``ncclkv run`` and the supervisors of its ranks: frames, and proofs.
 
-A frame is a kind (a byte), a length (four bytes) and that many bytes.  Before the first frame the
-runner sends a nonce; the supervisor answers with its rank, a nonce of its own and a proof that it
-has the secret; the runner answers with its own proof.  The secret itself is never sent.
+A supervisor sends frames: a kind (a byte), a length (four bytes) and that many bytes.  The runner
+sends kinds alone.
+
+First both prove that they have the secret, which is never sent.  The runner sends a challenge.  The
+supervisor answers by a frame with its rank, a nonce of its own and a proof.  The runner answers by
+its own proof.
 """
 
 from __future__ import annotations
@@ -17,23 +20,25 @@ SECRET = "NCCLKV_RUN_SECRET"
 
 NONCE_BYTES = 32
 PROOF_BYTES = 32
-HELLO = struct.Struct(f"!I{NONCE_BYTES}s{PROOF_BYTES}s")
-"""The supervisor's answer: rank, nonce, proof."""
 
+HELLO = b"h"
 BEGAN = b"b"
 OUT, ERR = b"o", b"e"
 STOPPED, CONTINUED = b"s", b"c"
 EVENT = b"n"
 ENDED = b"x"
-"""Kinds of a supervisor's frames: pid and host; output; a signal's number; a line of `notify`; an
-exit code."""
+"""Kinds of a supervisor's frames: `HELLO_FORM`; pid and host; output; a signal's number; a line of
+`notify`; an exit code."""
+
+HELLO_FORM = struct.Struct(f"!I{NONCE_BYTES}s{PROOF_BYTES}s")
+"""Rank, nonce and proof of a supervisor."""
 
 KILL = b"K"
 ALL_ENDED = b"A"
-"""Kinds of the runner's frames: end the command now; every rank has ended."""
+"""Bytes of the runner: end the command now; every rank has ended."""
 
 CHUNK = 1 << 16
-"""Maximum bytes of output in a frame."""
+"""Maximum bytes of data in a frame."""
 
 _HEAD = struct.Struct("!cI")
 
@@ -44,10 +49,6 @@ _KEEPALIVE = (
     (socket.TCP_KEEPCNT, 9),
     (socket.TCP_USER_TIMEOUT, 120_000),
 )
-
-
-class Malformed(OSError):
-    """Bytes of a peer that are no frames."""
 
 
 def frame(kind: bytes, data: bytes = b"") -> bytes:
@@ -68,13 +69,13 @@ class Frames:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield kind and data of each frame that these bytes complete."""
+        """Yield kind and data of each frame that these bytes complete; raise for other bytes."""
         self._rest += data
         start = 0
         while len(self._rest) - start >= _HEAD.size:
             kind, length = _HEAD.unpack_from(self._rest, start)
             if length > CHUNK:
-                raise Malformed(f"a frame of {length} bytes, and {CHUNK} are allowed")
+                raise OSError(f"a frame of {length} bytes, and {CHUNK} are allowed")
             end = start + _HEAD.size + length
             if end > len(self._rest):
                 break
@@ -83,29 +84,18 @@ class Frames:
         self._rest = self._rest[start:]
 
 
-def proof(secret: bytes, role: bytes, *parts: bytes) -> bytes:
-    """Return the proof, by the secret, of a role and the nonces of both sides."""
-    return hmac.digest(secret, b"\0".join((role, *parts)), "sha256")
+def rank_proof(secret: bytes, rank: int, challenge: bytes, nonce: bytes) -> bytes:
+    """Return the proof by which the runner recognises the supervisor of a rank."""
+    return _proof(secret, b"rank %d" % rank, challenge, nonce)
 
 
-def hello(secret: bytes, rank: int, challenge: bytes, nonce: bytes) -> bytes:
-    """Return a supervisor's answer to the runner's nonce."""
-    proven = proof(secret, b"rank %d" % rank, challenge, nonce)
-    return HELLO.pack(rank, nonce, proven)
-
-
-def welcome(secret: bytes, challenge: bytes, answer: bytes) -> tuple[int, bytes] | None:
-    """Return the rank of an answer and the runner's own proof; None for a wrong answer."""
-    rank, nonce, proven = HELLO.unpack(answer)
-    expected = proof(secret, b"rank %d" % rank, challenge, nonce)
-    if not hmac.compare_digest(proven, expected):
-        return None
-    return rank, runners_proof(secret, challenge, nonce)
-
-
-def runners_proof(secret: bytes, challenge: bytes, nonce: bytes) -> bytes:
+def runner_proof(secret: bytes, challenge: bytes, nonce: bytes) -> bytes:
     """Return the proof by which a supervisor recognises the runner."""
-    return proof(secret, b"runner", challenge, nonce)
+    return _proof(secret, b"runner", challenge, nonce)
+
+
+def _proof(secret: bytes, *parts: bytes) -> bytes:
+    return hmac.digest(secret, b"\0".join(parts), "sha256")
 
 
 def keep_alive(connection: socket.socket) -> None:

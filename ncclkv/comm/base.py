@@ -1,31 +1,39 @@
-"""`Communicator`: the interface of all communicators, which know buffers and ranks, not keys.
+"""`Communicator`: the interface of all communicators, which take buffers and ranks, never keys.
 
 A collective is *launched* by one call, which returns at once with a `Work`, and *waited for* by
 another.  Buffers are one-dimensional, contiguous arrays of one dtype: NumPy's for communicators of
 hosts, CuPy's for those of GPUs.  Between launch and the end of the wait they belong to the
 communicator.
 
-On a GPU nothing blocks the host: launch and wait are places in the order of a stream's work.  A
-collective begins after all that is on the caller's current stream when it is launched, and whatever
-the caller puts on its current stream after the wait finds it complete.
+On a GPU nothing blocks the host: launch and wait only order the work of streams.  A collective
+begins after the work that is on the caller's current stream at the launch.  Work that the caller
+puts on its current stream after the wait begins after the collective.
 
-Every rank gets the same bits.  Hosts sum in rank order, 16-bit floats in float32, but long arrays
-node by node, where there are several; NCCL sums in an order of its own.
+Every rank gets the same bits.  Hosts sum in rank order, 16-bit floats in float32.  Hosts of
+several nodes sum long arrays node by node.  NCCL sums in an order of its own.
 """
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ncclkv.comm.buffers import (
+    check_buffers,
+    check_counts,
+    check_destination,
+    check_exchange,
+    check_host,
+    check_pair,
+)
 from ncclkv.comm.control import CallDigest, ObjectComm
-from ncclkv.comm.types import EVERYONE, Apply, Buffer, Root, To, Work
-from ncclkv.errors import KVStoreError, NotSupported
+from ncclkv.comm.types import EVERYONE, Apply, Buffer, Owners, Root, Then, To, Work
+from ncclkv.errors import KVStoreError, NotSupported, UsageError
 from ncclkv.kernels.base import Kernels
 
 if TYPE_CHECKING:
@@ -33,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Graph(ABC):
-    """A captured step: what a `Communicator.capture` recorded, launched any number of times.
+    """A captured step: the work that `Communicator.capture` recorded, launched any number of times.
 
     Attributes
     ----------
@@ -45,7 +53,7 @@ class Graph(ABC):
 
     @abstractmethod
     def keep_alive(self, *objects: object) -> None:
-        """Refer to `objects`, such as arrays that the kernels read and write, until its end."""
+        """Keep `objects`, such as arrays that the kernels use, alive as long as the graph."""
 
     @abstractmethod
     def launch(self) -> Work:
@@ -58,7 +66,9 @@ class Collective:
     Parameters
     ----------
     start : callable
-        ``start(apply)``: launch it.
+        ``start(apply)`` launches the collective.
+    sent : callable, optional
+        Returns `wire_bytes`.
 
     Attributes
     ----------
@@ -66,11 +76,22 @@ class Collective:
         The `Work.label` of its launches.
     """
 
-    __slots__ = ("_start", "label")
+    __slots__ = ("_sent", "_start", "label")
 
-    def __init__(self, start: Callable[[Apply | None], Work]) -> None:
+    def __init__(
+        self, start: Callable[[Apply | None], Work], sent: Callable[[], int] = int
+    ) -> None:
         self._start = start
+        self._sent = sent
         self.label = ""
+
+    @property
+    def wire_bytes(self) -> int:
+        """Return the bytes that this rank sends in a launch, or that its neighbours read of it.
+
+        For a sum of NCCL's own the number is that of a two-step sum, the least possible.
+        """
+        return self._sent()
 
     def launch(self, apply: Apply | None = None) -> Work:
         """Start the collective; collective over all ranks, in the same order.
@@ -78,8 +99,9 @@ class Collective:
         Parameters
         ----------
         apply : callable, optional
-            ``apply(lo, hi)``, called whenever this rank launches or waits for a collective, over
-            ranges that together are all elements once, in any order.
+            ``apply(lo, hi)``, called for each range whose result is complete.  The ranges contain
+            each element once, in any order.  The calls are made while this rank launches or waits
+            for any collective.
         """
         work = self._start(apply)
         work.label = self.label
@@ -95,25 +117,25 @@ class Communicator(ABC):
     Attributes
     ----------
     rank, size, local_rank, local_size : int
-        This rank, and how many there are; the same among the ranks of this node.
+        Number of this rank, and of all ranks; the same two numbers among the ranks of this node.
     timeout : float
         Seconds that a wait may take.
-    control : Control
-        The way of host objects between the same ranks.
+    control : ObjectComm
+        Exchanges host objects between the same ranks.
     kernels : Kernels
         The arithmetic of the memory that buffers are in.
     name : str
         The transport in a word or two, for messages and ``repr``.
     blocks : bool
-        Whether it is the host that waits for collectives, as `Work.blocks`.
-    digest : Mark
-    calls : Calls or None
-        What ranks have been called for, at several ranks.
+        True when a wait blocks the host, False when it blocks a stream; as `Work.blocks`.
+    digest : CallDigest
+    calls : CallComparison or None
+        Compares the calls of several ranks.
     reproducible : bool
         True when all sums are made in rank order.  All ranks set it alike, while nothing is in
         flight and before they prepare a `Collective`.
     lock : RLock
-        Held while a thread advances its collectives, where another thread may look at them.
+        Held while a thread advances its collectives: a watcher thread may check them.
     thread_multiple : bool
         Whether several threads may communicate at once, as ``MPI_THREAD_MULTIPLE``.
     """
@@ -135,14 +157,14 @@ class Communicator(ABC):
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Buffer:
-        """Zeroed uint8 memory, aligned to `ALIGNMENT` bytes, that collectives can use best."""
+        """Return zeroed uint8 memory, aligned to `ALIGNMENT`; collectives are fastest there."""
 
     def node_shared(self, nbytes: int) -> Buffer | None:
         """Return zeroed uint8 memory that all ranks of this node share; None without shared memory.
 
-        The ranks of a node get the same memory by the same calls in the same order.  Only a
-        collective that all have launched may write the memory, or all ranks with the same bytes.
-        Where shared memory exists, a request for 0 bytes succeeds too.
+        The ranks of a node get the same memory by the same calls in the same order.  The memory is
+        written only by a collective that all ranks have launched, or by all ranks with the same
+        bytes.  If the node has shared memory, a request for 0 bytes succeeds too.
         """
         return None
 
@@ -153,7 +175,6 @@ class Communicator(ABC):
         """
         return nullcontext()
 
-    @abstractmethod
     def reduction(
         self,
         send: Buffer,
@@ -169,15 +190,17 @@ class Communicator(ABC):
         ----------
         send, receive : ndarray, shape (n,)
             May be the same array.  A `receive` in `node_shared` memory is written once a node.
-            At ranks that do not receive, `receive` is scratch memory, or `send`.
+            On ranks that do not receive, `receive` is scratch memory, or `send`.  A sum to `Owners`
+            writes only this rank's own part of `receive`.
         op : str
             One of `OPS`.
         to : To
-            The ranks that receive and update.
+            The ranks that receive and update.  In a sum to `Owners`, `apply` gets ranges of this
+            rank's own part.
         sharded_update : bool
-            Divide the update between the ranks of a node that shares memory: each calls `apply` on
-            ranges of its own, and its `receive` holds the sum of these alone, unless `receive` is
-            itself `node_shared` memory.
+            Divide the update between the ranks of a node that shares memory: each rank calls
+            `apply` on ranges of its own.  Its `receive` then holds the sum of these ranges only,
+            unless `receive` is itself `node_shared` memory.
 
         Returns
         -------
@@ -189,26 +212,108 @@ class Communicator(ABC):
         UsageError, NotSupported
             When the arguments do not fit together.
         """
+        self._check_pair(send, receive, _length(send), 0)
+        self.check(op, send.dtype)
+        check_destination(to, send.size, self.size)
+        if isinstance(to, Owners):
+            return self._to_owners(send, receive[to.part(self.rank)], op, to)
+        return self._reduction(send, receive, op, to, sharded_update=sharded_update)
+
+    @abstractmethod
+    def _reduction(
+        self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded_update: bool
+    ) -> Collective:
+        """Prepare a reduction to every rank or to a root, whose arguments are checked."""
+
+    @abstractmethod
+    def _to_owners(self, send: Buffer, own: Buffer, op: str, to: Owners) -> Collective:
+        """Prepare a reduction to `Owners`; `own` receives this rank's part."""
+
+    def _check_memory(self, buffer: Any, to_write: bool) -> None:
+        """Refuse a buffer that is not in this communicator's kind of memory."""
+        check_host(buffer, to_write)
+
+    def _check_pair(self, send: Any, receive: Any, count: int, shift: int) -> None:
+        """Refuse arrays that do not fit together; as `check_pair`."""
+        check_pair(send, receive, count, shift, self._check_memory)
 
     def allreduce(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
-        """Reduce over all ranks into `receive` on each; as `reduction`."""
+        """Launch a reduction over all ranks into `receive` on every rank; see `reduction`."""
         return self.reduction(send, receive, op).launch()
 
     def reduce(self, send: Buffer, receive: Buffer, op: str = "sum", root: int = 0) -> Work:
-        """Reduce over all ranks into the root's `receive`; as `reduction`."""
+        """Launch a reduction over all ranks into the root's `receive`; see `reduction`."""
         return self.reduction(send, receive, op, to=Root(root)).launch()
 
     @abstractmethod
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
-        """Copy the root's `buffer` into every rank's."""
+        """Launch a copy of the root's `buffer` into every rank's."""
 
-    @abstractmethod
     def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
-        """Reduce over all ranks; rank r receives the r-th of `size` equal parts."""
+        """Launch a reduction over all ranks; rank r receives part r of `size` equal parts."""
+        self._check_pair(send, receive, _length(send) // self.size, self.rank * _length(receive))
+        check_buffers(receive, send, receive.size * self.size)
+        self.check(op, send.dtype)
+        bounds = range(0, send.size + 1, receive.size) if receive.size else [0] * (self.size + 1)
+        return self._to_owners(send, receive, op, Owners(bounds)).launch()
 
-    @abstractmethod
     def allgather(self, send: Buffer, receive: Buffer) -> Work:
         """Put every rank's `send` into `receive`, in rank order."""
+        self._check_pair(send, receive, _length(send) * self.size, -self.rank * _length(send))
+        return self._gather(send, receive, [send.size] * self.size, None)
+
+    def allgatherv(
+        self, send: Buffer, receive: Buffer, counts: Sequence[int], then: Then | None = None
+    ) -> Work:
+        """Put every rank's `send` into `receive`, in rank order.
+
+        Parameters
+        ----------
+        send, receive : ndarray
+            `send` may be this rank's part of `receive`.
+        counts : sequence of int
+            The elements that each rank sends, the same on all ranks.
+        then : callable, optional
+            Called once, when the collective is complete.  On a GPU it is called at the launch, and
+            what it puts on the current stream follows the collective.
+        """
+        check_counts(counts, self.size)
+        before = sum(counts[: self.rank])
+        self._check_pair(send, receive, sum(counts), -before)
+        if send.size != counts[self.rank]:
+            raise UsageError(
+                f"send has {send.size} elements where counts has {counts[self.rank]} for rank "
+                f"{self.rank}; make them the same"
+            )
+        return self._gather(send, receive, counts, then)
+
+    @abstractmethod
+    def _gather(
+        self, send: Buffer, receive: Buffer, counts: Sequence[int], then: Then | None
+    ) -> Work:
+        """Launch `allgatherv`, whose arguments are checked."""
+
+    def all_to_all(
+        self, send: Sequence[Buffer], receive: Sequence[Buffer], then: Then | None = None
+    ) -> Work:
+        """Send a buffer to each rank, and receive one from each.
+
+        Parameters
+        ----------
+        send, receive : sequence of ndarray
+            One for each rank, of one dtype and any lengths; rank r's ``receive[s]`` is as long as
+            rank s's ``send[r]``.  A buffer may be sent to several ranks.
+        then : callable, optional
+            As for `allgatherv`.
+        """
+        check_exchange(send, receive, self.rank, self.size, self._check_memory)
+        return self._exchange(send, receive, then)
+
+    @abstractmethod
+    def _exchange(
+        self, send: Sequence[Buffer], receive: Sequence[Buffer], then: Then | None
+    ) -> Work:
+        """Launch `all_to_all`, whose arguments are checked."""
 
     @abstractmethod
     def barrier(self) -> Work:
@@ -216,28 +321,28 @@ class Communicator(ABC):
 
     @abstractmethod
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        """A communicator of the ranks that give the same `color`, ordered by `key`, then rank.
+        """Make a communicator of the ranks with the same `color`, ordered by `key`, then rank.
 
-        A rank whose `color` is None gets None.
+        Collective.  A rank whose `color` is None gets None.
         """
 
     @abstractmethod
     def duplicate(self, timeout: float | None = None) -> Communicator:
-        """A communicator of the same ranks whose traffic never meets this one's.
+        """Make a communicator of the same ranks, with messages of its own; collective.
 
-        The new communicator has a `timeout` in seconds of its own, by default this one's, and is
-        `reproducible` as this one.
+        The new communicator has this communicator's `reproducible`, and its timeout unless
+        `timeout` sets another, in seconds.
         """
 
     def left_ranks(self) -> dict[int, str]:
-        """Ranks that are known to have left, with the reason they gave; does not block."""
+        """Return the ranks whose farewells have arrived, with their reasons; does not block."""
         return {}
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Block until this rank's host may read what its waits have been for.
+        """Block the host until it may read the results of the collectives waited for before.
 
-        In host memory it may at once.  On a GPU this is where the host waits, for all that was
-        launched and for the work of the current stream.
+        On hosts the call returns at once.  On a GPU the host waits here, and only here, for all
+        launched collectives and for the work of the current stream.
 
         Parameters
         ----------
@@ -260,47 +365,48 @@ class Communicator(ABC):
         UsageError
             When there is no such `op`.
         NotSupported
-            When it has no meaning for `dtype`, or the library beneath has none of it.
+            When the op has no meaning for `dtype`, or NCCL does not have the op or the dtype.
         """
 
     def sync_stream(self) -> None:
-        """Let the current stream go on after what earlier calls queued, on whatever stream.
+        """Make the current stream wait for the stream that was current at the last call.
 
         On hosts there are no streams.
         """
         return None
 
     def reported(self, error: BaseException, call: str) -> KVStoreError | None:
-        """Return the error to raise for one of CUDA's that left a store's `call`; else None.
+        """Return the error to raise in place of a CUDA error in a store's `call`; else None.
 
         On hosts there is no CUDA.
         """
         return None
 
     def keep_alive(self, *objects: Any) -> None:
-        """Refer to `objects` until all that the current stream has been given is done.
+        """Refer to `objects` until the current stream has completed its present work.
 
-        On hosts nothing is under way when a call returns.
+        On hosts all work is complete when a call returns.
         """
         return None
 
     def on_comm_stream(self) -> AbstractContextManager[None]:
-        """Make the communicator's stream the current one; afterwards the old one waits for it.
+        """Make the communication stream current in a ``with`` block.
 
+        After the block the previous stream is current again, and waits for the work of the block.
         On hosts there are no streams.
         """
         return nullcontext()
 
     def capture(self) -> AbstractContextManager[Graph]:
-        """Record what is launched in a ``with`` block as a graph, and do none of it; collective.
+        """Record the launches of a ``with`` block as a graph, and execute none; collective.
 
-        Only launches, waits for them and kernels may be in the block, in the order of its current
-        stream.  Before it, wait with `synchronize`.
+        The block may only launch collectives, wait for them, and run kernels, all on the stream
+        that the capture makes current.  Call `synchronize` before the block.
 
         Raises
         ------
         NotSupported
-            When this communicator cannot.
+            When this communicator has no graphs.
         """
         raise NotSupported(
             f"{self.name} has no graphs: only stores in a GPU's memory, such as create('nccl'), "
@@ -316,10 +422,15 @@ class Communicator(ABC):
         """Wait for all ranks, then free the communicator; a second call does nothing."""
 
 
+def _length(array: Any) -> int:
+    """Return the number of elements; 0 for an object that is no array, which a check refuses."""
+    return getattr(array, "size", 0)
+
+
 def left(rank: int, size: int, reason: str) -> str:
     """Return the message of a call after `Communicator.abort`."""
     return (
-        f"rank {rank} of {size}: this rank has left the communicator, and said: {reason}; make a "
+        f"rank {rank} of {size}: this rank has left the communicator; farewell: {reason}; make a "
         f"new one"
     )
 

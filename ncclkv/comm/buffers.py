@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from ncclkv.arrays.dtypes import check_dtype
 from ncclkv.arrays.memory import address
-from ncclkv.comm.types import ALIGNMENT, OPS, Buffer
+from ncclkv.comm.types import ALIGNMENT, OPS, Buffer, Owners, Root, To
 from ncclkv.errors import NotSupported, UsageError
+
+
+class CheckMemory(Protocol):
+    """Function that refuses a buffer of another kind of memory than a communicator's."""
+
+    def __call__(self, buffer: Any, to_write: bool) -> None: ...
 
 
 def allocate(nbytes: int) -> Buffer:
@@ -34,6 +41,20 @@ def check_root(root: int | None, size: int) -> None:
     whole = isinstance(root, (int, np.integer)) and not isinstance(root, bool)
     if root is not None and not (whole and 0 <= root < size):
         raise UsageError(f"root={root!r} is not a rank: give an int from 0 to {size - 1}")
+
+
+def check_destination(to: To, count: int, size: int) -> None:
+    """Refuse a root that is no rank, and bounds that do not cut `count` elements."""
+    if isinstance(to, Root):
+        check_root(to.rank, size)
+    if isinstance(to, Owners):
+        bounds = list(to.bounds)
+        ends = bounds[:1] + bounds[-1:]
+        if len(bounds) != size + 1 or ends != [0, count] or bounds != sorted(bounds):
+            raise UsageError(
+                f"bounds={to.bounds!r} do not cut {count} elements into a part for each rank: give "
+                f"{size + 1} ascending ints, the first 0 and the last {count}"
+            )
 
 
 def check_host(buffer: Any, to_write: bool) -> None:
@@ -67,15 +88,56 @@ def check_buffers(send: Buffer, receive: Buffer, count: int) -> None:
         )
 
 
-def check_pair(send: Any, receive: Any, count: int, shift: int = 0) -> None:
-    """Refuse what host memory cannot send and receive.
+def check_pair(
+    send: Any, receive: Any, count: int, shift: int, check_memory: CheckMemory = check_host
+) -> None:
+    """Refuse arrays that a collective cannot send and receive.
 
-    Arrays that overlap are refused, too, unless `receive` begins `shift` bytes after `send`.
+    Arrays that overlap are refused, too, unless `receive` begins `shift` elements after `send`, or
+    `send` so many elements after `receive` if `shift` is negative.
     """
-    check_host(send, to_write=False)
-    check_host(receive, to_write=True)
+    check_memory(send, to_write=False)
+    check_memory(receive, to_write=True)
     check_buffers(send, receive, count)
-    check_places(receive, send, shift)
+    part, whole = (receive, send) if shift >= 0 else (send, receive)
+    check_places(part, whole, abs(shift) * send.itemsize)
+
+
+def check_counts(counts: Sequence[int], size: int) -> None:
+    """Refuse counts of elements that are not one for each rank."""
+    if len(counts) != size or min(counts) < 0:
+        raise UsageError(f"counts={counts!r}: give {size} counts, one for each rank, none negative")
+
+
+def check_exchange(
+    send: Sequence[Any], receive: Sequence[Any], rank: int, size: int, check_memory: CheckMemory
+) -> None:
+    """Refuse buffers that cannot be sent to all ranks and received from all.
+
+    Buffers that are sent may overlap each other; this rank's own pair may be the same memory.
+    """
+    for name, buffers in (("send", send), ("receive", receive)):
+        if len(buffers) != size:
+            raise UsageError(f"{name} has {len(buffers)} buffers; give {size}, one for each rank")
+    for data, into in zip(send, receive, strict=True):
+        check_memory(data, to_write=False)
+        check_memory(into, to_write=True)
+        check_buffers(data, into, into.size)
+        if data.dtype != send[0].dtype:
+            raise UsageError(f"one buffer is {data.dtype} and one {send[0].dtype}; give one dtype")
+    check_pair(send[rank], receive[rank], send[rank].size, 0, check_memory)
+    spans = [(address(each), each.nbytes, True) for each in receive]
+    in_place = address(send[rank]) == address(receive[rank])
+    others = [each for peer, each in enumerate(send) if not in_place or peer != rank]
+    spans += [(address(each), each.nbytes, False) for each in others]
+    written = read = 0
+    for start, nbytes, writes in sorted(span for span in spans if span[1]):
+        if start < written or (writes and start < read):
+            raise UsageError(
+                "a buffer to receive into overlaps another buffer; pass buffers that lie apart"
+            )
+        written = max(written, start + nbytes) if writes else written
+        read = max(read, start + nbytes)
 
 
 def check_places(part: Any, whole: Any, offset: int) -> None:

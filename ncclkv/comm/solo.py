@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,11 @@ from ncclkv.comm.buffers import (
     check_color,
     check_host,
     check_op,
-    check_pair,
     check_root,
 )
 from ncclkv.comm.control import CallDigest, ObjectComm
 from ncclkv.comm.roster import check_alone
-from ncclkv.comm.types import EVERYONE, Apply, Buffer, DoneWork, Root, To, Work
+from ncclkv.comm.types import Apply, Buffer, DoneWork, Owners, Then, To, Work
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.kernels.host import HostKernels
 
@@ -75,28 +75,19 @@ class SoloCommunicator(Communicator):
     def check(self, op: str, dtype: np.dtype[Any], what: str = "") -> None:
         check_op(op, dtype, what)
 
-    def reduction(
-        self,
-        send: Buffer,
-        receive: Buffer,
-        op: str = "sum",
-        *,
-        to: To = EVERYONE,
-        sharded_update: bool = False,
+    def _reduction(
+        self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded_update: bool
     ) -> Collective:
-        self._check()
-        check_root(to.rank if isinstance(to, Root) else None, self.size)
-        check_pair(send, receive, np.size(send))
-        check_op(op, send.dtype)
-
         def start(apply: Apply | None) -> Work:
-            self._check()
-            _copy(send, receive)
+            self._copy(send, receive)
             if apply is not None:
                 apply(0, receive.size)
             return DoneWork()
 
         return Collective(start)
+
+    def _to_owners(self, send: Buffer, own: Buffer, op: str, to: Owners) -> Collective:
+        return self._reduction(send, own, op, to, sharded_update=False)
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
         self._check()
@@ -105,18 +96,24 @@ class SoloCommunicator(Communicator):
         check_buffer(buffer)
         return DoneWork()
 
-    def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
-        self._check()
-        check_pair(send, receive, np.size(send))
-        check_op(op, send.dtype)
-        _copy(send, receive)
+    def _gather(
+        self, send: Buffer, receive: Buffer, counts: Sequence[int], then: Then | None
+    ) -> Work:
+        return self._exchange([send], [receive], then)
+
+    def _exchange(
+        self, send: Sequence[Buffer], receive: Sequence[Buffer], then: Then | None
+    ) -> Work:
+        self._copy(send[0], receive[0])
+        if then is not None:
+            then()
         return DoneWork()
 
-    def allgather(self, send: Buffer, receive: Buffer) -> Work:
+    def _copy(self, send: Buffer, receive: Buffer) -> None:
+        """Copy, unless both are the same memory."""
         self._check()
-        check_pair(send, receive, np.size(send))
-        _copy(send, receive)
-        return DoneWork()
+        if send.ctypes.data != receive.ctypes.data:
+            np.copyto(receive, send)
 
     def barrier(self) -> Work:
         self._check()
@@ -136,9 +133,3 @@ class SoloCommunicator(Communicator):
 
     def close(self) -> None:
         self._failure = self._failure or UsageError(closed(0, 1))
-
-
-def _copy(send: Buffer, receive: Buffer) -> None:
-    """Copy, unless both are the same memory."""
-    if send.ctypes.data != receive.ctypes.data:
-        np.copyto(receive, send)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Protocol
 
 from ncclkv.comm.types import Buffer
@@ -24,8 +24,15 @@ class Request(Protocol):
         return True
 
     def awaited(self) -> Sequence[int]:
-        """Return the ranks that it waits for."""
+        """Return the ranks that this request waits for."""
         return (self.peer,)
+
+
+Steps = Generator[Sequence[Request], None, None]
+"""A collective as a generator: it continues when all messages that it yielded are done.
+
+The error of a message is thrown into the generator.
+"""
 
 
 class WrongLength(OrderMismatch):
@@ -65,8 +72,8 @@ class PeerFailed(Exception):
 class Messages(ABC):
     """Ranks that can send each other bytes.
 
-    Messages between the same two ranks with the same tag arrive in the order of sending; at most
-    one such message at a time is being received.
+    Messages with the same sender, receiver and tag arrive in the order of sending.  A receiver
+    waits for at most one such message at a time.
     """
 
     rank: int
@@ -115,25 +122,25 @@ class Transport(Messages):
 
     @abstractmethod
     def notify(self) -> None:
-        """Wake the ranks of this node that pause: the memory they share has changed."""
+        """Wake the ranks of this node that pause: the memory of the node has changed."""
 
     def windows_left(self) -> int:
-        """Bytes that windows of this node can still take, all its ranks' together; local.
+        """Return the bytes that new windows of this node, of all its ranks, can take; local.
 
         Raises
         ------
         OSError
-            Where there are no windows.
+            When this transport has no windows, or the free memory is unknown.
         """
         raise OSError(f"{self.name} has no windows")
 
     def window(self, nbytes: int) -> list[Buffer]:
-        """New memory that the ranks of this node have in common; collective over all ranks.
+        """Allocate memory that the ranks of this node share; collective over all ranks.
 
         Parameters
         ----------
         nbytes : int
-            Of each rank, alike on a node; a multiple of a page.
+            Bytes for each rank, equal on all ranks of a node; a multiple of a page.
 
         Returns
         -------
@@ -144,12 +151,12 @@ class Transport(Messages):
         Raises
         ------
         OSError
-            Where it cannot be had.
+            When the memory cannot be allocated.
         """
         raise OSError(f"{self.name} has no windows")
 
     def has_ended(self, peer: int) -> bool:
-        """Tell whether the process of a peer is known to have ended."""
+        """Return whether the process of a peer is known to have ended."""
         return False
 
     @abstractmethod
@@ -166,7 +173,7 @@ class Transport(Messages):
 
     @abstractmethod
     def split(self, color: int, key: int) -> Transport:
-        """The transport of the ranks of one color; collective."""
+        """Make a transport of the ranks with the same color, ordered by `key`; collective."""
 
     @abstractmethod
     def close(self) -> None:

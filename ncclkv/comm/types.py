@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +15,26 @@ Buffer = NDArray[Any]
 Apply = Callable[[int, int], None]
 """``apply(lo, hi)``: elements ``[lo, hi)`` of the result are reduced and may be used."""
 
+Then = Callable[[], None]
+"""Function that is called once, when a collective is complete.
+
+On a GPU it is called at the launch, and its kernels run on the stream after the collective.
+"""
+
 OPS = ("sum", "avg", "max", "min", "prod")
 """Reduction operators."""
 
 ALIGNMENT = 256
-"""Bytes; the widest alignment that any backend asks of a buffer."""
+"""Alignment of buffers in bytes: the largest that a communicator needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Everyone:
     """Destination of a sum: every rank receives."""
+
+    def receives(self, rank: int) -> bool:
+        """Return whether a rank receives elements."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +48,33 @@ class Root:
 
     rank: int
 
+    def receives(self, rank: int) -> bool:
+        """Return whether a rank receives elements."""
+        return rank == self.rank
 
-To = Everyone | Root
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Destination of a sum: every rank receives a part of its own.
+
+    Attributes
+    ----------
+    bounds : sequence of int
+        Rank r receives elements ``[bounds[r], bounds[r + 1])``; parts may be empty.
+    """
+
+    bounds: Sequence[int]
+
+    def receives(self, rank: int) -> bool:
+        """Return whether a rank receives elements."""
+        return True
+
+    def part(self, rank: int) -> slice:
+        """Return the elements that a rank receives."""
+        return slice(self.bounds[rank], self.bounds[rank + 1])
+
+
+To = Everyone | Root | Owners
 """A destination of a sum."""
 
 EVERYONE = Everyone()

@@ -1,4 +1,4 @@
-"""`Codec`: the interface of a compressed form of gradients."""
+"""`Codec`: the interface of compressed forms of gradients; there are none yet."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Array = NDArray[Any]
 
 
 class Codec(Protocol):
-    """A compressed form of gradients, exchanged in place of them.
+    """A compressed form of gradients, which ranks exchange in place of the gradients.
 
     `ncclkv.engine.reduction.reduction_for` chooses the reduction that uses a codec.
 
     Attributes
     ----------
     name : str
-        For messages.
+        Name for error texts.
     summable : bool
         Whether the sum of payloads is the payload of the sum, so that an allreduce can add them.
     states : tuple of str
-        Names of the arrays, of one element a gradient, that each rank keeps between pushes.
+        Names of arrays that each rank keeps between pushes, with one element for each gradient.
     """
 
     name: str

@@ -16,14 +16,14 @@ _SIZES = tuple(64 * 1024 * _GROWTH**number for number in range(6))
 _LEAST_SIZES = 2
 
 _ROUNDS = 5
-"""Number of collectives timed at each size, after one of warm-up."""
+"""Number of collectives timed at each size, after a warm-up collective."""
 
 _SECONDS = 1.0
-"""Time limit of all timed collectives; the first one of a communicator may take longer."""
+"""Time limit of all timed collectives; the first collective of a communicator may exceed it."""
 
 
 def sizing(comm: Communicator, placement: Placement, bucket_bytes: int | str) -> Sizing:
-    """Return the size that was asked for, or measure one; collective when it measures."""
+    """Return the given size, or choose a size by measurement; collective if it measures."""
     if bucket_bytes != AUTO:
         return Sizing(int(bucket_bytes))
     cost = None if comm.size == 1 else measured(comm, placement)
@@ -33,14 +33,14 @@ def sizing(comm: Communicator, placement: Placement, bucket_bytes: int | str) ->
 def measured(comm: Communicator, placement: Placement) -> CostModel | None:
     """Return a model of the time of collectives, equal on every rank; collective.
 
-    The measurement takes a second at most, and 64 MiB a rank, which are freed.
+    The measurement takes a second at most.  Its 64 MiB a rank are freed.
 
     Parameters
     ----------
     comm : Communicator
-        Of two ranks or more.
+        A communicator of two ranks or more.
     placement : Placement
-        Of the sums.
+        The destination of the sums.
     """
     trial = _Trial(comm, placement)
     points: list[tuple[int, float]] = []
@@ -50,8 +50,8 @@ def measured(comm: Communicator, placement: Placement) -> CostModel | None:
             expected = _GROWTH * points[-1][1] * (_ROUNDS + 1)
             if spent + expected > _SECONDS:
                 break
-        # The slowest rank's, and known to all: whatever follows from it, they do alike.
-        own = trial.median_seconds(nbytes)
+        # All ranks use the slowest rank's time: they must time the same number of collectives.
+        own = median([trial.seconds(nbytes) for _ in range(_ROUNDS + 1)][1:])
         slowest = max(comm.control.allgather(own, f"measuring {nbytes} bytes"))
         points.append((nbytes, slowest))
         spent += slowest * (_ROUNDS + 1)
@@ -59,22 +59,17 @@ def measured(comm: Communicator, placement: Placement) -> CostModel | None:
 
 
 class _Trial:
-    """Timed collectives, in memory of the same kind as buckets."""
+    """Timed collectives on memory of the same kind as that of buckets."""
 
     def __init__(self, comm: Communicator, placement: Placement) -> None:
         self._comm = comm
         self._placement = placement
         self._space = comm.allocate(_SIZES[-1])
-        comm.kernels.fill(self._space, 0)  # a page is there once it is written to
+        comm.kernels.fill(self._space, 0)  # else the first collective would time page faults
         self._next = 0
 
-    def median_seconds(self, nbytes: int) -> float:
-        """Return the median time of a collective of that size on this rank, in seconds."""
-        times = [self._seconds(nbytes) for _ in range(_ROUNDS + 1)]
-        return median(times[1:])
-
-    def _seconds(self, nbytes: int) -> float:
-        """Return the time of one collective, in seconds, on memory that is in no cache."""
+    def seconds(self, nbytes: int) -> float:
+        """Return the seconds of one collective on memory that no cache holds."""
         if self._next + nbytes > self._space.size:
             self._next = 0
         buffer = self._space[self._next : self._next + nbytes].view(np.float32)

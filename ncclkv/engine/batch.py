@@ -1,12 +1,12 @@
-"""`Push` and `Pull`: the arrays of one call, sorted by bucket once and used for every repeat of it.
+"""`Push` and `Pull`: the arrays of one call, sorted by bucket.
 
-Both refer to arrays by index in the list that the call was given, and hold none of them, so that
-one object serves every list of arrays with the same keys, shapes and dtypes.
+Both refer to arrays by their index in the list of the call, and hold none of them.  So one object
+serves every later call with the same keys, shapes and dtypes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,76 +17,59 @@ from ncclkv.kernels.base import Kernels
 from ncclkv.table.registry import Key
 
 Indices = Sequence[int]
-"""Indices of arrays in the list of a call; a range where they are consecutive."""
+"""Indices of arrays in the list of a call: a range if they are consecutive."""
 
 
-@dataclass(eq=False)
-class Targets:
-    """Flat slices of a bucket that the arrays of a `BucketPush` are written to, in its order.
-
-    Attributes
-    ----------
-    single : list of ndarray
-        Slices of the keys with one array each.
-    several : list of ndarray
-        Slices of the keys with several arrays.
-    table : Any
-        Cache of `Kernels.pack_all`, passed back to it at the next call.
-    """
-
-    single: list[Array] = field(default_factory=list)
-    several: list[Array] = field(default_factory=list)
-    table: Any = None
-
-
-@dataclass(eq=False)
 class BucketPush:
-    """The arrays of a push that belong into one bucket.
+    """The arrays of a push that belong to one bucket.
+
+    Parameters
+    ----------
+    slots : sequence of Slot
+        The keys pushed.
+    indices : mapping of key to sequence of int
+        The arrays of all keys of the push.
+    in_place : set of keys
+        Keys whose array is their own gradient, so that nothing is copied.
 
     Attributes
     ----------
     state : BucketState
     keys : set of keys
-    indices : list of int
-        Arrays of the keys with one array each.
-    several : list of (list of int, str)
-        Arrays and op of each key with several arrays.
-    gradients, weights : Targets
-        Slices that the arrays are written to: gradients, or weights where the sum replaces them.
     in_place : list of Slot
-        Keys whose array is their own gradient, so that nothing is copied.
+        Keys whose array is their own gradient.
     """
 
-    state: BucketState
-    keys: set[Key] = field(default_factory=set)
-    indices: Indices = range(0)
-    several: list[tuple[Indices, str]] = field(default_factory=list)
-    gradients: Targets = field(default_factory=Targets)
-    weights: Targets = field(default_factory=Targets)
-    in_place: list[Slot] = field(default_factory=list)
+    def __init__(
+        self, slots: Sequence[Slot], indices: Mapping[Key, Indices], in_place: Set[Key]
+    ) -> None:
+        self.state = slots[0].state
+        self.keys = {slot.entry.key for slot in slots}
+        self.in_place = [slot for slot in slots if slot.entry.key in in_place]
+        copied = [
+            (slot, indices[slot.entry.key]) for slot in slots if slot.entry.key not in in_place
+        ]
+        singles = [(slot, found) for slot, found in copied if len(found) == 1]
+        self.several = [(slot, found) for slot, found in copied if len(found) != 1]
+        self._indices = as_range([index for _, (index,) in singles])
+        self._gradients = [slot.gradient for slot, _ in singles]
+        self._weights = [slot.weight for slot, _ in singles]
+        # Caches of `pack_all` by `to_weights`, which passes them back at the next call.
+        self._tables: dict[bool, Any] = {}
 
-    def add(self, slot: Slot, indices: Indices, *, in_place: bool) -> bool:
-        """Include a key; return whether the caller must add its one index to `indices`."""
-        self.keys.add(slot.entry.key)
-        if in_place:
-            self.in_place.append(slot)
-            return False
-        single = len(indices) == 1
-        if not single:
-            self.several.append((indices, slot.entry.spec.op))
-        for targets, flat in ((self.gradients, slot.gradient), (self.weights, slot.weight)):
-            (targets.single if single else targets.several).append(flat)
-        return single
-
-    def copy_in(self, arrays: Sequence[Array], targets: Targets, kernels: Kernels) -> None:
-        """Write this rank's sum of each key's arrays to the key's slice in `targets`."""
-        if self.several:
-            for (indices, op), flat in zip(self.several, targets.several, strict=True):
-                kernels.combine(select(arrays, indices), flat, op)
-        if self.indices:
-            indices = self.indices
-            values = arrays if len(indices) == len(arrays) else select(arrays, indices)
-            targets.table = kernels.pack_all(values, targets.single, targets.table)
+    def copy_in(
+        self, arrays: Sequence[Array], kernels: Kernels, *, to_weights: bool = False
+    ) -> None:
+        """Write this rank's sum of each key's arrays to the key's gradient, or to its weights."""
+        for slot, indices in self.several:
+            flat = slot.weight if to_weights else slot.gradient
+            kernels.combine(select(arrays, indices), flat, slot.entry.spec.op)
+        if self._indices:
+            whole = len(self._indices) == len(arrays)
+            values = arrays if whole else select(arrays, self._indices)
+            flats = self._weights if to_weights else self._gradients
+            table = self._tables.get(to_weights)
+            self._tables[to_weights] = kernels.pack_all(values, flats, table)
 
 
 @dataclass(eq=False)
@@ -177,7 +160,7 @@ def select(arrays: Sequence[Array], indices: Indices) -> Sequence[Array]:
 
 
 def as_range(indices: list[int]) -> Indices:
-    """Return consecutive indices as a range, so that `select` is one slice; others as given."""
+    """Return consecutive indices as a range, which `select` takes as one slice; others as given."""
     block = range(indices[0], indices[0] + len(indices)) if indices else range(0)
     return block if indices == list(block) else indices
 
@@ -203,22 +186,21 @@ def plan_push(
     list of ndarray
         All arrays as a list, in the order of the keys, each passed through `detached`.
     """
-    parts: dict[int, BucketPush] = {}
-    singles: dict[int, list[int]] = {}
-    of_key: dict[Key, Indices] = {}
+    buckets: dict[int, list[Slot]] = {}
+    indices: dict[Key, Indices] = {}
+    in_place: set[Key] = set()
     listed: list[Array] = []
     for key, arrays in values.items():
         slot = slot_of(key)
-        number = slot.state.bucket.index
-        part = parts.setdefault(number, BucketPush(slot.state))
-        indices = of_key[key] = range(len(listed), len(listed) + len(arrays))
-        in_place = len(arrays) == 1 and slot.holds(arrays[0])
-        if part.add(slot, indices, in_place=in_place):
-            singles.setdefault(number, []).append(len(listed))
-        listed += arrays if in_place else map(detached, arrays)
-    for number, found in singles.items():
-        parts[number].indices = as_range(found)
-    return Push(of_key, [parts[number] for number in sorted(parts)]), listed
+        buckets.setdefault(slot.state.bucket.index, []).append(slot)
+        indices[key] = range(len(listed), len(listed) + len(arrays))
+        if len(arrays) == 1 and slot.holds(arrays[0]):
+            in_place.add(key)
+            listed += arrays
+        else:
+            listed += map(detached, arrays)
+    parts = [BucketPush(buckets[number], indices, in_place) for number in sorted(buckets)]
+    return Push(indices, parts), listed
 
 
 def plan_pull(
@@ -232,7 +214,7 @@ def plan_pull(
     reads : sequence of (key, ndarray)
         An array given for several keys receives the value of the last.
     source_of : callable
-        Returns the bucket of a key, or None before it has one, and its flat value.
+        Returns a key's bucket, which is None until the key has a slot, and its flat value.
 
     Returns
     -------

@@ -24,10 +24,10 @@ Array = NDArray[Any]
 _MAX_SPANS = 4096
 
 SHARED_FROM_BYTES = 64 * 1024
-"""Size from which the ranks of a node share the weights of a bucket.
+"""Smallest bucket whose weights the ranks of a node share.
 
-Sharing saves memory and divides the update, and costs a second phase: every rank waits until all
-have written.  A smaller sum takes less time than that phase.
+Sharing saves memory and divides the update.  Its price is a second phase, in which each rank waits
+until all ranks have written.  The sum of a smaller bucket takes less time than that phase.
 """
 
 
@@ -41,8 +41,8 @@ class BucketState:
     reduction : Reduction
         Makes the sums of its gradients.
     share_weights : bool
-        Whether the ranks of a node share one copy of the weights, if they have shared memory and
-        the bucket has `SHARED_FROM_BYTES`.
+        Whether the ranks of a node with shared memory share one copy of the weights.  A bucket
+        smaller than `SHARED_FROM_BYTES` is never shared.
 
     Attributes
     ----------
@@ -53,14 +53,14 @@ class BucketState:
     node_shared : bool
         Whether the ranks of the node share one copy of the weights, and update it together.
     pushed : set of keys
-        Keys pushed since the last launch; their gradients wait in the bucket.
+        Keys pushed since the last launch.
     step : Any
         The optimizer's step under which they were pushed.
     in_flight : InFlight
     launched : bool
         Whether the bucket has been launched under the update rule in force.
     stale : (int, int) or None
-        Range of elements that other ranks may have updated and not yet published.
+        Range of elements that were updated and not yet published to all ranks.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class BucketState:
             self._whole = None
 
     def optimizer_state(self, name: str, dtype: np.dtype[Any]) -> Buffer:
-        """Return the optimizer state of that name: one element a weight, zeroed.
+        """Return the zeroed optimizer state of that name, with one element for each weight.
 
-        Collective where ranks share the weights: they share this array, too.
+        Collective if the ranks of the node share the weights: then they share the state, too.
         """
         which = name, dtype
         cached = self._optimizer_states.get(which)
@@ -122,11 +122,13 @@ class BucketState:
 
     def pushed_spans(self) -> Sequence[Span]:
         """Return the ranges that hold the pushed keys and no other key."""
-        if len(self.pushed) < self.key_count:
-            return [self.span(bounds) for bounds in plan.spans(self.bucket, self.pushed)]
-        if self._whole is None:
-            self._whole = [self.span(bounds) for bounds in plan.spans(self.bucket, self.pushed)]
-        return self._whole
+        whole = len(self.pushed) == self.key_count
+        if whole and self._whole is not None:
+            return self._whole
+        spans = [self.span(bounds) for bounds in plan.spans(self.bucket, self.pushed)]
+        if whole:
+            self._whole = spans
+        return spans
 
     def span(self, bounds: Range) -> Span:
         """Return a range of elements; the same object for the same bounds."""
@@ -134,23 +136,21 @@ class BucketState:
         if cached is None:
             if len(self._spans) == _MAX_SPANS:
                 self._spans.clear()
-            cached = self._spans[bounds] = Span(
-                *bounds,
-                self.gradients,
-                self.weights,
-                plan.label(self.bucket, bounds),
-                node_shared=self.node_shared,
-            )
+            lo, hi = bounds
+            gradients, weights = self.gradients[lo:hi], self.weights[lo:hi]
+            label = plan.label(self.bucket, bounds)
+            cached = Span(lo, hi, gradients, weights, label, self.node_shared)
+            self._spans[bounds] = cached
         return cached
 
     def mark_stale(self, lo: int, hi: int) -> None:
-        """Record that not every rank has the new values of elements ``[lo, hi)``."""
+        """Record that the new values of elements ``[lo, hi)`` are to be published."""
         if self.stale is not None:
             lo, hi = min(lo, self.stale[0]), max(hi, self.stale[1])
         self.stale = (lo, hi)
 
     def forget(self) -> None:
-        """Drop the pushes and launches of a captured step, which did not take place."""
+        """Drop the pushes and launches of a captured step, which were not executed."""
         self.pushed.clear()
         self.in_flight.clear()
         self.stale = None
@@ -163,7 +163,7 @@ class Slot:
     ----------
     gradient, weight : ndarray, flat
     gradient_view, weight_view : ndarray of the key's shape
-        Views of the same memory; `weight_view` is read-only, where arrays can be.
+        Views of the same memory; `weight_view` is read-only if the array library has such views.
     lent : bool
         Whether the user holds a view of the gradient, and may be writing to it.
     """
@@ -177,12 +177,12 @@ class Slot:
         self.find_weight()
 
     def find_weight(self) -> None:
-        """Point `weight` at the bucket's weights, after these have moved."""
+        """Set `weight` to a view of the bucket's weights, which may have moved."""
         self.weight = self.state.weights[self.entry.lo : self.entry.hi]
         self.weight_view: Array = protected(self.weight).reshape(self.entry.spec.shape)
 
     def holds(self, value: Array) -> bool:
-        """Return whether `value` is this key's own gradient, whole."""
+        """Return whether `value` is a view of this key's whole gradient."""
         return (
             value.flags.c_contiguous
             and value.shape == self.gradient_view.shape
@@ -191,7 +191,7 @@ class Slot:
 
 
 class BucketMemory:
-    """Index of the buckets' memory, to find the bucket that an array lies in."""
+    """Index of the buckets' memory by address."""
 
     def __init__(self, states: Iterable[BucketState]) -> None:
         self._ranges: list[tuple[int, int, BucketState, bool]] = []
@@ -200,12 +200,12 @@ class BucketMemory:
                 start = address(memory)
                 is_weights = memory is state.weights
                 self._ranges.append((start, start + memory.nbytes, state, is_weights))
-        self._ranges.sort(key=lambda found: found[0])
+        self._ranges.sort(key=lambda each: each[0])
 
     def find(self, array: Array) -> tuple[BucketState, bool] | None:
         """Return the bucket that the array lies in, and whether in its weights; else None."""
         start = address(array)
-        nearest = bisect.bisect_right(self._ranges, start, key=lambda found: found[0]) - 1
+        nearest = bisect.bisect_right(self._ranges, start, key=lambda each: each[0]) - 1
         if nearest < 0 or start >= self._ranges[nearest][1]:
             return None
         return self._ranges[nearest][2:]

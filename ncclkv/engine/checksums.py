@@ -1,4 +1,4 @@
-"""`Checksums`: what ranks hold of the same keys, compared; finds the ranks in the minority."""
+"""`Checksums`: a rank's checksums of its values; `differences`: keys and ranks that differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.table.registry import Key
 
 _MAX_SHOWN = 4
-"""Number of keys, and of ranks, that a message names; further ones are counted."""
+"""Number of keys, and of ranks, that a text names; further keys and ranks are counted."""
 
 
 class Checksums(NamedTuple):
@@ -22,22 +22,22 @@ class Checksums(NamedTuple):
     Attributes
     ----------
     held : ndarray of uint64, shape (keys,)
-        Of the value in the store.
+        Checksum of the value in the store.
     lowest, highest : ndarray of uint64, shape (keys,)
-        The extremes over all arrays that the value was pulled into.
-    held_counts, pulled_counts : ndarray of bool, shape (keys,)
+        Extremes of the checksums of all arrays into which the rank has pulled the value.
+    held_comparable, pulled_comparable : ndarray of bool, shape (keys,)
         Whether `held`, or `lowest` and `highest`, can be compared with other ranks'.
     """
 
     held: NDArray[Any]
     lowest: NDArray[Any]
     highest: NDArray[Any]
-    held_counts: NDArray[Any]
-    pulled_counts: NDArray[Any]
+    held_comparable: NDArray[Any]
+    pulled_comparable: NDArray[Any]
 
     @classmethod
     def blank(cls, count: int) -> Checksums:
-        """Return checksums of `count` keys, none of which can be compared yet."""
+        """Return empty checksums of `count` keys, none of which can be compared."""
         highest = np.zeros(count, np.uint64)
         lowest = np.full(count, np.iinfo(np.uint64).max, np.uint64)
         flags = np.zeros((2, count), bool)
@@ -60,13 +60,13 @@ class Difference(NamedTuple):
 
 
 def differences(all_ranks: Sequence[Checksums], keys: Sequence[Key], root: int) -> list[Difference]:
-    """Return the keys that differ between ranks, of those that all ranks can compare."""
+    """Return the keys that differ between ranks, of the keys that all ranks can compare."""
     held, lowest, highest = (np.stack([each[row] for each in all_ranks]) for row in range(3))
-    held_counts = np.logical_and.reduce([each.held_counts for each in all_ranks])
-    pulled_counts = np.logical_and.reduce([each.pulled_counts for each in all_ranks])
-    held_differs = (held != held[0]).any(axis=0) & held_counts
+    held_comparable = np.logical_and.reduce([each.held_comparable for each in all_ranks])
+    pulled_comparable = np.logical_and.reduce([each.pulled_comparable for each in all_ranks])
+    held_differs = (held != held[0]).any(axis=0) & held_comparable
     pulled_differs = (lowest != lowest[0]).any(axis=0) | (highest != highest[0]).any(axis=0)
-    pulled_differs &= pulled_counts
+    pulled_differs &= pulled_comparable
     found = []
     for number in np.flatnonzero(held_differs | pulled_differs).tolist():
         pulled = [*zip(lowest[:, number].tolist(), highest[:, number].tolist(), strict=True)]
@@ -91,7 +91,7 @@ def _minority(values: Sequence[Hashable], root: int) -> tuple[int, ...]:
 
 
 def describe(found: Sequence[Difference], size: int) -> str:
-    """Return a text of the keys that differ, and of the ranks on either side, of `size` ranks."""
+    """Return a text of the keys that differ between `size` ranks, with the ranks of each side."""
     text = "; ".join(_describe_key(each, size) for each in found[:_MAX_SHOWN])
     more = len(found) - _MAX_SHOWN
     return f"{text} and {more} more keys" if more > 0 else text

@@ -51,7 +51,7 @@ class Engine:
     kernels : Kernels
         The arithmetic of the memory that holds the values.
     policy : FlushPolicy
-        In force: chosen when the store is made, and anew for each update rule and uneven block.
+        The policy in force; an update rule and an uneven block may each bring another policy.
     placement : Placement
     events : Events
         The instruments that listen to this rank.
@@ -60,9 +60,9 @@ class Engine:
     uneven : bool
         Whether an uneven block is open.
     recorder : Recorder or None
-        Set while calls are captured instead of executed.
+        Records the calls of a capture, which are not executed.
     epoch : object
-        The recorder, or the update rule in force: what earlier calls were checked under.
+        The recorder, or the update rule in force.  Calls checked in another epoch are checked anew.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class Engine:
     # Keys
 
     def gradient(self, key: Key) -> Array:
-        """Return a view of a key's gradient, for the user to write to."""
+        """Return a view of a key's gradient, which the user may write to."""
         slot = self.layout[key]
         if key in slot.state.pushed:
             raise UsageError(
-                f"grad_view of key {key!r}: it was pushed and waits in its bucket, so its gradient "
-                f"is the store's; pull it, or call wait({key!r}), first"
+                f"grad_view of key {key!r}: the key was pushed and not flushed, so the store still "
+                f"needs its gradient; pull it, or call wait({key!r}), first"
             )
         self._claim(slot.state)
         slot.lent = True
@@ -111,21 +111,23 @@ class Engine:
 
     def current(self, key: Key) -> Array:
         """Return a key's value as of the last flush, in the key's shape; callers only read it."""
-        if key in self.layout:
-            self._claim(self.layout[key].state)
-        return self._reader.current(key)
+        if key not in self.layout:
+            return self.layout.pending[key]
+        slot = self.layout[key]
+        self._claim(slot.state)
+        return slot.weight_view
 
     def replace(self, values: Mapping[Key, Array]) -> None:
-        """Set values of keys, equal on every rank, and zero their optimizer states; collective."""
-        if placed := self.layout.buckets(values):
-            self.settle(placed)
+        """Set values of keys, equal on every rank, and reset their optimizer states; collective."""
+        if states := self.layout.buckets(values):
+            self.settle(states)
         for key, value in values.items():
-            if key not in self.layout:
-                self.layout.replace_pending(key, value)
-                continue
-            slot = self.layout[key]
-            self.kernels.pack(value, slot.weight)
-            self.rule.reset(slot)
+            if key in self.layout:
+                slot = self.layout[key]
+                self.kernels.pack(value, slot.weight)
+                self.rule.reset(slot)
+            else:
+                self.layout.pending[key] = value
 
     def _claim(self, state: BucketState) -> None:
         """Wait for the collectives of a bucket that a call is about to write or read."""
@@ -137,9 +139,10 @@ class Engine:
     # Update rule
 
     def set_rule(self, rule: Rule) -> None:
-        """Flush under the old rule, then put another in force; collective.
+        """Flush under the old rule, then put another rule in force; collective.
 
-        All ranks must have sealed the same keys.  If memory is lacking, the old rule stays.
+        All ranks must have sealed the same keys.  After a `MemoryError` the old rule stays in
+        force.
         """
         self.policy.flush()
         updates, before = self.updates, self.updates.rule
@@ -158,19 +161,13 @@ class Engine:
         """End the use of the update rule."""
         self.updates.dispose(self.rule)
 
-    def pop_error(self) -> Exception | None:
-        """Return the pending exception of the user's updater, and clear it."""
-        updates = self.updates
-        error, updates.error = updates.error, None
-        return error
-
     # Push
 
     def plan_push(self, values: Mapping[Key, Sequence[Array]]) -> tuple[Push, list[Array]]:
         """Sort this rank's arrays of each key by bucket, as `batch.plan_push`.
 
-        Arrays that lie in a bucket are copied, unless they are their own key's gradient: the push
-        could overwrite them while it reads them.  The first call gives keys their slots.
+        An array in a bucket is copied, unless it is its own key's gradient: the push could
+        overwrite the array before reading it.  The first call gives keys their slots.
         """
         return plan_push(values, self.layout.__getitem__, self._detached)
 
@@ -179,7 +176,7 @@ class Engine:
         return array if self.layout.bucket_of(array) is None else self.kernels.copy(array)
 
     def ready(self, push: Push) -> Any:
-        """Refuse a push that cannot be made now; return the optimizer's step to pack it under.
+        """Refuse a push that cannot be made now; else return the optimizer's step for it.
 
         Raises
         ------
@@ -201,20 +198,20 @@ class Engine:
             if self._flushes.missing_zeros:
                 for key in part.keys & state.pushed:
                     raise UsageError(
-                        f"push of key {key!r}: it was pushed and not flushed, and with "
-                        f"missing='zeros' other ranks need not know of it; pull a key, or wait, "
-                        f"between two pushes"
+                        f"push of key {key!r}: the key was pushed and not flushed, and with "
+                        f"missing='zeros' other ranks may not have pushed it; pull a key, or call "
+                        f"wait(), between two pushes"
                     )
             for slot in part.in_place:
                 if slot.entry.key in state.pushed or state.in_flight.works:
                     raise UsageError(
                         f"push of key {slot.entry.key!r}: its grad_view was pushed and not "
-                        f"flushed, so it is the store's; pull the key, or wait for it, before "
-                        f"filling it again"
+                        f"flushed, so the store still needs it; pull the key, or call "
+                        f"wait({slot.entry.key!r}), before you fill the view again"
                     )
 
     def pack_and_launch(self, push: Push, arrays: Sequence[Array], step: Any) -> None:
-        """Pack a push that is `ready` into its buckets, and launch the buckets as the policy says.
+        """Pack a push into its buckets, and launch the buckets that the policy selects.
 
         Parameters
         ----------
@@ -222,20 +219,22 @@ class Engine:
         arrays : sequence of ndarray
             The arrays that `push` refers to.
         step : Any
-            Of `ready`.
+            Result of `ready` for this push.
         """
-        if self._alone and push.whole and self._copies_directly():
+        policy, recorder = self.policy, self.recorder
+        direct = self._alone and push.whole and recorder is None and self.updates.rule.replaces
+        if direct and not policy.flushes_everything:
             self._assign(push, arrays)
             return
-        policy, recorder = self.policy, self.recorder
-        # With keys missing, other ranks need not have pushed under this step: all would not flush.
-        fixed = not policy.allows_missing
+        # Where keys may be missing, other ranks may not have pushed under the old step: a flush
+        # here would wait for ranks that make none.
+        compares = not policy.allows_missing
         for part in push.parts:
             state = part.state
-            changed = fixed and state.step != step
+            changed = compares and state.step != step
             if state.pushed and (changed or not state.pushed.isdisjoint(part.keys)):
                 policy.make_room(state)
-        # Each bucket is launched before the next is packed, so that its collective overlaps that.
+        # Each bucket is launched before the next is packed: the collective overlaps the packing.
         for part in push.parts:
             self._pack(part, arrays)
             self.updates.applying = True
@@ -247,18 +246,13 @@ class Engine:
         policy.pushed(push.indices)
         self.updates.applying = False
 
-    def _copies_directly(self) -> bool:
-        """Return whether a push of whole buckets, of one rank, is copied into the weights."""
-        rule, policy = self.updates.rule, self.policy
-        return rule.replaces and self.recorder is None and not policy.flushes_everything
-
     def _assign(self, push: Push, arrays: Sequence[Array]) -> None:
-        """Copy the sums of whole buckets into the weights: with one rank they are the result."""
+        """Copy whole buckets straight into the weights: the sum over one rank is its own array."""
         for part in push.parts:
             state = part.state
             self._reducer.launch(state)
             state.in_flight.complete()
-            part.copy_in(arrays, part.weights, self.kernels)
+            part.copy_in(arrays, self.kernels, to_weights=True)
             state.in_flight.add(DoneWork())
             state.launched = True
 
@@ -274,11 +268,11 @@ class Engine:
             self.recorder.include(state)
         if state.in_flight.works:
             state.in_flight.complete()
-        part.copy_in(arrays, part.gradients, self.kernels)
+        part.copy_in(arrays, self.kernels)
         state.pushed |= part.keys
 
     def launch_full(self, priorities: Mapping[int, int], keys: Collection[Key], step: Any) -> None:
-        """Launch the buckets that packed pushes have filled, by priority, as the policy says.
+        """Launch packed buckets in the order of their priorities, if the policy selects them.
 
         Parameters
         ----------
@@ -287,7 +281,7 @@ class Engine:
         keys : collection of keys
             The keys packed.
         step : Any
-            Optimizer's step under which they are pushed.
+            The optimizer's step of these pushes.
         """
         policy, recorder = self.policy, self.recorder
         for number in plan.launch_order(priorities):
@@ -307,7 +301,7 @@ class Engine:
     # Flush and read
 
     def flush(self) -> None:
-        """Reduce all that was pushed, and wait for it; collective."""
+        """Reduce all pushed keys, and wait for the sums; collective."""
         self.policy.flush()
 
     def settle(self, states: Sequence[BucketState] | None = None) -> None:
@@ -317,12 +311,12 @@ class Engine:
         self._reducer.complete(states)
 
     def wait(self, states: Sequence[BucketState] | None = None) -> None:
-        """Settle buckets, and block the host until all of it is done; collective.
+        """Settle buckets, and block the host until their work is done; collective.
 
         Raises
         ------
         NonFinite
-            When flushes were skipped, with ``nonfinite="raise"``.
+            When the device has skipped flushes, with ``nonfinite="raise"``.
         """
         self.settle(states)
         if self.updates.unshared:
@@ -332,15 +326,15 @@ class Engine:
         self._flushes.report_skipped()
 
     def close(self) -> None:
-        """Flush all, and block the host until it is done; collective."""
+        """Flush all keys, and block the host until their work is done; collective."""
         self.policy.flush()
         self._comm.synchronize()
         self._flushes.report_skipped()
 
     def plan_pull(self, reads: Sequence[tuple[Key, Array]]) -> tuple[Pull, list[Array]]:
-        """Sort arrays to be written by bucket, as `batch.plan_pull`."""
+        """Sort the arrays of a pull by bucket, as `batch.plan_pull`."""
         if self.policy.allows_missing:
-            # Other ranks may have pushed keys that this rank has not: all keys need slots.
+            # The flush may reduce keys that only other ranks have pushed: all keys need slots.
             self.layout.seal()
         return self._reader.plan(reads)
 
@@ -357,16 +351,16 @@ class Engine:
         self._reader.copy_out(pull, outs)
 
     def keep(self, arrays: Sequence[Array]) -> None:
-        """Refer to arrays until the stream has finished reading them."""
+        """Keep arrays alive until the stream has finished reading them."""
         self._comm.keep_alive(*arrays)
 
     # Uneven blocks
 
     def begin_uneven(self) -> AgreedFlush:
-        """Let ranks push at different times; return the policy, whose `answer` ends the block."""
+        """Let ranks push at different times; return the policy, whose `drain` ends the block."""
         self.policy.flush()
         self.uneven = True
-        self.policy = policy = self._flushes.uneven()
+        self.policy = policy = self._flushes.agreed(uneven=True)
         return policy
 
     def end_uneven(self) -> None:
@@ -378,14 +372,15 @@ class Engine:
 
     @contextmanager
     def recording_with(self, recorder: Recorder) -> Iterator[None]:
-        """Record the calls of a ``with`` block as a captured step; none of them takes place."""
-        plain = self.kernels
+        """Record the calls of a ``with`` block as a captured step; none of them is executed."""
+        rule = self.updates.rule
+        rule.recording = recorder.updates
         self._use(recorder.kernels, recorder)
         try:
-            with self.updates.rule.recording(recorder.updates):
-                yield
+            yield
         finally:
-            self._use(plain, None)
+            rule.recording = None
+            self._use(self._comm.kernels, None)
             for state in self.layout.states:
                 state.forget()
 
@@ -398,7 +393,6 @@ class Engine:
 
 def make_engine(
     comm: Communicator,
-    kernels: Kernels,
     placement: Placement,
     sizing: Sizing,
     *,
@@ -410,7 +404,6 @@ def make_engine(
     Parameters
     ----------
     comm : Communicator
-    kernels : Kernels
     placement : Placement
     sizing : Sizing
         Size of the buckets.
@@ -419,16 +412,9 @@ def make_engine(
     nonfinite : {"ignore", "raise", "skip_step"}
     """
     updates, events = Updates(comm, placement), Events()
-    layout = Layout(
-        comm,
-        kernels,
-        sizing,
-        updates.allocate,
-        updates.start,
-        reduction_for(comm, placement, None, events),
-        share_weights=placement.shares_weights,
-    )
-    reader = Reader(comm, layout, kernels)
-    reducer = Reducer(comm, layout, updates, kernels, events)
+    reduction = reduction_for(comm, placement, None, events)
+    shares = placement.shares_weights
+    layout = Layout(comm, sizing, updates.allocate, reduction, share_weights=shares)
+    reducer = Reducer(comm, layout, updates, events)
     flushes = FlushChoice(reducer, missing_zeros=missing_zeros, nonfinite=nonfinite)
-    return Engine(layout, reader, reducer, flushes)
+    return Engine(layout, Reader(comm, layout), reducer, flushes)

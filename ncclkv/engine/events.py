@@ -12,7 +12,7 @@ _log = logging.getLogger("ncclkv")
 
 
 class Instrument:
-    """Receives events of one rank's store; a subclass overrides the methods of those it wants.
+    """Receives events of one rank's store; a subclass overrides the methods of events it observes.
 
     Methods run inside the verb that they observe, so they call no verb.  An instrument that raises
     an exception is removed, and the exception is logged.
@@ -21,32 +21,40 @@ class Instrument:
     """
 
     def verb(self, name: str, seconds: float) -> None:
-        """Note that a verb has returned, or raised, after `seconds`."""
+        """Observe that a verb has returned, or raised an exception, after `seconds`."""
 
     def launched(self, seq: int, label: str, nbytes: int, wire: int) -> None:
-        """Note that a collective begins.
+        """Observe the launch of a collective.
 
         Parameters
         ----------
         seq : int
         label : str
-            Its keys, as in errors.
+            Names of its keys, as in error texts.
         nbytes : int
             Bytes of the array that is reduced or broadcast; slots are padded to 256 bytes.
         wire : int
-            Bytes that this rank sends in messages; 0 where that is unknown.
+            Bytes of a reduction that this rank sends, as `Collective.wire_bytes`; 0 of a broadcast.
         """
 
     def completed(self, seq: int, seconds: float) -> None:
-        """Note that a wait on the host has completed a collective, `seconds` after its launch."""
+        """Observe that a host wait has completed a collective, `seconds` after its launch."""
 
     def waited(self, seq: int, seconds: float) -> None:
-        """Note that the host has waited for a collective."""
+        """Observe the end of the host's wait for a collective, which took `seconds`."""
 
     def late(self, seq: int, rank: int, seconds: float) -> None:
-        """Note which rank of the node was the last in a sum, so many seconds after the others.
+        """Observe the rank of the node that entered a sum last; emitted after each host wait.
 
         All ranks that wait for each other in shared memory receive the same rank and time.
+
+        Parameters
+        ----------
+        seq : int
+        rank : int
+            The last rank; this rank or another.
+        seconds : float
+            Time between the entries of the last two ranks.
         """
 
 
@@ -58,32 +66,32 @@ class Events:
 
     Attributes
     ----------
-    heard : dict of list of Instrument
-        The instruments by event, without events that no instrument wants.
+    listeners : dict of list of Instrument
+        The instruments of each event, without events that no instrument observes.
     sequence : int
-        Number of the last collective, counted also while nobody listens.
+        Number of the last collective, counted also while no instrument listens.
     """
 
     def __init__(self) -> None:
-        self.heard: dict[str, list[Instrument]] = {}
+        self.listeners: dict[str, list[Instrument]] = {}
         self.sequence = 0
 
     def add(self, instrument: Instrument) -> None:
-        """Send the events from now on to an instrument."""
+        """Emit later events to an instrument."""
         for event in _EVENTS:
             if getattr(type(instrument), event) is not getattr(Instrument, event):
-                self.heard.setdefault(event, []).append(instrument)
+                self.listeners.setdefault(event, []).append(instrument)
 
     def remove(self, instrument: Instrument) -> None:
-        """Send an instrument no more events."""
-        for event, listeners in list(self.heard.items()):
-            listeners[:] = [each for each in listeners if each is not instrument]
-            if not listeners:
-                del self.heard[event]
+        """Emit no later event to an instrument."""
+        for event, instruments in list(self.listeners.items()):
+            instruments[:] = [each for each in instruments if each is not instrument]
+            if not instruments:
+                del self.listeners[event]
 
     def emit(self, event: str, *arguments: object) -> None:
         """Call the method `event` of the instruments that override it."""
-        for instrument in self.heard.get(event, []).copy():
+        for instrument in self.listeners.get(event, []).copy():
             try:
                 getattr(instrument, event)(*arguments)
             except Exception:
@@ -97,7 +105,7 @@ class Events:
         work = start()
         work.label = label
         # A wait that does not block the host ends before the collective is complete.
-        observed = self.heard and work.blocks
+        observed = self.listeners and work.blocks
         return ObservedWork(self, work, launched) if observed else work
 
 
@@ -131,7 +139,7 @@ class ObservedWork(Work):
         end = perf_counter()
         emit("waited", seq, end - begin)
         emit("completed", seq, end - self._launched)
-        times = self.arrivals() if "late" in self._events.heard else {}
+        times = self.arrivals() if "late" in self._events.listeners else {}
         if len(times) > 1:
             *_, before, last = sorted(times, key=times.__getitem__)
             emit("late", seq, last, times[last] - times[before])

@@ -1,36 +1,37 @@
-"""`FlushPolicy`: when the buckets of a store are reduced; `EagerFlush`: as soon as each is full."""
+"""`FlushPolicy`: the times at which buckets are reduced; `EagerFlush`: as soon as each is full."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
 from ncclkv.engine.bucket_state import BucketState
 from ncclkv.engine.reducer import Reducer
 from ncclkv.table.registry import Key
 
 
-class FlushPolicy(Protocol):
-    """The times at which the buckets of a store are reduced, and the buckets reduced together.
+class FlushPolicy:
+    """The times at which the buckets of a store are reduced.
 
-    A store has one policy at a time.  All ranks call its methods in the same order.
+    By default every flush reduces all buckets together, and a push launches none.  A store has one
+    policy at a time.  All ranks call its methods in the same order.
 
     Attributes
     ----------
     flushes_everything : bool
-        Whether every flush reduces all buckets together, and a push launches none.
+        Whether every flush reduces all buckets together.
     allows_missing : bool
         Whether ranks may push different keys, or push at different times.
     """
 
-    @property
-    def flushes_everything(self) -> bool: ...
+    flushes_everything = True
+    allows_missing = False
 
-    @property
-    def allows_missing(self) -> bool: ...
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
 
     def make_room(self, state: BucketState) -> None:
         """Launch the pushes waiting in a bucket, so that a push that conflicts can be packed."""
+        self.flush()
 
     def packed(self, state: BucketState) -> None:
         """Launch a bucket into which a push has been packed, if the bucket is ready."""
@@ -40,25 +41,23 @@ class FlushPolicy(Protocol):
 
     def flush(self) -> None:
         """Reduce all that was pushed, and wait for it."""
+        self.prepare_read(())
 
     def prepare_read(self, states: Sequence[BucketState]) -> None:
-        """Launch all collectives that a read of `states` needs; their waits may be left to it."""
+        """Launch all collectives that a read of `states` needs; the read may wait for them."""
 
     def share_failure(self) -> None:
         """Send the exception of an updater on the root to all ranks, if an updater has run."""
+        self._reducer.updates.share_failure()
 
 
-class EagerFlush:
+class EagerFlush(FlushPolicy):
     """Reduces each bucket as soon as all its keys are pushed, others when they are read.
 
-    Ranks push the same keys, so each knows without an exchange which buckets are launched.
+    Ranks push the same keys, so all ranks launch the same buckets without an exchange.
     """
 
     flushes_everything = False
-    allows_missing = False
-
-    def __init__(self, reducer: Reducer) -> None:
-        self._reducer = reducer
 
     def make_room(self, state: BucketState) -> None:
         self._reducer.launch(state)
@@ -86,6 +85,3 @@ class EagerFlush:
                 reducer.launch(state)
         if not reducer.updates.placement.replicated:
             reducer.publish(states)
-
-    def share_failure(self) -> None:
-        self._reducer.updates.share_failure()

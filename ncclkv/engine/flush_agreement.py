@@ -1,8 +1,8 @@
-"""`AgreedFlush`: a flush that begins with an exchange of what each rank has pushed.
+"""`AgreedFlush`: flushes that begin with an exchange of the keys that each rank has pushed.
 
-Ranks need it when they may push different keys (``missing="zeros"``, uneven blocks), or when hosts
-look for NaN.  Each rank sends a `Contribution`; from all of them every rank makes the same
-`FlushPlan`: the keys to reduce, of which this rank fills in the missing ones.
+Ranks need the exchange if they may push different keys (``missing="zeros"``, uneven blocks), or if
+hosts check gradients for NaN.  Each rank sends a `Contribution`.  From the contributions every rank
+derives the same keys to reduce.  A rank fills in the keys that it has not pushed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy as np
 
 from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
+from ncclkv.engine.flush import FlushPolicy
 from ncclkv.engine.nonfinite import NonfiniteReport
+from ncclkv.engine.read import to_host
 from ncclkv.engine.reducer import Reducer
 from ncclkv.errors import OrderMismatch
 from ncclkv.table import plan
@@ -23,7 +25,7 @@ from ncclkv.table.registry import Key
 
 
 class Part(IntEnum):
-    """The part that a rank takes in a flush."""
+    """Role of a rank in a flush."""
 
     PUSHES = 0
     LEAVES = 1
@@ -33,21 +35,21 @@ class Part(IntEnum):
 
 
 class Contribution(NamedTuple):
-    """One rank's message at the begin of a flush.
+    """Message of one rank at the begin of a flush.
 
     Attributes
     ----------
     pushed : frozenset of int
         Registry indices of the keys pushed.
     nonfinite : frozenset of int
-        The indices among them whose gradients hold NaN or infinity.
+        Registry indices of pushed keys whose gradients hold NaN or infinity.
     buckets : tuple of int
         Numbers of the buckets that the rank will read after the flush.
     hyperparameters : Any
-        The optimizer's hyperparameters on the rank.
+        The optimizer's hyperparameters on the rank; None if all ranks push the same keys.
     part : Part
     failure : str or None
-        Text of the updater's exception on the rank, not sent before.
+        Text of the updater's exception on the rank, if the rank has not sent it before.
     """
 
     pushed: frozenset[int]
@@ -58,33 +60,8 @@ class Contribution(NamedTuple):
     failure: str | None
 
 
-class FlushPlan(NamedTuple):
-    """The result of an exchange, equal on all ranks.
-
-    Attributes
-    ----------
-    keys : dict of key to int
-        The keys to reduce, in registry order, and the number of ranks in the average of each.
-    buckets : list of int
-        Numbers of the buckets that some rank will read after the flush.
-    active : int
-        Number of ranks that are not drained.
-    hyperparameters : Any
-        The optimizer's hyperparameters on the placement's leader if it still pushes, else on the
-        first rank that does; if all ranks leave, on the first of them.
-    failure : str or None
-        Text of the updater's exception on the placement's leader.
-    """
-
-    keys: dict[Key, int]
-    buckets: list[int]
-    active: int
-    hyperparameters: Any
-    failure: str | None
-
-
-class AgreedFlush:
-    """Reduces all buckets together, after an exchange between the ranks.
+class AgreedFlush(FlushPolicy):
+    """Reduces all buckets together, after an exchange of contributions.
 
     Parameters
     ----------
@@ -96,77 +73,104 @@ class AgreedFlush:
         Whether ranks may be drained while others push.
     """
 
-    flushes_everything = True
-
     def __init__(
         self, reducer: Reducer, report: NonfiniteReport, *, missing_zeros: bool, uneven: bool
     ) -> None:
+        super().__init__(reducer)
         self.allows_missing = missing_zeros or uneven
         self._missing_zeros = missing_zeros
-        self._reducer = reducer
         self._comm, self._layout = reducer.comm, reducer.layout
-        self._kernels, self._updates = reducer.kernels, reducer.updates
+        self._kernels, self._updates = reducer.comm.kernels, reducer.updates
         self._report = report
-
-    def make_room(self, state: BucketState) -> None:
-        self.flush()
-
-    def packed(self, state: BucketState) -> None:
-        """Leave the bucket for the next flush."""
 
     def pushed(self, keys: Collection[Key]) -> None:
         if self._updates.rule.by_key and not self.allows_missing:
             self.flush()
 
-    def flush(self) -> None:
-        # As for a read of no bucket: a rank that leaves an uneven block reads meanwhile, and
-        # all ranks must launch the broadcasts of its buckets.
-        self.prepare_read(())
-
     def prepare_read(self, states: Sequence[BucketState]) -> None:
-        agreed = self._flush(states)
-        self._publish(agreed)
+        self._flush(states)
 
     def share_failure(self) -> None:
         """Leave the exception to the next exchange."""
 
-    def answer(self) -> None:
-        """Take part in the flushes of other ranks without pushing, until all ranks are drained."""
+    def drain(self) -> None:
+        """Take part in other ranks' flushes, without new pushes, until all ranks are drained."""
         wanted, part = self._layout.states, Part.LEAVES
         if not any(state.pushed for state in wanted):
             wanted, part = [], Part.DRAINED
-        while (agreed := self._flush(wanted, part)).active:
-            self._publish(agreed)
+        while self._flush(wanted, part):
             wanted, part = [], Part.DRAINED
 
-    def _publish(self, agreed: FlushPlan) -> None:
-        """Broadcast the buckets that some rank reads, and wait for them."""
-        states = [self._layout.states[number] for number in agreed.buckets]
+    def _flush(self, wanted: Sequence[BucketState], part: Part = Part.PUSHES) -> int:
+        """Exchange contributions, reduce the keys pushed, and publish the buckets that ranks read.
+
+        Returns
+        -------
+        int
+            The number of ranks that are not drained.
+
+        Raises
+        ------
+        OrderMismatch
+            When ranks have pushed different keys, and ``missing="zeros"`` is not set.
+        NonFinite
+            On every rank, with ``nonfinite="raise"``; no rank applies its pushes.
+        """
+        self._layout.seal()
+        mine = self._contribution(wanted, part)
+        received = self._comm.control.allgather(tuple(mine), "the keys pushed")
+        all_ranks = [Contribution(*each) for each in received]
+        active = sum(each.part != Part.DRAINED for each in all_ranks)
+        counts = self._counts(all_ranks, active)
+        if any(each.nonfinite for each in all_ranks):
+            for state in self._layout.states:
+                state.pushed.clear()
+            self._report.skip([each.nonfinite for each in all_ranks], 1)
+            counts = {}
+        self._updates.receive(all_ranks[self._updates.placement.leader].failure)
+        self._reduce(counts, self._step(all_ranks, adopts=part != Part.PUSHES and active > 0))
+        # Also before no read here: a rank that leaves an uneven block reads meanwhile.
+        numbers = sorted({number for each in all_ranks for number in each.buckets})
+        states = [self._layout.states[number] for number in numbers]
         self._reducer.publish(states)
         self._reducer.complete(states)
+        return active
 
-    def _flush(self, wanted: Sequence[BucketState], part: Part = Part.PUSHES) -> FlushPlan:
-        """Exchange contributions, and reduce the keys that the ranks have pushed."""
-        updates, rule = self._updates, self._updates.rule
-        mine = rule.hyperparameters() if self.allows_missing else None
-        agreed = self._agree([state.bucket.index for state in wanted], mine, part)
-        updates.receive(agreed.failure)
-        if part != Part.PUSHES and agreed.active:
-            rule.adopt(agreed.hyperparameters)
-        step = rule.step_from(agreed.hyperparameters) if self.allows_missing else None
-        lent = self._fill_missing(agreed.keys)
-        for state in self._layout.buckets(agreed.keys):
+    def _step(self, all_ranks: Sequence[Contribution], *, adopts: bool) -> Any:
+        """Return the optimizer's step, equal on all ranks; None if all ranks push the same keys.
+
+        The hyperparameters are those of the placement's leader if it still pushes.  Else they are
+        those of the first rank that pushes or, if none does, of the first rank that leaves.  With
+        `adopts` they replace this rank's.
+        """
+        if not self.allows_missing:
+            return None
+        rule, leader = self._updates.rule, self._updates.placement.leader
+        first = min(
+            range(len(all_ranks)),
+            key=lambda rank: (all_ranks[rank].part, rank != leader, rank),
+        )
+        numbers = all_ranks[first].hyperparameters
+        if adopts:
+            rule.adopt(numbers)
+        return rule.step_from(numbers)
+
+    def _reduce(self, counts: Mapping[Key, int], step: Any) -> None:
+        """Reduce keys on all ranks; `counts` are the numbers of ranks in their averages."""
+        lent = self._fill_missing(counts)
+        for state in self._layout.buckets(counts):
             if self.allows_missing:
                 state.step = step
-            self._launch(state, agreed.keys)
+            self._launch(state, counts)
         self._reducer.complete(self._layout.states)
-        if rule.by_key:
-            self._reducer.update_keys(agreed.keys)
-        self._restore(lent)
-        return agreed
+        if self._updates.rule.by_key:
+            self._reducer.update_keys(counts)
+        for slot, copy in lent:
+            self._kernels.pack(copy, slot.gradient)
+        self._comm.keep_alive(*(copy for _, copy in lent))
 
     def _launch(self, state: BucketState, counts: Mapping[Key, int]) -> None:
-        """Launch a bucket; averages over different numbers of ranks need a launch each."""
+        """Launch a bucket; each number of ranks in an average needs a launch of its own."""
         if state.bucket.op != "avg":
             self._reducer.launch(state)
             return
@@ -175,55 +179,18 @@ class AgreedFlush:
             state.pushed = {key for key in pushed if counts[key] == count}
             self._reducer.launch(state, count)
 
-    def _agree(self, buckets: Iterable[int], hyperparameters: Any, part: Part) -> FlushPlan:
-        """Exchange contributions with all ranks; collective.
-
-        Raises
-        ------
-        OrderMismatch
-            When ranks have pushed different keys and may not.
-        NonFinite
-            On every rank, with ``nonfinite="raise"``; no rank applies its pushes.
-        """
-        self._layout.seal()
-        mine = self._contribution(buckets, hyperparameters, part)
-        received = self._comm.control.allgather(tuple(mine), "what was pushed")
-        all_ranks = [Contribution(*each) for each in received]
-        active = [rank for rank, each in enumerate(all_ranks) if each.part != Part.DRAINED]
-        wanted = sorted({number for each in all_ranks for number in each.buckets})
-        keys = self._keys(all_ranks, active)
-        if any(each.nonfinite for each in all_ranks):
-            for state in self._layout.states:
-                state.pushed.clear()
-            self._report.skip([each.nonfinite for each in all_ranks], 1)
-            keys = {}
-        leader = self._updates.placement.leader
-        first = min(
-            range(len(all_ranks)),
-            key=lambda rank: (all_ranks[rank].part, rank != leader, rank),
-        )
-        return FlushPlan(
-            keys,
-            wanted,
-            len(active),
-            all_ranks[first].hyperparameters,
-            all_ranks[leader].failure,
-        )
-
-    def _contribution(
-        self, buckets: Iterable[int], hyperparameters: Any, part: Part
-    ) -> Contribution:
-        """Return this rank's message."""
-        registry, pushed, nonfinite = self._layout.registry, [], []
-        for state in self._layout.states:
-            pushed += [registry[key].index for key in state.pushed]
-            if state.pushed and self._report.enabled:
-                nonfinite += [registry[key].index for key in self._nonfinite_keys(state)]
+    def _contribution(self, wanted: Sequence[BucketState], part: Part) -> Contribution:
+        """Return this rank's message; `wanted` are the buckets that it will read."""
+        registry, report = self._layout.registry, self._report
+        waiting = [state for state in self._layout.states if state.pushed]
+        suspects = waiting if report.enabled else []
         return Contribution(
-            frozenset(pushed),
-            frozenset(nonfinite),
-            tuple(buckets),
-            hyperparameters,
+            frozenset(registry[key].index for state in waiting for key in state.pushed),
+            frozenset(
+                registry[key].index for state in suspects for key in self._nonfinite_keys(state)
+            ),
+            tuple(state.bucket.index for state in wanted),
+            self._updates.rule.hyperparameters() if self.allows_missing else None,
             part,
             self._updates.failure,
         )
@@ -239,33 +206,27 @@ class AgreedFlush:
 
     def _find_nonfinite(self, arrays: Sequence[Array]) -> list[int]:
         """Return 1 for each array that holds NaN or infinity, else 0."""
-        kernels, dtype = self._kernels, np.dtype(np.int32)
-        flags = kernels.zeros(len(arrays), dtype)
+        flags = self._kernels.zeros(len(arrays), np.dtype(np.int32))
         for index, array in enumerate(arrays):
-            kernels.find_nonfinite(array, flags[index : index + 1])
-        on_host = np.empty(len(arrays), dtype)
-        self._comm.synchronize()
-        kernels.unpack(flags, on_host)
-        return [int(flag) for flag in on_host]
+            self._kernels.find_nonfinite(array, flags[index : index + 1])
+        found: list[int] = to_host(flags, self._comm).tolist()
+        return found
 
-    def _keys(self, all_ranks: Sequence[Contribution], active: Sequence[int]) -> dict[Key, int]:
-        """Return the keys that some rank has pushed, and the number of ranks in their averages.
+    def _counts(self, all_ranks: Sequence[Contribution], active: int) -> dict[Key, int]:
+        """Return the number of ranks in the average of each key that any rank has pushed.
 
         A rank that leaves may have pushed fewer keys than the ranks that went on.
         """
         pushed = frozenset().union(*(each.pushed for each in all_ranks))
         specs = [spec for spec in self._layout.registry if spec.index in pushed]
         if self._missing_zeros:
-            return dict.fromkeys((spec.key for spec in specs), len(active))
+            return dict.fromkeys((spec.key for spec in specs), active)
+        pushing = [rank for rank, each in enumerate(all_ranks) if each.part == Part.PUSHES]
         counts: dict[Key, int] = {}
         for spec in specs:
-            having = [rank for rank in active if spec.index in all_ranks[rank].pushed]
-            lacking = [
-                rank
-                for rank in active
-                if spec.index not in all_ranks[rank].pushed and all_ranks[rank].part == Part.PUSHES
-            ]
-            if having and lacking:
+            having = [rank for rank, each in enumerate(all_ranks) if spec.index in each.pushed]
+            lacking = [rank for rank in pushing if spec.index not in all_ranks[rank].pushed]
+            if lacking:
                 raise OrderMismatch(
                     f"rank {self._comm.rank} of {self._comm.size}: key {spec.key!r} was pushed by "
                     f"{format_ranks(having)} and not by {format_ranks(lacking)}; push it on all "
@@ -275,12 +236,12 @@ class AgreedFlush:
         return counts
 
     def _fill_missing(self, keys: Iterable[Key]) -> list[tuple[Slot, Array]]:
-        """Push the neutral element of the op for each key that this rank has not pushed.
+        """Fill each gradient that this rank has not pushed with the neutral element of its op.
 
         Returns
         -------
         list of (Slot, ndarray)
-            Slots whose gradient the user holds a view of, and copies of these gradients.
+            Filled slots of which the user holds a view, and copies of their gradients.
         """
         lent = []
         for key in keys:
@@ -293,15 +254,9 @@ class AgreedFlush:
                 slot.state.pushed.add(key)
         return lent
 
-    def _restore(self, lent: Sequence[tuple[Slot, Array]]) -> None:
-        """Put back the gradients that the user holds views of."""
-        for slot, copy in lent:
-            self._kernels.pack(copy, slot.gradient)
-        self._comm.keep_alive(*(copy for _, copy in lent))
-
 
 def _neutral(state: BucketState) -> float:
-    """Return the number that changes no reduction by the bucket's op."""
+    """Return the neutral element of the bucket's op."""
     op, dtype = state.bucket.op, state.bucket.dtype
     if op not in ("max", "min"):
         return 0

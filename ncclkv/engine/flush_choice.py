@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ncclkv.engine.flush import EagerFlush, FlushPolicy
 from ncclkv.engine.flush_agreement import AgreedFlush
-from ncclkv.engine.nonfinite import DeviceCheckedFlush, DeviceNonfiniteCheck, NonfiniteReport
+from ncclkv.engine.nonfinite import DeviceCheckedFlush, NonfiniteReport
 from ncclkv.engine.reducer import Reducer
 
 
@@ -25,34 +25,29 @@ class FlushChoice:
     """
 
     def __init__(self, reducer: Reducer, *, missing_zeros: bool, nonfinite: str) -> None:
-        comm, layout, kernels = reducer.comm, reducer.layout, reducer.kernels
         self.missing_zeros = missing_zeros
-        self.report = NonfiniteReport(comm, layout.registry, nonfinite)
+        self.report = NonfiniteReport(reducer.comm, reducer.layout.registry, nonfinite)
         self._reducer = reducer
-        self._check: DeviceNonfiniteCheck | None = None
-        if self.report.enabled and not comm.blocks:
-            self._check = DeviceNonfiniteCheck(comm, layout, kernels, self.report)
+        self._checked: DeviceCheckedFlush | None = None
+        if self.report.enabled and not reducer.comm.blocks:
+            self._checked = DeviceCheckedFlush(reducer, self.report)
 
     def policy(self) -> FlushPolicy:
         """Return the policy outside uneven blocks, for the update rule in force."""
-        if self.missing_zeros:
-            return self._agreed(uneven=False)
-        if not self.report.enabled:
-            return EagerFlush(self._reducer)
-        if self._check is not None and self._reducer.updates.rule.can_skip:
-            return DeviceCheckedFlush(self._reducer, self._check)
-        return self._agreed(uneven=False)
+        reducer = self._reducer
+        if not (self.missing_zeros or self.report.enabled):
+            return EagerFlush(reducer)
+        if self._checked is None or self.missing_zeros or not reducer.updates.rule.can_skip:
+            return self.agreed(uneven=False)
+        return self._checked
 
-    def uneven(self) -> AgreedFlush:
-        """Return the policy of an uneven block."""
-        return self._agreed(uneven=True)
-
-    def _agreed(self, *, uneven: bool) -> AgreedFlush:
+    def agreed(self, *, uneven: bool) -> AgreedFlush:
+        """Return a policy of flushes that begin with an exchange, in or outside an uneven block."""
         return AgreedFlush(
             self._reducer, self.report, missing_zeros=self.missing_zeros, uneven=uneven
         )
 
     def report_skipped(self) -> None:
-        """Raise or log the flushes that the device has skipped; the host has waited for them."""
-        if self._check is not None:
-            self._check.report()
+        """Raise or log the flushes that the device has skipped, once the host has waited."""
+        if self._checked is not None:
+            self._checked.report_skipped()

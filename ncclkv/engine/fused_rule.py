@@ -1,9 +1,8 @@
-"""`FusedRule`: the rule of a built-in optimizer, which updates whole ranges of buckets."""
+"""`FusedRule`: the update rule of a built-in optimizer, for whole ranges of buckets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ncclkv.arrays.dtypes import dtype_name, is_low_precision
@@ -17,26 +16,26 @@ from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.captured import CapturedUpdates
 from ncclkv.optimizer.counts import UpdateCounts
 from ncclkv.optimizer.restore import set_config
-from ncclkv.optimizer.scalar_rows import RowCache, Rows
+from ncclkv.optimizer.scalar_rows import RowCache
 from ncclkv.table.registry import KeySpec
 
 
 class FusedRule(Rule):
-    """Updates ranges of buckets with one kernel call each, whatever keys lie in them.
+    """Updates ranges of buckets with one kernel call each; a range may hold several keys.
 
     Parameters
     ----------
     optimizer : Optimizer
-        Its numbers are read in each push, so changes of its attributes take effect.
+        Each push reads its numbers, so a changed attribute takes effect at the next push.
     kernels : Kernels
         The kernels of the device that holds the buckets.
 
     Attributes
     ----------
     source : Optimizer
-        As given.
+        The optimizer as given.
     counts : UpdateCounts
-        Updates of each key, counted once a launch.
+        Updates of each key: one for each launch that has the key.
 
     Raises
     ------
@@ -59,7 +58,6 @@ class FusedRule(Rule):
         self._declared = optimizer.states
         self._states: dict[int, dict[str, Array]] = {}
         self._rows = RowCache(self.counts)
-        self._captured: CapturedUpdates | None = None
         self._version: object = None
         self._config: dict[str, Any] = {}
         self._step = optimizer
@@ -71,7 +69,7 @@ class FusedRule(Rule):
         Raises
         ------
         DTypeMismatch
-            When the key's dtype is not a real floating one.
+            When the key's dtype is not a real floating dtype.
         """
         dtype = spec.dtype
         if dtype.kind != "f" and not is_low_precision(dtype):
@@ -84,9 +82,10 @@ class FusedRule(Rule):
     # Hyperparameters
 
     def step(self) -> Optimizer:
-        """Return a snapshot of the optimizer; the same object until one of its numbers changes.
+        """Return the step of the next push: a snapshot of the optimizer's numbers.
 
-        A push may be applied after the user has changed the learning rate for the next one.
+        Each push keeps its step, because its update may run after a later change of a number.  The
+        snapshot is the same object until a number changes.
 
         Raises
         ------
@@ -95,7 +94,7 @@ class FusedRule(Rule):
         """
         version = self.source.version
         if version != self._version:
-            # Compared by value: ranks launch alike, also when one of them assigns an equal number.
+            # Compared by value: a rank that assigns an equal number must launch like the others.
             config = self.source.config()
             if config != self._config:
                 self._config, self._step = config, self.source.snapshot()
@@ -123,15 +122,13 @@ class FusedRule(Rule):
 
     def allocate(self, state: BucketState) -> None:
         dtype = state.bucket.dtype
-        self._states[state.bucket.index] = {
+        states = self._states[state.bucket.index] = {
             each.name: state.optimizer_state(each.name, each.dtype_for(dtype))
             for each in self._declared
         }
-
-    def start(self, state: BucketState) -> None:
         for each in self._declared:
             if each.init == "weights":
-                self._kernels.unpack(state.weights, self._states[state.bucket.index][each.name])
+                self._kernels.unpack(state.weights, states[each.name])
 
     def reset(self, slot: Slot) -> None:
         states = self.states(slot)
@@ -158,18 +155,17 @@ class FusedRule(Rule):
         self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
     ) -> list[tuple[Array, Apply | None]]:
         bucket, kernels = state.bucket, self._kernels
-        rows: Rows
-        # Once for all spans: an update of the keys pushed is counted here.
-        if self._captured is None:
+        # Counted here, once for all spans: `apply` runs for each block of a span.
+        if self.recording is None:
             self.counts.add(bucket, state.pushed)
             rows = self._rows.rows(state.step, bucket)
         else:
-            kernels = self._captured.kernels
-            rows = self._captured.rows(bucket, state.pushed)
+            kernels = self.recording.kernels
+            rows = self.recording.rows(bucket, state.pushed)
         arrays = state.weights, state.gradients, tuple(self._states[bucket.index].values())
 
         def update(start: int) -> Apply:
-            """Return the update of ranges that are counted from element `start` of the bucket."""
+            """Return the update of a span that begins at element `start` of the bucket."""
 
             def apply(lo: int, hi: int) -> None:
                 segments, scalars = rows.cut(kernels, start + lo, start + hi)
@@ -183,14 +179,4 @@ class FusedRule(Rule):
 
     def captured(self, states: Sequence[BucketState], kernels: Kernels) -> CapturedUpdates:
         buckets = [state.bucket for state in states]
-        return CapturedUpdates(
-            self.source.program, self.step, self.counts, buckets, self._kernels, kernels
-        )
-
-    @contextmanager
-    def recording(self, captured: CapturedUpdates | None) -> Iterator[None]:
-        self._captured = captured
-        try:
-            yield
-        finally:
-            self._captured = None
+        return CapturedUpdates(self.step, self.counts, buckets, self._kernels, kernels)

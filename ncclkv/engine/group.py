@@ -14,8 +14,8 @@ from ncclkv.table.registry import Key
 class Group:
     """The pushes and pulls of a block so far.
 
-    A single value of a key is packed into its bucket at once.  Several values of a key are kept and
-    combined at the end of the block, so that 16-bit floats are rounded once, as in a list.
+    A single value of a key is packed into its bucket at once.  Several values of a key are copied,
+    and combined at the end of the block: 16-bit floats are so rounded once, as in a list.
 
     Attributes
     ----------
@@ -32,32 +32,35 @@ class Group:
         self.tensors: list[Any] = []
         self._engine = engine
         self._priorities: dict[Key, int] = {}
-        self._kept: dict[Key, list[Array]] = {}
+        self._copies: dict[Key, list[Array]] = {}
         self._step: Any = None
 
-    def add_push(self, batch: Push, row: Sequence[Array], priority: int) -> None:
+    def add_push(self, push: Push, arrays: Sequence[Array], priority: int) -> None:
         """Add a push; the caller may change its arrays afterwards."""
-        kept: dict[Key, Sequence[Array]] = {}
-        again = self._priorities.keys() & batch.indices.keys()
-        if again or batch.several:
-            values = {key: select(row, numbers) for key, numbers in batch.indices.items()}
-            kept = {key: of for key, of in values.items() if key in again or len(of) > 1}
-            direct = {key: of for key, of in values.items() if key not in kept}
-            batch, row = self._engine.plan_push(direct)
         engine, copy = self._engine, self._engine.kernels.copy
-        engine.check_free(batch)
-        copies = {key: [copy(array) for array in arrays] for key, arrays in kept.items()}
-        for key in again - self._kept.keys():
+        repeated = self._priorities.keys() & push.indices.keys()
+        values: dict[Key, Sequence[Array]] = {}
+        if repeated or push.several:
+            values = {key: select(arrays, indices) for key, indices in push.indices.items()}
+            direct = {
+                key: values.pop(key)
+                for key in push.indices
+                if key not in repeated and len(values[key]) == 1
+            }
+            push, arrays = engine.plan_push(direct)
+        engine.check_free(push)
+        copies = {key: [copy(array) for array in several] for key, several in values.items()}
+        for key in repeated - self._copies.keys():
             copies[key].insert(0, copy(engine.layout[key].gradient_view))
         try:
-            engine.pack(batch, row)
+            engine.pack(push, arrays)
         except BaseException:
-            engine.drop(batch.indices)
+            engine.drop(push.indices)
             raise
-        # Last, so that a push that lacks memory adds nothing to the block.
+        # Recorded last: a push that lacks memory adds nothing to the block.
         for key, made in copies.items():
-            self._kept.setdefault(key, []).extend(made)
-        for key in (*batch.indices, *kept):
+            self._copies.setdefault(key, []).extend(made)
+        for key in (*push.indices, *copies):
             self._priorities[key] = max(priority, self._priorities.get(key, priority))
 
     def add_pull(self, pull: Pull, outs: Sequence[Array]) -> None:
@@ -66,12 +69,8 @@ class Group:
         self.outs += outs
         self.tensors += pull.tensors
 
-    def __contains__(self, key: Key) -> bool:
-        """Return whether a key was pushed in the block."""
-        return key in self._priorities
-
     def reads(self) -> list[tuple[Key, Array]]:
-        """Return the arrays to write at the end, in the order of one pull of them all."""
+        """Return the arrays to write at the end, in the order of updates of their keys."""
         order = self._engine.layout.registry.update_order(set(self.keys))
         position = {key: number for number, key in enumerate(order)}
         reads = zip(self.keys, self.outs, strict=True)
@@ -83,17 +82,17 @@ class Group:
         return self._priorities
 
     def prepare(self, unchecked: Sequence[tuple[Key, Array]]) -> None:
-        """Pack the kept values into their buckets.
+        """Pack the copied values into their buckets.
 
         Raises
         ------
         UsageError
-            When one of the arrays `unchecked` lies in a gradient that the block leaves in its
-            bucket.
+            When an array of `unchecked`, to be written, lies in a bucket whose pushes the end of
+            the block does not flush.
         """
-        batch, row = self._engine.plan_push(self._kept)
-        self._engine.pack(batch, row)
-        self._engine.keep(row)
+        push, arrays = self._engine.plan_push(self._copies)
+        self._engine.pack(push, arrays)
+        self._engine.keep(arrays)
         self._engine.layout.check_outs(unchecked, flushed=True)
         self._step = self._engine.rule.step()
 

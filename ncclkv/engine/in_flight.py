@@ -1,4 +1,4 @@
-"""`InFlight`: the launched collectives of a bucket, and the durations of earlier ones."""
+"""`InFlight`: the launched collectives of a bucket, and the durations of completed collectives."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ class InFlight:
 
     @property
     def seconds(self) -> float | None:
-        """Median of the last nine times from launch to the end of the wait; None before one."""
+        """Median of the last nine times from launch to end of wait; None before the first."""
         return median(self._times) if self._times else None

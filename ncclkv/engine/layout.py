@@ -8,9 +8,8 @@ from ncclkv.comm.base import Communicator
 from ncclkv.engine.bucket_state import Array, BucketMemory, BucketState, Slot
 from ncclkv.engine.reduction import Reduction
 from ncclkv.errors import NotSupported, UsageError
-from ncclkv.kernels.base import Kernels
 from ncclkv.table import plan
-from ncclkv.table.bucket import Bucket, place
+from ncclkv.table.bucket import Bucket, make_buckets
 from ncclkv.table.cost import Sizing
 from ncclkv.table.registry import DENSE, Key, KeySpec, Registry
 
@@ -21,10 +20,9 @@ class Layout:
     Parameters
     ----------
     comm : Communicator
-    kernels : Kernels
     sizing : Sizing
-    allocate, start : callable
-        Called with each new bucket before it is part of the layout: without and with its values.
+    allocate : callable
+        Called with each new bucket once its weights are set, before the bucket joins the layout.
     reduction : Reduction
         Makes the sums of every bucket.
     share_weights : bool
@@ -37,18 +35,18 @@ class Layout:
     sizing : Sizing
         Size of the buckets.
     share_weights : bool
-        Whether the ranks of a node share the weights of new buckets, if they have shared memory.
+        Whether the ranks of a node with shared memory share the weights of new buckets.
+    pending : dict of ndarray
+        The values of keys that have no slot yet.
     pending_bytes : int
-        Bytes of the values of keys that have no bucket yet.
+        Bytes of these values.
     """
 
     def __init__(
         self,
         comm: Communicator,
-        kernels: Kernels,
         sizing: Sizing,
         allocate: Callable[[BucketState], object],
-        start: Callable[[BucketState], object],
         reduction: Reduction,
         *,
         share_weights: bool,
@@ -57,60 +55,59 @@ class Layout:
         self.states: list[BucketState] = []
         self.sizing = sizing
         self.share_weights = share_weights
+        self.pending: dict[Key, Array] = {}
         self.pending_bytes = 0
         self._comm = comm
-        self._kernels = kernels
         self._allocate = allocate
-        self._start = start
         self._reduction = reduction
-        self._pending: dict[Key, Array] = {}
         self._slots: dict[Key, Slot] = {}
         self._memory = BucketMemory(())
 
     def add(self, specs: Sequence[KeySpec], values: Sequence[Array]) -> None:
-        """Register new keys; their first values are kept until the layout is sealed."""
-        self._pending.update((spec.key, value) for spec, value in zip(specs, values, strict=True))
+        """Register new keys, and keep their first values until the layout is sealed."""
+        self.pending.update((spec.key, value) for spec, value in zip(specs, values, strict=True))
         self.registry.add(specs)
         self.pending_bytes += sum(spec.nbytes for spec in specs)
 
     @property
     def sealed(self) -> bool:
         """Return whether every key has a slot."""
-        return not self._pending
+        return not self.pending
 
     def seal(self) -> None:
         """Give every pending key a slot in a new bucket; slots never move afterwards."""
         if self.sealed:
             return
-        specs = [spec for spec in self.registry if spec.key in self._pending]
-        buckets = place(specs, self.sizing.bucket_bytes, len(self.states))
-        # Nothing is recorded before all is made, so that a MemoryError leaves the layout as it was.
+        specs = [spec for spec in self.registry if spec.key in self.pending]
+        buckets = make_buckets(specs, self.sizing.bucket_bytes, len(self.states))
+        # Nothing is recorded before all is allocated: a MemoryError leaves the layout unchanged.
         with self._comm.rolling_back_node_shared():
             states = [self._state(bucket) for bucket in buckets]
-            slots: dict[Key, Slot] = {}
-            for state in states:
-                self._allocate(state)
-                slots.update((entry.key, Slot(state, entry)) for entry in state.bucket.entries)
+            slots = {
+                entry.key: Slot(state, entry) for state in states for entry in state.bucket.entries
+            }
             memory = BucketMemory([*self.states, *states])
             for key, slot in slots.items():
-                self._kernels.pack(self._pending[key], slot.weight)
+                self._comm.kernels.pack(self.pending[key], slot.weight)
             for state in states:
-                self._start(state)
-            self._comm.keep_alive(*self._pending.values())
+                self._allocate(state)
+            self._comm.keep_alive(*self.pending.values())
         self._memory = memory
         self.states += states
         self._slots.update(slots)
-        self._pending.clear()
+        self.pending.clear()
         self.pending_bytes = 0
 
     def _state(self, bucket: Bucket) -> BucketState:
         """Return the memory of a new bucket, by the storage of its keys."""
         if bucket.storage != DENSE:
-            raise NotSupported(f"storage {bucket.storage!r} of keys: this version has {DENSE!r}")
+            raise NotSupported(
+                f"storage {bucket.storage!r} of keys is not in this version; use {DENSE!r}"
+            )
         return BucketState(bucket, self._comm, self._reduction, share_weights=self.share_weights)
 
     def unshare_weights(self) -> None:
-        """Give this rank weights of its own, in present and future buckets."""
+        """Move the weights to this rank's own memory, in present and future buckets."""
         self.share_weights = False
         for state in self.states:
             state.unshare_weights()
@@ -129,14 +126,6 @@ class Layout:
             self.seal()
         return self._slots[key]
 
-    def pending(self, key: Key) -> Array:
-        """Return the value of a key that has no slot yet."""
-        return self._pending[key]
-
-    def replace_pending(self, key: Key, value: Array) -> None:
-        """Set the value of a key that has no slot yet."""
-        self._pending[key] = value
-
     def buckets(self, keys: Iterable[Key]) -> list[BucketState]:
         """Return the buckets of `keys`, each once, in order; pending keys are left out."""
         indices = {self._slots[key].state.bucket.index for key in keys if key in self._slots}
@@ -147,13 +136,13 @@ class Layout:
         return self._memory.find(array)
 
     def check_outs(self, reads: Sequence[tuple[Key, Array]], *, flushed: bool) -> None:
-        """Refuse arrays to write that lie in the store's values or in a busy gradient.
+        """Refuse outs that lie in values of the store, or in gradients that are in use.
 
         Parameters
         ----------
         reads : sequence of (key, ndarray)
         flushed : bool
-            Whether the reads flush the buckets of their keys first.
+            Whether the pull flushes the buckets of its keys before it writes.
 
         Raises
         ------
@@ -167,17 +156,23 @@ class Layout:
             state, in_weights = found
             if in_weights:
                 raise UsageError(
-                    f"pull of key {key!r}: out is a view of a value in the store; pass an array of "
-                    f"your own"
+                    f"pull of key {key!r}: out is a view of a value in the store; pass another "
+                    f"array"
                 )
             if (state.pushed or state.in_flight.works) and state not in done:
                 raise UsageError(
-                    f"pull of key {key!r}: out lies in a grad_view, in whose bucket pushes are "
-                    f"under way; pull its key, or call wait(), first"
+                    f"pull of key {key!r}: out lies in a grad_view, whose bucket has pushes that "
+                    f"are not flushed or not complete; pull its key, or call wait(), first"
                 )
 
     def explain(self, owner: str) -> str:
-        """Return the layout as a table, with the predicted and measured times of collectives."""
+        """Return a table of the buckets and the times of their collectives; as `plan.explain`.
+
+        Parameters
+        ----------
+        owner : str
+            The ranks that update, as `Placement.owner`.
+        """
         buckets = [state.bucket for state in self.states]
         times = [state.in_flight.seconds for state in self.states]
-        return plan.explain(buckets, self._pending, owner, self.sizing, times)
+        return plan.explain(buckets, self.pending, owner, self.sizing, times)

@@ -1,11 +1,11 @@
-"""`Placement`: the ranks that receive sums and update, and the step before a pull.
+"""`Placement`: the ranks that receive sums and update, and the collective before a pull.
 
-=============  ==========================  ====================  ================================
-``update_on``  a push reduces to           the updater runs on   a pull first
-=============  ==========================  ====================  ================================
-every_rank     every rank (allreduce)      every rank            nothing
-root           the root (reduce)           the root alone        broadcasts what the root changed
-=============  ==========================  ====================  ================================
+=============  =======================  ====================  ===================================
+``update_on``  a push reduces to        the updater runs on   a pull begins with
+=============  =======================  ====================  ===================================
+every_rank     every rank (allreduce)   every rank            no collective
+root           the root (reduce)        the root alone        a broadcast of the updated ranges
+=============  =======================  ====================  ===================================
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ncclkv.errors import NotSupported, UsageError
 
 
 class Placement(Protocol):
-    """A placement of updates, as one rank sees it.
+    """A placement of updates, on one rank.
 
     Attributes
     ----------
     owner : str
-        The ranks that update, for messages.
+        The ranks that update, as a text: "every rank", or "rank 0".
     leader : int
         The first rank that updates; it writes and reads checkpoints.
     updates : bool
         Whether this rank updates.
     replicated : bool
-        Whether every rank makes each update, and so has the values and the optimizer's states.
+        Whether every rank makes each update, and so has all values and optimizer states.
     shares_weights : bool
-        Whether the ranks of a node may share weights, each of them updating a slice.
+        Whether the ranks of a node may share weights, of which each rank updates a slice.
     """
 
     owner: str
@@ -46,7 +46,7 @@ class Placement(Protocol):
         """Return the destination of a sum of `count` elements."""
 
     def publish(self, weights: Buffer) -> Work:
-        """Launch the step that gives every rank updated weights."""
+        """Launch the collective that gives every rank the updated weights."""
 
 
 class EveryRank:
@@ -68,7 +68,7 @@ class EveryRank:
 
 
 class AtRoot:
-    """The root alone receives the sums and updates; it broadcasts the weights."""
+    """The root alone receives the sums and updates, and broadcasts the weights."""
 
     replicated = False
     shares_weights = False
@@ -94,7 +94,7 @@ _PLACEMENTS: dict[str, Callable[[Communicator, int], Placement]] = {
 
 
 def placement(update_on: str, root: int, comm: Communicator) -> Placement:
-    """Return the placement of that name.
+    """Return the placement that `update_on` names.
 
     Raises
     ------
@@ -103,6 +103,6 @@ def placement(update_on: str, root: int, comm: Communicator) -> Placement:
     if isinstance(update_on, str) and update_on == "sharded":
         raise NotSupported("update_on='sharded' is not in this version; use every_rank or root")
     if not isinstance(update_on, str) or update_on not in _PLACEMENTS:
-        raise UsageError(f"unknown update_on={update_on!r}; choose every_rank or root")
+        raise UsageError(f"update_on={update_on!r} is unknown; use every_rank or root")
     check_root(root, comm.size)
     return _PLACEMENTS[update_on](comm, int(root))

@@ -1,8 +1,10 @@
-"""`Reader`: copies values out of their buckets, once the collectives in flight there are done."""
+"""`Reader`: waits for buckets and copies values out; `to_host`: copies an array to host memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import numpy as np
 
 from ncclkv.arrays.torch import mark_written
 from ncclkv.comm.base import Communicator
@@ -10,8 +12,18 @@ from ncclkv.engine.batch import Pull, plan_pull, select
 from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.capture import Recorder
 from ncclkv.engine.layout import Layout
-from ncclkv.kernels.base import Kernels
 from ncclkv.table.registry import Key
+
+
+def to_host(array: Array, comm: Communicator) -> Array:
+    """Return a copy, in host memory, of an array in the kernels' memory.
+
+    A plain copy would wait for the device without a deadline, and hide NCCL's errors.
+    """
+    on_host = np.empty(array.shape, array.dtype)
+    comm.synchronize()
+    comm.kernels.unpack(array, on_host)
+    return on_host
 
 
 class Reader:
@@ -22,11 +34,11 @@ class Reader:
     kernels : Kernels
         The kernels that copy.
     recorder : Recorder or None
-        As of `Engine`.
+        Records the reads of a capture.
     """
 
-    def __init__(self, comm: Communicator, layout: Layout, kernels: Kernels) -> None:
-        self.kernels = kernels
+    def __init__(self, comm: Communicator, layout: Layout) -> None:
+        self.kernels = comm.kernels
         self.recorder: Recorder | None = None
         self._comm = comm
         self._layout = layout
@@ -36,9 +48,9 @@ class Reader:
         return plan_pull(reads, self._source)
 
     def _source(self, key: Key) -> tuple[BucketState | None, Array]:
-        """Return the bucket of a key, or None before it has one, and the key's flat value."""
+        """Return a key's bucket and its flat value; the bucket is None until the key has a slot."""
         if key not in self._layout:
-            return None, self._layout.pending(key).reshape(-1)
+            return None, self._layout.pending[key].reshape(-1)
         slot = self._layout[key]
         return slot.state, slot.weight
 
@@ -50,7 +62,7 @@ class Reader:
         if pull.tensors:
             mark_written(pull.tensors)
         if pull.to_host and not self._comm.blocks:
-            # The host reads device memory: all streams first, under the deadline.
+            # A copy to the host would wait for the device without a deadline: wait here first.
             for state in pull.states:
                 state.in_flight.complete()
             self._comm.synchronize()
@@ -61,13 +73,8 @@ class Reader:
             indices = part.indices
             selected = outs if len(indices) == len(outs) else select(outs, indices)
             part.table = self.kernels.unpack_all(part.sources, selected, part.table)
-        # Buckets of keys whose array receives the value of a later key have no part.
+        # An array given for several keys takes the last key's value.  So a bucket may have no part
+        # in the copies, and still its collectives must be complete.
         for state in pull.states:
             if state.in_flight.works:
                 state.in_flight.complete()
-
-    def current(self, key: Key) -> Array:
-        """Return a key's value in the key's shape, once its bucket is complete; read-only."""
-        if key not in self._layout:
-            return self._layout.pending(key)
-        return self._layout[key].weight_view

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
@@ -11,12 +12,11 @@ from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.events import Events
 from ncclkv.engine.layout import Layout
-from ncclkv.engine.update_rule import Rule
 from ncclkv.engine.updates import Updates
-from ncclkv.kernels.base import Kernels
 from ncclkv.table.registry import Key
 
 
+@dataclass(eq=False)
 class Reducer:
     """Launches and completes the collectives of one store's buckets.
 
@@ -26,52 +26,39 @@ class Reducer:
     layout : Layout
     updates : Updates
         The rule that the sums go through.
-    kernels : Kernels
     events : Events
     """
 
-    def __init__(
-        self,
-        comm: Communicator,
-        layout: Layout,
-        updates: Updates,
-        kernels: Kernels,
-        events: Events,
-    ) -> None:
-        self.comm = comm
-        self.layout = layout
-        self.updates = updates
-        self.kernels = kernels
-        self.events = events
+    comm: Communicator
+    layout: Layout
+    updates: Updates
+    events: Events
 
     def launch(
         self,
         state: BucketState,
         active: int | None = None,
-        rule: Rule | None = None,
         skip_flag: Array | None = None,
     ) -> None:
-        """Launch the reduction of the keys that were pushed into a bucket, if there are any.
+        """Launch the reduction of the keys that were pushed into a bucket, if any were.
 
         Parameters
         ----------
         state : BucketState
         active : int, optional
             Number of ranks that averages divide by; all ranks by default.
-        rule : Rule, optional
-            Used in place of the rule in force.
         skip_flag : ndarray of int32, shape (1,), optional
             Updates do nothing if it is not 0 when they run.
         """
         if not state.pushed:
             return
-        placement, rule = self.updates.placement, rule or self.updates.rule
-        within, self.updates.applying = self.updates.applying, True
+        updates, placement = self.updates, self.updates.placement
+        within, updates.applying = updates.applying, True
         state.launched = True
         since = perf_counter() if len(state.pushed) == state.key_count else None
         spans = state.pushed_spans()
         if placement.updates:
-            targets = rule.target(state, spans, skip_flag)
+            targets = updates.rule.target(state, spans, skip_flag)
         else:
             targets = [(span.gradients, None) for span in spans]
         for span, (receive, apply) in zip(spans, targets, strict=True):
@@ -82,15 +69,15 @@ class Reducer:
             if not placement.replicated:
                 state.mark_stale(span.lo, span.hi)
         state.pushed.clear()
-        self.updates.applying = within
+        updates.applying = within
 
     def _divide(self, total: Array, active: int, then: Apply | None) -> Apply:
         """Return an update that divides a sum by `active` before it calls `then`."""
-        kernels = self.kernels
+        kernels = self.comm.kernels
 
         def apply(lo: int, hi: int) -> None:
             part = total[lo:hi]
-            # Averaged with arrays of zeros, so that integers round as in the kernel's average.
+            # Averaged with zeros, since a division here would round integers otherwise.
             zeros = kernels.zeros(hi - lo, part.dtype)
             kernels.reduce([part, *[zeros] * (active - 1)], part, "avg")
             if then is not None:
@@ -105,11 +92,11 @@ class Reducer:
                 state.in_flight.complete()
 
     def publish(self, states: Sequence[BucketState]) -> None:
-        """Launch the step that gives every rank the values that others have updated."""
+        """Launch the collectives that give every rank the values that others have updated."""
         placement = self.updates.placement
         if placement.replicated:
             return
-        # An update runs while its reduction is waited for.
+        # A wait for a reduction runs its update, which must precede the publication.
         self.complete(states)
         for state in states:
             if state.stale is None:

@@ -1,4 +1,4 @@
-"""`Reduction`: the way from the gradients of a bucket to their sums."""
+"""`Reduction`: the collectives that make the sums of a bucket's gradients."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ncclkv.errors import NotSupported
 
 
 class Reduction(Protocol):
-    """The way from the gradients of a bucket to their sums.
+    """The collectives that make the sums of a bucket's gradients.
 
-    A `Reducer` decides when a range is reduced; a `Reduction` decides which collectives do it.
+    A `Reducer` decides when a range is reduced; a `Reduction` decides by which collectives.
     """
 
     def launch(self, span: Span, receive: Buffer, op: str, apply: Apply | None) -> Work:
@@ -27,15 +27,15 @@ class Reduction(Protocol):
         ----------
         span : Span
         receive : ndarray
-            The gradients of the span, or its weights, on the ranks that receive.
+            Array for the sums, on the ranks that receive: the gradients or weights of the span.
         op : str
         apply : callable or None
-            Called with the ranges of the span whose sums are complete on this rank.
+            Called with each range of the span whose sum is complete on this rank.
         """
 
 
 class DenseReduction:
-    """Reduces the gradients as they are, in one collective.
+    """Reduces gradients without encoding, in one collective a span.
 
     Parameters
     ----------
@@ -64,10 +64,10 @@ class DenseReduction:
             span.collective, span.prepared_for = collective, wanted
         events = self._events
         events.sequence += 1
-        if not events.heard:
+        if not events.listeners:
             return collective.launch(apply)
         start, nbytes = partial(collective.launch, apply), span.gradients.nbytes
-        return events.launch(start, span.label, nbytes, 0)
+        return events.launch(start, span.label, nbytes, collective.wire_bytes)
 
 
 def reduction_for(
@@ -78,8 +78,10 @@ def reduction_for(
     Raises
     ------
     NotSupported
-        When there is no reduction of encoded gradients.
+        When a codec is given: no reduction of encoded gradients exists yet.
     """
     if codec is not None:
-        raise NotSupported(f"codec {codec.name!r}: this version reduces gradients as they are")
+        raise NotSupported(
+            f"codec {codec.name!r}: this version does not encode gradients; leave out the codec"
+        )
     return DenseReduction(comm, placement, events)

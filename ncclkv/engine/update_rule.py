@@ -1,15 +1,14 @@
 """`Rule`: the step from the sum of a key's gradients to its new value; there are three rules.
 
-`Assign`: the sum replaces the value.  `ncclkv.engine.fused_rule.FusedRule`: a built-in optimizer
-updates whole ranges of a bucket, inside the reduction.  `FunctionRule`: the user's updater is
-called key by key before push returns.
+`Assign` replaces the value by the sum.  `ncclkv.engine.fused_rule.FusedRule` runs a built-in
+optimizer on whole ranges of a bucket, inside the reduction.  `FunctionRule` calls the user's
+updater key by key, before push returns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
@@ -23,20 +22,22 @@ UpdaterFunction = Callable[[Key, Array, Array], object]
 
 
 class Rule:
-    """The interface of a rule, and its defaults: no optimizer, no state.
+    """The interface of a rule.  By default a rule has no optimizer and no states.
 
     Attributes
     ----------
     name : str
-        Name of the updater, for messages.
+        Name of the updater, for error texts.
     source : object
         The updater or optimizer that the user gave.
     can_skip : bool
-        Whether updates can be skipped by a device flag that they read when they run.
+        Whether updates read a flag on the device when they run, and do nothing if it is set.
     replaces : bool
         Whether the sum replaces the value.
     by_key : bool
         Whether `run` updates key by key, after the reduction, on weights that no rank shares.
+    recording : CapturedUpdates or None
+        The captured step that updates are part of, while the step is recorded.
     """
 
     name = "none"
@@ -44,39 +45,40 @@ class Rule:
     can_skip = True
     replaces = False
     by_key = False
+    recording: CapturedUpdates | None = None
 
     def check(self, spec: KeySpec) -> None:
         """Refuse a key that the rule cannot update."""
 
     def allocate(self, state: BucketState) -> None:
-        """Allocate the optimizer's states of a bucket."""
-
-    def start(self, state: BucketState) -> None:
-        """Initialise the states of a bucket, whose weights have their values."""
+        """Allocate and initialise the optimizer's states of a bucket whose weights are set."""
 
     def step(self) -> Any:
-        """Return the update of now; pushes under different steps are launched apart."""
+        """Return the step of the next push: the optimizer's numbers, which its update will use.
+
+        A launch reduces only pushes that have equal steps.
+        """
         return None
 
     def hyperparameters(self) -> Any:
-        """Return the hyperparameters of now as plain values; other ranks may have others."""
+        """Return this rank's current hyperparameters as plain values."""
         return None
 
     def step_from(self, numbers: Any) -> Any:
-        """Return the update with another rank's hyperparameters."""
+        """Return a step with another rank's hyperparameters."""
         return None
 
     def adopt(self, numbers: Any) -> None:
-        """Set this rank's hyperparameters to another rank's."""
+        """Replace this rank's hyperparameters by another rank's."""
 
     def target(
         self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
     ) -> list[tuple[Array, Apply | None]]:
-        """Return, for each span, the array that receives the sum and the update of its ranges."""
+        """Return for each span the array that receives the sum, and the update of its ranges."""
         return [(span.gradients, None) for span in spans]
 
-    def run(self, slots: Sequence[Slot]) -> Raised | None:
-        """Update keys, in the order given, from their reduced gradients."""
+    def run(self, slot: Slot) -> Exception | None:
+        """Update a key from its sum; return the exception of the user's updater, if any."""
         return None
 
     def reset(self, slot: Slot) -> None:
@@ -107,31 +109,33 @@ class Rule:
         """
         return None
 
-    def recording(self, captured: CapturedUpdates | None) -> AbstractContextManager[None]:
-        """Make the updates that begin in a ``with`` block part of a captured step."""
-        return nullcontext()
-
 
 class Assign(Rule):
     """The rule of a store without an updater: the sum replaces the value."""
 
     replaces = True
 
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
     def target(
         self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
     ) -> list[tuple[Array, Apply | None]]:
-        return [(span.weights, None) for span in spans]
+        if skip_flag is None:
+            return [(span.weights, None) for span in spans]
+        return [(span.gradients, self._assign_unless(skip_flag, span)) for span in spans]
 
+    def _assign_unless(self, skip_flag: Array, span: Span) -> Apply:
+        """Return an update that copies ranges of a span's sum, unless the flag is set then."""
 
-class Raised(NamedTuple):
-    """An exception of the user's updater, and the key of the call."""
+        def apply(lo: int, hi: int) -> None:
+            self._kernels.assign(span.gradients[lo:hi], span.weights[lo:hi], skip_flag)
 
-    error: Exception
-    key: Key
+        return apply
 
 
 class FunctionRule(Rule):
-    """The rule of the user's updater, called for one key after another.
+    """The rule of the user's updater, which is called key by key.
 
     Parameters
     ----------
@@ -140,11 +144,11 @@ class FunctionRule(Rule):
     update : callable
         ``update(key, input, stored)`` changes `stored` in place.
     dispose : callable
-        Called once, when the updater is replaced or the store closed.
+        Called once, when the updater is replaced or the store is closed.
     rank : int
-        For messages.
+        This rank, for error texts.
     name : str
-        Name of the updater, for messages.
+        Name of the updater, for error texts.
     """
 
     can_skip = False
@@ -164,36 +168,26 @@ class FunctionRule(Rule):
         self._rank = rank
         self.name = name
 
-    def run(self, slots: Sequence[Slot]) -> Raised | None:
-        """Update the keys in the order given, up to an exception, which is returned.
-
-        The caller raises it at the end of the verb.  Ranks that run no updater expect the verb's
-        collectives first, and would otherwise wait until the deadline.
-        """
-        for slot in slots:
-            key, shape = slot.entry.key, slot.entry.spec.shape
-            try:
-                self._update(key, slot.gradient.reshape(shape), slot.weight.reshape(shape))
-            except Exception as error:
-                annotate(error, f"in the updater, at key {key!r} on rank {self._rank}")
-                return Raised(error, key)
+    def run(self, slot: Slot) -> Exception | None:
+        key, shape = slot.entry.key, slot.entry.spec.shape
+        try:
+            self._update(key, slot.gradient.reshape(shape), slot.weight.reshape(shape))
+        except Exception as error:
+            annotate(error, f"in the updater, at key {key!r} on rank {self._rank}")
+            return error
         return None
 
     def captured(self, states: Sequence[BucketState], kernels: Kernels) -> None:
         raise UsageError(
             f"the updater {self.name} is a function, which a captured step would not call; set an "
-            f"optimizer instead, or make the step's calls each time"
+            f"optimizer instead, or repeat the step's calls without a capture"
         )
 
     def dispose(self) -> Exception | None:
-        dispose, self._dispose = self._dispose, _already_disposed  # once, also when it raises
+        dispose, self._dispose = self._dispose, lambda: None  # called once, even if it raises
         try:
             dispose()
         except Exception as error:
             annotate(error, f"in dispose() of the updater {self.name} on rank {self._rank}")
             return error
         return None
-
-
-def _already_disposed() -> None:
-    """Stand for the user's ``dispose`` after its one call."""

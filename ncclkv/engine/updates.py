@@ -12,9 +12,9 @@ from ncclkv.errors import UpdaterError
 
 
 class Updates:
-    """Runs the update rule of one store where the placement says so.
+    """Runs the update rule of one store on the ranks that the placement selects.
 
-    An updater's exception is raised at the end of the verb, after all collectives of the verb.
+    A verb raises the updater's exception at its end, after all its collectives.
 
     Attributes
     ----------
@@ -22,18 +22,19 @@ class Updates:
     rule : Rule
         The rule in force.
     error : Exception or None
-        Exception of the user's updater that is not raised yet.
+        Pending exception of the user's updater, which no verb has raised yet.
     failure : str or None
-        Text of the root's exception, on the root, until it has been sent to the other ranks.
+        On the root, the text of its updater's exception, until the other ranks have received it.
     applying : bool
-        Whether a push is being applied; still True after an exception in the middle of it.
+        True while a push is applied, and after an exception in the middle of a push.
     unshared : bool
-        Whether a function has run on the root alone since `share_failure`; equal on all ranks.
+        Whether the root has run a function, and its exception, if any, was not yet sent to the
+        other ranks by `share_failure`; equal on all ranks.
     """
 
     def __init__(self, comm: Communicator, placement: Placement) -> None:
         self.placement = placement
-        self.rule: Rule = Assign()
+        self.rule: Rule = Assign(comm.kernels)
         self.error: Exception | None = None
         self.failure: str | None = None
         self.applying = False
@@ -42,55 +43,65 @@ class Updates:
 
     @property
     def torn(self) -> bool:
-        """Return whether a push was applied in part, by an optimizer that would repeat the part."""
+        """Return whether an exception ended a push after an optimizer had updated a part of it.
+
+        A repeated push would update that part twice.
+        """
         return self.applying and not (self.rule.replaces or self.rule.by_key)
 
     def allocate(self, state: BucketState) -> None:
-        """Allocate the optimizer's states of a bucket, if this rank updates."""
+        """Allocate the optimizer's states of a bucket that has its values, if this rank updates."""
         if self.placement.updates:
             self.rule.allocate(state)
 
-    def start(self, state: BucketState) -> None:
-        """Initialise the optimizer's states of a bucket that has its values."""
-        if self.placement.updates:
-            self.rule.start(state)
-
     def prepare(self, rule: Rule, states: Sequence[BucketState]) -> None:
-        """Allocate and initialise the states of a rule that is not in force yet."""
+        """Allocate the states of a rule that is not in force yet, if this rank updates."""
         for state in states if self.placement.updates else ():
             rule.allocate(state)
-            rule.start(state)
 
     def dispose(self, rule: Rule) -> None:
         """End the use of a rule; an exception of the user's ``dispose`` becomes `error`."""
         error = rule.dispose()
         self.error = self.error or error
 
+    def pop_error(self) -> Exception | None:
+        """Return the pending exception of the user's updater, and clear it."""
+        error, self.error = self.error, None
+        return error
+
     def run(self, slots: Sequence[Slot]) -> None:
-        """Let the user's updater fold the sums of keys into their values, in the order given."""
+        """Call the user's updater for keys in the order given, if this rank updates.
+
+        An exception ends the updates, and becomes `error`, which the verb raises at its end.  If
+        `run` raised the exception, ranks without an updater would wait in vain for the verb's
+        remaining collectives.
+        """
         placement = self.placement
         self.unshared = not placement.replicated and self._comm.size > 1
         if not placement.updates:
             return
         with self._comm.on_comm_stream():
-            raised = self.rule.run(slots)
-        if raised is not None:
-            self.error, key = raised
-            self.failure = f"{type(self.error).__name__}: {self.error}, at key {key!r}"
+            for slot in slots:
+                error = self.rule.run(slot)
+                if error is not None:
+                    self.error = error
+                    key = slot.entry.key
+                    self.failure = f"{type(error).__name__}: {error}, at key {key!r}"
+                    return
 
     def share_failure(self) -> None:
         """Broadcast the text of the root's exception to all ranks; collective, if `unshared`."""
         if self.unshared:
             control, leader = self._comm.control, self.placement.leader
-            self.receive(control.broadcast(self.failure, leader, "what the updater raised"))
+            self.receive(control.broadcast(self.failure, leader, "the updater's exception"))
 
     def receive(self, failure: str | None) -> None:
-        """Make an `error` of the text of the root's exception, where the updater does not run."""
+        """Set `error` to an exception with the root's text, on ranks that run no updater."""
         self.unshared, self.failure = False, None
         if failure is not None and not self.placement.updates:
             leader = self.placement.leader
             self.error = self.error or UpdaterError(
                 f"rank {self._comm.rank} of {self._comm.size}: the updater raised {failure}, on "
-                f"rank {leader}, and the rest of that flush was not updated; all ranks have the "
-                f"values of rank {leader}: mend the updater there"
+                f"rank {leader}; the flush updated no later key, and all ranks have the values of "
+                f"rank {leader}: correct the updater there"
             )

@@ -1,4 +1,4 @@
-"""`Verify`: compares the ranks' values every so many calls; finds and repairs divergence.
+"""`Verify`: compares the ranks' values at every N-th call, and repairs divergence.
 
 Each rank sends `Checksums` of its values.  The majority is right; of several groups of equal size,
 the root's group is.
@@ -16,6 +16,7 @@ from ncclkv.engine.batch import Pull
 from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.checksums import Checksums, Difference, describe, differences
 from ncclkv.engine.engine import Engine
+from ncclkv.engine.read import to_host
 from ncclkv.errors import Divergence
 from ncclkv.table.registry import Key
 
@@ -23,21 +24,21 @@ _log = logging.getLogger("ncclkv")
 
 
 class Verify:
-    """Compares the values that ranks hold and have pulled, every so many calls.
+    """Compares the values that ranks hold and have pulled, at every N-th call.
 
-    Checksums are compared key by key.  A value that all ranks share, as on one node, has no other
-    copy to be compared with; the arrays that it was pulled into have.
+    Checksums are compared key by key.  A value that all ranks share, as on one node, has no second
+    copy.  The arrays into which ranks have pulled such a value are compared.
 
     Parameters
     ----------
     engine : Engine
     comm : Communicator
     every : int
-        Number of calls per comparison.
+        Number of calls per comparison, N.
     root : int
-        Rank whose values replace the others', and whose group is right among groups of one size.
+        Rank whose values replace the others'.  Its group is right among groups of equal size.
     repair : bool
-        Whether to replace values that differ, instead of raising `Divergence`.
+        Whether to replace values that differ, in place of raising `Divergence`.
 
     Attributes
     ----------
@@ -68,23 +69,21 @@ class Verify:
         Raises
         ------
         Divergence
-            On every rank, when ranks differ and nothing is to be repaired.  Its cause is the
+            On every rank, when ranks differ and values are not repaired.  Its cause is the
             pending exception of an updater on this rank, if there is one.
         """
         if pull.keys and self._is_due():
-            keys = list(dict.fromkeys(pull.keys))
-            if self._compare(keys, self._written(pull, outs)):
+            # An array given for several keys holds the value of the last key only.
+            indices = [index for part in pull.parts for index in part.indices]
+            written = [(pull.keys[index], outs[index]) for index in indices]
+            if self._compare(list(dict.fromkeys(pull.keys)), written):
                 self._engine.read_values(pull, outs)
 
     def settled(self, keys: Sequence[Key] | None = None) -> None:
-        """Count a call that has settled keys, or all; compare them if a comparison is due."""
+        """Count a call that has settled some keys, or all; compare them if a comparison is due."""
         if self._is_due():
             registered = [spec.key for spec in self._engine.layout.registry]
             self._compare(registered if keys is None else list(dict.fromkeys(keys)), [])
-
-    def _written(self, pull: Pull, outs: Sequence[Array]) -> list[tuple[Key, Array]]:
-        """Return the arrays that a pull has written; one given for several keys has the last."""
-        return [(pull.keys[index], outs[index]) for part in pull.parts for index in part.indices]
 
     def _is_due(self) -> bool:
         """Count a call; return whether to compare after it."""
@@ -94,51 +93,48 @@ class Verify:
     def _compare(
         self, keys: Sequence[Key], written: Sequence[tuple[Key, Array]]
     ) -> list[Difference]:
-        """Return the differences between ranks, which are repaired when this returns."""
+        """Return the differences between ranks, after their repair."""
         mine = self._checksums(keys, written)
         received = self._comm.control.allgather(tuple(mine), "checksums of values")
         found = differences([Checksums(*each) for each in received], keys, self._root)
         if not found:
             return found
-        text = f"{self._prefix()}values differ: {describe(found, self._comm.size)}; "
+        flushes = "1 flush" if self._calls == 1 else f"{self._calls} flushes"
+        text = (
+            f"rank {self._comm.rank} of {self._comm.size}: after {flushes} values differ: "
+            f"{describe(found, self._comm.size)}; "
+        )
         if not self._repair:
             raise Divergence(
                 f"{text}check for a rank that modifies its values in place, or an updater that "
-                f"depends on the rank, or let create(..., repair=True) give all ranks rank "
-                f"{self._root}'s"
-            ) from self._engine.pop_error()
+                f"depends on the rank; or let create(..., repair=True) give all ranks rank "
+                f"{self._root}'s values"
+            ) from self._engine.updates.pop_error()
         self._replace([each.key for each in found if each.held])
         self.repaired += len(found)
         if self._comm.rank == 0:
-            _log.warning("%sall ranks now have rank %d's%s", text, self._root, self._except())
+            rule = self._engine.rule
+            rest = f", but not the state of its updater {rule.name}" if rule.by_key else ""
+            _log.warning("%sall ranks now have rank %d's values%s", text, self._root, rest)
         return found
-
-    def _prefix(self) -> str:
-        """Return the begin of a message: the rank, and the number of flushes."""
-        flushes = "1 flush" if self._calls == 1 else f"{self._calls} flushes"
-        return f"rank {self._comm.rank} of {self._comm.size}: after {flushes} "
-
-    def _except(self) -> str:
-        """Return the part of a message on state that a repair cannot reach."""
-        rule = self._engine.rule
-        return f", but for what the updater {rule.name} remembers" if rule.by_key else ""
 
     def _checksums(self, keys: Sequence[Key], written: Sequence[tuple[Key, Array]]) -> Checksums:
         """Return this rank's checksums of keys, and of the arrays written with their values."""
         made = Checksums.blank(len(keys))
         own = [number for number, key in enumerate(keys) if not self._is_one_copy(key)]
         held = [self._engine.current(keys[number]) for number in own]
-        sums = self._sums([*held, *(out for _, out in written)])
+        arrays = [*held, *(out for _, out in written)]
+        sums = to_host(self._engine.kernels.checksums(arrays), self._comm)
         made.held[own] = sums[: len(own)]
-        made.held_counts[own] = True
+        made.held_comparable[own] = True
         number_of = {key: number for number, key in enumerate(keys)}
         registry = self._engine.layout.registry
         numbers = [number_of[key] for key, _ in written]
         cast = [number_of[key] for key, out in written if out.dtype != registry[key].dtype]
         np.minimum.at(made.lowest, numbers, sums[len(own) :])
         np.maximum.at(made.highest, numbers, sums[len(own) :])
-        made.pulled_counts[numbers] = True
-        made.pulled_counts[cast] = False
+        made.pulled_comparable[numbers] = True
+        made.pulled_comparable[cast] = False
         return made
 
     def _is_one_copy(self, key: Key) -> bool:
@@ -147,23 +143,13 @@ class Verify:
         one_node = self._comm.local_size == self._comm.size
         return one_node and key in layout and layout[key].state.node_shared
 
-    def _sums(self, arrays: Sequence[Array]) -> Array:
-        """Return the checksums of arrays, in host memory."""
-        kernels = self._engine.kernels
-        sums = kernels.checksums(arrays)
-        on_host = np.empty(len(arrays), np.uint64)
-        # synchronize() enforces the deadline and raises NCCL errors; a plain copy would hang.
-        self._comm.synchronize()
-        kernels.unpack(sums, on_host)
-        return on_host
-
     def _replace(self, keys: Sequence[Key]) -> None:
-        """Broadcast the root's values of keys, and their optimizer states."""
+        """Replace the values and optimizer states of keys by the root's."""
         works = []
         for key in keys:
             for array in self._replicas(key):
                 work = self._comm.broadcast(array, self._root)
-                work.label = f"the value of key {key!r}, to be alike on all ranks"
+                work.label = f"the repair of key {key!r}"
                 works.append(work)
         for work in works:
             work.wait()
@@ -172,7 +158,7 @@ class Verify:
         """Return all arrays of a key that each rank holds, flat."""
         layout = self._engine.layout
         if key not in layout:
-            return [layout.pending(key).reshape(-1)]
+            return [layout.pending[key].reshape(-1)]
         slot = layout[key]
         if not self._engine.placement.replicated:
             return [slot.weight]

@@ -1,7 +1,7 @@
 """`Kernels`: the interface that the kernels of every device share.
 
-Arrays are one-dimensional views of bucket memory unless said otherwise.  A kernel allocates
-nothing that outlives it and checks nothing: shapes and dtypes were checked when the plan was made.
+Arrays are one-dimensional views of bucket memory, if not described otherwise.  A kernel allocates
+no memory that outlives the call, and checks nothing: callers have checked shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Ranges of a bucket that follow one another, each with its own row of scalars.
+    """Consecutive ranges of a bucket, each with its own row of scalars.
 
     Attributes
     ----------
     bounds : ndarray of int64, shape (n + 1,)
-        Segment i is elements ``[bounds[i], bounds[i + 1])``; not changed once it is made.
+        Segment i is elements ``[bounds[i], bounds[i + 1])``; the array is never changed.
     """
 
     bounds: NDArray[np.int64]
@@ -33,10 +33,10 @@ class Kernels(Protocol):
     """Operations on the memory that holds a store's values."""
 
     def value(self, x: Any, what: str) -> Array:
-        """View what a user passes to be read, or raise `UsageError`; `what` begins its message."""
+        """View a user's array for reading, or raise `UsageError`; `what` begins the message."""
 
     def out(self, x: Any, what: str) -> Array:
-        """View what a user passes to be written, or raise `UsageError`."""
+        """View a user's array for writing, or raise `UsageError`."""
 
     def zeros(self, count: int, dtype: np.dtype[Any]) -> Array:
         """Return a new flat array of zeros."""
@@ -45,7 +45,7 @@ class Kernels(Protocol):
         """Return a new array with undefined elements."""
 
     def left(self) -> int | None:
-        """Return the bytes that new arrays may still take; None when unknown."""
+        """Return the number of bytes left for new arrays; None if unknown."""
 
     def fill(self, array: Array, value: float) -> None:
         """Set every element of `array` to a number."""
@@ -118,17 +118,17 @@ class Kernels(Protocol):
         states : sequence of array, shape (n,)
             float32 for 16-bit weights, else of the weights' dtype.
         scalars : array of float64, shape (segments, k)
-            One row for each segment, in the kernels' memory and read when the update runs, so that
-            a replay of a captured update reads the numbers that are there then.
+            One row for each segment, in the kernels' memory and read when the update runs: a replay
+            of a captured update reads the present numbers.
         segments : Segments
-            The ranges to update; elements outside of them are left unchanged.
+            Ranges to update; elements outside of them are left unchanged.
         skip : array of int32, shape (1,), optional
-            As for `assign`: unless ``skip[0]`` is 0, nothing is changed.
+            As for `assign`: if ``skip[0]`` is not 0, nothing is changed.
         """
 
     def checksums(self, arrays: Sequence[Array]) -> Array:
         """Return an order-dependent checksum of each array (any shape, strides and memory).
 
-        The sums, shape (len(arrays),) and uint64, are in the kernels' memory and the same on every
-        device: those of `ncclkv.kernels.host.checksum`.
+        The checksums, shape (len(arrays),) and uint64, are in the kernels' memory.  They are equal
+        on every device: those of `ncclkv.kernels.host.checksum`.
         """

@@ -1,11 +1,10 @@
-"""Optimizers that a store runs by itself, with MXNet's names and arithmetic."""
+"""Built-in optimizers, with MXNet's names and arithmetic."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ncclkv.arguments import check_length, nearest
-from ncclkv.errors import UsageError
+from ncclkv.arguments import check_known
 from ncclkv.optimizer.base import Optimizer, State
 from ncclkv.optimizer.sgd import SGD
 
@@ -17,7 +16,7 @@ def __dir__() -> list[str]:
     return [*__all__, *(name for name in globals() if name.startswith("__"))]
 
 
-_BY_NAME: dict[str, type[Optimizer]] = {"sgd": SGD}
+_BY_NAME: dict[str, type[Optimizer]] = {each.name: each for each in (SGD,)}
 
 
 def create(name: str, **kwargs: Any) -> Optimizer:
@@ -48,11 +47,6 @@ def create(name: str, **kwargs: Any) -> Optimizer:
         ...
     ncclkv.errors.UsageError: optimizer 'sgdd' is unknown; did you mean 'sgd'? use one of sgd
     """
-    chosen = _BY_NAME.get(name.lower()) if isinstance(name, str) else None
-    if chosen is None:
-        check_length("an optimizer's name", name)
-        raise UsageError(
-            f"optimizer {name!r} is unknown; {nearest(name, _BY_NAME)}use one of "
-            f"{', '.join(_BY_NAME)}"
-        )
-    return chosen(**kwargs)
+    lower = name.lower() if isinstance(name, str) else name
+    check_known("optimizer", lower, _BY_NAME)
+    return _BY_NAME[lower](**kwargs)

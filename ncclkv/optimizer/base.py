@@ -1,4 +1,4 @@
-"""The base class of optimizers: what each one declares."""
+"""`Optimizer`: the base class of optimizers; `State`: an array that an optimizer keeps."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ class State(NamedTuple):
     name : str
         An identifier; it names the array in checkpoints.
     dtype : str
-        ``"compute"`` is float32 for 16-bit weights and else the weights' dtype; or the name of a
-        dtype.
+        Name of a dtype, or ``"compute"``: float32 for 16-bit weights, else the weights' dtype.
     init : str
         First elements: ``"zeros"``, or ``"weights"`` for a copy of the weights.
     """
@@ -50,14 +49,14 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "clip_gradient": clipping_bound,
     **dict.fromkeys(_FACTORS, checked_factors),
 }
-"""Checks by attribute: ``check(name, value)`` returns the value that an assignment keeps."""
+"""Checks by attribute: ``check(name, value)`` returns the value to assign, or raises UsageError."""
 
 
 class Optimizer(ABC):
-    """A rule that updates weights by their gradients; names are MXNet's.
+    """An optimizer that a store runs; names are MXNet's.
 
-    A subclass declares its `program`, its `states`, and in `scalars` the numbers of one key's
-    update.  The store makes the arrays, counts the updates and calls the kernels.
+    A subclass declares its `program`, its `states`, and in `scalars` the numbers of a key's update.
+    The store allocates the states, counts the updates and calls the kernels.
 
     Parameters
     ----------
@@ -66,31 +65,37 @@ class Optimizer(ABC):
     wd : float
         Weight decay, at least 0.
     rescale_grad : float
-        Factor of every gradient, applied before anything else.
+        Factor of every gradient, applied first.
     clip_gradient : float, optional
         Bound, above 0, on the absolute value of each element of the rescaled gradient.
 
     Attributes
     ----------
     learning_rate, wd, rescale_grad, clip_gradient
-        As given; an assignment takes effect at the next update.  Give every rank the same.
+        As given; an assignment takes effect at the next push.  All ranks must assign equal numbers.
     lr_mult, wd_mult : dict
-        Factors by key of the learning rate and of the weight decay; 1 for keys not named.  Assigned
-        dicts are copied.  The next push checks items that were put into them.
+        Factors of the learning rate and of the weight decay by key; 1 for other keys.  Assigned
+        dicts are copied.  The next push checks items that were put into the dicts.
+    name : str
+        Name of the optimizer in `create` and in checkpoints.
+    hyperparameters : tuple of str
+        Names of the arguments, in the order of ``repr``.
     program : str
         Name of the arithmetic in `ncclkv.kernels.programs.PROGRAMS`.
     counted : bool
-        Whether `scalars` reads its `count`.  False spares a table of scalars at each push.
+        Whether `scalars` reads its `count`.  If not, pushes with equal numbers reuse a table.
     norms : bool
         Whether an update needs the norms of each key's weights and gradient.  No store computes
-        them yet.
+        norms yet.
 
     Raises
     ------
     UsageError
-        When an argument, or what is assigned to an attribute, is not such a number.
+        When an argument, or a value assigned to an attribute, is not such a number.
     """
 
+    name: ClassVar[str]
+    hyperparameters: ClassVar[tuple[str, ...]]
     program: ClassVar[str]
     counted: ClassVar[bool] = False
     norms: ClassVar[bool] = False
@@ -119,20 +124,24 @@ class Optimizer(ABC):
         self.wd_mult = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Assign a checked value, and count the assignment: see `version`."""
+        """Assign a checked value, and count the assignment for `version`."""
         check = _CHECKS.get(name)
         super().__setattr__(name, value if check is None else check(name, value))
         self.__dict__["_assignments"] = self._assignments + 1
 
+    def __repr__(self) -> str:
+        numbers = [f"{name}={getattr(self, name)}" for name in self.hyperparameters]
+        return f"{type(self).__name__}({', '.join(numbers)})"
+
     @property
     def version(self) -> tuple[int, int, int]:
-        """A value that differs after each assignment, and each change of `lr_mult` or `wd_mult`."""
+        """A value that is new after an assignment to an attribute, or a change in a factor dict."""
         # The dicts are `Factors`, which count their changes.
         lr_mult, wd_mult = self.__dict__["lr_mult"], self.__dict__["wd_mult"]
         return self._assignments, lr_mult.version, wd_mult.version
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Set the learning rate, as assigning to `learning_rate` does."""
+        """Assign to `learning_rate`."""
         self.learning_rate = learning_rate
 
     def set_lr_mult(self, factors: Mapping[Key, float]) -> None:
@@ -158,31 +167,33 @@ class Optimizer(ABC):
     @property
     @abstractmethod
     def states(self) -> tuple[State, ...]:
-        """The arrays that belong to each array of weights, in the order of the program."""
+        """The arrays kept for each array of weights, in the order of the program."""
 
     @abstractmethod
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
         """Return the row of numbers with which the program updates a key.
 
-        Keys with equal factors and counts must have equal rows: one is computed for all of them.
+        Keys with equal factors and counts must have equal rows: one row is computed for them.
 
         Parameters
         ----------
         key : int or str
-            Read only to look up its factors, as `learning_rate_of` and `wd_of` do.
+            Used only to look up its factors, by `learning_rate_of` and `wd_of`.
         count : int
-            The number of this update of the key, from 1.
+            Number of this update of the key, from 1.
         """
 
-    @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Return everything that decides an update, as plain values that ranks can compare.
+        """Return all numbers that an update depends on, as plain values that ranks can compare.
 
         Raises
         ------
         UsageError
             When `lr_mult` or `wd_mult` has an item that is not a finite number.
         """
+        numbers = {name: getattr(self, name) for name in self.hyperparameters}
+        factors = {name: dict(self.__dict__[name].frozen(name)) for name in _FACTORS}
+        return {"name": self.name, **numbers, **factors}
 
     def learning_rate_of(self, key: Key) -> float:
         """Return the learning rate of a key."""
@@ -192,19 +203,15 @@ class Optimizer(ABC):
         """Return the weight decay of a key."""
         return self.wd * self.wd_mult.get(key, 1.0)
 
-    def factors(self) -> dict[str, dict[Key, float]]:
-        """Return `lr_mult` and `wd_mult` by name, checked and copied, for `config`."""
-        return {name: dict(self.__dict__[name].frozen(name)) for name in _FACTORS}
-
     def snapshot(self) -> Optimizer:
-        """Return a copy that later changes leave as it is.
+        """Return a copy that later changes do not affect.
 
-        Snapshots taken between two changes of the factors share their dicts.
+        Snapshots between two changes of a factor share their dicts.
 
         Raises
         ------
         UsageError
-            As of `config`.
+            As for `config`.
         """
         made = copy.copy(self)
         for name in _FACTORS:

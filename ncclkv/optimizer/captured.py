@@ -1,4 +1,4 @@
-"""The scalars of a captured step, rewritten before each replay."""
+"""`CapturedUpdates`: the scalars of a captured step, rewritten before each replay."""
 
 from __future__ import annotations
 
@@ -7,51 +7,36 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from ncclkv.errors import UsageError
-from ncclkv.kernels.base import Array, Kernels, Segments
+from ncclkv.kernels.base import Kernels
 from ncclkv.kernels.programs import PROGRAMS
 from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.counts import UpdateCounts
-from ncclkv.optimizer.scalar_rows import RowCache, RowLayout
+from ncclkv.optimizer.scalar_rows import RowCache, ScalarRows
 from ncclkv.table.bucket import Bucket
 from ncclkv.typing import Key
-
-
-class CapturedRows:
-    """The rows of one bucket: one a key, at an address that a graph keeps."""
-
-    def __init__(self, bucket: Bucket, memory: Array) -> None:
-        self._memory = memory
-        self._layout = RowLayout(bucket, [None] * len(bucket.entries), by_key=True)
-
-    def cut(self, kernels: Kernels, lo: int, hi: int) -> tuple[Segments, Array]:
-        """Return the segments of elements ``[lo, hi)``, and their rows."""
-        segments, first, last = self._layout.cut(lo, hi)
-        return segments, self._memory[first:last]
 
 
 class CapturedUpdates:
     """The updates of one captured step.
 
-    A graph keeps addresses and segments for good; learning rates, factors and counts are numbers
-    in memory.  So every key has a row of its own, whatever its factors are during the capture.
+    A graph fixes addresses and segments at its capture; it reads learning rates, factors and counts
+    from memory.  So every key has its own row: keys with equal factors may differ at a replay.
 
     Parameters
     ----------
-    program : str
     step : callable
         Returns a snapshot of the optimizer, as `FusedRule.step` does.
     counts : UpdateCounts
     buckets : sequence of Bucket
         All buckets that the step may update.
     store : Kernels
-        The store's, which allocate and write the rows.
+        Kernels of the store, which allocate and write the rows.
     recording : Kernels
-        The kernels that the captured updates call.
+        Kernels that the captured updates call.
     """
 
     def __init__(
         self,
-        program: str,
         step: Callable[[], Optimizer],
         counts: UpdateCounts,
         buckets: Sequence[Bucket],
@@ -64,27 +49,27 @@ class CapturedUpdates:
         self._store = store
         self._buckets = buckets
         self._layouts = RowCache(counts, by_key=True)
-        columns = len(PROGRAMS[program].scalars)
+        columns = len(PROGRAMS[step().program].scalars)
         keys = sum(len(bucket.entries) for bucket in buckets)
         self._memory = store.zeros(keys * columns, np.dtype(np.float64)).reshape(keys, columns)
-        self._rows: dict[int, CapturedRows] = {}
-        first = 0
+        self._rows: dict[int, ScalarRows] = {}
+        last = 0
         for bucket in buckets:
-            last = first + len(bucket.entries)
-            self._rows[bucket.index] = CapturedRows(bucket, self._memory[first:last])
-            first = last
+            first, last = last, last + len(bucket.entries)
+            layout = self._layouts.layout(step(), bucket)
+            self._rows[bucket.index] = ScalarRows(layout, self._memory[first:last], copied=True)
         self._launches: list[tuple[Bucket, frozenset[Key]]] = []
         self._written: Optimizer | None = None
 
-    def rows(self, bucket: Bucket, keys: Collection[Key]) -> CapturedRows:
-        """Note an update of `keys` in the step, and return the rows that it reads.
+    def rows(self, bucket: Bucket, keys: Collection[Key]) -> ScalarRows:
+        """Record an update of `keys` in the step, and return the rows that it reads.
 
         Raises
         ------
         UsageError
             When the optimizer counts updates and the step updates a key twice.
         """
-        before = [known.intersection(keys) for each, known in self._launches if each is bucket]
+        before = [earlier.intersection(keys) for each, earlier in self._launches if each is bucket]
         if self._step().counted and any(before):
             key, optimizer = min(set().union(*before)), type(self._step()).__name__
             raise UsageError(
@@ -96,7 +81,7 @@ class CapturedUpdates:
         return self._rows[bucket.index]
 
     def write(self) -> None:
-        """Count the updates of a replay, and put their rows where the graph reads them.
+        """Count the updates of a replay, and copy their rows to the graph's memory.
 
         The copy is in the order of the current stream.
         """

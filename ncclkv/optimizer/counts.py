@@ -1,7 +1,8 @@
-"""Update counts by key."""
+"""`UpdateCounts`: the number of updates of each key."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 
 from ncclkv.table.bucket import Bucket
@@ -9,27 +10,30 @@ from ncclkv.typing import Key
 
 
 class UpdateCounts:
-    """The number of updates of each key, whose cost does not grow with the keys of a whole bucket.
+    """The number of updates of each key.
 
-    A key's count is that of its bucket plus an offset of the key's own.
+    A key's count is its bucket's count plus the key's offset.  So the update of a whole bucket is
+    counted in one addition.
 
     Attributes
     ----------
+    whole : Counter of int
+        Updates of whole buckets, by the bucket's number.
     offsets : dict of int
-        By key; 0 for keys not named.
+        Offsets by key; 0 for other keys.
     version : int
-        Another one after each change of the offsets.
+        A number that changes with each change of the offsets.
     """
 
     def __init__(self) -> None:
         self.offsets: dict[Key, int] = {}
         self.version = 0
-        self._whole: dict[int, int] = {}
+        self.whole: Counter[int] = Counter()
 
     def add(self, bucket: Bucket, keys: Collection[Key]) -> None:
         """Count one update of `keys`, which are keys of `bucket`."""
         if len(keys) == len(bucket.entries):
-            self._whole[bucket.index] = self._whole.get(bucket.index, 0) + 1
+            self.whole[bucket.index] += 1
             return
         self.version += 1
         for key in keys:
@@ -37,13 +41,9 @@ class UpdateCounts:
 
     def count(self, bucket: Bucket, key: Key) -> int:
         """Return the number of updates of a key of `bucket`."""
-        return self._whole.get(bucket.index, 0) + self.offsets.get(key, 0)
+        return self.whole[bucket.index] + self.offsets.get(key, 0)
 
     def set(self, bucket: Bucket, key: Key, count: int) -> None:
         """Make `count` the number of updates of a key of `bucket`."""
         self.version += 1
-        self.offsets[key] = count - self._whole.get(bucket.index, 0)
-
-    def whole(self, bucket: Bucket) -> int:
-        """Return the number of updates of the whole bucket."""
-        return self._whole.get(bucket.index, 0)
+        self.offsets[key] = count - self.whole[bucket.index]

@@ -1,4 +1,4 @@
-"""Factors by key of the learning rate and of the weight decay."""
+"""`Factors`: factors of the learning rate or of the weight decay, by key."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _counted(method: _Method) -> _Method:
 
 
 class Factors(dict[Key, float]):
-    """A dict that counts its changes, so that an unchanged one need not be read.
+    """A dict that counts its changes, so that a push need not read an unchanged dict.
 
     Attributes
     ----------
     version : int
-        Another one after each change.
+        A number that grows with each change.
     """
 
     # On the class too: pickle puts the items in before it sets attributes.
@@ -46,12 +46,12 @@ class Factors(dict[Key, float]):
     update = _counted(dict.update)
 
     def frozen(self, name: str) -> Factors:
-        """Return a copy of floats, the same object until the next change; not to be written to.
+        """Return a copy of floats, the same object until the next change; callers only read it.
 
         Raises
         ------
         UsageError
-            When a factor is not a finite number; `name` begins the message.
+            When a factor is not a finite number; `name` begins the error's text.
         """
         if self._frozen is None or self._frozen[0] != self.version:
             self._frozen = self.version, checked_factors(name, self)

@@ -1,4 +1,4 @@
-"""Arguments of optimizers that are numbers."""
+"""Checks of the numbers that are arguments of optimizers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from ncclkv.arguments import check_length
 from ncclkv.errors import UsageError
 
-# `float` accepts these too: text, and NumPy's complex numbers, whose imaginary part it drops.
+# `float` accepts text, and drops the imaginary part of NumPy's complex numbers.
 _NO_NUMBERS = (str, bytes, np.complexfloating)
 
 
@@ -20,7 +20,7 @@ def finite(name: str, value: Any, *, least: float | None = None) -> float:
     Parameters
     ----------
     name : str
-        The argument's name, for the message.
+        Name of the argument, for the error's text.
     value : Any
     least : float, optional
         The smallest value that is accepted.
@@ -53,7 +53,7 @@ def clipping_bound(name: str, value: Any) -> float | None:
     Raises
     ------
     UsageError
-        For a bound of 0, which would train nothing without an error, and for a negative one.
+        When the bound is negative or 0: clipping to 0 would silently train nothing.
     """
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""An optimizer's numbers, put back to what they were."""
+"""Configs of optimizers: `set_config` restores hyperparameters, `from_config` an optimizer."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from ncclkv.optimizer.base import Optimizer
 
 
 def check_config(optimizer: Optimizer, config: Mapping[str, Any]) -> None:
-    """Refuse what `set_config` refuses, and change nothing.
+    """Refuse a config that `set_config` refuses; change nothing.
 
     Raises
     ------
     UsageError
     """
     trial = copy.copy(optimizer)
-    # To assign the factors is to copy them: the trial's are not to be the optimizer's own.
+    # An assignment copies the factors: the trial must not change those of the optimizer.
     trial.lr_mult, trial.wd_mult = optimizer.lr_mult, optimizer.wd_mult
     _assign(trial, config)
     reached = trial.config()
     for name in sorted({*reached, *config}):
         if reached.get(name) != config.get(name):
             raise UsageError(
-                f"{name} of {optimizer!r} cannot become {config.get(name)!r}; set an optimizer "
-                f"with that {name}"
+                f"{name} of {optimizer!r} cannot become {config.get(name)!r}; call set_optimizer "
+                f"with an optimizer of that {name}"
             )
 
 
 def set_config(optimizer: Optimizer, config: Mapping[str, Any]) -> None:
-    """Give an optimizer the numbers of another one of its class.
+    """Replace an optimizer's hyperparameters by those of another optimizer of its class.
 
     Parameters
     ----------
     optimizer : Optimizer
     config : mapping
-        What the other's `Optimizer.config` has returned.
+        Result of the other's `Optimizer.config`.
 
     Raises
     ------
     UsageError
-        When a number differs that cannot be changed, such as a momentum; nothing is changed then.
+        When a number differs that is read-only, such as a momentum; then nothing is changed.
 
     Examples
     --------
@@ -64,16 +64,16 @@ def _assign(optimizer: Optimizer, config: Mapping[str, Any]) -> None:
             if getattr(optimizer, name, value) != value:
                 setattr(optimizer, name, value)
         except AttributeError:
-            continue  # it cannot be assigned, and whoever compares will see that it differs
+            continue  # read-only: `check_config` finds the difference
 
 
 def from_config(config: Mapping[str, Any]) -> Optimizer:
-    """Make the built-in optimizer whose `Optimizer.config` has returned that.
+    """Return a built-in optimizer with this config, a result of `Optimizer.config`.
 
     Raises
     ------
     UsageError
-        When there is none.
+        When no built-in optimizer has the name.
 
     Examples
     --------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ncclkv.arguments import known_arguments
 from ncclkv.optimizer.base import Optimizer, State
 from ncclkv.optimizer.numbers import finite
@@ -20,9 +18,9 @@ class SGD(Optimizer):
         otherwise:     m = momentum * m - learning_rate * g;  weight += m
 
     The arithmetic is that of ``sgd_update`` and ``sgd_mom_update`` (MXNet
-    ``src/operator/optimizer_op-inl.h``).  The learning rate is inside the momentum, so a change of
-    it affects only later gradients; torch applies it to the momentum as a whole.  16-bit
-    weights are updated in float32, with float32 momenta, and rounded once an update.
+    ``src/operator/optimizer_op-inl.h``).  The learning rate is inside the momentum, so its change
+    affects only later gradients; torch multiplies the whole momentum by the learning rate.
+    16-bit weights are updated in float32, with float32 momenta, and rounded once an update.
 
     Parameters
     ----------
@@ -44,9 +42,10 @@ class SGD(Optimizer):
     SGD(learning_rate=0.1, momentum=0.9, wd=0.0, rescale_grad=1.0, clip_gradient=None)
     """
 
-    program = "sgd"
+    name = program = "sgd"
+    hyperparameters = ("learning_rate", "momentum", "wd", "rescale_grad", "clip_gradient")
 
-    # Arguments go by name: the first one is learning_rate in MXNet 2.0 and momentum in 1.9.
+    # Keywords only: the first argument is learning_rate in MXNet 2.0, and momentum in 1.9.
     @known_arguments("SGD", lr="learning_rate", weight_decay="wd")
     def __init__(
         self,
@@ -65,20 +64,14 @@ class SGD(Optimizer):
         )
         self._momentum = finite("momentum", momentum, least=0.0)
 
-    def __repr__(self) -> str:
-        return (
-            f"SGD(learning_rate={self.learning_rate}, momentum={self.momentum}, wd={self.wd}, "
-            f"rescale_grad={self.rescale_grad}, clip_gradient={self.clip_gradient})"
-        )
-
     @property
     def momentum(self) -> float:
-        """The momentum; it cannot change, since it decides whether there is a state."""
+        """The momentum; read-only, since a store allocates a state only if it is not 0."""
         return self._momentum
 
     @property
     def states(self) -> tuple[State, ...]:
-        """The momentum, or no state without one."""
+        """The momentum; no state if it is 0."""
         return (State("momentum"),) if self.momentum else ()
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
@@ -91,15 +84,3 @@ class SGD(Optimizer):
             self.rescale_grad,
             -1.0 if clip is None else clip,
         )
-
-    def config(self) -> dict[str, Any]:
-        """Return the name and the numbers of this optimizer."""
-        return {
-            "name": "sgd",
-            "learning_rate": self.learning_rate,
-            "momentum": self.momentum,
-            "wd": self.wd,
-            "rescale_grad": self.rescale_grad,
-            "clip_gradient": self.clip_gradient,
-            **self.factors(),
-        }

@@ -1,4 +1,4 @@
-"""Agreement: ranks exchange what they ask for, and go on if all ask for the same."""
+"""Agreement: ranks exchange the arguments of a call, and continue if all arguments are equal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ncclkv.errors import SpecMismatch
 
 Made = TypeVar("Made")
 
-# Ranks that a message shows; the rest are counted.
+# Number of ranks that a message shows; it counts the rest.
 _SHOWN = 8
 
 
@@ -32,11 +32,11 @@ def agree(
     verb : str
         The call, for messages.
     items : sequence of str
-        What this rank asks for, such as the spec of each key.
+        Arguments of this rank's call, such as the spec of each key.
     error : Exception, optional
-        Why this rank cannot go on.  When no rank can, each raises its own.
+        Exception of this rank's call.  When every rank has one, each raises its own.
     note : Any
-        Anything to send to all ranks along with the items.
+        An object to send to all ranks with the items.
 
     Returns
     -------
@@ -53,36 +53,37 @@ def agree(
             raise error
         return [note]
     text = None if error is None else f"{type(error).__name__}: {error}"
-    votes = comm.control.allgather((list(items), text, note), f"agreement on {verb}")
-    failed = [(rank, text) for rank, (_, text, _) in enumerate(votes) if text is not None]
+    proposals = comm.control.allgather((list(items), text, note), f"agreement on {verb}")
+    failed = [(rank, text) for rank, (_, text, _) in enumerate(proposals) if text is not None]
     if error is not None and len(failed) == comm.size:
         raise error
     if failed:
-        lines = [f"rank {rank} fails with {text}" for rank, text in failed]
-        raise SpecMismatch(_message(comm, verb, lines, "the others do not")) from error
-    for said in zip_longest(*(items for items, _, _ in votes), fillvalue="(nothing)"):
-        if any(other != said[0] for other in said):
-            lines = [f"rank {rank} says {item}" for rank, item in enumerate(said)]
-            raise SpecMismatch(_message(comm, verb, lines, "make the call alike on all ranks"))
-    return [note for _, _, note in votes]
+        by_rank = [f"rank {rank} raises {text}" for rank, text in failed]
+        message = _message(comm, verb, by_rank, "the other ranks raise nothing")
+        raise SpecMismatch(message) from error
+    for given in zip_longest(*(items for items, _, _ in proposals), fillvalue="nothing"):
+        if any(other != given[0] for other in given):
+            by_rank = [f"rank {rank} has {item}" for rank, item in enumerate(given)]
+            raise SpecMismatch(_message(comm, verb, by_rank, "make the same call on all ranks"))
+    return [note for _, _, note in proposals]
 
 
 def propose(
     comm: Communicator, verb: str, make: Callable[[], tuple[Made, Sequence[str]]], note: Any = None
 ) -> tuple[Made, list[Any]]:
-    """Make a thing on every rank, or on none; collective.
+    """Make an object on every rank, or on none; collective.
 
     Parameters
     ----------
     make : callable
-        Returns the thing and the items for `agree`; or raises `UsageError`.
+        Returns the object and the items for `agree`; or raises `UsageError`.
     comm, verb, note
         As for `agree`.
 
     Returns
     -------
     made, notes
-        The thing made on this rank, and the notes of all ranks.
+        The object of this rank, and the notes of all ranks.
     """
     try:
         made, items = make()
@@ -92,11 +93,11 @@ def propose(
     return made, agree(comm, verb, items, None, note)
 
 
-def _message(comm: Communicator, verb: str, lines: list[str], advice: str) -> str:
-    """Return a message that shows how ranks differ."""
-    hidden = len(lines) - _SHOWN
+def _message(comm: Communicator, verb: str, by_rank: list[str], advice: str) -> str:
+    """Return the text of a `SpecMismatch`: the error or argument of each rank, then advice."""
+    hidden = len(by_rank) - _SHOWN
     more = [f"{hidden} more ranks"] if hidden > 0 else []
-    shown = "; ".join([*lines[:_SHOWN], *more])
+    shown = "; ".join([*by_rank[:_SHOWN], *more])
     return f"rank {comm.rank} of {comm.size}: the ranks disagree at {verb}: {shown}; {advice}"
 
 

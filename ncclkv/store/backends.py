@@ -1,4 +1,4 @@
-"""Backends: from the name of a store to its communicator, in one table."""
+"""Backends: one table from the names of stores to functions that make their communicators."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _log = logging.getLogger("ncclkv")
 
 @contextmanager
 def freed_without_store(ranks: Communicator) -> Iterator[None]:
-    """Free the communicator if its store cannot be made."""
+    """Free the communicator if the block fails to make its store."""
     try:
         yield
     except (UsageError, SpecMismatch, LaunchError) as error:
         if isinstance(error, SpecMismatch):
             dump.write_of(ranks, error)
-        # All ranks raise the same error here, so closing, which is collective, ends.
+        # All ranks raise the same error, so the collective close returns.
         with suppress(KVStoreError):
             ranks.close()
         raise
@@ -64,13 +64,13 @@ def _warn_of_many(name: str) -> None:
     if started > 1 and env.launched_rank() == 0:
         warnings.warn(
             f"create({name!r}) in each of {started} ranks makes {started} independent stores that "
-            f"never exchange anything; create('dist') makes one of all ranks",
+            f"exchange no values; create('dist') makes one store of all ranks",
             stacklevel=4,
         )
 
 
 def _hosts(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """Return all ranks, or those of `comm`, once all have asked for this store."""
+    """Return a communicator of all ranks, or of those of `comm`, which agree on the store."""
     ranks = _over(comm, timeout)
     with freed_without_store(ranks):
         agree(ranks, "create", [f"name={name}"])
@@ -78,29 +78,29 @@ def _hosts(name: str, comm: Any, timeout: float | None) -> Communicator:
 
 
 def _over(comm: Any, timeout: float | None) -> Communicator:
-    """Return all ranks, or those of `comm`."""
+    """Return a communicator of all ranks, or a duplicate of `comm`."""
     if comm is None:
         return launch.world(timeout)
     if isinstance(comm, Communicator):
         return comm.duplicate(timeout)
     if not hasattr(comm, "Idup"):
         raise UsageError(
-            f"comm={comm!r} is not a communicator; give an mpi4py one, such as "
+            f"comm={comm!r} is not a communicator; give mpi4py's, such as "
             f"MPI.COMM_WORLD.Split(color), or an ncclkv Communicator"
         )
     return launch.over(comm, env.timeout(timeout))
 
 
 def _best(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """Return all ranks, over NCCL if they can, and else in host memory, with a line in the log."""
+    """Return all ranks over NCCL if possible; else in host memory, with the reason in the log."""
     ranks = _hosts(name, comm, timeout)
     if isinstance(ranks, NcclCommunicator):
         return ranks
     with freed_without_store(ranks):
-        facts = gpus.survey(ranks)
-        problem = launch_problem(facts)
+        infos = gpus.survey(ranks)
+        problem = launch_problem(infos)
         if problem is None:
-            return gpus.launch(ranks, facts)
+            return gpus.launch(ranks, infos)
     if ranks.size > 1 and ranks.rank == 0:
         _log_once(
             f"ncclkv: dist over {ranks.size} ranks in host memory ({ranks.name}), not over NCCL: "
@@ -110,7 +110,7 @@ def _best(name: str, comm: Any, timeout: float | None) -> Communicator:
 
 
 def _nccl(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """Return all ranks, or those of `comm`, in the memory of their GPUs."""
+    """Return all ranks, or those of `comm`, over NCCL."""
     ranks = _hosts(name, comm, timeout)
     if isinstance(ranks, NcclCommunicator):
         return ranks
@@ -119,19 +119,19 @@ def _nccl(name: str, comm: Any, timeout: float | None) -> Communicator:
             return gpus.launch(ranks)
     except LaunchError as error:
         raise LaunchError(
-            f"create({name!r}): {error}. create('dist_sync') keeps values in host memory, on any "
-            f"machine"
+            f"create({name!r}): {error}. create('dist_sync') keeps values in host memory, and "
+            f"needs no GPU"
         ) from error
 
 
 def _device(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """Return a communicator of this process alone, in the memory of its GPU if it has one."""
+    """Return a communicator of this process alone, with its GPU's memory if it has a GPU."""
     process = _alone(name, comm, timeout)
-    facts = gpus.survey(process)
-    problem = launch_problem(facts)
+    infos = gpus.survey(process)
+    problem = launch_problem(infos)
     if problem is None:
-        return gpus.launch(process, facts)
-    if facts[0].devices:
+        return gpus.launch(process, infos)
+    if infos[0].devices:
         _log_once(f"ncclkv: {name} in host memory, not in a GPU's: {problem}")
     return process
 
@@ -143,7 +143,7 @@ def _log_once(line: str) -> None:
 
 
 def _threads(name: str, comm: Any, timeout: float | None) -> Communicator:
-    """Return the ranks that are threads of `testing.run_ranks`."""
+    """Return a communicator of the ranks that are threads of `testing.run_ranks`."""
     _refuse_comm(name, comm)
     if not threads.is_rank():
         _warn_of_many(name)
@@ -153,8 +153,8 @@ def _threads(name: str, comm: Any, timeout: float | None) -> Communicator:
 def _asynchronous(name: str, comm: Any, timeout: float | None) -> Communicator:
     """Refuse: collectives are synchronous."""
     raise NotSupported(
-        f"create({name!r}): pushes that are applied rank by rank need a server, and collectives "
-        f"are synchronous; create('dist_sync') sums over all ranks"
+        f"create({name!r}): asynchronous pushes need a server, and collectives are synchronous; "
+        f"create('dist_sync') sums over all ranks"
     )
 
 
@@ -165,14 +165,7 @@ def _refuse_comm(name: str, comm: Any) -> None:
 
 
 RANKS: dict[str, Callable[[str, Any, float | None], Communicator]] = {
-    **dict.fromkeys(
-        (
-            "local",
-            "local_update_cpu",
-            "local_allreduce_cpu",
-        ),
-        _alone,
-    ),
+    **dict.fromkeys(("local", "local_update_cpu", "local_allreduce_cpu"), _alone),
     **dict.fromkeys(("device", "local_allreduce_device"), _device),
     "dist_sync": _hosts,
     "dist": _best,

@@ -1,7 +1,7 @@
-"""CallCache: calls that were checked before, found again by the very same arrays.
+"""CallCache: prepared calls, found again by their keys and by the identity of their arrays.
 
 The calls of a training loop repeat.  Checking and sorting their arrays takes longer than copying
-small ones.  So the prepared form of a call is kept, until one of its arrays is gone or has changed.
+small arrays.  So the prepared form of a call is kept until one of its arrays is freed or changed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy as np
 from ncclkv.store.keys import EXACT, is_list
 
 BYTES = 16 * 1024 * 1024
-"""Limit of the memory of kept calls of lists, to which `BYTES_A_KEY` is added for each key."""
+"""Limit of the memory of cached calls of lists; `BYTES_A_KEY` is added for each key."""
 
 BYTES_A_KEY = 1024
-"""Room for a push and a pull of every key, so that the calls of one step never evict each other."""
+"""Bytes for each key: enough to cache a push and a pull of all keys, the calls of one step."""
 
-# Measured by tracemalloc, rounded up: a call of a list, and each array of one.
+# Measured by tracemalloc, rounded up: a call of a list, and each array of the list.
 _CALL_BYTES, _ARRAY_BYTES = 2560, 512
 
 Attribute = Callable[[Any], Any]
-"""Getter of an attribute that can change while an array stays at its address."""
+"""Getter of an attribute that a program can change while an array stays at its address."""
 
 _dtype_of: Attribute = attrgetter("dtype")
 _axes_of: Attribute = attrgetter("ndim")
@@ -38,8 +38,8 @@ _in_order: Attribute = attrgetter("flags.carray")
 class CallCache:
     """Prepared forms of the last calls, by verb and keys.
 
-    Each key has at most one call of a single key a verb, of about 2 KiB.  Calls of lists are
-    limited by bytes, and the oldest are evicted.
+    For each key and verb at most one call of this key alone is cached, in about 2 KiB.  Calls of
+    lists are limited by bytes, and the oldest are evicted.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class CallCache:
     Attributes
     ----------
     epoch : weakref
-        The object that the kept calls were checked under, such as the update rule.
+        The object under which the cached calls were checked, such as the update rule.
     """
 
     def __init__(self, keys: Sized) -> None:
@@ -62,22 +62,22 @@ class CallCache:
         self.epoch: Callable[[], object] = lambda: None
 
     def enter(self, epoch: object) -> None:
-        """Forget the calls of another epoch; calls are kept and found in this one from now on."""
+        """Drop the calls of another epoch, and begin this epoch."""
         self.clear()
         self.epoch = weakref.ref(epoch)
 
     def find_call(
         self, verb: str, key: Any, given: Any, epoch: object = None
     ) -> tuple[Any, Sequence[Any]] | None:
-        """Return what a call with these very arguments was made into, and its arrays.
+        """Return the prepared form of a call with the same objects as arguments, and its arrays.
 
         Parameters
         ----------
         verb : str
         key, given : Any
         epoch : object, optional
-            Calls that were kept in another epoch are forgotten: a new updater may refuse their
-            keys, and a capture must see every array.
+            Calls of another epoch are dropped: a new updater may refuse their keys, and a capture
+            must see every array.
         """
         if epoch is not None and self.epoch() is not epoch:
             self.enter(epoch)
@@ -88,15 +88,15 @@ class CallCache:
             return None if call is None else (call.made, given)
         try:
             one = self._ones.get((verb, key))
-        except TypeError:  # the key is no key, and will be refused
+        except TypeError:  # not a key: the checks refuse it
             return None
         return (one.made, (given,)) if one is not None and one.is_of_key(key, given) else None
 
     def _earlier(self, verb: str, keys: Sequence[Any], given: Any) -> _List | None:
-        """Return an earlier call of a list than the verb's last one."""
+        """Return a call of a list before the verb's last call, or None."""
         try:
             call = self._lists.get((verb, tuple(keys)))
-        except TypeError:  # an item of the list is no key, and will be refused
+        except TypeError:  # an item is not a key: the checks refuse it
             return None
         if call is None or call is self._last.get(verb) or not call.is_of_list(keys, given):
             return None
@@ -104,16 +104,16 @@ class CallCache:
         return call
 
     def keep_call(self, verb: str, key: Any, given: Any, row: Sequence[Any], made: Any) -> None:
-        """Keep what a call was made into, if its arrays are NumPy's or CuPy's.
+        """Keep the prepared form of a call, if its arrays are NumPy's or CuPy's.
 
         Parameters
         ----------
         verb : str
         key, given : Any
-            The keys and the arrays, as the program gave them.
+            The keys and the arrays as the program gave them.
         row : sequence of ndarray
-            The arrays as the call uses them: for another library's array a view, whose memory that
-            library may change.  Such a call is not kept.
+            The arrays as the call uses them.  An array of another library has a view here, whose
+            memory the library may replace; such a call is not cached.
         made : Any
             The prepared form.
         """
@@ -130,7 +130,7 @@ class CallCache:
             self._ones[verb, key] = _One(key, given, made, to_write=to_write)
 
     def _add(self, name: tuple[str, tuple[Hashable, ...]], call: _List) -> None:
-        """Keep a call of a list in place of an earlier one of its keys; evict the oldest."""
+        """Keep a call of a list in place of the earlier call of its keys; evict the oldest."""
         self._drop(name)
         self._lists[name] = self._last[name[0]] = call
         self._bytes += call.nbytes
@@ -139,13 +139,13 @@ class CallCache:
             self._drop(next(iter(self._lists)))
 
     def _drop(self, name: tuple[str, tuple[Hashable, ...]]) -> None:
-        """Forget a call of a list, if it is kept; a verb's last call is still found."""
+        """Drop a call of a list, if it is cached; a verb's last call is still found."""
         call = self._lists.pop(name, None)
         if call is not None:
             self._bytes -= call.nbytes
 
     def clear(self) -> None:
-        """Forget all calls."""
+        """Drop all calls."""
         self._ones.clear()
         self._lists.clear()
         self._last.clear()
@@ -202,17 +202,17 @@ class _List:
         self._key_addresses = _addresses(keys)
         self._kinds = list(map(type, keys))
         self._exact = EXACT.issuperset(self._kinds)
-        # Another array may take the address of an array that is gone; the references notice that.
+        # A new array may get the address of a freed array; the references detect this.
         self._present = [True]
-        gone = partial(_clear, self._present)
-        self._references = [weakref.ref(array, gone) for array in arrays]
+        freed = partial(_clear, self._present)
+        self._references = [weakref.ref(array, freed) for array in arrays]
         self._addresses = _addresses(arrays)
         # The shape of an array of one axis cannot change: NumPy resizes no array with references.
         flat = all(array.ndim == 1 for array in arrays)
         attributes = [_dtype_of, _axes_of if flat else _shape_of]
         if to_write:
             attributes += filter(None, [_layout_of(arrays)])
-        self._attributes = [(each, *_alike(map(each, arrays))) for each in attributes]
+        self._attributes = [(each, *_intern(map(each, arrays))) for each in attributes]
 
     def is_of_list(self, keys: Sequence[Any], arrays: Any) -> bool:
         """Return whether the call has these keys and these arrays."""
@@ -226,8 +226,8 @@ class _List:
             return False
         if np.fromiter(arrays, object, len(arrays)).tobytes() != self._addresses:
             return False
-        for attribute, had, alike in self._attributes:
-            if alike:
+        for attribute, had, uniform in self._attributes:
+            if uniform:
                 if countOf(map(attribute, arrays), had[0]) != len(had):
                     return False
             elif not all(map(eq, map(attribute, arrays), had)):
@@ -246,7 +246,7 @@ def call_bytes(length: int) -> int:
 
 
 def _clear(items: list[Any], reference: object) -> None:
-    """Empty a list when the object of a reference is gone."""
+    """Empty a list when the object of a reference is freed."""
     items.clear()
 
 
@@ -255,17 +255,18 @@ def _addresses(items: Sequence[Any]) -> bytes:
     return np.fromiter(items, object, len(items)).tobytes()
 
 
-def _alike(values: Iterable[Any]) -> tuple[list[Any], bool]:
-    """Return values, equal ones as one object, and whether all are equal."""
+def _intern(values: Iterable[Any]) -> tuple[list[Any], bool]:
+    """Return the values, with one object for equal values, and whether all are equal."""
     one_of: dict[Any, Any] = {}
     each = [one_of.setdefault(value, value) for value in values]
     return each, len(one_of) == 1
 
 
 def _layout_of(arrays: Sequence[Any]) -> Attribute | None:
-    """Return the getter of arrays' strides and writability; None if neither can change.
+    """Return a getter of the strides and writability of an array; None if neither can change.
 
-    CuPy's arrays are always writable, and their strides cannot be set.
+    Two results for an array differ if its strides or writability have changed in between.  CuPy's
+    arrays are always writable, and their strides cannot be set.
     """
     on_host = [isinstance(array, np.ndarray) for array in arrays]
     if not any(on_host):

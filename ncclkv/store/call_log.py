@@ -1,7 +1,7 @@
 """CallLog: the collective calls of one store on one rank, as numbers that ranks compare.
 
-Ranks must make the same calls in the same order.  Each call is recorded before anything is done for
-it.  All calls so far make one number, the digest of `ncclkv.table.contract`, which every collective
+Ranks must make the same calls in the same order.  Each call is recorded before it has any effect.
+All calls so far make one number, the digest of `ncclkv.table.contract`, which every collective
 carries.  The last calls, with their lines in the program, are kept by
 `ncclkv.comm.diagnosis.flight_recorder`.
 """
@@ -30,13 +30,13 @@ class CallLog:
     missing_zeros : bool
         Whether ranks may push different keys; then pushes are not recorded.
     check : callable
-        Called before each record if `missing_zeros`: refuses what the next flush cannot send.
+        Called before each record if `missing_zeros`; refuses hyperparameters that cannot be sent.
 
     Attributes
     ----------
     disabled : bool
-        Whether calls are not recorded: a captured call is not done, and in an uneven block ranks
-        may make different calls.
+        Whether calls are not recorded: a captured call is not executed, and in an uneven block
+        ranks may make different calls.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class CallLog:
         self._registry = registry
         if comm.calls is not None:
             self._log = comm.calls.recorder.log
-            # Weak, or a store that is dropped would keep its memory until garbage is collected.
+            # A strong reference would keep a dropped store's memory until garbage collection.
             comm.calls.differing_keys = WeakMethod(self._differing_keys)
         self._pushed: dict[Key, int] = {}
         self._read: dict[Key, int] = {}
@@ -81,14 +81,14 @@ class CallLog:
         logged: LoggedKeys | None = None,
         priority: int = 0,
     ) -> None:
-        """Record a call: append it to the log, with its text if that is new; advance the digest.
+        """Record a call: append it to the log, with its text if it is new; advance the digest.
 
         Parameters
         ----------
         verb : str
         pushed : collection of keys
         read : sequence of keys
-            Those that the call pulls or waits for; keys may repeat.
+            The keys that the call pulls or waits for; keys may repeat.
         logged : LoggedKeys, optional
             The same object whenever the call has these keys.
         priority : int
@@ -99,24 +99,24 @@ class CallLog:
             self._check()
             pushed = ()
         logged = logged or LoggedKeys()
-        what, digest, log = contract.call_code(verb, priority), self._digest, self._log
+        verb_code, digest, log = contract.call_code(verb, priority), self._digest, self._log
         last, following = logged.last, None
-        if last is not None and last.code == what:
+        if last is not None and last.code == verb_code:
             try:  # noqa: SIM105  # a `with` block makes three calls
                 following = log.repeat(last, digest.value, _getframe(1 + last.depth))
             except ValueError:  # the stack is shorter when C calls the verb
                 pass
         if following is None:
             keys, frame = self._code(logged, pushed, read), _getframe(1)
-            while (following := log.append(what, keys, digest.value, frame)) is None:
-                words = contract.describe(verb, dict.fromkeys([*pushed, *read]), priority)
-                log.intern(what, keys, f"{words} at {call_site(frame)}", frame)
-            logged.last = log.find(what, keys, frame)
+            while (following := log.append(verb_code, keys, digest.value, frame)) is None:
+                text = contract.describe(verb, dict.fromkeys([*pushed, *read]), priority)
+                log.intern(verb_code, keys, f"{text} at {call_site(frame)}", frame)
+            logged.last = log.find(verb_code, keys, frame)
         digest.value = following
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Record nothing in a block."""
+        """Stop recording within a block."""
         before, self.disabled = self.disabled, True
         try:
             yield
@@ -124,25 +124,15 @@ class CallLog:
             self.disabled = before
 
     def _code(self, logged: LoggedKeys, pushed: Collection[Key], read: Collection[Key]) -> int:
-        """Return the code of the keys of a call, computed once."""
+        """Return the number that stands for the keys of a call in any order, computed once."""
         if logged.code is None:
-            logged.code = self._code_of(pushed, read)
+            if len(self._read) < len(self._registry):
+                self._number_keys()
+            total = sum(map(self._pushed.__getitem__, pushed))
+            # A key that is read into several arrays counts once.
+            total += sum(map(self._read.__getitem__, set(read)))
+            logged.code = total & contract.MASK
         return logged.code
-
-    def _code_of(self, pushed: Collection[Key], read: Collection[Key]) -> int:
-        """Return the number that stands for the keys of a call, in whatever order."""
-        try:
-            return self._sum(pushed, read)
-        except KeyError:
-            self._number_keys()
-            return self._sum(pushed, read)
-
-    def _sum(self, pushed: Collection[Key], read: Collection[Key]) -> int:
-        """Return the sum of the keys' numbers, if all have them."""
-        total = sum(map(self._pushed.__getitem__, pushed))
-        # A key that is read into several arrays counts once.
-        total += sum(map(self._read.__getitem__, read if len(read) < 2 else set(read)))
-        return total & contract.MASK
 
     def _number_keys(self) -> None:
         """Give every key of the registry its numbers."""

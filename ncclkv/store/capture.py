@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from ncclkv.engine.capture import Recorder
 from ncclkv.errors import NotSupported, UsageError
 from ncclkv.store.agreement import agree, propose
-from ncclkv.store.context import Context
+from ncclkv.store.context import Component, Context
 from ncclkv.store.session import IN_CAPTURE
 
 
@@ -24,20 +24,20 @@ class CapturedStep:
 
     def __repr__(self) -> str:
         graph = None if self._recording is None else self._recording.graph
-        what = "not there" if graph is None else f"collectives={len(graph.calls)}"
+        what = "no graph" if graph is None else f"collectives={len(graph.calls)}"
         return f"<ncclkv captured step: {what}>"
 
     def replay(self) -> None:
-        """Do all that the block did, in one call, with what is in its arrays now; collective.
+        """Replay the calls of the block in one call, with the arrays' present content; collective.
 
         The replay starts after all work on CuPy's current stream, and later work on that stream
-        starts after the replay.  The host waits for nothing.  What was pushed and not flushed is
-        launched first.  The optimizer's numbers are what they are now.
+        starts after the replay.  The host does not wait.  Waiting pushes are launched first.  The
+        optimizer's hyperparameters are those of now.
 
         Raises
         ------
         UsageError
-            When the step was closed, or its block did not come to its end; when the store has
+            When the step was closed, or an exception left its block; when the store has
             another updater now; when a factor of the optimizer is not a finite number.
         """
         engine = self._context.engine
@@ -45,8 +45,8 @@ class CapturedStep:
             recording = self._recording
             if recording is None or recording.graph is None:
                 raise UsageError(
-                    "replay: there is no graph of this step, which was closed, or left by an "
-                    "exception while it was captured; capture it again"
+                    "replay: this step has no graph: it was closed, or an exception left its "
+                    "block; capture it again"
                 )
             recording.check(engine.rule)
             self._context.calls.record("replay")
@@ -59,19 +59,12 @@ class CapturedStep:
         self._recording = None
 
     def begin(self, recording: Recorder) -> None:
-        """Let the step be replayed: its block was captured."""
+        """Make the step ready for replays: its block was captured."""
         self._recording = recording
 
 
-class Captures:
+class Captures(Component):
     """Records the calls of a block in a CUDA graph, on all ranks or on none."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._comm = context.comm
-        self._engine = context.engine
-        self._session = context.session
-        self._calls = context.calls
 
     @contextmanager
     def capture_block(self) -> Iterator[CapturedStep]:
@@ -81,8 +74,8 @@ class Captures:
             captured = self._comm.capture()
             if self._engine.policy.flushes_everything:
                 raise NotSupported(
-                    "capture: with missing='zeros' or nonfinite= what a flush does is found out "
-                    "at its begin, which no graph holds; make the step's calls each time"
+                    "capture: with missing='zeros' or nonfinite= ranks agree on a flush when it "
+                    "begins, which no graph holds; make the step's calls each time"
                 )
             self._calls.record("capture")
             recording, _ = propose(self._comm, "capture", lambda: (self._new_recording(), []))
@@ -90,7 +83,12 @@ class Captures:
             self._comm.synchronize()
         step, problem = CapturedStep(self._context), None
         try:
-            with captured as graph, self._recorded(recording):
+            with (
+                captured as graph,
+                session.enclosing(IN_CAPTURE),
+                self._engine.recording_with(recording),
+                self._calls.suspended(),
+            ):
                 yield step
                 with session.verb("capture", allowed_inside=(IN_CAPTURE,)):
                     self._engine.settle(recording.states)
@@ -113,30 +111,15 @@ class Captures:
             try:
                 agree(self._comm, "capture", calls, problem)
             except Exception as error:
-                # The block raised it on all ranks: the program's error, which breaks no store.
+                # The block raised the program's own error on all ranks, which breaks no store.
                 if error is not problem:
                     raise
 
     def _new_recording(self) -> Recorder:
-        """Return what the step will need; refuse a store that is not ready."""
+        """Return the recorder of a step; refuse a store that is not ready."""
         if not self._engine.layout.sealed:
             raise UsageError(
-                "capture: some keys have no place yet, which the first push gives them; make the "
-                "same step once before it is captured"
+                "capture: some keys have no slot yet, since the first push assigns the slots; make "
+                "the same step once before the capture"
             )
         return Recorder(self._engine.kernels, self._engine.rule, self._engine.layout.states)
-
-    @contextmanager
-    def _recorded(self, recording: Recorder) -> Iterator[None]:
-        """Record what is called in a block, instead of doing it."""
-        session = self._session
-        session.recording = True
-        try:
-            with (
-                session.enclosing(IN_CAPTURE),
-                self._engine.recording_with(recording),
-                self._calls.suspended(),
-            ):
-                yield
-        finally:
-            session.recording = False

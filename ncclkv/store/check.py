@@ -77,12 +77,12 @@ def outs(verb: str, found: Pairs, registry: Registry, kernels: Kernels) -> list[
                     f"imaginary part; pull into a complex array and take .real"
                 )
             writes.append((key, view))
-    apart(verb, writes)
+    check_disjoint(verb, writes)
     return writes
 
 
 def _check_shape(verb: str, spec: KeySpec, view: Array) -> None:
-    """Refuse an array of another shape than the key's."""
+    """Refuse an array whose shape is not the key's."""
     if view.shape != spec.shape:
         raise ShapeMismatch(
             f"{verb} of key {spec.key!r}: the key has shape {spec.shape}, the array {view.shape}; "
@@ -90,7 +90,7 @@ def _check_shape(verb: str, spec: KeySpec, view: Array) -> None:
         )
 
 
-def apart(verb: str, writes: Sequence[tuple[Key, Array]]) -> None:
+def check_disjoint(verb: str, writes: Sequence[tuple[Key, Array]]) -> None:
     """Refuse two arrays to write that share memory, and are not the same array."""
     distinct = {identity(view): (key, view) for key, view in writes if view.size}
     spans = sorted(
@@ -109,7 +109,7 @@ def _refuse_shared(verb: str, one: tuple[Key, Array], other: tuple[Key, Array]) 
     if share(one[1], other[1]):
         raise UsageError(
             f"{verb}: the arrays to write for keys {one[0]!r} and {other[0]!r} overlap in memory; "
-            f"give each key an array of its own"
+            f"give each key its own array"
         )
 
 
@@ -117,13 +117,7 @@ def priority(verb: str, given: Any) -> int:
     """Return a priority as an int: NumPy's unsigned ints cannot be negated."""
     check_length(f"{verb}: priority", given)
     if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
-        raise UsageError(f"{verb}: priority={given!r} is not an int; higher ones go first")
+        raise UsageError(
+            f"{verb}: priority={given!r} is not an int; give one, such as 1 to launch before 0"
+        )
     return int(given)
-
-
-def flag(verb: str, name: str, given: Any) -> bool:
-    """Return an argument that is a bool; refuse an array, whose truth is ambiguous."""
-    if not isinstance(given, (bool, np.bool_)):
-        check_length(f"{verb}: {name}", given)
-        raise UsageError(f"{verb}: {name}={given!r} is not a bool")
-    return bool(given)

@@ -7,10 +7,8 @@ from collections.abc import Generator
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ncclkv import env
-from ncclkv.arguments import check_length
+from ncclkv.arguments import check_count, check_flag, check_length
 from ncclkv.checkpoint import strict_json
 from ncclkv.checkpoint.manifest import Manifest
 from ncclkv.checkpoint.read import read
@@ -19,9 +17,8 @@ from ncclkv.checkpoint.tensors import Array, check_library
 from ncclkv.checkpoint.write import write
 from ncclkv.engine.fused_rule import FusedRule
 from ncclkv.errors import CheckpointError, UsageError
-from ncclkv.store import check
 from ncclkv.store.agreement import propose
-from ncclkv.store.context import Context
+from ncclkv.store.context import Component, Context
 from ncclkv.store.registration import Registration
 from ncclkv.store.restoring import Restoring
 from ncclkv.store.saving import Saving
@@ -30,7 +27,7 @@ from ncclkv.store.updaters import Updaters
 
 
 class Loaded(NamedTuple):
-    """The part of a checkpoint that ``kv.load`` returns, beside the values.
+    """Result of ``kv.load``: the step and the extra value of the loaded checkpoint.
 
     Attributes
     ----------
@@ -47,18 +44,15 @@ class Loaded(NamedTuple):
     path: str
 
 
-class Checkpoints:
-    """Runs saves and loads: one rank writes and reads the files, and all ranks learn the outcome.
+class Checkpoints(Component):
+    """Runs saves and loads: one rank writes and reads the files, and all ranks get the outcome.
 
     That rank, the leader, is the root with ``update_on="root"``, and else rank 0.
     """
 
     def __init__(self, context: Context, registration: Registration, updaters: Updaters) -> None:
-        self._leader = context.engine.placement.leader
-        self._comm = context.comm
-        self._engine = context.engine
-        self._session = context.session
-        self._calls = context.calls
+        super().__init__(context)
+        self._leader = self._engine.placement.leader
         self._run = Run()
         self._registration = registration
         self._saving = Saving(context)
@@ -69,67 +63,58 @@ class Checkpoints:
     def save_store(self, directory: Any, *, step: Any, extra: Any, keep: Any) -> str:
         """Write all values and the optimizer's state to a new checkpoint."""
         with self._session.verb("save"):
-
-            def work() -> Generator[None, None, str]:
-                where = _directory("save", directory)
-                strict_json.check(extra, "extra")
-                return (yield from self._write(where, step, extra, keep, values=True))
-
-            self._flush_alike("save", step, keep)
-            return run_on_one_rank(self._comm, self._leader, "save", work())
+            return self._save("save", step, keep, self._write("save", directory, step, extra, keep))
 
     def load_store(self, directory: Any, *, required: bool, fallback: Any) -> Loaded | None:
         """Take all values and the optimizer's state from a checkpoint."""
         with self._session.verb("load"):
-            fallback = check.flag("load", "fallback", fallback)
-            loaded = self._read(
-                "load", directory, required=required, values=True, fallback=fallback
-            )
-            if loaded is None:
-                return None
-            path, manifest = loaded
-            return Loaded(manifest.step, manifest.extra, path)
+            fallback = check_flag("load: fallback", fallback)
+            return self._read("load", directory, required=required, fallback=fallback)
 
     def save_states(self, fname: Any, dump_optimizer: bool) -> None:
         """Write the optimizer's state alone."""
         verb = "save_optimizer_states"
         with self._session.verb(verb):
             self._need_optimizer(verb)
-
-            def work() -> Generator[None, None, str]:
-                where = _directory(verb, fname)
-                kept = self._write(where, 0, None, 1, values=False, config=dump_optimizer)
-                return (yield from kept)
-
-            self._flush_alike(verb, 0, 1)
-            run_on_one_rank(self._comm, self._leader, verb, work())
+            self._save(verb, 0, 1, self._write(verb, fname, values=False, config=dump_optimizer))
 
     def load_states(self, fname: Any) -> None:
         """Take the optimizer's state alone."""
         verb = "load_optimizer_states"
         with self._session.verb(verb):
             self._need_optimizer(verb)
-            self._read(verb, fname, required=True, values=False)
+            self._read(verb, fname, values=False)
 
     def _need_optimizer(self, verb: str) -> None:
-        """Refuse to go on without an optimizer."""
+        """Refuse a verb of a store without an optimizer."""
         if not isinstance(self._engine.rule, FusedRule):
             raise UsageError(f"{verb}: no optimizer is set; call set_optimizer first")
 
     # Writing
 
-    def _flush_alike(self, verb: str, step: Any, keep: Any) -> None:
-        """Make sure that all ranks save the same, and flush what was pushed."""
+    def _save(self, verb: str, step: Any, keep: Any, work: Generator[None, None, str]) -> str:
+        """Flush all pushes, then write on the leader, once all ranks agree on the save."""
         self._calls.record(verb)
-        # Ranks share memory: after this agreement all that they wrote there before is written.
-        propose(self._comm, verb, lambda: (None, _numbers(verb, step=(step, 0), keep=(keep, 1))))
+        # Ranks share memory: the agreement completes all their earlier writes to it.
+        propose(self._comm, verb, lambda: (None, _numbers(verb, step, keep)))
         self._engine.settle()
         self._comm.synchronize()
+        return run_on_one_rank(self._comm, self._leader, verb, work)
 
     def _write(
-        self, where: str, step: int, extra: Any, keep: int, *, values: bool, config: bool = True
+        self,
+        verb: str,
+        directory: Any,
+        step: Any = 0,
+        extra: Any = None,
+        keep: Any = 1,
+        *,
+        values: bool = True,
+        config: bool = True,
     ) -> Generator[None, None, str]:
         """Write a checkpoint, on the leader."""
+        where = _directory(verb, directory)
+        strict_json.check(extra, "extra")
         manifest, arrays = self._saving.content(
             int(step), extra, self._run.id, values=values, config=config
         )
@@ -141,9 +126,15 @@ class Checkpoints:
     # Reading
 
     def _read(
-        self, verb: str, directory: Any, *, required: bool, values: bool, fallback: bool = False
-    ) -> tuple[str, Manifest] | None:
-        """Load a checkpoint into the store; return its path and its manifest."""
+        self,
+        verb: str,
+        directory: Any,
+        *,
+        required: bool = True,
+        values: bool = True,
+        fallback: bool = False,
+    ) -> Loaded | None:
+        """Load a checkpoint into the store."""
         self._calls.record(verb)
         self._engine.settle()
         arrays: dict[str, Array] = {}
@@ -164,9 +155,11 @@ class Checkpoints:
             return loaded.path, loaded.manifest
 
         found = run_on_one_rank(self._comm, self._leader, verb, work())
-        if found is not None:
-            self._restoring.install(verb, found[1], arrays, values=values)
-        return found
+        if found is None:
+            return None
+        path, manifest = found
+        self._restoring.install(verb, manifest, arrays, values=values)
+        return Loaded(manifest.step, manifest.extra, path)
 
 
 def _author() -> str:
@@ -180,7 +173,7 @@ def _author() -> str:
 
 
 def _directory(verb: str, directory: Any) -> str:
-    """Return the absolute path of the directory given, or of the environment's."""
+    """Return the absolute path of `directory`; of that in NCCLKV_CHECKPOINT if it is None."""
     check_library()
     given = env.checkpoint() if directory is None else directory
     check_length(f"{verb}: the directory", given)
@@ -193,13 +186,7 @@ def _directory(verb: str, directory: Any) -> str:
     return os.path.abspath(given)
 
 
-def _numbers(verb: str, **numbers: tuple[Any, int]) -> list[str]:
-    """Return whole numbers as ranks compare them, each given with its minimum."""
-    for name, (given, minimum) in numbers.items():
-        check_length(f"{verb}: {name}", given)
-        whole = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
-        if not whole or given < minimum:
-            raise UsageError(
-                f"{verb}: {name}={given!r} is not an int of {minimum} or more; give one"
-            )
-    return [f"{name}={int(given)}" for name, (given, _) in numbers.items()]
+def _numbers(verb: str, step: Any, keep: Any) -> list[str]:
+    """Return the numbers of a save as ranks compare them."""
+    step, keep = check_count(f"{verb}: step", step), check_count(f"{verb}: keep", keep, 1)
+    return [f"step={step}", f"keep={keep}"]

@@ -23,15 +23,15 @@ class Context:
     ----------
     comm : Communicator
     engine : Engine
-        Keys, their values, and what was pushed and not flushed.
+        Keys, their values, and pushes that are not flushed.
     session : Session
         Permission to call a verb, and the failure that broke the store.
     calls : CallLog
-        Every collective call is recorded here before anything is done for it.
+        The log in which every collective call is recorded before it has any effect.
     memory_check : MemoryCheck
-        Asked before keys are added.
+        Checked before keys are added.
     verify : Verify or None
-        Compares values between ranks; None when the store never compares them.
+        The comparison of values between ranks; None if the store never compares them.
     """
 
     comm: Communicator
@@ -41,18 +41,9 @@ class Context:
     memory_check: MemoryCheck
     verify: Verify | None
 
-    def raise_updater_error(self) -> None:
-        """Raise the pending exception of an updater, if there is one.
-
-        Called after a verb's end: the exception is the program's, and breaks nothing.
-        """
-        error = self.engine.pop_error()
-        if error is not None:
-            raise error
-
     @property
     def repaired(self) -> int:
-        """The number of values that ranks with other values were given."""
+        """The number of values that ``repair=True`` has replaced."""
         return 0 if self.verify is None else self.verify.repaired
 
     def describe(self) -> str:
@@ -67,6 +58,17 @@ class Context:
         )
 
 
+class Component:
+    """Verbs of one kind, over the parts of the store's context."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._comm = context.comm
+        self._engine = context.engine
+        self._session = context.session
+        self._calls = context.calls
+
+
 def open_context(name: str, comm: Communicator, options: Options) -> Context:
     """Make the parts of a store, once all ranks agree on its name and options; collective."""
     placement, _ = propose(
@@ -77,7 +79,6 @@ def open_context(name: str, comm: Communicator, options: Options) -> Context:
     missing_zeros = options.missing == "zeros"
     engine = make_engine(
         comm,
-        comm.kernels,
         placement,
         sizing(comm, placement, options.bucket_bytes),
         missing_zeros=missing_zeros,
@@ -91,12 +92,8 @@ def open_context(name: str, comm: Communicator, options: Options) -> Context:
 
     calls = CallLog(comm, engine.layout.registry, check, missing_zeros=missing_zeros)
     memory_check = MemoryCheck(comm, engine.layout, session.checks)
-    return Context(comm, engine, session, calls, memory_check, _verify(comm, engine, options))
-
-
-def _verify(comm: Communicator, engine: Engine, options: Options) -> Verify | None:
-    """Return what compares values between ranks, if there are several and the options want it."""
-    every = int(options.verify_every)
-    if not every or comm.size == 1:
-        return None
-    return Verify(engine, comm, every, int(options.root), repair=bool(options.repair))
+    verify = None
+    if options.verify_every and comm.size > 1:
+        every, root = int(options.verify_every), int(options.root)
+        verify = Verify(engine, comm, every, root, repair=bool(options.repair))
+    return Context(comm, engine, session, calls, memory_check, verify)

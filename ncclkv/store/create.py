@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, cast
 
 from ncclkv import env
-from ncclkv.arguments import check_length, known_arguments, nearest
+from ncclkv.arguments import check_known, check_length, known_arguments
 from ncclkv.errors import UsageError
 from ncclkv.store.backends import RANKS, freed_without_store
 from ncclkv.store.kvstore import KVStore
@@ -69,13 +69,13 @@ def create(
         Seconds that a wait for other ranks may take.  By default those of `comm`, when that is a
         Communicator, and of ``run_ranks`` for ``threads``; else ``NCCLKV_TIMEOUT``, or 300.
     missing : {"error", "zeros"}
-        The treatment of a key that only some ranks pushed: `OrderMismatch`, or the other ranks
-        count as having pushed zeros.  With ``"zeros"`` an optimizer uses its hyperparameters as
+        The treatment of a key that not all ranks have pushed: `OrderMismatch`, or zeros from the
+        ranks that have not pushed it.  With ``"zeros"`` an optimizer uses its hyperparameters as
         they are at the flush.
     nonfinite : {"ignore", "raise", "skip_step"}
         The treatment of a push that holds NaN or infinity on a rank: no check; `NonFinite` on
         every rank; or no rank applies any push of that flush.  On a GPU an optimizer that counts
-        its updates counts also those that were skipped.
+        its updates also counts the skipped updates.
     verify_every : int
         Number of calls between two comparisons of values; 0: never.  Calls that flush and read
         count: pull, pushpull, broadcast, a group with pulls, wait, barrier.  After such a call the
@@ -96,7 +96,7 @@ def create(
     Returns
     -------
     KVStore
-        Or an instance of a registered class.
+        For a registered name, an instance of the registered class.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def create(
     LaunchError
         When the job was not started as the store needs, or lacks the GPUs that the store needs.
     SpecMismatch
-        On every rank, when ranks ask for different stores.
+        On every rank, when ranks give different names or options.
 
     Examples
     --------
@@ -113,16 +113,14 @@ def create(
     >>> ncclkv.create("loacl")
     Traceback (most recent call last):
         ...
-    ncclkv.errors.UsageError: unknown store 'loacl'; did you mean 'local'? The names are device, \
+    ncclkv.errors.UsageError: store 'loacl' is unknown; did you mean 'local'? use one of device, \
 dist, dist_async, dist_async_device, dist_device_async, dist_device_sync, dist_sync, \
 dist_sync_device, local, local_allreduce_cpu, local_allreduce_device, local_update_cpu, nccl, \
 threads
     """
-    check_length("a store's name", name)
     check_length("timeout", timeout)
-    if not isinstance(name, str):
-        raise UsageError(f"a store's name is a str, not {name!r}")
-    lower = name.lower()
+    lower = name.lower() if isinstance(name, str) else name
+    check_known("store", lower, sorted({*RANKS, *KVStoreBase.kv_registry}))
     options = Options(
         update_on=update_on,
         root=root,
@@ -135,10 +133,8 @@ threads
     )
     if lower in KVStoreBase.kv_registry:
         _refuse_options(lower, options, comm=comm, timeout=timeout)
-        # Typed as KVStore, as for all other names: a program that registers a class can cast.
+        # Typed as KVStore, like all other names; a program that registers a class can cast.
         return cast(KVStore, KVStoreBase.kv_registry[lower]())
-    if lower not in RANKS:
-        raise UsageError(_unknown(name))
     with Creating():
         ranks = RANKS[lower](lower, comm, None if timeout is None else env.timeout(timeout))
         with freed_without_store(ranks):
@@ -151,11 +147,5 @@ def _refuse_options(name: str, options: Options, **others: Any) -> None:
     if given:
         raise UsageError(
             f"create({name!r}) makes an object of a registered class, which takes no options, but "
-            f"was given {', '.join(given)}; set them on the object"
+            f"was given {', '.join(given)}; set these options on the object"
         )
-
-
-def _unknown(name: str) -> str:
-    """Return the message for an unknown name."""
-    names = sorted({*RANKS, *KVStoreBase.kv_registry})
-    return f"unknown store {name!r}; {nearest(name, names)}The names are {', '.join(names)}"

@@ -1,14 +1,14 @@
-"""Keys: the forms in which programs name keys and arrays, made one form."""
+"""Keys: converts the forms in which programs give keys and arrays to one form."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from reprlib import repr as shortened
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ncclkv.arguments import MOST_BITS, too_long
+from ncclkv.arguments import MAX_BITS, too_long
 from ncclkv.errors import KeyTypeMismatch, UsageError
 from ncclkv.table.registry import Key
 
@@ -18,12 +18,15 @@ EXACT = frozenset({int, str, *(np.dtype(code).type for code in "bBhHiIlLqQ")})
 Pairs: TypeAlias = list[tuple[Key, list[Any]]]
 """Keys in the order given, each with its arrays."""
 
+Singles: TypeAlias = list[tuple[Key, Any]]
+"""Keys in the order given, each with its only array."""
+
 
 def one_key(key: Any) -> Key:
     """Return a key as an int or a str; NumPy's integers become ints.
 
-    A key of a subclass, such as a member of ``class Name(str, Enum)``, is its characters or number,
-    whatever the subclass prints.
+    A key of a subclass, such as a member of ``class Name(str, Enum)``, becomes its characters or
+    number, not the text that the subclass prints.
     """
     if isinstance(key, str):
         return str.__str__(key)
@@ -31,7 +34,7 @@ def one_key(key: Any) -> Key:
         if too_long(key):
             raise KeyTypeMismatch(
                 f"a key is an int of {int(key).bit_length():,} bits; give one of at most "
-                f"{MOST_BITS:,}, or a str"
+                f"{MAX_BITS:,}, or a str"
             )
         return int(key)
     raise KeyTypeMismatch(
@@ -40,7 +43,7 @@ def one_key(key: Any) -> Key:
 
 
 def _advice(key: Any) -> str:
-    """Return advice on something that is no key."""
+    """Return advice on an object that is not a key."""
     if isinstance(key, (bytes, bytearray)):
         return "; decode it"
     if isinstance(key, (set, frozenset)):
@@ -62,7 +65,7 @@ def key_list(key: Any) -> list[Key]:
     for other in keys[1:]:
         if type(other) is not type(keys[0]):
             raise KeyTypeMismatch(
-                f"keys {keys[0]!r} and {other!r} of one call are of two kinds; use int or str"
+                f"keys {keys[0]!r} and {other!r} of one call have two types; use int or str"
             )
     return keys
 
@@ -83,8 +86,8 @@ def pairs(verb: str, key: Any, arrays: Any) -> Pairs:
         )
     if len(arrays) != len(keys):
         raise UsageError(
-            f"{verb} of {len(keys)} keys was given {len(arrays)} arrays; give one item for a key, "
-            f"an array or a list of arrays"
+            f"{verb} of {len(keys)} keys was given {len(arrays)} arrays; give one item for each "
+            f"key, an array or a list of arrays"
         )
     return [(name, _several(verb, name, item)) for name, item in zip(keys, arrays, strict=True)]
 
@@ -98,9 +101,10 @@ def _several(verb: str, key: Key, arrays: Any) -> list[Any]:
     return list(arrays)
 
 
-def single(verb: str, found: Pairs) -> Sequence[tuple[Key, Any]]:
-    """Return pairs of a key and its only array; refuse several arrays for a key."""
-    for key, arrays in found:
-        if len(arrays) != 1:
-            raise UsageError(f"{verb} of key {key!r} takes one array, not a list of {len(arrays)}")
-    return [(key, arrays[0]) for key, arrays in found]
+def single(verb: str, key: Any, arrays: Any) -> Singles:
+    """Pair each key with its only array; refuse several arrays for a key."""
+    found = pairs(verb, key, arrays)
+    for name, items in found:
+        if len(items) != 1:
+            raise UsageError(f"{verb} of key {name!r} takes one array, not a list of {len(items)}")
+    return [(name, items[0]) for name, items in found]

@@ -1,4 +1,4 @@
-"""KVStore: the verbs of a store, each of which delegates to the component that does it."""
+"""KVStore: the verbs of a store; each verb delegates to one component."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class KVStore(KVStoreBase):
     # Keys
 
     def init(self, key: KeyLike | Keys[KeyT], value: ArrayLike | Arrays, *, op: Op = "sum") -> None:
-        """Give keys their first value, rank 0's on every rank; collective.
+        """Give keys their first value, which is rank 0's on every rank; collective.
 
         Parameters
         ----------
@@ -67,15 +67,15 @@ class KVStore(KVStoreBase):
             All keys of a store are ints, or all are strs.
         value : array, or list of arrays
             One array for each key: any shape; a boolean, integer, floating or complex dtype.  The
-            store copies it.  Other ranks than 0 give it for its shape and dtype.
+            store copies rank 0's array; other ranks give arrays of the same shape and dtype.
         op : {"sum", "avg", "max", "min"}
-            How pushes are reduced over ranks.  A sum of bool is a logical or; ``avg`` divides the
+            The reduction of pushes over ranks.  A sum of bool is a logical or; ``avg`` divides the
             sum over ranks by their number, integers toward zero.
 
         Raises
         ------
         KeyAlreadyInitialized
-            When a key has a value: see `reset`.
+            When a key already has a value; `reset` replaces a value.
         SpecMismatch
             On every rank, when they disagree on names, shapes, dtypes or op.
         OutOfMemory
@@ -117,7 +117,7 @@ are ints, such as 3; use one kind
         out: ArrayLike | Arrays,
         priority: int = 0,
     ) -> None:
-        """Give all ranks rank 0's value: `init`, or `reset` of a key that exists, then `pull`.
+        """Give all ranks rank 0's value: `init`, or `reset` of an existing key, then `pull`.
 
         Collective.
 
@@ -149,7 +149,7 @@ are ints, such as 3; use one kind
 
         Notes
         -----
-        A flush that has begun is waited for.  With ``update_on="root"`` other ranks see the value
+        value waits for a flush that has begun.  With ``update_on="root"`` other ranks see the value
         as of their last pull, wait or barrier.
         """
         return self._registration.view_value(key)
@@ -165,7 +165,7 @@ are ints, such as 3; use one kind
         -------
         ndarray
             Writable, of the key's shape.  From a push of the key until its next pull, wait or flush
-            the array belongs to the store.  What else is written to it stays until the key is
+            the array belongs to the store.  At other times its content stays until the key is
             pushed, also while other ranks push the key without this rank.
 
         Raises
@@ -216,12 +216,12 @@ are ints, such as 3; use one kind
         is not in it.
 
         ``measured`` is the median of the last nine reductions of the whole bucket, from launch to
-        the wait that found it done.  On hosts a collective progresses while the store is called, so
-        this time includes what the rank did meanwhile, and the optimizer's update.
+        the wait that found it done.  On hosts a collective progresses during calls of the store, so
+        this time includes the rank's work between these calls, and the optimizer's update.
 
         ``-`` stands for an unknown time: no prediction without ``"auto"`` or with one rank; no
-        measurement before the first reduction, without a collective, and on a GPU, where no host
-        waits.
+        measurement before the first reduction, without a collective, and on a GPU, because the host
+        does not wait for it.
         """
         return self._registration.explain()
 
@@ -233,10 +233,10 @@ are ints, such as 3; use one kind
         Parameters
         ----------
         key : int or str, or list of them
-            A key repeated in a list counts once, as if its arrays had been given in one list.
+            The arrays of a key that is repeated in the list form one list.
         value : array, or list of arrays; for a list of keys a list of such
-            Of the key's shape and dtype.  Several arrays of a key are combined on this rank first,
-            by the key's op, where ``avg`` adds.  The caller may change them once push returns.
+            Arrays of the key's shape and dtype.  Several arrays of a key are first combined on this
+            rank by the key's op; ``avg`` adds them.  The caller may change them once push returns.
         priority : int
             Buckets of higher priority are launched first, within one call or group.
 
@@ -320,15 +320,15 @@ are ints, such as 3; use one kind
         key : int or str, or list of them
         out : array, or list of arrays; for a list of keys a list of such; optional
             Written in any layout, with a cast to its dtype.  The same array may stand for several
-            keys: it ends with the value of the last, ints ascending, strings as initialised.
+            keys: it gets the value of the last key, by number or in the order of initialisation.
         priority : int
-            Accepted for MXNet's sake.  A pull launches what it must flush in the order of its keys'
-            initialisation.
+            Accepted for compatibility with MXNet, without effect.  A pull launches the buckets that
+            it must flush in the order of its keys' initialisation.
         ignore_sparse : bool
-            Accepted for MXNet's sake, without effect: values are dense.
+            Accepted for compatibility with MXNet, without effect: values are dense.
         local : bool
-            Take the value as of the last flush, without a call of other ranks.  A flush that has
-            begun is waited for; call `wait` first if other ranks may make other calls meanwhile.
+            Copy the value as of the last flush, without a call of other ranks.  pull waits for a
+            flush that has begun; call `wait` first if other ranks may make other calls before.
 
         Returns
         -------
@@ -376,13 +376,13 @@ are ints, such as 3; use one kind
         self._transfers.push_and_pull(key, value, out, priority)
 
     def group(self) -> AbstractContextManager[None]:
-        """Make one list of the pushes, and one of the pulls, inside a ``with`` block; collective.
+        """Combine the pushes of a ``with`` block into one push, and its pulls into one; collective.
 
         All pushes are flushed together at the end of the block, and pulls are written then.  Only
         push, pull with `out`, pushpull and local verbs may be called inside.  An optimizer uses its
         hyperparameters as they are at the end.
 
-        An exception that leaves the block drops what was pushed inside.  The end of the block
+        An exception that leaves the block drops the pushes of the block.  The end of the block
         raises an updater's exception, after the pulls.
 
         Examples
@@ -401,7 +401,7 @@ are ints, such as 3; use one kind
         return self._transfers.group_calls()
 
     def wait(self, key: KeyLike | Keys[KeyT] | None = None) -> None:
-        """Flush what was pushed, of some keys or of all, and wait until it is done; collective.
+        """Flush pushes of the given keys or of all keys, and wait for their end; collective.
 
         Parameters
         ----------
@@ -410,7 +410,7 @@ are ints, such as 3; use one kind
         self._waiting.wait_for(key)
 
     def barrier(self) -> None:
-        """Flush what was pushed, and wait until every rank has arrived; collective."""
+        """Flush all pushes, and wait until every rank has arrived; collective."""
         self._waiting.wait_for_ranks()
 
     _barrier = barrier
@@ -419,15 +419,15 @@ are ints, such as 3; use one kind
         """Let ranks leave a ``with`` block at different times; collective.
 
         A rank at the end of the block takes part in the other ranks' flushes without a
-        contribution, until all ranks have arrived there.  Averages are then over the ranks that
-        still push.  The rank at the end follows the hyperparameters of their optimizer.  All ranks
-        leave with the same values.
+        contribution, until all ranks have arrived at the end.  Averages are then over the ranks
+        that still push.  The rank at the end adopts the hyperparameters of their optimizer.  All
+        ranks leave with the same values.
 
         Only push, pull, pushpull, wait, group and local verbs may be called inside.  The ranks that
-        are still in the block must make the same of these calls.  A push is flushed by the next
-        pull, wait or end of a group, or by another push of the key, after an exchange between the
-        hosts.  What a rank has pushed and not flushed before it arrives at the end counts in the
-        other ranks' next flush, whatever they have pushed since.
+        are still in the block must make the same calls.  A push is flushed by the next pull, wait
+        or end of a group, or by another push of the key, after an exchange between the hosts.
+        Pushes that a rank has not flushed when it arrives at the end count in the other ranks'
+        next flush, whatever these ranks have pushed since.
 
         An exception that leaves the block on one rank breaks the store.
 
@@ -450,39 +450,39 @@ are ints, such as 3; use one kind
     def capture(self) -> AbstractContextManager[CapturedStep]:
         """Capture the pushes and pulls of a ``with`` block as a CUDA graph; collective.
 
-        The block itself does nothing.  `CapturedStep.replay` does all of it, each time with what is
-        in the arrays then, for the host's time of one call.  The same step must have been made once
-        before.  Inside the block, CuPy's current stream is a stream of the capture.
+        The block executes nothing.  `CapturedStep.replay` executes all its calls on the arrays'
+        content of that moment, for the host's time of one call.  The same step must have been made
+        once before.  Inside the block, CuPy's current stream is a stream of the capture.
 
         Only push, pull with `out`, pushpull, group and local verbs may be called inside, with
         CuPy's arrays on the store's GPU.  Kernels that the program launches on CuPy's current
         stream inside the block are captured too.  They must have been launched before, may allocate
         no memory, and may use only memory that lives as long as the step.
 
-        A replay uses the optimizer's hyperparameters as they are then.  An optimizer that counts
-        its updates may update a key once in a step.
+        A replay uses the optimizer's hyperparameters of that moment.  An optimizer that counts its
+        updates may update a key once in a step.
 
         Yields
         ------
         CapturedStep
-            To be replayed after the block.
+            The step, for replays after the block.
 
         Raises
         ------
         NotSupported
             When the store is in host memory, or ``NCCL_COMM_BLOCKING=0`` is set.
         UsageError
-            When the updater is a function, keys have no place yet, or the step has not been made
-            before; for NumPy arrays, and others that a capture cannot take; for all other verbs.
-            The error leaves the block, and the store is as it was before.
+            When the updater is a function, keys have no slot yet, or the step has not been made
+            before; for NumPy arrays and other arrays that a graph cannot hold; for all other verbs.
+            The error leaves the block, and the store is unchanged.
         SpecMismatch
-            On every rank, when ranks captured different steps, or only some could.
+            On every rank, when ranks captured different steps, or a capture failed on a rank.
 
         Examples
         --------
         Of a store on a GPU::
 
-            kv.pushpull(keys, gradients, weights)          # once, for all it needs
+            kv.pushpull(keys, gradients, weights)          # once before the capture
             with kv.capture() as step:
                 kv.pushpull(keys, gradients, weights)
             for batch in data:
@@ -504,12 +504,12 @@ are ints, such as 3; use one kind
         Raises
         ------
         UsageError
-            When `updater` cannot be called so.
+            When `updater` is neither a function nor such an object.
 
         Notes
         -----
         `key` is as the user gave it; `input` is the sum over all ranks.  Both arrays are NumPy
-        arrays of the key's shape and belong to the store: copy what is to be kept.
+        arrays of the key's shape and belong to the store: copy them to keep them.
 
         The updater is called before ``push`` returns, once for each key pushed: ints ascending,
         strings in the order of their initialisation.  ``push`` raises the updater's exception; with
@@ -534,12 +534,12 @@ are ints, such as 3; use one kind
     _set_updater = set_updater
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Run an optimizer on the store; pushes are gradients then, and pulls weights; collective.
+        """Run an optimizer at each push of gradients; a pull returns weights; collective.
 
         Parameters
         ----------
         optimizer : Optimizer
-            Such as ``ncclkv.optimizer.SGD(learning_rate=0.1, momentum=0.9)``, alike on all ranks.
+            Such as ``ncclkv.optimizer.SGD(learning_rate=0.1, momentum=0.9)``, equal on all ranks.
             Changes of its learning rate and other attributes take effect at the next push.  Setting
             the same object again keeps its state; another object starts with an empty state.
 
@@ -575,8 +575,8 @@ are ints, such as 3; use one kind
         """Write all values and the optimizer's state to a new checkpoint; collective.
 
         One rank writes: rank 0, or the root with ``update_on="root"``.  The checkpoint is complete
-        on its disk before it gets its name in the directory.  A process killed at any moment so
-        leaves the earlier checkpoints, with or without the new one.
+        on its disk before it gets its name in the directory.  So a process that is killed at any
+        moment leaves the earlier checkpoints, with or without the new one.
 
         Parameters
         ----------
@@ -584,10 +584,10 @@ are ints, such as 3; use one kind
             On the writing rank's machine, for this job's checkpoints alone; made if it is not
             there.  By default the environment's ``NCCLKV_CHECKPOINT``.
         step : int
-            How far the run is, of 0 or more; `load` returns it.
+            Number of steps done, 0 or more; `load` returns it.
         extra : Any
-            Anything that JSON can hold, such as the state of a random generator or of a schedule;
-            the writing rank's is saved.
+            A value that JSON can hold, such as the state of a random generator or of a schedule.
+            The value of the writing rank is saved.
         keep : int
             Number of checkpoints that stay in the directory, the new one included; older ones are
             removed.
@@ -601,7 +601,7 @@ are ints, such as 3; use one kind
         ------
         CheckpointError
             On every rank, when it cannot be written, with the rank, its host, the path and the
-            system's reason.  The store and the older checkpoints are as they were.
+            system's reason.  The store and the older checkpoints are unchanged.
         NotSupported
             When the package safetensors is not installed there.
 
@@ -612,8 +612,8 @@ are ints, such as 3; use one kind
 
         Notes
         -----
-        An updater object with ``state_dict()`` has what that returns saved: arrays, in host memory
-        or a GPU's, and plain values, by name.  A function has nothing to save.
+        If an updater object has ``state_dict()``, save also writes the dict that it returns.  The
+        dict holds arrays, in host memory or a GPU's, and JSON values.  A function has no state.
 
         Examples
         --------
@@ -638,19 +638,19 @@ are ints, such as 3; use one kind
     ) -> Loaded | None:
         """Take all values and the optimizer's state from a checkpoint; collective.
 
-        The rank that writes checkpoints reads the files, and sends the others what they need.  The
-        rank checks everything before anything is changed.  The number of ranks, ``update_on``,
-        ``bucket_bytes`` and the kind of memory may differ from those at the save.
+        The rank that writes checkpoints reads the files, checks them, and sends their content to
+        the other ranks.  Nothing is changed before all checks have passed.  The number of ranks,
+        ``update_on``, ``bucket_bytes`` and the kind of memory may differ from the save's.
 
         Parameters
         ----------
         directory : path, optional
-            What was given to `save`, for the newest checkpoint there; or one checkpoint in it.  By
+            The directory given to `save`, for its newest checkpoint; or one checkpoint in it.  By
             default the environment's ``NCCLKV_CHECKPOINT``.
         required : bool
             Whether a missing checkpoint is an error.
         fallback : bool
-            Whether the newest sound checkpoint is loaded when newer ones are damaged, with a
+            Whether the newest intact checkpoint is loaded when newer ones are damaged, with a
             warning in the log of what is wrong with the newest.
 
         Returns
@@ -662,7 +662,7 @@ are ints, such as 3; use one kind
         ------
         CheckpointError
             On every rank, with the store as it was.  Either there is no checkpoint; or it is
-            damaged or not ncclkv's, and the message names an older sound one; or its keys or its
+            damaged or not ncclkv's, and the message names an older intact one; or its keys or its
             updater are not the store's.
         NotSupported
             When the package safetensors is not installed on the reading rank.
@@ -684,7 +684,7 @@ are ints, such as 3; use one kind
         Parameters
         ----------
         fname : path
-            A directory, also one for `save`: what that has saved there stays.
+            A directory; checkpoints of `save` in it stay.
         dump_optimizer : bool
             Whether the optimizer's hyperparameters are to be loaded too.
 
@@ -703,7 +703,7 @@ are ints, such as 3; use one kind
         Parameters
         ----------
         fname : path
-            What was given to `save_optimizer_states`, or to `save`.
+            The directory given to `save_optimizer_states` or to `save`.
 
         Raises
         ------
@@ -750,12 +750,12 @@ are ints, such as 3; use one kind
 
     @property
     def repaired(self) -> int:
-        """The number of values that ``repair=True`` has replaced so far; alike on all ranks."""
+        """The number of values that ``repair=True`` has replaced so far; equal on all ranks."""
         return self._context.repaired
 
     @property
     def skipped(self) -> int:
-        """The number of flushes skipped because of NaN or infinity; alike on all ranks."""
+        """The number of flushes skipped because of NaN or infinity; equal on all ranks."""
         return self._context.engine.skipped
 
     @staticmethod
@@ -765,7 +765,7 @@ are ints, such as 3; use one kind
         Raises
         ------
         UsageError
-            For anything but ``"optimizer"``, the one capability there is.
+            For any name but ``"optimizer"``, the only capability.
         """
         return plugin.is_capability(capability)
 
@@ -775,9 +775,9 @@ are ints, such as 3; use one kind
     # Life
 
     def close(self) -> None:
-        """Flush what was pushed, wait for all ranks, and free what the store holds; collective.
+        """Flush all pushes, wait for all ranks, and free the store's memory; collective.
 
-        A second call does nothing.  After a failure has broken the store, close waits for nobody.
+        A second call does nothing.  After a failure has broken the store, close does not wait.
         """
         self._waiting.close_store()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import ALIGNMENT
@@ -12,12 +11,12 @@ from ncclkv.engine.layout import Layout
 from ncclkv.errors import OutOfMemory
 from ncclkv.kernels.host import HostKernels
 from ncclkv.store.session import Checks
-from ncclkv.system.memory import room
-from ncclkv.table.bucket import place
+from ncclkv.system.memory import memory_left
+from ncclkv.table.bucket import make_buckets
 from ncclkv.table.registry import KeySpec
 
-LOOK_BYTES = 16 * 1024 * 1024
-"""Bytes of new host keys after which the memory left is looked up again."""
+CHECK_BYTES = 16 * 1024 * 1024
+"""Bytes of new host keys after which the memory left is read again."""
 
 
 class MemoryCheck:
@@ -39,7 +38,7 @@ class MemoryCheck:
         self._comm = comm
         self._layout = layout
         self._checks = checks
-        self._unseen = 0
+        self._unchecked = 0
 
     def check(self, verb: str, specs: Sequence[KeySpec]) -> None:
         """Refuse new keys that do not fit; collective, with the same keys on all ranks.
@@ -49,71 +48,63 @@ class MemoryCheck:
         OutOfMemory
             On every rank, when a rank's node or GPU has not the memory.
         """
-        if not isinstance(self._comm.kernels, HostKernels):
-            self._check_gpus(verb, specs)
+        on_hosts = isinstance(self._comm.kernels, HostKernels)
+        if on_hosts:
+            self._unchecked += sum(spec.nbytes for spec in specs)
+            if self._unchecked < CHECK_BYTES:
+                return
+            self._unchecked = 0
+        elif not specs:
             return
-        self._unseen += sum(spec.nbytes for spec in specs)
-        if self._unseen < LOOK_BYTES:
-            return
-        self._unseen = 0
-        votes = self._comm.control.allgather(self._shortfall(specs), f"room for {verb}")
-        for rank, lack in enumerate(votes):
-            if lack:
-                self._refuse(f"{verb}: on the node of rank {rank}, {lack}")
-
-    def _refuse(self, text: str) -> NoReturn:
-        """Raise the error that all ranks raise."""
-        error = OutOfMemory(text)
-        self._checks.failed(error)
-        raise error
-
-    def _check_gpus(self, verb: str, specs: Sequence[KeySpec]) -> None:
-        """Compare what new keys take with what each rank's GPU has left; collective."""
-        if not specs:
-            return
-        new, waiting = _padded(specs), self._layout.pending_bytes
-        # The values from rank 0; the gradients and weights of all keys that have no bucket.
-        needed = new + 2 * (new + waiting)
-        left, lack = self._comm.kernels.left(), ""
-        if left is not None and left < needed:
-            lack = (
-                f"they need {needed:,} bytes"
-                f"{', earlier keys without a bucket included,' if waiting else ','} and "
-                f"its GPU has {left:,} left"
-            )
-        votes = self._comm.control.allgather(lack, f"room for {verb}")
-        for rank, lack in enumerate(votes):
-            if lack:
-                self._refuse(
-                    f"{verb}: {len(specs)} new keys of {new:,} bytes, with gradients and weights, "
-                    f"do not fit on rank {rank}: {lack}; keep less there, or use more GPUs"
+        shortfall = self._on_node(specs) if on_hosts else self._on_gpu(specs)
+        shortfalls = self._comm.control.allgather(shortfall, f"memory for {verb}")
+        for rank, text in enumerate(shortfalls):
+            if text:
+                error = OutOfMemory(
+                    f"{verb}: {len(specs)} new keys of {_padded(specs):,} bytes, with gradients "
+                    f"and weights, do not fit on rank {rank}: {text}"
                 )
+                self._checks.failed(error)
+                raise error
 
-    def _shortfall(self, specs: Sequence[KeySpec]) -> str:
-        """Return what this rank's node lacks; empty if it lacks nothing, or if that is unknown."""
-        left = room()
+    def _on_gpu(self, specs: Sequence[KeySpec]) -> str:
+        """Return the memory that this rank's GPU lacks; empty if the keys fit."""
+        new, pending = _padded(specs), self._layout.pending_bytes
+        # The values from rank 0; the gradients and weights of all keys that have no bucket.
+        needed, left = new + 2 * (new + pending), self._comm.kernels.left()
+        if left is None or needed <= left:
+            return ""
+        earlier = ", earlier keys without a bucket included," if pending else ","
+        return (
+            f"they need {needed:,} bytes{earlier} and its GPU has {left:,} left; keep less there, "
+            f"or use more GPUs"
+        )
+
+    def _on_node(self, specs: Sequence[KeySpec]) -> str:
+        """Return the memory that this rank's node lacks; empty if the keys fit, or if unknown."""
+        left = memory_left()
         if left is None:
             return ""
         ranks = self._comm.local_size
         common = self._layout.share_weights and self._comm.node_shared(0) is not None
-        new = _padded(specs)
-        # Keys without a place hold memory for their first values, which becomes their gradients'.
-        gradients, waiting = ranks * new, self._layout.pending_bytes
-        each = new + waiting
+        new, pending = _padded(specs), self._layout.pending_bytes
+        # A key without a slot holds memory for its first value, which its gradient gets later.
+        gradients, each = ranks * new, new + pending
         weights = each + (ranks - 1) * (self._unshared(specs) if common else each)
         if gradients + weights <= left.nbytes:
             return ""
+        earlier = ", earlier keys without a bucket included" if pending else ""
         return (
-            f"the buckets of {len(specs)} new keys need {gradients + weights:,} bytes "
-            f"({gradients:,} for the gradients of {ranks} ranks, {weights:,} for "
-            f"{'weights in common' if weights < ranks * each else 'the weights of each'}"
-            f"{', earlier keys without a bucket included' if waiting else ''}), and "
-            f"{left.nbytes:,} are left by {left.source}; give the node more memory, or fewer ranks"
+            f"on its node they need {gradients + weights:,} bytes ({gradients:,} for the gradients "
+            f"of {ranks} ranks, {weights:,} for "
+            f"{'shared weights' if weights < ranks * each else 'the weights of each rank'}"
+            f"{earlier}), and {left.nbytes:,} are left by {left.source}; give the node more "
+            f"memory, or fewer ranks"
         )
 
     def _unshared(self, specs: Sequence[KeySpec]) -> int:
         """Return the bytes of new keys in buckets that are too small for shared weights."""
-        buckets = place(specs, self._layout.sizing.bucket_bytes, 0)
+        buckets = make_buckets(specs, self._layout.sizing.bucket_bytes, 0)
         return sum(each.nbytes for each in buckets if each.nbytes < SHARED_FROM_BYTES)
 
 

@@ -1,17 +1,17 @@
-"""KVStoreBase: the interface of all stores, also of other makers', and their names."""
+"""KVStoreBase: the interface of all stores, and the names of stores of other packages."""
 
 from __future__ import annotations
 
 import warnings
 from typing import Any, ClassVar, TypeVar
 
-from ncclkv.arguments import check_length
+from ncclkv.arguments import check_known
 from ncclkv.errors import NotSupported, UsageError
 
 Registered = TypeVar("Registered", bound=type)
 
 BUILT_IN: set[str] = set()
-"""Names that no class may take: `ncclkv.store.backends` adds its own here."""
+"""Names of the built-in stores, added by `ncclkv.store.backends`; no class may take them."""
 
 
 class KVStoreBase:
@@ -129,13 +129,12 @@ class KVStoreBase:
 
 
 def is_capability(name: Any) -> bool:
-    """Return True for the name of the one capability; refuse any other.
+    """Return True for the only capability, ``"optimizer"``; refuse any other name.
 
     Raises
     ------
     UsageError
     """
-    if isinstance(name, str) and name.lower() == KVStoreBase.OPTIMIZER:
-        return True
-    check_length("a capability", name)
-    raise UsageError(f"unknown capability {name!r}; the one there is is {KVStoreBase.OPTIMIZER!r}")
+    lower = name.lower() if isinstance(name, str) else name
+    check_known("capability", lower, (KVStoreBase.OPTIMIZER,))
+    return True

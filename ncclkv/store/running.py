@@ -1,6 +1,6 @@
-"""Running: the verb that a thread is in, in the middle of which no other verb may be called.
+"""Running: the verb that a thread executes now, during which no other verb may be called.
 
-A signal handler, or a destructor, runs in the middle of whatever the thread is doing.
+A signal handler or a destructor may run at any moment of a verb.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _thread = local()
 
 
 class Running:
-    """The verb that a thread is in, of any of its stores.
+    """The verb that a thread executes now, on any of its stores.
 
     All stores of a thread share the progress of collectives.
 
@@ -28,14 +28,12 @@ class Running:
         The name of the verb; empty between verbs, and while an updater runs.
     """
 
-    __slots__ = ("_refused", "verb")
-
     def __init__(self) -> None:
         self.verb = ""
         self._refused: ref[UsageError] | None = None
 
     def check(self, name: str) -> None:
-        """Refuse `name` inside of another verb."""
+        """Refuse the verb `name` inside another verb."""
         if not self.verb:
             return
         if not _is_interrupted(_getframe()):
@@ -44,18 +42,18 @@ class Running:
             return
         error = UsageError(
             f"{name} was called inside {self.verb}, by a signal handler or a destructor; set a "
-            f"flag there, and call {name} when {self.verb} has returned"
+            f"flag there, and call {name} after {self.verb} has returned"
         )
         self._refused = ref(error)
         raise error
 
     def refused(self, error: BaseException) -> bool:
-        """Return whether `error` is that of the last refused call, raised out of a handler."""
+        """Return whether `error` is the error of the last refused call, which left its handler."""
         return self._refused is not None and self._refused() is error
 
 
 class Creating:
-    """A ``with`` block that creates a store: refused inside a verb, like a verb."""
+    """The ``with`` block that creates a store; it is refused inside a verb."""
 
     def __enter__(self) -> None:
         running().check("create")
@@ -77,7 +75,7 @@ def running() -> Running:
 
 
 def _is_interrupted(frame: FrameType | None) -> bool:
-    """Return whether a verb is on the stack below the call that `frame` is part of."""
+    """Return whether a verb is on the stack below the call to which `frame` belongs."""
     while frame is not None and _is_ours(frame):
         frame = frame.f_back
     while frame is not None and not _is_ours(frame):
@@ -86,5 +84,6 @@ def _is_interrupted(frame: FrameType | None) -> bool:
 
 
 def _is_ours(frame: FrameType) -> bool:
+    """Return whether a frame is of a module of this package's stores."""
     name = frame.f_globals.get("__name__")
     return isinstance(name, str) and name.startswith(_PACKAGE)

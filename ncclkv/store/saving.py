@@ -1,4 +1,4 @@
-"""Saving: makes the content of a checkpoint, as plain values and arrays in host memory."""
+"""Saving: makes the content of a checkpoint, as JSON values and arrays in host memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ncclkv.checkpoint import strict_json
 from ncclkv.checkpoint.manifest import (
     Manifest,
     OptimizerManifest,
+    SavedKey,
     state_name,
     updater_name,
     value_name,
@@ -21,19 +22,15 @@ from ncclkv.checkpoint.tensors import Array, Tensor
 from ncclkv.engine.fused_rule import FusedRule
 from ncclkv.engine.update_rule import FunctionRule
 from ncclkv.errors import UsageError
-from ncclkv.store.context import Context
+from ncclkv.store.context import Component
 from ncclkv.store.keys import one_key
-from ncclkv.table.registry import Key
+from ncclkv.table.registry import Key, KeySpec
 
-Items = list[tuple[Key, Any]]
+Items = dict[Key, Any]
 
 
-class Saving:
+class Saving(Component):
     """Makes the content of a checkpoint, on the rank that writes it."""
-
-    def __init__(self, context: Context) -> None:
-        self._engine = context.engine
-        self._session = context.session
 
     def content(
         self, step: int, extra: Any, run: str, *, values: bool, config: bool
@@ -52,24 +49,21 @@ class Saving:
             Whether the optimizer's hyperparameters are saved.
         """
         items = self._updater_state() if values else None
-        registry = self._engine.layout.registry
-        head = Manifest(
-            step,
-            extra,
-            tuple(registry),
-            values,
-            self._optimizer_head(config),
-            tuple(
-                {name: state.dtype for name, state in self._states(spec.key).items()}
-                for spec in registry
-            ),
-            tuple(self._updates(spec.key) for spec in registry),
-            None if items is None else [(key, _form(item)) for key, item in items],
-            run,
-        )
-        return head, self._arrays(head, items or [])
+        keys = tuple(self._saved_key(spec) for spec in self._engine.layout.registry)
+        updater = None if items is None else {key: _form(item) for key, item in items.items()}
+        manifest = Manifest(step, extra, keys, values, self._optimizer(config), updater, run)
+        return manifest, self._arrays(manifest, items or {})
 
-    def _optimizer_head(self, config: bool) -> OptimizerManifest | None:
+    def _saved_key(self, spec: KeySpec) -> SavedKey:
+        """Return a key as the manifest has it; without states if it has no slot yet."""
+        layout, rule = self._engine.layout, self._engine.rule
+        if spec.key not in layout:
+            return SavedKey(spec, {}, 0)
+        slot = layout[spec.key]
+        states = {name: state.dtype for name, state in rule.states(slot).items()}
+        return SavedKey(spec, states, rule.count(slot))
+
+    def _optimizer(self, config: bool) -> OptimizerManifest | None:
         """Return the manifest of the optimizer, if one is set."""
         if not isinstance(self._engine.rule, FusedRule):
             return None
@@ -86,33 +80,25 @@ class Saving:
                 numbers[name] = number
         return OptimizerManifest(kind, numbers)
 
-    def _states(self, key: Key) -> dict[str, Array]:
-        """Return the optimizer's states of a key; none where the key has no place yet."""
-        layout = self._engine.layout
-        return self._engine.rule.states(layout[key]) if key in layout else {}
-
-    def _updates(self, key: Key) -> int:
-        """Return how often the optimizer has updated a key."""
-        layout = self._engine.layout
-        return self._engine.rule.count(layout[key]) if key in layout else 0
-
-    def _arrays(self, head: Manifest, items: Items) -> Iterator[tuple[str, Array]]:
+    def _arrays(self, manifest: Manifest, items: Items) -> Iterator[tuple[str, Array]]:
         """Yield the tensors of the manifest, in host memory."""
-        for spec in head.specs:
-            if head.values:
+        layout, rule = self._engine.layout, self._engine.rule
+        for spec, saved, _ in manifest.keys:
+            if manifest.values:
                 out = np.empty(spec.shape, spec.dtype)
                 self._engine.read_values(*self._engine.plan_pull([(spec.key, out)]))
                 yield value_name(spec.index), out
-            for name, state in self._states(spec.key).items():
+            states = rule.states(layout[spec.key]) if saved else {}
+            for name, state in states.items():
                 out = np.empty(state.shape, state.dtype)
                 self._engine.kernels.unpack_all([state], [out])
                 yield state_name(spec.index, name), out.reshape(spec.shape)
-        for index, (_, item) in enumerate(items):
+        for index, item in enumerate(items.values()):
             if isinstance(item, np.ndarray):
                 yield updater_name(index), item
 
     def _updater_state(self) -> Items | None:
-        """Return an updater object's state: copies of arrays, and plain values."""
+        """Return the state of an updater object: copies of arrays, and JSON values."""
         rule = self._engine.rule
         state_dict = getattr(rule.source, "state_dict", None)
         if not isinstance(rule, FunctionRule) or not callable(state_dict):
@@ -122,12 +108,12 @@ class Saving:
         if not isinstance(given, dict):
             raise UsageError(
                 f"state_dict of the updater {rule.name} returned a {type(given).__name__}; return "
-                f"a dict of arrays and plain values by name"
+                f"a dict of arrays and JSON values by name"
             )
-        return [(one_key(key), self._item(key, value)) for key, value in given.items()]
+        return {one_key(key): self._item(key, value) for key, value in given.items()}
 
     def _item(self, key: Any, value: Any) -> Any:
-        """Return an item of an updater's state: a copy in host memory, or a plain value."""
+        """Return an item of an updater's state: a copy in host memory, or a JSON value."""
         what = f"state_dict()[{key!r}] of the updater"
         if isinstance(value, (np.ndarray, np.generic)):
             array = np.asarray(value)

@@ -39,13 +39,11 @@ _IN_UPDATER = "an updater"
 
 
 class Checks:
-    """A ``with`` block of a verb before its call is logged.
+    """The ``with`` block around the part of a verb before its call is logged.
 
-    Whatever is raised in the block, by an array's own code or by Ctrl-C, cannot put this rank
-    behind the others.  So the exception breaks nothing.
+    An exception in the block, from an array's code or by Ctrl-C, cannot put this rank a call behind
+    the other ranks.  So the exception breaks nothing.
     """
-
-    __slots__ = ("_raised",)
 
     def __init__(self) -> None:
         self._raised: BaseException | None = None
@@ -57,17 +55,17 @@ class Checks:
         self._raised = error
 
     def failed(self, error: BaseException) -> None:
-        """Note an exception as the block does, for a ``try``, which is cheaper than the block."""
+        """Record an exception of a ``try``, which costs less time than this ``with`` block."""
         self._raised = error
 
     def take(self) -> BaseException | None:
-        """Return what was raised in the block, and forget it."""
+        """Return the exception of the block, and clear it."""
         raised, self._raised = self._raised, None
         return raised
 
 
 class Session:
-    """Decides whether a verb may run, and notes the failure that breaks the store.
+    """Decides whether a verb may run, and records the failure that breaks the store.
 
     Attributes
     ----------
@@ -79,11 +77,11 @@ class Session:
     block : str
         The block that encloses the program's calls now, of `BLOCKS`, or an updater; else empty.
     recording : bool
-        Whether calls are captured, and not done.
+        Whether calls are captured, not executed.
     running : Running
         The verb that the store's thread is in.
     checks : Checks
-        For what a verb does before its call is logged.
+        The block of a verb before its call is logged.
     owner : tuple of int
         The process and the thread that created the store.
     """
@@ -98,30 +96,43 @@ class Session:
         self.comm = comm
         self.events = events
         self._name = name
-        self._updates = updates
+        self.updates = updates
         self._alone = comm.size == 1
         self._prefix = f"rank {comm.rank} of {comm.size}: "
         self.owner = getpid(), get_ident()
 
-    def verb(self, name: str, *, allowed_inside: Collection[str] = ()) -> Verb:
+    def verb(
+        self, name: str, *, allowed_inside: Collection[str] = (), raises: bool = False
+    ) -> Verb:
         """Return the ``with`` block that a verb runs in.
 
         Parameters
         ----------
         name : str
         allowed_inside : collection of str
-            Those of `BLOCKS` that may enclose the verb.
+            Members of `BLOCKS` that may enclose the verb.
+        raises : bool
+            Whether the end of the verb raises the pending exception of an updater.
         """
-        return Verb(self, name, allowed_inside)
+        return Verb(self, name, allowed_inside, self.updates if raises else None)
+
+    def raise_updater_error(self) -> None:
+        """Raise the pending exception of an updater, if there is one.
+
+        Called after a verb's end, because the exception is the program's and breaks nothing.
+        """
+        if (error := self.updates.pop_error()) is not None:
+            raise error
 
     @contextmanager
     def enclosing(self, block: str) -> Iterator[None]:
         """Name the block that encloses the program's calls."""
-        outer, self.block = self.block, block
+        outer = self.block, self.recording
+        self.block, self.recording = block, self.recording or block == IN_CAPTURE
         try:
             yield
         finally:
-            self.block = outer
+            self.block, self.recording = outer
 
     @contextmanager
     def updating(self) -> Iterator[None]:
@@ -135,15 +146,15 @@ class Session:
 
     # Failures
 
-    def note(self, name: str, error: BaseException) -> None:
+    def record_failure(self, name: str, error: BaseException) -> None:
         """Decide whether an exception that a verb raised breaks the store.
 
         Raises
         ------
         CommAborted
-            In the place of an error of CUDA's.
+            In place of an error of CUDA.
         UsageError
-            In the place of CUDA's refusal of a call inside a capture of the program's own.
+            In place of CUDA's refusal of a call inside a capture by the program.
         """
         harmless = self.checks.take() is error
         if isinstance(error, (ContractError, CommError)):
@@ -151,13 +162,13 @@ class Session:
             finalize.failed(error)
         elif isinstance(error, UsageError):
             self.prefix_rank(error)
-            amid = isinstance(error, OutOfMemory) and not self.recording
-            if (amid or self.running.refused(error)) and not harmless:
+            interrupts = isinstance(error, OutOfMemory) and not self.recording
+            if (interrupts or self.running.refused(error)) and not harmless:
                 self.mark_interrupted(name, error)
         elif not (isinstance(error, KVStoreError) or self.recording or harmless):
             reported = self.comm.reported(error, name)
             if isinstance(reported, CommError):
-                self.note(name, reported)
+                self.record_failure(name, reported)
             else:
                 self.mark_interrupted(name, error)
             if reported is not None:
@@ -167,14 +178,14 @@ class Session:
         """Break the store: other ranks may have made a call that this rank left in the middle.
 
         A store of one rank breaks if an optimizer has updated some keys of a push and not others.
-        Ctrl-C, an exception of a signal handler and a lack of memory have this effect.
+        Ctrl-C, an exception of a signal handler and a MemoryError have this effect.
         """
-        if self.failure is not None or (self._alone and not self._updates.torn):
+        if self.failure is not None or (self._alone and not self.updates.torn):
             return
         effect = (
             "some keys may be updated and others not"
             if self._alone
-            else "this rank may be a call behind the others"
+            else "this rank may be a call behind the other ranks"
         )
         self.fail(
             CommAborted(
@@ -190,7 +201,7 @@ class Session:
             dump.write_of(self.comm, error)
 
     def prefix_rank(self, error: UsageError) -> None:
-        """Put this rank before the text of a `UsageError`; other errors name it themselves."""
+        """Put this rank before the text of a `UsageError`; other errors already name the rank."""
         text = str(error)
         if not text.startswith(self._prefix):  # an error that passed an updater has the prefix
             error.args = (self._prefix + text,)
@@ -207,23 +218,23 @@ class Session:
     # Refusals
 
     def check(self, name: str) -> None:
-        """Refuse a call on a closed store, and a call from another thread or process."""
+        """Raise `UsageError` if the store is closed, or belongs to another thread or process."""
         if self.closed or (getpid(), get_ident()) != self.owner:
             self.refuse_call(name)
 
     def refuse_call(self, name: str) -> NoReturn:
-        """Refuse a call on a closed store, or a call that is not its owner's."""
+        """Raise the `UsageError` of a refused call: store closed, or another process or thread."""
         if self.closed:
             raise UsageError(f"{name}: the store {self._name!r} is closed; create a new one")
         created_in, process = self.owner[0], getpid()
         if process != created_in:
             raise UsageError(
                 f"{name}: the store {self._name!r} was created in process {created_in}, and "
-                f"this is its fork {process}; create stores after forking"
+                f"process {process} is a fork of it; create stores after the fork"
             )
         raise UsageError(
             f"{name} was called from thread {current_thread().name!r}, which did not "
-            f"create the store {self._name!r}; a store belongs to one thread: create another"
+            f"create the store {self._name!r}; a store belongs to one thread: create another store"
         )
 
     def refuse(self, verb: str, instead: str) -> NoReturn:
@@ -235,25 +246,30 @@ class Session:
         """Refuse to pickle or copy the store, which is memory and connections of this process."""
         raise UsageError(
             f"{self._prefix}the store {self._name!r} cannot be pickled or copied: its connections "
-            f"to other ranks belong to this process; create a store in each process instead"
+            f"to other ranks belong to this process; create a store in each process"
         )
 
 
 class Verb:
-    """The ``with`` block that a verb runs in; one serves for every call of the verb.
+    """The ``with`` block that a verb runs in; the same object serves all calls of the verb.
 
-    A class, since entering and leaving a generator takes several times as long.
+    A generator would take several times as long to enter and leave.
     """
 
-    __slots__ = ("_allowed_inside", "_begin", "_events", "_name", "_running", "_session")
-
-    def __init__(self, session: Session, name: str, allowed_inside: Collection[str]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        name: str,
+        allowed_inside: Collection[str],
+        updates: Updates | None,
+    ) -> None:
         self._session = session
         self._events = session.events
         self._begin: float | None = None
         self._running = session.running
         self._name = name
         self._allowed_inside = allowed_inside
+        self._updates = updates
 
     def __enter__(self) -> None:
         session, name = self._session, self._name
@@ -272,19 +288,21 @@ class Verb:
             session.prefix_rank(error)
             raise
         except (ContractError, CommError) as error:
-            if session.failure is None:  # found while no verb was under way
+            if session.failure is None:  # found between verbs
                 session.fail(error)
                 finalize.failed(error)
             raise
-        self._begin = perf_counter() if "verb" in self._events.heard else None
-        # Last: an exception that a signal handler raises in here must not leave the name set.
+        self._begin = perf_counter() if "verb" in self._events.listeners else None
+        # Last, because an exception of a signal handler in this method must not leave the name set.
         self._running.verb = name
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is not None:
-                self._session.note(self._name, error)
+                self._session.record_failure(self._name, error)
         finally:
             if self._begin is not None:
                 self._events.emit("verb", self._name, perf_counter() - self._begin)
             self._running.verb = ""
+        if error is None and self._updates is not None and self._updates.error is not None:
+            self._session.raise_updater_error()

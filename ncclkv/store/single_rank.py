@@ -1,4 +1,4 @@
-"""Work of a single rank, for which the others wait, and whose outcome all ranks get."""
+"""Work of a single rank: the other ranks wait for it, and all ranks get its outcome."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ncclkv.errors import CheckpointError, CommError, ContractError, UsageError
 
 T = TypeVar("T")
 
-_GOES_ON, _ENDED, _FAILED = "goes on", "ended", "failed"
+_RUNNING, _ENDED, _FAILED = "running", "ended", "failed"
 
 
 def run_on_one_rank(
@@ -21,14 +21,14 @@ def run_on_one_rank(
 ) -> T:
     """Run work on one rank, and return or raise its outcome on all ranks; collective.
 
-    The working rank sends a sign of life whenever the work yields.  So the deadline of the other
-    ranks is for a part of the work, not for all of it.
+    The leader sends a message whenever the work yields.  So the deadline of the other ranks is for
+    a part of the work, not for all of it.
 
     Parameters
     ----------
     comm : Communicator
     leader : int
-        The rank that works.
+        The rank that does the work.
     verb : str
         The call, for messages.
     work : generator
@@ -42,13 +42,13 @@ def run_on_one_rank(
         On every rank, when the work raises it on the leader.
     """
     label = f"{verb} on rank {leader}"
-    state, failure = _GOES_ON, None
+    state, failure = _RUNNING, None
     result: Any = None
-    # Closed also when a rank is lost meanwhile: the work may have files to remove.
+    # Closed also when a rank is lost during the work, which may have files to remove.
     with closing(work):
-        while state == _GOES_ON:
-            word, failure = _step(comm, verb, work) if comm.rank == leader else (None, None)
-            state, result = comm.control.broadcast(word, leader, label)
+        while state == _RUNNING:
+            message, failure = _step(comm, verb, work) if comm.rank == leader else (None, None)
+            state, result = comm.control.broadcast(message, leader, label)
     if state == _ENDED:
         ended: T = result
         return ended
@@ -57,7 +57,7 @@ def run_on_one_rank(
 
 
 def _step(comm: Communicator, verb: str, work: Generator[None, None, Any]) -> Any:
-    """Work until the next yield; return the message to send, and the error to raise here."""
+    """Work until the next yield; return the message for all ranks, and the error of this rank."""
     try:
         next(work)
     except StopIteration as end:
@@ -72,9 +72,9 @@ def _step(comm: Communicator, verb: str, work: Generator[None, None, Any]) -> An
         failure = CheckpointError(f"{where}: {text}")
         failure.__cause__ = error
         return _failed(failure)
-    return (_GOES_ON, None), None
+    return (_RUNNING, None), None
 
 
 def _failed(failure: Exception) -> Any:
-    """Return the message of a failure, without its cause, which others may fail to unpickle."""
+    """Return the message of a failure without its cause, which peers may fail to unpickle."""
     return (_FAILED, (type(failure), str(failure))), failure

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+from ncclkv.arguments import check_flag
 from ncclkv.arrays.torch import tensors
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.engine.bucket_state import Array
@@ -13,31 +15,31 @@ from ncclkv.engine.group import Group
 from ncclkv.errors import OutOfMemory, UsageError
 from ncclkv.store import check
 from ncclkv.store.call_cache import CallCache
-from ncclkv.store.context import Context
+from ncclkv.store.context import Component, Context
 from ncclkv.store.keys import is_list, key_list, one_key, pairs
 from ncclkv.store.registration import Assignment, Registration
 from ncclkv.store.session import BLOCKS, IN_CAPTURE, IN_GROUP, IN_UNEVEN
 from ncclkv.table.registry import Key, Registry
 
 
-class Transfers:
-    """Checks arrays, records the call, and gives both to the engine or to the open group.
+class Transfers(Component):
+    """Checks arrays, records the call, and passes the arrays to the engine or to the open group.
 
     Owns the open group, and the cache of calls that were checked before.
     """
 
     def __init__(self, context: Context, registration: Registration) -> None:
-        self._context = context
-        self._engine = context.engine
-        self._session = context.session
-        self._calls = context.calls
+        super().__init__(context)
         self._registration = registration
         self._group: Group | None = None
         self._cache = CallCache(context.engine.layout.registry)
-        # Made once: a program may call these verbs once for every key.
-        self._pushing = context.session.verb("push", allowed_inside=BLOCKS)
-        self._pulling = context.session.verb("pull", allowed_inside=BLOCKS)
-        self._pushing_and_pulling = context.session.verb("pushpull", allowed_inside=BLOCKS)
+        # Made once, because a program may call these verbs for every key.
+        verb = partial(context.session.verb, allowed_inside=BLOCKS, raises=True)
+        self._pushing, self._pulling, self._pushpulling = (
+            verb("push"),
+            verb("pull"),
+            verb("pushpull"),
+        )
 
     # Verbs
 
@@ -54,45 +56,38 @@ class Transfers:
                 self._group.add_push(push, row, priority)
                 return
             self._record_and_push("push", key, push, row, priority)
-        if self._engine.updates.error is not None:
-            self._context.raise_updater_error()
 
     def pull_arrays(
         self, key: Any, out: Any, priority: Any, *, local: Any
     ) -> Array | list[Array] | None:
-        """Copy values into arrays, or into new ones, which are returned."""
+        """Copy values into the arrays of `out`, or into new arrays, and return these."""
         with self._pulling:
             if type(priority) is not int or priority:
                 check.priority("pull", priority)
-            local = local if type(local) is bool else check.flag("pull", "local", local)
-            made = None
-            if out is None:
-                made = self._pull_new(key, local=local)
+            local = local if type(local) is bool else check_flag("pull: local", local)
+            made = self._new_outs(key, local=local) if out is None else None
+            epoch, out = self._engine.epoch, made if out is None else out
+            pull, row = self._cache.find_call("pull", key, out, epoch) or self._new_pull(
+                "pull", key, out, local=local, kept=made is None
+            )
+            if local:
+                self._engine.read_values(pull, row)
+            elif self._group is not None:
+                self._group.add_pull(pull, row)
             else:
-                epoch = self._engine.epoch
-                pull, row = self._cache.find_call("pull", key, out, epoch) or self._new_pull(
-                    "pull", key, out, local=local
-                )
-                if local:
-                    self._engine.read_values(pull, row)
-                elif self._group is not None:
-                    self._group.add_pull(pull, row)
-                else:
-                    self._calls.record("pull", (), pull.keys, pull.logged)
-                    self._engine.flush_and_read(pull, row)
-                    if self._context.verify is not None:
-                        self._compare(pull, row)
-        if self._engine.updates.error is not None:
-            self._context.raise_updater_error()
+                self._calls.record("pull", (), pull.keys, pull.logged)
+                self._engine.flush_and_read(pull, row)
+                if self._context.verify is not None:
+                    self._compare(pull, row)
         return made
 
     def push_and_pull(self, key: Any, value: Any, out: Any, priority: Any) -> None:
         """Push all keys, then pull all keys."""
-        with self._pushing_and_pulling:
+        with self._pushpulling:
             priority = check.priority("pushpull", priority)
             out = value if out is None else out
             epoch = self._engine.epoch
-            # The push first: it gives keys their places, and changes nothing yet.
+            # The push is planned first, because it gives keys their slots.
             push, values = self._cache.find_call("push", key, value, epoch) or self._new_push(
                 "pushpull", key, value
             )
@@ -109,17 +104,16 @@ class Transfers:
             self._engine.flush_and_read(pull, outs)
             self._compare(pull, outs)
             self._engine.updates.applying = False
-        self._context.raise_updater_error()
 
     def assign_and_pull(self, key: Any, value: Any, out: Any, priority: Any) -> None:
         """Give all ranks rank 0's values of new or old keys, then pull them."""
-        with self._session.verb("broadcast"):
+        with self._session.verb("broadcast", raises=True):
             check.priority("broadcast", priority)
             layout = self._engine.layout
             reads: list[tuple[Key, Array]] = []
 
             def propose() -> Assignment:
-                assignment = self._registration.any_values("broadcast", key, value)
+                assignment = self._registration.broadcast_values("broadcast", key, value)
                 keys = layout.registry.with_keys(assignment.specs)
                 reads.extend(self._outs("broadcast", key, out, keys))
                 layout.check_outs(reads, flushed=True)
@@ -130,23 +124,22 @@ class Transfers:
             pull.tensors = tensors(out)
             self._engine.flush_and_read(pull, row)
             self._compare(pull, row)
-        self._context.raise_updater_error()
 
     def lend_gradient(self, key: Any) -> Array:
         """Return a key's gradient in its bucket, for the program to write."""
         with self._session.verb("grad_view", allowed_inside=BLOCKS):
             name = one_key(key)
-            if self._group is not None and name in self._group:
+            if self._group is not None and name in self._group.pushed:
                 raise UsageError(
                     f"grad_view of key {name!r}: it was pushed in this group, so its gradient is "
-                    f"the store's; ask for it after the group's end"
+                    f"the store's; call grad_view after the group's end"
                 )
-            self._registration.place(name)
+            self._registration.assign_slot(name)
             return self._engine.gradient(name)
 
     @contextmanager
     def group_calls(self) -> Iterator[None]:
-        """Collect the pushes and pulls of a block, and do them at its end."""
+        """Collect the pushes and pulls of a block, and execute them at its end."""
         with self._session.verb("group", allowed_inside=(IN_CAPTURE, IN_UNEVEN)):
             self._calls.record("group")
             group = Group(self._engine)
@@ -162,7 +155,7 @@ class Transfers:
         except BaseException:
             group.cancel()
             raise
-        self._context.raise_updater_error()
+        self._session.raise_updater_error()
 
     # Pushes
 
@@ -177,9 +170,9 @@ class Transfers:
         try:
             push, row = self._engine.plan_push(values)
         except MemoryError as error:  # of the first push, which makes the buckets
-            lack = _no_memory(verb, key, error)
-            self._session.checks.failed(lack)  # nothing has been recorded
-            raise lack from error
+            problem = _out_of_memory(verb, key, error)
+            self._session.checks.failed(problem)  # nothing has been recorded
+            raise problem from error
         self._cache.keep_call("push", key, value, row, push)
         return push, row
 
@@ -192,7 +185,7 @@ class Transfers:
         priority: int,
         pull: Pull | None = None,
     ) -> None:
-        """Record a push, with the pull that the same call makes, and bring it into its buckets."""
+        """Record a push, with the pull of the same call, and pack it into its buckets."""
         try:
             step = self._engine.ready(push)
         except BaseException as error:
@@ -203,19 +196,24 @@ class Transfers:
             self._engine.pack_and_launch(push, row, step)
         except MemoryError as error:
             self._session.mark_interrupted(verb, error)
-            raise _no_memory(verb, key, error) from error
+            raise _out_of_memory(verb, key, error) from error
 
     # Pulls
 
     def _new_pull(
-        self, verb: str, key: Any, out: Any, *, local: bool = False
+        self, verb: str, key: Any, out: Any, *, local: bool = False, kept: bool = True
     ) -> tuple[Pull, Sequence[Array]]:
-        """Return a pull into arrays that have been checked, and the arrays."""
+        """Return a pull into arrays that have been checked, and the arrays.
+
+        The call is cached if `kept`: the arrays may be pulled into again.
+        """
         with self._session.checks:
             reads = self._outs(verb, key, out)
             if local or self._group is None:  # the end of a group checks where they lie
                 self._engine.layout.check_outs(reads, flushed=not local)
-        pull, row = self._planned("pull", key, out, reads)
+        pull, row = self._engine.plan_pull(reads)
+        if kept:
+            self._keep_pull("pull", key, out, row, pull)
         pull.tensors = tensors(out)
         return pull, row
 
@@ -223,36 +221,25 @@ class Transfers:
         self, verb: str, key: Any, out: Any, registry: Registry | None = None
     ) -> list[tuple[Key, Array]]:
         """Return the arrays to write, each with its key of `registry`, by default the store's."""
-        known = self._engine.layout.registry if registry is None else registry
-        return check.outs(verb, pairs(verb, key, out), known, self._engine.kernels)
+        registry = self._engine.layout.registry if registry is None else registry
+        return check.outs(verb, pairs(verb, key, out), registry, self._engine.kernels)
 
-    def _planned(
-        self, verb: str, key: Any, out: Any, reads: list[tuple[Key, Array]]
-    ) -> tuple[Pull, Sequence[Array]]:
-        """Return a pull, which is cached if its arrays lie in no bucket."""
-        pull, row = self._engine.plan_pull(reads)
+    def _keep_pull(self, verb: str, key: Any, out: Any, row: Sequence[Array], pull: Pull) -> None:
+        """Keep a pull for the next call with these arrays, if they lie in no bucket."""
         layout = self._engine.layout
-        if layout.sealed and all(layout.bucket_of(out) is None for out in row):
+        if layout.sealed and all(layout.bucket_of(array) is None for array in row):
             self._cache.keep_call(verb, key, out, row, pull)
-        return pull, row
 
-    def _pull_new(self, key: Any, *, local: bool) -> Array | list[Array]:
-        """Pull into new arrays."""
+    def _new_outs(self, key: Any, *, local: bool) -> Array | list[Array]:
+        """Return new arrays to pull a key, or a list of keys, into."""
         if self._group is not None and not local:
             raise UsageError(
-                "pull inside a group needs out: the value is there only at the group's end"
+                "pull inside a group needs out, because the group's end writes the value; give the "
+                "array to write"
             )
         with self._session.checks:
             specs = [self._engine.layout.registry[name] for name in key_list(key)]
             arrays = [self._engine.kernels.empty(spec.shape, spec.dtype) for spec in specs]
-        reads = [(spec.key, array) for spec, array in zip(specs, arrays, strict=True)]
-        pull, row = self._engine.plan_pull(reads)
-        if local:
-            self._engine.read_values(pull, row)
-        else:
-            self._calls.record("pull", (), pull.keys, pull.logged)
-            self._engine.flush_and_read(pull, row)
-            self._compare(pull, row)
         return arrays if is_list(key) else arrays[0]
 
     def _compare(self, pull: Pull, row: Sequence[Array]) -> None:
@@ -262,13 +249,15 @@ class Transfers:
             verify.pulled(pull, row)
 
     def _end_group(self, group: Group) -> None:
-        """Do what a group has collected: one push, then one pull."""
+        """Execute the calls of a group: one push, then one pull."""
         cached = self._cache.find_call("group", group.keys, group.outs, self._engine.epoch)
         reads = [] if cached is not None else group.reads()
-        check.apart("group", reads)
+        check.check_disjoint("group", reads)
         group.prepare(reads)
-        # Before the record: a lack of memory here must leave nothing to flush.
-        pull, row = cached or self._planned("group", group.keys, group.outs, reads)
+        # Before the record: a MemoryError here must leave nothing to flush.
+        pull, row = cached or self._engine.plan_pull(reads)
+        if cached is None:
+            self._keep_pull("group", group.keys, group.outs, row, pull)
         pull.tensors = group.tensors
         self._calls.record("end of a group", group.pushed, group.keys)
         self._engine.updates.applying = True
@@ -278,8 +267,8 @@ class Transfers:
         self._engine.updates.applying = False
 
 
-def _no_memory(verb: str, key: Any, error: MemoryError) -> OutOfMemory:
-    """Return the error to raise when memory runs out in a push."""
+def _out_of_memory(verb: str, key: Any, error: MemoryError) -> OutOfMemory:
+    """Return the error of a push for which no memory is left."""
     keys = key_list(key)
     names = f"key {keys[0]!r}" if len(keys) == 1 else f"{len(keys)} keys, {keys[0]!r} the first"
-    return OutOfMemory(f"{verb} of {names}: {str(error) or 'there is no memory left'}")
+    return OutOfMemory(f"{verb} of {names}: {str(error) or 'no memory is left'}")

@@ -12,25 +12,18 @@ from ncclkv.errors import UsageError
 from ncclkv.optimizer.base import Optimizer
 from ncclkv.store import check
 from ncclkv.store.agreement import propose
-from ncclkv.store.context import Context
+from ncclkv.store.context import Component
 from ncclkv.store.session import Session
 
 
-class Updaters:
-    """Sets a function or an optimizer as the engine's update rule, alike on all ranks."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._comm = context.comm
-        self._engine = context.engine
-        self._session = context.session
-        self._calls = context.calls
+class Updaters(Component):
+    """Sets a function or an optimizer as the engine's update rule, the same on all ranks."""
 
     # Verbs
 
     def use_function(self, updater: Any) -> None:
         """Fold sums into values by a function of the program."""
-        with self._session.verb("set_updater"):
+        with self._session.verb("set_updater", raises=True):
             self._calls.record("set_updater")
             rule, sealed = propose(
                 self._comm,
@@ -39,11 +32,10 @@ class Updaters:
                 note=self._engine.layout.sealed,
             )
             self.install(rule, sealed)
-        self._context.raise_updater_error()
 
     def use_optimizer(self, optimizer: Any) -> None:
         """Fold sums into values by an optimizer."""
-        with self._session.verb("set_optimizer"):
+        with self._session.verb("set_optimizer", raises=True):
             self._calls.record("set_optimizer")
             again = self._engine.rule.source is optimizer
             rule, sealed = propose(
@@ -57,18 +49,17 @@ class Updaters:
             )
             if not again:
                 self.install(rule, sealed)
-        self._context.raise_updater_error()
 
     # For other components
 
     def install(self, rule: Rule, sealed: Sequence[bool]) -> None:
-        """Follow another rule; collective.
+        """Put another rule in force; collective.
 
         Parameters
         ----------
         rule : Rule
         sealed : sequence of bool
-            Whether all keys have places, on each rank: if they have on a rank, they get them here.
+            Whether all keys have slots, on each rank: slots on any rank are assigned here, too.
         """
         if any(sealed):
             self._engine.layout.seal()
@@ -77,7 +68,15 @@ class Updaters:
     # Rules
 
     def _fused_rule(self, optimizer: Any) -> FusedRule:
-        """Return the rule of an optimizer that can update the store's keys."""
+        """Make the rule of an optimizer.
+
+        Raises
+        ------
+        UsageError
+            When the argument is no `Optimizer`.
+        DTypeMismatch
+            When the store has a complex key, which no optimizer can update.
+        """
         if not isinstance(optimizer, Optimizer):
             raise UsageError(
                 f"set_optimizer takes an Optimizer, not a {type(optimizer).__name__}; make one by "
@@ -99,7 +98,7 @@ class Updaters:
             check_length("set_updater: the updater", updater)
             raise UsageError(
                 f"set_updater takes a function of (key, input, stored), or an object with such an "
-                f"update method, not {updater!r}; a store without an updater is a new one"
+                f"update method, not {updater!r}; to have no updater, create a new store"
             )
         dispose = getattr(updater, "dispose", None)
         return FunctionRule(
@@ -112,7 +111,7 @@ class Updaters:
 
 
 def _guarded(session: Session, function: Callable[..., object]) -> Callable[..., object]:
-    """Return a function of the program's, inside which the store's verbs are refused."""
+    """Return a function of the program, wrapped so that it cannot call the store's verbs."""
 
     def call(*arguments: Any) -> object:
         with session.updating():
@@ -122,5 +121,5 @@ def _guarded(session: Session, function: Callable[..., object]) -> Callable[...,
 
 
 def _config(optimizer: Optimizer) -> list[str]:
-    """Return the hyperparameters that ranks must have alike."""
+    """Return the hyperparameters as ranks compare them."""
     return [f"{name}={value}" for name, value in optimizer.config().items()]

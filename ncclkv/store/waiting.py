@@ -1,4 +1,4 @@
-"""Waiting: flushes what was pushed, waits until it is done, and closes the store."""
+"""Waiting: flushes pushes, waits for their collectives, and closes the store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ncclkv.comm.diagnosis.call_log import LoggedKeys
 from ncclkv.engine.bucket_state import BucketState
 from ncclkv.errors import UsageError
-from ncclkv.store.context import Context
+from ncclkv.store.context import Component, Context
 from ncclkv.store.keys import EXACT, is_list, key_list
 from ncclkv.store.session import IN_UNEVEN
 from ncclkv.table.registry import Key
@@ -23,37 +23,31 @@ class _Target(NamedTuple):
     logged: LoggedKeys
 
 
-class Waiting:
-    """Completes what was pushed; nothing of it is under way when a verb here returns."""
+class Waiting(Component):
+    """Completes pushes: after a verb of this component no collective of a push is in flight."""
 
     def __init__(self, context: Context) -> None:
-        self._context = context
-        self._comm = context.comm
-        self._engine = context.engine
-        self._session = context.session
-        self._calls = context.calls
+        super().__init__(context)
         self._ones: dict[Key, _Target] = {}
         self._last: tuple[list[Key], _Target] | None = None
-        self._waiting = context.session.verb("wait", allowed_inside=(IN_UNEVEN,))
+        self._waiting = self._session.verb("wait", allowed_inside=(IN_UNEVEN,), raises=True)
 
     def wait_for(self, key: Any) -> None:
-        """Flush some keys, or all, and wait until they are done."""
+        """Flush a key, a list of keys, or all keys, and wait until the flush is done."""
         with self._waiting:
             if key is None:
                 self._calls.record("wait")
                 self._engine.wait()
                 self._verify(None)
             else:
-                keys, states, logged = self._found(key) or self._new_target(key)
+                keys, states, logged = self._cached_target(key) or self._new_target(key)
                 self._calls.record("wait", (), keys, logged)
                 self._engine.wait(states)
                 if self._context.verify is not None:
                     self._verify(keys)
-        if self._engine.updates.error is not None:
-            self._context.raise_updater_error()
 
-    def _found(self, key: Any) -> _Target | None:
-        """Return the target of an earlier call with these keys."""
+    def _cached_target(self, key: Any) -> _Target | None:
+        """Return the target of an earlier call with these keys, or None."""
         if type(key) in EXACT:
             return self._ones.get(key)
         if self._last is None or not isinstance(key, (list, tuple)):
@@ -77,15 +71,14 @@ class Waiting:
 
     def wait_for_ranks(self) -> None:
         """Flush all keys, and wait until every rank has arrived."""
-        with self._session.verb("barrier"):
+        with self._session.verb("barrier", raises=True):
             self._calls.record("barrier")
             self._engine.wait()
             self._verify(None)
             self._comm.control.barrier("kv.barrier")
-        self._context.raise_updater_error()
 
     def _verify(self, keys: Sequence[Key] | None) -> None:
-        """Compare some keys, or all, between ranks, if a comparison is due."""
+        """Compare the given keys, or all keys, between ranks, if a comparison is due."""
         verify = self._context.verify
         if verify is not None and not self._engine.uneven:
             verify.settled(keys)
@@ -106,15 +99,14 @@ class Waiting:
                 raise UsageError(f"close was called inside {session.block}; end that first")
         if session.failure is not None:
             self._abandon(session.failure)
-            self._context.raise_updater_error()
-            return
-        with session.verb("close"):
-            self._calls.record("close")
-            self._engine.close()
-            self._comm.close()
-        session.closed = True
-        self._engine.dispose()
-        self._context.raise_updater_error()
+        else:
+            with session.verb("close"):
+                self._calls.record("close")
+                self._engine.close()
+                self._comm.close()
+            session.closed = True
+            self._engine.dispose()
+        session.raise_updater_error()
 
     def leave_block(self, error: BaseException | None) -> None:
         """End the store's ``with`` block, which `error` has left if it is not None."""

@@ -1,7 +1,7 @@
 """End of the whole job when one rank ends in an exception.
 
-MPI by itself leaves the other ranks waiting for ever: the failed rank sits in ``MPI_Finalize``, the
-others sit in a collective, and the launcher sees no dead process.
+MPI by itself leaves all ranks waiting for ever: the failed rank in ``MPI_Finalize``, the others in
+a collective.  The launcher sees no dead process.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ FAILURE = 1
 """The exit code of a rank that ends the job."""
 
 # Seconds for the launcher to read a rank's output: the launcher drops unread output on an abort.
-_LAST_WORDS = 0.2
+_READ_SECONDS = 0.2
 
 # Seconds for a lost rank to write its own error first, and to end the job itself.
-_GRACE = 0.5
+_GRACE_SECONDS = 0.5
 
-_given: list[object] = []
-"""The argument of the main thread's last `sys.exit`, if there was one."""
+_exit_arguments: list[object] = []
+"""The argument of the main thread's last `sys.exit`; empty before a call."""
 
 
 def install() -> None:
@@ -72,7 +72,7 @@ def _note_exit_codes() -> None:
 
     def exit(status: Any = None, /) -> NoReturn:
         if threading.current_thread() is threading.main_thread():
-            _given[:] = [status]
+            _exit_arguments[:] = [status]
         chained(status)
 
     sys.exit = exit
@@ -82,9 +82,9 @@ def exit_code() -> int | None:
     """Return the exit code of this process, for exit handlers; None where it is unknown."""
     if getattr(sys, "last_value", None) is not None:  # an uncaught exception
         return FAILURE
-    if not _given:
+    if not _exit_arguments:
         return None
-    status = _given[0]
+    status = _exit_arguments[0]
     if status is None:
         return 0
     return status & 0xFF if isinstance(status, int) else FAILURE
@@ -107,8 +107,8 @@ def may_end_the_job() -> bool:
     """
     several = (env.launched_size() or 1) > 1 or env.launched_without_size()
     interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
-    asked = not interactive and "pytest" not in sys.modules and env.abort_on_exception()
-    return several and asked
+    allowed = not interactive and "pytest" not in sys.modules and env.abort_on_exception()
+    return several and allowed
 
 
 def here() -> str:
@@ -162,7 +162,7 @@ def _show(error: BaseException, chained: Callable[[], object] | None, where: str
     reason = reason_of(error)
     if tracebacks.follows(error):
         if not isinstance(error, RankDied):
-            time.sleep(_GRACE)
+            time.sleep(_GRACE_SECONDS)
         if not env.full_traceback():
             announce(reason)
             return
@@ -186,7 +186,7 @@ def _end_child() -> None:
 def give_time_to_read() -> None:
     """Wait until the launcher has read this rank's output."""
     _flush()
-    time.sleep(_LAST_WORDS)
+    time.sleep(_READ_SECONDS)
 
 
 def end_job() -> NoReturn:
@@ -195,9 +195,9 @@ def end_job() -> NoReturn:
     give_time_to_read()
     if mpi is not None:
         mpi.COMM_WORLD.Abort(FAILURE)
-        os._exit(FAILURE)  # some MPIs return from Abort, to end the process a moment later
-    # Before MPI_Init no launcher counts an exit, whatever its code, as the job's failure; every
-    # one of them counts a death by signal.
+        os._exit(FAILURE)  # some MPIs return from Abort, and end the process a moment later
+    # Before MPI_Init no launcher takes an exit code for the job's failure; every launcher takes a
+    # death by signal for it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
     os._exit(FAILURE)

@@ -7,15 +7,14 @@ cache of files counts as free, because the kernel drops such pages when memory i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _NO_LIMIT = 1 << 60
 """Control groups of version 1 give a number of at least this size where there is no limit."""
 
 
-@dataclass(frozen=True)
-class Room:
+class MemoryLeft(NamedTuple):
     """Memory that one limit leaves.
 
     Attributes
@@ -29,8 +28,7 @@ class Room:
     source: str
 
 
-@dataclass(frozen=True)
-class _Files:
+class _Files(NamedTuple):
     """Names of the files of one version of control groups, below any of its mounts."""
 
     mounts: tuple[str, ...]
@@ -39,25 +37,21 @@ class _Files:
     droppable: tuple[str, ...]
 
 
-_VERSIONS = {
-    "": _Files(
-        ("sys/fs/cgroup", "sys/fs/cgroup/unified"),
-        "memory.max",
-        "memory.current",
-        ("inactive_file",),
-    ),
-    "memory": _Files(
-        ("sys/fs/cgroup/memory",),
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        # The first counts the groups below as well, like the usage.
-        ("total_inactive_file", "inactive_file"),
-    ),
-}
+_VERSION_1 = _Files(
+    ("sys/fs/cgroup/memory",),
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    # "total" counts the groups below as well, as the usage does.
+    ("total_inactive_file", "inactive_file"),
+)
+_VERSION_2 = _Files(
+    ("sys/fs/cgroup", "sys/fs/cgroup/unified"), "memory.max", "memory.current", ("inactive_file",)
+)
+_VERSIONS = {"": _VERSION_2, "memory": _VERSION_1}
 """Files by the controller in a line of ``/proc/self/cgroup``; version 2 names no controller."""
 
 
-def room(root: Path = Path("/")) -> Room | None:
+def memory_left(root: Path = Path("/")) -> MemoryLeft | None:
     """Return the least memory that any limit leaves to this process; None without a limit.
 
     Parameters
@@ -69,15 +63,15 @@ def room(root: Path = Path("/")) -> Room | None:
     return min(found, key=lambda each: each.nbytes, default=None)
 
 
-def _of_machine(root: Path) -> Iterator[Room]:
+def _of_machine(root: Path) -> Iterator[MemoryLeft]:
     """Yield the free memory of the machine without swapping."""
     for line in _lines(root / "proc/meminfo"):
         name, _, rest = line.partition(":")
         if name == "MemAvailable":
-            yield Room(1024 * int(rest.split()[0]), "MemAvailable of /proc/meminfo")
+            yield MemoryLeft(1024 * int(rest.split()[0]), "MemAvailable of /proc/meminfo")
 
 
-def _of_groups(root: Path) -> Iterator[Room]:
+def _of_groups(root: Path) -> Iterator[MemoryLeft]:
     """Yield the memory that each control group leaves, from this process's to the outermost."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -91,7 +85,7 @@ def _of_groups(root: Path) -> Iterator[Room]:
                         yield from _of_group(root, group, files)
 
 
-def _of_group(root: Path, group: Path, files: _Files) -> Iterator[Room]:
+def _of_group(root: Path, group: Path, files: _Files) -> Iterator[MemoryLeft]:
     """Yield the memory that one group leaves; a group without a limit yields nothing."""
     limit = _number(group / files.limit)
     used = _number(group / files.used)
@@ -100,7 +94,9 @@ def _of_group(root: Path, group: Path, files: _Files) -> Iterator[Room]:
     counts = dict(line.split(" ", 1) for line in _lines(group / "memory.stat") if " " in line)
     droppable = next((int(counts[name]) for name in files.droppable if name in counts), 0)
     where = Path("/") / (group / files.limit).relative_to(root)
-    yield Room(max(limit - max(used - droppable, 0), 0), f"{where}, a limit of {limit:,} bytes")
+    yield MemoryLeft(
+        max(limit - max(used - droppable, 0), 0), f"{where}, a limit of {limit:,} bytes"
+    )
 
 
 def _number(path: Path) -> int | None:

@@ -18,7 +18,10 @@ _EXIT_CODE = 49
 
 @cache
 def namespace() -> int:
-    """Return the namespace that gives process numbers their meaning; 0 where it is unknown."""
+    """Return the id of this process's PID namespace; 0 if it is unknown.
+
+    A process number has a meaning only for processes with the same id.
+    """
     with suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino
     return 0
@@ -65,7 +68,7 @@ class Process:
                 signal.pidfd_send_signal(self._descriptor, number)
 
     def state(self) -> str:
-        """Return the state in which it makes its peers wait; empty for any other state."""
+        """Describe the process if it is stopped or has ended; else return an empty text."""
         words = _stat(self._number)
         return _STATES.get(words[0], "") if words else "has ended"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from typing import Any
 
@@ -66,12 +66,8 @@ def guard(what: str, seconds: float) -> Iterator[None]:
     >>> with guard("a sum", 60):
     ...     total = 1 + 1
     """
-    alarm = Alarm(what, seconds)
-    try:
-        with alarm:
-            yield
-    finally:
-        alarm.close()
+    with closing(Alarm(what, seconds)) as alarm, alarm:
+        yield
 
 
 class Alarm:
@@ -92,17 +88,26 @@ class Alarm:
         self._library: Any = None
         self._timer: Any = None
         # Made once: making them takes longer than a short block.
-        self._on, self._off = _times(seconds), _times(None)
+        whole = int(seconds)
+        nanoseconds = max(1, int((seconds - whole) * 1e9))
+        self._on = ctypes.byref(_Times(0, 0, whole, nanoseconds))
+        self._off = ctypes.byref(_Times(0, 0, 0, 0))
 
     def _make(self) -> None:
-        """Make the timer, where the job may be ended."""
+        """Make the timer, if the job may be ended and the system has another timer."""
         self._made = True
         library = _library() if abort.may_end_the_job() else None
-        if library is not None:
-            # The timer reads the text when it fires: freed memory would be written to stderr.
-            self._text = ctypes.create_string_buffer(_letter(self._what, self._seconds))
-            self._timer = _create(library, self._text)
-            self._library = None if self._timer is None else library
+        if library is None:
+            return
+        # The timer reads the text when it fires: freed memory would be written to stderr.
+        self._text = ctypes.create_string_buffer(_message(self._what, self._seconds))
+        fatal = ctypes.cast(ctypes.pythonapi.Py_FatalError, ctypes.c_void_p)
+        event = _Event(ctypes.addressof(self._text), 0, _SIGEV_THREAD, fatal)
+        self._timer = ctypes.c_void_p()
+        if not library.timer_create(
+            _CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(self._timer)
+        ):
+            self._library = library
 
     def __enter__(self) -> None:
         if not self._made:
@@ -132,31 +137,13 @@ def arm(what: str, seconds: float) -> None:
     alarm.__enter__()
 
 
-def _letter(what: str, seconds: float) -> bytes:
-    """Return the text for the deadline; its line break ends the words that Python writes first."""
+def _message(what: str, seconds: float) -> bytes:
+    """Return the text for the deadline; it begins a new line after Python's own first words."""
     reason = (
         f"{what} took more than {seconds:g} s; look at the ranks that do not report this, at the "
         f"stacks below, and at NCCLKV_TIMEOUT if it is only slow"
     )
     return f"\n{abort.announcement(reason)}".encode()
-
-
-def _create(library: Any, text: ctypes.Array[ctypes.c_char]) -> Any:
-    """Create an unset timer that ends the process; None where the system has no more timers."""
-    fatal = ctypes.cast(ctypes.pythonapi.Py_FatalError, ctypes.c_void_p)
-    event = _Event(ctypes.addressof(text), 0, _SIGEV_THREAD, fatal)
-    timer = ctypes.c_void_p()
-    if library.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
-        return None
-    return timer
-
-
-def _times(seconds: float | None) -> Any:
-    """Return the argument that sets a timer to `seconds` from now; None disarms it."""
-    if seconds is None:
-        return ctypes.byref(_Times(0, 0, 0, 0))
-    whole = int(seconds)
-    return ctypes.byref(_Times(0, 0, whole, max(1, int((seconds - whole) * 1e9))))
 
 
 @cache

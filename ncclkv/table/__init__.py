@@ -1,4 +1,4 @@
-"""The table that all ranks agree on: keys, their positions, and the plan of a flush.
+"""The table that all ranks agree on: keys, their ranges in buckets, and the plan of a flush.
 
-Pure: no arrays, no ranks, no clock.
+Nothing here holds arrays, reads the clock or communicates.
 """

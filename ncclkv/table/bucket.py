@@ -19,7 +19,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Entry:
-    """Position of a key in its bucket: elements ``[lo, hi)``."""
+    """Range of a key in its bucket: elements ``[lo, hi)``."""
 
     spec: KeySpec
     lo: int
@@ -68,7 +68,7 @@ class Bucket:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its gradients, and again of its weights."""
+        """Bytes of its gradients, and as many of its weights."""
         return self.count * self.dtype.itemsize
 
     @cached_property
@@ -83,7 +83,7 @@ class Bucket:
         for number in sorted(map(self.numbers.__getitem__, keys)):
             entry = self.entries[number]
             if before is not None and number == before + 1:
-                # Padding between two neighbours is reduced with them: it is zero on all ranks.
+                # The padding between two keys is reduced with them: it is zero on all ranks.
                 runs[-1] = (runs[-1][0], entry.hi)
             else:
                 runs.append((entry.lo, entry.hi))
@@ -91,15 +91,16 @@ class Bucket:
         return [(lo, hi) for lo, hi in runs if lo < hi]
 
 
-def place(specs: Iterable[KeySpec], bucket_bytes: int, first: int = 0) -> list[Bucket]:
-    """Lay keys out in new buckets.
+def make_buckets(specs: Iterable[KeySpec], bucket_bytes: int, first: int = 0) -> list[Bucket]:
+    """Return new buckets for keys.
 
     Parameters
     ----------
     specs : iterable of KeySpec
         In registry order.
     bucket_bytes : int
-        Bytes that keys share a bucket up to; a larger key has its own, and with 0 every key has.
+        Largest size of a bucket of several keys; a larger key has a bucket of its own.  With 0
+        every key has.
     first : int
         The index of the first new bucket.
     """

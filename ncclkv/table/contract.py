@@ -1,9 +1,8 @@
-"""Calls as numbers, by which ranks check that all of them make the same calls in the same order.
+"""Codes of calls, by which ranks check that all of them make the same calls in the same order.
 
-A call is two numbers: a code of the verb, and a sum of one code for each of its keys.  A sum, since
-the order of the keys in a list means nothing.  All calls so far make one digest
-(`ncclkv.comm.diagnosis.call_log`).  Ranks with different histories have equal digests by chance
-about once in 10^18 comparisons.
+A call is two numbers: the code of its verb, and the sum of the codes of its keys.  The sum ignores
+the order of a list.  All calls so far make one digest (`ncclkv.comm.diagnosis.call_log`).
+Different histories of calls have equal digests about once in 10^18 comparisons.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ VERBS = (
     "close",
 )
 
-_NAMED = 3
-_LONGEST = 24
-"""Keys that a description names, and characters of each."""
+_MAX_KEYS = 3
+_MAX_LENGTH = 24
+"""Keys that a description names, and characters of each name."""
 
 _VERB_BITS = 8
 _READ = 1 << 40
@@ -79,7 +78,7 @@ def differing_key(
 ) -> tuple[Key | None, Key | None]:
     """Return the key that only this call has, and the key that only the other call has.
 
-    Both are None when more than one key of each differs.
+    Both are None when more than one key on either side differs.
 
     Parameters
     ----------
@@ -101,10 +100,10 @@ def differing_key(
 
 
 def describe(verb: str, keys: Iterable[Key], priority: int = 0) -> str:
-    """Return a call much as a user writes it."""
+    """Return a text of a call, nearly as a user writes the call."""
     names = [repr(key) for key in keys]
-    if len(names) > _NAMED:
-        names = [*names[:_NAMED], f"... {len(names)} keys"]
-    shown = [name if len(name) <= _LONGEST else f"{name[:_LONGEST]}..." for name in names]
+    if len(names) > _MAX_KEYS:
+        names = [*names[:_MAX_KEYS], f"... {len(names)} keys"]
+    shown = [name if len(name) <= _MAX_LENGTH else f"{name[:_MAX_LENGTH]}..." for name in names]
     rest = [f"priority={priority}"] if priority else []
     return f"{verb}({', '.join([*shown, *rest])})"

@@ -1,4 +1,4 @@
-"""Time of a collective by its size, and the bucket size that follows from it.
+"""Time of a collective by its size, and the bucket size chosen from that time.
 
 The model is alpha-beta, by R. W. Hockney, "The communication challenge for MPP",
 Parallel Computing 20 (1994): n bytes take ``alpha + n / beta``, a latency and a transfer.
@@ -13,14 +13,14 @@ from math import fsum
 MIB = 1024 * 1024
 
 AUTO = "auto"
-"""The `bucket_bytes` that stands for a measurement."""
+"""Value of `bucket_bytes` that requests a measurement."""
 
 DEFAULT_BUCKET_BYTES = 25 * MIB
 
 START_UP_SHARE = 0.05
-"""A bucket is long enough when its latency is this part of its transfer, or less."""
+"""Largest latency of an efficient bucket, as a fraction of its transfer time."""
 
-_LEAST, _MOST = MIB, 64 * MIB
+_MIN, _MAX = MIB, 64 * MIB
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class CostModel:
     def bucket_bytes(self) -> int:
         """Return the smallest efficient bucket size: a power of two, from 1 to 64 MiB.
 
-        Its latency is at most `START_UP_SHARE` of its transfer, unless that takes more than 64 MiB.
+        Its latency is at most `START_UP_SHARE` of its transfer time, unless 64 MiB are too few.
         """
         wanted = self.latency_s * self.bytes_per_s / START_UP_SHARE
-        size = _LEAST
-        while size < min(wanted, _MOST):
+        size = _MIN
+        while size < min(wanted, _MAX):
             size *= 2
         return size
 
@@ -67,7 +67,7 @@ def fit(points: Sequence[tuple[int, float]]) -> CostModel | None:
     Returns
     -------
     CostModel or None
-        None when the seconds do not grow with the bytes, so that there is nothing to choose by.
+        None when the seconds do not grow with the bytes: any size is as good as another.
     """
     # The sums of the normal equations of  a * (1 / t) + b * (n / t) = 1,  with b for 1 / beta.
     aa = fsum(1 / t**2 for _, t in points)
@@ -90,7 +90,7 @@ class Sizing:
     Attributes
     ----------
     bucket_bytes : int
-        Keys share a bucket up to so many bytes.
+        Largest size of a bucket of several keys.
     cost : CostModel or None
         The model, when the size was measured.
     """

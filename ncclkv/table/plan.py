@@ -1,4 +1,4 @@
-"""Plan of a flush: the collectives it launches and their order, from the table and the calls."""
+"""Plan of a flush: the ranges to reduce, their order and labels, and the layout as a table."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def launch_order(priorities: Mapping[int, int]) -> list[int]:
 
 
 def label(bucket: Bucket, span: Range) -> str:
-    """Return the keys of a range, for messages."""
+    """Return a text that names the keys of a range."""
     lows = bucket.lows
     first, last = bisect_left(lows, span[0]), bisect_left(lows, span[1]) - 1
-    # An empty key lies where the one behind it does, and may begin where the span ends.
+    # An empty key begins where the next key does, which may be the end of the span.
     last = max(first, last)
     names = [repr(bucket.entries[number].key) for number in (first, last)]
     if first == last:
@@ -41,9 +41,18 @@ def explain(
     sizing: Sizing,
     measured: Sequence[float | None],
 ) -> str:
-    """Return the layout as a table, one line for each bucket, in the order of launching.
+    """Return the layout as a text: a table with one line for each bucket, in launch order.
 
-    `measured` has the seconds that each bucket took, where they are known.
+    Parameters
+    ----------
+    buckets : sequence of Bucket
+    waiting : iterable of keys
+        Keys that have no bucket yet.
+    owner : str
+        The ranks that update.
+    sizing : Sizing
+    measured : sequence of float or None
+        Seconds of each bucket's collectives; None for a bucket that was never timed.
     """
     lines = [
         "bucket  dtype       op         bytes  keys  owner          predicted      measured  holds"
@@ -57,9 +66,8 @@ def explain(
             f"{len(keys):4}  {owner:10}  {_ms(predicted):>12}  {_ms(seconds):>12}  {holds}"
         )
     lines.append(str(sizing))
-    unplaced = [repr(key) for key in waiting]
-    if unplaced:
-        lines.append(f"not placed until the first push, grad_view or value: {', '.join(unplaced)}")
+    if names := ", ".join(map(repr, waiting)):
+        lines.append(f"no bucket until the first push, grad_view or value: {names}")
     return "\n".join(lines)
 
 

@@ -22,7 +22,7 @@ _KIND = {int: ("an int", "ints"), str: ("a str", "strs")}
 
 @dataclass(frozen=True)
 class KeySpec:
-    """Key, shape, dtype and op: alike on all ranks.
+    """Key, shape, dtype and op, equal on all ranks.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class KeySpec:
     op : str
         Reduction of pushes over ranks: sum, avg, max or min.
     storage : str
-        The form in which its value is kept; `DENSE` is the only one.
+        The form in which its value is kept; `DENSE` is the only storage.
     """
 
     key: Key
@@ -82,36 +82,36 @@ class Registry:
         if spec is not None:
             return spec
         self.check_kind([key])
-        close = difflib.get_close_matches(str(key), [str(known) for known in self._specs], 1)
+        close = difflib.get_close_matches(str(key), [str(each) for each in self._specs], 1)
         hint = f"; did you mean {close[0]!r}?" if isinstance(key, str) and close else ""
         raise KeyNotInitialized(f"key {key!r} has no value yet: call init({key!r}, value){hint}")
 
     def check_kind(self, keys: Iterable[Key]) -> None:
         """Refuse keys of another kind than the store's."""
-        known = next(iter(self._specs), None)
+        first = next(iter(self._specs), None)
         for key in keys:
-            if known is not None and type(key) is not type(known):
+            if first is not None and type(key) is not type(first):
                 raise KeyTypeMismatch(
                     f"key {key!r} is {_KIND[type(key)][0]}, but the keys of this store are "
-                    f"{_KIND[type(known)][1]}, such as {known!r}; use one kind"
+                    f"{_KIND[type(first)][1]}, such as {first!r}; use one kind"
                 )
 
     def check_new(self, keys: Iterable[Key]) -> None:
-        """Refuse keys that are there already, or twice in `keys`."""
+        """Refuse keys that are registered already, or twice in `keys`."""
         keys = list(keys)
         self.check_kind(keys)
         seen: set[Key] = set()
         for key in keys:
             if key in self._specs:
                 raise KeyAlreadyInitialized(
-                    f"key {key!r} has a value already; reset({key!r}, value) replaces it"
+                    f"key {key!r} has a value already; call reset({key!r}, value) to replace it"
                 )
             if key in seen:
                 raise KeyAlreadyInitialized(f"key {key!r} is twice in the list; name it once")
             seen.add(key)
 
     def with_keys(self, specs: Iterable[KeySpec]) -> Registry:
-        """Return a view of this registry with more keys; nothing is copied."""
+        """Return a registry of these and more keys, which refers to this registry."""
         more = Registry()
         more._specs = ChainMap({spec.key: spec for spec in specs}, self._specs)
         return more
@@ -122,8 +122,8 @@ class Registry:
             self._specs[spec.key] = spec
 
     def update_order(self, keys: Iterable[Key]) -> list[Key]:
-        """Return the order in which updaters see `keys`: ints ascending, strings as initialised.
+        """Return `keys` in the order of updates: ints ascending, strings as initialised.
 
-        MXNet has the same order: it numbers strings as they are initialised and sorts by number.
+        The order is MXNet's, which numbers strings as they are initialised and sorts by number.
         """
         return sorted(keys, key=lambda key: key if isinstance(key, int) else self[key].index)

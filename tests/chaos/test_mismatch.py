@@ -11,7 +11,7 @@ import pytest
 from tests.harness.job import Job, start
 from tests.harness.slow import stretched
 
-PROGRAM = Path(__file__).parent / "programs" / "differ.py"
+PROGRAM = Path(__file__).parent / "programs" / "mismatched_calls.py"
 SECONDS = stretched(2.0)
 """Seconds from the common start of all ranks to the error on each."""
 
@@ -43,18 +43,18 @@ CALLS = {
 """The call of most ranks, and the call of the rank that differs."""
 
 SPECS = {
-    "key_sets_at_init": ("rank 0 says key 'z': float64 (1000,) sum", "rank 1 says key 'y': "),
+    "key_sets_at_init": ("rank 0 has key 'z': float64 (1000,) sum", "rank 1 has key 'y': "),
     "shapes_at_init": (
-        "rank 0 says key 'x': float64 (1000,)",
-        "rank 1 says key 'x': float64 (1001,)",
+        "rank 0 has key 'x': float64 (1000,)",
+        "rank 1 has key 'x': float64 (1001,)",
     ),
 }
 """Arguments of the ranks at init."""
 
-CALLED = re.compile(r"rank (\d) called ([a-z_ ]+)\((.*?)\) at \S*differ\.py:(\d+)")
+CALLED = re.compile(r"rank (\d) called ([a-z_ ]+)\((.*?)\) at \S*mismatched_calls\.py:(\d+)")
 
 LAST_CALLED = re.compile(
-    r"rank \d on \S+ \(pid \d+\) last called pushpull\('a'\) at \S*differ\.py:\d+"
+    r"rank \d on \S+ \(pid \d+\) last called pushpull\('a'\) at \S*mismatched_calls\.py:\d+"
 )
 
 
@@ -140,7 +140,7 @@ def test_a_store_that_one_rank_alone_creates(outcomes: Outcomes) -> None:
     lines = PROGRAM.read_text().splitlines()
     for outcome in on_all_ranks(outcomes["extra_create"]):
         assert outcome.said.startswith("OrderMismatch: "), outcome
-        (number,) = {*re.findall(r"create\(\) at \S*differ\.py:(\d+)", outcome.said)}
+        (number,) = {*re.findall(r"create\(\) at \S*mismatched_calls\.py:(\d+)", outcome.said)}
         assert "ncclkv.create(" in lines[int(number) - 1], outcome
         assert "(key 'a') waits for rank 1, which waits for this rank" in outcome.said, outcome
         assert LAST_CALLED.search(outcome.said), outcome
@@ -150,8 +150,8 @@ def test_a_store_that_one_rank_alone_creates(outcomes: Outcomes) -> None:
     ("name", "error"),
     [("another_key_of_the_same_size", "OrderMismatch"), ("shapes_at_init", "SpecMismatch")],
 )
-def test_an_error_that_nobody_catches_ends_the_job(job: Job, name: str, error: str) -> None:
-    ended = job("differ.py", name, ranks=3)
+def test_an_uncaught_error_ends_the_job(job: Job, name: str, error: str) -> None:
+    ended = job("mismatched_calls.py", name, ranks=3)
     assert ended.code != 0, ended.err
     assert re.match(
         rf"ncclkv: rank \d of 3 on \S+ \(pid \d+\) failed, ending the job: {error}: ", ended.err
@@ -162,10 +162,10 @@ def test_an_error_that_nobody_catches_ends_the_job(job: Job, name: str, error: s
     ("name", "error"),
     [("push_of_a_wrong_shape", "ShapeMismatch"), ("push_of_a_wrong_dtype", "DTypeMismatch")],
 )
-def test_a_wrong_call_on_one_rank_ends_the_job_by_its_own_words(
+def test_a_wrong_call_on_one_rank_ends_the_job_with_its_error(
     job: Job, name: str, error: str
 ) -> None:
-    ended = job("differ.py", name, ranks=3)
+    ended = job("mismatched_calls.py", name, ranks=3)
     assert ended.code != 0, ended.err
     assert ended.seconds < 5, ended.err
     assert ended.words[0].startswith("ncclkv: rank 1 of 3 on "), ended.err

@@ -17,7 +17,7 @@ LIMIT = 50.0
 
 
 @pytest.mark.limit(LIMIT + 10)
-def test_results_are_exact_and_memory_stays(tmp_path: Path) -> None:
+def test_results_are_exact_and_memory_does_not_grow(tmp_path: Path) -> None:
     ended = start(
         "-m",
         "tests.soak",

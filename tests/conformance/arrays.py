@@ -135,7 +135,7 @@ def overlapping_values(create: Stores) -> None:
 
 
 @case()
-def out_is_the_value_turned_around(create: Stores) -> None:
+def out_is_a_reversed_view_of_the_value(create: Stores) -> None:
     kv = create()
     kv.init("o", full(0, (4,)))
     room = np.arange(4, dtype=np.float32)

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ncclkv.errors import UsageError
-from tests.conformance.expect import full, pulled, same, says, total
+from tests.conformance.expect import check_words, full, pulled, same, total
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
 
@@ -33,7 +33,7 @@ def the_same_numbers_for_every_bucket_size(create: Stores) -> None:
 
 
 @case()
-def whole_lists_between_parts_of_them(create: Stores) -> None:
+def whole_lists_between_sublists(create: Stores) -> None:
     kv = create()
     kv.init(["a", "b"], [full(2), full(4)])
     values = [full(0), full(0)]
@@ -126,8 +126,8 @@ def keys_in_the_reverse_of_their_order(create: Stores) -> None:
 
 
 @case()
-def sizes_that_cannot_be(create: Stores) -> None:
+def invalid_bucket_sizes(create: Stores) -> None:
     for wrong in (-1, 1.5, "25 MiB", "AUTO", "", None, True):
         with pytest.raises(UsageError, match="bucket_bytes") as caught:
             create(bucket_bytes=wrong)
-        says(caught.value, repr(wrong), "an int of 0 or more", "'auto'")
+        check_words(caught.value, repr(wrong), "an int of 0 or more", "'auto'")

@@ -1,7 +1,7 @@
 """Capabilities of the communicator under test, and the memory of its buffers.
 
-A case makes its buffers with `here().put`, and reads them with `here().get`.  Each thread has a
-memory of its own: host memory, unless the module that runs the cases chooses another.
+A case makes its buffers with `current_buffers().put`, and reads them with `get`.  They lie in host
+memory, unless the module that runs the cases has chosen another memory for its thread.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Promises of communicators of hosts; communicators of GPUs turn some of them off.
+    """Capabilities of a communicator: host communicators have all, GPU communicators lack some.
 
     Attributes
     ----------
     rank_order : bool
-        Sums are made in rank order, those of 16-bit floats in float32, with NumPy's bits.  Else
-        all that is asked is that they are as near as roundings allow.
+        Sums are made in rank order, in float32 for 16-bit floats, with NumPy's bits.  Otherwise
+        sums may differ by rounding.
     nan_wins : bool
         The maximum of a number and NaN is NaN.
     missing : str
-        Whom a wait for a collective of buffers names when the `{last}` rank has not come.
+        Text of the timeout about the missing ranks, when the `{last}` rank has not arrived.
     sent_counts : bool
-        What a rank sent before it left arrives.
+        Data that a rank sent before it left still arrives.
     sender_goes_on : bool
-        A broadcast from this rank that others take for a longer or shorter one fails there alone.
+        A broadcast of another length than its receivers expect fails on the receivers alone.
     compares_empty : bool
-        A collective of nothing takes part in the order of calls.
+        A collective of 0 elements counts in the order of calls.
     free_order : bool
         Ranks may launch on two communicators in different orders.
     read_only : bool
-        What a store lets its users see and not write is read-only.
+        Views that users must not write, such as ``kv.value``, are read-only arrays.
     timed : bool
-        The host waits for reductions, so that a store knows how long they took.
+        The host waits for reductions, so the store's plan has their times.
     deadline : float
-        Seconds that are enough for ranks that all come, in a test of one that does not.
+        Deadline in seconds of tests in which one rank does not arrive; the others need less.
     slack : float
-        Seconds that the error may come after its deadline: an abort is among them.
+        Seconds after the deadline within which the error is raised; an abort takes part of them.
     mismatch_seconds : float
         The deadline of a collective that ranks call with different lengths.
     refused : callable
-        ``refused(dtype, op)``: words of the refusal of an op that hosts can do, or "".
+        ``refused(dtype, op)``: text of the error for an op that hosts support, or "".
     """
 
     rank_order: bool = True
@@ -72,10 +72,10 @@ class Capabilities:
     refused: Callable[[np.dtype[Any], str], str] = lambda dtype, op: ""
 
 
-class Place:
-    """Host memory: buffers are NumPy arrays, and a wait completes their contents."""
+class HostBuffers:
+    """Buffers in host memory: NumPy arrays whose contents are complete after a wait."""
 
-    promises = Capabilities()
+    capabilities = Capabilities()
 
     def put(self, values: Array) -> Any:
         """Return a new buffer with these values."""
@@ -87,11 +87,11 @@ class Place:
         return array
 
     def write(self, buffer: Any, values: Any) -> None:
-        """Change a buffer, in the order of the work launched on it."""
+        """Write to a buffer after the work launched on it."""
         buffer[...] = values
 
     def copy(self, buffer: Any, into: Any) -> None:
-        """Copy between buffers, in the order of the work launched on them."""
+        """Copy between buffers after the work launched on them."""
         np.copyto(into, buffer)
 
     def address(self, buffer: Any) -> int:
@@ -100,18 +100,18 @@ class Place:
         return place
 
     def mismatch(self, *words: str) -> AbstractContextManager[Any]:
-        """Expect the error of calls that differ between ranks; `words` are in a host's error."""
+        """Expect the error about differing calls; on hosts its text contains each of `words`."""
         return _mismatch(words)
 
 
-class SeveralNodes(Place):
-    """Host memory of ranks on several nodes: sums are made node by node, in rank order.
+class BuffersOfSeveralNodes(HostBuffers):
+    """Buffers in host memory of ranks on several nodes, where sums are made node by node.
 
-    A rank waits for ranks of its node, and for one rank of each other node, which may wait for
-    others.
+    A rank waits for the ranks of its node, and for one rank of each other node, which may wait for
+    its own neighbours.
     """
 
-    promises = Capabilities(rank_order=False, missing="rank")
+    capabilities = Capabilities(rank_order=False, missing="rank")
 
 
 @contextmanager
@@ -120,39 +120,39 @@ def _mismatch(words: tuple[str, ...]) -> Iterator[None]:
     with pytest.raises(OrderMismatch) as caught:
         yield
     missing = [word for word in words if word not in str(caught.value)]
-    assert not missing, f"does not say {missing}: {caught.value}"
+    assert not missing, f"lacks {missing} in its text: {caught.value}"
 
 
-class _Here(threading.local):
-    """Memory of this thread."""
+class _Current(threading.local):
+    """Maker of buffers of each thread."""
 
-    place = Place()
-
-
-_here = _Here()
+    buffers = HostBuffers()
 
 
-def here() -> Place:
-    """Return the memory of this thread's buffers."""
-    return _here.place
+_current = _Current()
+
+
+def current_buffers() -> HostBuffers:
+    """Return the maker of this thread's buffers."""
+    return _current.buffers
 
 
 @contextmanager
-def at(place: Place) -> Iterator[None]:
-    """Run cases with buffers in `place`."""
-    before, _here.place = _here.place, place
+def use_buffers(buffers: HostBuffers) -> Iterator[None]:
+    """Run cases with these buffers."""
+    before, _current.buffers = _current.buffers, buffers
     try:
         yield
     finally:
-        _here.place = before
+        _current.buffers = before
 
 
 @contextmanager
-def in_rank_order() -> Iterator[None]:
+def require_rank_order() -> Iterator[None]:
     """Require that communicators here sum in the order of hosts on one node."""
-    place = copy(here())
-    place.promises = replace(place.promises, rank_order=True, nan_wins=True)
-    with at(place):
+    buffers = copy(current_buffers())
+    buffers.capabilities = replace(buffers.capabilities, rank_order=True, nan_wins=True)
+    with use_buffers(buffers):
         yield
 
 
@@ -166,7 +166,7 @@ def near(got: Array, wanted: Array, terms: int) -> bool:
     if wanted.dtype.kind == "c":
         return near(got.view(got.real.dtype), wanted.view(got.real.dtype), terms)
     wide = [np.asarray(x, np.float64) for x in (got, wanted)]
-    # Of each of `terms` steps half a unit in the last place of partial sums that may cancel.
+    # Each of `terms` additions rounds by half a unit in the last place; partial sums may cancel.
     unit = {2: 2.0**-8, 4: 2.0**-24, 8: 2.0**-53}[wanted.dtype.itemsize]
     bound = terms * unit * (8 * terms + np.abs(wide[1]))
     return bool(((np.abs(wide[0] - wide[1]) <= bound) | (wide[0] == wide[1])).all())

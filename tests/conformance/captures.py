@@ -1,6 +1,6 @@
 """Captured steps, compared with the same calls made each time; for stores in a GPU's memory.
 
-These cases cover the content of a step; `tests.conformance.captures_around` covers the rest.
+These cases cover the content of a step; `tests.conformance.captures_between_calls` covers the rest.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable
 import numpy as np
 
 import ncclkv.optimizer as optimizer
-from tests.conformance.capabilities import here
+from tests.conformance.capabilities import current_buffers
 from tests.conformance.expect import same
+from tests.conformance.store_pair import Side, StorePair
 from tests.conformance.stores import Stores
-from tests.conformance.twins import Side, Twins
 
 CAPTURES: dict[str, Callable[[Stores], None]] = {}
 """Cases by name; each takes the opener of stores."""
@@ -32,38 +32,38 @@ def momentum() -> optimizer.SGD:
 
 @captured
 def a_sum_replaces_the_value(create: Stores) -> None:
-    Twins(create).steps()
+    StorePair(create).steps()
 
 
 @captured
 def averages_and_maxima(create: Stores) -> None:
     for op in ("avg", "max"):
-        Twins(create, op=op).steps(2)
+        StorePair(create, op=op).steps(2)
 
 
 @captured
 def whole_numbers(create: Stores) -> None:
-    Twins(create, dtype=np.int64).steps(2)
+    StorePair(create, dtype=np.int64).steps(2)
 
 
 @captured
 def gradient_descent(create: Stores) -> None:
-    Twins(create, make=lambda: optimizer.SGD(learning_rate=0.5)).steps()
+    StorePair(create, make=lambda: optimizer.SGD(learning_rate=0.5)).steps()
 
 
 @captured
 def momentum_decay_and_rescaling(create: Stores) -> None:
-    Twins(create, make=momentum).steps()
+    StorePair(create, make=momentum).steps()
 
 
 @captured
 def sixteen_bits(create: Stores) -> None:
-    Twins(create, make=momentum, dtype=np.float16).steps()
+    StorePair(create, make=momentum, dtype=np.float16).steps()
 
 
 @captured
 def clipping(create: Stores) -> None:
-    Twins(create, make=lambda: optimizer.SGD(learning_rate=0.1, clip_gradient=2.5)).steps()
+    StorePair(create, make=lambda: optimizer.SGD(learning_rate=0.1, clip_gradient=2.5)).steps()
 
 
 @captured
@@ -74,17 +74,17 @@ def factors_of_keys(create: Stores) -> None:
         made.wd_mult = {"b": 0.0}
         return made
 
-    Twins(create, make=make).steps()
+    StorePair(create, make=make).steps()
 
 
 @captured
 def a_learning_rate_that_changes(create: Stores) -> None:
     for make in (momentum, lambda: optimizer.SGD(learning_rate=0.3)):
-        twins = Twins(create, make=make)
+        pair = StorePair(create, make=make)
         for rate in (0.3, 0.1, 1e-9, 0.1, 0.0, 1 / 3):
-            for side in twins.sides:
+            for side in pair.sides:
                 side.optimizer.learning_rate = rate
-            twins.steps(2)
+            pair.steps(2)
 
 
 @captured
@@ -94,16 +94,16 @@ def a_learning_rate_that_changes_with_factors(create: Stores) -> None:
         made.lr_mult = {"a": 1 / 3}
         return made
 
-    twins = Twins(create, make=make)
+    pair = StorePair(create, make=make)
     for rate in (0.1, 0.7):
-        for side in twins.sides:
+        for side in pair.sides:
             side.optimizer.learning_rate = rate
-        twins.steps(2)
+        pair.steps(2)
 
 
 @captured
-def any_number_that_changes(create: Stores) -> None:
-    twins = Twins(create, make=momentum)
+def every_hyperparameter_that_changes(create: Stores) -> None:
+    pair = StorePair(create, make=momentum)
     for changes in (
         {"wd": 0.5},
         {"rescale_grad": 0.25},
@@ -113,21 +113,21 @@ def any_number_that_changes(create: Stores) -> None:
         {"lr_mult": {"a": 0.5, "b": 2.0}, "wd_mult": {"c": 0.0}, "wd": 0.1},
         {"lr_mult": {}, "wd_mult": {}},
     ):
-        for side in twins.sides:
+        for side in pair.sides:
             for name, number in changes.items():
                 setattr(side.optimizer, name, number)
-        twins.steps(2)
+        pair.steps(2)
 
 
 @captured
-def the_loop_that_people_write(create: Stores) -> None:
+def a_common_training_loop(create: Stores) -> None:
     def step(side: Side) -> None:
         for number, (key, gradient) in enumerate(zip(side.keys, side.gradients, strict=True)):
             side.kv.push(key, gradient, priority=-number)
         for key, out in zip(side.keys, side.outs, strict=True):
             side.kv.pull(key, out=out)
 
-    Twins(create, step, momentum).steps()
+    StorePair(create, step, momentum).steps()
 
 
 @captured
@@ -138,7 +138,7 @@ def a_group(create: Stores) -> None:
                 side.kv.push(key, gradient)
                 side.kv.pull(key, out=out)
 
-    Twins(create, step, momentum).steps()
+    StorePair(create, step, momentum).steps()
 
 
 @captured
@@ -148,7 +148,7 @@ def several_arrays_of_a_key(create: Stores) -> None:
         side.kv.push(side.keys, lists)
         side.kv.pull(side.keys, out=[[out] for out in side.outs])
 
-    Twins(create, step, momentum).steps()
+    StorePair(create, step, momentum).steps()
 
 
 @captured
@@ -159,29 +159,31 @@ def the_store_s_own_arrays(create: Stores) -> None:
         side.kv.push(side.keys, side.own["views"])
         side.kv.pull(side.keys, out=side.outs)
 
-    twins = Twins(create, step, momentum)
+    pair = StorePair(create, step, momentum)
     for number in range(3):
-        for side in twins.sides:
+        for side in pair.sides:
             for view in side.own["views"]:
-                here().write(view, np.arange(view.size) % 5 + number + side.kv.rank)
-        twins.step(write=False)
-        for key in twins.plain.keys:
-            same(twins.replayed.kv.value(key), here().get(twins.plain.kv.value(key)))
-        twins.compare()
+                current_buffers().write(view, np.arange(view.size) % 5 + number + side.kv.rank)
+        pair.step(write=False)
+        for key in pair.plain.keys:
+            same(pair.replayed.kv.value(key), current_buffers().get(pair.plain.kv.value(key)))
+        pair.compare()
 
 
 @captured
-def views_asked_for_inside(create: Stores) -> None:
+def views_taken_inside_a_capture(create: Stores) -> None:
     def step(side: Side) -> None:
         for key, gradient in zip(side.keys, side.gradients, strict=True):
             view = side.kv.grad_view(key)
-            here().copy(gradient, view)  # a kernel of the user's own, captured with the rest
+            current_buffers().copy(
+                gradient, view
+            )  # a kernel of the user's own, captured with the rest
             side.kv.push(key, view)
         for key, out in zip(side.keys, side.outs, strict=True):
             side.kv.pull(key, out=out)
-            here().copy(side.kv.value(key), out)
+            current_buffers().copy(side.kv.value(key), out)
 
-    Twins(create, step, momentum).steps()
+    StorePair(create, step, momentum).steps()
 
 
 @captured
@@ -190,7 +192,7 @@ def values_taken_locally(create: Stores) -> None:
         side.kv.pull(side.keys, out=side.outs, local=True)
         side.kv.push(side.keys, side.gradients)
 
-    Twins(create, step).steps()
+    StorePair(create, step).steps()
 
 
 @captured
@@ -200,7 +202,7 @@ def a_pull_before_and_after_the_push(create: Stores) -> None:
         side.kv.pushpull("a", side.gradients[0], side.outs[0])
         side.kv.push("a", side.gradients[0])
 
-    Twins(create, step, momentum).steps()
+    StorePair(create, step, momentum).steps()
 
 
 @captured
@@ -208,7 +210,7 @@ def some_keys_of_a_bucket(create: Stores) -> None:
     def step(side: Side) -> None:
         side.kv.push(["a", "d"], [side.gradients[0], side.gradients[3]])
 
-    Twins(create, step, momentum).steps()
+    StorePair(create, step, momentum).steps()
 
 
 @captured
@@ -217,15 +219,15 @@ def arrays_of_any_layout(create: Stores) -> None:
 
     def step(side: Side) -> None:
         if not side.own:
-            side.own["wide"] = here().put(np.zeros(400, np.float32))
-            side.own["out"] = here().put(np.zeros(200, np.float64))
+            side.own["wide"] = current_buffers().put(np.zeros(400, np.float32))
+            side.own["out"] = current_buffers().put(np.zeros(200, np.float64))
         side.kv.push("c", side.own["wide"][::2])
         side.kv.pull("c", out=side.own["out"])
 
-    twins = Twins(create, step, momentum)
+    pair = StorePair(create, step, momentum)
     for number in range(2):
-        for side in twins.sides:
-            here().write(side.own["wide"], np.arange(400) % 9 + number)
-        twins.step()
-        twins.compare()
-        same(twins.replayed.own["out"], here().get(twins.plain.own["out"]))
+        for side in pair.sides:
+            current_buffers().write(side.own["wide"], np.arange(400) % 9 + number)
+        pair.step()
+        pair.compare()
+        same(pair.replayed.own["out"], current_buffers().get(pair.plain.own["out"]))

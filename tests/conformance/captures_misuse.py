@@ -14,7 +14,7 @@ from ncclkv.errors import (
     ShapeMismatch,
     UsageError,
 )
-from tests.conformance.capabilities import here
+from tests.conformance.capabilities import current_buffers
 from tests.conformance.expect import full, intact, probed, refused, same, total
 from tests.conformance.stores import Stores
 
@@ -34,8 +34,8 @@ class Ready:
     def __init__(self, create: Stores, **options: Any) -> None:
         self.kv = probed(create, **options)
         self.keys = [3, 5]
-        self.gradients = [here().put(full(n * (self.kv.rank + 1))) for n in (1, 10)]
-        self.outs = [here().put(full(-1)) for _ in self.keys]
+        self.gradients = [current_buffers().put(full(n * (self.kv.rank + 1))) for n in (1, 10)]
+        self.outs = [current_buffers().put(full(-1)) for _ in self.keys]
         self.pushpull()
 
     def pushpull(self) -> None:
@@ -51,7 +51,7 @@ class Ready:
         """Fail unless the store has the values of the first step, and can still be captured."""
         intact(self.kv, total(self.kv), 10 * total(self.kv))
         for out in self.outs:
-            here().write(out, -1)
+            current_buffers().write(out, -1)
         step = self.step()
         for out in self.outs:
             same(out, -1)
@@ -63,7 +63,7 @@ class Ready:
         """Expect that a capture is refused and changes nothing; the block is the captured one."""
         with refused(self.kv, error, *words), self.kv.capture() as step:
             yield step
-        with refused(self.kv, UsageError, "replay: there is no graph of this step", "again"):
+        with refused(self.kv, UsageError, "replay: this step has no graph", "again"):
             step.replay()
         self.intact()
 
@@ -102,7 +102,7 @@ def a_refusal_that_is_caught_inside(create: Stores) -> None:
         with refused(ready.kv, UsageError, "NumPy array"):
             ready.kv.push(3, full(1))
         ready.pushpull()
-    here().write(ready.gradients[0], 5)
+    current_buffers().write(ready.gradients[0], 5)
     step.replay()
     same(ready.outs[0], 5 * ready.kv.num_workers)
 
@@ -166,7 +166,7 @@ def arrays_of_other_libraries(create: Stores) -> None:
     ready = Ready(create)
     words = (
         "an object of type Other cannot be part of a capture",
-        "CuPy's arrays alone",
+        "CuPy arrays only",
         "cupy.from_dlpack",
     )
     with ready.refused(UsageError, "push of key 3", *words):
@@ -179,14 +179,17 @@ def arrays_of_other_libraries(create: Stores) -> None:
 def arrays_that_would_have_to_be_copied(create: Stores) -> None:
     ready = Ready(create)
     kv, mine = ready.kv, ready.gradients[0]
-    with ready.refused(UsageError, "would have to be copied aside", "once in a group"), kv.group():
+    with (
+        ready.refused(UsageError, "copied, and a capture allocates", "once in a group"),
+        kv.group(),
+    ):
         kv.push(3, mine)
         kv.push(3, mine)
-    with ready.refused(UsageError, "shape (2, 3) would have to be copied aside"), kv.group():
+    with ready.refused(UsageError, "shape (2, 3) would have to be copied, and a"), kv.group():
         kv.push(3, [mine, mine])
     with ready.refused(UsageError, "no part of another key's grad_view or value"):
         kv.push(3, kv.grad_view(5))
-    wide = here().put(np.ones((2, 6), np.float32))
+    wide = current_buffers().put(np.ones((2, 6), np.float32))
     with ready.refused(UsageError, "not in C order (strides (24, 8))", "pass it in C order"):
         kv.push(3, [mine, wide[:, ::2]])
 

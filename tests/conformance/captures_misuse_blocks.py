@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ncclkv.errors import CommAborted, SpecMismatch, UsageError
-from tests.conformance.capabilities import here
+from tests.conformance.capabilities import current_buffers
 from tests.conformance.captures_misuse import Ready, misuse
 from tests.conformance.expect import full, pulled, refused, same
 from tests.conformance.stores import Stores
@@ -22,7 +22,7 @@ def an_exception_in_the_block(create: Stores) -> None:
 
     with pytest.raises(ZeroDivisionError, match="mine"), ready.kv.capture() as step:
         fail()
-    with refused(ready.kv, UsageError, "left by an exception while it was captured"):
+    with refused(ready.kv, UsageError, "it was closed, or an exception left its block"):
         step.replay()
     ready.intact()
 
@@ -38,13 +38,13 @@ def an_exception_leaves_nothing_in_flight(create: Stores) -> None:
 
     with pytest.raises(ZeroDivisionError), ready.kv.capture():
         fail()
-    here().write(view, 7)
+    current_buffers().write(view, 7)
     ready.kv.push(3, view)
     same(pulled(ready.kv, 3), 7 * ready.kv.num_workers)
 
 
 @misuse
-def a_block_that_is_broken_off(create: Stores) -> None:
+def an_interrupted_block(create: Stores) -> None:
     ready = Ready(create)
 
     def interrupt() -> None:
@@ -62,13 +62,13 @@ def a_block_that_is_broken_off(create: Stores) -> None:
 
 
 @misuse
-def one_rank_cannot(create: Stores) -> None:
+def a_capture_that_one_rank_refuses(create: Stores) -> None:
     ready = Ready(create)
     kv = ready.kv
     if kv.num_workers == 1:
         return
     last = kv.num_workers - 1
-    words = "the ranks disagree at capture", f"rank {last} fails with UsageError", "NumPy array"
+    words = "the ranks disagree at capture", f"rank {last} raises UsageError", "NumPy array"
     with pytest.raises(SpecMismatch) as caught, kv.capture() as step:
         kv.push(3, full(1) if kv.rank == last else ready.gradients[0])
     assert all(word in str(caught.value) for word in words), caught.value
@@ -85,7 +85,7 @@ def ranks_capture_different_calls(create: Stores) -> None:
     key = 3 if kv.rank == 0 else 5
     with pytest.raises(SpecMismatch) as caught, kv.capture():
         kv.push(key, ready.gradients[0])
-    words = "at capture: rank 0 says a reduction of 256 bytes", "(key 3); rank 1", "(key 5)"
+    words = "at capture: rank 0 has a reduction of 256 bytes", "(key 3); rank 1", "(key 5)"
     assert all(word in str(caught.value) for word in words), caught.value
 
 
@@ -96,9 +96,9 @@ def after_the_end(create: Stores) -> None:
     assert "captured step: collectives=" in repr(step)
     step.close()
     step.close()
-    with refused(ready.kv, UsageError, "replay: there is no graph of this step, which was closed"):
+    with refused(ready.kv, UsageError, "replay: this step has no graph: it was closed"):
         step.replay()
-    assert repr(step) == "<ncclkv captured step: not there>"
+    assert repr(step) == "<ncclkv captured step: no graph>"
     ready.intact()
     ready.kv.close()
     with refused(ready.kv, UsageError, "replay: the store 'nccl' is closed; create a new one"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import ncclkv.optimizer as optimizer
 from ncclkv.errors import UsageError
-from tests.conformance.capabilities import here
+from tests.conformance.capabilities import current_buffers
 from tests.conformance.captures_misuse import Ready, misuse
 from tests.conformance.expect import full, intact, probed, pulled, refused, same, total
 from tests.conformance.stores import Stores
@@ -15,11 +15,11 @@ from tests.conformance.stores import Stores
 
 
 @misuse
-def keys_without_a_place(create: Stores) -> None:
+def keys_without_a_bucket(create: Stores) -> None:
     kv = probed(create)
-    mine = here().put(full(1))
+    mine = current_buffers().put(full(1))
     with (
-        refused(kv, UsageError, "capture: some keys have no place yet", "make the same step once"),
+        refused(kv, UsageError, "capture: some keys have no slot yet", "make the same step once"),
         kv.capture(),
     ):
         kv.push(3, mine)
@@ -32,7 +32,11 @@ def a_bucket_that_was_never_launched(create: Stores) -> None:
     kv = ready.kv
     kv.init(7, full(0))
     kv.value(7)
-    words = ("capture: what is pushed of bucket 2 (key 7", "make the same step once before")
+    words = (
+        "capture: bucket 2 (key 7",
+        "never launched under this updater",
+        "make the same step once before",
+    )
     with refused(kv, UsageError, *words), kv.capture():
         kv.push(3, ready.gradients[0])
         kv.push(7, ready.gradients[0])
@@ -44,7 +48,11 @@ def a_bucket_that_was_never_launched(create: Stores) -> None:
 def an_optimizer_that_was_never_used(create: Stores) -> None:
     ready = Ready(create)
     ready.kv.set_optimizer(optimizer.SGD(learning_rate=1.0, momentum=0.5))
-    words = ("capture: what is pushed of bucket 0", "make the same step once before")
+    words = (
+        "capture: bucket 0",
+        "never launched under this updater",
+        "make the same step once before",
+    )
     with refused(ready.kv, UsageError, *words), ready.kv.capture():
         ready.pushpull()
     ready.pushpull()
@@ -107,7 +115,7 @@ def an_optimizer_that_changes_inside(create: Stores) -> None:
     made = optimizer.SGD(learning_rate=1.0)
     ready.kv.set_optimizer(made)
     ready.pushpull()
-    words = ("the optimizer was changed between two pushes of the step", "or between replays")
+    words = ("the optimizer changed between two pushes of the step", "or between replays")
     with refused(ready.kv, UsageError, *words), ready.kv.capture():
         ready.kv.push(3, ready.gradients[0])
         made.learning_rate = 0.5

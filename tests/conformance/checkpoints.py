@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ncclkv.optimizer as optimizer
-from tests.conformance.capabilities import here
+from tests.conformance.capabilities import current_buffers
 from tests.conformance.expect import SHAPE, full, pulled, same, total
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
@@ -63,7 +63,7 @@ def descent() -> optimizer.SGD:
 
 
 @case(needs="safetensors")
-def a_run_that_was_saved_goes_on_as_it_would_have(create: Stores) -> None:
+def a_loaded_run_continues_bit_for_bit(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         kv = create()
         kv.init(NAMES, values(1))
@@ -101,7 +101,7 @@ def the_root_writes_and_reads(create: Stores) -> None:
 
 
 @case(needs="safetensors")
-def into_a_store_that_has_gone_on(create: Stores) -> None:
+def a_load_into_a_store_that_has_changed(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         kv = create(bucket_bytes=512)
         kv.init(NAMES, values(1))
@@ -139,7 +139,7 @@ def keys_in_another_order(create: Stores) -> None:
 
 
 @case(needs="safetensors")
-def keys_without_a_place(create: Stores) -> None:
+def keys_without_a_bucket(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         kv = create()
         kv.set_optimizer(descent())
@@ -165,7 +165,7 @@ def keys_without_a_place(create: Stores) -> None:
 def every_dtype_and_op(create: Stores) -> None:
     dtypes = ["bool", "int8", "uint16", "int32", "uint64", "float16", "float64"]
     dtypes += ["complex64", "complex128"]
-    refused = here().promises.refused
+    refused = current_buffers().capabilities.refused
     dtypes = [dtype for dtype in dtypes if not refused(np.dtype(dtype), "sum")]
     arrays = [np.arange(6).reshape(SHAPE).astype(dtype) for dtype in dtypes]
     for array in arrays:
@@ -208,7 +208,7 @@ def half_precision_with_wider_momenta(create: Stores) -> None:
 
 
 @case(needs="safetensors")
-def what_waits_is_saved_too(create: Stores) -> None:
+def pending_pushes_are_saved(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         kv = create()
         kv.init([3, 5], [full(2), full(4)])
@@ -237,7 +237,7 @@ def a_store_without_keys(create: Stores) -> None:
 
 
 @case(needs="safetensors")
-def values_alone_leave_the_optimizer_anew(create: Stores) -> None:
+def a_load_of_values_alone_resets_the_optimizer(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         kv = create()
         kv.init(NAMES, values(1))
@@ -268,11 +268,11 @@ class Sum:
     def load_state_dict(self, state: dict[Any, Any]) -> None:
         self.factor = state.pop("settings")["factor"]
         # A user copies states to the gradients' memory in the same way.
-        self.sums = {key: here().put(array) for key, array in state.items()}
+        self.sums = {key: current_buffers().put(array) for key, array in state.items()}
 
 
 @case(needs="safetensors")
-def an_updater_that_remembers(create: Stores) -> None:
+def an_updater_with_state(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         kv = create()
         kv.init([3, 5], [full(2), full(4)])
@@ -306,7 +306,7 @@ def optimizer_states_alone(create: Stores) -> None:
                 sgd.learning_rate = 0.25
                 other.load_optimizer_states(directory)
                 assert sgd.learning_rate == rate
-                assert bits(other) == [here().get(array).tobytes() for array in now]
+                assert bits(other) == [current_buffers().get(array).tobytes() for array in now]
         with new_store(create) as other:
             other.init(NAMES, now)
             other.set_optimizer(descent())
@@ -317,7 +317,7 @@ def optimizer_states_alone(create: Stores) -> None:
 
 
 @case(needs="safetensors")
-def states_of_before_the_first_step(create: Stores) -> None:
+def states_before_the_first_step(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         kv = create()
         kv.init(NAMES, values(1))
@@ -338,7 +338,7 @@ def states_of_before_the_first_step(create: Stores) -> None:
 
 
 @case(needs="safetensors")
-def the_last_ones_are_kept(create: Stores) -> None:
+def the_last_checkpoints_are_kept(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         kv = create()
         kv.init(3, full(0))

@@ -16,7 +16,7 @@ import pytest
 import ncclkv.optimizer as optimizer
 from ncclkv.errors import CheckpointError, UsageError
 from tests.conformance.checkpoints import Sum, leads, new_store
-from tests.conformance.expect import full, intact, probed, pulled, refused, same, says
+from tests.conformance.expect import check_words, full, intact, probed, pulled, refused, same
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
 
@@ -28,7 +28,7 @@ def failing(kv: Any, verb: str, *words: str) -> Iterator[None]:
         yield
     leads_here = kv.local_rank == kv.rank
     host = f"(host {socket.gethostname() if leads_here else ''}"
-    says(caught.value, f"{verb} on rank 0 of {kv.num_workers}", host, *words)
+    check_words(caught.value, f"{verb} on rank 0 of {kv.num_workers}", host, *words)
 
 
 @case(needs="safetensors")
@@ -48,7 +48,7 @@ def wrong_arguments(create: Stores) -> None:
         wrong: dict[str, Any] = {
             "extra['a'][1] is nan": {"a": [1, float("nan")]},
             "extra is a set": {1},
-            "extra has more than 1000 digits": 10**5000,
+            "extra is an int of more than 1000 digits": 10**5000,
             "extra['rng'] is a ndarray": {"rng": np.zeros(2)},
             "extra has the key 3": {3: 4},
             "nested too deeply": deep,
@@ -105,17 +105,17 @@ def a_file_where_the_directory_should_be(create: Stores) -> None:
 @case(needs="safetensors")
 def other_keys(create: Stores) -> None:
     stores: dict[str, Callable[[Any], None]] = {
-        "in the store key 3: float64 (2, 3) sum": lambda kv: kv.init(
+        "the store has key 3: float64 (2, 3) sum": lambda kv: kv.init(
             [3, 5], [full(1, dtype=np.float64), full(1)]
         ),
-        "in the store key 5: float32 (3, 2) sum": lambda kv: kv.init(
+        "the store has key 5: float32 (3, 2) sum": lambda kv: kv.init(
             [3, 5], [full(1), full(1, (3, 2))]
         ),
-        "in the store is not there, in the checkpoint key 5:": lambda kv: kv.init(3, full(1)),
-        "in the store key 7: float32 (2, 3) sum, in the checkpoint is not": lambda kv: kv.init(
+        "the store has nothing, the checkpoint key 5:": lambda kv: kv.init(3, full(1)),
+        "the store has key 7: float32 (2, 3) sum, the checkpoint nothing": lambda kv: kv.init(
             [3, 5, 7], [full(1)] * 3
         ),
-        "in the store key 5: float32 (2, 3) max": lambda kv: (
+        "the store has key 5: float32 (2, 3) max": lambda kv: (
             kv.init(3, full(1)),
             kv.init(5, full(1), op="max"),
         ),
@@ -126,7 +126,7 @@ def other_keys(create: Stores) -> None:
         for words, init in stores.items():
             with new_store(create) as kv:
                 init(kv)
-                with failing(kv, "load", words, "without any"):
+                with failing(kv, "load", words, "without keys"):
                     kv.load(directory)
                 for key in list(kv.keys()):
                     same(kv.pull(key), 1)
@@ -144,7 +144,7 @@ def another_updater(create: Stores) -> None:
         kv.save(directory)
         wrong: dict[str, Callable[[Any], None]] = {
             "the optimizer SGD": lambda kv: kv.set_updater(lambda key, grad, stored: None),
-            "the one here is": lambda kv: kv.set_optimizer(Own(momentum=0.5)),
+            "and this store has ": lambda kv: kv.set_optimizer(Own(momentum=0.5)),
             "momentum of SGD(": lambda kv: kv.set_optimizer(optimizer.SGD(momentum=0.25)),
         }
         for words, setting in wrong.items():
@@ -195,7 +195,7 @@ def an_updater_that_fails(create: Stores) -> None:
             kv.save(directory)
         with pytest.raises(CheckpointError) as caught:
             kv.load(directory)
-        says(caught.value, "OverflowError: too much to learn", "values are as they were")
+        check_words(caught.value, "OverflowError: too much to learn", "values are unchanged")
         same(pulled(kv, 3), 2)
         wrong: dict[str, Any] = {
             "returned a list": [1],
@@ -245,7 +245,7 @@ def a_damaged_checkpoint(create: Stores) -> None:
         if leads(kv):
             damage(paths[1] / "tensors-0000.safetensors")
         name = paths[1].name
-        with failing(kv, "load", name, "tensors-0000.safetensors", "SHA-256", "sound", "kv.load("):
+        with failing(kv, "load", name, "tensors-0000.safetensors", "SHA-256", "intact", "kv.load("):
             kv.load(directory)
         same(pulled(kv, 3), 8)
         kv.load(paths[0])

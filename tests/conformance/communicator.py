@@ -17,11 +17,10 @@ import pytest
 from numpy.typing import NDArray
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.messages.algorithms import PIECE_BYTES
-from ncclkv.comm.messages.two_step import SHORT_BYTES
+from ncclkv.comm.messages.channel import PIECE_BYTES, SHORT_BYTES
 from ncclkv.comm.types import OPS
 from ncclkv.errors import NotSupported
-from tests.conformance.capabilities import here, near
+from tests.conformance.capabilities import current_buffers, near
 
 Array = NDArray[Any]
 Body = Callable[[Communicator], None]
@@ -107,9 +106,9 @@ def identical(got: Array, wanted: Array, what: str) -> None:
 
 
 def summed(comm: Communicator, got: Array, wanted: Array, what: str) -> None:
-    """Fail unless `got` is the sum `wanted`, as exactly as the communicator promises."""
+    """Fail unless `got` is the sum `wanted`, as exactly as the communicator capabilities."""
     __tracebackhide__ = True
-    if here().promises.rank_order or not near(got, wanted, comm.size):
+    if current_buffers().capabilities.rank_order or not near(got, wanted, comm.size):
         identical(got, wanted, what)
 
 
@@ -119,13 +118,13 @@ class Memory:
     def __init__(self, comm: Communicator, count: int, dtype: np.dtype[Any]) -> None:
         nbytes = count * dtype.itemsize
         self._space = comm.allocate(nbytes + 2 * GUARD)
-        here().write(self._space, POISON)
+        current_buffers().write(self._space, POISON)
         self._end = GUARD + nbytes
         self.buffer = self._space[GUARD : self._end].view(dtype)
 
     def check_guards(self, what: str) -> None:
         """Fail if something was written outside the buffer."""
-        space = here().get(self._space)
+        space = current_buffers().get(self._space)
         outside = np.concatenate([space[:GUARD], space[self._end :]])
         assert (outside == POISON).all(), f"{what}: wrote outside the buffer"
 
@@ -142,7 +141,7 @@ def check_reduction(
     what = (
         f"rank {comm.rank} of {comm.size}: {op} of {count} {dtype} to {root}, in place {in_place}"
     )
-    place, memory = here(), Memory(comm, count, dtype)
+    place, memory = current_buffers(), Memory(comm, count, dtype)
     send = receive = memory.buffer
     if in_place:
         place.write(send, data(comm.rank, count, dtype))
@@ -179,7 +178,7 @@ def lengths(size: int, itemsize: int) -> list[int]:
 def every_op_of_every_dtype(comm: Communicator) -> None:
     for dtype in [BOOL, *INTEGERS, *FLOATS, *COMPLEX]:
         for op in offered(dtype):
-            if words := here().promises.refused(dtype, op):
+            if words := current_buffers().capabilities.refused(dtype, op):
                 with pytest.raises(NotSupported, match=words):
                     check_reduction(comm, 37, dtype, op)
                 continue
@@ -210,10 +209,10 @@ def sixteen_bit_sums_are_rounded_once(comm: Communicator) -> None:
     for dtype, one in zip(FLOATS[:2], (2048, 256), strict=True):
         # In 16 bits one more than `one` is `one` again, so that rounding at each step adds nothing.
         for count in (3, SHORT_BYTES):
-            send = here().put(np.full(count, one if comm.rank == 0 else 1, dtype))
+            send = current_buffers().put(np.full(count, one if comm.rank == 0 else 1, dtype))
             comm.allreduce(send, send).wait()
             wanted = np.full(count, np.float32(one + comm.size - 1)).astype(dtype)
-            summed(comm, here().get(send), wanted, f"rank {comm.rank}: {dtype}")
+            summed(comm, current_buffers().get(send), wanted, f"rank {comm.rank}: {dtype}")
 
 
 @case
@@ -221,31 +220,34 @@ def averages_of_integers_go_toward_zero(comm: Communicator) -> None:
     for count in (4, SHORT_BYTES):
         values = np.zeros(count, np.int8)
         values[:4] = [-1, 1, 100, -128] if comm.rank == 0 else [0, 0, 100, 0]
-        send = here().put(values)
+        send = current_buffers().put(values)
         comm.allreduce(send, send, "avg").wait()
         total = (100 * comm.size + 128) % 256 - 128
         wanted = [int(x / comm.size) for x in (-1, 1, total, -128)]
-        assert here().get(send)[:4].tolist() == wanted
+        assert current_buffers().get(send)[:4].tolist() == wanted
 
 
 @case
-def not_a_number_wins(comm: Communicator) -> None:
+def nan_wins_over_numbers(comm: Communicator) -> None:
     for dtype in FLOATS:
-        for op in ("sum", "max", "min") if here().promises.nan_wins else ("sum",):
+        for op in ("sum", "max", "min") if current_buffers().capabilities.nan_wins else ("sum",):
             values = np.ones(SHORT_BYTES, dtype)
             if comm.rank == comm.size - 1:
                 values[7] = np.nan
-            send = here().put(values)
+            send = current_buffers().put(values)
             comm.allreduce(send, send, op).wait()
-            assert np.flatnonzero(np.isnan(here().get(send))).tolist() == [7], (dtype, op)
+            assert np.flatnonzero(np.isnan(current_buffers().get(send))).tolist() == [7], (
+                dtype,
+                op,
+            )
 
 
 @case
-def sums_are_the_same_bits_on_all_ranks(comm: Communicator) -> None:
+def sums_have_equal_bits_on_all_ranks(comm: Communicator) -> None:
     for count in (1000, 300_000):
-        send = here().put(data(comm.rank, count, np.dtype(np.float32), 5))
+        send = current_buffers().put(data(comm.rank, count, np.dtype(np.float32), 5))
         comm.allreduce(send, send).wait()
-        got = here().get(send)
+        got = current_buffers().get(send)
         digests = comm.control.allgather(zlib.crc32(got.tobytes()))
         assert len(set(digests)) == 1, digests
         summed(comm, got, expected(comm, count, send.dtype, "sum", 5), f"rank {comm.rank}")
@@ -259,9 +261,11 @@ def broadcast_from_every_root(comm: Communicator) -> None:
             what = f"rank {comm.rank}: broadcast of {count} bytes from {root}"
             memory = Memory(comm, count, np.dtype(np.uint8))
             if comm.rank == root:
-                here().write(memory.buffer, data(root, count, np.dtype(np.uint8)))
+                current_buffers().write(memory.buffer, data(root, count, np.dtype(np.uint8)))
             comm.broadcast(memory.buffer, root).wait()
-            identical(here().get(memory.buffer), data(root, count, np.dtype(np.uint8)), what)
+            identical(
+                current_buffers().get(memory.buffer), data(root, count, np.dtype(np.uint8)), what
+            )
             memory.check_guards(what)
 
 
@@ -271,9 +275,13 @@ def broadcast_of_every_dtype(comm: Communicator) -> None:
         root = dtype.itemsize % comm.size
         memory = Memory(comm, 100, dtype)
         if comm.rank == root:
-            here().write(memory.buffer, data(root, 100, dtype))
+            current_buffers().write(memory.buffer, data(root, 100, dtype))
         comm.broadcast(memory.buffer, root).wait()
-        identical(here().get(memory.buffer), data(root, 100, dtype), f"rank {comm.rank}: {dtype}")
+        identical(
+            current_buffers().get(memory.buffer),
+            data(root, 100, dtype),
+            f"rank {comm.rank}: {dtype}",
+        )
 
 
 @case
@@ -285,12 +293,12 @@ def reduce_scatter_in_and_out_of_place(comm: Communicator) -> None:
             wanted = expected(comm, count, dtype, op)[own]
             memory = Memory(comm, part, dtype)
             what = f"rank {comm.rank}: reduce_scatter of {part}"
-            whole = here().put(data(comm.rank, count, dtype))
+            whole = current_buffers().put(data(comm.rank, count, dtype))
             comm.reduce_scatter(whole, memory.buffer, op).wait()
-            summed(comm, here().get(memory.buffer), wanted, what)
+            summed(comm, current_buffers().get(memory.buffer), wanted, what)
             memory.check_guards(what)
             comm.reduce_scatter(whole, whole[own], op).wait()
-            summed(comm, here().get(whole[own]), wanted, f"{what} in place")
+            summed(comm, current_buffers().get(whole[own]), wanted, f"{what} in place")
 
 
 @case
@@ -300,11 +308,13 @@ def allgather_in_and_out_of_place(comm: Communicator) -> None:
         wanted = np.concatenate([data(rank, part, dtype) for rank in range(comm.size)])
         own = slice(part * comm.rank, part * (comm.rank + 1))
         memory = Memory(comm, part * comm.size, dtype)
-        comm.allgather(here().put(data(comm.rank, part, dtype)), memory.buffer).wait()
-        identical(here().get(memory.buffer), wanted, f"rank {comm.rank}: allgather of {part}")
+        comm.allgather(current_buffers().put(data(comm.rank, part, dtype)), memory.buffer).wait()
+        identical(
+            current_buffers().get(memory.buffer), wanted, f"rank {comm.rank}: allgather of {part}"
+        )
         memory.check_guards(f"rank {comm.rank}: allgather of {part}")
         memory = Memory(comm, part * comm.size, dtype)
-        here().write(memory.buffer[own], data(comm.rank, part, dtype))
+        current_buffers().write(memory.buffer[own], data(comm.rank, part, dtype))
         comm.allgather(memory.buffer[own], memory.buffer).wait()
-        got = here().get(memory.buffer)
+        got = current_buffers().get(memory.buffer)
         identical(got, wanted, f"rank {comm.rank}: allgather in place of {part}")

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.messages.algorithms import PIECE_BYTES
-from ncclkv.comm.messages.two_step import SHORT_BYTES
-from ncclkv.comm.types import Work
+from ncclkv.comm.messages.channel import PIECE_BYTES, SHORT_BYTES
+from ncclkv.comm.types import Owners, Work
 from ncclkv.errors import (
     CommAborted,
     CommTimeout,
     KVStoreError,
+    OrderMismatch,
     RankLost,
     UsageError,
 )
-from tests.conformance.capabilities import here
+from tests.conformance.capabilities import current_buffers
 from tests.conformance.communicator import case
 
 LONG = 30.0
@@ -38,12 +38,12 @@ Call = Callable[[Communicator], object]
 
 def deadline() -> float:
     """Return the seconds that ranks wait for a rank that never arrives."""
-    return here().promises.deadline
+    return current_buffers().capabilities.deadline
 
 
 def slack() -> float:
     """Return the seconds after its deadline, or after a rank has left, that a wait may last."""
-    return here().promises.slack
+    return current_buffers().capabilities.slack
 
 
 def last(comm: Communicator) -> int:
@@ -52,7 +52,7 @@ def last(comm: Communicator) -> int:
 
 
 def ones(nbytes: int) -> Any:
-    return here().put(np.ones(nbytes, np.uint8))
+    return current_buffers().put(np.ones(nbytes, np.uint8))
 
 
 def finish(comm: Communicator, work: Work, timeout: float | None = None) -> None:
@@ -80,6 +80,20 @@ def from_last(nbytes: int) -> Call:
     return call
 
 
+def uneven(comm: Communicator) -> list[int]:
+    """Return a different length for each rank."""
+    return [9 + rank for rank in range(comm.size)]
+
+
+def gather(comm: Communicator) -> None:
+    counts = uneven(comm)
+    finish(comm, comm.allgatherv(ones(counts[comm.rank]), ones(sum(counts)), counts))
+
+
+def exchange(comm: Communicator) -> None:
+    finish(comm, comm.all_to_all(*([ones(9) for _ in range(comm.size)] for _ in range(2))))
+
+
 # Calls with their names in messages.
 MOVES: dict[str, Call] = {
     "a reduction of 8 bytes to all ranks": to_all(8),
@@ -89,6 +103,8 @@ MOVES: dict[str, Call] = {
     "a broadcast of 100000 bytes": from_last(100_000),
     "a reduce_scatter": lambda c: finish(c, c.reduce_scatter(ones(9 * c.size), ones(9))),
     "an allgather": lambda c: finish(c, c.allgather(ones(9), ones(9 * c.size))),
+    "an allgatherv": gather,
+    "an all_to_all": exchange,
 }
 CALLS: dict[str, Call] = {
     **MOVES,
@@ -123,41 +139,41 @@ def raises_within(kind: type[KVStoreError], seconds: float, *words: str) -> Iter
     assert caught.type is kind
     assert took < seconds, f"{took:.2f} s: {text}"
     missing = [word for word in words if word not in text]
-    assert not missing, f"does not say {missing}: {text}"
+    assert not missing, f"lacks {missing} in its text: {text}"
 
 
 @case
-def a_rank_that_does_not_come_is_named_in_time(comm: Communicator) -> None:
+def a_missing_rank_is_named_in_time(comm: Communicator) -> None:
     who = f"rank {comm.rank} of {comm.size}: "
     for what, call in [*CALLS.items(), ("a barrier (close)", lambda c: c.close())]:
         with broken(comm, deadline()) as own:
             if comm.rank != last(comm):
-                named = here().promises.missing if what in MOVES else "rank {last};"
+                named = current_buffers().capabilities.missing if what in MOVES else "rank {last};"
                 missing = f"(timeout {deadline():g} s) for {named.format(last=last(comm))}"
                 with raises_within(CommTimeout, deadline() + slack(), who, what, missing, ORDER):
                     call(own)
 
 
 @case
-def several_that_do_not_come_are_all_named(comm: Communicator) -> None:
+def all_missing_ranks_are_named(comm: Communicator) -> None:
     with broken(comm, deadline()) as own:
         if comm.rank == 0:
             others = ", ".join(str(rank) for rank in range(1, comm.size))
-            with raises_within(
-                CommTimeout, deadline() + slack(), f" {others}; all ranks must make"
-            ):
+            # In between stands the wait of a rank for rank 0, if its report arrives in time.
+            missing = f"for {'ranks' if comm.size > 2 else 'rank'} {others};"
+            with raises_within(CommTimeout, deadline() + slack(), missing, "; all ranks must make"):
                 own.barrier().wait()
 
 
 @case
-def who_waits_for_a_later_call_names_who_is_missing_in_the_first(comm: Communicator) -> None:
+def a_wait_for_a_later_call_names_the_rank_missing_in_the_first(comm: Communicator) -> None:
     def third(own: Communicator) -> None:
         works = [own.allgather(ones(100_000), ones(100_000 * own.size)) for _ in range(3)]
         finish(own, works[-1])
 
     with broken(comm, deadline()) as own:
         if comm.rank != last(comm):
-            missing = f"for {here().promises.missing.format(last=last(comm))}"
+            missing = f"for {current_buffers().capabilities.missing.format(last=last(comm))}"
             with raises_within(CommTimeout, deadline() + slack(), "an allgather", missing):
                 third(own)
     with broken(comm, LONG) as own:
@@ -170,7 +186,7 @@ def who_waits_for_a_later_call_names_who_is_missing_in_the_first(comm: Communica
 
 
 @case
-def a_wait_may_have_a_deadline_of_its_own(comm: Communicator) -> None:
+def a_wait_can_have_its_own_deadline(comm: Communicator) -> None:
     with broken(comm, LONG) as own:
         if comm.rank != last(comm):
             work = own.allreduce(ones(8), ones(8))
@@ -181,7 +197,7 @@ def a_wait_may_have_a_deadline_of_its_own(comm: Communicator) -> None:
 
 
 @case
-def after_a_failure_every_call_raises_it_at_once(comm: Communicator) -> None:
+def every_call_after_a_failure_raises_it_at_once(comm: Communicator) -> None:
     with broken(comm, deadline()) as own:
         if comm.rank != last(comm):
             before = own.allreduce(ones(8), ones(8))
@@ -203,29 +219,29 @@ def a_rank_that_leaves_is_named_with_its_reason(comm: Communicator) -> None:
                 own.abort("ValueError: höher als 3")
             else:
                 reason = f"rank {last(comm)} left while {what}"
-                with raises_within(RankLost, slack(), reason, "it said: ValueError: höher als 3"):
+                with raises_within(RankLost, slack(), reason, "farewell: ValueError: höher als 3"):
                     call(own)
 
 
 @case
-def what_a_rank_sent_before_it_left_counts(comm: Communicator) -> None:
+def data_sent_before_a_rank_left_arrive(comm: Communicator) -> None:
     with broken(comm, LONG) as own:
-        buffer = here().put(np.full(100, comm.rank, np.int64))
+        buffer = current_buffers().put(np.full(100, comm.rank, np.int64))
         if comm.rank == last(comm):
             own.broadcast(buffer, last(comm)).done()
             own.abort("no more")
             comm.control.barrier("it has left")
         else:
             comm.control.barrier("it has left")
-            if here().promises.sent_counts:
+            if current_buffers().capabilities.sent_counts:
                 own.broadcast(buffer, last(comm)).wait()
-                assert (here().get(buffer) == last(comm)).all()
-            with raises_within(RankLost, slack(), f"rank {last(comm)} left", "it said: no more"):
+                assert (current_buffers().get(buffer) == last(comm)).all()
+            with raises_within(RankLost, slack(), f"rank {last(comm)} left", "farewell: no more"):
                 own.barrier().wait()
 
 
 @case
-def a_rank_that_has_left_cannot_go_on_itself(comm: Communicator) -> None:
+def a_rank_that_left_cannot_make_calls(comm: Communicator) -> None:
     with broken(comm, LONG) as own:
         own.abort("enough")
         with raises_within(CommAborted, slack(), f"rank {comm.rank} of {comm.size}", "enough"):
@@ -233,7 +249,7 @@ def a_rank_that_has_left_cannot_go_on_itself(comm: Communicator) -> None:
 
 
 @case
-def a_closed_communicator_is_not_used(comm: Communicator) -> None:
+def a_closed_communicator_refuses_calls(comm: Communicator) -> None:
     own = comm.duplicate()
     own.close()
     for call in (to_all(8), CALLS["a barrier (epoch)"]):
@@ -242,7 +258,7 @@ def a_closed_communicator_is_not_used(comm: Communicator) -> None:
 
 
 @case
-def what_apply_raises_breaks_the_communicator(comm: Communicator) -> None:
+def an_error_in_apply_breaks_the_communicator(comm: Communicator) -> None:
     def apply(lo: int, hi: int) -> None:
         raise ZeroDivisionError("in apply")
 
@@ -256,7 +272,7 @@ def what_apply_raises_breaks_the_communicator(comm: Communicator) -> None:
 
 
 @case
-def close_does_not_need_those_who_have_left(comm: Communicator) -> None:
+def close_does_not_wait_for_ranks_that_left(comm: Communicator) -> None:
     with broken(comm, LONG) as own:
         if comm.rank == last(comm):
             own.abort("first to go")
@@ -269,21 +285,63 @@ def close_does_not_need_those_who_have_left(comm: Communicator) -> None:
 @case
 def a_message_of_another_length_is_an_order_mismatch(comm: Communicator) -> None:
     lengths = ((10, 20), (20, 10), (0, 1), (1, 0), (SHORT_BYTES, 5))
-    for sent, awaited in lengths if here().promises.compares_empty else lengths[:2]:
-        with broken(comm, here().promises.mismatch_seconds) as own:
+    for sent, awaited in lengths if current_buffers().capabilities.compares_empty else lengths[:2]:
+        with broken(comm, current_buffers().capabilities.mismatch_seconds) as own:
             sends = comm.rank == last(comm)
-            if sends and here().promises.sender_goes_on:
+            if sends and current_buffers().capabilities.sender_goes_on:
                 own.broadcast(ones(sent), last(comm)).done()
                 continue
             text = f"rank {last(comm)} sent {sent} bytes where {awaited} were expected"
-            with here().mismatch(text, "made different calls"):
+            with current_buffers().mismatch(text, "made different calls"):
                 finish(own, own.broadcast(ones(sent if sends else awaited), last(comm)))
 
 
 @case
 def sums_of_different_lengths_fail_everywhere(comm: Communicator) -> None:
     for count in (10, 200_000):
-        with broken(comm, here().promises.mismatch_seconds) as own:
+        with broken(comm, current_buffers().capabilities.mismatch_seconds) as own:
             mine = count + (comm.rank == last(comm)) * comm.size
-            with here().mismatch(f"rank {comm.rank}: rank "):
+            with current_buffers().mismatch(f"rank {comm.rank}: rank "):
                 finish(own, own.allreduce(ones(mine), ones(mine)))
+
+
+@case
+def a_message_of_an_exchange_of_another_length_is_named(comm: Communicator) -> None:
+    with broken(comm, current_buffers().capabilities.mismatch_seconds) as own:
+        sends = comm.rank == last(comm)
+        receive = [ones(9 if sends or peer != last(comm) else 20) for peer in range(comm.size)]
+        send = [ones(9 if not sends or peer == last(comm) else 10) for peer in range(comm.size)]
+        if sends and current_buffers().capabilities.sender_goes_on:
+            own.all_to_all(send, receive).done()
+        else:
+            text = f"rank {last(comm)} sent 10 bytes where 20 were expected"
+            with current_buffers().mismatch(text, "made different calls"):
+                finish(own, own.all_to_all(send, receive))
+
+
+@case
+def counts_that_differ_are_an_order_mismatch(comm: Communicator) -> None:
+    for factor in (1, 100_000):
+        with broken(comm, current_buffers().capabilities.mismatch_seconds) as own:
+            counts = [factor * count for count in uneven(comm)]
+            sends = comm.rank == last(comm)
+            counts[-1] += 7 * sends
+            buffers = ones(counts[comm.rank]), ones(sum(counts))
+            if sends and current_buffers().capabilities.sender_goes_on:
+                with suppress(OrderMismatch):  # ranks that share memory compare all counts
+                    own.allgatherv(*buffers, counts).done()
+            else:
+                sent, awaited = counts[-1] + 7, counts[-1]
+                text = f"rank {last(comm)} sent {sent} bytes where {awaited} were expected"
+                with current_buffers().mismatch(text, "made different calls"):
+                    finish(own, own.allgatherv(*buffers, counts))
+
+
+@case
+def bounds_that_differ_are_an_order_mismatch(comm: Communicator) -> None:
+    for count in (30 * comm.size, 100_000 * comm.size):
+        with broken(comm, current_buffers().capabilities.mismatch_seconds) as own:
+            even = [count // comm.size * rank for rank in range(comm.size + 1)]
+            mine = [*range(comm.size), count] if comm.rank == last(comm) else even
+            with current_buffers().mismatch(f"rank {comm.rank}: rank ", "made different calls"):
+                finish(own, own.reduction(ones(count), ones(count), to=Owners(mine)).launch())

@@ -15,7 +15,7 @@ import numpy as np
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.shm.staging import HALF_BYTES, INLINE_BYTES
 from ncclkv.comm.types import Work
-from tests.conformance.capabilities import here
+from tests.conformance.capabilities import current_buffers
 from tests.conformance.communicator import (
     COMPLEX,
     FLOATS,
@@ -42,9 +42,9 @@ def buffer(comm: Communicator, values: Array, kind: str) -> Any:
     """Return an array in the communicator's memory, in other memory, or in either, by rank."""
     own = kind == "own" or (kind == "mixed" and comm.rank % 2 == 0)
     if not own:
-        return here().put(values)
+        return current_buffers().put(values)
     array = comm.allocate(values.nbytes).view(values.dtype)
-    here().write(array, values)
+    current_buffers().write(array, values)
     return array
 
 
@@ -70,8 +70,8 @@ def scatter(
 
     def check() -> None:
         wanted = expected(comm, count, dtype, op, step)[own]
-        summed(comm, here().get(receive), wanted, what)
-        here().write(send, 0)
+        summed(comm, current_buffers().get(receive), wanted, what)
+        current_buffers().write(send, 0)
 
     return comm.reduce_scatter(send, receive, op), check
 
@@ -89,14 +89,14 @@ def gather(
     mine = data(comm.rank, part, dtype, step)
     if in_place:
         send = receive[part * comm.rank : part * (comm.rank + 1)]
-        here().write(send, mine)
+        current_buffers().write(send, mine)
     else:
         send = buffer(comm, mine, kind)
     what = f"rank {comm.rank}: allgather of {comm.size} x {part} {dtype}, {kind}, {in_place}"
 
     def check() -> None:
-        identical(here().get(receive), gathered(comm, part, dtype, step), what)
-        here().write(send, 0)
+        identical(current_buffers().get(receive), gathered(comm, part, dtype, step), what)
+        current_buffers().write(send, 0)
 
     return comm.allgather(send, receive), check
 
@@ -107,8 +107,8 @@ def cast(comm: Communicator, count: int, kind: str, root: int, step: int = 0) ->
     what = f"rank {comm.rank}: broadcast of {count} from {root}, {kind}"
 
     def check() -> None:
-        identical(here().get(array), data(root, count, F32, step), what)
-        here().write(array, 0)
+        identical(current_buffers().get(array), data(root, count, F32, step), what)
+        current_buffers().write(array, 0)
 
     return comm.broadcast(array, root), check
 
@@ -120,8 +120,8 @@ def add(comm: Communicator, count: int, kind: str, in_place: bool, step: int = 0
 
     def check() -> None:
         what = f"rank {comm.rank}: sum of {count}, {kind}, in place {in_place}"
-        summed(comm, here().get(receive), expected(comm, count, F32, "sum", step), what)
-        here().write(send, 0)
+        summed(comm, current_buffers().get(receive), expected(comm, count, F32, "sum", step), what)
+        current_buffers().write(send, 0)
 
     return comm.allreduce(send, receive), check
 
@@ -170,7 +170,7 @@ def parts_of_every_dtype_and_op(comm: Communicator) -> None:
         # Arrays in shared memory and through copies, and all parts in one short copy.
         for part in (INLINE_BYTES // dtype.itemsize + 1, 7):
             for op in offered(dtype):
-                if not here().promises.refused(dtype, op):
+                if not current_buffers().capabilities.refused(dtype, op):
                     finish(scatter(comm, part, "mixed", in_place=True, dtype=dtype, op=op))
                     finish(scatter(comm, part, "own", in_place=False, dtype=dtype, op=op))
             finish(gather(comm, part, "mixed", in_place=True, dtype=dtype))

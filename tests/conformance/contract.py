@@ -12,7 +12,7 @@ import pytest
 
 import ncclkv.optimizer as optimizer
 from ncclkv.errors import ContractError, SpecMismatch, UsageError
-from tests.conformance.expect import full, intact, probed, pulled, same, says, total
+from tests.conformance.expect import check_words, full, intact, probed, pulled, same, total
 from tests.conformance.registry import SEVERAL, case
 from tests.conformance.stores import Stores
 from tests.harness.slow import stretched
@@ -27,7 +27,7 @@ def disagreement(*words: str) -> Iterator[None]:
     with pytest.raises(SpecMismatch) as caught:
         yield
     assert time.monotonic() - begin < SECONDS
-    says(caught.value, *words)
+    check_words(caught.value, *words)
 
 
 def broken(kv: Any) -> None:
@@ -126,7 +126,7 @@ def a_second_init_where_others_init_the_next(create: Stores) -> None:
 
 
 @case(sizes=SEVERAL)
-def a_value_that_one_rank_cannot_give(create: Stores) -> None:
+def a_value_that_one_rank_cannot_read(create: Stores) -> None:
     for verb in ("init", "reset", "broadcast"):
         kv = create()
         kv.init("w", full(2))
@@ -153,7 +153,7 @@ def optimizers(create: Stores) -> None:
     with pytest.raises(ContractError) as caught:
         kv.set_optimizer(optimizer.SGD(learning_rate=0.5 if kv.rank == 0 else 0.25))
     assert time.monotonic() - begin < SECONDS
-    says(caught.value, "0.5", "0.25", "learning_rate")
+    check_words(caught.value, "0.5", "0.25", "learning_rate")
     kv.close()
 
 
@@ -167,7 +167,7 @@ def options_of_the_store(create: Stores) -> None:
 
 
 @case(sizes=SEVERAL)
-def another_store_is_not_touched(create: Stores) -> None:
+def other_stores_stay_usable(create: Stores) -> None:
     good, bad = probed(create), create()
     with disagreement("'w'"):
         bad.init("w", full(0, (1 + bad.rank,)))
@@ -175,7 +175,7 @@ def another_store_is_not_touched(create: Stores) -> None:
 
 
 @case(sizes=SEVERAL)
-def a_wrong_call_on_one_rank_alone_is_its_own_affair(create: Stores) -> None:
+def a_wrong_call_on_one_rank_fails_there_alone(create: Stores) -> None:
     kv = probed(create)
     if kv.rank == 1:
         with pytest.raises(UsageError):

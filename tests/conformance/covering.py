@@ -1,36 +1,26 @@
-"""Choice of store cases for each layout of ranks: a covering set, or all cases.
+"""Choice of cases for each layout of ranks: a covering set, or all cases.
 
-A case runs wherever it can find a fault: on every kind of layout, with an updater on every rank; if
-the placement makes a difference, with an updater on rank 0 too; if the number of ranks makes a
-difference, at the other numbers too.  Communicator cases run at fewer numbers of threads, and fewer
-random programs are drawn.  ``NCCLKV_TEST_CASES=all`` runs each everywhere.  ``python -m
-tests.mutants`` shows that no planted fault escapes the covering set.
+Every store case runs on one rank, on 3 threads, on 2 or 3 processes, and on 2 or 3 stand-ins.
+On other layouts the modules run in which the layout makes a difference, and a few cases of all
+others.  With an updater on rank 0, the modules run in which the placement makes a difference.  Long
+communicator cases run on one layout of each kind.  ``NCCLKV_TEST_CASES=all`` runs each case
+everywhere.  ``python -m tests.mutants`` shows that no planted fault escapes the covering set.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from tests.conformance import CASES, Case
-from tests.nccl.first import FIRST
+from tests.conformance.communicator_all import SWEEPS
+from tests.harness.extent import complete
+from tests.nccl.first_cases import FIRST
 
-T = TypeVar("T")
-
-VARIABLE = "NCCLKV_TEST_CASES"
 PLACEMENTS = ("every_rank", "root")
-
-WHOLE = ("solo-1", "threads-3", "ranks-4", "nodes-4", "stand-in-3")
-"""Layouts on which every case runs that fits them, as on more than four ranks."""
-
-SIZED = (
-    *("threads-1", "threads-2", "threads-4", "ranks-2", "ranks-3", "nodes-3"),
-    *("hosts-3", "hosts-4"),
-)
-"""Further layouts, for cases in which the number of ranks makes a difference."""
 
 PLACED_MODULES = frozenset(
     [
@@ -40,44 +30,103 @@ PLACED_MODULES = frozenset(
         "divergence_repair",
         "groups",
         "introspection",
-        "laziness",
+        "pending_pushes",
         "mxnet_nightly",
         "nonfinite",
         "optimizers",
         "plans",
-        "presence",
-        "pulling",
+        "missing_pushes",
+        "pulls",
         "regressions",
         "reproducible",
         "uneven",
         "updaters",
         "updaters_raising",
         "views",
-        "waiting",
+        "late_ranks",
     ]
 )
 """Modules of cases in which the placement of the updater makes a difference."""
 
+PAIRED_MODULES = frozenset(
+    [
+        "arrays",
+        "dtypes",
+        "foreign_arrays",
+        "introspection",
+        "keys",
+        "misuse_arrays",
+        "misuse_calls",
+        "misuse_keys",
+        "misuse_lists",
+        "mxnet_nightly",
+        "mxnet_unit",
+    ]
+)
+"""Modules of cases about the calls of one rank: two ranks show as much as more."""
+
 SIZED_MODULES = frozenset(
-    ["buckets", "combining", "contract", "presence", "reproducible", "uneven", "waiting"]
+    ["buckets", "reductions", "contract", "missing_pushes", "reproducible", "uneven", "late_ranks"]
 )
 """Modules of cases in which the number of ranks makes a difference."""
+
+SHARED_MODULES = frozenset(
+    [
+        "checkpoints",
+        "pending_pushes",
+        "missing_pushes",
+        "pulls",
+        "uneven",
+        "updaters",
+        "views",
+        "late_ranks",
+    ]
+)
+"""Modules of cases in which processes read what the updater on rank 0 has written."""
+
+SPLIT_MODULES = frozenset([*SIZED_MODULES, "divergence", "divergence_repair", "nonfinite", "pulls"])
+"""Modules of cases whose messages between nodes differ from those of other cases."""
+
+STREAM_MODULES = frozenset(["divergence", "groups", "nonfinite", "optimizers"])
+"""Modules of cases whose work on a device depends on the placement, besides `SHARED_MODULES`."""
+
+ALL = frozenset(case.name.partition(".")[0] for case in CASES)
+NONE: frozenset[str] = frozenset()
+
+WHOLE = (ALL, PLACED_MODULES)
+"""Modules that run on more than four ranks, and on the layouts that run every case."""
+
+FEW = (NONE, NONE)
+"""Modules that run on layouts that `COVERING` does not name: only the cases of `FIRST` run."""
+
+COVERING: dict[str, tuple[frozenset[str], frozenset[str]]] = {
+    **dict.fromkeys(("solo-1", "threads-3"), WHOLE),
+    "stand-in-2": (PAIRED_MODULES, NONE),
+    "stand-in-3": (ALL - PAIRED_MODULES, SHARED_MODULES | STREAM_MODULES),
+    **dict.fromkeys(
+        ("threads-1", "threads-2", "threads-4", "ranks-4"),
+        (SIZED_MODULES, SIZED_MODULES & PLACED_MODULES),
+    ),
+    "ranks-2": (PAIRED_MODULES | SIZED_MODULES, NONE),
+    "ranks-3": (ALL - PAIRED_MODULES, SHARED_MODULES),
+    "nodes-3": (SIZED_MODULES, NONE),
+    "nodes-4": (SPLIT_MODULES, SPLIT_MODULES & SHARED_MODULES),
+    "hosts-4": (SIZED_MODULES, NONE),
+}
+"""Modules that run on each layout, with an updater on every rank and on rank 0 alone."""
 
 
 def covers(case: Case, layout: str, size: int, update_on: str) -> bool:
     """Return whether a case runs on `size` ranks of a layout, such as ``threads``."""
     if not case.fits(size):
         return False
-    if os.environ.get(VARIABLE) == "all":
+    if complete():
         return True
-    where = f"{layout}-{size}"
-    whole = where in WHOLE or size > 4
-    if case.name in FIRST:
-        return whole or update_on == "every_rank"
+    on_every_rank, on_root = WHOLE if size > 4 else COVERING.get(f"{layout}-{size}", FEW)
     module = case.name.partition(".")[0]
-    if update_on == "root" and module not in PLACED_MODULES:
-        return False
-    return whole or (where in SIZED and module in SIZED_MODULES)
+    if update_on == "root":
+        return module in on_root
+    return module in on_every_rank or (case.name in FIRST and case.needs != "torch")
 
 
 def chosen(layout: str, *sizes: int) -> list[Any]:
@@ -91,14 +140,14 @@ def chosen(layout: str, *sizes: int) -> list[Any]:
     ]
 
 
-def some_or_all(some: Sequence[T], every: Sequence[T]) -> Sequence[T]:
-    """Return the covering set's part of a test's parameters, or all of them."""
-    return every if os.environ.get(VARIABLE) == "all" else some
+SWEPT = ("threads-3", "stand-in-3", "ranks-3", "halves-3", "nodes-4")
+"""Layouts that run the communicator cases of `SWEEPS`, as all do with more than four ranks."""
 
 
-def examples(count: int) -> int:
-    """Return how many random programs a test draws; a complete run draws `count`."""
-    return count if os.environ.get(VARIABLE) == "all" else count // 3
+def communicator_cases(names: Iterable[str], layout: str, size: int) -> list[str]:
+    """Return those of the communicator cases that run on a layout."""
+    swept = complete() or size > 4 or f"{layout}-{size}" in SWEPT
+    return [name for name in names if swept or name not in SWEEPS]
 
 
 def layout_of_ranks(*, several_hosts: bool) -> str:

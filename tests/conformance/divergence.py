@@ -9,9 +9,16 @@ import pytest
 
 import ncclkv
 from ncclkv.errors import Divergence
-from tests.conformance.capabilities import here
-from tests.conformance.expect import full, pulled, same, says, total
-from tests.conformance.overwrite import against, diverges, last, spoil, spoil_pulls, watched
+from tests.conformance.capabilities import current_buffers
+from tests.conformance.expect import check_words, full, pulled, same, total
+from tests.conformance.overwrite import (
+    describe_outliers,
+    expect_divergence,
+    last,
+    open_verified,
+    overwrite,
+    overwrite_pulls,
+)
 from tests.conformance.registry import SEVERAL, case
 from tests.conformance.stores import Stores
 from tests.harness.context import context_of
@@ -27,7 +34,7 @@ def add(key: Any, value: Any, stored: Any) -> None:
 
 @case()
 def no_alarm_without_an_updater(create: Stores) -> None:
-    kv = watched(create)
+    kv = open_verified(create)
     for step in range(1, 4):
         kv.push(["w", "b"], [full(step * (kv.rank + 1)), full(step)])
         same(pulled(kv, "w"), step * total(kv))
@@ -42,7 +49,7 @@ def no_alarm_without_an_updater(create: Stores) -> None:
 
 @case()
 def no_alarm_with_an_optimizer(create: Stores) -> None:
-    kv = watched(create)
+    kv = open_verified(create)
     kv.set_optimizer(momentum())
     outs = [full(0), full(0)]
     for _ in range(3):
@@ -54,7 +61,7 @@ def no_alarm_with_an_optimizer(create: Stores) -> None:
 
 @case()
 def no_alarm_with_a_function(create: Stores) -> None:
-    kv = watched(create)
+    kv = open_verified(create)
     kv.set_updater(add)
     for _ in range(3):
         kv.push(["w", "b"], [full(kv.rank + 1), full(1)])
@@ -65,57 +72,57 @@ def no_alarm_with_a_function(create: Stores) -> None:
 @case(sizes=SEVERAL)
 def arrays_of_other_kinds_are_no_difference(create: Stores) -> None:
     """Ranks may pull into other dtypes, other layouts, and any number of arrays."""
-    kv = watched(create)
+    kv = open_verified(create)
     first = kv.rank == 0
-    kv.pull("w", out=here().put(np.zeros((2, 3), np.float64 if first else np.float32)))
-    out = here().put(np.zeros((3, 2), np.float32))
-    kv.pull("w", out=out.T if first else here().put(full(0)))
+    kv.pull("w", out=current_buffers().put(np.zeros((2, 3), np.float64 if first else np.float32)))
+    out = current_buffers().put(np.zeros((3, 2), np.float32))
+    kv.pull("w", out=out.T if first else current_buffers().put(full(0)))
     kv.pull(["w", "w"] if first else ["w"], out=[full(0), full(1)] if first else [full(0)])
     kv.pull("w")
     kv.barrier()
 
 
 @case(sizes=SEVERAL)
-def a_spoilt_value_is_found_by_a_pull(create: Stores) -> None:
-    kv = watched(create)
+def an_overwritten_value_is_found_by_a_pull(create: Stores) -> None:
+    kv = open_verified(create)
     kv.push(["w", "b"], [full(1), full(1)])
-    odd = spoil(kv, "w")
+    outliers = overwrite(kv, "w")
     words = "after 2 flushes values differ: of key 'w' rank", "(held and pulled)", "rank 0's"
-    diverges(kv, lambda: kv.pull(["b", "w"]), odd, *words)
+    expect_divergence(kv, lambda: kv.pull(["b", "w"]), outliers, *words)
     kv.close()
 
 
 @case(sizes=SEVERAL)
-def a_spoilt_value_is_found_without_a_pull(create: Stores) -> None:
+def an_overwritten_value_is_found_without_a_pull(create: Stores) -> None:
     for verb in ("wait", "wait for b", "barrier"):
-        kv = watched(create)
+        kv = open_verified(create)
         kv.push(["w", "b"], [full(1), full(1)])
-        odd = spoil(kv, "b")
+        outliers = overwrite(kv, "b")
         calls = {"wait": kv.wait, "wait for b": lambda kv=kv: kv.wait("b"), "barrier": kv.barrier}
-        diverges(kv, calls[verb], odd, "of key 'b' rank", "(held);")
+        expect_divergence(kv, calls[verb], outliers, "of key 'b' rank", "(held);")
         kv.close()
 
 
 @case(sizes=SEVERAL)
 def only_the_keys_of_a_call_are_compared(create: Stores) -> None:
-    kv = watched(create)
+    kv = open_verified(create)
     kv.push(["w", "b"], [full(1), full(1)])
-    odd = spoil(kv, "b")
+    outliers = overwrite(kv, "b")
     kv.pull("w")
     kv.wait("w")
-    diverges(kv, lambda: kv.pull("b"), odd)
+    expect_divergence(kv, lambda: kv.pull("b"), outliers)
 
 
 @case(sizes=SEVERAL)
-def a_value_spoilt_under_an_optimizer(create: Stores) -> None:
+def an_overwritten_value_under_an_optimizer(create: Stores) -> None:
     """Every update starts from the wrong value; the difference is found at the end of a group."""
-    kv = watched(create, every=5)
+    kv = open_verified(create, every=5)
     kv.set_optimizer(momentum())
     kv.push(["w", "b"], [full(1), full(1)])
     kv.pull(["w", "b"])
-    odd = spoil(kv, "w")  # with a wait, the second counted call
+    outliers = overwrite(kv, "w")  # with a wait, the second counted call
     if create.update_on == "root":
-        odd = []  # each update copies the root's value
+        outliers = []  # each update copies the root's value
     for _ in range(2):
         kv.pushpull("w", full(1), out=full(0))
 
@@ -124,14 +131,14 @@ def a_value_spoilt_under_an_optimizer(create: Stores) -> None:
             kv.push("w", full(1))
             kv.pull("w", out=full(0))
 
-    diverges(kv, group, odd, "after 5 flushes", "of key 'w'", "(held and pulled)")
+    expect_divergence(kv, group, outliers, "after 5 flushes", "of key 'w'", "(held and pulled)")
 
 
 @case(sizes=SEVERAL)
-def every_so_many_calls(create: Stores) -> None:
-    kv = watched(create, every=3)
+def comparisons_every_few_calls(create: Stores) -> None:
+    kv = open_verified(create, every=3)
     kv.push("w", full(1))
-    odd = spoil(kv, "w")  # the first call
+    outliers = overwrite(kv, "w")  # the first call
     kv.pull("w")
     with kv.group():
         kv.pull("b", out=full(0))  # the third call, of another key
@@ -140,34 +147,36 @@ def every_so_many_calls(create: Stores) -> None:
     with kv.group():
         kv.push("b", full(1))  # no value is read
     kv.wait("w")
-    diverges(kv, lambda: kv.pull("w"), odd, "after 6 flushes")
+    expect_divergence(kv, lambda: kv.pull("w"), outliers, "after 6 flushes")
 
 
 @case(sizes=SEVERAL)
-def a_value_that_no_bucket_has_yet(create: Stores) -> None:
-    kv = watched(create)
+def a_value_without_a_bucket(create: Stores) -> None:
+    kv = open_verified(create)
     if kv.rank == last(kv):
-        here().write(context_of(kv).engine.layout.pending("w"), 99)
-    diverges(kv, kv.barrier, [last(kv)], "of key 'w'", "(held)")
+        current_buffers().write(context_of(kv).engine.layout.pending["w"], 99)
+    expect_divergence(kv, kv.barrier, [last(kv)], "of key 'w'", "(held)")
 
 
 @case(sizes=SEVERAL)
-def an_updater_that_does_other_on_one_rank(create: Stores) -> None:
-    kv = watched(create)
+def an_updater_that_differs_on_one_rank(create: Stores) -> None:
+    kv = open_verified(create)
 
     def update(key: Any, value: Any, stored: Any) -> None:
         stored += value + (key == "b") * (kv.rank == last(kv))
 
     kv.set_updater(update)
-    odd = [last(kv)] if create.update_on == "every_rank" else []
+    outliers = [last(kv)] if create.update_on == "every_rank" else []
     work = [full(1), full(1)]
-    diverges(kv, lambda: kv.pushpull(["w", "b"], work), odd, "of key 'b'", "(held and pulled)")
+    expect_divergence(
+        kv, lambda: kv.pushpull(["w", "b"], work), outliers, "of key 'b'", "(held and pulled)"
+    )
 
 
 @case(sizes=SEVERAL)
 def an_updater_that_raises_on_one_rank(create: Stores) -> None:
     """The updater's exception is not lost: it is the cause of the difference."""
-    kv = watched(create)
+    kv = open_verified(create)
 
     def update(key: Any, value: Any, stored: Any) -> None:
         if kv.rank == last(kv):
@@ -179,19 +188,19 @@ def an_updater_that_raises_on_one_rank(create: Stores) -> None:
         return
     with pytest.raises(Divergence) as caught:
         kv.pushpull("w", full(1), out=full(0))
-    says(caught.value, against([last(kv)], kv.num_workers))
+    check_words(caught.value, describe_outliers([last(kv)], kv.num_workers))
     assert isinstance(caught.value.__cause__, ZeroDivisionError) is (kv.rank == last(kv))
 
 
 @case(sizes=SEVERAL)
-def a_spoilt_pull(create: Stores) -> None:
+def an_overwritten_pull(create: Stores) -> None:
     """The difference is found even if ranks share their values."""
-    kv = watched(create)
+    kv = open_verified(create)
     kv.push(["w", "b"], [full(1), full(1)])
     kv.pull("w")
-    spoil_pulls(kv)
-    out = here().put(full(0))
-    diverges(kv, lambda: kv.pull("w", out=out), [last(kv)], "of key 'w'", "(pulled)")
+    overwrite_pulls(kv)
+    out = current_buffers().put(full(0))
+    expect_divergence(kv, lambda: kv.pull("w", out=out), [last(kv)], "of key 'w'", "(pulled)")
 
 
 @case(sizes=SEVERAL)
@@ -201,8 +210,10 @@ def a_sign_of_zero_and_a_swap(create: Stores) -> None:
         kv = create(verify_every=1)
         kv.init("w", np.array([0, 0, 3, 4, 5, 6], np.float32))
         if kv.rank == last(kv):
-            here().write(context_of(kv).engine.layout.pending("w"), np.array(values, np.float32))
-        diverges(kv, kv.wait, [last(kv)])
+            current_buffers().write(
+                context_of(kv).engine.layout.pending["w"], np.array(values, np.float32)
+            )
+        expect_divergence(kv, kv.wait, [last(kv)])
         kv.close()
 
 
@@ -212,8 +223,8 @@ def many_keys_are_counted(create: Stores) -> None:
     kv.init(list(range(10)), [full(0)] * 10)
     if kv.rank == last(kv):
         for key in range(1, 10):
-            here().write(context_of(kv).engine.layout.pending(key), 99)
+            current_buffers().write(context_of(kv).engine.layout.pending[key], 99)
     with pytest.raises(Divergence) as caught:
         kv.pull(list(range(10)))
-    says(caught.value, "of key 1 rank", "of key 4 rank", " and 5 more keys;")
+    check_words(caught.value, "of key 1 rank", "of key 4 rank", " and 5 more keys;")
     assert "key 5" not in str(caught.value)

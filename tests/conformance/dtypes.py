@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.errors import DTypeMismatch, NotSupported
-from tests.conformance.capabilities import here
+from tests.conformance.capabilities import current_buffers
 from tests.conformance.expect import SHAPE, full, intact, probed, pulled, refused, same, total
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
@@ -22,7 +22,11 @@ DTYPES: tuple[Any, ...] = (
 
 def summed() -> list[Any]:
     """Return the dtypes that can be summed here."""
-    return [dtype for dtype in DTYPES if not here().promises.refused(np.dtype(dtype), "sum")]
+    return [
+        dtype
+        for dtype in DTYPES
+        if not current_buffers().capabilities.refused(np.dtype(dtype), "sum")
+    ]
 
 
 @case()
@@ -42,7 +46,7 @@ def sums_in_every_dtype(create: Stores) -> None:
 def dtypes_that_cannot_be_summed_are_refused_at_init(create: Stores) -> None:
     kv = probed(create)
     for dtype in set(DTYPES) - set(summed()):
-        words = here().promises.refused(np.dtype(dtype), "sum")
+        words = current_buffers().capabilities.refused(np.dtype(dtype), "sum")
         with refused(kv, NotSupported, "init of key 7", words):
             kv.init(7, full(0, dtype=dtype))
     intact(kv)

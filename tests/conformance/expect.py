@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.conformance.capabilities import here
+from tests.conformance.capabilities import current_buffers
 
 SHAPE = (2, 3)
 
@@ -27,7 +27,7 @@ def total(kv: Any) -> int:
 
 def same(got: Any, expected: Any) -> None:
     """Fail unless `got` equals `expected`, a number or an array, in every bit."""
-    got = np.asarray(here().get(got))
+    got = np.asarray(current_buffers().get(got))
     np.testing.assert_array_equal(got, np.asarray(expected).astype(got.dtype))
 
 
@@ -43,14 +43,14 @@ def refused(kv: Any, error: type[BaseException], *words: str) -> Iterator[None]:
     """Expect `error`, with every one of `words` and the rank in its message."""
     with pytest.raises(error) as caught:
         yield
-    says(caught.value, *words, f"rank {kv.rank}")
+    check_words(caught.value, *words, f"rank {kv.rank}")
 
 
-def says(error: BaseException, *words: str) -> None:
+def check_words(error: BaseException, *words: str) -> None:
     """Fail unless the text of `error`, with its notes, has every one of `words`."""
     text = "\n".join([str(error), *getattr(error, "__notes__", [])])
     missing = [word for word in words if word not in text]
-    assert not missing, f"{type(error).__name__} does not say {missing}: {text}"
+    assert not missing, f"{type(error).__name__} lacks {missing} in its text: {text}"
 
 
 def probed(create: Any, **options: Any) -> Any:

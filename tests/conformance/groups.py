@@ -162,7 +162,7 @@ def groups_one_after_another(create: Stores) -> None:
 
 
 @case()
-def groups_that_come_again_with_the_same_arrays(create: Stores) -> None:
+def repeated_groups_with_the_same_arrays(create: Stores) -> None:
     kv = create()
     keys = ["a", "b", "c"]
     kv.init(keys, [full(0, (n,)) for n in (2, 3, 64)])
@@ -222,7 +222,7 @@ def a_refused_push_inside_changes_nothing(create: Stores) -> None:
 
 
 @case()
-def verbs_that_do_not_belong_inside(create: Stores) -> None:
+def verbs_refused_inside_a_group(create: Stores) -> None:
     kv = probed(create)
     calls: dict[str, Callable[[], Any]] = {
         "init": lambda: kv.init(7, full(0)),
@@ -243,7 +243,7 @@ def verbs_that_do_not_belong_inside(create: Stores) -> None:
 
 
 @case()
-def an_exception_drops_what_was_pushed(create: Stores) -> None:
+def an_exception_drops_the_pushes_of_the_group(create: Stores) -> None:
     kv = probed(create)
     kv.push(3, full(kv.rank + 1))
     out = full(-1)
@@ -278,7 +278,7 @@ def outs_of_several_pulls_that_overlap(create: Stores) -> None:
 
 
 @case()
-def an_out_in_a_gradient_that_the_group_leaves_pushed(create: Stores) -> None:
+def an_out_in_a_gradient_that_stays_pushed(create: Stores) -> None:
     kv = probed(create, bucket_bytes=0)
     kv.set_optimizer(optimizer.SGD(learning_rate=1.0))
     kv.init([7, 8], [full(0, (2,)), full(0, (2,))])

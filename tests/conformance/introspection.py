@@ -7,7 +7,7 @@ import pytest
 
 import ncclkv
 from ncclkv.errors import UsageError
-from tests.conformance.expect import SHAPE, full, intact, probed, pulled, same, says
+from tests.conformance.expect import SHAPE, check_words, full, intact, probed, pulled, same
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
 
@@ -50,7 +50,7 @@ def keys_in_registry_order(create: Stores) -> None:
 
 
 @case()
-def things_that_are_no_keys_are_not_in_the_store(create: Stores) -> None:
+def objects_that_are_no_keys_are_not_in_the_store(create: Stores) -> None:
     kv = probed(create)
     for thing in (None, 3.0, b"3", True, [3]):
         assert thing not in kv
@@ -68,7 +68,7 @@ def spec_of_a_key(create: Stores) -> None:
 
 
 @case()
-def repr_tells_what_matters(create: Stores) -> None:
+def repr_shows_rank_keys_and_updater(create: Stores) -> None:
     kv = probed(create)
     text = repr(kv)
     here = f"rank {kv.rank} of {kv.num_workers}"
@@ -104,6 +104,6 @@ def capabilities(create: Stores) -> None:
     with pytest.raises(UsageError) as caught:
         kv.is_capable("teleport")
     # The class has this method, too, so the error names no rank.
-    says(caught.value, "'teleport'", "optimizer")
+    check_words(caught.value, "'teleport'", "optimizer")
     assert type(kv).is_capable("OPTIMIZER") is True
     intact(kv)

@@ -13,7 +13,7 @@ import pytest
 
 import ncclkv.optimizer as optimizer
 from ncclkv.errors import UsageError
-from tests.conformance.expect import full, intact, probed, refused, same, says
+from tests.conformance.expect import check_words, full, intact, probed, refused, same
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
 
@@ -57,7 +57,7 @@ def every_verb_after_close(create: Stores) -> None:
         try:
             call()
         except UsageError as error:
-            says(error, "closed", "create", f"rank {kv.rank}")
+            check_words(error, "closed", "create", f"rank {kv.rank}")
         else:
             raise AssertionError(f"{name} after close was not refused")
 
@@ -114,12 +114,12 @@ def another_thread_is_refused(create: Stores) -> None:
         thread.start()
         thread.join(10)
         assert errors, f"{name} from another thread was not refused"
-        says(errors[0], "thread", f"rank {kv.rank}")
+        check_words(errors[0], "thread", f"rank {kv.rank}")
     intact(kv)
 
 
 @case()
-def later_verbs_say_so(create: Stores) -> None:
+def verbs_of_later_versions_are_not_supported(create: Stores) -> None:
     kv = probed(create)
     calls: dict[str, Callable[[], Any]] = {
         "row_sparse_pull": lambda: kv.row_sparse_pull(3, out=full(0), row_ids=full(0, (1,))),
@@ -129,5 +129,5 @@ def later_verbs_say_so(create: Stores) -> None:
         with pytest.raises(NotImplementedError) as caught:
             call()
         assert isinstance(caught.value, UsageError)
-        says(caught.value, name)
+        check_words(caught.value, name)
     intact(kv)

@@ -19,7 +19,7 @@ KEYS = ("a", "b")
 
 
 @dataclass(frozen=True)
-class Junk:
+class Malformed:
     """An argument to pass; `make` makes it, because some can be used only once."""
 
     name: str
@@ -110,12 +110,12 @@ def holds_itself() -> Any:
     return array
 
 
-def _named(**makes: Callable[[], Any]) -> list[Junk]:
-    return [Junk(name, make) for name, make in makes.items()]
+def _named(**makes: Callable[[], Any]) -> list[Malformed]:
+    return [Malformed(name, make) for name, make in makes.items()]
 
 
 SCALARS = [
-    Junk(repr(value), lambda value=value: value)  # type: ignore[misc]
+    Malformed(repr(value), lambda value=value: value)  # type: ignore[misc]
     for value in (
         *(None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**30),
         *(0.0, 0.5, -1.0, float("nan"), float("inf"), 1e308, 1j),

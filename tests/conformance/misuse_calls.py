@@ -11,13 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from ncclkv.errors import UpdaterError, UsageError
-from tests.conformance.expect import full, intact, probed, pulled, refused, same, says, total
+from tests.conformance.expect import check_words, full, intact, probed, pulled, refused, same, total
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
 
 
 @contextmanager
-def told_later(create: Stores, kv: Any, *words: str) -> Iterator[None]:
+def raised_later_elsewhere(create: Stores, kv: Any, *words: str) -> Iterator[None]:
     """Expect a later report of an updater's error on the ranks where it did not run."""
     if create.updates_here(kv):
         yield
@@ -34,7 +34,7 @@ class NoUpdate:
 
 
 @case()
-def what_is_no_updater(create: Stores) -> None:
+def objects_that_are_no_updaters(create: Stores) -> None:
     kv = probed(create)
     for wrong in (None, 3, "sgd", NoUpdate()):
         for call in (kv.set_updater, kv._set_updater):
@@ -67,11 +67,11 @@ def an_updater_that_fails_half_way_through_a_list(create: Stores) -> None:
     if create.updates_here(kv):
         with pytest.raises(ValueError, match="not yet") as caught:
             kv.push([3, 5], [full(1), full(1)])
-        says(caught.value, "5", f"rank {kv.rank}")
+        check_words(caught.value, "5", f"rank {kv.rank}")
     else:
         kv.push([3, 5], [full(1), full(1)])
     refusing = False
-    with told_later(create, kv, "not yet, at key 5, on rank 0"):
+    with raised_later_elsewhere(create, kv, "not yet, at key 5, on rank 0"):
         kv.pull(3)
     same(pulled(kv, 3), 2 + kv.num_workers)
     same(pulled(kv, 5), 4)
@@ -80,7 +80,7 @@ def an_updater_that_fails_half_way_through_a_list(create: Stores) -> None:
 
 
 @case()
-def options_that_cannot_be(create: Stores) -> None:
+def invalid_options(create: Stores) -> None:
     wrong: list[tuple[str, Any]] = [
         ("update_on", "nowhere"),
         ("update_on", None),
@@ -95,11 +95,11 @@ def options_that_cannot_be(create: Stores) -> None:
     for name, value in wrong:
         with pytest.raises(UsageError) as caught:
             create(**{name: value})
-        says(caught.value, name, repr(value))
+        check_words(caught.value, name, repr(value))
     for name in ("root", "bucket_bytes", "verify_every", "timeout"):
         with pytest.raises(UsageError) as caught:
             create(**{name: 10**5000})
-        says(caught.value, name, "16,610 bits")
+        check_words(caught.value, name, "16,610 bits")
     intact(probed(create))
 
 
@@ -107,15 +107,15 @@ def options_that_cannot_be(create: Stores) -> None:
 def placements_are_named(create: Stores) -> None:
     with pytest.raises(UsageError) as caught:
         create(update_on="every-rank")
-    says(caught.value, "'every-rank'", "every_rank", "root")
+    check_words(caught.value, "'every-rank'", "every_rank", "root")
 
 
 @case()
-def a_placement_that_is_not_there_yet(create: Stores) -> None:
+def a_placement_of_a_later_version(create: Stores) -> None:
     with pytest.raises(NotImplementedError) as caught:
         create(update_on="sharded")
     assert isinstance(caught.value, UsageError)
-    says(caught.value, "sharded", "every_rank", "root")
+    check_words(caught.value, "sharded", "every_rank", "root")
 
 
 @case()
@@ -131,7 +131,9 @@ def an_updater_that_calls_its_store(create: Stores) -> None:
             kv.push(3, full(1))
     else:
         kv.push(3, full(1))
-    with told_later(create, kv, "pull was called inside an updater", "at key 3, on rank 0"):
+    with raised_later_elsewhere(
+        create, kv, "pull was called inside an updater", "at key 3, on rank 0"
+    ):
         kv.pull(3)
     kv.set_updater(lambda key, grad, stored: np.add(stored, grad, out=stored))
     kv.push(3, full(kv.rank + 1))

@@ -67,7 +67,7 @@ def no_value_for_a_key(create: Stores) -> None:
 
 
 @case()
-def several_values_where_one_is_meant(create: Stores) -> None:
+def several_values_in_place_of_one(create: Stores) -> None:
     kv = probed(create)
     pair = [full(100), full(100)]
     calls: list[tuple[str, Callable[[], Any]]] = [

@@ -9,7 +9,7 @@ import pytest
 
 import ncclkv
 from ncclkv.errors import NonFinite
-from tests.conformance.expect import full, intact, probed, pulled, same, says, total
+from tests.conformance.expect import check_words, full, intact, probed, pulled, same, total
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
 
@@ -43,7 +43,7 @@ def nan_raises_on_every_rank(create: Stores) -> None:
         kv.push(5, unsound(kv, value))
         with pytest.raises(NonFinite) as caught:
             waited_for(kv)
-        says(caught.value, f"rank {kv.rank} of", f"key 5 on rank {last};", "NaN or infinity")
+        check_words(caught.value, f"rank {kv.rank} of", f"key 5 on rank {last};", "NaN or infinity")
         same(kv.pull(3), 2)
         same(kv.pull(5), 4)
     assert kv.skipped == 3
@@ -86,7 +86,7 @@ def an_updater_never_sees_nan(create: Stores) -> None:
 
 
 @case()
-def integers_and_large_numbers_are_sound(create: Stores) -> None:
+def integers_and_large_numbers_are_finite(create: Stores) -> None:
     kv = create(nonfinite="raise")
     values = [np.full(4, 3e38, "f4"), np.full(4, 2**40), np.array([True, False, True, True])]
     kv.init(["a", "b", "c"], [np.zeros_like(value) for value in values])

@@ -140,7 +140,7 @@ def layouts_make_no_difference(create: Stores) -> None:
 
 
 @case()
-def what_is_not_an_optimizer(create: Stores) -> None:
+def objects_that_are_no_optimizers(create: Stores) -> None:
     kv = probed(create)
     wrong: list[Any] = [None, "sgd", optimizer.SGD, 3, lambda key, grad, stored: None]
     for thing in wrong:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import ncclkv
-from tests.conformance.capabilities import here
+from tests.conformance.capabilities import current_buffers
 from tests.conformance.expect import full, pulled, same, total
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
@@ -35,7 +35,7 @@ def sizes(kv: Any) -> tuple[int, int]:
 
 
 @case()
-def plan_tells_what_reductions_of_whole_buckets_took(create: Stores) -> None:
+def plan_has_the_times_of_whole_bucket_reductions(create: Stores) -> None:
     kv = create()
     kv.init(["a", "b"], [full(0), full(0)])
     kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=1.0))
@@ -47,14 +47,14 @@ def plan_tells_what_reductions_of_whole_buckets_took(create: Stores) -> None:
         kv.wait()
     predicted, measured = times(kv, "a")
     assert predicted == "-"
-    if here().promises.timed:
+    if current_buffers().capabilities.timed:
         assert float(measured.removesuffix(" ms")) >= 0
     else:
         assert measured == "-"
 
 
 @case()
-def plan_tells_no_time_of_a_broadcast(create: Stores) -> None:
+def plan_has_no_time_of_a_broadcast(create: Stores) -> None:
     kv = create(update_on="root")
     kv.init(["a", "b"], [full(0), full(0)])
     kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=1.0))
@@ -64,13 +64,13 @@ def plan_tells_no_time_of_a_broadcast(create: Stores) -> None:
 
 
 @case()
-def plan_tells_the_size_that_was_given(create: Stores) -> None:
+def plan_has_the_given_bucket_size(create: Stores) -> None:
     assert sizes(create()) == (25 * MIB, 25 * MIB)
     assert sizes(create(bucket_bytes=np.int64(4096))) == (4096, 4096)
 
 
 @case()
-def buckets_of_a_size_that_all_ranks_choose(create: Stores) -> None:
+def buckets_of_a_measured_size_are_equal_on_all_ranks(create: Stores) -> None:
     kv = create(bucket_bytes="auto")
     size, shown = sizes(kv)
     assert size == shown

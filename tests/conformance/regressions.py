@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ncclkv.errors import KeyAlreadyInitialized, KeyNotInitialized, UpdaterError, UsageError
-from tests.conformance.expect import full, pulled, refused, same, says, total
+from tests.conformance.expect import check_words, full, pulled, refused, same, total
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
 
@@ -102,7 +102,7 @@ def updater_exception_leaves_push(create: Stores) -> None:
     if create.updates_here(kv):
         with pytest.raises(ZeroDivisionError) as caught:
             kv.push("weight", full(1))
-        says(caught.value, "by the reader's own code", "weight", f"rank {kv.rank}")
+        check_words(caught.value, "by the reader's own code", "weight", f"rank {kv.rank}")
         kv.pull("weight", out=out)
     else:
         kv.push("weight", full(1))
@@ -213,7 +213,7 @@ def float_key_pulled_into_half_precision_first(create: Stores) -> None:
 
 
 @case()
-def late_learning_rate_and_second_optimizer_are_heard(create: Stores) -> None:
+def late_learning_rate_and_second_optimizer_take_effect(create: Stores) -> None:
     import ncclkv.optimizer as optimizer
 
     kv = create()

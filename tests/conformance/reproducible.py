@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ncclkv.optimizer as optimizer
-from tests.conformance.capabilities import here
+from tests.conformance.capabilities import current_buffers
 from tests.conformance.expect import full
 from tests.conformance.registry import SEVERAL, case
 from tests.conformance.stores import Stores
@@ -70,7 +70,7 @@ def in_order(parts: list[Array]) -> Array:
 
 def bits(got: Any, wanted: Array, what: str) -> None:
     """Fail unless two arrays are the same bits."""
-    array = np.asarray(here().get(got))
+    array = np.asarray(current_buffers().get(got))
     assert array.dtype == wanted.dtype
     assert array.tobytes() == wanted.tobytes(), f"{what}: {(array != wanted).sum()} differ"
 
@@ -154,7 +154,7 @@ def an_optimizer_steps_along_the_same_sums(create: Stores) -> None:
 def a_function_gets_the_same_sums(create: Stores) -> None:
     kv = create(reproducible=True)
     kv.init(list(SIZES), [full(0, (n,)) for n in SIZES.values()])
-    kv.set_updater(lambda key, sums, stored: here().copy(sums, stored))
+    kv.set_updater(lambda key, sums, stored: current_buffers().copy(sums, stored))
     push_all(kv, np.float32)
     for key, got in zip(SIZES, kv.pull(list(SIZES)), strict=True):
         bits(got, summed(kv, key), key)

@@ -19,7 +19,7 @@ def interleaved_calls(create: Stores) -> None:
 
 
 @case()
-def ranks_that_come_to_their_stores_in_turns(create: Stores) -> None:
+def exchanges_of_two_stores_do_not_match_each_other(create: Stores) -> None:
     first, second = create(), create()
     for kv in (first, second):
         kv.init(3, full(0))
@@ -57,7 +57,7 @@ def updaters_and_placements_are_apart(create: Stores) -> None:
 
 
 @case()
-def one_closed_before_the_others(create: Stores) -> None:
+def one_store_closed_before_the_others(create: Stores) -> None:
     first, second = create(), create()
     for kv in (first, second):
         kv.init(3, full(0))

@@ -10,7 +10,7 @@ import pytest
 
 import ncclkv
 from ncclkv.errors import OrderMismatch, UsageError
-from tests.conformance.expect import full, intact, probed, pulled, refused, same, says, total
+from tests.conformance.expect import check_words, full, intact, probed, pulled, refused, same, total
 from tests.conformance.registry import SEVERAL, case
 from tests.conformance.stores import Stores
 
@@ -73,7 +73,7 @@ def averages_count_the_ranks_that_push(create: Stores) -> None:
 
 
 @case()
-def an_optimizer_goes_on_for_all(create: Stores) -> None:
+def an_optimizer_updates_all_ranks(create: Stores) -> None:
     kv, model = probed(create), probed(create)
     for store in kv, model:
         store.set_optimizer(sgd())
@@ -89,7 +89,7 @@ def an_optimizer_goes_on_for_all(create: Stores) -> None:
 
 
 @case()
-def ranks_that_answer_follow_the_others_numbers(create: Stores) -> None:
+def ranks_without_batches_use_the_active_ranks_hyperparameters(create: Stores) -> None:
     kv, mine = probed(create), sgd()
     kv.set_optimizer(mine)
     model, rates = probed(create), sgd()
@@ -149,7 +149,7 @@ def a_rank_without_batches(create: Stores) -> None:
 
 
 @case()
-def what_waits_at_the_end_of_the_block_counts(create: Stores) -> None:
+def pushes_pending_at_the_end_of_the_block_count(create: Stores) -> None:
     kv = probed(create)
     with kv.uneven():
         kv.push(3, full(kv.rank + 1))
@@ -189,7 +189,7 @@ def active_ranks_push_the_same_keys(create: Stores) -> None:
     others = [rank for rank in range(kv.num_workers) if rank != 1]
     names = ", ".join(map(str, others))
     said = f"rank {names}" if len(others) == 1 else f"ranks {names}"
-    says(caught.value, f"key 3 was pushed by {said} and not by rank 1", "missing='zeros'")
+    check_words(caught.value, f"key 3 was pushed by {said} and not by rank 1", "missing='zeros'")
 
 
 def add(key: Any, value: Any, stored: Any) -> None:
@@ -229,7 +229,7 @@ def pushes_left_over_at_the_end_of_a_block(create: Stores) -> None:
 
 
 @case()
-def pushes_left_over_are_read_by_those_who_stay(create: Stores) -> None:
+def pushes_left_over_are_read_by_ranks_that_stay(create: Stores) -> None:
     # Each batch pushes another key, so a rank leaves with keys that are not those of the flush.
     kv = create()
     kv.init([0, 1, 2], [full(0)] * 3, op="avg")
@@ -248,7 +248,7 @@ def pushes_left_over_are_read_by_those_who_stay(create: Stores) -> None:
 
 
 @case()
-def ranks_that_leave_follow_those_who_stay(create: Stores) -> None:
+def ranks_that_leave_follow_ranks_that_stay(create: Stores) -> None:
     kv, mine = probed(create), sgd()
     kv.set_optimizer(mine)
     with kv.uneven():
@@ -276,4 +276,4 @@ def only_ranks_that_leave_may_have_pushed_less(create: Stores) -> None:
     with pytest.raises(OrderMismatch) as caught:
         push_and_leave(kv)
     others = "rank 2" if kv.num_workers == 3 else "ranks 2, 3"
-    says(caught.value, f"key 5 was pushed by rank 1 and not by {others}; push it")
+    check_words(caught.value, f"key 5 was pushed by rank 1 and not by {others}; push it")

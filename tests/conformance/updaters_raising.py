@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import ncclkv
 from ncclkv.errors import RankLost, UpdaterError, UsageError
-from tests.conformance.expect import full, pulled, refused, same, says
+from tests.conformance.expect import check_words, full, pulled, refused, same
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
 from tests.conformance.updaters import Log
@@ -54,7 +54,7 @@ def five_fails(create: Stores, kv: Any, *, told: bool) -> Iterator[None]:
     if create.updates_here(kv):
         with pytest.raises(ValueError, match="no five") as caught:
             yield
-        says(caught.value, f"in the updater, at key 5 on rank {kv.rank}")
+        check_words(caught.value, f"in the updater, at key 5 on rank {kv.rank}")
     elif told:
         text = "the updater raised ValueError: no five, at key 5, on rank 0"
         with refused(kv, UpdaterError, text, "all ranks have the values of rank 0"):
@@ -64,7 +64,7 @@ def five_fails(create: Stores, kv: Any, *, told: bool) -> Iterator[None]:
 
 
 @contextmanager
-def others_are_told(create: Stores, kv: Any) -> Iterator[None]:
+def raised_on_other_ranks(create: Stores, kv: Any) -> Iterator[None]:
     """Expect the report of `failing` on the ranks where it does not run."""
     if create.updates_here(kv):
         yield
@@ -89,7 +89,7 @@ def an_error_on_the_root_is_raised_on_all_by_the_next_flush(create: Stores) -> N
     for number, read in enumerate(reads):
         with five_fails(create, kv, told=False):
             kv.push([3, 5, 7], [full(1)] * 3)
-        with others_are_told(create, kv):
+        with raised_on_other_ranks(create, kv):
             read()
         done = number + 1
         if number < 5:
@@ -127,7 +127,7 @@ def an_error_on_the_root_is_raised_on_all_after_an_exchange(create: Stores) -> N
             kv.push([3, 5], [full(1)] * 2)
         with five_fails(create, kv, told=False):
             kv.wait() if "missing" in options else kv.push([3, 5], [full(1)] * 2)
-        with others_are_told(create, kv):
+        with raised_on_other_ranks(create, kv):
             kv.wait()
         same(pulled(kv, 3), 1 + kv.num_workers)
         same(pulled(kv, 5), 1)
@@ -156,7 +156,7 @@ class Sour(Log):
 def sour(kv: Any) -> Iterator[None]:
     with pytest.raises(ValueError, match="not again") as caught:
         yield
-    says(caught.value, f"in dispose() of the updater Sour on rank {kv.rank}")
+    check_words(caught.value, f"in dispose() of the updater Sour on rank {kv.rank}")
 
 
 @case()

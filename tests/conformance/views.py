@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ncclkv.errors import KeyNotInitialized, UsageError
-from tests.conformance.capabilities import here
+from tests.conformance.capabilities import current_buffers
 from tests.conformance.expect import SHAPE, full, intact, probed, pulled, refused, same, total
 from tests.conformance.registry import SEVERAL, case
 from tests.conformance.stores import Stores
@@ -32,7 +32,7 @@ def value_before_any_push(create: Stores) -> None:
 def value_is_read_only(create: Stores) -> None:
     kv = probed(create)
     view = kv.value(3)
-    if here().promises.read_only:
+    if current_buffers().capabilities.read_only:
         assert is_read_only(view)
         with pytest.raises(ValueError, match="cannot set WRITEABLE flag"):
             view.flags.writeable = True
@@ -64,14 +64,14 @@ def value_after_an_updater(create: Stores) -> None:
 def placed_keys_never_move(create: Stores) -> None:
     kv = probed(create)
     before = kv.value(3)
-    address = here().address(before)
+    address = current_buffers().address(before)
     for key in range(10, 40):
         kv.init(key, full(key, (50, 7)))
         kv.push(key, full(1, (50, 7)))
     kv.push(3, full(kv.rank + 1))
     kv.wait()
     after = kv.value(3)
-    assert here().address(after) == address
+    assert current_buffers().address(after) == address
     same(after, total(kv))
 
 
@@ -152,7 +152,7 @@ def grad_view_pushed_to_another_key(create: Stores) -> None:
 def part_of_a_grad_view_turned_around(create: Stores) -> None:
     kv = create()
     kv.init("row", full(0, (4,)))
-    here().write(kv.grad_view("row"), np.arange(4))
+    current_buffers().write(kv.grad_view("row"), np.arange(4))
     kv.push("row", kv.grad_view("row")[::-1])
     same(pulled(kv, "row", full(0, (4,))), np.arange(4)[::-1] * kv.num_workers)
 
@@ -169,7 +169,7 @@ def pushpull_of_a_grad_view_in_place(create: Stores) -> None:
 
 
 @case(sizes=SEVERAL)
-def looking_on_one_rank_alone_changes_nothing(create: Stores) -> None:
+def a_view_on_one_rank_alone_changes_nothing(create: Stores) -> None:
     for look in ("value", "grad_view", "explain_plan"):
         kv = create()
         kv.init("a", full(1))

@@ -16,10 +16,11 @@ import pytest
 
 from tests.faults import expect
 from tests.faults.fault import KINDS, Fault, draw
+from tests.harness.extent import complete
 from tests.harness.job import Ended, start
 
 PROGRAM = Path(__file__).with_name("program.py")
-COUNT = 40
+COUNT = 40 if complete() else len(KINDS)
 LIMIT = 40.0
 """Seconds of one job."""
 

@@ -39,7 +39,7 @@ class Limits:
     def __init__(self) -> None:
         self.name = ""
         self.waiting: Callable[[], str] = str
-        # Standard error outside the tests, where pytest does not capture it.
+        # Standard error outside the tests, where pytest runs not capture it.
         self._stderr = os.dup(2)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

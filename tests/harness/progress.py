@@ -1,6 +1,6 @@
 """Record of the tests that a pytest process has begun; another process continues after a lost test.
 
-A test that exceeds its limit, or crashes, ends its whole process: an exception does not interrupt C
+A test that exceeds its limit, or crashes, ends its whole process: an exception runs not interrupt C
 code.  `tests.harness.rounds` then starts pytest again, without the tests in the record.
 """
 

@@ -1,9 +1,9 @@
 """A pytest run of several ranks that behaves like one.
 
-Every rank runs every test.  After each phase of a test the ranks tell each other how it went, and
-all take the same verdict: failed when any failed, skipped when all skipped.  So a failure on rank 2
-is in rank 0's report, with its rank, and all ranks end with the same exit code.  Rank 0 alone
-prints and writes files.
+Every rank runs every test.  After each phase of a test the ranks exchange its outcomes, and all
+take the same verdict: failed when any failed, skipped when all skipped.  So rank 0's report has a
+failure on rank 2, with its rank, and all ranks end with the same exit code.  Rank 0 alone prints
+and writes files.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from ncclkv.comm.host import threads
 from ncclkv.comm.host.communicator import HostCommunicator
 from ncclkv.errors import CommAborted, CommTimeout
 from ncclkv.testing import run_ranks
-from tests.conformance import combining
-from tests.conformance.capabilities import Place, at, near
+from tests.conformance import reductions
+from tests.conformance.capabilities import HostBuffers, near, use_buffers
 from tests.conformance.communicator_all import communicator_failures
-from tests.nccl.place import GpuPlace
+from tests.nccl.gpu_buffers import GpuBuffers
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64]
 
@@ -67,12 +67,12 @@ class LikeNccl:
 
 
 def test_a_nan_may_be_dropped_where_the_place_does_not_promise_that_it_wins() -> None:
-    case = combining.overflow_infinity_and_nan_follow_ieee
-    with np.errstate(over="ignore"), at(Place()), pytest.raises(AssertionError):
+    case = reductions.overflow_infinity_and_nan_follow_ieee
+    with np.errstate(over="ignore"), use_buffers(HostBuffers()), pytest.raises(AssertionError):
         case(LikeNccl)
-    lax = Place()
-    lax.promises = replace(Place.promises, nan_wins=False)
-    with np.errstate(over="ignore"), at(lax):
+    lax = HostBuffers()
+    lax.capabilities = replace(HostBuffers.capabilities, nan_wins=False)
+    with np.errstate(over="ignore"), use_buffers(lax):
         case(LikeNccl)
 
 
@@ -97,8 +97,8 @@ def test_an_abort_that_takes_long_leaves_the_next_duplicate_its_deadline(monkeyp
 
 
 def test_lengths_that_differ_need_only_end_in_time_on_a_gpu() -> None:
-    place = GpuPlace()
-    place.promises = replace(GpuPlace.promises, mismatch_seconds=0.1, slack=0.1)
+    place = GpuBuffers()
+    place.capabilities = replace(GpuBuffers.capabilities, mismatch_seconds=0.1, slack=0.1)
     with place.mismatch("words of a host"):
         raise CommTimeout("waited")
     with place.mismatch():

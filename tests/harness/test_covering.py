@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conformance import CASES, MODULES
+from tests.conformance import CASES, MODULES, communicator_all
+from tests.conformance.communicator_all import SWEEPS
 from tests.conformance.covering import (
+    COVERING,
+    PAIRED_MODULES,
     PLACED_MODULES,
     PLACEMENTS,
+    SHARED_MODULES,
     SIZED_MODULES,
-    VARIABLE,
-    WHOLE,
+    SPLIT_MODULES,
+    STREAM_MODULES,
     chosen,
-    covers,
 )
-from tests.nccl.first import FIRST
+from tests.harness.extent import VARIABLE
+from tests.nccl.first_cases import FIRST
 
 
 @pytest.fixture(autouse=True)
@@ -23,26 +27,50 @@ def covering(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
 
 
-@pytest.mark.parametrize("where", WHOLE)
-def test_each_case_runs_on_each_kind_of_layout(where: str) -> None:
-    layout, _, size = where.rpartition("-")
-    left_out = [
-        case.name
-        for case in CASES
-        if case.fits(int(size)) and not covers(case, layout, int(size), "every_rank")
-    ]
-    assert not left_out
+NAMES = {case.name for case in CASES}
 
 
-def test_each_case_runs_on_ranks_that_are_processes_and_on_threads() -> None:
-    threads = {each.values[0].name for each in chosen("threads", 1, 2, 3, 4)}
-    assert threads == {case.name for case in CASES}
-    assert {each.values[0].name for each in chosen("ranks", 4)} == threads
+def names(layout: str, *sizes: int, update_on: str = "every_rank") -> set[str]:
+    """Return the names of the cases that run on a layout."""
+    return {each.values[0].name for each in chosen(layout, *sizes) if each.values[2] == update_on}
+
+
+@pytest.mark.parametrize(("layout", "size"), [("solo", 1), ("threads", 3), ("ranks", 5)])
+def test_these_layouts_run_every_case_that_fits(layout: str, size: int) -> None:
+    fitting = {case.name for case in CASES if case.fits(size)}
+    assert names(layout, size) == fitting
+    placed = {name for name in fitting if name.partition(".")[0] in PLACED_MODULES}
+    assert names(layout, size, update_on="root") == placed
+
+
+@pytest.mark.parametrize(
+    ("layout", "sizes"), [("threads", (1, 2, 3, 4)), ("ranks", (1, 2, 3, 4)), ("stand-in", (2, 3))]
+)
+def test_every_case_runs_on_each_kind_of_ranks(layout: str, sizes: tuple[int, ...]) -> None:
+    assert names(layout, *sizes) == {c.name for c in CASES if any(map(c.fits, sizes))}
+
+
+def test_every_layout_runs_the_first_cases() -> None:
+    """Torch takes seconds to import, and runs on 2 processes."""
+    few = {case.name for case in CASES if case.name in FIRST and case.needs != "torch"}
+    for where in (*COVERING, "halves-3", "plain-3", "hosts-3"):
+        layout, _, size = where.rpartition("-")
+        fitting = {case.name for case in CASES if case.fits(int(size))}
+        assert names(layout, int(size)) >= few & fitting, where
 
 
 def test_the_lists_name_what_is_there() -> None:
-    assert set(MODULES) >= PLACED_MODULES | SIZED_MODULES
-    assert {case.name for case in CASES} >= FIRST
+    named = (
+        PLACED_MODULES
+        | PAIRED_MODULES
+        | SIZED_MODULES
+        | SHARED_MODULES
+        | SPLIT_MODULES
+        | STREAM_MODULES
+    )
+    assert set(MODULES) >= named
+    assert NAMES >= FIRST
+    assert communicator_all.CASES.keys() >= SWEEPS
 
 
 def test_all_cases_run_everywhere_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_suite_names_every_run_once():
 @pytest.mark.parametrize(
     ("nodeid", "layer"),
     [
-        ("tests/nccl/test_contract_store.py::test_case[keys.x-1-root]", "2"),
+        ("tests/nccl/test_standin_store.py::test_case[keys.x-1-root]", "2"),
         ("tests/nccl/test_launch_ranks.py::test_layer_3_a_survey[2]", "3"),
         ("tests/nccl/test_gpu_kernels.py::test_x", "4"),
         ("tests/unit/comm/messages/test_progress.py::test_x", None),
@@ -73,7 +73,7 @@ def test_the_layer_of_a_test_of_nccl(nodeid: str, layer: str | None, monkeypatch
 
 def test_the_closing_line_counts_what_passed(monkeypatch) -> None:
     monkeypatch.delenv("NCCLKV_EMULATED", raising=False)
-    passed = SimpleNamespace(nodeid="tests/nccl/test_contract_store.py::test_case")
+    passed = SimpleNamespace(nodeid="tests/nccl/test_standin_store.py::test_case")
     other = SimpleNamespace(nodeid="tests/unit/test_env.py::test_x")
     skipped = SimpleNamespace(nodeid="tests/nccl/test_gpu_kernels.py::test_x")
     line = layers.summary({"passed": [passed, passed], "skipped": [skipped]})
@@ -93,3 +93,14 @@ def test_without_a_gpu_a_sentence_says_so(monkeypatch, capfd):
     assert capfd.readouterr().out == "no test of a GPU can run: there is none\n"
     monkeypatch.setenv("NCCLKV_REQUIRE_GPU", "1")
     assert run.main(["gpu"]) == 1
+
+
+def test_every_file_of_a_run_exists():
+    paths = {word for each in run.suite() for word in each.command if word.startswith("tests/")}
+    paths |= {
+        word.removeprefix("--ignore=")
+        for each in run.suite()
+        for word in each.command
+        if word.startswith("--ignore=")
+    }
+    assert {path for path in paths if not (run.ROOT / path).exists()} == set()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.harness.extent import some_or_all
 from tests.hosts.lab.jobs import Jobs
 from tests.hosts.lab.network import Network, missing
 
@@ -41,10 +42,20 @@ def three_by_one() -> Iterator[Jobs]:
     yield from jobs(3, 1)
 
 
-@pytest.fixture(scope="session", params=["2x2", "3x1"])
-def hosts(request: pytest.FixtureRequest) -> Jobs:
-    """Return each of the layouts in turn."""
-    found: Jobs = request.getfixturevalue(
-        "two_by_two" if request.param == "2x2" else "three_by_one"
-    )
+def named(request: pytest.FixtureRequest) -> Jobs:
+    """Return the layout that the fixture's parameter names."""
+    names = {"2x2": "two_by_two", "3x1": "three_by_one"}
+    found: Jobs = request.getfixturevalue(names[request.param])
     return found
+
+
+@pytest.fixture(scope="session", params=some_or_all(["2x2"], ["2x2", "3x1"]))
+def hosts(request: pytest.FixtureRequest) -> Jobs:
+    """Return one of the layouts, or in a complete run each in turn."""
+    return named(request)
+
+
+@pytest.fixture(scope="session", params=["2x2", "3x1"])
+def all_hosts(request: pytest.FixtureRequest) -> Jobs:
+    """Return each of the layouts in turn."""
+    return named(request)

@@ -39,7 +39,7 @@ def raised(jobs: Jobs, lost: int, pattern: str) -> None:
             assert re.match(f"{jobs.host_of(rank)}: {pattern}", words), f"rank {rank}: {words}"
 
 
-def test_an_exception_is_told_on_every_host(hosts: Jobs) -> None:
+def test_an_exception_is_reported_on_every_host(hosts: Jobs) -> None:
     lost = hosts.size - 1
     ended = hosts.program("steps.py", "raise", str(lost), STEPS)
     ended_in_time(ended)
@@ -48,14 +48,14 @@ def test_an_exception_is_told_on_every_host(hosts: Jobs) -> None:
     assert re.match(first, ended.words[0]), ended.err
 
 
-def test_an_exit_is_told_on_every_host(hosts: Jobs) -> None:
+def test_an_exit_is_reported_on_every_host(hosts: Jobs) -> None:
     lost = hosts.size - 1
     ended = hosts.program("steps.py", "exit", str(lost), STEPS)
     ended_in_time(ended)
     raised(hosts, lost, rf"RankLost: .*\brank {lost} left .* SystemExit: 3")
 
 
-def test_another_order_is_told_on_every_host(hosts: Jobs) -> None:
+def test_a_mismatch_is_reported_on_every_host(hosts: Jobs) -> None:
     lost = hosts.size - 1
     ended = hosts.program("steps.py", "order", str(lost), STEPS)
     ended_in_time(ended)
@@ -86,7 +86,7 @@ def test_ncclkv_run_names_a_killed_rank_and_the_others_live_to_raise(hosts: Jobs
     assert re.search(rf"ncclkv run: the job failed .*: rank {lost}\b", ended.err), ended.err
 
 
-def test_an_error_of_mpi_is_told_as_the_loss_of_its_peer(hosts: Jobs) -> None:
+def test_an_error_of_mpi_is_reported_as_the_loss_of_its_peer(hosts: Jobs) -> None:
     """Check MPICH over libfabric, which reports an error where it crashes over UCX."""
     lost = hosts.size - 1
     ended = hosts.program(

@@ -67,7 +67,7 @@ def is_named_first(ended: Ended) -> bool:
 
     Open MPI's daemons may be the first to end the ranks, and then name the one that was killed.
     """
-    words = r"has lost rank 3 on node2, which ended without a word|process rank 3 "
+    words = r"has lost rank 3 on node2: no farewell arrived|process rank 3 "
     found = re.search(rf"{words}|An error occurred in Socket closed", ended.err)
     assert found, ended.err
     return re.match(words, found[0]) is not None

@@ -15,7 +15,7 @@ from tests.hosts.lab.jobs import Jobs
 pytestmark = pytest.mark.limit(60)
 
 RUN = (sys.executable, "-m", "ncclkv", "run")
-LEAVES = str(ROOT / "tests/jobs/programs/leaves.py")
+LEAVES = str(ROOT / "tests/jobs/programs/early_exits.py")
 WRITES = "import socket, sys; print(socket.gethostname()); sys.stderr.write('no end')"
 SECONDS = stretched(8.0)
 """Seconds from a failure to the end of the job."""
@@ -37,7 +37,7 @@ def headline(err: str) -> str:
 
 
 @pytest.mark.parametrize("way", ["list", "file", "found"])
-def test_ranks_are_where_the_hosts_have_room(hosts: Jobs, way: str) -> None:
+def test_ranks_fill_the_slots_of_the_hosts(hosts: Jobs, way: str) -> None:
     names = [host.name for host in hosts.network.hosts]
     where = [*names, names[-1]] if way != "found" else [hosts.host_of(r) for r in range(hosts.size)]
     variables = agents(hosts)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.begun import Begun, left
 from tests.jobs.conftest import LIMIT, PROGRAMS, ROOT
+from tests.jobs.started_job import StartedJob, left
 
-PROGRAM = str(PROGRAMS / "leaves_files.py")
+PROGRAM = str(PROGRAMS / "leftovers.py")
 
 
 def made(out: str) -> list[Path]:
@@ -41,42 +41,42 @@ needs_mpich = pytest.mark.skipif(
 @needs_mpich
 @pytest.mark.parametrize("case", ["well", "kill", "kill-all"])
 def test_no_file_is_left(tmp_path: Path, case: str) -> None:
-    ended = Begun(tmp_path, "--", sys.executable, PROGRAM, case, ranks=2).end()
+    ended = StartedJob(tmp_path, "--", sys.executable, PROGRAM, case, ranks=2).end()
     files = [path for path in made(ended.out) if path.exists()]
     assert not files, f"{case} leaves {files}\n{ended.err}"
 
 
 @needs_mpich
 def test_the_files_of_a_runner_that_was_killed_are_removed_by_the_next(tmp_path: Path) -> None:
-    job = Begun(tmp_path, "--", sys.executable, PROGRAM, "waits", ranks=2)
+    job = StartedJob(tmp_path, "--", sys.executable, PROGRAM, "waits", ranks=2)
     limit = time.monotonic() + LIMIT
     listed = ""
     while "/mpich_shm_" not in listed and time.monotonic() < limit:
         time.sleep(0.05)
-        listed = "".join(each.read_text() for each in job.temporary.glob("ncclkv-run-*/names"))
+        listed = "".join(each.read_text() for each in job.temporary.glob("ncclkv-run-*"))
     job.process.kill()
     job.output()
-    files = [Path(line.partition(" ")[2]) for line in listed.splitlines()]
+    files = [Path(line.partition(" ")[2]) for line in listed.splitlines() if line]
     assert files, "the runner has listed no file"
     while left(tmp_path) and time.monotonic() < limit:
         time.sleep(0.05)
     assert not left(tmp_path)
     assert any(path.exists() for path in files), "there is nothing to be removed"
-    Begun(tmp_path, "--", "true", ranks=1).end()
+    StartedJob(tmp_path, "--", "true", ranks=1).end()
     assert not [path for path in files if path.exists()]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_no_daemon_is_left(tmp_path: Path, ranks: int) -> None:
     start = time.monotonic()
-    ended = Begun(tmp_path, "--", sys.executable, PROGRAM, "daemon", ranks=ranks).end()
+    ended = StartedJob(tmp_path, "--", sys.executable, PROGRAM, "daemon", ranks=ranks).end()
     assert ended.code == 0, ended.err
     assert time.monotonic() - start < LIMIT, "it waits for the daemons"
     assert not left(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm")
-def test_little_room_is_told_before_the_start(tmp_path: Path) -> None:
+def test_little_free_space_is_reported_before_the_start(tmp_path: Path) -> None:
     mount = "mount -t tmpfs -o size=9m tmpfs /dev/shm"
     line = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
     run = [sys.executable, "-m", "ncclkv", "run", "-n", "2", "--", "true"]

@@ -12,15 +12,24 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.extent import combinations
 from tests.harness.slow import stretched
-from tests.jobs.begun import Begun, left
 from tests.jobs.conftest import LIMIT, PROGRAMS, ROOT, Ended
+from tests.jobs.started_job import StartedJob, left
 
 SECONDS = stretched(6.0)
 """Seconds from a failure to the end of the job."""
 
 Run = Callable[..., Ended]
 PROGRAM = str(PROGRAMS / "restarts.py")
+
+ENDS = [
+    ("SIGKILL", 137, "was killed by SIGKILL (often the kernel's out-of-memory killer"),
+    ("SIGSEGV", 139, "was killed by SIGSEGV (a crash in compiled code)"),
+    ("3", 3, "ended with exit code 3"),
+    ("raise", 1, "failed: ValueError: told to fail"),
+]
+"""Ends of a rank, each with the exit code of the job and the text of the report."""
 
 
 @pytest.fixture
@@ -29,7 +38,7 @@ def run(tmp_path: Path) -> Run:
 
     def go(case: str, *options: str, ranks: int = 4) -> Ended:
         command = [sys.executable, PROGRAM, *case.split()]
-        ended = Begun(tmp_path, *options, "--", *command, ranks=ranks).end()
+        ended = StartedJob(tmp_path, *options, "--", *command, ranks=ranks).end()
         assert not left(tmp_path), "processes of the job are left"
         return ended
 
@@ -55,22 +64,14 @@ def test_no_line_is_torn_or_lost(run: Run) -> None:
     assert found == {rank: list(range(3000)) for rank in range(4)}
 
 
-def test_a_rank_that_is_stopped_and_goes_on(run: Run) -> None:
+def test_a_rank_that_is_stopped_and_continued(run: Run) -> None:
     ended = run("goes_on")
     assert (ended.code, ended.err) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("way", "code", "said"),
-    [
-        ("SIGKILL", 137, "was killed by SIGKILL (often the kernel's out-of-memory killer"),
-        ("SIGSEGV", 139, "was killed by SIGSEGV (a crash in compiled code)"),
-        ("3", 3, "ended with exit code 3"),
-        ("raise", 1, "failed: ValueError: told to fail"),
-    ],
-)
-@pytest.mark.parametrize("where", ["before", "between"])
-def test_a_rank_that_fails(run: Run, where: str, way: str, code: int, said: str) -> None:
+@pytest.mark.parametrize(("end", "where"), combinations(ENDS, ["before", "between"]))
+def test_a_rank_that_fails(run: Run, where: str, end: tuple[str, int, str]) -> None:
+    way, code, said = end
     ended = run(f"bad_end {where} {way}")
     assert ended.code == code, ended.err
     assert ended.seconds < SECONDS, ended.err
@@ -89,7 +90,7 @@ def test_a_rank_that_exits_while_others_wait(run: Run) -> None:
     assert re.search(
         r"run: the job failed .*: rank 1 on \S+ \(pid \d+\) failed: exit code 7\n", ended.err
     )
-    assert "it said: its process ended without closing the store, by exit code 7" in ended.err
+    assert "farewell: its process ended without closing the store, by exit code 7" in ended.err
 
 
 def test_a_rank_that_catches_its_exit(run: Run) -> None:
@@ -122,7 +123,7 @@ def test_restarts_from_the_newest_checkpoint(run: Run, tmp_path: Path) -> None:
 
 def test_a_job_that_crashes_in_a_loop(tmp_path: Path) -> None:
     """A shell fails within the 5 s on a busy machine too, and a Python that imports may not."""
-    ended = Begun(tmp_path, "--max-restarts", "9", "--", "sh", "-c", "exit 3", ranks=2).end()
+    ended = StartedJob(tmp_path, "--max-restarts", "9", "--", "sh", "-c", "exit 3", ranks=2).end()
     assert ended.code == 3
     assert ended.err.count(": the job failed after ") == 2
     assert "restart 1 of 9, from the beginning: there is no --checkpoint" in ended.err
@@ -136,25 +137,24 @@ def test_a_program_that_refuses_its_arguments(run: Run) -> None:
     ended = run("bad_end before 2", "--max-restarts", "9")
     assert ended.code == 2
     assert ended.err.count(": the job failed after ") == 1
-    assert "exit code 2 says that the program refuses its arguments" in ended.err
+    assert "exit code 2 means that the program refuses its arguments" in ended.err
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_end_the_job(tmp_path: Path, number: int, code: int, ranks: int) -> None:
+@pytest.mark.parametrize(("number", "ranks"), combinations([signal.SIGINT, signal.SIGTERM], [1, 4]))
+def test_signals_end_the_job(tmp_path: Path, number: int, ranks: int) -> None:
     arguments = ("--max-restarts", "3", "--", sys.executable, PROGRAM, "waits")
-    job = Begun(tmp_path, *arguments, ranks=ranks)
+    job = StartedJob(tmp_path, *arguments, ranks=ranks)
     job.wait_for_mark()
     job.process.send_signal(number)
     ended = job.end()
-    assert ended.code == code, ended.err
+    assert ended.code == 128 + number, ended.err
     assert ended.seconds < SECONDS + 2
     assert "run: restart" not in ended.err
     assert not left(tmp_path)
 
 
 def test_ranks_that_do_not_end_when_asked_to(tmp_path: Path) -> None:
-    job = Begun(tmp_path, "--", sys.executable, PROGRAM, "stubborn")
+    job = StartedJob(tmp_path, "--", sys.executable, PROGRAM, "stubborn")
     job.wait_for_mark()
     job.process.terminate()
     ended = job.end()
@@ -165,7 +165,7 @@ def test_ranks_that_do_not_end_when_asked_to(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["waits", "stubborn"])
 def test_the_sudden_end_of_the_runner_ends_the_job(tmp_path: Path, case: str) -> None:
-    job = Begun(tmp_path, "--", sys.executable, PROGRAM, case)
+    job = StartedJob(tmp_path, "--", sys.executable, PROGRAM, case)
     job.wait_for_mark()
     job.process.kill()
     job.process.communicate()
@@ -176,7 +176,7 @@ def test_the_sudden_end_of_the_runner_ends_the_job(tmp_path: Path, case: str) ->
 
 
 def test_nobody_reads_what_it_writes(tmp_path: Path) -> None:
-    job = Begun(tmp_path, "--", sys.executable, PROGRAM, "chatters")
+    job = StartedJob(tmp_path, "--", sys.executable, PROGRAM, "chatters")
     assert job.process.stdout is not None
     job.process.stdout.close()
     ended = job.process.wait(LIMIT)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.extent import combinations
 from tests.harness.slow import stretched
 from tests.jobs.conftest import PROGRAMS, ROOT, Job
 
@@ -31,7 +32,7 @@ def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[bytes]
 
 
 def test_a_line_of_another_job_is_not_believed(job: Job) -> None:
-    ended = job("leaves.py", "quotes", ranks=2, run=True)
+    ended = job("early_exits.py", "quotes", ranks=2, run=True)
     assert ended.code == 0, ended.err
     line = "ncclkv: rank 0 of 2 on other (pid 1) failed, ending the job: ValueError: of it"
     assert ended.err == f"[1] {line}\n"
@@ -40,7 +41,7 @@ def test_a_line_of_another_job_is_not_believed(job: Job) -> None:
 def test_long_lines_are_not_torn(job: Job) -> None:
     # Longer than all that may wait for another rank's line, and over within the patience of 5 s.
     count = 2_000_000
-    ended = job("leaves.py", "long_lines", str(count), ranks=3, run=True)
+    ended = job("early_exits.py", "long_lines", str(count), ranks=3, run=True)
     assert ended.code == 0, ended.err
     expected = []
     for rank in range(3):
@@ -83,6 +84,7 @@ def test_files_that_cannot_be_written(tmp_path: Path) -> None:
     done = run("--output-dir", str(tmp_path / "file"), "--", "true")
     assert done.returncode == 2
     assert b"ncclkv: --output-dir " in done.stderr
+    assert b" cannot be written: " in done.stderr
     assert b"Traceback" not in done.stderr
 
 
@@ -94,10 +96,13 @@ def test_a_port_that_is_taken() -> None:
     assert f"ncclkv: --port {port} cannot be listened on: ".encode() in done.stderr
 
 
-@pytest.mark.parametrize("script", ["echo short", "while echo long; do sleep 0.05; done"])
-@pytest.mark.parametrize(("stream", "other"), [("stdout", "stderr"), ("stderr", "stdout")])
-def test_a_stream_on_a_full_disk(stream: str, other: str, script: str) -> None:
+@pytest.mark.parametrize(
+    ("script", "stream"),
+    combinations(["echo short", "while echo long; do sleep 0.05; done"], ["stdout", "stderr"]),
+)
+def test_a_stream_on_a_full_disk(stream: str, script: str) -> None:
     """Check that the error is printed once, on the other stream, and the job ends."""
+    other = "stderr" if stream == "stdout" else "stdout"
     script = f"exec >&2; {script}" if stream == "stderr" else script
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.harness.extent import some_or_all
+
 pytest.importorskip("sklearn", reason="scikit-learn is absent; the extra `train` installs it")
 pytest.importorskip("tqdm", reason="tqdm is absent; the extra `train` installs it")
 
@@ -120,7 +122,7 @@ def no_extras(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(tmp_path)}
 
 
-@pytest.mark.parametrize("update_on", ["every_rank", "root"])
+@pytest.mark.parametrize("update_on", some_or_all(["every_rank"], ["every_rank", "root"]))
 def test_four_ranks_learn_the_digits(update_on: str) -> None:
     begin = time.monotonic()
     run = job(4, "train.py", "--update-on", update_on)
@@ -154,7 +156,7 @@ def test_weights_that_differ_in_one_bit_fail_the_job() -> None:
 
 @pytest.mark.limit(120)
 @pytest.mark.usefixtures("copied_digits")
-@pytest.mark.parametrize("update_on", ["every_rank", "root"])
+@pytest.mark.parametrize("update_on", some_or_all(["root"], ["every_rank", "root"]))
 def test_any_number_of_ranks_reaches_the_same_weights(update_on: str, tmp_path: Path) -> None:
     saved = {}
     for ranks in 1, 2, 4:
@@ -183,7 +185,7 @@ def bits(path: Path, *options: str, **variables: str) -> list[bytes]:
 
 @pytest.mark.limit(120)
 @pytest.mark.usefixtures("copied_digits")
-@pytest.mark.parametrize("update_on", ["every_rank", "root"])
+@pytest.mark.parametrize("update_on", some_or_all(["every_rank"], ["every_rank", "root"]))
 def test_a_resumed_run_ends_with_the_same_bits(update_on: str, tmp_path: Path) -> None:
     directory, path = str(tmp_path / "checkpoints"), tmp_path / "weights.npz"
     saved = ["--checkpoint", directory, "--resume"]
@@ -213,7 +215,9 @@ def test_help_needs_neither_mpi_nor_extras(no_extras: dict[str, str]) -> None:
     assert run.stdout.count("(default: ") == len(OPTIONS)
 
 
-@pytest.mark.parametrize("store", ["local", "device", "threads", "dist"])
+@pytest.mark.parametrize(
+    "store", some_or_all(["device", "dist"], ["local", "device", "threads", "dist"])
+)
 def test_one_rank_needs_no_mpi(store: str, copied: Path, tmp_path: Path) -> None:
     (tmp_path / "mpi4py.py").write_text("raise ImportError('mpi4py was imported')\n")
     path = f"{tmp_path}{os.pathsep}{copied}"

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.conformance.covering import VARIABLE
 from tests.harness import leftovers
+from tests.harness.extent import VARIABLE
 from tests.harness.slow import stretched
 from tests.mutants.mutant import Mutant, Selection, Stale
 from tests.run import ROOT, end
@@ -118,7 +118,7 @@ def judged(code: int | None, output: str, tests: Selection) -> tuple[str, str]:
         return KILLED, failed[1]
     if late := re.search(r"^(?:.*: )?(tests/\S.*?): past the limit of", output, re.M):
         return KILLED, f"{late[1]} (past its limit)"
-    # Other codes tell of a signal.  Without its first line pytest has not been started.
+    # Other codes mean a signal.  Without its first line pytest has not been started.
     if 0 <= code <= 128 and (code in _NO_VERDICT or "test session starts" not in output):
         return NOT_RUN, f"{tests}: {last}"
     return KILLED, f"{tests} ended with exit code {code}"

@@ -1,28 +1,36 @@
-"""Stores of the stand-in that only the test closes, and the state of their graphs."""
+"""Stores of the stand-in that only the test closes, the state of their graphs, and placements."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from tests.conformance.captures_all import Ready
-from tests.nccl.standin import Seat
-from tests.nccl.standin.stores import SeatStores
+from tests.harness.extent import some_or_all
+from tests.nccl.standin import Worker
+from tests.nccl.standin.stores import StandInStores
+
+PLACEMENTS = some_or_all(
+    [("every_rank", 3), ("root", 2)],
+    list(itertools.product(["every_rank", "root"], [1, 2, 3, 4])),
+)
+"""Placements of the updater, and numbers of ranks, on which each case of a capture runs."""
 
 
-def graphs_of(seat: Seat) -> set[str]:
+def graphs_of(worker: Worker) -> set[str]:
     """Return the graphs that hold any communicator."""
-    return set().union(*(handle.graphs for handle in seat.binding._handles))
+    return set().union(*(handle.graphs for handle in worker.binding._handles))
 
 
-def opened(seat: Seat, update_on: str = "every_rank", **options: Any) -> Ready:
+def opened(worker: Worker, update_on: str = "every_rank", **options: Any) -> Ready:
     """Open a store that only the test closes."""
 
     def create(**more: Any) -> Any:
-        return SeatStores(seat, update_on).open(update_on=update_on, **options, **more)
+        return StandInStores(worker, update_on).open(update_on=update_on, **options, **more)
 
     return Ready(create)  # type: ignore[arg-type]
 
 
-def ends(seat: Seat) -> list[str]:
+def ends(worker: Worker) -> list[str]:
     """Return the end of each communicator, and the graphs that existed before it."""
-    return [line.split()[0] for line in seat.log.lines if line.startswith(("destroy", "abort"))]
+    return [line.split()[0] for line in worker.log.lines if line.startswith(("destroy", "abort"))]

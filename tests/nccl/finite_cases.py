@@ -11,7 +11,7 @@ from ncclkv.kernels.device.kernel_args import COPY_BYTES
 from ncclkv.kernels.device.launch import THREADS
 from ncclkv.kernels.device.sources import NONFINITE
 from tests.nccl.kernel_cases import HOST, STEP, UPDATED, Stage, any_bits, dtype_of, same_bits
-from tests.updates import segments_of, sgd
+from tests.sgd_steps import segments_of, sgd
 
 
 def finfo(dtype: np.dtype[Any]) -> Any:
@@ -34,7 +34,7 @@ class NonfiniteCases:
 
     @pytest.mark.parametrize("name", [*NONFINITE, "complex64", "complex128"])
     @pytest.mark.parametrize("offset", [0, 1], ids=["aligned", "unaligned"])
-    def test_every_place_is_looked_at(self, stage: Stage, name: str, offset: int) -> None:
+    def test_every_element_is_searched(self, stage: Stage, name: str, offset: int) -> None:
         size = 16 * THREADS + 37
         numbers = np.ones(size, dtype_of(name))
         bad = [np.nan, np.inf, -np.inf]
@@ -58,7 +58,7 @@ class NonfiniteCases:
             assert self.found(stage, np.array(each, dtype_of(name))) == 0
 
     @pytest.mark.parametrize("name", NONFINITE)
-    def test_no_bits_are_mistaken(self, stage: Stage, name: str) -> None:
+    def test_every_finite_bit_pattern_is_finite(self, stage: Stage, name: str) -> None:
         rng = np.random.default_rng(8)
         for number in any_bits(rng, 200, name):
             expected = not np.isfinite(np.float64(number))

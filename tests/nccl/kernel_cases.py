@@ -21,7 +21,7 @@ from ncclkv.kernels.device.kernel_args import (
 from ncclkv.kernels.device.launch import Launch
 from ncclkv.kernels.device.sources import CHECKSUM, COMBINE, COPY, UPDATE, KernelSource
 from ncclkv.kernels.host import HostKernels
-from tests.updates import segments_of, sgd
+from tests.sgd_steps import segments_of, sgd
 
 HOST: Kernels = HostKernels()
 UPDATED = ("float16", "bfloat16", "float32", "float64")
@@ -130,7 +130,7 @@ class CombineCases:
         for array, wanted in zip(device, parts, strict=True):
             assert same_bits(stage.get(array), wanted)
 
-    def test_nothing_is_launched_for_nothing(self, stage: Stage) -> None:
+    def test_no_call_is_launched_for_no_elements(self, stage: Stage) -> None:
         nothing = stage.put(np.empty(0, np.float32))
         stage.kernels.combine([nothing, nothing], nothing, "sum")
         sgd(stage.kernels, nothing, nothing, None, put=stage.put, **STEP)

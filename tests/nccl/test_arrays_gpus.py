@@ -116,21 +116,21 @@ def test_memory_that_may_not_be_written_is_a_value_and_no_out(views):
     with pytest.raises(UsageError) as caught:
         arrays.out(array, "pull of key 3")
     assert str(caught.value) == (
-        "pull of key 3: out is read-only: a tests Elsewhere says so in its "
-        "__cuda_array_interface__; pass a CuPy array"
+        "pull of key 3: out is read-only, by the __cuda_array_interface__ of a tests Elsewhere; "
+        "pass a CuPy array"
     )
     writable = Elsewhere(read_only=False)
     assert arrays.out(writable, "pull of key 3") == ("view of", writable)
 
 
 @pytest.mark.parametrize("module", ["jaxlib._jax", "jax._src.array"])
-def test_jax_arrays_on_a_gpu_are_no_outs_whatever_they_say(views, module):
+def test_jax_arrays_on_a_gpu_are_refused_as_outs(views, module):
     kind = type("ArrayImpl", (Elsewhere,), {"__module__": module})
     with pytest.raises(UsageError, match="pull of key 3: out is a JAX array, which cannot be writ"):
         arrays.out(kind(read_only=False), "pull of key 3")
 
 
-def test_what_to_call_where_torch_has_another_stream_is_what_cupy_has(streams):
+def test_the_error_about_another_stream_of_torch_names_a_call_that_cupy_has(streams):
     streams["torch"][1] = 77
     with pytest.raises(UsageError) as caught:
         arrays.value(Tensor(1), "push of key 3")

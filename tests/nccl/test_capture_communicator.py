@@ -10,15 +10,15 @@ import pytest
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
 from ncclkv.errors import UsageError
-from tests.nccl.standin import Seat, run_seats
-from tests.nccl.standin.drive import floats
+from tests.nccl.standin import Worker, run_on_standin
+from tests.nccl.standin.direct_calls import floats
 
 pytestmark = pytest.mark.limit(30)
 
 
 def test_a_communicator_captures() -> None:
-    def body(seat: Seat) -> None:
-        comm, array = seat.communicator(), floats(seat, 1, 2)
+    def body(worker: Worker) -> None:
+        comm, array = worker.communicator(), floats(worker, 1, 2)
         comm.synchronize()
         with comm.capture() as graph:
             work = comm.allreduce(array, array)
@@ -36,21 +36,21 @@ def test_a_communicator_captures() -> None:
         assert graph.calls == ["a reduction of 8 bytes to all ranks (mine)"]
         assert work.done()
         work.wait()
-        assert seat.streams.get(array).tolist() == [1, 2]
+        assert worker.streams.get(array).tolist() == [1, 2]
         done = graph.launch()
         assert str(done) == "a captured step (collectives: 1)"
         done.wait()
-        assert seat.streams.get(array).tolist() == [2, 4]
+        assert worker.streams.get(array).tolist() == [2, 4]
         comm.close()
         with pytest.raises(UsageError, match="the communicator is closed"):
             graph.launch()
 
-    run_seats(2, body, lazy=True)
+    run_on_standin(2, body, lazy=True)
 
 
 def test_a_graph_without_an_end_is_none() -> None:
-    def body(seat: Seat) -> None:
-        comm, array = seat.communicator(), floats(seat, 1)
+    def body(worker: Worker) -> None:
+        comm, array = worker.communicator(), floats(worker, 1)
         comm.synchronize()
 
         def fail() -> None:
@@ -62,31 +62,31 @@ def test_a_graph_without_an_end_is_none() -> None:
         with pytest.raises(UsageError, match="was not captured to its end, or was freed"):
             graph.launch()
         comm.allreduce(array, array).wait()
-        assert seat.streams.get(array).tolist() == [2]
+        assert worker.streams.get(array).tolist() == [2]
         comm.close()
 
-    run_seats(2, body, lazy=True)
+    run_on_standin(2, body, lazy=True)
 
 
 def test_a_wait_that_cuda_refuses_in_a_capture_costs_the_graph_alone() -> None:
-    def body(seat: Seat) -> None:
-        comm, array = seat.communicator(), floats(seat, 1)
+    def body(worker: Worker) -> None:
+        comm, array = worker.communicator(), floats(worker, 1)
         comm.synchronize()
-        wait = seat.streams.wait
+        wait = worker.streams.wait
 
         def refuse(stream: int, event: Any) -> None:
             raise UsageError("CUDA refuses this in a capture")
 
         def fail() -> None:
             work = comm.allreduce(array, array)
-            seat.streams.wait = refuse  # type: ignore[method-assign]
+            worker.streams.wait = refuse  # type: ignore[method-assign]
             work.wait()
 
         with pytest.raises(UsageError, match="CUDA refuses this"), comm.capture():
             fail()
-        seat.streams.wait = wait  # type: ignore[method-assign]
+        worker.streams.wait = wait  # type: ignore[method-assign]
         comm.allreduce(array, array).wait()
-        assert seat.streams.get(array).tolist() == [2]
+        assert worker.streams.get(array).tolist() == [2]
         comm.close()
 
-    run_seats(2, body, lazy=True)
+    run_on_standin(2, body, lazy=True)

@@ -14,31 +14,31 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 import cupy
 
 from ncclkv.errors import NotSupported, UsageError
-from tests.conformance.capabilities import at
+from tests.conformance.capabilities import use_buffers
 from tests.conformance.captures_all import MISUSES, Ready
 from tests.conformance.expect import refused
 from tests.harness.context import context_of
-from tests.nccl.standin import Seat, run_seats
-from tests.nccl.standin.capabilities import DevicePlace
-from tests.nccl.standin.stores import SeatStores
+from tests.nccl.captures import PLACEMENTS
+from tests.nccl.standin import Worker, run_on_standin
+from tests.nccl.standin.buffers import StandInBuffers
+from tests.nccl.standin.stores import StandInStores
 
 pytestmark = pytest.mark.limit(30)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("update_on", ["every_rank", "root"])
+@pytest.mark.parametrize(("update_on", "size"), PLACEMENTS)
 @pytest.mark.parametrize("name", MISUSES)
 def test_case(name: str, update_on: str, size: int) -> None:
-    def body(seat: Seat) -> None:
-        with at(DevicePlace(seat)), SeatStores(seat, update_on) as create:
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, update_on) as create:
             MISUSES[name](create)
 
-    run_seats(size, body, lazy=True)
+    run_on_standin(size, body, lazy=True)
 
 
 def test_arrays_of_another_device() -> None:
-    def body(seat: Seat) -> None:
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             ready = Ready(create)
             there = np.ones((2, 3), np.float32)
             memory = cupy.cuda.UnownedMemory(there.ctypes.data, there.nbytes, there, 1)
@@ -49,24 +49,24 @@ def test_arrays_of_another_device() -> None:
             with ready.refused(UsageError, "pull of key 3", words):
                 ready.kv.pull(3, out=other)
 
-    run_seats(2, body)
+    run_on_standin(2, body)
 
 
 def test_another_current_stream() -> None:
-    def body(seat: Seat) -> None:
-        other = seat.device.stream("another stream")
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+    def body(worker: Worker) -> None:
+        other = worker.device.stream("another stream")
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             ready = Ready(create)
-            words = "another stream than the capture's own was made the current one", "leave the"
-            with ready.refused(UsageError, *words), seat.streams.on(other):
+            words = "another stream than that of the capture was made current", "leave the"
+            with ready.refused(UsageError, *words), worker.streams.on(other):
                 ready.pushpull()
 
-    run_seats(2, body)
+    run_on_standin(2, body)
 
 
 def test_another_thread() -> None:
-    def body(seat: Seat) -> None:
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             ready, said = Ready(create), []
             step = ready.step()
 
@@ -81,29 +81,29 @@ def test_another_thread() -> None:
             assert "replay was called from thread" in said[0]
             ready.intact()
 
-    run_seats(1, body)
+    run_on_standin(1, body)
 
 
 def test_a_binding_that_cannot_be_captured() -> None:
-    def body(seat: Seat) -> None:
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             ready = Ready(create)
-            seat.binding.uncaptured = "its communicators do not block"
+            worker.binding.uncaptured = "its communicators do not block"
             with pytest.raises(NotSupported) as caught, ready.kv.capture():
                 ready.pushpull()
             text = str(caught.value)
             assert "cannot be captured: its communicators do not block" in text
-            seat.binding.uncaptured = ""
+            worker.binding.uncaptured = ""
             ready.intact()
 
-    run_seats(2, body)
+    run_on_standin(2, body)
 
 
 class Refusing:
     """CUDA's refusal of a call in a capture, as CuPy raises it."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._streams = seat.streams
+    def __init__(self, worker: Worker) -> None:
+        self._streams = worker.streams
         self.error = cupy.cuda.runtime.CUDARuntimeError(900)
 
     def broke_capture(self, error: BaseException) -> str:
@@ -115,33 +115,33 @@ class Refusing:
 
 @pytest.mark.parametrize("inside", ["the block", "a verb"])
 def test_what_cuda_refuses_is_named(inside: str) -> None:
-    def body(seat: Seat) -> None:
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             ready = Ready(create)
-            graphs = context_of(ready.kv).comm._progress.graphs
-            graphs._streams = refusing = Refusing(seat)
-            whole = seat.kernels.pack_all
+            graphs = context_of(ready.kv).comm._lifetime.graphs
+            graphs._streams = refusing = Refusing(worker)
+            whole = worker.kernels.pack_all
 
             def pack_all(*arguments: Any) -> None:
                 raise refusing.error
 
             if inside == "a verb":
-                seat.kernels.pack_all = pack_all  # type: ignore[method-assign]
+                worker.kernels.pack_all = pack_all  # type: ignore[method-assign]
             words = "capture: CUDA refuses this: cudaErrorStreamCapture"
             with refused(ready.kv, UsageError, words), ready.kv.capture():
                 ready.pushpull()
                 raise refusing.error
-            seat.kernels.pack_all = whole  # type: ignore[method-assign]
+            worker.kernels.pack_all = whole  # type: ignore[method-assign]
             ready.intact()
 
-    run_seats(2, body)
+    run_on_standin(2, body)
 
 
 def test_a_capture_that_cuda_ends_otherwise() -> None:
-    def body(seat: Seat) -> None:
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             ready = Ready(create)
-            graphs = context_of(ready.kv).comm._progress.graphs
+            graphs = context_of(ready.kv).comm._lifetime.graphs
             streams = graphs._streams
 
             def end_capture() -> None:
@@ -155,4 +155,4 @@ def test_a_capture_that_cuda_ends_otherwise() -> None:
             with ready.refused(UsageError, "the end of a capture: spoilt"):
                 ready.pushpull()
 
-    run_seats(2, body)
+    run_on_standin(2, body)

@@ -6,13 +6,13 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
-from tests.conformance.capabilities import at
+from tests.conformance.capabilities import use_buffers
 from tests.conformance.captures_all import Ready
 from tests.conformance.expect import same, total
 from tests.nccl.captures import opened
-from tests.nccl.standin import Seat, run_seats
-from tests.nccl.standin.capabilities import DevicePlace
-from tests.nccl.standin.stores import SeatStores
+from tests.nccl.standin import Worker, run_on_standin
+from tests.nccl.standin.buffers import StandInBuffers
+from tests.nccl.standin.stores import StandInStores
 
 pytestmark = pytest.mark.limit(30)
 PLACEMENTS = pytest.mark.parametrize("update_on", ["every_rank", "root"])
@@ -20,11 +20,11 @@ PLACEMENTS = pytest.mark.parametrize("update_on", ["every_rank", "root"])
 
 @PLACEMENTS
 def test_replays_follow_the_current_stream(update_on: str) -> None:
-    def body(seat: Seat) -> None:
-        other = seat.device.stream("another stream")
-        with at(DevicePlace(seat)), SeatStores(seat, update_on) as create:
+    def body(worker: Worker) -> None:
+        other = worker.device.stream("another stream")
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, update_on) as create:
             ready = Ready(create)
-            kv, streams = ready.kv, seat.streams
+            kv, streams = ready.kv, worker.streams
             step = ready.step()
             streams.wait(other, streams.record(streams.current()))
             with streams.on(other):
@@ -39,22 +39,22 @@ def test_replays_follow_the_current_stream(update_on: str) -> None:
                 kv.pushpull(ready.keys, ready.gradients, ready.outs)
                 same(ready.outs[0], total(kv) + 5 * kv.num_workers)
 
-    run_seats(3, body, lazy=True)
+    run_on_standin(3, body, lazy=True)
 
 
-def test_what_the_user_reads_without_order_is_caught() -> None:
-    def body(seat: Seat) -> None:
-        other = seat.device.stream("another stream")
-        with at(DevicePlace(seat)):
-            ready = opened(seat)
+def test_a_read_without_order_is_caught() -> None:
+    def body(worker: Worker) -> None:
+        other = worker.device.stream("another stream")
+        with use_buffers(StandInBuffers(worker)):
+            ready = opened(worker)
             step = ready.step()
             step.replay()
             with (
                 pytest.raises(AssertionError, match="nothing orders it after unpack_all"),
-                seat.streams.on(other),
+                worker.streams.on(other),
             ):
-                seat.streams.get(ready.outs[0])
-            seat.spoilt = True
-            seat.device.mend()
+                worker.streams.get(ready.outs[0])
+            worker.broken_on_purpose = True
+            worker.device.mend()
 
-    run_seats(2, body, lazy=True)
+    run_on_standin(2, body, lazy=True)

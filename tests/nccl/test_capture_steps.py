@@ -6,22 +6,21 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
-from tests.conformance.capabilities import at
+from tests.conformance.capabilities import use_buffers
 from tests.conformance.captures_all import CAPTURES
-from tests.conformance.covering import some_or_all
-from tests.nccl.standin import Seat, run_seats
-from tests.nccl.standin.capabilities import DevicePlace
-from tests.nccl.standin.stores import SeatStores
+from tests.nccl.captures import PLACEMENTS
+from tests.nccl.standin import Worker, run_on_standin
+from tests.nccl.standin.buffers import StandInBuffers
+from tests.nccl.standin.stores import StandInStores
 
 pytestmark = pytest.mark.limit(30)
 
 
-@pytest.mark.parametrize("size", some_or_all([1, 3], [1, 2, 3, 4]))
-@pytest.mark.parametrize("update_on", ["every_rank", "root"])
+@pytest.mark.parametrize(("update_on", "size"), PLACEMENTS)
 @pytest.mark.parametrize("name", CAPTURES)
 def test_case(name: str, update_on: str, size: int) -> None:
-    def body(seat: Seat) -> None:
-        with at(DevicePlace(seat)), SeatStores(seat, update_on) as create:
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, update_on) as create:
             CAPTURES[name](create)
 
-    run_seats(size, body, lazy=True)
+    run_on_standin(size, body, lazy=True)

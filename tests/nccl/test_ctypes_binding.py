@@ -1,4 +1,4 @@
-"""Layer 0: the binding over a libnccl with scripted results (tests/nccl/scripted.py)."""
+"""Layer 0: the binding over a libnccl with scripted results (tests/nccl/scripted_nccl.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ncclkv.comm.nccl.binding import DTYPES
 from ncclkv.comm.nccl.ctypes_binding import CtypesBinding
 from ncclkv.comm.nccl.library import UNIQUE_ID_BYTES
 from ncclkv.errors import CommAborted, CommTimeout, LaunchError, RankLost
-from tests.nccl.scripted import COMM, IN_PROGRESS, SYSTEM_ERROR, Scripted
+from tests.nccl.scripted_nccl import COMM, IN_PROGRESS, SYSTEM_ERROR, Scripted
 
 LIMIT = 0.2
 """Seconds that a call may wait in these tests."""
@@ -44,7 +44,7 @@ def over(*states: int, code: int = 0, **options: Any) -> tuple[CtypesBinding, Sc
 
 
 @EACH
-def test_calls_pass_their_numbers_on_in_order(name, nccls, count):
+def test_calls_pass_their_arguments_in_order(name, nccls, count):
     binding, script = over()
     getattr(binding, name)(COMM, *range(count))
     assert script.calls == [(nccls, *range(count - 1), COMM, count - 1)]
@@ -70,7 +70,7 @@ def test_errors_are_ours_with_version_and_call(name, nccls, count, when):
     assert f"NCCL 2.28.9: {nccls} failed: ncclSystemError (words for 2)" in text
 
 
-def test_codes_that_nobody_knows_are_errors_too():
+def test_unknown_codes_are_errors():
     binding, _ = over(99, code=99)
     with pytest.raises(CommAborted, match=r"ncclAllReduce failed: code 99 \(words for 99\)"):
         binding.all_reduce(COMM, *range(6))
@@ -139,7 +139,7 @@ def test_a_communicator_is_created_with_its_configuration(options, blocking, cta
     assert (fields.blocking, fields.maxCTAs, fields.minCTAs) == (blocking, ctas, -(2**31))
 
 
-def test_creation_that_does_not_block_is_asked_until_all_have_come():
+def test_non_blocking_creation_is_polled_until_all_ranks_have_joined():
     binding, script = over(IN_PROGRESS, IN_PROGRESS, 0, code=IN_PROGRESS)
     assert binding.create(3, bytes(128), 2, nobody) == COMM
     assert script.looks == 3
@@ -154,7 +154,7 @@ def test_a_communicator_that_does_not_block_cannot_be_captured():
     assert "unset NCCL_COMM_BLOCKING on every rank, also in nccl.conf" in other.uncaptured
 
 
-def test_a_rank_that_does_not_come_ends_the_creation_in_an_abort():
+def test_a_missing_rank_ends_the_creation_by_an_abort():
     binding, script = over(IN_PROGRESS, code=IN_PROGRESS)
     begin = time.monotonic()
     with pytest.raises(CommTimeout, match=r"ncclCommInitRankConfig waited 0\.2 s for the other"):
@@ -163,7 +163,7 @@ def test_a_rank_that_does_not_come_ends_the_creation_in_an_abort():
     assert script.names() == ["ncclCommInitRankConfig", "ncclCommAbort"]
 
 
-def test_a_rank_that_has_left_ends_the_creation_in_an_abort():
+def test_a_rank_that_left_ends_the_creation_by_an_abort():
     binding, script = over(IN_PROGRESS, code=IN_PROGRESS)
 
     def look() -> None:
@@ -311,7 +311,7 @@ def test_asynchronous_errors_come_as_text():
     ("last", "words"),
     [(b"no route", "NCCL's last message: no route"), (b"", "NCCL_DEBUG=WARN")],
 )
-def test_nccls_last_message_is_told_and_without_one_how_to_get_it(last, words):
+def test_errors_have_nccls_last_message_or_the_way_to_get_it(last, words):
     binding, script = over(SYSTEM_ERROR, code=SYSTEM_ERROR)
     script.last = last
     assert words in str(binding.async_error(COMM))

@@ -13,7 +13,7 @@ import cupy
 
 from ncclkv.comm.nccl.streams import CupyStreams
 from ncclkv.kernels.device.staging import Staging
-from tests.nccl.devices import Devices, Slot
+from tests.nccl.fake_devices import Devices, Slot
 
 OWN, OTHER = 1, 0
 

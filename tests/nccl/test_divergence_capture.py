@@ -8,20 +8,20 @@ import pytest
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
 from ncclkv.errors import Divergence
-from tests.conformance.capabilities import at, here
-from tests.conformance.expect import full, same, says, total
-from tests.conformance.overwrite import last, together, watched, weight
-from tests.nccl.standin import Seat, run_seats
-from tests.nccl.standin.capabilities import DevicePlace
-from tests.nccl.standin.stores import SeatStores
+from tests.conformance.capabilities import current_buffers, use_buffers
+from tests.conformance.expect import check_words, full, same, total
+from tests.conformance.overwrite import last, open_verified, uncounted_barrier, weight
+from tests.nccl.standin import Worker, run_on_standin
+from tests.nccl.standin.buffers import StandInBuffers
+from tests.nccl.standin.stores import StandInStores
 
 
 @pytest.mark.parametrize("update_on", ["every_rank", "root"])
 def test_a_captured_step_is_compared_after_its_replays(update_on: str) -> None:
-    def body(seat: Seat) -> None:
-        with at(DevicePlace(seat)), SeatStores(seat, update_on) as create:
-            kv = watched(create)
-            gradient, out = here().put(full(kv.rank + 1)), here().put(full(0))
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, update_on) as create:
+            kv = open_verified(create)
+            gradient, out = current_buffers().put(full(kv.rank + 1)), current_buffers().put(full(0))
             kv.pushpull("w", gradient, out=out)
             with kv.capture() as step:
                 kv.pushpull("w", gradient, out=out)
@@ -30,10 +30,12 @@ def test_a_captured_step_is_compared_after_its_replays(update_on: str) -> None:
             kv.wait()
             same(out, total(kv))
             if kv.rank == last(kv):
-                here().write(weight(kv, "w"), np.float32(99))
-            together(kv)
+                current_buffers().write(weight(kv, "w"), np.float32(99))
+            uncounted_barrier(kv)
             with pytest.raises(Divergence) as caught:
                 kv.barrier()
-            says(caught.value, f"after 3 flushes values differ: of key 'w' rank {last(kv)} has")
+            check_words(
+                caught.value, f"after 3 flushes values differ: of key 'w' rank {last(kv)} has"
+            )
 
-    run_seats(3, body, lazy=True)
+    run_on_standin(3, body, lazy=True)

@@ -40,7 +40,7 @@ def run(fault: str) -> tuple[str, list[float]]:
     return text, seconds
 
 
-def test_an_illegal_address_is_told_at_once() -> None:
+def test_an_illegal_address_is_reported_at_once() -> None:
     need_gpu()
     text, seconds = run("illegal address")
     assert "first: CommAborted: " in text, text
@@ -55,7 +55,7 @@ def test_a_kernel_that_does_not_end_is_the_device_s_own() -> None:
     need_gpu()
     text, seconds = run("spin")
     assert "first: CommTimeout: rank 0 of 1" in text, text
-    assert "the device; give it a longer timeout" in text
+    assert "the device; set a longer timeout" in text
     assert "second: CommTimeout: " in text
     assert 3 <= seconds[0] < 6, text
 

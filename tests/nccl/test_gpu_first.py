@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.conformance import CASES, Case
-from tests.conformance.capabilities import at
+from tests.conformance.capabilities import use_buffers
 from tests.conformance.stores import Stores
-from tests.nccl.first import FIRST
+from tests.nccl.first_cases import FIRST
 from tests.nccl.gpu import need_gpu
-from tests.nccl.place import GpuPlace
+from tests.nccl.gpu_buffers import GpuBuffers
 
 pytestmark = pytest.mark.limit(40)
 
@@ -21,5 +21,5 @@ def test_case(case: Case) -> None:
     need_gpu()
     if case.needs:
         pytest.importorskip(case.needs, reason=f"{case.needs} is not installed")
-    with at(GpuPlace()), Stores("nccl", "every_rank") as create:
+    with use_buffers(GpuBuffers()), Stores("nccl", "every_rank") as create:
         case.body(create)

@@ -25,7 +25,7 @@ from tests.nccl.kernel_cases import (
     dtype_of,
     same_bits,
 )
-from tests.updates import rows, segments_of, sgd
+from tests.sgd_steps import rows, segments_of, sgd
 
 pytestmark = pytest.mark.limit(60)
 LAUNCHER = KernelLauncher()

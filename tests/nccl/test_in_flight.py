@@ -15,8 +15,8 @@ from ncclkv.comm.control import CallDigest
 from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.comm.types import Work
 from ncclkv.errors import OrderMismatch
-from tests.nccl.standin import Seat, run_seats
-from tests.nccl.standin.drive import floats
+from tests.nccl.standin import Worker, run_on_standin
+from tests.nccl.standin.direct_calls import floats
 
 pytestmark = pytest.mark.limit(30)
 
@@ -53,31 +53,31 @@ class LatePeers:
 def test_a_wait_ends_when_the_hosts_have_compared_their_calls() -> None:
     """Check a device that is done at once, so that the host barrier alone is waited for."""
 
-    def body(seat: Seat) -> None:
-        peers = LatePeers(seat.peers.duplicate())
-        comm = NcclCommunicator(peers, seat.binding, seat.streams, seat.kernels)
-        array = floats(seat, 1, 2)
+    def body(worker: Worker) -> None:
+        peers = LatePeers(worker.peers.duplicate())
+        comm = NcclCommunicator(peers, worker.binding, worker.streams, worker.kernels)
+        array = floats(worker, 1, 2)
         peers.digest.value = 7
         comm.allreduce(array, array).wait()
         with pytest.raises(OrderMismatch, match="rank 1 called something else"):
             comm.synchronize(5.0)
         assert peers.late.limits == [5.0]
-        seat.spoilt = True
+        worker.broken_on_purpose = True
 
-    run_seats(2, body)
+    run_on_standin(2, body)
 
 
 def test_what_is_complete_is_dropped_by_later_launches() -> None:
     """Check that complete works are dropped by later launches, without a wait of the host."""
 
-    def body(seat: Seat) -> int:
-        comm = seat.communicator()
+    def body(worker: Worker) -> int:
+        comm = worker.communicator()
         alive: list[weakref.ref[Any]] = []
         for _ in range(10):
-            array = floats(seat, 1, 2)
+            array = floats(worker, 1, 2)
             alive.append(weakref.ref(array))
             comm.allreduce(array, array)
-            end = seat.streams.record(seat.streams.communication)
+            end = worker.streams.record(worker.streams.communication)
             while not end.done():
                 time.sleep(1e-4)
             del array
@@ -86,15 +86,15 @@ def test_what_is_complete_is_dropped_by_later_launches() -> None:
         comm.close()
         return count
 
-    assert max(run_seats(2, body)) <= 2
+    assert max(run_on_standin(2, body)) <= 2
 
 
 @pytest.mark.parametrize("reproducible", [False, True])
 def test_a_graph_keeps_the_arrays_of_its_collectives(reproducible: bool) -> None:
-    def body(seat: Seat) -> None:
-        comm: NcclCommunicator = seat.communicator()
+    def body(worker: Worker) -> None:
+        comm: NcclCommunicator = worker.communicator()
         comm.reproducible = reproducible
-        send, receive = floats(seat, 1, 2), floats(seat, 0, 0)
+        send, receive = floats(worker, 1, 2), floats(worker, 0, 0)
         comm.allreduce(send, receive).wait()
         comm.synchronize()
         with comm.capture() as graph:
@@ -105,33 +105,33 @@ def test_a_graph_keeps_the_arrays_of_its_collectives(reproducible: bool) -> None
         assert all(each() is not None for each in arrays)
         graph.launch().wait()
         comm.synchronize()
-        assert seat.streams.get(arrays[1]()).tolist() == [2, 4]
+        assert worker.streams.get(arrays[1]()).tolist() == [2, 4]
         del graph
         gc.collect()
         assert all(each() is None for each in arrays), "a graph that is gone keeps arrays"
         comm.close()
 
-    run_seats(2, body, lazy=True)
+    run_on_standin(2, body, lazy=True)
 
 
 def test_a_graph_keeps_the_room_that_sums_in_rank_order_take() -> None:
     """Check that a graph keeps its scratch memory after a longer sum has allocated more."""
 
-    def body(seat: Seat) -> None:
-        comm: NcclCommunicator = seat.communicator()
+    def body(worker: Worker) -> None:
+        comm: NcclCommunicator = worker.communicator()
         comm.reproducible = True
-        array = floats(seat, 1, 2)
+        array = floats(worker, 1, 2)
         comm.allreduce(array, array).wait()
         comm.synchronize()
         with comm.capture() as graph:
             comm.allreduce(array, array).wait()
-        longer = floats(seat, *[1.0] * 50_000)
+        longer = floats(worker, *[1.0] * 50_000)
         comm.allreduce(longer, longer).wait()
         comm.synchronize()
         gc.collect()
         graph.launch().wait()
         comm.synchronize()
-        assert seat.streams.get(array).tolist() == [4, 8]
+        assert worker.streams.get(array).tolist() == [4, 8]
         comm.close()
 
-    run_seats(2, body, lazy=True)
+    run_on_standin(2, body, lazy=True)

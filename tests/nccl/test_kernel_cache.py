@@ -34,9 +34,9 @@ except (OSError, RuntimeError) as error:
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Return the directory of the kernels, which does not exist yet."""
     monkeypatch.setenv("NCCLKV_KERNEL_CACHE", str(tmp_path / "new" / "kernels"))
-    cubins._folder.cache_clear()
+    cubins._private_folder.cache_clear()
     yield tmp_path / "new" / "kernels"
-    cubins._folder.cache_clear()
+    cubins._private_folder.cache_clear()
 
 
 @pytest.fixture
@@ -137,10 +137,10 @@ def test_the_directory_is_this_user_s_alone(folder, built, caplog):
     (file,) = folder.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     folder.chmod(0o770)
-    cubins._folder.cache_clear()
+    cubins._private_folder.cache_clear()
     cubin(COPY, "sm_90")
     assert len(built) == 2
-    assert f"others may write in {folder}; chmod 700 it" in caplog.text
+    assert f"other users may write to {folder}; chmod 700 it" in caplog.text
 
 
 def test_another_user_s_directory_is_not_used(folder, built, monkeypatch):
@@ -184,7 +184,7 @@ def test_what_cannot_be_written_is_compiled(folder, built, monkeypatch):
     folder.parent.mkdir()
     folder.write_text("a file in its place")
     assert cubin(COPY, "sm_90")[:4] == b"\x7fELF"
-    cubins._folder.cache_clear()
+    cubins._private_folder.cache_clear()
     folder.unlink()
 
     def full(*_: object, **__: object) -> None:
@@ -199,7 +199,7 @@ def test_what_cannot_be_written_is_compiled(folder, built, monkeypatch):
 
 
 def test_an_error_of_the_compiler_leaves_no_file(folder):
-    broken = dataclasses.replace(COPY, macros=COPY.macros | {"MOST": "none_such"})
+    broken = dataclasses.replace(COPY, macros=COPY.macros | {"MAX_PIECES": "none_such"})
     with pytest.raises(LaunchError, match="none_such"):
         cubin(broken, "sm_90")
     assert list(folder.iterdir()) == []

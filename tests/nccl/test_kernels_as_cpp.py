@@ -27,7 +27,7 @@ from tests.nccl.kernel_cases import (
     UpdateCases,
 )
 from tests.nccl.kernels_as_cpp import COMPILER, CppLauncher
-from tests.updates import segments_of, sgd
+from tests.sgd_steps import segments_of, sgd
 
 cupy = pytest.importorskip("cupy", reason="layer 3 needs CuPy: pip install 'ncclkv[cuda12]'")
 
@@ -96,7 +96,7 @@ def test_copies_reach_past_32_bits(launcher: CppLauncher) -> None:
     out = np.zeros_like(source)
     # Only the last blocks of the copy are run; they begin at the arrays' addresses.
     begin = [np.array([x.ctypes.data - FAR], np.uint64) for x in (source, out)]
-    ((blocks, argument),) = plan_copies(*begin, np.array([FAR + source.nbytes]))
+    ((blocks, argument, _),) = plan_copies(*begin, np.array([FAR + source.nbytes]))
     launcher.run(COPY, FAR // COPY_BYTES, blocks, argument)
     assert np.array_equal(out, source)
 

@@ -21,8 +21,9 @@ from ncclkv.kernels.device.sources import (
     KernelSource,
     headers,
 )
+from tests.harness.extent import some_or_all
 
-ARCHITECTURES = ["sm_80", "sm_90"]
+ARCHITECTURES = some_or_all(["sm_90"], ["sm_80", "sm_90"])
 EM_CUDA = 190
 """Code of NVIDIA's machines in the header of an ELF file."""
 
@@ -58,7 +59,11 @@ def test_layer_3_rounds_as_numpy_does(nvrtc: Any, program: KernelSource) -> None
         assert breach not in text
 
 
-@pytest.mark.parametrize("program", SOURCES, ids=str)
+# One program of each file, or in a complete run all of them.
+FILES = list({program.file or program.name: program for program in SOURCES}.values())
+
+
+@pytest.mark.parametrize("program", some_or_all(FILES, SOURCES), ids=str)
 def test_layer_3_an_argument_of_another_layout_does_not_compile(
     nvrtc: Any, program: KernelSource
 ) -> None:
@@ -68,7 +73,7 @@ def test_layer_3_an_argument_of_another_layout_does_not_compile(
 
 
 def test_layer_3_a_refusal_shows_the_log_and_what_to_do(nvrtc: Any) -> None:
-    broken = dataclasses.replace(COPY, macros=COPY.macros | {"MOST": "none_such"})
+    broken = dataclasses.replace(COPY, macros=COPY.macros | {"MAX_PIECES": "none_such"})
     with pytest.raises(LaunchError) as caught:
         build(broken, "sm_90")
     message = str(caught.value)

@@ -14,8 +14,8 @@ import pytest
 
 from ncclkv.kernels.device import DeviceKernels
 from ncclkv.kernels.device.copies import CopyTable
+from tests.nccl.fake_machine import Machine, view
 from tests.nccl.kernels_as_cpp import COMPILER, CppLauncher
-from tests.nccl.machine import Machine, view
 
 pytest.importorskip("cupy", reason="layer 3 needs CuPy: pip install 'ncclkv[cuda12]'")
 
@@ -104,7 +104,7 @@ def test_an_out_on_another_device_is_written(machine, kernels, order, form, dtyp
     assert machine.copies == [(0, 2, slot.nbytes)] * bool(slot.nbytes)
 
 
-def test_what_an_out_holds_is_there_for_its_own_device(machine, kernels, order):
+def test_an_out_is_ordered_before_later_work_of_its_own_device(machine, kernels, order):
     slot, out = machine.made(X.flatten(), 0), machine.made(np.zeros_like(X), 1)
     found = np.zeros_like(X)
     kernels.unpack(slot, out)

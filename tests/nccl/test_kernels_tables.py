@@ -17,7 +17,13 @@ from hypothesis import strategies as st
 from ncclkv.kernels.base import Segments
 from ncclkv.kernels.device import CopyTable
 from ncclkv.kernels.device.copies import plan_copies
-from ncclkv.kernels.device.kernel_args import COPY_BYTES, PIECES, UPDATED_ELEMENTS, first_blocks
+from ncclkv.kernels.device.kernel_args import (
+    COPY_BYTES,
+    PIECES,
+    UPDATED_ELEMENTS,
+    PlannedLaunch,
+    first_blocks,
+)
 from ncclkv.kernels.device.segments import plan_updates
 
 NEAR_BLOCKS = st.integers(0, 5).flatmap(
@@ -34,9 +40,9 @@ def piece_of(argument: np.ndarray, block: int) -> int:
     return int(pieces[0])
 
 
-def edges(launches: list[tuple[int, np.ndarray]]) -> Iterator[tuple[np.ndarray, int, int, int]]:
+def edges(launches: list[PlannedLaunch]) -> Iterator[tuple[np.ndarray, int, int, int]]:
     """Return the argument, number, first and last block of each piece with blocks."""
-    for blocks, argument in launches:
+    for blocks, argument, _ in launches:
         first = argument["first"][: int(argument["count"]) + 1].tolist()
         assert first[0] == 0
         assert first[-1] == blocks < 2**31
@@ -71,9 +77,9 @@ def test_copies_cover_each_byte_once(sizes: list[int]) -> None:
 def test_segments_cover_each_element_once(sizes: list[int], begin: int) -> None:
     offsets = [begin, *(begin + np.cumsum(sizes, dtype=np.int64)).tolist()]
     launches = plan_updates(Segments(np.array(offsets, np.int64)))
-    rows = {id(launch.argument): launch.row for launch in launches}
+    rows = {id(launch.argument): launch.pieces.start for launch in launches}
     position = begin
-    for argument, piece, low, last in edges([launch[:2] for launch in launches]):
+    for argument, piece, low, last in edges(launches):
         start, stop = (int(argument["start"][piece + k]) for k in (0, 1))
         assert start == position
         covered = (last - low) * UPDATED_ELEMENTS
@@ -171,7 +177,7 @@ def test_table_leaves_alone_what_is_more_than_a_copy_of_bytes() -> None:
     destinations[5] = Stand(2**41, 64, flat=False)
     table = CopyTable(sources, destinations)
     assert table.alone == [1, 2, 3, 5, 6]
-    ((blocks, argument),) = table.launches
+    ((blocks, argument, _),) = table.launches
     assert (blocks, int(argument["count"])) == (2, 2)
     assert argument["source"][:2].tolist() == [4096, 16384]
 

@@ -28,12 +28,12 @@ from ncclkv.comm.nccl.launch import launch, survey
 from ncclkv.errors import CommAborted, KVStoreError, LaunchError
 from ncclkv.testing import run_ranks
 from tests.harness.slow import stretched
-from tests.nccl.breaking import Told
-from tests.nccl.standin import Seat, run_seats
+from tests.nccl.broken_communicators import HostWithFarewells
+from tests.nccl.standin import Worker, run_on_standin
 
 SIZES = (1, 2, 3)
 
-_seats: dict[int, Seat] = {}
+_seats: dict[int, Worker] = {}
 
 
 def facts_of(rank: int, **changes: Any) -> DeviceInfo:
@@ -84,14 +84,14 @@ def bind(device: int, timeout: float, max_ctas: int | None) -> Any:
 
 
 def launch_on(
-    monkeypatch: pytest.MonkeyPatch, seat: Seat, facts: list[DeviceInfo]
+    monkeypatch: pytest.MonkeyPatch, worker: Worker, facts: list[DeviceInfo]
 ) -> NcclCommunicator:
     """Launch on the stand-in's devices; the ranks are threads, and rank r has device r."""
-    _seats[facts[seat.rank].device] = seat
+    _seats[facts[worker.rank].device] = worker
     monkeypatch.setattr(module, "CtypesBinding", bind)
     monkeypatch.setattr(module, "CupyStreams", lambda device: _seats[device].streams)
     monkeypatch.setattr(module, "WATCHER", None)  # the stand-in advances in one thread only
-    return launch(seat.peers, facts)
+    return launch(worker.peers, facts)
 
 
 def nccls() -> dict[str, str]:
@@ -99,16 +99,16 @@ def nccls() -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if name.startswith("NCCL_")}
 
 
-def watch(seat: Seat, name: str) -> list[dict[str, str]]:
+def watch(worker: Worker, name: str) -> list[dict[str, str]]:
     """Record the variables at each call of a function of the binding."""
     seen: list[dict[str, str]] = []
-    called = getattr(seat.binding, name)
+    called = getattr(worker.binding, name)
 
     def call(*arguments: Any) -> Any:
         seen.append(nccls())
         return called(*arguments)
 
-    setattr(seat.binding, name, call)
+    setattr(worker.binding, name, call)
     return seen
 
 
@@ -153,18 +153,18 @@ def test_layer_3_a_survey_leaves_the_ranks_usable():
 def test_layer_2_ranks_with_a_gpu_each_get_a_communicator(monkeypatch, size):
     facts = [facts_of(rank) for rank in range(size)]
 
-    def body(seat: Seat) -> str:
-        comm = launch_on(monkeypatch, seat, facts)
-        assert (comm.rank, comm.size) == (seat.rank, size)
-        ones = seat.streams.put(np.ones(3, np.float32))
+    def body(worker: Worker) -> str:
+        comm = launch_on(monkeypatch, worker, facts)
+        assert (comm.rank, comm.size) == (worker.rank, size)
+        ones = worker.streams.put(np.ones(3, np.float32))
         comm.allreduce(ones, ones).wait()
-        assert seat.streams.get(ones).tolist() == [size] * 3
-        assert seat.binding.max_ctas is None
+        assert worker.streams.get(ones).tolist() == [size] * 3
+        assert worker.binding.max_ctas is None
         comm.close()
         return comm.name
 
     before = dict(os.environ)
-    for name in run_seats(size, body):
+    for name in run_on_standin(size, body):
         assert "share" not in name
         assert "one GPU" not in name
     assert dict(os.environ) == before
@@ -174,19 +174,19 @@ def test_layer_2_shared_gpus_are_set_up_and_named(monkeypatch):
     facts = [facts_of(rank, gpu="the one", share=True) for rank in range(2)]
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
 
-    def body(seat: Seat) -> str:
-        seen = watch(seat, "create")
-        comm = launch_on(monkeypatch, seat, facts)
+    def body(worker: Worker) -> str:
+        seen = watch(worker, "create")
+        comm = launch_on(monkeypatch, worker, facts)
         child = comm.duplicate()
         names = comm.name, child.name
         child.close()
         comm.close()
         assert [each["NCCL_MULTI_RANK_GPU_ENABLE"] for each in seen] == ["1", "1"]
         assert [each["NCCL_NVLS_ENABLE"] for each in seen] == ["1", "1"], "the user's own setting"
-        assert seat.binding.max_ctas == 2
+        assert worker.binding.max_ctas == 2
         return " ".join(names)
 
-    for name in run_seats(2, body):
+    for name in run_on_standin(2, body):
         assert name.count("several ranks on one GPU") == 2
     assert nccls() == {"NCCL_NVLS_ENABLE": "1"}
 
@@ -195,10 +195,10 @@ def test_layer_2_settings_are_there_while_nccl_reads_them_and_at_no_other_time(m
     facts = [facts_of(0)]  # one rank, because threads share one environment
     chosen = settings(facts, 0)
 
-    def body(seat: Seat) -> None:
-        created, reduced = watch(seat, "create"), watch(seat, "all_reduce")
-        comm = launch_on(monkeypatch, seat, facts)
-        array = seat.streams.put(np.ones(4, np.float32))
+    def body(worker: Worker) -> None:
+        created, reduced = watch(worker, "create"), watch(worker, "all_reduce")
+        comm = launch_on(monkeypatch, worker, facts)
+        array = worker.streams.put(np.ones(4, np.float32))
         assert nccls() == {}
         for _ in range(2):
             comm.allreduce(array, array)
@@ -211,11 +211,11 @@ def test_layer_2_settings_are_there_while_nccl_reads_them_and_at_no_other_time(m
         assert reduced == [chosen, {}, chosen]
         comm.close()
 
-    run_seats(1, body)
+    run_on_standin(1, body)
     assert nccls() == {}
 
 
-def test_layer_2_trouble_is_raised_by_all_before_anything_is_made(monkeypatch):
+def test_layer_2_problems_are_raised_by_all_before_anything_is_made(monkeypatch):
     facts = [facts_of(rank, gpu="the one") for rank in range(3)]
 
     def refuse(*_: object) -> None:
@@ -232,20 +232,20 @@ def test_layer_2_without_an_id_every_rank_fails(monkeypatch):
     def no_id(*_: object) -> bytes:
         raise CommAborted("NCCL 2.32.3: ncclGetUniqueId failed: no network")
 
-    def body(seat: Seat) -> str:
-        monkeypatch.setattr(type(seat.binding), "unique_id", no_id)
+    def body(worker: Worker) -> str:
+        monkeypatch.setattr(type(worker.binding), "unique_id", no_id)
         with pytest.raises(LaunchError) as caught:
-            NcclCommunicator(seat.peers, seat.binding, seat.streams, seat.kernels)
+            NcclCommunicator(worker.peers, worker.binding, worker.streams, worker.kernels)
         return str(caught.value)
 
-    for text in run_seats(3, body):
+    for text in run_on_standin(3, body):
         assert text.startswith("rank 0 of 3 could not begin a communicator: ")
         assert "no network" in text
 
 
 @pytest.mark.parametrize("end", ["fails", "dies"])
 def test_layer_2_a_rank_that_cannot_join_is_named_by_the_others_at_once(end):
-    def body(seat: Seat) -> str:
+    def body(worker: Worker) -> str:
         def create(size: int, unique_id: bytes, rank: int, look: Callable[[], None]) -> object:
             if rank == 1:
                 raise LaunchError("out of memory")
@@ -253,24 +253,24 @@ def test_layer_2_a_rank_that_cannot_join_is_named_by_the_others_at_once(end):
                 look()
                 time.sleep(0.01)
 
-        seat.binding.create = create
-        peers: Any = seat.peers
+        worker.binding.create = create
+        peers: Any = worker.peers
         if end == "dies":
-            peers = Told(peers)  # rank 1's messages are dropped
-            peers.calls = SimpleNamespace(ended_ranks=lambda: {1})
+            peers = HostWithFarewells(peers)  # rank 1's messages are dropped
+            peers.calls = SimpleNamespace(ended_ranks=lambda: {1}, describe_calls=lambda ranks: "")
         begin = time.monotonic()
         with pytest.raises(KVStoreError) as caught:
-            NcclCommunicator(peers, seat.binding, seat.streams, seat.kernels)
+            NcclCommunicator(peers, worker.binding, worker.streams, worker.kernels)
         assert time.monotonic() - begin < stretched(2.0)
         return f"{type(caught.value).__name__}: {caught.value}"
 
-    texts = run_seats(3, body)
+    texts = run_on_standin(3, body)
     assert texts[1] == "LaunchError: rank 1 of 3: out of memory"
     for rank in (0, 2):
         words = {
-            "fails": "RankLost: rank {} of 3: rank 1 left while NCCL connected the ranks; it said: "
-            "LaunchError: out of memory",
-            "dies": "RankDied: rank {} of 3: rank 1 ended while NCCL connected the ranks, and said "
-            "nothing",
+            "fails": "RankLost: rank {} of 3: rank 1 left while NCCL connected the ranks; "
+            "farewell: LaunchError: out of memory",
+            "dies": "RankDied: rank {} of 3: rank 1 ended while NCCL connected the ranks, and sent "
+            "no farewell",
         }
         assert texts[rank] == words[end].format(rank)

@@ -153,7 +153,7 @@ def test_the_copy_that_is_loaded_comes_first(tmp_path):
     code = (
         f"import ctypes; ctypes.CDLL({str(copy)!r})\n"
         "from ncclkv.comm.nccl import library\n"
-        "library._of_wheels = lambda: []\n"
+        "library._wheel_libraries = lambda: []\n"
         "print(library.load().path)"
     )
     run = subprocess.run(
@@ -197,7 +197,7 @@ def test_without_a_wheel_the_system_is_asked(monkeypatch, opened):
     assert opened == [(SONAME, True), (SONAME, False)]
     text = str(caught.value)
     assert "there is no NCCL library (libnccl.so.2: cannot open shared object file)" in text
-    assert "pip install 'ncclkv[cuda12]' (or 'ncclkv[cuda13]', as the driver has it)" in text
+    assert "pip install 'ncclkv[cuda12]' (or 'ncclkv[cuda13]', as the driver needs it)" in text
 
 
 def test_a_library_without_a_function_is_too_old():

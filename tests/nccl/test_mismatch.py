@@ -17,13 +17,13 @@ import pytest
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
 from ncclkv.errors import OrderMismatch, SpecMismatch
-from tests.conformance.capabilities import at, here
-from tests.conformance.expect import full, says
+from tests.conformance.capabilities import current_buffers, use_buffers
+from tests.conformance.expect import check_words, full
 from tests.harness.context import context_of
 from tests.harness.slow import stretched
-from tests.nccl.standin import Seat, run_seats
-from tests.nccl.standin.capabilities import DevicePlace
-from tests.nccl.standin.stores import SeatStores
+from tests.nccl.standin import Worker, run_on_standin
+from tests.nccl.standin.buffers import StandInBuffers
+from tests.nccl.standin.stores import StandInStores
 
 pytestmark = pytest.mark.limit(30)
 
@@ -37,7 +37,7 @@ Scenario = Callable[[Any, bool], None]
 
 def put(value: float = 1) -> Any:
     """Return an array of the device."""
-    return here().put(full(value))
+    return current_buffers().put(full(value))
 
 
 def swapped_pushes(kv: Any, odd: bool) -> None:
@@ -55,7 +55,7 @@ def another_key_of_the_same_size(kv: Any, odd: bool) -> None:
 
 def keys_of_other_sizes(kv: Any, odd: bool) -> None:
     key, shape = ("large", (5000,)) if odd else ("a", (2, 3))
-    kv.push(key, here().put(full(1, shape)))
+    kv.push(key, current_buffers().put(full(1, shape)))
     kv.wait()
 
 
@@ -134,10 +134,10 @@ CALLS: dict[Scenario, tuple[str, str]] = {
 """Calls of most ranks, and the differing rank's call instead."""
 
 
-def raised(seat: Seat, update_on: str, scenario: Scenario, **options: Any) -> str:
+def raised(worker: Worker, update_on: str, scenario: Scenario, **options: Any) -> str:
     """Return a rank's error in a scenario, raised in time; the store is broken afterwards."""
-    seat.spoilt = True
-    with at(DevicePlace(seat)), SeatStores(seat, update_on) as create:
+    worker.broken_on_purpose = True
+    with use_buffers(StandInBuffers(worker)), StandInStores(worker, update_on) as create:
         kv = create(**options)
         kv.init(["a", "b", "large"], [full(0), full(0), full(0, (5000,))])
         kv.barrier()
@@ -155,7 +155,7 @@ def raised(seat: Seat, update_on: str, scenario: Scenario, **options: Any) -> st
 @pytest.mark.parametrize("scenario", CALLS, ids=lambda scenario: scenario.__name__)
 def test_every_rank_names_both_calls(scenario: Scenario, update_on: str, size: int) -> None:
     usual, odd = CALLS[scenario]
-    for said in run_seats(size, lambda seat: raised(seat, update_on, scenario)):
+    for said in run_on_standin(size, lambda worker: raised(worker, update_on, scenario)):
         called = dict(call[:2] for call in CALLED.findall(said))
         assert called.pop(str(ODD), None) == odd, said
         assert list(called.values()) == [usual], said
@@ -163,37 +163,37 @@ def test_every_rank_names_both_calls(scenario: Scenario, update_on: str, size: i
 
 @pytest.mark.parametrize("scenario", [swapped_pushes, another_key_of_the_same_size])
 def test_keys_that_share_no_bucket(scenario: Scenario) -> None:
-    def body(seat: Seat) -> str:
-        return raised(seat, "every_rank", scenario, bucket_bytes=0)
+    def body(worker: Worker) -> str:
+        return raised(worker, "every_rank", scenario, bucket_bytes=0)
 
-    for said in run_seats(2, body, lazy=True):
+    for said in run_on_standin(2, body, lazy=True):
         assert f"rank {ODD} called push" in said
 
 
-def test_what_was_queued_before_the_mismatch_is_no_hindrance_to_another_store() -> None:
-    def body(seat: Seat) -> float:
-        said = raised(seat, "every_rank", swapped_pushes)
+def test_work_queued_before_a_mismatch_does_not_block_another_store() -> None:
+    def body(worker: Worker) -> float:
+        said = raised(worker, "every_rank", swapped_pushes)
         assert "the ranks differ in call" in said
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             kv = create()
             kv.init("a", full(0))
             out = full(0)
             kv.pushpull("a", put(kv.rank + 1), out=out)
             return float(out.sum())
 
-    assert run_seats(2, body) == [18.0, 18.0]
+    assert run_on_standin(2, body) == [18.0, 18.0]
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (7,)])
 def test_specs_at_init(shape: tuple[int, ...]) -> None:
-    def body(seat: Seat) -> None:
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             kv = create()
             with pytest.raises(SpecMismatch) as caught:
                 kv.init("a", full(0, shape) if kv.rank == ODD else full(0))
-            says(caught.value, "'a'", "(2, 3)", str(shape), f"rank {ODD}")
+            check_words(caught.value, "'a'", "(2, 3)", str(shape), f"rank {ODD}")
 
-    run_seats(3, body)
+    run_on_standin(3, body)
 
 
 def captured(kv: Any) -> Any:
@@ -207,9 +207,9 @@ def captured(kv: Any) -> Any:
     return step
 
 
-def test_what_is_captured_is_not_noted_but_its_replays_are() -> None:
-    def body(seat: Seat) -> None:
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+def test_captured_calls_are_not_recorded_but_replays_are() -> None:
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             kv = create()
             kv.init(["a", "b"], [full(0), full(0)])
             kv.pushpull("b", put(), out=put(0))
@@ -223,7 +223,7 @@ def test_what_is_captured_is_not_noted_but_its_replays_are() -> None:
             assert recorder.log.count == before + 5
             kv.wait()
 
-    run_seats(2, body)
+    run_on_standin(2, body)
 
 
 def test_ranks_that_replay_another_number_of_times() -> None:
@@ -234,7 +234,7 @@ def test_ranks_that_replay_another_number_of_times() -> None:
             step.replay()
         kv.barrier()
 
-    for said in run_seats(3, lambda seat: raised(seat, "every_rank", fewer_replays)):
+    for said in run_on_standin(3, lambda worker: raised(worker, "every_rank", fewer_replays)):
         called = dict(call[:2] for call in CALLED.findall(said))
         assert called.pop(str(ODD), None) == "barrier()", said
         assert list(called.values()) == ["replay()"], said

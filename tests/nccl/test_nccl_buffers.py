@@ -26,7 +26,7 @@ from ncclkv.comm.nccl.binding import DTYPES, OPS
 from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.comm.types import Root
 from ncclkv.errors import NotSupported, UsageError
-from tests.nccl.standin import Seat, run_seats
+from tests.nccl.standin import Worker, run_on_standin
 
 pytestmark = pytest.mark.limit(30)
 
@@ -35,14 +35,14 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def communicator(seat: Seat) -> NcclCommunicator:
-    return NcclCommunicator(seat.peers, seat.binding, seat.streams, seat.kernels)
+def communicator(worker: Worker) -> NcclCommunicator:
+    return NcclCommunicator(worker.peers, worker.binding, worker.streams, worker.kernels)
 
 
-def collectives(seat: Seat) -> list[str]:
+def collectives(worker: Worker) -> list[str]:
     """Return the recorded collectives."""
     kinds = ("all_reduce(", "reduce(", "broadcast(", "all_gather(", "reduce_scatter(")
-    return [line for line in seat.log.lines if line.startswith(kinds)]
+    return [line for line in worker.log.lines if line.startswith(kinds)]
 
 
 def test_every_dtype_moves_with_all_its_bytes():
@@ -78,15 +78,15 @@ def test_every_dtype_is_reduced_or_refused_in_words():
         assert text.startswith(f"{op} of {name}: NCCL ")
 
 
-def test_16_bit_integers_are_told_the_wider_dtype():
+def test_the_refusal_of_16_bit_integers_names_the_wider_dtype():
     for name, wider in (("int16", "int32"), ("uint16", "uint32")):
         with pytest.raises(NotSupported, match=rf"use \.astype\('{wider}'\)"):
             dtypes.reduction(np.dtype(name), "sum")
 
 
 def test_bools_and_complex_numbers_come_out_right():
-    def body(seat: Seat) -> None:
-        comm = communicator(seat)
+    def body(worker: Worker) -> None:
+        comm = communicator(worker)
         truth = {
             "sum": [False, True, True],
             "max": [False, True, True],
@@ -94,58 +94,58 @@ def test_bools_and_complex_numbers_come_out_right():
             "prod": [False, False, True],
         }
         for op, wanted in truth.items():
-            array = seat.streams.put(np.array([False, seat.rank == 1, True]))
+            array = worker.streams.put(np.array([False, worker.rank == 1, True]))
             comm.allreduce(array, array, op).wait()
             # Bytes, because a bool of 3 would count as true, too.
-            assert seat.streams.get(array).view(np.uint8).tolist() == [int(x) for x in wanted], op
+            assert worker.streams.get(array).view(np.uint8).tolist() == [int(x) for x in wanted], op
         for op, wanted in (("sum", [3 + 3j, 9 - 3j]), ("avg", [1 + 1j, 3 - 1j])):
-            array = seat.streams.put(np.array([seat.rank + 1j, 3 - 1j], np.complex64))
+            array = worker.streams.put(np.array([worker.rank + 1j, 3 - 1j], np.complex64))
             comm.allreduce(array, array, op).wait()
-            assert seat.streams.get(array).tolist() == wanted, op
+            assert worker.streams.get(array).tolist() == wanted, op
         comm.close()
 
-    run_seats(3, body)
+    run_on_standin(3, body)
 
 
 def test_a_root_alone_receives_and_applies():
-    def body(seat: Seat) -> None:
-        comm = communicator(seat)
-        send, receive = (seat.streams.put(np.full(3, v, np.float32)) for v in (1, 0))
+    def body(worker: Worker) -> None:
+        comm = communicator(worker)
+        send, receive = (worker.streams.put(np.full(3, v, np.float32)) for v in (1, 0))
         seen: list[tuple[int, int, int]] = []
 
         def apply(lo: int, hi: int) -> None:
-            seen.append((lo, hi, seat.streams.current()))
+            seen.append((lo, hi, worker.streams.current()))
 
         comm.reduction(send, receive, to=Root(1)).launch(apply).wait()
-        updates = seat.rank == 1
-        assert seen == ([(0, 3, seat.streams.communication)] if updates else [])
-        assert seat.streams.get(receive).tolist() == ([3.0] * 3 if updates else [0.0] * 3)
+        updates = worker.rank == 1
+        assert seen == ([(0, 3, worker.streams.communication)] if updates else [])
+        assert worker.streams.get(receive).tolist() == ([3.0] * 3 if updates else [0.0] * 3)
         comm.close()
 
-    run_seats(3, body)
+    run_on_standin(3, body)
 
 
 def test_parts_are_scattered_and_gathered_by_rank():
-    def body(seat: Seat) -> None:
-        comm = communicator(seat)
-        whole = seat.streams.put(np.arange(6, dtype=np.complex64))
-        part = seat.streams.put(np.zeros(2, np.complex64))
+    def body(worker: Worker) -> None:
+        comm = communicator(worker)
+        whole = worker.streams.put(np.arange(6, dtype=np.complex64))
+        part = worker.streams.put(np.zeros(2, np.complex64))
         comm.reduce_scatter(whole, part).wait()
-        assert seat.streams.get(part).tolist() == [6 * seat.rank, 6 * seat.rank + 3]
+        assert worker.streams.get(part).tolist() == [6 * worker.rank, 6 * worker.rank + 3]
         comm.allgather(part, whole).wait()
-        assert seat.streams.get(whole).tolist() == [0, 3, 6, 9, 12, 15]
+        assert worker.streams.get(whole).tolist() == [0, 3, 6, 9, 12, 15]
         places = "memory 1+0 -> memory 2+0 on the communication stream"
-        assert collectives(seat)[0] == f"reduce_scatter(count=4, dtype=float32, op=sum) {places}"
+        assert collectives(worker)[0] == f"reduce_scatter(count=4, dtype=float32, op=sum) {places}"
         comm.close()
 
-    run_seats(3, body)
+    run_on_standin(3, body)
 
 
 @pytest.mark.parametrize("end", ["done", "synchronize", "another launch", "close"])
 def test_buffers_are_kept_until_they_are_done_with_and_no_longer(end):
-    def body(seat: Seat) -> None:
-        comm = communicator(seat)
-        array = seat.streams.put(np.ones(2, np.float32))
+    def body(worker: Worker) -> None:
+        comm = communicator(worker)
+        array = worker.streams.put(np.ones(2, np.float32))
         kept = weakref.ref(array)
         work = comm.allreduce(array, array)
         work.wait()
@@ -159,17 +159,17 @@ def test_buffers_are_kept_until_they_are_done_with_and_no_longer(end):
         else:
             comm.synchronize()
         if end == "another launch":
-            other = seat.streams.put(np.ones(2, np.float32))
+            other = worker.streams.put(np.ones(2, np.float32))
             comm.allreduce(other, other)
         assert kept() is None
         comm.close()
 
-    run_seats(2, body, lazy=True)
+    run_on_standin(2, body, lazy=True)
 
 
-def test_nothing_is_launched_for_nothing():
-    def body(seat: Seat) -> None:
-        comm = communicator(seat)
+def test_no_call_is_launched_for_no_elements():
+    def body(worker: Worker) -> None:
+        comm = communicator(worker)
         empty = comm.allocate(0).view(np.float32)
         for work in (
             comm.allreduce(empty, empty),
@@ -180,23 +180,23 @@ def test_nothing_is_launched_for_nothing():
         ):
             assert work.done()
             work.wait()
-        assert collectives(seat) == []
+        assert collectives(worker) == []
         comm.close()
 
-    run_seats(2, body)
+    run_on_standin(2, body)
 
 
 def test_what_was_launched_waits_for_the_current_stream_and_the_other_way_round():
-    def body(seat: Seat) -> list[str]:
-        comm = communicator(seat)
-        array = seat.streams.put(np.ones(2, np.float32))
-        before = len(seat.log.lines)
+    def body(worker: Worker) -> list[str]:
+        comm = communicator(worker)
+        array = worker.streams.put(np.ones(2, np.float32))
+        before = len(worker.log.lines)
         comm.allreduce(array, array).wait()
-        lines = list(seat.log.lines[before:])
+        lines = list(worker.log.lines[before:])
         comm.close()
         return lines
 
-    for lines in run_seats(2, body):
+    for lines in run_on_standin(2, body):
         events = [line.split("event ")[1].split()[0] for line in lines if "event" in line]
         first, second = events[0], events[2]
         assert lines == [
@@ -233,15 +233,15 @@ def refusals(comm: NcclCommunicator) -> list[tuple[str, Callable[[], object]]]:
 
 
 def test_what_nccl_cannot_take_is_refused_before_anything_moves():
-    def body(seat: Seat) -> None:
-        comm = communicator(seat)
+    def body(worker: Worker) -> None:
+        comm = communicator(worker)
         for words, call in refusals(comm):
             with pytest.raises(UsageError, match=words):
                 call()
-        assert collectives(seat) == []
-        array = seat.streams.put(np.ones(2, np.float32))
+        assert collectives(worker) == []
+        array = worker.streams.put(np.ones(2, np.float32))
         comm.allreduce(array, array).wait()
-        assert seat.streams.get(array).tolist() == [2.0, 2.0]
+        assert worker.streams.get(array).tolist() == [2.0, 2.0]
         comm.close()
 
-    run_seats(2, body)
+    run_on_standin(2, body)

@@ -24,7 +24,7 @@ from ncclkv.kernels.device import launch as kernels_launch
 from ncclkv.kernels.device.launch import KernelLauncher
 from ncclkv.kernels.device.memory import empty, zeros
 from ncclkv.kernels.device.sources import UPDATE
-from tests.nccl.cuda import cuda
+from tests.nccl.fake_cuda import cuda
 
 __all__ = ["cuda"]
 
@@ -82,14 +82,14 @@ def test_another_current_device_is_refused_in_words(cuda):
         streams.check_device()
 
 
-def test_an_error_of_before_at_the_look_at_the_device_is_told_as_one(cuda):
+def test_an_error_of_an_earlier_call_is_reported_as_such(cuda):
     streams = CupyStreams(2)
     cuda.runtime.getDevice.side_effect = cuda_error(700)
-    with pytest.raises(CommAborted, match="CUDA reports at the look at the current device"):
+    with pytest.raises(CommAborted, match="CUDA reports at the query of the current device"):
         streams.check_device()
 
 
-def test_a_thread_that_only_looks_is_on_the_device_and_minds_no_capture(cuda, monkeypatch):
+def test_a_thread_that_only_polls_uses_the_device_and_minds_no_capture(cuda, monkeypatch):
     modes: list[int] = []
 
     def exchange(mode: Any) -> int:
@@ -106,7 +106,7 @@ def test_a_thread_that_only_looks_is_on_the_device_and_minds_no_capture(cuda, mo
     assert modes == [2]  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
-def test_an_earlier_error_of_the_device_is_ours_where_a_thread_looks(cuda):
+def test_an_earlier_error_of_the_device_is_converted_in_a_polling_thread(cuda):
     streams = CupyStreams(3)
     cuda.Device.return_value.use.side_effect = cuda_error()
     with pytest.raises(CommAborted, match="CUDA reports at making the device current: cudaErrorIl"):
@@ -208,7 +208,7 @@ def test_a_kernel_is_not_loaded_in_a_capture(cuda, monkeypatch):
     stream = cuda.get_current_stream.return_value
     stream.is_capturing.return_value = True
     launcher = KernelLauncher()
-    words = "kernel sgd of float32 is launched for the first time, .* make the same step once befor"
+    words = "kernel sgd of float32 is not loaded, and a .* load it; make the same step once before"
     with pytest.raises(UsageError, match=words):
         launcher.load(UPDATE["sgd", 0, "float32"])
     cuda.Module.assert_not_called()
@@ -248,7 +248,7 @@ def test_cupys_own_event_takes_an_error_for_work_in_progress_and_ours_does_not()
         theirs.ptr = 0  # so that nothing is destroyed
 
 
-def test_no_memory_on_the_device_is_ours_and_says_what_there_is(cuda, monkeypatch):
+def test_a_full_device_raises_an_error_with_its_free_memory(cuda, monkeypatch):
     def zeros(count: int, dtype: str) -> None:
         raise cupy.cuda.memory.OutOfMemoryError(count, 700)
 
@@ -302,7 +302,7 @@ class Pool:
 
 
 @pytest.mark.parametrize(("limit", "left"), [(0, 600), (10_000, 600), (900, 300), (700, 100)])
-def test_what_is_left_is_what_is_free_and_what_the_pool_keeps(cuda, monkeypatch, limit, left):
+def test_free_memory_is_that_of_the_device_and_of_the_pool(cuda, monkeypatch, limit, left):
     pool = Pool(limit)
     cuda.get_allocator.return_value = pool.malloc
     cuda.runtime.memGetInfo.return_value = (500, 80_000)
@@ -310,7 +310,7 @@ def test_what_is_left_is_what_is_free_and_what_the_pool_keeps(cuda, monkeypatch,
     assert DeviceKernels().left() == left
 
 
-def test_what_another_allocator_has_left_is_not_known(cuda, monkeypatch):
+def test_free_memory_of_another_allocator_is_unknown(cuda, monkeypatch):
     cuda.get_allocator.return_value = Pool().malloc
     monkeypatch.setattr(cupy, "get_default_memory_pool", Pool)
     assert DeviceKernels().left() is None

@@ -7,18 +7,18 @@ import pytest
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
 from ncclkv.comm.host import finalize
-from ncclkv.comm.nccl import progress
+from ncclkv.comm.nccl import lifetime
 from ncclkv.errors import CommAborted, CommTimeout, RankLost, UsageError
-from tests.nccl.breaking import aborted, communicator, ones, raises
-from tests.nccl.standin import Seat, run_seats
+from tests.nccl.broken_communicators import aborted, communicator, ones, raises
+from tests.nccl.standin import Worker, run_on_standin
 
 pytestmark = pytest.mark.limit(30)
 
 
-def test_close_ends_all_and_whoever_is_late_finds_it_closed():
-    def body(seat: Seat) -> None:
-        comm = communicator(seat)
-        array = ones(seat)
+def test_close_ends_all_ranks_and_a_late_rank_finds_it_closed():
+    def body(worker: Worker) -> None:
+        comm = communicator(worker)
+        array = ones(worker)
         work = comm.allreduce(array, array)
         comm.close()
         comm.close()
@@ -26,115 +26,115 @@ def test_close_ends_all_and_whoever_is_late_finds_it_closed():
         work.wait()
         comm.abort("closed long ago")
         for call in (comm.synchronize, comm.barrier, lambda: comm.allreduce(array, array)):
-            with raises(UsageError, f"rank {seat.rank} of 3: the communicator is closed"):
+            with raises(UsageError, f"rank {worker.rank} of 3: the communicator is closed"):
                 call()
-        assert seat.log.lines.count("destroy communicator 0") == 1
-        assert not aborted(seat)
+        assert worker.log.lines.count("destroy communicator 0") == 1
+        assert not aborted(worker)
 
-    run_seats(3, body)
+    run_on_standin(3, body)
 
 
 def test_close_aborts_what_a_lost_rank_would_hold_up():
-    def body(seat: Seat) -> None:
-        comm = communicator(seat)
-        if seat.rank == 1:
+    def body(worker: Worker) -> None:
+        comm = communicator(worker)
+        if worker.rank == 1:
             comm.abort("first to go")
         else:
             comm.close()
             comm.close()
-        assert aborted(seat)
-        assert "destroy communicator 0" not in seat.log.lines
+        assert aborted(worker)
+        assert "destroy communicator 0" not in worker.log.lines
 
-    run_seats(3, body)
+    run_on_standin(3, body)
 
 
-def test_the_first_failure_is_the_one_that_is_told():
-    def body(seat: Seat) -> None:
-        comm = communicator(seat)
-        comm._progress.fail(RankLost("rank 7 left"))
+def test_the_first_failure_is_reported():
+    def body(worker: Worker) -> None:
+        comm = communicator(worker)
+        comm._lifetime.fail(RankLost("rank 7 left"))
         comm.abort("enough")
         with raises(RankLost, "rank 7 left"):
             comm.synchronize()
 
-    run_seats(1, body)
+    run_on_standin(1, body)
 
 
 def test_close_forgives_a_lost_rank_as_on_hosts(monkeypatch):
     monkeypatch.setattr(finalize, "_failure", None)
 
-    def body(seat: Seat) -> None:
-        comm = communicator(seat)
-        if seat.rank == 1:
+    def body(worker: Worker) -> None:
+        comm = communicator(worker)
+        if worker.rank == 1:
             comm.abort("first to go")
         else:
             comm.close()
 
-    run_seats(2, body)
+    run_on_standin(2, body)
     assert finalize._failure is None
 
 
 def test_a_failure_is_kept_without_the_frames_that_it_passed():
     """Check that a stored failure has no frames: they refer to arrays and to the store."""
 
-    def body(seat: Seat) -> None:
-        comm = communicator(seat)
-        with pytest.raises(RankLost) as caught, comm._progress.guard:
+    def body(worker: Worker) -> None:
+        comm = communicator(worker)
+        with pytest.raises(RankLost) as caught, comm._lifetime:
             raise RankLost("rank 7 left")
         assert caught.value.__traceback__ is not None
-        assert comm._progress.failure is not None
-        assert comm._progress.failure.__traceback__ is None
+        assert comm._lifetime.failure is not None
+        assert comm._lifetime.failure.__traceback__ is None
         comm.abort("enough")
 
-    run_seats(1, body)
+    run_on_standin(1, body)
 
 
-def test_a_destroy_that_fails_is_raised_and_told():
+def test_a_destroy_that_fails_is_raised_and_logged():
     def fail(*_: object) -> None:
         raise CommTimeout("NCCL 2.32.3: ncclCommDestroy waited 300 s")
 
-    def body(seat: Seat) -> None:
-        comm = communicator(seat)
-        if seat.rank == 0:
-            seat.binding.destroy = fail
+    def body(worker: Worker) -> None:
+        comm = communicator(worker)
+        if worker.rank == 0:
+            worker.binding.destroy = fail
             with raises(CommTimeout, "ncclCommDestroy"):
                 comm.close()
-            assert seat.streams._closed
+            assert worker.streams._closed
             comm.close()
             assert comm._peers.said == ["NCCL 2.32.3: ncclCommDestroy waited 300 s"]
         else:
-            seat.binding.destroy = lambda handle: None
+            worker.binding.destroy = lambda handle: None
             comm.close()
 
-    run_seats(2, body)
+    run_on_standin(2, body)
 
 
 def test_the_end_of_the_process_aborts_what_is_open(monkeypatch):
-    monkeypatch.setattr(progress, "_open", set())  # communicators of other tests are not counted
+    monkeypatch.setattr(lifetime, "_open", set())  # communicators of other tests are not counted
 
-    def body(seat: Seat) -> None:
-        forgotten = communicator(seat)
+    def body(worker: Worker) -> None:
+        forgotten = communicator(worker)
         closed = forgotten.duplicate()
-        assert len(progress._open) == 2
+        assert len(lifetime._open) == 2
         closed.close()
-        assert len(progress._open) == 1
-        progress._abort_all()
-        assert not progress._open
-        assert [line for line in seat.log.lines if "abort" in line] == ["abort communicator 0"]
+        assert len(lifetime._open) == 1
+        lifetime._abort_all()
+        assert not lifetime._open
+        assert [line for line in worker.log.lines if "abort" in line] == ["abort communicator 0"]
         with raises(CommAborted, "without closing the communicator"):
             forgotten.barrier()
 
-    run_seats(1, body)
+    run_on_standin(1, body)
 
 
 def test_a_forked_child_aborts_nothing(monkeypatch):
-    monkeypatch.setattr(progress, "_open", set())
+    monkeypatch.setattr(lifetime, "_open", set())
 
-    def body(seat: Seat) -> None:
-        comm = communicator(seat)
+    def body(worker: Worker) -> None:
+        comm = communicator(worker)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(progress, "_process", -1)
-            progress._abort_all()
+            patch.setattr(lifetime, "_process", -1)
+            lifetime._abort_all()
         comm.close()
-        assert not aborted(seat)
+        assert not aborted(worker)
 
-    run_seats(1, body)
+    run_on_standin(1, body)

@@ -12,11 +12,11 @@ pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda
 
 from ncclkv.errors import CommAborted, OutOfMemory
 from ncclkv.optimizer import SGD
-from tests.conformance.capabilities import at
+from tests.conformance.capabilities import use_buffers
 from tests.harness.context import context_of
-from tests.nccl.standin import Seat, run_seats
-from tests.nccl.standin.capabilities import DevicePlace
-from tests.nccl.standin.stores import SeatStores
+from tests.nccl.standin import Worker, run_on_standin
+from tests.nccl.standin.buffers import StandInBuffers
+from tests.nccl.standin.stores import StandInStores
 
 pytestmark = pytest.mark.limit(30)
 
@@ -44,24 +44,24 @@ def sum_of(kv: Any, key: str, value: np.ndarray) -> float:
 
 @pytest.mark.parametrize("update_on", ["every_rank", "root"])
 def test_init_is_refused_on_every_rank_and_the_store_goes_on(update_on):
-    def body(seat: Seat) -> str:
-        with at(DevicePlace(seat)), SeatStores(seat, update_on) as create:
+    def body(worker: Worker) -> str:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, update_on) as create:
             kv = create()
             kv.init("small", SMALL)
-            seat.device.leave(ROOM if seat.rank == 1 else None)
-            with seat.calls() as lines:
+            worker.device.leave(ROOM if worker.rank == 1 else None)
+            with worker.calls() as lines:
                 error = no_memory(lambda: kv.init(["large", "other"], [LARGE, SMALL]))
             assert not [line for line in lines if "allocate" in line]
             assert kv.keys() == ["small"]
             kv.init("tiny", SMALL[:10])
             assert sum_of(kv, "small", SMALL) == 3.0
-            seat.device.leave(None)
+            worker.device.leave(None)
             kv.init("large", LARGE)
             assert sum_of(kv, "large", LARGE) == 3.0
             kv.barrier()
             return str(error)
 
-    for rank, text in enumerate(run_seats(3, body)):
+    for rank, text in enumerate(run_on_standin(3, body)):
         assert text == (
             f"rank {rank} of 3: init: 2 new keys of 168,192 bytes, with gradients and weights, do "
             f"not fit on rank 1: they need 520,576 bytes, earlier keys without a bucket included, "
@@ -69,172 +69,172 @@ def test_init_is_refused_on_every_rank_and_the_store_goes_on(update_on):
         )
 
 
-def test_what_fits_to_the_byte_is_taken():
-    def body(seat: Seat) -> None:
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+def test_keys_that_fit_to_the_byte_are_accepted_on_a_gpu():
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             kv = create()
             # The value from rank 0, the gradient and the weight.
-            seat.device.leave(3 * 160_000 - 1)
+            worker.device.leave(3 * 160_000 - 1)
             no_memory(lambda: kv.init("large", LARGE))
-            seat.device.leave(3 * 160_000)
+            worker.device.leave(3 * 160_000)
             kv.init("large", LARGE)
             assert sum_of(kv, "large", LARGE) == 2.0
 
-    run_seats(2, body)
+    run_on_standin(2, body)
 
 
-def test_where_nobody_says_what_is_left_all_keys_are_taken():
-    def body(seat: Seat) -> None:
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+def test_with_unknown_free_memory_all_keys_of_a_gpu_are_accepted():
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             kv = create()
-            seat.device.leave(None)
+            worker.device.leave(None)
             kv.init("large", LARGE)
             assert sum_of(kv, "large", LARGE) == 2.0
 
-    run_seats(2, body)
+    run_on_standin(2, body)
 
 
-def test_what_is_taken_while_init_runs_breaks_the_store():
-    def body(seat: Seat) -> None:
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+def test_memory_that_runs_out_during_init_breaks_the_store():
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             kv = create()
-            seat.spoilt = True
+            worker.broken_on_purpose = True
             check = context_of(kv).memory_check.check
 
             def taken(*arguments: Any) -> None:
                 check(*arguments)
-                seat.device.leave(0)
+                worker.device.leave(0)
 
             context_of(kv).memory_check.check = taken
             text = str(no_memory(lambda: kv.init("large", LARGE)))
-            assert text == f"rank {seat.rank} of 2: device 0 has no memory for 160,000 bytes"
+            assert text == f"rank {worker.rank} of 2: device 0 has no memory for 160,000 bytes"
             with pytest.raises(CommAborted, match="init was interrupted by OutOfMemory"):
                 kv.barrier()
 
-    run_seats(2, body)
+    run_on_standin(2, body)
 
 
-def test_a_first_push_names_the_key_and_may_come_again_when_there_is_memory():
-    def body(seat: Seat) -> float:
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+def test_a_first_push_names_the_key_and_may_be_repeated_with_memory():
+    def body(worker: Worker) -> float:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             kv = create()
             kv.init("large", LARGE)
-            if seat.rank == 1:
-                seat.device.leave(ROOM)  # another user takes the memory meanwhile
+            if worker.rank == 1:
+                worker.device.leave(ROOM)  # another user takes the memory meanwhile
                 error = no_memory(lambda: kv.push("large", LARGE))
                 assert str(error) == (
                     "rank 1 of 2: push of key 'large': device 0 has no memory for 160,000 bytes"
                 )
-                seat.device.leave(None)
+                worker.device.leave(None)
             return sum_of(kv, "large", LARGE)
 
-    assert run_seats(2, body) == [2.0, 2.0]
+    assert run_on_standin(2, body) == [2.0, 2.0]
 
 
-def test_what_runs_out_amid_a_push_names_the_key_and_breaks_the_store():
-    def body(seat: Seat) -> None:
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+def test_memory_that_runs_out_during_a_push_names_the_key_and_breaks_the_store():
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             kv = create()
             kv.init("large", LARGE)
             kv.barrier()
-            seat.spoilt = True
+            worker.broken_on_purpose = True
             kv.grad_view("large")
 
             def pack(*_: Any) -> None:
                 raise MemoryError("Out of memory allocating 160,000 bytes")
 
-            seat.kernels.pack_all = pack  # type: ignore[method-assign]
+            worker.kernels.pack_all = pack  # type: ignore[method-assign]
             error = no_memory(lambda: kv.push("large", LARGE))
             assert str(error).startswith("rank ")
             assert "push of key 'large': Out of memory allocating 160,000 bytes" in str(error)
             with pytest.raises(CommAborted, match="push was interrupted by MemoryError"):
                 kv.barrier()
 
-    run_seats(2, body)
+    run_on_standin(2, body)
 
 
-def test_what_an_optimizer_remembers_has_no_room_at_a_first_push():
-    def body(seat: Seat) -> list[float]:
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+def test_optimizer_states_lack_memory_at_a_first_push():
+    def body(worker: Worker) -> list[float]:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             kv = create()
             kv.init("large", LARGE)
             kv.set_optimizer(SGD(learning_rate=0.5, momentum=0.5))
-            zeros, left = seat.kernels.zeros, [OutOfMemory("device 0 has no memory for 160,000")]
+            zeros, left = worker.kernels.zeros, [OutOfMemory("device 0 has no memory for 160,000")]
 
             def none_at_first(*arguments: Any) -> Any:
-                if seat.rank == 1 and left:
+                if worker.rank == 1 and left:
                     raise left.pop()
                 return zeros(*arguments)
 
-            seat.kernels.zeros = none_at_first  # type: ignore[method-assign]
-            if seat.rank == 1:
+            worker.kernels.zeros = none_at_first  # type: ignore[method-assign]
+            if worker.rank == 1:
                 error = no_memory(lambda: kv.push("large", LARGE))
                 assert "rank 1 of 2: push of key 'large': device 0 has no memory" in str(error)
             return [sum_of(kv, "large", LARGE) for _ in range(2)]
 
     # Gradients are 2: momenta -1 and -1.5.
-    assert run_seats(2, body) == [[0.0, -1.5]] * 2
+    assert run_on_standin(2, body) == [[0.0, -1.5]] * 2
 
 
-def test_what_an_optimizer_remembers_has_no_room_when_it_is_set():
-    def body(seat: Seat) -> None:
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+def test_optimizer_states_lack_memory_when_the_optimizer_is_set():
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             kv = create()
             kv.init("large", LARGE)
             assert sum_of(kv, "large", LARGE) == 2.0
-            seat.spoilt = True
-            seat.device.leave(ROOM)
+            worker.broken_on_purpose = True
+            worker.device.leave(ROOM)
             error = no_memory(lambda: kv.set_optimizer(SGD(learning_rate=0.5, momentum=0.5)))
             assert "device 0 has no memory for 160,000 bytes" in str(error)
             with pytest.raises(CommAborted, match="set_optimizer was interrupted by OutOfMemory"):
                 kv.barrier()
 
-    run_seats(2, body)
+    run_on_standin(2, body)
 
 
-def test_a_local_verb_may_come_again_when_there_is_memory():
-    def body(seat: Seat) -> float:
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+def test_a_local_verb_may_be_repeated_with_memory():
+    def body(worker: Worker) -> float:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             kv = create()
             kv.init("large", LARGE)
-            seat.device.leave(ROOM)
+            worker.device.leave(ROOM)
             no_memory(lambda: kv.value("large"))
             no_memory(lambda: kv.grad_view("large"))
-            seat.device.leave(None)
+            worker.device.leave(None)
             return sum_of(kv, "large", LARGE)
 
-    assert run_seats(2, body) == [2.0, 2.0]
+    assert run_on_standin(2, body) == [2.0, 2.0]
 
 
-def test_what_a_call_needs_once_it_is_noted_breaks_the_store():
+def test_memory_lacking_after_the_record_of_a_call_breaks_the_store():
     """Check an allocation that fails after the call is recorded: other ranks have gone on."""
 
-    def body(seat: Seat) -> None:
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             kv = create(reproducible=True)
             kv.init(["large", "small"], [LARGE, SMALL])
             assert sum_of(kv, "large", LARGE) == 2.0
-            seat.spoilt = True
+            worker.broken_on_purpose = True
 
             def allocate(nbytes: int) -> Any:
                 raise OutOfMemory(f"device 0 has no memory for {nbytes:,} bytes")
 
-            context_of(kv).comm._in_order._memory = None
-            context_of(kv).comm._in_order._streams = SimpleNamespace(allocate=allocate)
+            context_of(kv).comm._messages._memory = None
+            context_of(kv).comm._messages._streams = SimpleNamespace(allocate=allocate)
             kv.push("large", LARGE)
             no_memory(lambda: kv.pull("large"))
             with pytest.raises(CommAborted, match="pull was interrupted by OutOfMemory"):
                 kv.barrier()
 
-    run_seats(2, body)
+    run_on_standin(2, body)
 
 
-def test_a_group_that_is_noted_breaks_the_store():
-    def body(seat: Seat) -> None:
-        with at(DevicePlace(seat)), SeatStores(seat, "every_rank") as create:
+def test_a_recorded_group_that_lacks_memory_breaks_the_store():
+    def body(worker: Worker) -> None:
+        with use_buffers(StandInBuffers(worker)), StandInStores(worker, "every_rank") as create:
             kv = create(reproducible=True)
             kv.init("large", LARGE)
-            seat.spoilt = True
+            worker.broken_on_purpose = True
 
             def refuse(*_: Any) -> Any:
                 raise OutOfMemory("device 0 has no memory for 80,000 bytes")
@@ -242,10 +242,10 @@ def test_a_group_that_is_noted_breaks_the_store():
             def block() -> None:
                 with kv.group():
                     kv.push("large", LARGE)
-                    context_of(kv).comm._in_order._scratch = refuse
+                    context_of(kv).comm._messages._scratch = refuse
 
             no_memory(block)
             with pytest.raises(CommAborted, match="group was interrupted by OutOfMemory"):
                 kv.barrier()
 
-    run_seats(2, body)
+    run_on_standin(2, body)

@@ -49,7 +49,7 @@ def watcher() -> Iterator[Watcher]:
     made.stop()
 
 
-def test_it_looks_until_nothing_is_in_flight_and_then_sleeps(watcher):
+def test_it_checks_until_nothing_is_in_flight_and_then_sleeps(watcher):
     looked = Looked(3)
     watcher.add(looked)
     assert looked.over.wait(SOON)
@@ -63,18 +63,18 @@ def test_it_looks_until_nothing_is_in_flight_and_then_sleeps(watcher):
     assert len(set(looked.threads)) == 1, "one thread for all"
 
 
-def test_there_is_no_thread_before_there_is_something_to_look_at():
+def test_there_is_no_thread_before_there_is_a_work_to_check():
     before = threading.active_count()
     made = Watcher(interval=0.01)
     assert threading.active_count() == before
     made.stop()
 
 
-def test_it_looks_ten_times_a_second():
+def test_it_checks_ten_times_a_second():
     assert INTERVAL == 0.1
 
 
-def test_a_look_that_fails_is_logged_and_the_last_and_others_go_on(watcher, caplog):
+def test_a_check_that_fails_is_logged_once_and_others_continue(watcher, caplog):
     broken, other = Looked(5, ValueError("on purpose")), Looked(5)
     with caplog.at_level(logging.ERROR, "ncclkv"):
         watcher.add(broken)
@@ -83,12 +83,12 @@ def test_a_look_that_fails_is_logged_and_the_last_and_others_go_on(watcher, capl
         assert other.over.wait(SOON)
     assert len(broken.threads) == 1
     (record,) = caplog.records
-    assert "cannot be looked at any more" in record.message
+    assert "are not checked any more" in record.message
     assert record.exc_info is not None
     assert "on purpose" in str(record.exc_info[1])
 
 
-def test_after_stop_nothing_is_looked_at(watcher):
+def test_after_stop_nothing_is_checked(watcher):
     looked = Looked(1000)
     watcher.add(looked)
     watcher.stop()
@@ -98,7 +98,7 @@ def test_after_stop_nothing_is_looked_at(watcher):
     assert len(looked.threads) == count
 
 
-def test_where_python_starts_no_more_threads_nobody_looks(watcher, monkeypatch):
+def test_no_watcher_starts_when_python_starts_no_threads(watcher, monkeypatch):
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
@@ -122,7 +122,7 @@ def test_a_forked_child_has_no_such_thread_and_no_lock_of_it_held(watcher):
 
 ENDS = """
 import threading, time
-from ncclkv.comm.nccl import progress
+from ncclkv.comm.nccl import lifetime
 from ncclkv.comm.nccl.watcher import WATCHER
 class Busy:
     def look_over(self):

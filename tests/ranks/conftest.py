@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from mpi4py import MPI
 
-from tests.conformance.capabilities import SeveralNodes, at, here
+from tests.conformance.capabilities import BuffersOfSeveralNodes, current_buffers, use_buffers
 from tests.harness.ranks import pytest_configure
 
 __all__ = ["pytest_configure"]
@@ -40,5 +40,5 @@ def several_nodes(comm_world: MPI.Intracomm) -> bool:
 @pytest.fixture(autouse=True)
 def place(several_nodes: bool) -> Iterator[None]:
     """Return the memory of the cases; ranks on several nodes do not promise the order of sums."""
-    with at(SeveralNodes() if several_nodes else here()):
+    with use_buffers(BuffersOfSeveralNodes() if several_nodes else current_buffers()):
         yield

@@ -28,12 +28,14 @@ class Log(Instrument):
 
     def __init__(self) -> None:
         self.launches: list[tuple[int, str, int]] = []
+        self.wires: list[int] = []
         self.completions: list[tuple[int, float]] = []
         self.waits: list[tuple[int, float]] = []
         self.late_ranks: list[tuple[int, int, float]] = []
 
     def launched(self, seq: int, label: str, nbytes: int, wire: int) -> None:
         self.launches.append((seq, label, nbytes))
+        self.wires.append(wire)
 
     def completed(self, seq: int, seconds: float) -> None:
         self.completions.append((seq, seconds))
@@ -107,6 +109,17 @@ def test_all_ranks_number_the_same_collectives(comm_world: MPI.Intracomm, update
     assert sorted(seq for seq, _ in log.waits) == completed
 
 
+def test_the_bytes_that_a_rank_sends(comm_world: MPI.Intracomm) -> None:
+    with ncclkv.create("dist_sync") as kv:
+        kv.init("w", np.zeros(1024, "f4"))
+        log = Log()
+        events_of(kv).add(log)
+        push(kv, 4096)
+        assert (kv.pull("w") == total(kv)).all(), f"rank {kv.rank}"
+    # Every other rank receives a short array whole.
+    assert log.wires == [4096 * (comm_world.size - 1)], f"rank {comm_world.rank}"
+
+
 @pytest.mark.parametrize(("size", "delayed"), DELAYED)
 def test_every_rank_names_the_rank_that_was_late(
     comm_world: MPI.Intracomm, size: str, delayed: int
@@ -159,6 +172,6 @@ def test_an_instrument_that_raises_on_one_rank_delays_no_other(comm_world: MPI.I
         for _ in range(3):
             push(kv, 4096)
             assert (kv.pull("w") == total(kv)).all(), f"rank {kv.rank}"
-        assert events_of(kv).heard["launched"] == [log], f"rank {kv.rank}"
+        assert events_of(kv).listeners["launched"] == [log], f"rank {kv.rank}"
     assert [seq for seq, *_ in log.launches] == [1, 2, 3], f"rank {comm_world.rank}"
     assert [seq for seq, _ in log.completions] == [1, 2, 3], f"rank {comm_world.rank}"

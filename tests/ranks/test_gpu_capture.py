@@ -12,13 +12,13 @@ import pytest
 from ncclkv.comm.nccl import launch
 from ncclkv.comm.nccl.ctypes_binding import CtypesBinding
 from ncclkv.errors import NotSupported, UsageError
-from tests.conformance.capabilities import at
+from tests.conformance.capabilities import use_buffers
 from tests.conformance.captures_all import CAPTURES, MISUSES, Ready
 from tests.conformance.expect import same, total
 from tests.conformance.stores import Stores
 from tests.nccl import gpu
 from tests.nccl.gpu import need_gpu
-from tests.nccl.place import GpuPlace
+from tests.nccl.gpu_buffers import GpuBuffers
 
 pytestmark = pytest.mark.limit(40)
 PLACEMENTS = pytest.mark.parametrize("update_on", ["every_rank", "root"])
@@ -28,7 +28,7 @@ PLACEMENTS = pytest.mark.parametrize("update_on", ["every_rank", "root"])
 def ready() -> Iterator[Ready]:
     """Return a store that has made a step."""
     need_gpu()
-    with at(GpuPlace()), Stores("nccl", "every_rank") as create:
+    with use_buffers(GpuBuffers()), Stores("nccl", "every_rank") as create:
         yield Ready(create)
 
 
@@ -36,7 +36,7 @@ def ready() -> Iterator[Ready]:
 @pytest.mark.parametrize("name", CAPTURES)
 def test_case(name: str, update_on: str) -> None:
     need_gpu()
-    with at(GpuPlace()), Stores("nccl", update_on) as create:
+    with use_buffers(GpuBuffers()), Stores("nccl", update_on) as create:
         CAPTURES[name](create)
 
 
@@ -44,7 +44,7 @@ def test_case(name: str, update_on: str) -> None:
 @pytest.mark.parametrize("name", MISUSES)
 def test_misuse(name: str, update_on: str) -> None:
     need_gpu()
-    with at(GpuPlace()), Stores("nccl", update_on) as create:
+    with use_buffers(GpuBuffers()), Stores("nccl", update_on) as create:
         MISUSES[name](create)
 
 
@@ -112,7 +112,7 @@ def test_communicators_that_do_not_block_cannot_be_captured(
     need_gpu()
     # As with NCCL_COMM_BLOCKING=0, which NCCL reads once in a process.
     monkeypatch.setattr(launch, "CtypesBinding", partial(CtypesBinding, blocking=False))
-    with at(GpuPlace()), Stores("nccl", "every_rank") as create:
+    with use_buffers(GpuBuffers()), Stores("nccl", "every_rank") as create:
         ready = Ready(create)
         with pytest.raises(NotSupported, match="NCCL cannot be captured"), ready.kv.capture():
             ready.pushpull()

@@ -9,10 +9,10 @@ import pytest
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import launch as hosts
 from ncclkv.comm.nccl import launch as gpus
-from tests.conformance.capabilities import at, in_rank_order
+from tests.conformance.capabilities import require_rank_order, use_buffers
 from tests.conformance.communicator_all import CASES, FAILURES, IN_ORDER
 from tests.nccl.gpu import need_gpu
-from tests.nccl.place import GpuPlace
+from tests.nccl.gpu_buffers import GpuBuffers
 
 pytestmark = pytest.mark.limit(60)
 
@@ -28,7 +28,7 @@ def world() -> Iterator[Communicator]:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in FAILURES])
 def test_case(name: str, world: Communicator) -> None:
-    with at(GpuPlace()):
+    with use_buffers(GpuBuffers()):
         CASES[name](world)
 
 
@@ -36,7 +36,7 @@ def test_case(name: str, world: Communicator) -> None:
 def test_case_in_rank_order(name: str, world: Communicator) -> None:
     own = world.duplicate()
     own.reproducible = True
-    with at(GpuPlace()), in_rank_order():
+    with use_buffers(GpuBuffers()), require_rank_order():
         CASES[name](own)
     own.close()
 
@@ -45,5 +45,5 @@ def test_case_in_rank_order(name: str, world: Communicator) -> None:
 @pytest.mark.parametrize("name", sorted(FAILURES))
 def test_failure(name: str, world: Communicator) -> None:
     if world.size > 1:
-        with at(GpuPlace()):
+        with use_buffers(GpuBuffers()):
             CASES[name](world)

@@ -6,11 +6,11 @@ import pytest
 from mpi4py import MPI
 
 from tests.conformance import CASES, Case
-from tests.conformance.capabilities import at
+from tests.conformance.capabilities import use_buffers
 from tests.conformance.stores import Stores
-from tests.nccl.first import FIRST
+from tests.nccl.first_cases import FIRST
 from tests.nccl.gpu import need_gpu
-from tests.nccl.place import GpuPlace
+from tests.nccl.gpu_buffers import GpuBuffers
 
 SIZE = MPI.COMM_WORLD.Get_size()
 pytestmark = pytest.mark.limit(40)
@@ -29,5 +29,5 @@ def test_case(case: Case, update_on: str) -> None:
     need_gpu()
     if case.needs:
         pytest.importorskip(case.needs, reason=f"{case.needs} is not installed")
-    with at(GpuPlace()), Stores("nccl", update_on) as create:
+    with use_buffers(GpuBuffers()), Stores("nccl", update_on) as create:
         case.body(create)

@@ -108,7 +108,7 @@ def test_an_intercommunicator_has_two_groups(several: MPI.Intracomm) -> None:
 
 
 def test_a_group_is_no_communicator(comm_world: MPI.Intracomm) -> None:
-    with pytest.raises(UsageError, match="not a communicator; give an mpi4py one"):
+    with pytest.raises(UsageError, match="not a communicator; give mpi4py's"):
         ncclkv.create("dist_sync", comm=comm_world.Get_group())
 
 
@@ -118,7 +118,7 @@ def test_ranks_that_ask_for_stores_of_different_names(
 ) -> None:
     with pytest.raises(SpecMismatch) as caught:
         ncclkv.create(names[several.Get_rank() > 0])
-    assert f"rank 0 says name={names[0]}; rank 1 says name={names[1]}" in str(caught.value)
+    assert f"rank 0 has name={names[0]}; rank 1 has name={names[1]}" in str(caught.value)
 
 
 @pytest.mark.parametrize(

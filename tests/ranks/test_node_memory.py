@@ -13,7 +13,7 @@ from mpi4py import MPI
 import ncclkv
 from ncclkv.comm.host import window
 from ncclkv.comm.shm.node import CONTROL_BYTES
-from ncclkv.system.memory import Room
+from ncclkv.system.memory import MemoryLeft
 from tests.harness.context import context_of
 
 WORDS = {
@@ -124,7 +124,7 @@ def test_windows_that_are_open_are_not_free_twice(
     several: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCLKV_NODE_MEMORY", "halves")
-    monkeypatch.setattr(window, "room", lambda: Room(1 << 30, "a box"))
+    monkeypatch.setattr(window, "memory_left", lambda: MemoryLeft(1 << 30, "a box"))
     assert window.left() == 1 << 30
     kv = ncclkv.create("dist_sync")
     assert window.left() == (1 << 30) - len(context_of(kv).comm._node.ranks) * CONTROL_BYTES

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 
 import ncclkv
-from tests.conformance.covering import examples
-from tests.conformance.programs import LIMIT, Program, hunt, play
+from tests.conformance.programs import LIMIT, Program, find_failure, play
 from tests.harness.exchange import Exchange
+from tests.harness.extent import examples
 from tests.harness.slow import stretched
 
 TIMEOUT = stretched(10.0)
@@ -23,7 +23,7 @@ def test_dist_sync() -> None:
         follow(ranks)
         return
     try:
-        hunt(partial(together, ranks), examples(150))
+        find_failure(partial(together, ranks), examples(150))
     finally:
         ranks.everyone(None)
 

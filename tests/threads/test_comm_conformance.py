@@ -8,11 +8,11 @@ from ncclkv.comm.host import threads
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.testing import run_ranks
 from tests.conformance.communicator_all import CASES, FAILURES
-from tests.conformance.covering import some_or_all
+from tests.conformance.covering import communicator_cases
+from tests.harness.extent import some_or_all
 from tests.harness.slow import stretched
 
 TIMEOUT = stretched(20.0)
-SIZES = some_or_all((1, 2, 3, 5), (1, 2, 3, 4, 5, 7))
 FAILURE_SIZES = (3,)
 ORDINARY = [name for name in CASES if name not in FAILURES]
 
@@ -35,8 +35,14 @@ def over_threads(size: int, name: str) -> None:
     run_ranks(size, body, timeout=TIMEOUT)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ORDINARY)
+ON_THREADS = [
+    (size, name)
+    for size in some_or_all((1, 2, 3, 4), (1, 2, 3, 4, 5, 7))
+    for name in communicator_cases(ORDINARY, "threads", size)
+]
+
+
+@pytest.mark.parametrize(("size", "name"), ON_THREADS)
 def test_threads(name: str, size: int) -> None:
     over_threads(size, name)
 

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 
 import ncclkv
-from tests.conformance.covering import examples
-from tests.conformance.programs import LIMIT, Program, hunt, play
+from tests.conformance.programs import LIMIT, Program, find_failure, play
+from tests.harness.extent import examples
 from tests.harness.slow import stretched
 
 TIMEOUT = stretched(10.0)
@@ -16,7 +16,7 @@ TIMEOUT = stretched(10.0)
 
 @pytest.mark.limit(LIMIT)
 def test_local() -> None:
-    hunt(lambda program: play(program, 1, partial(ncclkv.create, "local")), examples(250))
+    find_failure(lambda program: play(program, 1, partial(ncclkv.create, "local")), examples(250))
 
 
 @pytest.mark.limit(LIMIT)
@@ -27,4 +27,4 @@ def test_threads(size: int, count: int) -> None:
     def run(program: Program) -> None:
         ncclkv.testing.run_ranks(size, play, program, size, create, timeout=TIMEOUT)
 
-    hunt(run, examples(count))
+    find_failure(run, examples(count))

@@ -24,10 +24,10 @@ WRONG = [
     ("NCCLKV_RANKS_PER_NODE", "9" * 5000, "is not a whole number of at least 1"),
     ("NCCLKV_NODE_MEMORY", "file", "set one of files, halves, messages"),
     ("NCCLKV_NODE_MEMORY", "window", "set one of files, halves, messages"),
-    ("NCCLKV_COMPILED", "no", "is neither 0 nor 1"),
+    ("NCCLKV_COMPILED", "no", "set one of 0, 1, or unset it"),
     ("NCCLKV_RESTART", "-1", "is not a whole number of at least 0"),
-    ("NCCLKV_ABORT", "off", "is neither 0 nor 1"),
-    ("NCCLKV_SHARE_GPU", "yes", "is neither 0 nor 1"),
+    ("NCCLKV_ABORT", "off", "set one of 0, 1, or unset it"),
+    ("NCCLKV_SHARE_GPU", "yes", "set one of 0, 1, or unset it"),
     ("PMI_SIZE", "²", "is not a whole number of at least 0"),
     ("SLURM_PROCID", "first", "is not a whole number of at least 0"),
 ]
@@ -58,7 +58,7 @@ def test_values_of_switches(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_value_on_one_rank_is_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([None, "NCCLKV_ABORT='off' is neither 0 nor 1", None])
+    answers = iter([None, "NCCLKV_ABORT='off' is not an allowed value", None])
 
     def check() -> None:
         if (problem := next(answers)) is not None:
@@ -71,7 +71,7 @@ def test_a_wrong_value_on_one_rank_is_refused_by_all(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(env, "check", check)
     (text,) = set(testing.run_ranks(3, body))
-    assert re.fullmatch(r"rank \d of 3: NCCLKV_ABORT='off' is neither 0 nor 1", text)
+    assert re.fullmatch(r"rank \d of 3: NCCLKV_ABORT='off' is not an allowed value", text)
 
 
 def test_ranks_with_different_node_sizes_are_named_by_all(

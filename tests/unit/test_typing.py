@@ -24,7 +24,7 @@ _EXPECTED = re.compile(r"# E: (?P<code>[a-z-]+) (?P<part>.*)$")
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict[int, str]]:
     """Return mypy's errors in both programs, by file and line."""
-    programs = [str(PROGRAMS / f"typed_{name}.py") for name in ("right", "wrong")]
+    programs = [str(PROGRAMS / f"{name}_types.py") for name in ("correct", "wrong")]
     # The project's directory has mypy's cache, which saves time.
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--hide-error-context", *programs],
@@ -35,7 +35,7 @@ def found() -> dict[str, dict[int, str]]:
         check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    texts: dict[str, dict[int, str]] = {"typed_right.py": {}, "typed_wrong.py": {}}
+    texts: dict[str, dict[int, str]] = {"correct_types.py": {}, "wrong_types.py": {}}
     for match in filter(None, map(_ERROR.match, done.stdout.splitlines())):
         lines = texts.setdefault(Path(match["file"]).name, {})
         lines[int(match["line"])] = f"{lines.get(int(match['line']), '')} {match['text']}"
@@ -43,16 +43,16 @@ def found() -> dict[str, dict[int, str]]:
 
 
 def test_correct_calls_have_no_error(found: dict[str, dict[int, str]]) -> None:
-    assert found["typed_right.py"] == {}
-    assert found.keys() == {"typed_right.py", "typed_wrong.py"}
+    assert found["correct_types.py"] == {}
+    assert found.keys() == {"correct_types.py", "wrong_types.py"}
 
 
 def test_each_mistake_has_its_error(found: dict[str, dict[int, str]]) -> None:
     expected = {}
-    for number, line in enumerate((PROGRAMS / "typed_wrong.py").read_text().splitlines(), 1):
+    for number, line in enumerate((PROGRAMS / "wrong_types.py").read_text().splitlines(), 1):
         if match := _EXPECTED.search(line):
             expected[number] = match["code"], match["part"]
-    said = found["typed_wrong.py"]
+    said = found["wrong_types.py"]
     assert len(expected) > 30
     assert said.keys() == expected.keys()
     wrong = [

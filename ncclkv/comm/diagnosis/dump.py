@@ -28,10 +28,10 @@ BEFORE_A_STORE = "create"
 
 _PACKAGES = ("ncclkv", "numpy", "mpi4py", "cupy-cuda12x", "cupy-cuda13x")
 
-# Most ranks that raise the same error do so within this time.
+# Ranks that raise the same error usually do so within this time.
 _OTHERS_SECONDS = 1.0
 
-# Stores and ranks of this process that have a file; errors that are in a file.
+# The stores and ranks whose dump file this process has written, and the errors in those files.
 _done: set[tuple[str, int]] = set()
 _errors: WeakSet[BaseException] = WeakSet()
 
@@ -53,7 +53,7 @@ def write(error: BaseException, calls: CallComparison | None, transport: str = "
     folder = env.dump()
     if not folder or error in _errors:
         return
-    store, rank = _identity(calls)
+    store, rank, _ = _identity(calls)
     if calls is not None and (store, rank) in _done:
         return
     _errors.add(error)
@@ -71,7 +71,10 @@ def write(error: BaseException, calls: CallComparison | None, transport: str = "
     except Exception as failure:  # the store's own error must be raised, not this one
         with suppress(Exception):
             reason = f"{type(failure).__name__}: {failure}"
-            sys.stderr.write(f"ncclkv: NCCLKV_DUMP={folder!r}: nothing was written: {reason}\n")
+            sys.stderr.write(
+                f"ncclkv: NCCLKV_DUMP={folder!r}: the file of rank {rank} was not written: "
+                f"{reason}; set a directory that this rank can write to\n"
+            )
 
 
 class Ranks(Protocol):
@@ -92,33 +95,27 @@ def _await_others(folder: Path, store: str, calls: CallComparison) -> None:
     """Wait a moment for the files of other ranks: an uncaught error here would end them first."""
     ranks = {*range(calls.transport.size)} - {calls.transport.rank}
     for _ in Backoff(_OTHERS_SECONDS):
-        left = calls.transport.left_ranks()
-        ranks = {
-            rank
-            for rank in ranks
-            if rank not in left
-            and not calls.state(rank)
-            and not (folder / f"{store}-rank{rank}.json").exists()
-        }
+        ranks -= calls.transport.left_ranks().keys()
+        files = {rank: folder / f"{store}-rank{rank}.json" for rank in ranks}
+        ranks = {rank for rank in ranks if not (calls.state(rank) or files[rank].exists())}
         if not ranks:
             break
 
 
-def _identity(calls: CallComparison | None) -> tuple[str, int]:
-    """Return the name of a store, the same on all its ranks, and this rank."""
+def _identity(calls: CallComparison | None) -> tuple[str, int, int]:
+    """Return the store's name, which is equal on all its ranks, this rank, and the size."""
     if calls is None:
-        return BEFORE_A_STORE, env.launched_rank() or 0
-    return "store" if calls.roster is None else calls.roster.name, calls.transport.rank
+        return BEFORE_A_STORE, env.launched_rank() or 0, env.launched_size() or 1
+    name = "store" if calls.roster is None else calls.roster.name
+    return name, calls.transport.rank, calls.transport.size
 
 
 def _content(error: BaseException, calls: CallComparison | None, transport: str) -> dict[str, Any]:
-    """Return the content of the file; seconds count from the creation of the store."""
+    """Return the content of a dump file; its seconds count from the creation of the store."""
     roster = None if calls is None else calls.roster
-    store, rank = _identity(calls)
-    begin = time.monotonic() if roster is None else roster.met
-    now = time.monotonic() - begin
+    store, rank, size = _identity(calls)
+    now = 0.0 if roster is None else time.monotonic() - roster.met
     of_store = {} if calls is None else _of_store(calls, now)
-    size = (env.launched_size() or 1) if calls is None else calls.transport.size
     return {
         "format": FORMAT,
         "store": store,
@@ -139,13 +136,11 @@ def _content(error: BaseException, calls: CallComparison | None, transport: str)
 def _of_store(calls: CallComparison, now: float) -> dict[str, Any]:
     """Return this rank's calls, and the reports about other ranks."""
     rank, size = calls.transport.rank, calls.transport.size
+    left: dict[int, str] = {}
     with suppress(Exception):  # MPI may be gone
-        calls.transport.left_ranks()
+        left = dict(calls.transport.left_ranks())
         calls.receive()
     others = {each: calls.report(each, REPORT_CALLS) for each in range(size) if each != rank}
-    left: dict[int, str] = {}
-    with suppress(Exception):
-        left = dict(calls.transport.left_ranks())
     members = [] if calls.roster is None else calls.roster.members
     return {
         "ranks": [{"host": member.host, "pid": member.pid} for member in members],
@@ -163,30 +158,19 @@ def _of_store(calls: CallComparison, now: float) -> dict[str, Any]:
 
 
 def _of_rank(report: Report | None, now: float) -> dict[str, Any]:
-    """Convert a report to objects of JSON."""
+    """Return the fields of a dump file about one rank: its calls and its waits."""
     if report is None:
         return {"calls": [], "wait": None, "elsewhere": ""}
-    wait = report.wait
-    return {
-        "calls": [
-            {
-                "number": call.number,
-                "call": call.text,
-                "alike": [call.code, call.keys],
-                "seconds": now - call.age,
-            }
-            for call in report.calls
-        ],
-        "wait": None
-        if wait is None
-        else {
-            "ranks": wait.ranks,
-            "total": wait.total,
-            "waited": wait.seconds,
-            "what": wait.description,
-        },
-        "elsewhere": "" if report.other_wait is None else report.other_wait.description,
-    }
+    calls = [
+        {"number": number, "call": text, "alike": [code, keys], "seconds": now - age}
+        for number, code, keys, text, age in report.calls
+    ]
+    wait = None
+    if report.wait is not None:
+        seconds, _, total, ranks, description = report.wait
+        wait = {"ranks": ranks, "total": total, "waited": seconds, "what": description}
+    other_wait = "" if report.other_wait is None else report.other_wait.description
+    return {"calls": calls, "wait": wait, "elsewhere": other_wait}
 
 
 def _stacks() -> dict[str, list[str]]:

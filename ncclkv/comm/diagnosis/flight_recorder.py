@@ -30,7 +30,7 @@ _HEAD = struct.Struct("<qqqqq64s")
 its stacks, its host."""
 
 _CLOSING = 0
-"""Offset of the first of these."""
+"""Offset of the word that is 1 once the rank closes."""
 
 _OTHER_WAIT = struct.Struct("<q512s")
 """Time at which this rank last showed a wait outside the store; its description and names."""
@@ -136,15 +136,15 @@ class FlightRecorder:
         return Wait((shown - since) / 1e9, age, total, ranks, _decode(rest[_MAX_RANKS]))
 
     def process(self, rank: int) -> Process | None:
-        """Return a neighbour's process; None where its number has no meaning here."""
+        """Return a neighbour's process; None where its number is not valid here."""
         if rank == self._rank or rank not in self._pages:
             return None
         _, pid, pid_namespace, _, _, _ = _HEAD.unpack_from(self._pages[rank])
-        known = pid and pid_namespace and pid_namespace == namespace()
-        return process(pid) if known else None
+        is_valid = pid and pid_namespace and pid_namespace == namespace()
+        return process(pid) if is_valid else None
 
     def show_stacks(self, rank: int) -> None:
-        """Make a neighbour print its stacks, where it has a signal for that."""
+        """Make a neighbour print its stacks, if it has a signal for that."""
         if self.process(rank) is not None:
             _, pid, _, _, signal, _ = _HEAD.unpack_from(self._pages[rank])
             stacks.show(pid, signal)

@@ -14,8 +14,8 @@ from ncclkv.comm.transport import PeerFailed, Transport
 from ncclkv.errors import CommTimeout, KVStoreError, OrderMismatch, RankDied, RankLost
 from ncclkv.system import abort
 
-# A rank that waits for a rank that has left cannot report that itself: other ranks allow it so
-# many seconds to raise its own error first.
+# If rank A waits for rank B, and B waits for a rank that has left, then B raises an error.  A gives
+# B this many seconds before A raises an error of its own.
 _RELAY_SECONDS = 0.3
 
 # Seconds between two polls of the neighbours' processes.
@@ -24,13 +24,13 @@ _PROCESS_SECONDS = 5e-3
 # A rank without a notice in the last seconds before the deadline counts as silent.
 _ANSWER_SECONDS = 2.0
 
-# In a shorter wait the requests have hardly arrived, so silence has no meaning.
+# In a shorter wait an answer may still be under way: a silent rank is no proof of a failure.
 _MEANINGFUL_SECONDS = 1.0
 
 # Messages that a process sent before its end still arrive within this time.
 _ARRIVAL_SECONDS = 0.05
 
-# After a failed message, its peer's last notice or the end of its process may take so long.
+# Within this time after a failed message, the peer's farewell or the end of its process appears.
 _FAILED_SECONDS = 0.3
 
 _ADVICE = "all ranks must make the same calls in the same order: look at what {} did instead"
@@ -53,7 +53,7 @@ class AwaitedWork(Protocol):
     reported: int
 
     def missing(self) -> set[int]:
-        """Return the ranks that it waits for."""
+        """Return the ranks that the collective waits for."""
 
 
 class Progress(Protocol):
@@ -103,19 +103,20 @@ class HangDetector:
         if found is not None:
             self._calls.notify(str(found))
             return found
-        relayed = progress.multi_node and waited > _RELAY_SECONDS
+        # On several nodes, an awaited rank may itself wait for a rank that has left.
+        indirect = progress.multi_node and waited > _RELAY_SECONDS
         ended = self._ended_ranks()
         if not (departed or ended):
             return None
-        if relayed:
+        if indirect:
             # A rank that closed normally cannot be what the awaited ranks wait for.
             ended = {rank for rank in ended if not self._calls.recorder.is_closing(rank)}
-        gone = departed.keys() | ended
-        if not relayed and progress.missing(work).isdisjoint(gone):
+        absent = departed.keys() | ended
+        if not indirect and progress.missing(work).isdisjoint(absent):
             return None
         progress.advance()  # messages that a rank sent before it left still count
         missing = progress.missing(work)
-        lost = gone if relayed and missing else missing & gone
+        lost = absent if indirect and missing else missing & absent
         if not lost or work.finished:
             return None
         rank = min(lost, key=lambda rank: (abort.follows(departed.get(rank, "")), rank))
@@ -160,7 +161,11 @@ class HangDetector:
         return None
 
     def _ended_ranks(self) -> set[int]:
-        """Return the ranks whose processes ended, once all that they sent has arrived."""
+        """Return the ranks whose processes were found ended more than 50 ms ago.
+
+        By then all messages of these ranks have arrived.  A call less than 5 ms after the last poll
+        of the processes returns an empty set.
+        """
         now = time.monotonic()
         if now - self._polled < _PROCESS_SECONDS:
             return set()
@@ -170,13 +175,13 @@ class HangDetector:
         return {rank for rank, since in self._ended.items() if now - since > _ARRIVAL_SECONDS}
 
     def explain(self, work: AwaitedWork, error: OrderMismatch | PeerFailed) -> KVStoreError:
-        """Return the error to raise for the error of one message: its cause, where found."""
+        """Return the error to raise for an error of a message: its cause, if found."""
         if isinstance(error, OrderMismatch):
             return self._calls.explain(error)
         return self._peer_error(work, error)
 
     def _peer_error(self, work: AwaitedWork, failure: PeerFailed) -> KVStoreError:
-        """Return the error to raise for a failed message: why its peer left, where found."""
+        """Return the error to raise for a failed message, with the reason of its peer, if found."""
         peer = failure.peer
         report = f"; MPI reports: {failure.report}" if failure.report else ""
         for waited in Backoff(_FAILED_SECONDS, self._transport.pause):
@@ -195,19 +200,19 @@ class HangDetector:
         if reason.startswith(OrderMismatch.__name__):
             return OrderMismatch(f"{self._prefix}rank {rank} left with {reason}")
         return RankLost(
-            f"{self._prefix}rank {rank} left while {work} waited for it; it said: {reason}"
+            f"{self._prefix}rank {rank} left while {work} waited for it; farewell: {reason}"
             f"{self._last_call(rank)}"
         )
 
     def _died_error(self, rank: int, work: AwaitedWork, report: str = "") -> RankDied:
-        """Return the error to raise when a rank's process ended without a notice."""
+        """Return the error to raise when a rank's process ended without a farewell."""
         process = self._calls.recorder.process(rank)
         how = "has ended" if process is None else process.end()
         roster, last_call = self._calls.roster, self._last_call(rank)
         host = f" on {roster.members[rank].host}" if roster and not last_call else ""
         return RankDied(
-            f"{self._prefix}rank {rank}{host} {how} while {work} waited for it, and said nothing"
-            f"{report}{last_call}"
+            f"{self._prefix}rank {rank}{host} {how} while {work} waited for it, and sent no "
+            f"farewell{report}{last_call}"
         )
 
     def _last_call(self, rank: int) -> str:
@@ -268,10 +273,10 @@ class HangDetector:
         stall.write_line(rank, self._transport.size, description, waited, limit, details)
 
     def _unanswered(self, ranks: Iterable[int], waited: float) -> set[int]:
-        """Return those of `ranks` about whom no neighbour of theirs has answered a request.
+        """Return the ranks of `ranks` about which no request for a report was answered.
 
-        Ranks answer for neighbours whose pages they share.  Without pages a busy rank is silent,
-        so its silence has no meaning.
+        The neighbours of a rank can read its page, and answer for it.  A rank that shares no page
+        is left out: it does not answer while it is busy, which is no failure.
         """
         calls, rank = self._calls, self._transport.rank
         shares = any(each in calls.recorder for each in range(self._transport.size) if each != rank)
@@ -291,15 +296,15 @@ class HangDetector:
         )
 
     def _describe_unanswered(self, ranks: set[int]) -> str:
-        """Describe ranks about whom requests had no answer, though their hosts send messages."""
+        """Describe ranks of `_unanswered`, from whose hosts other messages have arrived."""
         return (
-            f"no question about {format_ranks(ranks)} was answered, though messages from there "
-            f"arrive: some are lost, or slower than the timeout allows; "
+            f"no request for reports of {format_ranks(ranks)} was answered, though messages from "
+            f"there arrive: some are lost, or slower than the timeout allows; "
             f"{self._advise({self._transport.rank, *ranks})}"
         )
 
     def _advise(self, ranks: Iterable[int]) -> str:
-        """Return the advice to look at the network between the hosts of ranks."""
+        """Return a clause of an error: the advice to look at the network of these ranks' hosts."""
         roster = self._calls.roster
         members = [] if roster is None else [roster.members[rank] for rank in sorted(ranks)]
         hosts = ", ".join(dict.fromkeys(member.host for member in members))
@@ -310,14 +315,12 @@ class HangDetector:
         roster = self._calls.roster
         host = "another host" if roster is None else roster.members[node[0]].host
         if len(node) == 1:
-            return (
-                f"rank {node[0]}, the only one on {host}, does not answer: the host or the link to "
-                f"it is gone, or the rank is stopped, or busy outside the store"
-            )
-        return (
-            f"no rank of {host} ({', '.join(map(str, node))}) answers: the host or the link to it "
-            f"is gone, or all its ranks are stopped"
-        )
+            silence = f"rank {node[0]}, the only one on {host}, does not answer"
+            cause = "the rank is stopped, or busy outside the store"
+        else:
+            silence = f"no rank of {host} ({', '.join(map(str, node))}) answers"
+            cause = "all its ranks are stopped"
+        return f"{silence}: the host or the link to it is gone, or {cause}"
 
 
 def _describe_chain(chain: Mapping[int, Sequence[int]]) -> list[str]:

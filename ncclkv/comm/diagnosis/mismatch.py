@@ -1,12 +1,12 @@
 """Comparison of the ranks' calls: finds the first call in which two ranks differ.
 
-A rank reads the pages of its neighbours.  Ranks that share no memory gossip instead: each notice
-holds any number of messages of three kinds.
+A rank reads the pages of its neighbours.  Ranks that share no memory send notices instead: each
+notice holds any number of messages, of three kinds.
 
 =========  ====================================================================================
 REPORT     a rank's last calls and its waits, as its page shows them
 REQUEST    ranks whose reports the sender lacks
-VERDICT    the difference that the sender has found; empty where it knows only that one exists
+VERDICT    the difference that the sender has found; empty if only its digest differs so far
 =========  ====================================================================================
 
 ==================  ===============================  ==========================================
@@ -48,8 +48,6 @@ from ncclkv.comm.diagnosis.reports import (
     Report,
     describe_last_call,
     first_difference,
-    from_plain,
-    to_plain,
 )
 from ncclkv.comm.roster import Roster
 from ncclkv.comm.transport import Transport
@@ -60,17 +58,19 @@ DifferingKeys = Callable[[int, int], tuple[Any, Any]]
 REPORT, REQUEST, VERDICT = "report", "request", "verdict"
 
 VERDICT_CALLS, REPORT_CALLS = 256, 32
-"""Calls in a report that goes with a verdict, and in any other: a program that is only slow must
-not be slowed down by it."""
+"""Numbers of calls in a report beside a verdict, and in any other report.
 
-# Seconds to wait for the reports of others.
+Other reports are short, because a rank of a slow but correct program sends them too.
+"""
+
+# Seconds to wait for the reports of other ranks.
 _PATIENCE = 1.0
 
-# A rank at its own deadline may answer no more; a report this fresh is as good as an answer.
+# A rank at its own deadline may not answer; a report of this age is as good as an answer.
 _FRESH_SECONDS = 0.5
 
 LONG_SECONDS = 0.25
-"""A wait is long from here on, and looks at others' calls each time it has lasted as long again."""
+"""A wait is long after this time; it then compares calls once in each further such time."""
 
 _MAX_REQUESTS = 8
 _MAX_DESCRIBED = 8
@@ -85,7 +85,7 @@ _ELLIPSIS = "..."
 
 
 class CallComparison:
-    """This rank's knowledge of the calls of all ranks of a store.
+    """Compares this rank's calls with the pages and reports of the other ranks of a store.
 
     Parameters
     ----------
@@ -129,10 +129,10 @@ class CallComparison:
         self._post(others, [*self._own_reports([self.transport.rank]), (REQUEST, others)])
 
     def collect_reports(self, ranks: Collection[int], since: float) -> None:
-        """Exchange reports with all ranks of other nodes, and await those about `ranks`.
+        """Exchange reports with all ranks of other nodes, and await the reports about `ranks`.
 
-        They also receive the reports of those of `ranks` that have pages here.  Answers may take
-        one second altogether.
+        The other nodes also receive reports about the ranks of `ranks` that have pages here.  The
+        call waits at most one second for all answers.
 
         Parameters
         ----------
@@ -164,10 +164,9 @@ class CallComparison:
         self, ranks: Iterable[int], max_calls: int = REPORT_CALLS
     ) -> list[tuple[str, Any]]:
         """Return the REPORT messages of ranks that have pages here."""
-        reports = ((rank, self.recorder.read(rank, max_calls)) for rank in ranks)
         return [
-            (REPORT, (rank, to_plain(report._replace(state=self.state(rank)))))
-            for rank, report in reports
+            (REPORT, (rank, self.recorder.read(rank, max_calls)._replace(state=self.state(rank))))
+            for rank in ranks
         ]
 
     def _post(self, peers: Iterable[int], messages: Sequence[tuple[str, Any]]) -> None:
@@ -185,8 +184,8 @@ class CallComparison:
     def _take(self, peer: int, kind: str, content: Any) -> None:
         """Act on one message of a peer."""
         if kind == REPORT:
-            rank, plain = content
-            self._uncompared[rank] = report = from_plain(plain)
+            rank, report = content
+            self._uncompared[rank] = report
             self._reports[rank] = report, self.last_received[peer]
         elif kind == REQUEST:
             readable = [rank for rank in content if rank in self.recorder]
@@ -202,11 +201,11 @@ class CallComparison:
     # Comparing
 
     def ended_ranks(self) -> set[int]:
-        """Return the ranks whose processes have ended, as far as this rank can see."""
+        """Return the ranks whose processes are known to have ended."""
         return {rank for rank in self._peers if self.transport.has_ended(rank)}
 
     def compare_reports(self) -> OrderMismatch | None:
-        """Return the first difference between this rank's calls and the received reports."""
+        """Return the error of the first received report or verdict that differs; else None."""
         self.receive()
         if not self._uncompared:
             return None
@@ -221,12 +220,12 @@ class CallComparison:
         return found
 
     def compare_pages(self) -> OrderMismatch | None:
-        """Return the first difference between this rank's calls and its neighbours' pages."""
+        """Return the error if a neighbour's page has other calls than this rank made; else None."""
         neighbours = (rank for rank in self._peers if rank in self.recorder)
         return self._compare({rank: self.recorder.read(rank) for rank in neighbours})
 
     def _compare(self, reports: dict[int, Report]) -> OrderMismatch | None:
-        """Return the first difference, of the lowest rank that differs."""
+        """Return the error about the lowest rank whose calls differ from this rank's; else None."""
         mine = self.recorder.read(self.transport.rank)
         for rank, report in sorted(reports.items()):
             pair = first_difference(mine.calls, report.calls)
@@ -255,7 +254,7 @@ class CallComparison:
         return f" ({', '.join(parts)})" if parts else ""
 
     def explain(self, error: OrderMismatch) -> OrderMismatch:
-        """Return the first difference between the ranks' calls; `error`'s text without one.
+        """Return the first difference between the ranks' calls; if none is found, `error`'s text.
 
         All ranks receive this rank's report.  The comparison may take one second.
         """
@@ -272,20 +271,25 @@ class CallComparison:
     # Descriptions for errors
 
     def describe_calls(self, ranks: Iterable[int]) -> str:
-        """Describe the last calls of ranks; empty where nothing about them is known."""
-        known = [text for rank in sorted(ranks) if (text := self._describe_rank(rank))]
-        more = f"; and {len(known) - _MAX_DESCRIBED} more" if len(known) > _MAX_DESCRIBED else ""
-        return "; ".join(known[:_MAX_DESCRIBED]) + more
+        """Describe the last calls of ranks; empty where no report about them has arrived."""
+        texts = [text for rank in sorted(ranks) if (text := self._describe_rank(rank))]
+        more = f"; and {len(texts) - _MAX_DESCRIBED} more" if len(texts) > _MAX_DESCRIBED else ""
+        return "; ".join(texts[:_MAX_DESCRIBED]) + more
 
     def _describe_rank(self, rank: int) -> str:
-        """Describe a rank's last call and its process."""
-        report = self.report(rank)
-        if report is not None and report.calls:
-            return describe_last_call(report) + self._describe_state(rank)
-        if report is not None or self.roster is None or not self.recorder.log.count:
+        """Describe a rank's last call, and its process or its wait outside the store."""
+        report, state = self.report(rank), self.state(rank)
+        if report is None:
+            if self.roster is None or not self.recorder.log.count:
+                return ""
+            member = self.roster.members[rank]
+            return f"no report from rank {rank} on {member.host} (pid {member.pid}) has arrived"
+        if not report.calls:
             return ""
-        member = self.roster.members[rank]
-        return f"no report from rank {rank} on {member.host} (pid {member.pid}) has arrived"
+        other = report.other_wait
+        if not state and other is not None and other.age < _RECENT_SECONDS:
+            state = f"waits in another store: {other.description}"
+        return describe_last_call(report) + (f", and {state}" if state else "")
 
     def report(self, rank: int, max_calls: int = 1) -> Report | None:
         """Return the newest report about a rank, with its last calls."""
@@ -296,24 +300,14 @@ class CallComparison:
         report, received = self._reports[rank]
         return report.aged(time.monotonic() - received, max_calls)
 
-    def _describe_state(self, rank: int) -> str:
-        """Describe the state of a rank's process, or its wait outside the store."""
-        report, state = self.report(rank), self.state(rank)
-        if state:
-            return f", and {state}"
-        other = None if report is None else report.other_wait
-        if other is not None and other.age < _RECENT_SECONDS:
-            return f", and waits in another store: {other.description}"
-        return ""
-
     def state(self, rank: int) -> str:
         """Return the state of a rank's process; empty where it is unknown, or ordinary."""
-        process = self.recorder.process(rank) if rank in self.recorder else None
+        process = self.recorder.process(rank)
         if process is not None:
             return process.state()
         return self._reports[rank][0].state if rank in self._reports else ""
 
 
 def is_due(waited: float, looks: int) -> bool:
-    """Return whether a wait of `waited` seconds is due for another look, after `looks` looks."""
+    """Return whether a wait of `waited` seconds is due to compare calls; `looks`: times so far."""
     return waited >= LONG_SECONDS * (looks + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 EVERYONE = "*"
 """The name that stands for all ranks of the store that shows a wait in another store."""
@@ -138,24 +138,3 @@ def format_ranks(ranks: Collection[int], max_shown: int | None = None) -> str:
     shown = sorted(ranks)[:max_shown]
     more = f" and {len(ranks) - len(shown)} more ranks" if len(shown) < len(ranks) else ""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, shown))}{more}"
-
-
-def to_plain(report: Report) -> tuple[object, ...]:
-    """Convert a report to built-in types, which other versions of the package can unpickle."""
-    other_wait = None if report.other_wait is None else tuple(report.other_wait)
-    wait = None if report.wait is None else tuple(report.wait)
-    calls = [tuple(call) for call in report.calls]
-    return report.name, report.label, calls, other_wait, wait, report.state
-
-
-def from_plain(plain: tuple[Any, ...]) -> Report:
-    """Return the report that `to_plain` converted."""
-    name, label, calls, other_wait, wait, state = plain
-    return Report(
-        name,
-        label,
-        [RecordedCall(*call) for call in calls],
-        None if other_wait is None else OtherWait(*other_wait),
-        None if wait is None else Wait(*wait),
-        state,
-    )

@@ -45,12 +45,12 @@ def check_fork(rank: int) -> None:
     Parameters
     ----------
     rank : int
-        The one that MPI takes this process for.
+        The rank that MPI takes this process for.
 
     Raises
     ------
     LaunchError
-        In such a process: its messages and its parent's would be mixed up.
+        In such a process: MPI would mix up its messages with its parent's.
     """
     if _parents_mpi:
         raise LaunchError(

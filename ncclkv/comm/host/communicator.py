@@ -6,9 +6,10 @@ Of several nodes, long reductions and broadcasts go through memory on each, the 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,9 @@ from ncclkv.comm.base import Collective, Communicator, closed, left
 from ncclkv.comm.buffers import (
     allocate,
     check_buffer,
-    check_buffers,
     check_color,
     check_host,
     check_op,
-    check_pair,
     check_root,
 )
 from ncclkv.comm.control import ObjectComm
@@ -29,18 +28,19 @@ from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
 from ncclkv.comm.host import finalize
 from ncclkv.comm.host.reductions import Reductions
 from ncclkv.comm.messages import algorithms
-from ncclkv.comm.messages.channel import Channel
-from ncclkv.comm.messages.progress import ProgressEngine, Steps, StepWork
+from ncclkv.comm.messages.channel import SHORT_BYTES, Channel, limits
+from ncclkv.comm.messages.progress import ProgressEngine, StepWork, followed
 from ncclkv.comm.messages.tags import TagPool
-from ncclkv.comm.messages.two_step import SHORT_BYTES
 from ncclkv.comm.roster import meet
-from ncclkv.comm.shm import header
+from ncclkv.comm.shm import header, hierarchical
 from ncclkv.comm.shm.broadcast import Broadcast
 from ncclkv.comm.shm.gather_scatter import allgather, barrier, reduce_scatter
+from ncclkv.comm.shm.hierarchical import CrossNode
 from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.setup import setup_node
-from ncclkv.comm.transport import Transport
-from ncclkv.comm.types import EVERYONE, Buffer, Root, To, Work
+from ncclkv.comm.transport import Steps, Transport
+from ncclkv.comm.two_step import wire_bytes
+from ncclkv.comm.types import EVERYONE, Apply, Buffer, Owners, Then, To, Work
 from ncclkv.errors import CommAborted, LaunchError, RankLost, UsageError
 from ncclkv.kernels.host import HostKernels
 
@@ -56,7 +56,7 @@ class HostObjectComm(ObjectComm):
         own = np.frombuffer(pickle.dumps(item), np.uint8)
         received: list[Buffer] = []
         self._tags.launch(
-            lambda channel: algorithms.exchange(channel, own, received),
+            lambda channel: algorithms.gather_bytes(channel, own, received),
             "an exchange of objects",
             label,
         ).wait()
@@ -78,9 +78,9 @@ class HostCommunicator(Communicator):
     timeout : float
         Seconds that a wait may take.
     share : bool
-        Whether the ranks of a node share memory, where they can.
-    among : Control, optional
-        Of the same ranks, who agree on that through it; by default their own.
+        Whether the ranks of a node share memory, if they can.
+    among : ObjectComm, optional
+        Of the same ranks, for their agreement on shared memory; by default this communicator's.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class HostCommunicator(Communicator):
         if self._node is not None:
             self._node.sequence.digest = self.digest
             self._progress.calls.recorder = FlightRecorder(transport.rank, self._node.pages)
-        self._reductions = Reductions(self.size, self._node, self._progress, self._tags)
+        self._reductions = Reductions(self.rank, self.size, self._node, self._progress, self._tags)
         self._closed = False
 
     def _share_memory(self, control: ObjectComm) -> Node | None:
@@ -150,9 +150,41 @@ class HostCommunicator(Communicator):
         to: To = EVERYONE,
         sharded_update: bool = False,
     ) -> Collective:
-        root = to.rank if isinstance(to, Root) else None
-        start = self._reductions.start(send, receive, op, root, sharded_update=sharded_update)
-        return Collective(partial(start, send, receive))
+        found = self._reductions.find(send, receive, op, to, sharded_update=sharded_update)
+        return found or super().reduction(send, receive, op, to=to, sharded_update=sharded_update)
+
+    def _reduction(
+        self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded_update: bool
+    ) -> Collective:
+        return self._reductions.prepare(send, receive, op, to, sharded_update=sharded_update)
+
+    def _to_owners(self, send: Buffer, own: Buffer, op: str, to: Owners) -> Collective:
+        call, ordered = header.reduce_scatter(send, op, to.bounds), self.reproducible
+        node = self._node
+        if node is not None and len(node.nodes) > 1:
+            # The ranks of one index on each node share the work, so every node needs all indices.
+            even = node.owners * len(node.nodes) == self.size
+            node = node if even and send.nbytes > SHORT_BYTES else None
+
+        def by_messages(channel: Channel, apply: Apply | None) -> Steps:
+            if node is None:
+                return algorithms.reduction(channel, send, own, op, to, apply)
+            cross = CrossNode(node, channel, to, ordered=ordered)
+            return reduce_scatter(node, call, send, own, to.bounds, apply, cross)
+
+        def start(apply: Apply | None) -> Work:
+            return self._start(
+                call,
+                lambda node: reduce_scatter(node, call, send, own, to.bounds, apply),
+                lambda channel: by_messages(channel, apply),
+            )
+
+        if node is None:
+            ranks = self.rank, self.size, limits(self.size)
+            return Collective(start, partial(wire_bytes, send.size, send.itemsize, to, *ranks))
+        array = node, send.size, send.dtype
+        sent = partial(hierarchical.wire_bytes, *array, to, sharded=True, ordered=ordered)
+        return Collective(start, sent)
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
         check_root(root, self.size)
@@ -169,27 +201,24 @@ class HostCommunicator(Communicator):
             lambda channel: Broadcast(node, call, buffer, channel).steps(), call
         )
 
-    def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
-        shift = self.rank * np.asarray(receive).nbytes
-        check_pair(send, receive, np.size(send) // self.size, shift)
-        check_buffers(receive, send, receive.size * self.size)
-        check_op(op, send.dtype)
-        call = header.reduce_scatter(send, op)
+    def _gather(
+        self, send: Buffer, receive: Buffer, counts: Sequence[int], then: Then | None
+    ) -> Work:
+        call, ends = header.allgather(send, counts), [0, *accumulate(counts)]
+        parts = [receive[lo:hi] for lo, hi in pairwise(ends)]
         return self._start(
             call,
-            lambda node: reduce_scatter(node, call, self.kernels, send, receive),
-            lambda channel: algorithms.reduce_scatter(channel, send, receive, op),
+            lambda node: allgather(node, call, send, parts),
+            lambda channel: algorithms.gather(channel, send, parts),
+            then,
         )
 
-    def allgather(self, send: Buffer, receive: Buffer) -> Work:
-        shift = -self.rank * np.asarray(send).nbytes
-        check_pair(send, receive, np.size(send) * self.size, shift)
-        call = header.allgather(send)
-        return self._start(
-            call,
-            lambda node: allgather(node, call, send, receive),
-            lambda channel: algorithms.allgather(channel, send, receive),
-        )
+    def _exchange(
+        self, send: Sequence[Buffer], receive: Sequence[Buffer], then: Then | None
+    ) -> Work:
+        call = header.all_to_all(send)
+        steps = partial(algorithms.exchange, send=send, receive=receive)
+        return self._tags.launch(lambda channel: followed(steps(channel), then), call)
 
     def barrier(self) -> Work:
         return self._start(header.BARRIER, barrier, algorithms.barrier)
@@ -199,11 +228,12 @@ class HostCommunicator(Communicator):
         call: header.CollectiveHeader,
         shared: Callable[[Node], Steps],
         sent: Callable[[Channel], Steps],
+        then: Then | None = None,
     ) -> Work:
         """Launch a collective: in memory where all ranks share it, or else as messages."""
         if self._node is None or len(self._node.nodes) > 1:
-            return self._tags.launch(sent, call)
-        return self._progress.launch(StepWork(shared(self._node), call))
+            return self._tags.launch(lambda channel: followed(sent(channel), then), call)
+        return self._progress.launch(StepWork(followed(shared(self._node), then), call))
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         check_color(color, key)
@@ -246,12 +276,12 @@ class HostCommunicator(Communicator):
         try:
             self.control.barrier("close")
         except RankLost as lost:
-            finalize.forgive(lost)  # it asks for nothing any more, and close moves no data
+            finalize.forgive(lost)  # the lost rank needs nothing more, and close moves no data
             self.abort(str(lost))
         else:
             self._closed = True
             self._progress.end(UsageError(closed(self.rank, self.size)))
-            # What slow ranks have asked is taken, though nobody answers: MPI keeps it otherwise.
+            # Requests of slow ranks are received, and dropped: MPI would keep them otherwise.
             self._transport.left_ranks()
             self._transport.close()
             if self._node is not None:

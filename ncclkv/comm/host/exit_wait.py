@@ -2,160 +2,157 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
 
 from ncclkv import env
+from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.host.final_barrier import FinalBarrier, Member
 from ncclkv.system import abort, stacks
 
-# Ranks that come within this time announce their arrival to nobody.
-_SOON = 0.5
+# Ranks that all arrive within this time need no announcements.
+_SHORT_SECONDS = 0.5
 
-# Between two looks at neighbours' processes, and how long one must have been gone: what it sent
-# before its end has arrived by then.
-_LOOK_SECONDS = 0.05
-_GONE_SECONDS = 0.3
+# Seconds between two polls of the neighbours' processes.
+_PROCESS_SECONDS = 0.05
+
+# Messages that a process sent before its end have arrived after this time.
+_ARRIVAL_SECONDS = 0.3
 
 PATIENCE = 10.0
-"""Most seconds that a rank waits for the others after a failure."""
+"""Maximum of seconds that a rank waits for the others after a failure."""
 
-# After a failure nothing is sent to other machines, where a second message to a dead process can
-# crash this one: they get this long to end by themselves.
-_OTHER_MACHINES = 2.0
+# After a failure no message is sent to other machines: a second message to a dead process can crash
+# MPICH.  The ranks there have this time to end by themselves.
+_OTHER_MACHINES_SECONDS = 2.0
 
-_SHORTEST, _LONGEST = 50e-6, 5e-3
+_FIRST_SLEEP, _MAX_SLEEP = 50e-6, 5e-3
 
 
 class ExitWait:
-    """Wait until all members of some barriers have arrived, or it is in vain.
+    """Waits until all members of some barriers have arrived, or no late member can arrive.
 
     Parameters
     ----------
     barriers : sequence of FinalBarrier
     failure : str
-        The reason why this rank ends badly; empty when it does not.
+        The reason of this rank's failure; empty without one.
+
+    Attributes
+    ----------
+    ends_job : bool
+        True once ``NCCLKV_EXIT_TIMEOUT`` has passed.
     """
 
     def __init__(self, barriers: Sequence[FinalBarrier], failure: str) -> None:
         self._barriers = barriers
         self._timeout = max(each.timeout for each in barriers)
-        self._limit = env.exit_timeout()
-        self._deadlines = 0
-        self._looked = self._start = time.monotonic()
-        self._vain_since: float | None = None
-        self._fail(failure)
+        self._failure, self._failed_at = failure, 0.0
+        self._may_end_job = abort.may_end_the_job()
+        self._polled_at = 0.0
+        self._in_vain_since = math.inf
+        self._reports = 0
         self.ends_job = False
-        """True once ``NCCLKV_EXIT_TIMEOUT`` has passed."""
 
     def wait(self) -> str:
         """Wait; return the reason to end without ``MPI_Finalize``, empty when all have arrived."""
         from mpi4py import MPI
 
-        begin, pause = self._start, _SHORTEST
-        while True:
+        limit, waited = env.exit_timeout(), 0.0
+        for waited in Backoff(math.inf if limit is None else limit, _pause):
             try:
-                if self._have_met(time.monotonic() - begin):
+                if self._all_arrived(waited):
                     return ""
             except MPI.Exception as error:
                 problem = f"CommAborted: MPI reports at the end: {abort.reason_of(error)}"
                 return self._failure or problem
-            now = time.monotonic()
-            reason = self._in_vain(now) or self._too_long(now - begin, now - self._start)
-            if reason:
-                return reason
-            if now - begin > self._timeout * (self._deadlines + 1):
-                self._deadlines = int((now - begin) / self._timeout)
-                self._name_late(now - begin)
-            time.sleep(pause)
-            pause = min(pause * 1.1, _LONGEST)
+            if self._gives_up(waited):
+                return self._failure
+            if waited > self._timeout * (self._reports + 1):
+                self._reports = int(waited / self._timeout)
+                self._report_late(waited)
+        self.ends_job = True
+        return (
+            f"waited {waited:.1f} s (NCCLKV_EXIT_TIMEOUT={limit:g}) at the end of the job for "
+            f"{self._describe_late()}"
+        )
 
-    def _fail(self, failure: str) -> None:
-        """Note why this rank ends badly; from now on it waits a bounded time."""
-        self._failure = failure
-        self._hurry = bool(failure) and abort.may_end_the_job()
-        self._start = time.monotonic()
+    def _is_short(self) -> bool:
+        """Return whether this rank has failed, and so waits for a short time only."""
+        return bool(self._failure) and self._may_end_job
 
-    def _have_met(self, waited: float) -> bool:
-        """Advance; return whether all have arrived."""
+    def _all_arrived(self, waited: float) -> bool:
+        """Exchange arrivals; return whether all members have arrived."""
+        failed = self._is_short()
         for each in self._barriers:
-            if self._hurry:
+            if failed:
                 each.announce(each.is_neighbour)
-            elif waited > min(_SOON, self._timeout / 2):
+            elif waited > min(_SHORT_SECONDS, self._timeout / 2):
                 each.announce(lambda member: True)
-            each.hear()
-        # Ranks that failed enter only when that is safe: peers may be dead.
-        if not self._hurry or not any(each.late() for each in self._barriers):
+            each.receive_arrivals()
+        # A failed rank does not enter before the others: its message to a dead peer can crash MPI.
+        if not failed or not any(each.late() for each in self._barriers):
             for each in self._barriers:
                 each.enter()
         passed = [each.passed() for each in self._barriers]
         return all(passed)
 
-    def _in_vain(self, now: float) -> str:
-        """Return the reason when no rank that is late can come any more."""
-        if now - self._looked < _LOOK_SECONDS:
-            return ""
-        self._looked = now
+    def _gives_up(self, waited: float) -> bool:
+        """Return whether this rank ends with its failure, and waits no longer."""
+        if waited - self._polled_at > _PROCESS_SECONDS:
+            self._polled_at = waited
+            if self._waits_in_vain(waited):
+                return True
+        patience = min(self._timeout, PATIENCE) if self._is_short() else self._timeout
+        return bool(self._failure) and waited - self._failed_at > patience
+
+    def _waits_in_vain(self, waited: float) -> bool:
+        """Return whether no late member can arrive; a neighbour that has died is a failure."""
         near, far = self._late()
-        gone = [each for each in near if each.process.has_ended()]
-        stuck = [each for each in near if each.process.state()]
-        vain = (near or far) and len(stuck) == len(near) if self._hurry else gone
-        if not vain:
-            self._vain_since = None
-            return ""
-        self._vain_since = self._vain_since or now
-        grace = _OTHER_MACHINES if far and self._hurry else _GONE_SECONDS
-        if now - self._vain_since < grace:
-            return ""
+        ended = [each for each in near if each.process.has_ended()]
+        all_stuck = all(each.process.state() for each in near)
+        if not ((near or far) and all_stuck if self._is_short() else ended):
+            self._in_vain_since = math.inf
+            return False
+        self._in_vain_since = min(self._in_vain_since, waited)
+        grace = _OTHER_MACHINES_SECONDS if far and self._is_short() else _ARRIVAL_SECONDS
+        if waited - self._in_vain_since < grace:
+            return False
         if not self._failure:
-            self._fail(f"RankDied: {gone[0]} has ended, and others wait for it at their end")
-        return self._failure if self._hurry and len(stuck) == len(near) else ""
+            self._failure = f"RankDied: {ended[0]} has ended, and other ranks wait for its arrival"
+            self._failed_at = waited
+        return self._is_short() and all_stuck
 
     def _late(self) -> tuple[list[Member], list[Member]]:
-        """Return the late ranks whose processes can be seen from here, and the others."""
-        near: dict[Member, None] = {}
-        far: dict[Member, None] = {}
-        for barrier in self._barriers:
-            for member in barrier.late():
-                (near if barrier.is_neighbour(member) else far)[member] = None
-        return list(near), list(far)
+        """Return the late members whose processes can be seen from here, and the others."""
+        late = dict.fromkeys(member for each in self._barriers for member in each.late())
+        is_neighbour = self._barriers[0].is_neighbour
+        return list(filter(is_neighbour, late)), [each for each in late if not is_neighbour(each)]
 
-    def _too_long(self, waited: float, failed: float) -> str:
-        """Return the reason when this rank does not wait any longer.
-
-        Parameters
-        ----------
-        waited, failed : float
-            Seconds since the wait began, and since the failure.
-        """
-        if self._limit is not None and waited > self._limit:
-            self.ends_job = True
-            return (
-                f"waited {waited:.1f} s (NCCLKV_EXIT_TIMEOUT={self._limit:g}) at the end of the "
-                f"job for {self._names()}"
-            )
-        patience = min(self._timeout, PATIENCE) if self._hurry else self._timeout
-        return self._failure if self._failure and failed > patience else ""
-
-    def _names(self) -> str:
-        """The late ranks, with their hosts and processes, and the state of those seen from here."""
+    def _describe_late(self) -> str:
+        """Describe the late members, and the states of the processes seen from here."""
         near, far = self._late()
         states = {each: each.process.state() for each in near}
-        words = [f"{each}, which {state}" if state else str(each) for each, state in states.items()]
-        return ", ".join([*words, *map(str, far)])
+        seen = [f"{each}, which {state}" if state else str(each) for each, state in states.items()]
+        return ", ".join([*seen, *map(str, far)])
 
-    def _name_late(self, waited: float) -> None:
-        """Write who is late, and have the stacks of those written that can be seen from here."""
+    def _report_late(self, waited: float) -> None:
+        """Write a line about the late members, and make neighbours among them write stacks."""
         for barrier in self._barriers:
             late = barrier.late()
             if late and barrier.is_first():
                 sys.stderr.write(
                     f"{abort.here()} has waited {waited:.0f} s at the end of the job for "
-                    f"{self._names()}; ranks end together, and the job goes on until they all do "
-                    f"(NCCLKV_EXIT_TIMEOUT=SECONDS ends it instead)\n"
+                    f"{self._describe_late()}; ranks end together, and the job goes on until they "
+                    f"all do (NCCLKV_EXIT_TIMEOUT=SECONDS ends it instead)\n"
                 )
                 sys.stderr.flush()
             for each in late:
-                if barrier.is_neighbour(each) and barrier.is_first(each.place):
+                if barrier.is_neighbour(each) and barrier.is_first(each.machine):
                     stacks.show(each.pid, each.signal)
+
+
+def _pause(attempt: int) -> None:
+    time.sleep(min(_FIRST_SLEEP * attempt, _MAX_SLEEP))

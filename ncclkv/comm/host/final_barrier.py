@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from ncclkv.comm.host.groups import common_ranks
 from ncclkv.system import processes, stacks
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class Member(NamedTuple):
         return f"rank {self.rank} on {self.host} (pid {self.pid})"
 
     @property
-    def place(self) -> tuple[str, int]:
-        """The machine and namespace in which the process number holds."""
+    def machine(self) -> tuple[str, int]:
+        """The machine and the namespace in which the process number is valid."""
         return self.host, self.namespace
 
     @property
@@ -53,15 +54,19 @@ class Member(NamedTuple):
 class FinalBarrier:
     """The barrier of one communicator's ranks; creation is collective.
 
-    Ranks that do not wait long exchange no more messages than ``MPI_Ibarrier`` needs.  Arrivals are
-    announced rank by rank only where the wait lasts.
+    A short wait takes the messages of ``MPI_Ibarrier`` alone.  In a long wait each rank also
+    announces its arrival to the other ranks, one by one.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
-        Taken over: nothing else may use it.
+        Owned by this object: no other code may use it.
     timeout : float
-        Seconds between two looks at the late ranks.
+        Seconds between two reports of the late ranks.
+
+    Attributes
+    ----------
+    members : list of Member
     """
 
     def __init__(self, comm: MPI.Intracomm, timeout: float) -> None:
@@ -69,34 +74,16 @@ class FinalBarrier:
 
         self.timeout = timeout
         self._comm = comm
-        self._bytes = MPI.BYTE
-        self._any = MPI.ANY_SOURCE
-        here = Member(
-            MPI.COMM_WORLD.Get_rank(),
-            socket.gethostname(),
-            os.getpid(),
-            processes.namespace(),
-            stacks.signal_here(),
-        )
-        self.members: list[Member] = comm.allgather(here)
-        self._here = comm.Get_rank()
-        self._arrived = {self._here}
-        self._sent: list[MPI.Request] = []
+        world_rank, pid, namespace = MPI.COMM_WORLD.Get_rank(), os.getpid(), processes.namespace()
+        self._own = Member(world_rank, socket.gethostname(), pid, namespace, stacks.signal_here())
+        self.members: list[Member] = comm.allgather(self._own)
+        self._arrived = {comm.Get_rank()}
+        self._announcements: list[MPI.Request] = []
         self._request: MPI.Request | None = None
 
     def covers(self, comm: MPI.Intracomm) -> bool:
         """Return whether all ranks of `comm` take part."""
-        ranks, own = comm.Get_group(), self._comm.Get_group()
-        try:
-            from mpi4py import MPI
-
-            common = MPI.Group.Intersection(ranks, own)
-            size = common.Get_size()
-            common.Free()
-            return bool(size == ranks.Get_size())
-        finally:
-            ranks.Free()
-            own.Free()
+        return len(common_ranks(comm, self._comm)) == comm.Get_size()
 
     def enter(self) -> None:
         """Arrive, for all ranks at once; a second call does nothing."""
@@ -108,34 +95,34 @@ class FinalBarrier:
         return self._request is not None and bool(self._request.Test())
 
     def announce(self, to: Callable[[Member], bool]) -> None:
-        """Tell the members that `to` picks of the arrival of this one; at most once."""
-        if self._sent:
-            return
-        self._sent = [
-            self._comm.Isend([b"", self._bytes], rank, _TAG)
-            for rank, member in enumerate(self.members)
-            if rank != self._here and to(member)
-        ]
+        """Send this rank's arrival to the members that `to` selects; at most once."""
+        if not self._announcements:
+            self._announcements = [
+                self._comm.Isend(b"", rank, _TAG)
+                for rank, member in enumerate(self.members)
+                if member != self._own and to(member)
+            ]
 
-    def hear(self) -> None:
-        """Take the announcements that have come."""
+    def receive_arrivals(self) -> None:
+        """Receive the announcements that have arrived."""
         from mpi4py import MPI
 
         status = MPI.Status()
-        while self._comm.Iprobe(self._any, _TAG, status):
+        while self._comm.Iprobe(MPI.ANY_SOURCE, _TAG, status):
             rank = status.Get_source()
-            self._comm.Recv([bytearray(), self._bytes], rank, _TAG)
+            self._comm.Recv(bytearray(), rank, _TAG)
             self._arrived.add(rank)
 
     def is_neighbour(self, member: Member) -> bool:
         """Return whether a member's process can be seen from here."""
-        return member.place == self.members[self._here].place
+        return member.machine == self._own.machine
 
     def late(self) -> list[Member]:
         """Return the members that have not announced their arrival."""
         return [each for rank, each in enumerate(self.members) if rank not in self._arrived]
 
-    def is_first(self, place: tuple[str, int] | None = None) -> bool:
-        """Return whether this is the lowest rank that has arrived, of all or of a place."""
-        arrived = [rank for rank in self._arrived if place in (None, self.members[rank].place)]
-        return min(arrived, default=None) == self._here
+    def is_first(self, machine: tuple[str, int] | None = None) -> bool:
+        """Return whether this is the lowest rank that has arrived, of all or of a machine."""
+        arrived = [self.members[rank] for rank in sorted(self._arrived)]
+        first = next((each for each in arrived if machine in (None, each.machine)), None)
+        return first == self._own

@@ -1,7 +1,7 @@
 """Finalize: the end of MPI, after a barrier with a deadline, which ``MPI_Finalize`` lacks.
 
-A rank whose program failed waits a bounded time, and then ends without ``MPI_Finalize``.  Any other
-rank waits as long as the late ranks take, and names them at each deadline.
+A rank whose program failed waits for a bounded time, then ends without ``MPI_Finalize``.  Any other
+rank waits until all ranks have arrived, and names the late ranks at each deadline.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _ends_here = False
 """True when this module ends MPI, and not mpi4py or the program."""
 
 _over = False
-"""True once this rank has met the others at its end, or given up."""
+"""True once this rank has waited for the other ranks at its end."""
 
 
 def end_here() -> None:
-    """Have this module end MPI, unless it has started already or the user will end it.
+    """Make this module end MPI, unless MPI has started already or the user will end it.
 
-    mpi4py would end it in a forked child too, which then waits for ever for the other ranks.
+    mpi4py would also end MPI in a forked child, which then waits for ever for the other ranks.
     """
     global _ends_here
     import mpi4py
@@ -44,15 +44,15 @@ def end_here() -> None:
 
 
 def join(comm: MPI.Intracomm, timeout: float) -> None:
-    """Have the ranks of `comm` meet before MPI ends; collective over them.
+    """Add a final barrier of the ranks of `comm`, unless an earlier one covers them; collective.
 
-    Ranks that join once more have overcome a failure noted earlier, when they are as many as ever.
+    The ranks of a new store have overcome an earlier failure, if they are not fewer than before.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
     timeout : float
-        Seconds after which ranks that are late at the end are named.
+        Seconds after which the ranks that are late at the end are named.
     """
     global _failure
     if comm.Get_size() >= max((len(each.members) for each in _barriers), default=0):
@@ -66,27 +66,27 @@ def join(comm: MPI.Intracomm, timeout: float) -> None:
 
 
 def failed(error: BaseException) -> None:
-    """Note an error after which other ranks may never come to the end of MPI."""
+    """Record an error after which other ranks may never reach the end of MPI."""
     global _failure
     if isinstance(error, (ContractError, CommError)):
-        # The error itself would keep the store alive, by the frames that it passed.
+        # A reference to the error would keep the store alive, by the frames of its traceback.
         _failure = ref(error), abort.reason_of(error)
 
 
 def forgive(error: BaseException) -> None:
-    """Drop the note of `error`: the rank that it names has ended as it should."""
+    """Drop the record of `error`: the rank that it names has ended normally."""
     global _failure
     if _failure is not None and _failure[0]() is error:
         _failure = None
 
 
 def farewell() -> str:
-    """Return what this rank tells those who may wait for it at the end of its process."""
-    words = "its process ended without closing the store"
+    """Return the reason in this rank's farewell at the end of its process."""
+    reason = "its process ended without closing the store"
     if _failure is not None:
-        return f"{words}, after {_failure[1]}"
-    reason = abort.bad_end()
-    return f"{words}, by {reason}" if reason else words
+        return f"{reason}, after {_failure[1]}"
+    cause = abort.bad_end()
+    return f"{reason}, by {cause}" if cause else reason
 
 
 def end() -> None:
@@ -94,45 +94,45 @@ def end() -> None:
     mpi = abort.running_mpi()
     if mpi is None:
         return
-    if not _meet():
+    if not _all_passed():
         _end_without_finalize(mpi)
     elif _ends_here:
         with watchdog.guard("MPI_Finalize", _timeout()):
             mpi.Finalize()
 
 
-def _meet() -> bool:
-    """Wait for the other ranks, the first time; return whether MPI can be ended.
+def _all_passed() -> bool:
+    """Wait for the other ranks, at the first call; return whether MPI can be ended.
 
-    Where ``NCCLKV_EXIT_TIMEOUT`` passes, the job is ended here.
+    If ``NCCLKV_EXIT_TIMEOUT`` passes, this function ends the job.
     """
     global _over
     if _over or not _barriers:
         return True
     _over = True
     if _failure is None and (code := abort.exit_code()):
-        # Before the others fail because of this rank, and end the job.
+        # Before the other ranks fail because of this rank, and end the job.
         notify.notify(notify.EXITS, str(code))
-    meeting = ExitWait(_barriers, _failure[1] if _failure is not None else abort.bad_end())
-    reason = meeting.wait()
+    exit_wait = ExitWait(_barriers, _failure[1] if _failure is not None else abort.bad_end())
+    reason = exit_wait.wait()
     if reason:
         abort.announce(reason)
-    if meeting.ends_job:
+    if exit_wait.ends_job:
         abort.end_job()
     return not reason
 
 
 def _timeout() -> float:
-    """The longest timeout of all stores; that of MPI's own end without any."""
+    """Return the longest timeout of all stores; without a store, `PATIENCE`."""
     return max((each.timeout for each in _barriers), default=PATIENCE)
 
 
 def _end_without_finalize(mpi: Any) -> None:
-    """See that this process ends soon, with its own exit code, and without ``MPI_Finalize``.
+    """Make this process end soon, with its own exit code, and without ``MPI_Finalize``.
 
-    The exit code is not known here, unless it went through `sys.exit`.  With it the job is aborted
-    last of all, since mpirun reports that code.  Otherwise the process just exits, and the launcher
-    ends the others.  ``ncclkv run`` learns each rank's code, but not where mpirun is told to abort.
+    This function reads the exit code of `sys.exit` only.  With a code, the job is aborted at the
+    very end, because mpirun reports the code of the abort.  Without a code the process exits, and
+    the launcher ends the others.  ``ncclkv run`` receives each rank's code, except in an abort.
     """
     abort.give_time_to_read()
     code = abort.exit_code()
@@ -144,22 +144,22 @@ def _end_without_finalize(mpi: Any) -> None:
 
 
 def _skip_destructors() -> None:
-    """Leave out what C libraries do at exit, where MPI's may wait for other ranks."""
+    """Skip the exit functions of C libraries: those of MPI may wait for other ranks."""
     library = ctypes.CDLL(None)
-    on_exit = getattr(library, "on_exit", None)  # glibc's; it hands the exit code on
+    on_exit = getattr(library, "on_exit", None)  # of glibc; keeps the exit code
     if on_exit is not None:
         on_exit(ctypes.cast(library._exit, ctypes.c_void_p), None)
 
 
 def _watch_finalize() -> None:
-    """Meet the other ranks also where the program calls ``MPI.Finalize()`` itself.
+    """Enter the final barriers also when the program calls ``MPI.Finalize()`` itself.
 
-    MPI deletes the attributes of ``MPI_COMM_SELF`` first of all when it ends.
+    At its end MPI first deletes the attributes of ``MPI_COMM_SELF``.
     """
     from mpi4py import MPI
 
     def before(comm: MPI.Comm, key: int, value: object) -> None:
-        if not _meet():
+        if not _all_passed():
             abort.end_job()
 
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=before), None)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
 from ncclkv import env, notify
-from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis.call_log import call_site
 from ncclkv.comm.host import child, finalize
 from ncclkv.comm.host.communicator import HostCommunicator
-from ncclkv.comm.host.mpi import MpiTransport, no_communicator
-from ncclkv.comm.host.outside_wait import OutsideWait
+from ncclkv.comm.host.mpi import MpiTransport, library_name, no_communicator
+from ncclkv.comm.host.outside_wait import poll_outside
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import CommTimeout, KVStoreError, LaunchError, UsageError
 from ncclkv.system import watchdog
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-# Copies of all ranks' communicator that a failed creation began, and did not wait for.
-_asked: list[tuple[MPI.Intracomm, MPI.Request]] = []
+# Copies of MPI_COMM_WORLD that a failed creation has begun.
+_pending_copies: list[tuple[MPI.Intracomm, MPI.Request]] = []
 
 
 def world(timeout: float | None = None) -> Communicator:
     """Make a communicator of all ranks of the job, in host memory; collective over them.
 
-    A process that no launcher started with others needs no MPI at all.
+    A process that no launcher started together with others needs no MPI.
 
     Parameters
     ----------
@@ -65,8 +65,8 @@ def world(timeout: float | None = None) -> Communicator:
     if started is not None and started > comm.Get_size():
         raise LaunchError(
             f"the launcher started {started} ranks, but MPI sees {comm.Get_size()}: mpirun and the "
-            f"MPI library that mpi4py loaded ({_library()}) are of different MPIs. Use the mpirun "
-            f"of that library; launch/local.sh -n {started} SCRIPT finds it"
+            f"MPI library that mpi4py loaded ({library_name()}) are of different MPIs. Use the "
+            f"mpirun of that library; launch/local.sh -n {started} SCRIPT finds it"
         )
     return over(comm, timeout)
 
@@ -80,7 +80,7 @@ def over(comm: MPI.Intracomm, timeout: float) -> Communicator:
         )
     if comm.Is_inter():
         raise UsageError(
-            "comm is an intercommunicator, of two groups of ranks, and a store has one; "
+            "comm is an intercommunicator, which has two groups of ranks; a store has one group: "
             "give comm.Merge()"
         )
     if comm.Get_size() == 1:
@@ -102,10 +102,10 @@ def over(comm: MPI.Intracomm, timeout: float) -> Communicator:
 
 def _copy(comm: MPI.Intracomm, timeout: float) -> MPI.Intracomm:
     """Duplicate an MPI communicator; waits for all its ranks."""
-    # The other ranks' next creation waits for the copy that a failed one here has begun.
+    # The other ranks' next creation waits for the copy that a failed creation here has begun.
     ours = comm == _mpi().COMM_WORLD
-    own, request = _asked.pop() if ours and _asked else comm.Idup()
-    outside = OutsideWait(
+    own, request = _pending_copies.pop() if ours and _pending_copies else comm.Idup()
+    polls = poll_outside(
         f"create() at {call_site(_getframe())}",
         lambda transport: transport.ranks_in(comm) if isinstance(transport, MpiTransport) else (),
         rank=comm.Get_rank(),
@@ -113,27 +113,18 @@ def _copy(comm: MPI.Intracomm, timeout: float) -> MPI.Intracomm:
         limit=timeout,
     )
     try:
-        for waited in Backoff(timeout):
-            if request.Test():
-                break
-            outside.look(waited)
-        else:
-            raise CommTimeout(
-                f"rank {comm.Get_rank()} of {comm.Get_size()}: waited {timeout:g} s for all ranks "
-                f"to create the store; create is collective, and must be called on every rank"
-            )
+        with closing(polls):
+            for _ in polls:
+                if request.Test():
+                    return own
+        raise CommTimeout(
+            f"rank {comm.Get_rank()} of {comm.Get_size()}: waited {timeout:g} s for all ranks to "
+            f"create the store; create is collective, and must be called on every rank"
+        )
     except KVStoreError:
         if ours:
-            _asked.append((own, request))
+            _pending_copies.append((own, request))
         raise
-    finally:
-        outside.over()
-    return own
-
-
-def _library() -> str:
-    """Return the name and version of the MPI library in one line."""
-    return str(_mpi().Get_library_version()).splitlines()[0]
 
 
 def _mpi() -> Any:

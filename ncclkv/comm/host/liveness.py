@@ -1,9 +1,9 @@
-"""Ends of processes on other machines, seen by TCP connections that carry no data.
+"""Liveness: ends of processes on other machines, seen by TCP connections that carry no data.
 
-MPI does not tell: a rank on another machine that was killed looks like one that is slow, and MPICH
-over UCX crashes in the next message to it.  The kernel does: it refuses connections to a port, and
-resets those there were, when the process that listened has ended.  A process that is stopped or
-busy keeps its connections, as the kernel of its machine answers for it.
+MPI does not report such an end: a rank that was killed looks like a slow rank, and MPICH over UCX
+crashes in the next message to it.  When a process ends, the kernel of its machine resets the
+connections to its port, and refuses new ones.  A process that is stopped or busy keeps its
+connections, because that kernel answers for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from fcntl import ioctl
 from functools import cache
@@ -24,17 +24,17 @@ _CONNECT_SECONDS = 0.5
 """Limit for the connections of a new communicator; a process not reached is not watched."""
 
 _CONFIRM_SECONDS = 0.3
-"""Limit for the second attempt, which tells an end from a connection cut on the way."""
+"""Limit for the second attempt, which distinguishes an end from a connection cut by the network."""
 
 _AGAIN_SECONDS = 2.0
 _AGAIN_LIMIT = 0.1
 """Between further attempts at processes that did not answer the second one, and for each."""
 
-# A machine that is gone without a word is found after some 15 s.
+# The kernel resets the connection to a machine that sends nothing for about 15 s.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3))
 
-_MOST = 256
-"""Processes that one watches: a descriptor each."""
+_MAX_WATCHED = 256
+"""Maximum number of watched processes, of a descriptor each."""
 
 _SIOCGIFADDR = 0x8915
 _BACKLOG = 4096
@@ -46,7 +46,7 @@ class Endpoint(NamedTuple):
     Attributes
     ----------
     addresses : tuple of str
-        IPv4 addresses of the machine, those of the loopback device left out.
+        IPv4 addresses of the machine, without those of the loopback device.
     port : int
     """
 
@@ -54,142 +54,148 @@ class Endpoint(NamedTuple):
     port: int
 
 
+_Attempt = tuple[str, Endpoint]
+"""A process, and the address at which to connect to it."""
+
+
 class Liveness:
-    """This process's port, and its connections to those of others.
+    """This process's port, and its connections to the ports of other processes.
 
     Attributes
     ----------
-    here : Endpoint
+    endpoint : Endpoint
+        That of this process.
     """
 
     def __init__(self) -> None:
         # Nothing is ever accepted: the kernel connects, and holds the connections in its queue.
         self._listening = socket.create_server(("", 0), backlog=_BACKLOG)
-        self.here = Endpoint(addresses(), self._listening.getsockname()[1])
+        self.endpoint = Endpoint(addresses(), self._listening.getsockname()[1])
         self._poll = select.epoll()
-        self._lines: dict[int, tuple[socket.socket, Endpoint]] = {}
-        self._known: dict[Endpoint, str | None] = {}
+        self._connections: dict[int, tuple[socket.socket, Endpoint]] = {}
+        self._addresses: dict[Endpoint, str | None] = {}
         self._ended: set[Endpoint] = set()
-        self._doubtful: set[Endpoint] = set()
-        self._asked = 0.0
+        self._unclear: set[Endpoint] = set()
+        self._tried_at = 0.0
         os.register_at_fork(after_in_child=self.close)
 
     def watch(self, endpoints: Iterable[Endpoint]) -> None:
         """Connect to processes that are not watched yet, all at once; they must be alive."""
-        new = [each for each in endpoints if each not in self._known]
-        new = new[: max(0, _MOST - len(self._known))]
-        self._known.update(dict.fromkeys(new))
-        tried = [(address, each) for each in new for address in each.addresses]
-        for (address, endpoint), line in _connected(tried, _CONNECT_SECONDS):
-            if self._known[endpoint] is None:
-                self._known[endpoint] = address
-                self._add(line, endpoint)
-            else:
-                line.close()
+        new = [each for each in endpoints if each not in self._addresses]
+        new = new[: max(0, _MAX_WATCHED - len(self._addresses))]
+        self._addresses.update(dict.fromkeys(new))
+        attempts = [(address, each) for each in new for address in each.addresses]
+        self._add(_connect(attempts, _CONNECT_SECONDS)[0])
 
     def watches(self, endpoint: Endpoint) -> bool:
-        """Tell whether the end of a process would be seen."""
-        return self._known.get(endpoint) is not None
+        """Return whether the end of a process would be seen."""
+        return self._addresses.get(endpoint) is not None
 
     def has_ended(self, endpoint: Endpoint) -> bool:
-        """Tell whether a process that is watched has ended."""
+        """Return whether a watched process has ended."""
         return endpoint in self.ended()
 
     def ended(self) -> Set[Endpoint]:
-        """Return all that are watched and have ended."""
-        for descriptor, _ in self._poll.poll(0):
-            self._look(descriptor)
-        if self._doubtful and time.monotonic() - self._asked > _AGAIN_SECONDS:
-            doubtful, self._doubtful = self._doubtful, set()
-            self._confirm(doubtful, _AGAIN_LIMIT)
+        """Return the watched processes that have ended."""
+        closed = [self._remove(descriptor) for descriptor, _ in self._poll.poll(0)]
+        if closed:
+            self._reconnect({each for each in closed if each}, _CONFIRM_SECONDS)
+        elif self._unclear and time.monotonic() - self._tried_at > _AGAIN_SECONDS:
+            self._reconnect(self._unclear, _AGAIN_LIMIT)
         return self._ended
 
-    def _add(self, line: socket.socket, endpoint: Endpoint) -> None:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEPALIVE:
-            line.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._lines[line.fileno()] = line, endpoint
-        self._poll.register(line, select.EPOLLIN | select.EPOLLRDHUP)
+    def _add(self, made: Mapping[Endpoint, tuple[str, socket.socket]]) -> None:
+        """Watch processes by connections to these addresses."""
+        for endpoint, (address, connection) in made.items():
+            self._addresses[endpoint] = address
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE:
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+            self._connections[connection.fileno()] = connection, endpoint
+            self._poll.register(connection, select.EPOLLIN | select.EPOLLRDHUP)
 
-    def _look(self, descriptor: int) -> None:
-        """Confirm a closed connection by connecting again: a network may have cut it."""
-        found = self._lines.pop(descriptor, None)
-        if found is None:  # another thread looks
-            return
-        line, endpoint = found
+    def _remove(self, descriptor: int) -> Endpoint | None:
+        """Close a connection; return its process, or None if another thread has closed it."""
+        found = self._connections.pop(descriptor, None)
+        if found is None:
+            return None
+        connection, endpoint = found
         self._poll.unregister(descriptor)
-        line.close()
-        self._confirm({endpoint}, _CONFIRM_SECONDS)
+        connection.close()
+        return endpoint
 
-    def _confirm(self, endpoints: Set[Endpoint], seconds: float) -> None:
-        """Connect to processes again; those that have ended refuse, and others may not answer."""
-        refused: list[Endpoint] = []
-        again = [(self._known[each] or "", each) for each in endpoints]
-        made = _connected(again, seconds, refused)
-        for (_, endpoint), line in made:
-            self._add(line, endpoint)
-        self._ended.update(refused)
-        self._doubtful |= endpoints - {endpoint for (_, endpoint), _ in made} - {*refused}
-        self._asked = time.monotonic()
+    def _reconnect(self, endpoints: Set[Endpoint], seconds: float) -> None:
+        """Connect again: the network may have cut a connection; a port refuses after the end."""
+        attempts = [(self._addresses[each] or "", each) for each in endpoints]
+        made, refused = _connect(attempts, seconds)
+        self._add(made)
+        self._ended |= refused
+        self._unclear = {*self._unclear, *endpoints} - made.keys() - refused
+        self._tried_at = time.monotonic()
 
     def close(self) -> None:
-        """Close the port and all connections; a forked child does, or the port would outlive us."""
+        """Close the port and all connections; a forked child must not keep its parent's port."""
         self._listening.close()
         self._poll.close()
-        for line, _ in self._lines.values():
-            line.close()
-        self._lines.clear()
+        for connection, _ in self._connections.values():
+            connection.close()
+        self._connections.clear()
 
 
-Try = tuple[str, Endpoint]
+def _connect(
+    attempts: Sequence[_Attempt], seconds: float
+) -> tuple[dict[Endpoint, tuple[str, socket.socket]], set[Endpoint]]:
+    """Connect to processes, up to a time limit.
 
-
-def _connected(
-    tried: Sequence[Try], seconds: float, refused: list[Endpoint] | None = None
-) -> list[tuple[Try, socket.socket]]:
-    """Connect to processes until each has answered; add those with a closed port to `refused`."""
+    Returns
+    -------
+    made : dict of Endpoint to (str, socket)
+        The first address at which each process answered, and the connection.
+    refused : set of Endpoint
+        Processes with a closed port.
+    """
     poll = select.poll()
-    waiting: dict[int, tuple[socket.socket, Try]] = {}
-    for address, endpoint in tried:
-        line = socket.socket()
-        line.setblocking(False)
-        code = line.connect_ex((address, endpoint.port))
+    pending: dict[int, tuple[socket.socket, _Attempt]] = {}
+    for address, endpoint in attempts:
+        connection = socket.socket()
+        connection.setblocking(False)
+        code = connection.connect_ex((address, endpoint.port))
         if code not in (0, errno.EINPROGRESS):  # such as a device that is down
-            line.close()
+            connection.close()
             continue
-        waiting[line.fileno()] = line, (address, endpoint)
-        poll.register(line, select.POLLOUT)
-    made: list[tuple[Try, socket.socket]] = []
-    silent, limit = {endpoint for _, endpoint in tried}, time.monotonic() + seconds
-    while waiting and silent and (left := limit - time.monotonic()) > 0:
+        pending[connection.fileno()] = connection, (address, endpoint)
+        poll.register(connection, select.POLLOUT)
+    made: dict[Endpoint, tuple[str, socket.socket]] = {}
+    refused: set[Endpoint] = set()
+    wanted, limit = {endpoint for _, endpoint in attempts}, time.monotonic() + seconds
+    while pending and wanted - made.keys() and (left := limit - time.monotonic()) > 0:
         for descriptor, _ in poll.poll(left * 1000):
-            line, one = waiting.pop(descriptor)
+            connection, (address, endpoint) = pending.pop(descriptor)
             poll.unregister(descriptor)
-            code = line.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code == 0:
-                made.append((one, line))
-                silent.discard(one[1])
+            code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code == 0 and endpoint not in made:
+                made[endpoint] = address, connection
                 continue
-            line.close()
-            if code == errno.ECONNREFUSED and refused is not None:
-                refused.append(one[1])
-    for line, _ in waiting.values():
-        line.close()
-    return made
+            connection.close()
+            if code == errno.ECONNREFUSED:
+                refused.add(endpoint)
+    for connection, _ in pending.values():
+        connection.close()
+    return made, refused
 
 
 def addresses() -> tuple[str, ...]:
     """Return this machine's IPv4 addresses, without those of the loopback device."""
     found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # a device without an address
-                answer = ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
+                answer = ioctl(datagrams, _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
                 found.append(socket.inet_ntoa(answer[20:24]))
     return tuple(address for address in found if not address.startswith("127."))
 
 
 @cache
 def liveness() -> Liveness:
-    """Return the one of this process, which all its communicators use."""
+    """Return the `Liveness` of this process, which all its communicators use."""
     return Liveness()

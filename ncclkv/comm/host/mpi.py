@@ -14,8 +14,9 @@ from ncclkv import env
 from ncclkv.comm import backoff
 from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.host import finalize, window
+from ncclkv.comm.host.groups import common_ranks
 from ncclkv.comm.host.peer_processes import PeerProcesses
-from ncclkv.comm.host.requests import Incoming, Outgoing, failed
+from ncclkv.comm.host.requests import Incoming, Message, failed
 from ncclkv.comm.transport import PeerFailed, Request, Transport
 from ncclkv.comm.types import Buffer
 from ncclkv.errors import CommAborted, KVStoreError
@@ -25,17 +26,17 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _NOTICE_TAG = 1
-_FAREWELL, _NEWS = b"f", b"n"
-"""The kinds of notices; a notice begins with its transport's token, then its kind."""
+_FAREWELL, _POSTED = b"f", b"n"
+"""Kinds of notices; a notice begins with its transport's token, then its kind."""
 
-# MPI may give the context of a freed communicator to a new one, which then receives the notices
-# that nobody had received.
+# MPI may give the context of a freed communicator to a new one, which then receives the old
+# notices that were left.
 _TOKEN_BYTES = 8
 
 _FAREWELL_BYTES = 512
 _FAREWELL_SECONDS = 1.0
 
-# Kept here until closed: a store that was dropped must still say at the end that it has left.
+# Kept here until closed: at the end of the process a dropped store must still send its farewell.
 _open: set[MpiTransport] = set()
 _process = os.getpid()
 
@@ -46,7 +47,7 @@ class MpiTransport(Transport):
     Parameters
     ----------
     comm : mpi4py.MPI.Comm
-        Taken over: nothing else may send on it.
+        Owned by this object: no other code may send on it.
     timeout : float
         Seconds that MPI may take to make communicators and windows for these ranks.
     """
@@ -58,12 +59,11 @@ class MpiTransport(Transport):
 
         self._comm = comm
         self._timeout = timeout
-        self._bytes = MPI.BYTE
-        self._finalized = MPI.Is_finalized
+        self._mpi = MPI
         self.thread_multiple = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self.name = _library()
+        self.name = library_name()
         with self._guard():
             machine = comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
             self.node = env.split_node(machine.allgather(self.rank), self.rank)
@@ -82,18 +82,16 @@ class MpiTransport(Transport):
         return watchdog.guard("making an MPI communicator or window", self._timeout)
 
     def send(self, data: Buffer, peer: int, tag: int) -> Request:
-        from mpi4py import MPI
-
         self._check()
         # MPICH over UCX crashes in a message to a process of another machine that has ended.
         if self._peers.has_ended(peer):
             raise PeerFailed(peer)
         try:
-            request = self._comm.Isend([data, self._bytes], peer, tag)
-        except MPI.Exception as error:
+            request = self._comm.Isend([data, self._mpi.BYTE], peer, tag)
+        except self._mpi.Exception as error:
             self._peers.failed.add(peer)
             raise failed(peer, error) from error
-        return Outgoing(request, peer, self._peers)
+        return Message(peer, self._peers, request)
 
     def receive(self, into: Buffer, peer: int, tag: int) -> Request:
         self._check()
@@ -104,17 +102,11 @@ class MpiTransport(Transport):
 
     def ranks_in(self, comm: MPI.Intracomm) -> list[int]:
         """Return the ranks of this transport that are in another MPI communicator, too."""
-        from mpi4py import MPI
-
-        here, there = self._comm.Get_group(), comm.Get_group()
-        where = MPI.Group.Translate_ranks(here, range(self.size), there)
-        here.Free()
-        there.Free()
-        return [rank for rank, found in enumerate(where) if found != MPI.UNDEFINED]
+        return common_ranks(self._comm, comm)
 
     def _check(self) -> None:
-        """Refuse to use MPI after its end, for which it would kill the process."""
-        if self._finalized():
+        """Refuse to use MPI after its end: MPI would kill the process."""
+        if self._mpi.Is_finalized():
             raise CommAborted(
                 f"{self._where} of {self.size}: MPI was finalized while the store was open; "
                 f"close stores before MPI.Finalize()"
@@ -124,20 +116,18 @@ class MpiTransport(Transport):
         backoff.pause(attempt)
 
     def notify(self) -> None:
-        # Processes look by themselves; but none may go on without MPI, by which it tells its end.
-        if self._finalized():
+        # Processes need no wake-up; but without MPI this rank could send no farewell at its end.
+        if self._mpi.Is_finalized():
             self._check()
 
     def windows_left(self) -> int:
         return window.left()
 
     def window(self, nbytes: int) -> list[Buffer]:
-        from mpi4py import MPI
-
         with self._guard():
             try:
                 node = cast("MPI.Intracomm", self._comm.Split(self.node[0], self.rank))
-            except MPI.Exception as error:
+            except self._mpi.Exception as error:
                 raise OSError(str(no_communicator(self._where, error))) from error
             try:
                 return window.window(node, nbytes)
@@ -145,69 +135,65 @@ class MpiTransport(Transport):
                 node.Free()
 
     def left_ranks(self) -> dict[int, str]:
-        from mpi4py import MPI
-
         self._check()
-        self._peers.foretell()
-        status = MPI.Status()
+        self._peers.warn_of_loss()
+        status = self._mpi.Status()
         try:
-            while self._comm.Iprobe(MPI.ANY_SOURCE, _NOTICE_TAG, status):
+            while self._comm.Iprobe(self._mpi.ANY_SOURCE, _NOTICE_TAG, status):
                 peer = status.Get_source()
-                text = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-                self._comm.Recv([text, self._bytes], peer, _NOTICE_TAG)
-                self._take(peer, text.tobytes())
-        except MPI.Exception as error:
-            # Of which peer it is MPI does not tell.  The end of a process is found without MPI.
+                notice = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+                self._comm.Recv([notice, self._mpi.BYTE], peer, _NOTICE_TAG)
+                self._keep(peer, notice.tobytes())
+        except self._mpi.Exception as error:
+            # MPI does not name the peer.  The end of a process is detected without MPI.
             if not any(self._peers.has_ended(peer) for peer in range(self.size)):
                 raise CommAborted(f"{self._where}: MPI reports: {error}") from error
         return self._departed
 
-    def _take(self, peer: int, notice: bytes) -> None:
+    def _keep(self, peer: int, notice: bytes) -> None:
         """Keep a notice of a peer; drop one that was sent on an earlier communicator."""
         if not notice.startswith(self._token):
             return
         kind, content = notice[_TOKEN_BYTES : _TOKEN_BYTES + 1], notice[_TOKEN_BYTES + 1 :]
-        if kind == _NEWS:
+        if kind == _POSTED:
             self.inbox.append((peer, content))
         else:
             self._departed[peer] = content.decode(errors="replace")
 
     def post(self, data: bytes, peers: Iterable[int]) -> None:
         self._posted = [message for message in self._posted if not _is_over(message)]
-        self._posted += self._tell(_NEWS + data, peers)
+        self._posted += self._send_notices(_POSTED + data, peers)
 
-    def _tell(self, data: bytes, peers: Iterable[int]) -> list[Request]:
+    def _send_notices(self, data: bytes, peers: Iterable[int]) -> list[Request]:
         """Start to send a notice to each peer that may still receive it."""
-        text = np.frombuffer(self._token + data, np.uint8)
-        troubled = bool(self._departed)
+        notice = np.frombuffer(self._token + data, np.uint8)
+        after_failure = bool(self._departed)
         sent = []
         for peer in peers:
-            if self._peers.may_tell(peer, troubled=troubled):
+            if self._peers.may_notify(peer, after_failure=after_failure):
                 with suppress(PeerFailed):
-                    sent.append(self.send(text, peer, _NOTICE_TAG))
+                    sent.append(self.send(notice, peer, _NOTICE_TAG))
         return sent
 
     def leave(self, reason: str) -> None:
-        if self._closed or self._finalized():
+        if self._closed or self._mpi.Is_finalized():
             return
         short = reason.encode(errors="backslashreplace")[:_FAREWELL_BYTES]
         self._closed = True
         _open.discard(self)
         peers = [peer for peer in range(self.size) if peer != self.rank]
-        messages = [*self._posted, *self._tell(_FAREWELL + short, peers)]
-        # Short messages leave at once; a peer that is gone may never take its own.
+        messages = [*self._posted, *self._send_notices(_FAREWELL + short, peers)]
+        # Short messages are sent at once; a dead peer may never receive its own.
         for _ in Backoff(_FAREWELL_SECONDS):
             if all(map(_is_over, messages)):
                 break
 
     def split(self, color: int, key: int) -> Transport:
-        from mpi4py import MPI
-
         try:
             with self._guard():
                 part = self._comm.Split(color, key)
             return MpiTransport(part, self._timeout)
-        except MPI.Exception as error:
+        except self._mpi.Exception as error:
             raise no_communicator(self._where, error) from error
 
     def close(self) -> None:
@@ -218,7 +204,7 @@ class MpiTransport(Transport):
 
 
 def _is_over(message: Request) -> bool:
-    """Return whether a notice is sent, or can never be."""
+    """Return whether a notice is sent, or can never be sent."""
     try:
         return message.done()
     except (PeerFailed, KVStoreError):
@@ -228,13 +214,12 @@ def _is_over(message: Request) -> bool:
 def no_communicator(where: str, error: Exception) -> CommAborted:
     """Return the error to raise when MPI makes no communicator."""
     return CommAborted(
-        f"{where}: MPI cannot make a communicator for the store; some MPIs have about 2000 at "
-        f"once, so close stores when they are done with, and free other communicators. MPI "
-        f"reports: {error}"
+        f"{where}: MPI cannot make a communicator for the store; some MPIs allow about 2000 at "
+        f"once: close stores after use, and free other communicators. MPI reports: {error}"
     )
 
 
-def _library() -> str:
+def library_name() -> str:
     """Return the MPI library's name and version."""
     from mpi4py import MPI
 
@@ -245,7 +230,7 @@ def _library() -> str:
 @atexit.register
 def _leave_all() -> None:
     """Send a farewell on every open transport, and end MPI, at the end of the process."""
-    if os.getpid() != _process:  # a forked child is no rank
+    if os.getpid() != _process:  # a forked child is not a rank
         return
     for transport in list(_open):
         transport.leave(finalize.farewell())

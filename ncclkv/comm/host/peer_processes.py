@@ -25,76 +25,77 @@ class PeerProcesses:
     ----------
     comm : mpi4py.MPI.Comm
     machine : mpi4py.MPI.Comm
-        Of the ranks of `comm` that are on this machine.
+        The ranks of `comm` on this machine.
     library : str
         The MPI library's name.
 
     Attributes
     ----------
     failed : set of int
-        The ranks that MPI has reported an error about.
+        The ranks about which MPI has reported an error.
     """
 
     def __init__(self, comm: MPI.Comm, machine: MPI.Comm, library: str) -> None:
-        self._to_foretell = False
         self.failed: set[int] = set()
-        self._warned: set[int] = set()
+        self._notified: set[int] = set()
         self._far: dict[int, Endpoint] = {}
-        here = comm.Get_rank()
-        near = machine.allgather((here, os.getpid(), namespace()))
+        self._is_warning_due = False
+        own = comm.Get_rank()
+        near = machine.allgather((own, os.getpid(), namespace()))
         self._near: dict[int, Process] = {
-            rank: process(number)
-            for rank, number, space in near
-            if rank != here and space and space == namespace()
+            rank: process(pid)
+            for rank, pid, pid_namespace in near
+            if rank != own and pid_namespace and pid_namespace == namespace()
         }
         if len(near) == comm.Get_size():
             return
         self._liveness = liveness()
-        told = comm.allgather((socket.gethostname(), *self._liveness.here))
-        self._hosts = [host for host, *_ in told]
-        endpoints = [Endpoint(*each) for _, *each in told]
-        others = [rank for rank, *_ in near]
-        self._far = {rank: each for rank, each in enumerate(endpoints) if rank not in others}
-        # From this rank on, so that no port is asked by more ranks than any other.
-        ahead = sorted(self._far, key=lambda rank: (rank - here) % len(endpoints))
-        self._liveness.watch(self._far[rank] for rank in ahead)
-        # Open MPI ends a process that finds a connection broken, and asks no error handler.
-        self._to_foretell = "Open MPI" in library
+        rows = comm.allgather((socket.gethostname(), *self._liveness.endpoint))
+        self._hosts = [host for host, *_ in rows]
+        on_machine = [rank for rank, *_ in near]
+        self._far = {
+            rank: Endpoint(*each) for rank, (_, *each) in enumerate(rows) if rank not in on_machine
+        }
+        # Each rank begins with the next one: the limit on connections then spreads over the ranks.
+        nearest_first = sorted(self._far, key=lambda rank: (rank - own) % len(rows))
+        self._liveness.watch(self._far[rank] for rank in nearest_first)
+        # Open MPI ends a process that finds a connection broken, and calls no error handler.
+        self._is_warning_due = "Open MPI" in library
 
     def has_ended(self, rank: int) -> bool:
-        """Tell whether the process of a rank is known to have ended."""
+        """Return whether the process of a rank is known to have ended."""
         if rank in self._near:
             return self._near[rank].has_ended()
         return rank in self._far and self._liveness.has_ended(self._far[rank])
 
-    def foretell(self) -> None:
-        """Name a rank that has ended, where MPI is about to end this process because of it.
+    def warn_of_loss(self) -> None:
+        """Write one line that names ended ranks, because MPI may now end this process silently.
 
-        Whoever calls MPI calls this before.
+        Called before each call of MPI that exchanges messages; only Open MPI ends processes.
         """
-        if not self._to_foretell or not (ended := self._liveness.ended()):
+        if not self._is_warning_due or not (ended := self._liveness.ended()):
             return
-        self._to_foretell = False
+        self._is_warning_due = False
         lost = [rank for rank, endpoint in self._far.items() if endpoint in ended]
         if lost:
             hosts = ", ".join(dict.fromkeys(self._hosts[rank] for rank in lost))
             sys.stderr.write(
-                f"{abort.here()} has lost {format_ranks(lost)} on {hosts}, which ended without "
-                f"a word; Open MPI may now end this rank, too\n"
+                f"{abort.here()} has lost {format_ranks(lost)} on {hosts}: no farewell arrived; "
+                f"Open MPI may now end this rank, too\n"
             )
             sys.stderr.flush()
 
-    def may_tell(self, rank: int, *, troubled: bool) -> bool:
-        """Tell whether a notice may be sent to a rank.
+    def may_notify(self, rank: int, *, after_failure: bool) -> bool:
+        """Return whether a notice may be sent to a rank; never to a rank known to have ended.
 
-        Once ranks are known to be lost, one whose end would not be seen gets a single notice.
+        This process does not watch every rank of other machines.  After a failure, a rank that is
+        not watched receives one notice: True is returned once for the rank, and then False.
         """
         if rank in self.failed or self.has_ended(rank):
             return False
-        if rank not in self._far or self._liveness.watches(self._far[rank]):
+        watched = rank not in self._far or self._liveness.watches(self._far[rank])
+        if watched or not (after_failure or self.failed):
             return True
-        if not (troubled or self.failed):
-            return True
-        first = rank not in self._warned
-        self._warned.add(rank)
-        return first
+        is_first = rank not in self._notified
+        self._notified.add(rank)
+        return is_first

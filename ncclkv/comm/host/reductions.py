@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
+from operator import is_
 from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.buffers import check_op, check_pair, check_root
+from ncclkv.comm.base import Collective
 from ncclkv.comm.messages import algorithms
-from ncclkv.comm.messages.channel import Channel
-from ncclkv.comm.messages.progress import ProgressEngine, Steps, StepWork
+from ncclkv.comm.messages.channel import SHORT_BYTES, limits
+from ncclkv.comm.messages.progress import ProgressEngine, StepWork
 from ncclkv.comm.messages.tags import TagPool
-from ncclkv.comm.messages.two_step import SHORT_BYTES
-from ncclkv.comm.shm import header
+from ncclkv.comm.shm import header, hierarchical
 from ncclkv.comm.shm.allreduce import AllReduce, ReductionPlan
 from ncclkv.comm.shm.hierarchical import CrossNode
 from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.small_allreduce import SmallAllReduce, SmallAllReduceWork
 from ncclkv.comm.shm.staging import INLINE_BYTES
-from ncclkv.comm.types import Apply, Buffer, Work
+from ncclkv.comm.two_step import Limits, wire_bytes
+from ncclkv.comm.types import Apply, Buffer, Root, To, Work
 
-_MAX_PAIRS = 4096
+_MAX_PREPARED = 4096
 _MAX_SMALL = 1024
+
+_COPIES = Limits(INLINE_BYTES, INLINE_BYTES)
 
 Start = Callable[[Buffer, Buffer, "Apply | None"], Work]
 """``start(send, receive, apply)``: launch the reduction that was prepared for these arrays."""
+
+Sent = Callable[[], int]
+"""Function that returns `Collective.wire_bytes`."""
+
+_Options = tuple[str, "int | None", bool]
+"""Op, root and `sharded_update` of a reduction."""
 
 
 class Reductions:
@@ -34,8 +44,7 @@ class Reductions:
 
     Parameters
     ----------
-    size : int
-        The number of ranks.
+    rank, size : int
     node : Node or None
         The shared memory of this rank's node.
     progress : ProgressEngine
@@ -44,19 +53,15 @@ class Reductions:
     """
 
     def __init__(
-        self,
-        size: int,
-        node: Node | None,
-        progress: ProgressEngine,
-        tags: TagPool,
+        self, rank: int, size: int, node: Node | None, progress: ProgressEngine, tags: TagPool
     ) -> None:
-        self._size = size
+        self._rank, self._size = rank, size
         self._node = node
         self._progress = progress
         self._tags = tags
         self._reproducible = False
         # Nothing cached refers to this object: a cycle would keep shared memory until a collection.
-        self._pairs: dict[tuple[int, int], _Pair] = {}
+        self._prepared: dict[tuple[int, int], _Prepared] = {}
         self._small: dict[tuple[int, np.dtype[Any], str, int | None], SmallAllReduce] = {}
 
     @property
@@ -67,47 +72,48 @@ class Reductions:
     @reproducible.setter
     def reproducible(self, wanted: bool) -> None:
         self._reproducible = wanted
-        self._pairs.clear()
+        self._prepared.clear()
 
-    def start(
-        self, send: Buffer, receive: Buffer, op: str, root: int | None, *, sharded_update: bool
-    ) -> Start:
-        """Return the function that starts this reduction; check the arguments the first time.
+    def find(
+        self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded_update: bool
+    ) -> Collective | None:
+        """Return the reduction that was prepared for these arguments; None if there is none."""
+        cached = self._prepared.get((id(send), id(receive)))
+        if cached is None or not cached.matches(send, receive, (op, _root(to), sharded_update)):
+            return None
+        return Collective(partial(cached.start, send, receive), cached.sent)
 
-        Raises
-        ------
-        UsageError, NotSupported
-            When the arguments do not fit together.
-        """
-        pair = self._pairs.get((id(send), id(receive)))
-        if pair is not None and pair.matches(send, receive, op, root, sharded_update):
-            return pair.start
-        check_root(root, self._size)
-        check_pair(send, receive, np.size(send))
-        check_op(op, send.dtype)
-        start = self._prepare(send, receive, op, root, sharded_update=sharded_update)
-        if len(self._pairs) >= _MAX_PAIRS:
-            self._pairs.clear()
-        self._pairs[id(send), id(receive)] = _Pair(send, receive, op, root, sharded_update, start)
-        return start
+    def prepare(
+        self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded_update: bool
+    ) -> Collective:
+        """Prepare a reduction to every rank or to a root, whose arguments are checked."""
+        start, sent = self._prepare(send, receive, op, to, sharded_update=sharded_update)
+        if len(self._prepared) >= _MAX_PREPARED:
+            self._prepared.clear()
+        options = op, _root(to), sharded_update
+        self._prepared[id(send), id(receive)] = _Prepared(send, receive, options, start, sent)
+        return Collective(partial(start, send, receive), sent)
 
     def _prepare(
-        self, send: Buffer, receive: Buffer, op: str, root: int | None, *, sharded_update: bool
-    ) -> Start:
+        self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded_update: bool
+    ) -> tuple[Start, Sent]:
         """Choose the algorithm: in the memory of the node, between nodes, or by messages."""
-        node = self._node
-        if node is None:
-            return self._by_messages(send, op, root)
-        shared = sharded_update or (root is None and node.is_node_shared(receive))
-        if len(node.nodes) > 1 and send.nbytes <= SHORT_BYTES and not shared:
-            return self._by_messages(send, op, root)
+        node, root = self._node, _root(to)
+        sent = partial(wire_bytes, send.size, send.itemsize, to, self._rank, self._size)
+        shared = node is not None and (
+            sharded_update or (root is None and node.is_node_shared(receive))
+        )
+        if node is None or (len(node.nodes) > 1 and send.nbytes <= SHORT_BYTES and not shared):
+            return self._by_messages(send, op, to), partial(sent, limits(self._size))
         if len(node.nodes) == 1 and send.nbytes <= INLINE_BYTES and not shared:
-            return self._of_copies(node, send, op, root)
+            return self._of_copies(node, send, op, root), partial(sent, _COPIES)
         plan = ReductionPlan(node, send, receive, op, root, sharded_update=shared)
-        return self._on_node(node, plan) if len(node.nodes) == 1 else self._on_nodes(node, plan)
+        in_memory = partial(hierarchical.wire_bytes, node, send.size, send.dtype, to)
+        sent = partial(in_memory, sharded=shared, ordered=self._reproducible)
+        return self._by_slices(node, plan, to), sent
 
     def _of_copies(self, node: Node, send: Buffer, op: str, root: int | None) -> Start:
-        """Prepare a short reduction; all of one kind have the same copies."""
+        """Prepare a small reduction; all of one kind have the same copies."""
         kind = send.size, send.dtype, op, root
         if kind not in self._small:
             if len(self._small) >= _MAX_SMALL:
@@ -116,77 +122,58 @@ class Reductions:
         small, launch = self._small[kind], self._progress.launch
         return lambda send, receive, apply: launch(SmallAllReduceWork(small, send, receive, apply))
 
-    def _on_node(self, node: Node, plan: ReductionPlan) -> Start:
-        """Prepare a reduction in the memory of this node."""
-        launch = self._progress.launch
+    def _by_slices(self, node: Node, plan: ReductionPlan, to: To) -> Start:
+        """Prepare a reduction in the memory of each node, and by messages between nodes."""
+        launch, tags, ordered = self._progress.launch, self._tags, self._reproducible
 
         def start(send: Buffer, receive: Buffer, apply: Apply | None) -> Work:
             reduction = AllReduce(node, plan, send, receive, apply)
-            return launch(StepWork(reduction.steps(), plan.call, reduction.slot.arrivals))
-
-        return start
-
-    def _on_nodes(self, node: Node, plan: ReductionPlan) -> Start:
-        """Prepare a reduction in the memory of every node and by messages between nodes."""
-        launch, ordered = self._tags.launch, self._reproducible
-
-        def start(send: Buffer, receive: Buffer, apply: Apply | None) -> Work:
-            reduction = AllReduce(node, plan, send, receive, apply)
-
-            def steps(channel: Channel) -> Steps:
-                cross = CrossNode(node, channel, plan.root, ordered=ordered)
-                return reduction.steps_across(cross)
-
-            return launch(steps, plan.call, arrivals=reduction.slot.arrivals)
-
-        return start
-
-    def _by_messages(self, send: Buffer, op: str, root: int | None) -> Start:
-        """Prepare a reduction from rank to rank."""
-        call = header.reduction(send.nbytes, send.dtype, op, root, sharded_update=False)
-        launch = self._tags.launch
-
-        def start(send: Buffer, receive: Buffer, apply: Apply | None) -> Work:
-            return launch(
-                lambda channel: algorithms.reduce(channel, send, receive, op, apply, root), call
+            arrivals = reduction.slot.arrivals
+            if len(node.nodes) == 1:
+                return launch(StepWork(reduction.steps(), plan.call, arrivals))
+            return tags.launch(
+                lambda channel: reduction.steps_across(
+                    CrossNode(node, channel, to, ordered=ordered)
+                ),
+                plan.call,
+                arrivals=arrivals,
             )
 
         return start
 
+    def _by_messages(self, send: Buffer, op: str, to: To) -> Start:
+        """Prepare a reduction from rank to rank."""
+        call = header.reduction(send.nbytes, send.dtype, op, _root(to), sharded_update=False)
+        launch = self._tags.launch
+        return lambda send, receive, apply: launch(
+            lambda channel: algorithms.reduction(channel, send, receive, op, to, apply), call
+        )
 
-class _Pair:
-    """Two arrays, and the reduction that was prepared for them."""
+
+def _root(to: To) -> int | None:
+    """Return the one rank that receives; None if all do."""
+    return to.rank if isinstance(to, Root) else None
+
+
+class _Prepared:
+    """The start of a reduction, with the arrays and options that it was prepared for."""
 
     def __init__(
-        self,
-        send: Buffer,
-        receive: Buffer,
-        op: str,
-        root: int | None,
-        sharded_update: bool,
-        start: Start,
+        self, send: Buffer, receive: Buffer, options: _Options, start: Start, sent: Sent
     ) -> None:
-        self.start = start
+        self.start, self.sent = start, sent
         self._send, self._receive = weakref.ref(send), weakref.ref(receive)
-        self._shape, self._dtype = send.shape, send.dtype
-        self._op, self._root, self._sharded_update = op, root, sharded_update
+        self._form = _form(send, receive)
+        self._options = options
 
-    def matches(
-        self, send: Buffer, receive: Buffer, op: str, root: int | None, sharded_update: bool
-    ) -> bool:
-        """Return whether a call is the cached one; False needlessly at times, True never wrongly.
+    def matches(self, send: Buffer, receive: Buffer, options: _Options) -> bool:
+        """Return whether a call is the cached one; may be False needlessly, never True wrongly."""
+        same_arrays = self._send() is send and self._receive() is receive
+        # 1, 1.0 and True are equal, and the last two are no ranks.
+        same_options = all(map(is_, self._options, options))
+        return same_arrays and same_options and self._form == _form(send, receive)
 
-        An array that is the same object may have got another shape, dtype or flag meanwhile.
-        """
-        return (
-            self._send() is send
-            and self._receive() is receive
-            and self._op is op
-            and self._root is root
-            and self._sharded_update is sharded_update
-            and send.dtype is self._dtype
-            and receive.dtype is self._dtype
-            and send.shape == self._shape
-            and receive.shape == self._shape
-            and receive.flags.writeable
-        )
+
+def _form(send: Buffer, receive: Buffer) -> tuple[object, ...]:
+    """Return what the checks depend on, and a program may change while an array exists."""
+    return send.shape, send.dtype, receive.shape, receive.dtype, receive.flags.writeable

@@ -15,31 +15,33 @@ if TYPE_CHECKING:
 
 
 def failed(peer: int, error: Exception) -> PeerFailed:
-    """Return what to raise for an error of MPI's about a message to or from a peer."""
-    # MPICH's first line says nothing ("Other MPI error"), and its last what happened.
+    """Return the error to raise when MPI reports one about a message to or from a peer."""
+    # MPICH's first line is always "Other MPI error"; its last line has the cause.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return PeerFailed(peer, lines[-1] if lines else type(error).__name__)
 
 
 class Message(Request):
-    """A message on its way.
+    """A message to or from a peer.
 
     Parameters
     ----------
     peer : int
-    peers : Peers
-        What is known of all; an error that MPI reports about this one is noted there.
+    peers : PeerProcesses
+        Records the peers about whose messages MPI has reported an error.
+    request : mpi4py.MPI.Request or None
+        None until MPI can make the request.
     """
 
-    def __init__(self, peer: int, peers: PeerProcesses) -> None:
+    def __init__(self, peer: int, peers: PeerProcesses, request: MPI.Request | None = None) -> None:
         self.peer = peer
         self._peers = peers
-        self._request: MPI.Request | None = None
+        self._request = request
 
     def done(self) -> bool:
         from mpi4py import MPI
 
-        self._peers.foretell()
+        self._peers.warn_of_loss()
         try:
             request = self._request or self._begin()
             return request is not None and bool(request.Test())
@@ -48,22 +50,14 @@ class Message(Request):
             raise failed(self.peer, error) from error
 
     def _begin(self) -> MPI.Request | None:
-        """Return the request, once it can be made."""
+        """Return the request, once MPI can make it."""
         return self._request
 
 
-class Outgoing(Message):
-    """A message to a peer."""
-
-    def __init__(self, request: MPI.Request, peer: int, peers: PeerProcesses) -> None:
-        super().__init__(peer, peers)
-        self._request = request
-
-
 class Incoming(Message):
-    """A message from a peer, whose length is looked at before it is received.
+    """A message from a peer, whose length is checked before it is received.
 
-    Some MPIs write past the end of a buffer that is too short for what arrives: Open MPI 5.0 does.
+    Some MPIs write past the end of a buffer that is shorter than the message: Open MPI 5.0 does.
     """
 
     def __init__(
@@ -83,7 +77,7 @@ class Incoming(Message):
             return None
         count, expected = status.Get_count(MPI.BYTE), self._into.size
         if count != expected:
-            # Taken all the same, into memory of its own: its sender may be waiting for that.
+            # Received all the same, into separate memory: the sender may be waiting for that.
             self._into = np.empty(count, np.uint8)
         self._request = message.Irecv([self._into, MPI.BYTE])
         if count != expected:

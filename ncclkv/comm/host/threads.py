@@ -1,11 +1,12 @@
-"""Ranks that are threads of one process: for tests and for trying things at any size."""
+"""Ranks that are threads of one process: for tests, and for trying any number of ranks."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,188 +17,173 @@ from ncclkv.comm.host.communicator import HostCommunicator
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.comm.transport import Request, Transport, WrongLength
 from ncclkv.comm.types import Buffer
-from ncclkv.system.memory import room
+from ncclkv.system.memory import memory_left
 
-# The longest that a waiting thread sleeps before it looks at its deadline again.
+# Longest sleep of a waiting thread before it checks its deadline again.
 _PAUSE_SECONDS = 0.005
 
 _Address = tuple[int, int, int]
+"""Sender, receiver and tag of messages."""
 
 
 @dataclass
-class _Letter(Request):
-    """A message that its sender still owns."""
+class _Outgoing(Request):
+    """A message that its receiver copies out of the sender's memory."""
 
     data: Buffer
     peer: int
-    taken: bool = False
+    received: bool = False
 
     def done(self) -> bool:
-        return self.taken
-
-
-@dataclass
-class _Split:
-    """A split under way: colors and keys by rank, the groups made of them, and who has his."""
-
-    votes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    groups: dict[int, ThreadGroup] = field(default_factory=dict)
-    served: int = 0
-
-
-@dataclass
-class _Window:
-    """A window that is being made: each rank's memory, and how many ranks have all of it."""
-
-    parts: dict[int, Buffer] = field(default_factory=dict)
-    served: int = 0
+        return self.received
 
 
 class ThreadGroup:
-    """Mailboxes and farewells of one group of threads, and the groups split off it."""
+    """Mailboxes, notices and farewells of the ranks of one communicator.
 
-    def __init__(
-        self, size: int, parent: ThreadGroup | None = None, ranks: Sequence[int] = ()
-    ) -> None:
-        self.size = size
-        self._parent, self._parent_ranks = parent, ranks
+    Attributes
+    ----------
+    changed : threading.Condition
+        Held by each thread that reads or writes the other attributes.
+    version : int
+        Number of changes that ranks may wait for.
+    messages : dict of deque
+        Messages under way, by address, in the order of sending.
+    inboxes : dict of list
+        As `Transport.inbox`, by rank.
+    departed : dict of int to str
+        Ranks that have left, with their reasons.
+    """
+
+    def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.boxes: dict[_Address, deque[_Letter]] = {}
-        self._departed: dict[int, str] = {}
-        self.inboxes: list[list[tuple[int, bytes]]] = [[] for _ in range(size)]
         self.version = 0
-        self._splits: dict[int, _Split] = {}
-        self._windows: dict[int, _Window] = {}
+        self.messages: dict[_Address, deque[_Outgoing]] = {}
+        self.inboxes: defaultdict[int, list[tuple[int, bytes]]] = defaultdict(list)
+        self.departed: dict[int, str] = {}
+        self._exchanges: dict[int, dict[int, Any]] = {}
 
     def announce(self) -> None:
         """Wake the ranks that wait; the caller holds `changed`."""
         self.version += 1
         self.changed.notify_all()
 
-    def depart(self, rank: int, reason: str) -> None:
-        """Note that a rank has left this group, and all that were split off it."""
+    def allgather(self, number: int, rank: int, size: int, item: Any) -> dict[int, Any]:
+        """Return the item that each rank gave to the `number`-th exchange."""
         with self.changed:
-            self._departed[rank] = reason
-            self.announce()
-
-    def left_ranks(self) -> dict[int, str]:
-        """Ranks that have left this communicator or the one it was split from."""
-        above = {} if self._parent is None else self._parent.left_ranks()
-        inherited = {
-            rank: above[old] for rank, old in enumerate(self._parent_ranks) if old in above
-        }
-        return {**inherited, **self._departed}
-
-    def split(self, number: int, rank: int, color: int, key: int) -> tuple[ThreadGroup, list[int]]:
-        """The group of the `number`-th split that has `color`, and its members' old ranks."""
-        with self.changed:
-            split = self._splits.setdefault(number, _Split())
-            split.votes[rank] = (color, key)
+            items = self._exchanges.setdefault(number, {})
+            items[rank] = item
             self.changed.notify_all()
-            # Needs no deadline: all ranks have just met in the exchange that precedes a split.
-            self.changed.wait_for(lambda: len(split.votes) == self.size)
-            chosen = [(vote[1], who) for who, vote in split.votes.items() if vote[0] == color]
-            ranks = [who for _, who in sorted(chosen)]
-            group = split.groups.setdefault(color, ThreadGroup(len(ranks), self, ranks))
-            split.served += 1
-            if split.served == self.size:
-                del self._splits[number]
-            return group, ranks
-
-    def window(self, number: int, rank: int, part: Buffer) -> dict[int, Buffer]:
-        """Return the memory that each rank gives to the `number`-th window."""
-        with self.changed:
-            window = self._windows.setdefault(number, _Window())
-            window.parts[rank] = part
-            self.changed.notify_all()
-            # As in a split: all ranks have just met.
-            self.changed.wait_for(lambda: len(window.parts) == self.size)
-            window.served += 1
-            if window.served == self.size:
-                del self._windows[number]
-            return window.parts
+            # Needs no deadline: all ranks have just completed an exchange of messages.
+            self.changed.wait_for(lambda: len(items) == size)
+            self._exchanges.pop(number, None)
+            return items
 
 
 @dataclass
-class _Awaited(Request):
-    """A message that its receiver looks for in its mailbox."""
+class _Incoming(Request):
+    """A message that its receiver copies out of a mailbox."""
 
     group: ThreadGroup
     address: _Address
     into: Buffer
     peer: int
-    arrived: bool = field(default=False)
+    received: bool = False
 
     def done(self) -> bool:
-        if not self.arrived:
+        if not self.received:
             with self.group.changed:
-                box = self.group.boxes.get(self.address)
+                box = self.group.messages.get(self.address)
                 if not box:
                     return False
-                _take(box.popleft(), self.into, self.address)
+                self._copy(box.popleft())
                 if not box:
-                    del self.group.boxes[self.address]
-                self.arrived = True
+                    del self.group.messages[self.address]
+                self.received = True
                 self.group.announce()
         return True
 
-
-def _take(letter: _Letter, into: Buffer, address: _Address) -> None:
-    """Copy a message out of its sender's memory."""
-    if letter.data.size != into.size:
-        raise WrongLength(address[1], address[0], letter.data.size, into.size)
-    np.copyto(into, letter.data)
-    letter.taken = True
+    def _copy(self, message: _Outgoing) -> None:
+        if message.data.size != self.into.size:
+            sender, rank, _ = self.address
+            raise WrongLength(rank, sender, message.data.size, self.into.size)
+        np.copyto(self.into, message.data)
+        message.received = True
 
 
 class ThreadTransport(Transport):
-    """One thread's end of a `ThreadGroup`."""
+    """One thread's end of a `ThreadGroup`.
+
+    Parameters
+    ----------
+    group : ThreadGroup
+    rank, size : int
+    parent : ThreadTransport, optional
+        The transport that this one was split from.
+    parent_ranks : sequence of int
+        The rank in `parent` of each rank.
+    """
 
     name = "threads"
 
-    def __init__(self, group: ThreadGroup, rank: int) -> None:
-        self.rank, self.size = rank, group.size
-        self.node = env.split_node(range(group.size), rank)
+    def __init__(
+        self,
+        group: ThreadGroup,
+        rank: int,
+        size: int,
+        parent: ThreadTransport | None = None,
+        parent_ranks: Sequence[int] = (),
+    ) -> None:
+        self.rank, self.size = rank, size
+        self.node = env.split_node(range(size), rank)
         self._group = group
-        self._splits = 0
-        self._windows = 0
-        self._seen = -1
+        self._parent, self._parent_ranks = parent, parent_ranks
+        self._exchanges = 0
+        self._seen_version = -1
         self.inbox = group.inboxes[rank]
 
     def send(self, data: Buffer, peer: int, tag: int) -> Request:
-        letter = _Letter(data, peer)
+        message = _Outgoing(data, peer)
         with self._group.changed:
-            self._group.boxes.setdefault((self.rank, peer, tag), deque()).append(letter)
+            self._group.messages.setdefault((self.rank, peer, tag), deque()).append(message)
             self._group.announce()
-        return letter
+        return message
 
     def receive(self, into: Buffer, peer: int, tag: int) -> Request:
-        return _Awaited(self._group, (peer, self.rank, tag), into, peer)
+        return _Incoming(self._group, (peer, self.rank, tag), into, peer)
 
     def pause(self, attempt: int) -> None:
-        # What came since the last pause may not have been looked at: only when nothing did, sleep.
+        # A change since the last pause may be unread: sleep only when there was none.
         with self._group.changed:
-            if self._seen == self._group.version:
+            if self._seen_version == self._group.version:
                 self._group.changed.wait(_PAUSE_SECONDS)
-            self._seen = self._group.version
+            self._seen_version = self._group.version
 
     def notify(self) -> None:
         with self._group.changed:
             self._group.announce()
 
     def windows_left(self) -> int:
-        left = room()
+        left = memory_left()
         if left is None:
-            raise OSError("nothing here says how much memory is free")
+            raise OSError("no file of this system shows how much memory is free")
         return left.nbytes
 
     def window(self, nbytes: int) -> list[Buffer]:
-        self._windows += 1
-        parts = self._group.window(self._windows, self.rank, allocate(nbytes))
+        parts = self._allgather(allocate(nbytes))
         return [parts[rank] for rank in self.node]
 
+    def _allgather(self, item: Any) -> dict[int, Any]:
+        """Return the item of each rank."""
+        self._exchanges += 1
+        return self._group.allgather(self._exchanges, self.rank, self.size, item)
+
     def left_ranks(self) -> dict[int, str]:
-        return self._group.left_ranks()
+        inherited = {} if self._parent is None else self._parent.left_ranks()
+        left = {
+            rank: inherited[old] for rank, old in enumerate(self._parent_ranks) if old in inherited
+        }
+        return {**left, **self._group.departed}
 
     def post(self, data: bytes, peers: Iterable[int]) -> None:
         with self._group.changed:
@@ -206,12 +192,16 @@ class ThreadTransport(Transport):
             self._group.announce()
 
     def leave(self, reason: str) -> None:
-        self._group.depart(self.rank, reason)
+        with self._group.changed:
+            self._group.departed[self.rank] = reason
+            self._group.announce()
 
     def split(self, color: int, key: int) -> Transport:
-        self._splits += 1
-        group, members = self._group.split(self._splits, self.rank, color, key)
-        return ThreadTransport(group, members.index(self.rank))
+        offers = self._allgather((color, key, ThreadGroup()))
+        same_color = [rank for rank, (other, _, _) in offers.items() if other == color]
+        ranks = sorted(same_color, key=lambda rank: (offers[rank][1], rank))
+        group = offers[ranks[0]][2]
+        return ThreadTransport(group, ranks.index(self.rank), len(ranks), self, ranks)
 
     def close(self) -> None:
         return None
@@ -227,13 +217,13 @@ _current = _Current()
 
 
 def communicators(size: int, timeout: float) -> Sequence[Communicator]:
-    """One end for each rank of a new group."""
-    group = ThreadGroup(size)
-    return [HostCommunicator(ThreadTransport(group, rank), timeout) for rank in range(size)]
+    """Return the communicator of each rank of a new group."""
+    group = ThreadGroup()
+    return [HostCommunicator(ThreadTransport(group, rank, size), timeout) for rank in range(size)]
 
 
 def become(communicator: Communicator | None) -> None:
-    """Make this thread a rank, or with None no rank any more."""
+    """Make this thread a rank; None ends that."""
     _current.communicator = communicator
 
 
@@ -243,7 +233,10 @@ def is_rank() -> bool:
 
 
 def world(timeout: float | None = None) -> Communicator:
-    """A communicator of all ranks that are threads; elsewhere of this process alone."""
+    """Make a communicator of all ranks of this thread's group.
+
+    A thread that is no rank gets a communicator of this process alone.
+    """
     if _current.communicator is None:
         return SoloCommunicator(env.timeout(timeout))
     return _current.communicator.duplicate(timeout)

@@ -1,22 +1,18 @@
-"""Memory of an MPI window, without the window: its pages, mapped once more by this process.
+"""Windows of MPI: shared memory of a node, mapped once more by this process.
 
-MPI unmaps a window's memory when the window is freed, which all ranks must do together, while
-arrays of a store that is closed or dropped are still in use.  So the window is freed at once, and
-what stays is a mapping of this process's own, for as long as an array needs it.
+MPI unmaps the memory of a window when all ranks free the window together.  Arrays of a closed or
+dropped store may still be in use then.  So the window is freed at once, and this process keeps a
+mapping of its own while an array needs the mapping.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import weakref
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from ncclkv.comm.shm.segment import libc, mapped_array
 from ncclkv.comm.types import Buffer
-from ncclkv.system.memory import room
+from ncclkv.system.memory import memory_left
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,39 +20,39 @@ if TYPE_CHECKING:
 _SHARED = "/dev/shm"
 """Directory in which MPI libraries make the files of windows."""
 
-# mremap's flag and its answer to what it cannot do.
 _MAY_MOVE = 1
-_FAILED = ctypes.c_void_p(-1).value
+"""A flag of ``mremap``."""
 
 _mapped: dict[int, int] = {}
-"""Bytes of windows by their addresses: any of them may yet be written for the first time."""
+"""Sizes of mapped windows by address: each of their pages may yet be written for the first time."""
 
 
 def left() -> int:
-    """Bytes that new windows can take on this machine, those that others may take left out.
+    """Return the bytes that new windows can take on this machine.
 
-    A page that cannot be had when it is first written to ends the process.
+    Windows that this process has mapped count as full, because the first write to a page that the
+    system cannot supply kills the process (SIGBUS).
 
     Raises
     ------
     OSError
-        Where there is no place for windows.
+        When the machine has no directory for windows.
     """
     system = os.statvfs(_SHARED)
     free = system.f_bavail * system.f_frsize
-    limit = room()
+    limit = memory_left()
     if limit is not None:
         free = min(free, limit.nbytes)
     return free - sum(_mapped.values())
 
 
 def window(comm: MPI.Intracomm, nbytes: int) -> list[Buffer]:
-    """Shared memory of the ranks of `comm`, `nbytes` of each; collective over them.
+    """Make a window of `nbytes` a rank; return the memory of each rank; collective.
 
     Raises
     ------
     OSError
-        When MPI makes no window, or not of memory that can be mapped again.
+        When MPI makes no window, or its memory cannot be mapped again.
     """
     from mpi4py import MPI
 
@@ -72,29 +68,18 @@ def window(comm: MPI.Intracomm, nbytes: int) -> list[Buffer]:
 
 
 def _mapped_again(address: int, nbytes: int) -> Buffer:
-    """The same pages at another address, until the array and all its views are gone."""
-    # Of a size of 0 to be moved, Linux leaves what is shared where it is and maps it once more.
-    where = _libc().mremap(address, 0, nbytes, _MAY_MOVE)
-    if where == _FAILED:
-        number = ctypes.get_errno()
-        raise OSError(number, f"MPI's window cannot be mapped again: {os.strerror(number)}")
-    memory = (ctypes.c_ubyte * nbytes).from_address(where)
+    """Map the pages at an address also at another address."""
+    # From a shared mapping, and for an old size of 0, Linux makes a second mapping.
+    where = libc().mremap(address, 0, nbytes, _MAY_MOVE)
+    try:
+        array = mapped_array(where, nbytes, _unmap)
+    except OSError as error:
+        text = f"MPI's window cannot be mapped again: {error.strerror}"
+        raise OSError(error.errno, text) from error
     _mapped[where] = nbytes
-    weakref.finalize(memory, _unmap, where, nbytes).atexit = False
-    return np.frombuffer(memoryview(memory), np.uint8)
+    return array
 
 
 def _unmap(where: int, nbytes: int) -> None:
-    """Give pages back."""
     del _mapped[where]
-    _libc().munmap(where, nbytes)
-
-
-@cache
-def _libc() -> Any:
-    """The system calls, which Python has for files alone."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mremap.restype = ctypes.c_void_p
-    libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
-    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    return libc
+    libc().munmap(where, nbytes)

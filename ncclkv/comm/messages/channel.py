@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ncclkv.comm.messages import framing
 from ncclkv.comm.transport import Messages, Request
+from ncclkv.comm.two_step import Limits
 from ncclkv.comm.types import Buffer
 from ncclkv.kernels.base import Kernels
+
+SHORT_BYTES = 16 * 1024
+"""Up to here a second trip costs more than the bytes that it saves."""
+
+PIECE_BYTES = 1024 * 1024
+"""Bytes of a rank's share of a piece: a piece is this times the number of ranks."""
+
+
+def limits(size: int) -> Limits:
+    """Return the sizes at which sums by messages over `size` ranks change."""
+    return Limits(SHORT_BYTES, PIECE_BYTES * size)
 
 
 @dataclass(frozen=True)
 class Channel:
-    """Sends and receives the messages of one collective.
+    """Sends and receives the messages of one collective: the `Wire` between hosts.
 
     The first message to each peer begins with the call digest of this rank.  The digest of the
     first message from each peer is compared before any of its payload is used.
@@ -50,6 +63,16 @@ class Channel:
     def peers(self) -> list[int]:
         """Return the other ranks from the next one on: else all would send to rank 0 first."""
         return [(self.rank + step) % self.size for step in range(1, self.size)]
+
+    @property
+    def limits(self) -> Limits:
+        return limits(self.size)
+
+    def group(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def fold(self, parts: Sequence[Buffer], total: Buffer, op: str) -> None:
+        self.kernels.reduce(parts, total, op)
 
     def among(self, messages: Messages) -> Channel:
         """Return the channel of a subset of its ranks, which `messages` numbers anew."""

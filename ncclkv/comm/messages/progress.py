@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import filterfalse
 from operator import methodcaller
@@ -16,17 +16,11 @@ from ncclkv.comm.control import CallDigest
 from ncclkv.comm.diagnosis.hang import AwaitedWork, HangDetector
 from ncclkv.comm.diagnosis.mismatch import CallComparison
 from ncclkv.comm.host import finalize
-from ncclkv.comm.transport import PeerFailed, Request, Transport
-from ncclkv.comm.types import Work
+from ncclkv.comm.transport import PeerFailed, Request, Steps, Transport
+from ncclkv.comm.types import Then, Work
 from ncclkv.errors import CommAborted, KVStoreError, OrderMismatch, again
 
 Made = TypeVar("Made", bound="HostWork")
-
-Steps = Generator[Sequence[Request], None, None]
-"""A collective as a generator: it continues when all messages that it yielded are done.
-
-The error of a message is thrown into the generator.
-"""
 
 Arrivals = Callable[[], dict[int, float]]
 """Function that returns what `Work.arrivals` does."""
@@ -52,6 +46,13 @@ def open_progress_engines(thread: int) -> list[ProgressEngine]:
     with _engines_lock:
         engines = list(_engines)
     return [each for each in engines if each._thread == thread and each.failure is None]
+
+
+def followed(steps: Steps, then: Then | None) -> Steps:
+    """Take the steps of a collective, then call `then`."""
+    yield from steps
+    if then is not None:
+        then()
 
 
 class ProgressEngine:

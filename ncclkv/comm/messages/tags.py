@@ -10,8 +10,8 @@ import numpy as np
 
 from ncclkv.comm.buffers import allocate
 from ncclkv.comm.messages.channel import Channel
-from ncclkv.comm.messages.progress import Arrivals, ProgressEngine, Steps, StepWork
-from ncclkv.comm.transport import Transport
+from ncclkv.comm.messages.progress import Arrivals, ProgressEngine, StepWork
+from ncclkv.comm.transport import Steps, Transport
 from ncclkv.comm.types import Buffer
 from ncclkv.kernels.host import HostKernels
 

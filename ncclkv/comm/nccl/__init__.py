@@ -1,1 +1,1 @@
-"""Collectives on GPUs, by NCCL; nothing here is imported before a store asks for a GPU."""
+"""Collectives on GPUs, by NCCL; imported when a store first requests a GPU."""

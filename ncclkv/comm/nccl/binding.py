@@ -9,7 +9,8 @@ Every error is one of `ncclkv.errors`, with the library's version and the call i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 Handle = Any
@@ -57,7 +58,7 @@ class Binding(Protocol):
         """Return the version code of the library, such as 23203 for 2.32.3."""
 
     def unique_id(self) -> bytes:
-        """Return 128 bytes that one rank makes and all ranks pass to `create`, once."""
+        """Return a new id of 128 bytes, which all ranks pass to `create` once."""
 
     def create(self, size: int, unique_id: bytes, rank: int, look: Callable[[], None]) -> Handle:
         """Join the communicator of `unique_id`; wait until all `size` ranks have joined.
@@ -83,10 +84,10 @@ class Binding(Protocol):
         """Return the text of an asynchronous error; None if there is none."""
 
     def group_start(self) -> None:
-        """Begin a group: calls are held back until the matching `group_end`."""
+        """Begin a group: calls are delayed until the matching `group_end`."""
 
     def group_end(self) -> None:
-        """End a group: the outermost end starts all its calls, in no order among them."""
+        """End a group: the outermost end starts all its calls, in any order."""
 
     def all_reduce(
         self, comm: Handle, send: int, receive: int, count: int, dtype: int, op: int, stream: int
@@ -140,7 +141,17 @@ class Binding(Protocol):
     def receive(
         self, comm: Handle, receive: int, count: int, dtype: int, peer: int, stream: int
     ) -> None:
-        """Receive from a rank; in a group with the message that goes the other way."""
+        """Receive from a rank; in a group with the message in the other direction."""
+
+
+@contextmanager
+def group(binding: Binding) -> Iterator[None]:
+    """Group the calls of a ``with`` block, so that no message waits for another."""
+    binding.group_start()
+    try:
+        yield
+    finally:
+        binding.group_end()
 
 
 def connect(
@@ -150,7 +161,7 @@ def connect(
     scratch: tuple[int, int],
     stream: int,
 ) -> None:
-    """Exchange a byte with each peer: NCCL connects two ranks whole in their first message.
+    """Exchange a byte with each peer: NCCL connects two ranks in their first message.
 
     Parameters
     ----------
@@ -163,10 +174,7 @@ def connect(
     stream : int
     """
     dtype = DTYPES["uint8"]
-    binding.group_start()
-    try:
+    with group(binding):
         for slot, peer in enumerate(peers):
             binding.receive(comm, scratch[1] + slot, 1, dtype, peer, stream)
             binding.send(comm, scratch[0], 1, dtype, peer, stream)
-    finally:
-        binding.group_end()

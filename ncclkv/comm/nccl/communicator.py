@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from ncclkv.arrays.memory import address
 from ncclkv.comm.base import Collective, Communicator, Graph, closed, left
-from ncclkv.comm.buffers import check_buffer, check_places, check_root
+from ncclkv.comm.buffers import check_buffer, check_root
 from ncclkv.comm.control import ObjectComm
 from ncclkv.comm.host import finalize
 from ncclkv.comm.nccl import dtypes
-from ncclkv.comm.nccl.binding import Binding, Handle, version_text
+from ncclkv.comm.nccl.binding import Binding, Handle, group, version_text
 from ncclkv.comm.nccl.creation import create
-from ncclkv.comm.nccl.ordered_reduce import OrderedReduce
+from ncclkv.comm.nccl.lifetime import Lifetime
+from ncclkv.comm.nccl.messages import GpuMessages
 from ncclkv.comm.nccl.progress import Enqueue, NcclProgress
 from ncclkv.comm.nccl.streams import Streams
 from ncclkv.comm.nccl.watcher import Watcher
-from ncclkv.comm.types import EVERYONE, Apply, Buffer, DoneWork, Root, To, Work
+from ncclkv.comm.two_step import LEAST, wire_bytes
+from ncclkv.comm.types import Apply, Buffer, DoneWork, Owners, Root, Then, To, Work
 from ncclkv.errors import CommAborted, KVStoreError, NotSupported, RankLost, UsageError
 from ncclkv.kernels.base import Kernels
 
@@ -84,14 +86,15 @@ class NcclCommunicator(Communicator):
         self._binding, self._streams = binding, streams
         self._settings = settings
         handle = create(peers, binding, settings)
-        self._progress = NcclProgress(peers, binding, streams, handle, settings, watcher)
-        self._progress.dropped.end_with(self)
+        self._lifetime = lifetime = Lifetime(peers, binding, streams, handle)
+        self._progress = NcclProgress(lifetime, settings, watcher)
+        self._progress.background.end_with(self)
         self._watcher = watcher
         self.lock, self.thread_multiple = peers.lock, peers.thread_multiple
-        self._in_order = OrderedReduce(
+        self._messages = GpuMessages(
             peers.rank, peers.size, binding, streams, kernels, self._progress
         )
-        self.control = NcclObjectComm(self._progress, peers.control)
+        self.control = NcclObjectComm(lifetime, peers.control)
         self._closed = False
 
     @property
@@ -106,7 +109,7 @@ class NcclCommunicator(Communicator):
     @reproducible.setter
     def reproducible(self, wanted: bool) -> None:
         if wanted and self.size > 1:
-            self._in_order.connect()
+            self._messages.connect()
         self._reproducible = wanted
 
     def allocate(self, nbytes: int) -> Buffer:
@@ -135,87 +138,116 @@ class NcclCommunicator(Communicator):
             )
         return self._progress.capture()
 
-    def reduction(
-        self,
-        send: Buffer,
-        receive: Buffer,
-        op: str = "sum",
-        *,
-        to: To = EVERYONE,
-        sharded_update: bool = False,
+    def _check_memory(self, buffer: Any, to_write: bool) -> None:
+        dtypes.check_device(buffer)
+
+    def _reduction(
+        self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded_update: bool
     ) -> Collective:
         root = to.rank if isinstance(to, Root) else None
-        way = dtypes.reduction(send.dtype, op)
-        check_root(root, self.size)
-        dtypes.check_sides(send, receive, send.size)
-        check_places(receive, send, 0)
-        places = address(send), address(receive), send.size * way.factor
+        arguments = dtypes.reduce_arguments(send, receive, send.size, op)
         binding = self._binding
 
         def enqueue(handle: Handle, stream: int) -> None:
             if root is None:
-                binding.all_reduce(handle, *places, way.dtype, way.op, stream)
+                binding.all_reduce(handle, *arguments, stream)
             else:
-                binding.reduce(handle, *places, way.dtype, way.op, root, stream)
+                binding.reduce(handle, *arguments, root, stream)
 
-        updates = root in (None, self.rank)
         target = "all ranks" if root is None else f"rank {root}"
         what = f"a reduction of {send.nbytes} bytes to {target}"
+        own = range(send.size if to.receives(self.rank) else 0)
+        return self._sum(what, enqueue, send, receive, op, to, own)
+
+    def _to_owners(self, send: Buffer, own: Buffer, op: str, to: Owners) -> Collective:
+        parts = [send[lo:hi] for lo, hi in pairwise(to.bounds)]
+        even = len({part.size for part in parts}) == 1
+        whole = dtypes.reduce_arguments(send, own, own.size, op)
+        each = [dtypes.reduce_arguments(part, own, part.size, op) for part in parts]
+
+        def enqueue(handle: Handle, stream: int) -> None:
+            if even:
+                self._binding.reduce_scatter(handle, *whole, stream)
+                return
+            with group(self._binding):
+                for root, part in enumerate(parts):
+                    if part.size:
+                        self._binding.reduce(handle, *each[root], root, stream)
+
+        what = f"a reduce_scatter of {send.nbytes} bytes"
+        bounds = range(send.size)[to.part(self.rank)]
+        return self._sum(what, enqueue, send, own, op, to, bounds)
+
+    def _sum(
+        self,
+        what: str,
+        enqueue: Enqueue,
+        send: Buffer,
+        receive: Buffer,
+        op: str,
+        to: To,
+        own: range,
+    ) -> Collective:
+        """Prepare a reduction, of which this rank receives and updates the elements `own`."""
 
         def start(apply: Apply | None) -> Work:
-            update = partial(apply, 0, send.size) if apply is not None and updates else None
+            update = partial(apply, own.start, own.stop) if apply is not None and own else None
             if self._orders:
-                ordered, scratch = self._in_order.reduce(send, receive, op, root)
+                ordered, scratch = self._messages.reduction(send, receive, op, to)
                 return self._launch(what, ordered, (send, receive, scratch), update)
             return self._launch(what, enqueue, (send, receive), update)
 
-        return Collective(start)
-
-    def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
-        check_root(root, self.size)
-        dtypes.check_device(buffer)
-        check_buffer(buffer)
-        way = dtypes.movement(buffer.dtype)
-        places = address(buffer), address(buffer), buffer.size * way.factor
-
-        def enqueue(handle: Handle, stream: int) -> None:
-            self._binding.broadcast(handle, *places, way.dtype, root, stream)
-
-        what = f"a broadcast of {buffer.nbytes} bytes from rank {root}"
-        return self._launch(what, enqueue, (buffer,))
-
-    def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
-        way = dtypes.reduction(send.dtype, op)
-        dtypes.check_sides(send, receive, send.size // self.size)
-        dtypes.check_sides(receive, send, receive.size * self.size)
-        check_places(receive, send, self.rank * receive.nbytes)
-        places = address(send), address(receive), receive.size * way.factor
-
-        def enqueue(handle: Handle, stream: int) -> None:
-            self._binding.reduce_scatter(handle, *places, way.dtype, way.op, stream)
-
-        what = f"a reduce_scatter of {send.nbytes} bytes"
-        if self._orders:
-            ordered, scratch = self._in_order.reduce_scatter(send, receive, op)
-            return self._launch(what, ordered, (send, receive, scratch))
-        return self._launch(what, enqueue, (send, receive))
+        return Collective(
+            start, partial(wire_bytes, send.size, send.itemsize, to, self.rank, self.size, LEAST)
+        )
 
     @property
     def _orders(self) -> bool:
         """Return whether reductions keep the rank order, which matters for several ranks."""
         return self.reproducible and self.size > 1
 
-    def allgather(self, send: Buffer, receive: Buffer) -> Work:
-        dtypes.check_sides(send, receive, send.size * self.size)
-        check_places(send, receive, self.rank * send.nbytes)
-        way = dtypes.movement(send.dtype)
-        places = address(send), address(receive), send.size * way.factor
+    def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
+        check_root(root, self.size)
+        dtypes.check_device(buffer)
+        check_buffer(buffer)
+        arguments = dtypes.move_arguments(buffer, buffer, buffer.size)
 
         def enqueue(handle: Handle, stream: int) -> None:
-            self._binding.all_gather(handle, *places, way.dtype, stream)
+            self._binding.broadcast(handle, *arguments, root, stream)
 
-        what = f"an allgather of {send.nbytes} bytes from each rank"
-        return self._launch(what, enqueue, (send, receive))
+        what = f"a broadcast of {buffer.nbytes} bytes from rank {root}"
+        return self._launch(what, enqueue, (buffer,))
+
+    def _gather(
+        self, send: Buffer, receive: Buffer, counts: Sequence[int], then: Then | None
+    ) -> Work:
+        even = len(set(counts)) == 1
+        ends = [0, *accumulate(counts)]
+
+        def enqueue(handle: Handle, stream: int) -> None:
+            if even:
+                arguments = dtypes.move_arguments(send, receive, send.size)
+                self._binding.all_gather(handle, *arguments, stream)
+                return
+            with group(self._binding):
+                for root, (lo, hi) in enumerate(pairwise(ends)):
+                    if lo < hi:
+                        part = receive[lo:hi]
+                        source = send if root == self.rank else part
+                        arguments = dtypes.move_arguments(source, part, part.size)
+                        self._binding.broadcast(handle, *arguments, root, stream)
+
+        verb, sender = ("allgather", "each") if even else ("allgatherv", "this")
+        what = f"an {verb} of {send.nbytes} bytes from {sender} rank"
+        return self._launch(what, enqueue, (receive, send), then)
+
+    def _exchange(
+        self, send: Sequence[Buffer], receive: Sequence[Buffer], then: Then | None
+    ) -> Work:
+        what = f"an all_to_all of {sum(data.nbytes for data in send)} bytes from this rank"
+        self._messages.connect(f"{what} (connecting the ranks)")
+        enqueue = self._messages.exchange(send, receive)
+        return self._progress.launch(what, enqueue, then, *send, *receive)
 
     def _launch(
         self,
@@ -225,22 +257,24 @@ class NcclCommunicator(Communicator):
         apply: Callable[[], None] | None = None,
     ) -> Work:
         """Launch a collective; an empty one is done at once, on all ranks alike."""
-        self._progress.check()
+        self._lifetime.check()
         if buffers[0].size == 0:
+            if apply is not None:
+                apply()
             return DoneWork()
         return self._progress.launch(what, enqueue, apply, *buffers)
 
     def barrier(self) -> Work:
-        with self._progress.guard:
-            return HostBarrierWork(self._progress, self._peers.barrier())
+        with self._lifetime:
+            return HostBarrierWork(self._lifetime, self._peers.barrier())
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        with self._progress.guard:
+        with self._lifetime:
             peers = self._peers.split(color, key)
         return None if peers is None else self._child(peers)
 
     def duplicate(self, timeout: float | None = None) -> Communicator:
-        with self._progress.guard:
+        with self._lifetime:
             peers = self._peers.duplicate(timeout)
         return self._child(peers)
 
@@ -271,7 +305,7 @@ class NcclCommunicator(Communicator):
             self._closed = True
             with self.lock:
                 self._peers.abort(reason)  # first, because the abort of NCCL may take seconds
-            self._progress.fail(CommAborted(left(self.rank, self.size, reason)))
+            self._lifetime.fail(CommAborted(left(self.rank, self.size, reason)))
             self._streams.close()
 
     def close(self) -> None:
@@ -287,7 +321,7 @@ class NcclCommunicator(Communicator):
             return
         self._closed = True
         try:
-            self._progress.destroy(UsageError(closed(self.rank, self.size)))
+            self._lifetime.destroy(UsageError(closed(self.rank, self.size)))
         except KVStoreError as error:
             self._peers.abort(str(error))
             raise
@@ -300,36 +334,36 @@ class NcclCommunicator(Communicator):
 class NcclObjectComm(ObjectComm):
     """Host objects through the communicator of hosts; a failure breaks the whole communicator."""
 
-    def __init__(self, progress: NcclProgress, control: ObjectComm) -> None:
-        self._progress = progress
+    def __init__(self, lifetime: Lifetime, control: ObjectComm) -> None:
+        self._lifetime = lifetime
         self._control = control
 
     def allgather(self, item: Any, label: str = "") -> list[Any]:
-        with self._progress.guard:
+        with self._lifetime:
             return self._control.allgather(item, label)
 
     def broadcast(self, item: Any, root: int = 0, label: str = "") -> Any:
-        with self._progress.guard:
+        with self._lifetime:
             return self._control.broadcast(item, root, label)
 
     def barrier(self, label: str = "") -> None:
-        with self._progress.guard:
+        with self._lifetime:
             self._control.barrier(label)
 
 
 class HostBarrierWork(Work):
     """Collective of the hosts, whose failure breaks the whole communicator."""
 
-    def __init__(self, progress: NcclProgress, work: Work) -> None:
-        self._progress = progress
+    def __init__(self, lifetime: Lifetime, work: Work) -> None:
+        self._lifetime = lifetime
         self._work = work
 
     def done(self) -> bool:
         self._work.label = self.label
-        with self._progress.guard:
+        with self._lifetime:
             return self._work.done()
 
     def wait(self, timeout: float | None = None) -> None:
         self._work.label = self.label
-        with self._progress.guard:
+        with self._lifetime:
             self._work.wait(timeout)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import TypeVar
 
 from ncclkv import env
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.nccl.binding import Binding, Handle
-from ncclkv.comm.nccl.diagnosis import cause
-from ncclkv.errors import KVStoreError, LaunchError, RankDied, RankLost
-
-Result = TypeVar("Result")
+from ncclkv.comm.nccl.diagnosis import lost_rank
+from ncclkv.errors import KVStoreError, LaunchError
 
 
 def create(peers: Communicator, binding: Binding, settings: Mapping[str, str]) -> Handle:
@@ -42,9 +38,14 @@ def create(peers: Communicator, binding: Binding, settings: Mapping[str, str]) -
 
 def _create(peers: Communicator, binding: Binding) -> Handle:
     """Create the communicator, with the settings in the environment."""
-    begun = _attempt(binding.unique_id) if peers.rank == 0 else None
+    begun: tuple[bytes, str] = b"", ""
+    if peers.rank == 0:
+        try:
+            begun = binding.unique_id(), ""
+        except KVStoreError as error:
+            begun = b"", str(error)
     unique_id, problem = peers.control.broadcast(begun, 0, "the id of a communicator")
-    if problem is not None:
+    if problem:
         raise LaunchError(f"rank 0 of {peers.size} could not begin a communicator: {problem}")
     try:
         return binding.create(peers.size, unique_id, peers.rank, partial(_check, peers))
@@ -55,20 +56,5 @@ def _create(peers: Communicator, binding: Binding) -> Handle:
 
 def _check(peers: Communicator) -> None:
     """Raise an error if a rank that NCCL waits for cannot join."""
-    departed = peers.left_ranks()
-    if departed:
-        rank, reason = cause(departed)
-        raise RankLost(f"rank {rank} left while NCCL connected the ranks; it said: {reason}")
-    dead = set() if peers.calls is None else peers.calls.ended_ranks()
-    if dead:
-        raise RankDied(
-            f"{format_ranks(dead)} ended while NCCL connected the ranks, and said nothing"
-        )
-
-
-def _attempt(call: Callable[[], Result]) -> tuple[Result | None, str | None]:
-    """Return a call's result, and the text of its error."""
-    try:
-        return call(), None
-    except KVStoreError as error:
-        return None, str(error)
+    if lost := lost_rank(peers, "NCCL connected the ranks"):
+        raise lost

@@ -1,8 +1,9 @@
 """Binding of NCCL through ctypes.
 
-A communicator blocks by default: each call returns when NCCL has done it, so a capture of the
-caller's thread records it.  ``NCCL_COMM_BLOCKING=0`` wins over that default.  Then a call returns
-``ncclInProgress``, and the binding asks the communicator until the call is done, with a deadline.
+By default a communicator blocks: each call returns when NCCL has completed it, so a capture of the
+caller's thread records it.  ``NCCL_COMM_BLOCKING=0`` overrides the default.  Then a call returns
+``ncclInProgress``, and the binding polls the communicator until the call is complete, with a
+deadline.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ _RESULTS = {
 """NCCL's names of its codes (``nccl.h``, ncclResult_t)."""
 
 _NOT_BLOCKING = (
-    "its communicators do not block, and put a collective on the stream from a thread of NCCL's "
-    "own, which a capture of the caller's thread need not take in; unset NCCL_COMM_BLOCKING on "
-    "every rank, also in nccl.conf"
+    "its communicators do not block: a thread of NCCL puts collectives on the stream, and a "
+    "capture of the caller's thread may miss them; unset NCCL_COMM_BLOCKING on every rank, also in "
+    "nccl.conf"
 )
 
 
@@ -49,21 +50,22 @@ class CtypesBinding:
     Parameters
     ----------
     device : int, optional
-        The device of the communicators to be made; by default the current one.
+        Device of the communicators; by default the current device.
     timeout : float
-        Seconds for all ranks to join in `create` and `destroy`.  A communicator that does not block
-        has as long for every other call.
+        Seconds for all ranks to join in `create` and `destroy`, and for every other call of a
+        communicator that does not block.
     blocking : bool
         Whether communicators block, unless ``NCCL_COMM_BLOCKING`` is set.
     max_ctas : int, optional
-        The most blocks of a kernel, unless ``NCCL_MAX_CTAS`` is set; NCCL chooses by default.
+        Maximum number of blocks of a kernel, unless ``NCCL_MAX_CTAS`` is set; by default NCCL
+        chooses.
     library : Library, optional
         By default that of `ncclkv.comm.nccl.library.load`.
 
     Raises
     ------
     LaunchError
-        When there is no libnccl, or one that is too old.
+        When there is no libnccl, or libnccl is too old.
     """
 
     name = "NCCL"
@@ -84,7 +86,7 @@ class CtypesBinding:
         self._config = Config(blocking, max_ctas)
         self._group = _Group()
         self.uncaptured = ""
-        # Made once: these are called for each bucket.
+        # Prepared once, because each launch of a bucket calls them.
         self.all_reduce = self._collective("ncclAllReduce")
         self.reduce = self._collective("ncclReduce")
         self.broadcast = self._collective("ncclBroadcast")
@@ -104,18 +106,19 @@ class CtypesBinding:
     def create(self, size: int, unique_id: bytes, rank: int, look: Callable[[], None]) -> Handle:
         operation = "ncclCommInitRankConfig"
         comm = ctypes.c_void_p()
-        begin = partial(
-            self._functions.ncclCommInitRankConfig,
-            ctypes.byref(comm),
-            size,
-            UniqueId.from_buffer_copy(unique_id),
-            rank,
-            ctypes.byref(self._config),
-        )
         try:
-            # In a thread of its own: a creation that fails at once leaves the group of its thread
-            # open.  One that hangs is not aborted, since NCCL may free what the thread still uses.
-            code = self._bounded(operation, begin, look=look)
+            # In a new thread: a creation that fails at once leaves the group of its thread open.  A
+            # creation that hangs is not aborted: NCCL may free memory that the thread uses.
+            code = self._bounded(
+                operation,
+                self._functions.ncclCommInitRankConfig,
+                ctypes.byref(comm),
+                size,
+                UniqueId.from_buffer_copy(unique_id),
+                rank,
+                ctypes.byref(self._config),
+                look=look,
+            )
             if code == _IN_PROGRESS:
                 self.uncaptured = _NOT_BLOCKING
             self._finish_or_abort(operation, comm.value, code, look)
@@ -126,22 +129,19 @@ class CtypesBinding:
     def connect(
         self, comm: Handle, peers: Sequence[int], scratch: tuple[int, int], stream: int
     ) -> None:
-        self._bounded("ncclGroupEnd", partial(connect, self, comm, peers, scratch, stream))
+        self._bounded("ncclGroupEnd", connect, self, comm, peers, scratch, stream)
 
     def destroy(self, comm: Handle) -> None:
         # Finalize waits for the other ranks and returns errors; destroy returns none of them.
-        operation = "ncclCommFinalize"
-        code = self._bounded(operation, partial(self._functions.ncclCommFinalize, comm))
-        self._finish_or_abort(operation, comm, code)
-        operation = "ncclCommDestroy"
-        self._check(
-            operation, self._bounded(operation, partial(self._functions.ncclCommDestroy, comm))
-        )
+        code = self._bounded("ncclCommFinalize", self._functions.ncclCommFinalize, comm)
+        self._finish_or_abort("ncclCommFinalize", comm, code)
+        code = self._bounded("ncclCommDestroy", self._functions.ncclCommDestroy, comm)
+        self._check("ncclCommDestroy", code)
 
     def abort(self, comm: Handle) -> None:
-        operation = "ncclCommAbort"
-        call = partial(self._functions.ncclCommAbort, comm)
-        self._check(operation, self._bounded(operation, call, waiting.ABORT_SECONDS))
+        call = self._functions.ncclCommAbort
+        code = self._bounded("ncclCommAbort", call, comm, seconds=waiting.ABORT_SECONDS)
+        self._check("ncclCommAbort", code)
 
     def async_error(self, comm: Handle) -> str | None:
         code = self._state(comm)
@@ -163,7 +163,7 @@ class CtypesBinding:
             self._check("ncclGroupEnd", code)
 
     def _collective(self, operation: str) -> Callable[..., None]:
-        """Return a collective's function; NCCL takes the communicator just before the stream."""
+        """Return a collective's function, which passes the communicator just before the stream."""
         function, group = getattr(self._functions, operation), self._group
 
         def enqueue(comm: Handle, *arguments: int) -> None:
@@ -176,7 +176,7 @@ class CtypesBinding:
     def _finish(
         self, operation: str, comm: Handle, code: int, look: Callable[[], None] | None = None
     ) -> None:
-        """End a call that NCCL refused, holds back in a group, or has not completed."""
+        """Complete a call: raise its error, leave it to the open group, or wait for NCCL."""
         if self._group.depth and code in (_SUCCESS, _IN_PROGRESS):
             self._group.comms.append(comm)
         elif code == _IN_PROGRESS:
@@ -187,17 +187,20 @@ class CtypesBinding:
     def _finish_or_abort(
         self, operation: str, comm: Handle, code: int, look: Callable[[], None] | None = None
     ) -> None:
-        """End a call of a communicator that has no other owner; abort it if the call failed."""
+        """Complete a call of `create` or `destroy`; abort the communicator if the call failed.
+
+        Nothing else would free the communicator then.
+        """
         try:
             self._finish(operation, comm, code, look)
         except (CommError, KeyboardInterrupt):
             if comm is not None:
-                with suppress(KVStoreError):  # the error at hand says more
+                with suppress(KVStoreError):  # the first error has the cause
                     self.abort(comm)
             raise
 
     def _settle(self, operation: str, comm: Handle, look: Callable[[], None] | None = None) -> None:
-        """Wait until NCCL has completed the last call; before, NCCL forbids another call."""
+        """Wait until NCCL has completed the last call, as NCCL requires before the next call."""
         deadline = Deadline(self._timeout)
         while (code := self._state(comm)) == _IN_PROGRESS:
             if deadline.pause() and look is not None:
@@ -215,19 +218,20 @@ class CtypesBinding:
     def _bounded(
         self,
         operation: str,
-        function: Callable[[], Any],
+        function: Callable[..., Any],
+        *arguments: Any,
         seconds: float | None = None,
         look: Callable[[], None] | None = None,
     ) -> Any:
         """Make a call that waits for other ranks, with a deadline."""
         return waiting.call_with_timeout(
             self._named(operation),
-            partial(self._on_device, function),
+            partial(self._on_device, function, *arguments),
             self._timeout if seconds is None else seconds,
             look,
         )
 
-    def _on_device(self, function: Callable[[], Any]) -> Any:
+    def _on_device(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function on the communicator's device, in a thread that may have another."""
         if self._device is not None:
             import cupy
@@ -236,7 +240,7 @@ class CtypesBinding:
                 cupy.cuda.Device(self._device).use()
             except cupy.cuda.runtime.CUDARuntimeError as error:
                 raise CommAborted(f"device {self._device} cannot be used: {error}") from error
-        return function()
+        return function(*arguments)
 
     def _check(self, operation: str, code: int) -> None:
         """Raise if a call failed."""
@@ -244,21 +248,21 @@ class CtypesBinding:
             raise CommAborted(f"{self._named(operation)} failed: {self._text(code)}")
 
     def _named(self, operation: str) -> str:
-        """Return how messages about a call begin."""
+        """Return the first words of an error text about a call of NCCL."""
         return f"NCCL {version_text(self.library.version)}: {operation}"
 
     def _text(self, code: int) -> str:
-        """Return the name and the text of a code, and NCCL's last message or how to see one."""
+        """Return a code's name and text, and NCCL's last message or advice to get a message."""
         words = self._functions.ncclGetErrorString(code) or b""
         last = self._functions.ncclGetLastError(None) or b""
         text = f"{_RESULTS.get(code, f'code {code}')} ({words.decode(errors='replace')})"
         if last:
             return f"{text}; NCCL's last message: {last.decode(errors='replace')}"
-        return f"{text}; run again with NCCL_DEBUG=WARN, and NCCL prints why"
+        return f"{text}; run again with NCCL_DEBUG=WARN to get NCCL's reason"
 
 
 class _Group(threading.local):
-    """Open group of a thread: NCCL has one for each thread.
+    """Open group of calls; NCCL has a group for each thread.
 
     Attributes
     ----------

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.diagnosis import stall, waits
+from ncclkv.comm.diagnosis.mismatch import CallComparison, is_due
 from ncclkv.comm.diagnosis.reports import format_ranks
-from ncclkv.comm.nccl.binding import Binding, Handle, version_text
+from ncclkv.comm.nccl.binding import version_text
+from ncclkv.comm.nccl.lifetime import Lifetime
 from ncclkv.comm.nccl.order_check import OrderCheck
 from ncclkv.comm.nccl.waiting import Deadline
 from ncclkv.comm.nccl.work import NcclWork
@@ -19,35 +22,37 @@ class Diagnosis:
 
     Parameters
     ----------
-    peers : Communicator
-        The same ranks in host memory.
-    binding : Binding
+    lifetime : Lifetime
     order_check : OrderCheck
-
-    Attributes
-    ----------
-    thread_multiple : bool
-        Whether another thread than the store's may check.
     """
 
-    def __init__(self, peers: Communicator, binding: Binding, order_check: OrderCheck) -> None:
+    def __init__(self, lifetime: Lifetime, order_check: OrderCheck) -> None:
+        peers, binding = lifetime.peers, lifetime.binding
+        self._lifetime = lifetime
         self._peers = peers
-        self._binding = binding
+        self._calls = peers.calls
+        self._others = [rank for rank in range(peers.size) if rank != peers.rank]
         self._order_check = order_check
-        self._who = f"rank {peers.rank} of {peers.size}"
-        self.thread_multiple = peers.thread_multiple
+        self._async_error = binding.async_error
+        self._nccl = f"{binding.name} ({version_text(binding.version())})"
+        self._looks = 0
 
     def begin(self, timeout: float | None = None) -> Deadline:
         """Begin a wait; return its deadline, by default the communicator's timeout."""
-        self._order_check.begin()
+        self.end()
         return Deadline(self._peers.timeout if timeout is None else timeout)
 
-    def check(self, handle: Handle, deadline: Deadline, work: NcclWork | str | None) -> None:
-        """Raise an error if a wait cannot end, or has lasted too long.
+    def end(self) -> None:
+        """End a wait: clear the wait that this rank shows to its peers."""
+        if self._looks and self._calls is not None:
+            self._calls.recorder.clear_wait()
+        self._looks = 0
+
+    def check(self, deadline: Deadline, work: NcclWork | str | None) -> None:
+        """Raise an error if a wait cannot end, or has lasted too long; report a long wait.
 
         Parameters
         ----------
-        handle : Handle
         deadline : Deadline
             Deadline of the wait.
         work : NcclWork, str or None
@@ -64,54 +69,100 @@ class Diagnosis:
         CommTimeout
             When the deadline has passed.
         """
-        in_flight = work is not None
+        what = "the work of the current stream" if work is None else str(work)
         can_begin = not isinstance(work, NcclWork) or work.can_begin()
-        what = str(work) if in_flight else "the work of the current stream"
-        problem = self._binding.async_error(handle)
+        who = self._lifetime.who
+        problem = self._async_error(self._lifetime.handle)
         if problem is not None:
-            raise CommAborted(f"{self._who}: {what}: {self._named()} reports: {problem}")
-        departed = self._peers.left_ranks() if in_flight else {}
-        dead = self._order_check.dead() if in_flight else set()
-        mismatch = self._order_check.poll(deadline, str(what)) if in_flight else None
-        if mismatch is not None:
-            raise mismatch
-        if departed and deadline.grace_expired():
-            rank, reason = cause(departed)
-            raise RankLost(
-                f"{self._who}: rank {rank} left while {what} waited for it; it said: {reason}"
-            )
-        if dead and deadline.grace_expired():
-            raise RankDied(
-                f"{self._who}: {format_ranks(dead)} ended while {what} was in flight, and said "
-                f"nothing; {self._order_check.last(dead)}"
-            )
+            raise CommAborted(f"{who}: {what}: {self._nccl} reports: {problem}")
+        if work is not None:
+            self._check_peers(deadline, what)
         if deadline.late():
             raise CommTimeout(
-                f"{self._who}: {what} waited {deadline.waited:.1f} s (timeout {deadline.limit:g} "
-                f"s) for {self._missing(in_flight, can_begin)}"
+                f"{who}: {what} waited {deadline.waited:.1f} s (timeout {deadline.limit:g} "
+                f"s) for {self._missing(work is not None, can_begin)}"
+            )
+
+    def _check_peers(self, deadline: Deadline, what: str) -> None:
+        """Raise an error if calls differ, or if a rank that a collective needs is lost."""
+        lost = lost_rank(self._peers, f"{what} waited for it", f"{self._lifetime.who}: ")
+        self._order_check.poll()
+        if self._calls is not None:
+            self._compare(self._calls, deadline, what)
+        if lost is not None and deadline.grace_expired():
+            raise lost
+
+    def _compare(self, calls: CallComparison, deadline: Deadline, what: str) -> None:
+        """Raise the first difference between the ranks' calls, if any; report a long wait."""
+        found = calls.compare_reports()
+        if found is None and is_due(deadline.waited, self._looks):
+            calls.recorder.record_wait(self._others, what, deadline.waited)
+            calls.request_reports(self._others, self._looks)
+            self._looks += 1
+            found = calls.compare_pages()
+        if found is not None:
+            calls.notify(str(found))
+            raise found
+        if stall.is_due(deadline.waited, deadline.limit, deadline.reported):
+            deadline.reported += 1
+            self._report(calls, deadline, what)
+
+    def _report(self, calls: CallComparison, deadline: Deadline, what: str) -> None:
+        """Write a line about a long wait, unless a lower rank of this node does."""
+        calls.recorder.record_wait(self._others, what, deadline.waited)
+        # NCCL does not name the missing rank; a rank that shows no wait of its own may be missing.
+        ends = waits.chain_ends(calls, self._others)
+        if not waits.is_reported(calls, deadline.waited):
+            stall.write_line(
+                self._peers.rank,
+                self._peers.size,
+                f"{what} waits for {format_ranks(ends)}, or for the network",
+                deadline.waited,
+                deadline.limit,
+                calls.describe_calls(ends),
             )
 
     def _missing(self, in_flight: bool, can_begin: bool) -> str:
-        """Describe the missing part of a wait: the device, or other ranks."""
-        if not in_flight or self._peers.size == 1:
-            return "the device; give it a longer timeout"
+        """Describe the cause of a wait, with advice: the device, or the other ranks."""
+        if not (in_flight and self._others):
+            return "the device; set a longer timeout"
         if not can_begin:
             return (
-                "the device, which has not done what this rank gave it before; look for a kernel "
-                "that does not end, or give it a longer timeout"
+                "the device, which has not completed this rank's earlier work; look for a kernel "
+                "that does not end, or set a longer timeout"
             )
-        last = self._order_check.last(self._order_check.others)
         return (
-            f"the other ranks ({self._named()} does not tell which of them); all ranks must make "
+            f"the other ranks ({self._nccl} does not name the missing rank); all ranks must make "
             f"the same calls in the same order: look at what the others did instead"
-            f"{'; ' if last else ''}{last}"
+            f"{last_calls(self._peers, self._others)}"
         )
 
-    def _named(self) -> str:
-        """Return the name of the library and its version."""
-        return f"{self._binding.name} ({version_text(self._binding.version())})"
+
+def lost_rank(peers: Communicator, waiting: str, prefix: str = "") -> RankLost | None:
+    """Return the error to raise if a rank has left, or its process has ended.
+
+    If several ranks have left, the error names a rank whose farewell blames no other, if any.
+
+    Parameters
+    ----------
+    peers : Communicator
+    waiting : str
+        What needed the rank, for the message.
+    prefix : str
+        Begin of the message.
+    """
+    if left := peers.left_ranks():
+        rank, reason = min(left.items(), key=lambda each: (abort.follows(each[1]), each[0]))
+        return RankLost(f"{prefix}rank {rank} left while {waiting}; farewell: {reason}")
+    if peers.calls is not None and (dead := peers.calls.ended_ranks()):
+        return RankDied(
+            f"{prefix}{format_ranks(dead)} ended while {waiting}, and sent no farewell"
+            f"{last_calls(peers, dead)}"
+        )
+    return None
 
 
-def cause(departed: Mapping[int, str]) -> tuple[int, str]:
-    """Return the rank that left first, as far as the reasons show it, and its reason."""
-    return min(departed.items(), key=lambda each: (abort.follows(each[1]), each[0]))
+def last_calls(peers: Communicator, ranks: Collection[int]) -> str:
+    """Describe the last calls of `ranks`, as far as reports have arrived, for the end of a text."""
+    text = "" if peers.calls is None else peers.calls.describe_calls(ranks)
+    return f"; {text}" if text else ""

@@ -1,7 +1,7 @@
 """Discovery: the GPU and the libraries of each rank, and whether the ranks can start NCCL.
 
-No function here reads a device or the environment, so tests try every decision with made-up facts.
-Every rank decides from the same list, so all ranks fail together and with the same text.
+No function here reads a device or the environment: tests call them with any values.  Every rank
+decides from the same list, so all ranks fail together and with the same text.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class DeviceInfo:
 
     rank: int
     host: str
-    devices: int
-    """Number of devices that the rank sees."""
-    device: int
-    """Number of the device that the rank uses."""
-    gpu: str
-    """Identity of that device on its host."""
-    nccl: int
-    cupy: str
-    driver: int
-    """CUDA version of the driver, such as 12080 for 12.8."""
     share: bool
     """``NCCLKV_SHARE_GPU=1`` is set."""
+    devices: int = 0
+    """Number of devices that the rank sees."""
+    device: int = 0
+    """Number of the device that the rank uses."""
+    gpu: str = ""
+    """Identity of that device on its host."""
+    nccl: int = 0
+    cupy: str = ""
+    driver: int = 0
+    """CUDA version of the driver, such as 12080 for 12.8."""
     obstacle: str = ""
     """Reason that there is no GPU or no NCCL, with advice; the other fields are then void."""
     bus: str = ""
@@ -53,7 +53,7 @@ class DeviceInfo:
 def device_of(local_rank: int, devices: int) -> int:
     """Return the device of a rank: the ranks of a node take the devices in turn.
 
-    A launcher may show each rank a device of its own, which then is number 0 everywhere.
+    A launcher may make one device visible to each rank; on every rank this device is number 0.
 
     Examples
     --------
@@ -63,96 +63,102 @@ def device_of(local_rank: int, devices: int) -> int:
     return local_rank % devices
 
 
-def launch_problem(facts: Sequence[DeviceInfo]) -> str | None:
+def launch_problem(infos: Sequence[DeviceInfo]) -> str | None:
     """Return the reason that NCCL cannot run on these ranks, with advice; None if it can."""
-    findings = (_obstacles, _disagreement, _old, _versions, _crowd)
-    return next(filter(None, (find(facts) for find in findings)), None)
+    findings = (
+        _obstacles,
+        _differing_shares,
+        _old_versions,
+        _differing_versions,
+        _unwanted_sharing,
+    )
+    return next(filter(None, (find(infos) for find in findings)), None)
 
 
-def shared_gpus(facts: Sequence[DeviceInfo]) -> dict[tuple[str, str], list[int]]:
+def shared_gpus(infos: Sequence[DeviceInfo]) -> dict[tuple[str, str], list[int]]:
     """Return the ranks of each GPU that several ranks use, by host and identity."""
-    groups = _by(facts, lambda each: (each.host, _as_nccl_sees(each)))
+    groups = _group_by(infos, lambda each: (each.host, _nccl_identity(each)))
     return {gpu: ranks for gpu, ranks in groups.items() if len(ranks) > 1}
 
 
-def _as_nccl_sees(each: DeviceInfo) -> str:
-    """Return the GPU of a rank as NCCL identifies it: before 2.30.3 by its PCI bus id."""
+def _nccl_identity(each: DeviceInfo) -> str:
+    """Return the identity of a rank's GPU for NCCL: before 2.30.3 the PCI bus id."""
     return each.bus if each.bus and each.nccl < _SEVERAL_RANKS_ON_A_GPU else each.gpu
 
 
-def max_ctas(facts: Sequence[DeviceInfo]) -> int | None:
+def max_ctas(infos: Sequence[DeviceInfo]) -> int | None:
     """Return the maximum number of blocks of NCCL's kernels; None if NCCL chooses.
 
     The kernels of all ranks that share a GPU must fit on it together.
     """
-    return 2 if shared_gpus(facts) else None
+    return 2 if shared_gpus(infos) else None
 
 
-def settings(facts: Sequence[DeviceInfo], rank: int) -> dict[str, str]:
+def settings(infos: Sequence[DeviceInfo], rank: int) -> dict[str, str]:
     """Return the settings of NCCL for `rank`; the user's own settings override them.
 
-    NCCL reads a parameter where it first needs it: at creation, at the first launch, or at the
-    first captured collective.
+    NCCL reads each parameter at its first use: at creation, at the first launch, or at the first
+    captured collective.
     """
     chosen = {
-        # Connected at creation, where there is a deadline; by itself NCCL connects in the first
-        # collective, and blocks its caller until all ranks come.
+        # Connect at creation, which has a deadline: by default NCCL connects in the first
+        # collective, and blocks the caller until all ranks have arrived.
         "NCCL_RUNTIME_CONNECT": "0",
-        # To register the buffers of a captured collective NCCL meets the node's ranks in a loop
-        # that looks at no deadline and no abort.  It refuses the memory of CuPy's pool afterwards.
+        # A registration of captured buffers waits for the node's ranks in a loop without deadline
+        # or abort.  NCCL would then refuse the memory of CuPy's pool anyway.
         "NCCL_GRAPH_REGISTER": "0",
     }
-    if facts[rank].nccl >= _LAUNCH_ORDER:
-        # Each store has a communicator: NCCL orders their kernels on a GPU as they are launched.
+    if infos[rank].nccl >= _LAUNCH_ORDER:
+        # Each store has a communicator; NCCL then runs their kernels in the order of the launches.
         chosen["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
-    if facts[rank].nccl >= _NO_CACHE:
-        # Then others that use the same libnccl, such as torch, read these two themselves.
+    if infos[rank].nccl >= _NO_CACHE:
+        # Other users of the same libnccl, such as torch, then read these two parameters anew.
         chosen["NCCL_NO_CACHE"] = "NCCL_RUNTIME_CONNECT,NCCL_GRAPH_REGISTER"
-    if not shared_gpus(facts):
+    if not shared_gpus(infos):
         return chosen
     # Multicast needs a GPU for each rank.
     chosen["NCCL_NVLS_ENABLE"] = "0"
-    if facts[rank].nccl >= _SEVERAL_RANKS_ON_A_GPU:
+    if infos[rank].nccl >= _SEVERAL_RANKS_ON_A_GPU:
         return chosen | {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
-    # An older NCCL allows one rank a GPU and host: so each rank says that it is a host.
-    host = facts[rank].host
+    # An older NCCL allows one rank for each GPU and host, so each rank gets its own host id.
+    host = infos[rank].host
     chosen |= {
         "NCCL_HOSTID": f"{host}-{rank}",
         "NCCL_NET": "Socket",
         "NCCL_IB_DISABLE": "1",
         "NCCL_MNNVL_ENABLE": "0",
     }
-    if all(each.host == host for each in facts):
+    if all(each.host == host for each in infos):
         chosen["NCCL_SOCKET_IFNAME"] = "lo"
     return chosen
 
 
-def _obstacles(facts: Sequence[DeviceInfo]) -> str | None:
+def _obstacles(infos: Sequence[DeviceInfo]) -> str | None:
     """Report ranks without a GPU, CuPy or NCCL."""
-    groups = _by(facts, lambda each: each.obstacle)
+    groups = _group_by(infos, lambda each: each.obstacle)
     groups.pop("", None)
     if not groups:
         return None
-    said = "; ".join(f"{_where(facts, ranks)}: {text}" for text, ranks in groups.items())
-    return f"NCCL needs a GPU on every rank. {said}"
+    texts = "; ".join(f"{_where(infos, ranks)}: {text}" for text, ranks in groups.items())
+    return f"NCCL needs a GPU on every rank. {texts}"
 
 
-def _disagreement(facts: Sequence[DeviceInfo]) -> str | None:
+def _differing_shares(infos: Sequence[DeviceInfo]) -> str | None:
     """Report ``NCCLKV_SHARE_GPU`` that differs between ranks."""
-    groups = _by(facts, lambda each: each.share)
+    groups = _group_by(infos, lambda each: each.share)
     if len(groups) == 1:
         return None
     return (
-        f"NCCLKV_SHARE_GPU=1 is set on {_where(facts, groups[True])} and not on "
-        f"{_where(facts, groups[False])}; give it to all: mpirun -genv NCCLKV_SHARE_GPU 1 (MPICH) "
-        f"or mpirun -x NCCLKV_SHARE_GPU=1 (Open MPI)"
+        f"NCCLKV_SHARE_GPU=1 is set on {_where(infos, groups[True])} and not on "
+        f"{_where(infos, groups[False])}; set it on all ranks: mpirun -genv NCCLKV_SHARE_GPU 1 "
+        f"(MPICH) or mpirun -x NCCLKV_SHARE_GPU=1 (Open MPI)"
     )
 
 
-def _old(facts: Sequence[DeviceInfo]) -> str | None:
+def _old_versions(infos: Sequence[DeviceInfo]) -> str | None:
     """Report libraries that are too old."""
-    for each in facts:
-        where = _where(facts, [each.rank])
+    for each in infos:
+        where = _where(infos, [each.rank])
         if each.nccl < OLDEST_NCCL:
             return (
                 f"NCCL {version_text(each.nccl)} on {where} is older than "
@@ -166,7 +172,7 @@ def _old(facts: Sequence[DeviceInfo]) -> str | None:
     return None
 
 
-def _versions(facts: Sequence[DeviceInfo]) -> str | None:
+def _differing_versions(infos: Sequence[DeviceInfo]) -> str | None:
     """Report libraries or drivers that differ between ranks."""
     kinds: list[tuple[str, Callable[[DeviceInfo], str], str]] = [
         ("NCCL", lambda each: version_text(each.nccl), "pip install the same nvidia-nccl-cu12"),
@@ -174,47 +180,48 @@ def _versions(facts: Sequence[DeviceInfo]) -> str | None:
         ("the CUDA driver", lambda each: _driver_text(each.driver), "install the same driver"),
     ]
     for name, version, advice in kinds:
-        groups = _by(facts, version)
+        groups = _group_by(infos, version)
         if len(groups) > 1:
-            found = ", ".join(f"{text} on {_where(facts, ranks)}" for text, ranks in groups.items())
+            found = ", ".join(f"{text} on {_where(infos, ranks)}" for text, ranks in groups.items())
             return f"ranks have different versions of {name}: {found}; {advice} for all of them"
     return None
 
 
-def _crowd(facts: Sequence[DeviceInfo]) -> str | None:
+def _unwanted_sharing(infos: Sequence[DeviceInfo]) -> str | None:
     """Report ranks that share a GPU without ``NCCLKV_SHARE_GPU=1``."""
-    groups = shared_gpus(facts)
-    if not groups or facts[0].share:
+    groups = shared_gpus(infos)
+    if not groups or infos[0].share:
         return None
     ranks = next(iter(groups.values()))
-    if len({facts[rank].gpu for rank in ranks}) > 1:
+    if len({infos[rank].gpu for rank in ranks}) > 1:
         return (
-            f"{_where(facts, ranks)} are on slices of one GPU (MIG), which NCCL "
-            f"{version_text(facts[ranks[0]].nccl)} takes for the same GPU and refuses. Give each "
-            f"rank a whole GPU; or, to try things out and slowly, set NCCLKV_SHARE_GPU=1 on every "
-            f"rank"
+            f"{_where(infos, ranks)} are on slices of one GPU (MIG), which NCCL "
+            f"{version_text(infos[ranks[0]].nccl)} takes for the same GPU and refuses. Give each "
+            f"rank a whole GPU; or, for slow trials, set NCCLKV_SHARE_GPU=1 on every rank"
         )
-    devices = facts[ranks[0]].devices
+    devices = infos[ranks[0]].devices
     visible = "1 GPU is" if devices == 1 else f"{devices} GPUs are"
-    gpus = len({(each.host, each.gpu) for each in facts})
+    gpus = len({(each.host, each.gpu) for each in infos})
     return (
-        f"{_where(facts, ranks)} would share one GPU: {visible} visible there. Start no more ranks "
-        f"on a node than it has GPUs, here mpirun -n {gpus}; or, to try things out and slowly, set "
+        f"{_where(infos, ranks)} would share one GPU: {visible} visible there. Start no more ranks "
+        f"on a node than it has GPUs, here mpirun -n {gpus}; or, for slow trials, set "
         f"NCCLKV_SHARE_GPU=1 on every rank"
     )
 
 
-def _by(facts: Sequence[DeviceInfo], key: Callable[[DeviceInfo], Kind]) -> dict[Kind, list[int]]:
+def _group_by(
+    infos: Sequence[DeviceInfo], key: Callable[[DeviceInfo], Kind]
+) -> dict[Kind, list[int]]:
     """Return ranks grouped by `key`, in order of the first rank of each group."""
     groups: dict[Kind, list[int]] = defaultdict(list)
-    for each in facts:
+    for each in infos:
         groups[key(each)].append(each.rank)
     return dict(groups)
 
 
-def _where(facts: Sequence[DeviceInfo], ranks: Sequence[int]) -> str:
+def _where(infos: Sequence[DeviceInfo], ranks: Sequence[int]) -> str:
     """Return text such as ``ranks 1, 3 (node4)``."""
-    hosts = list(dict.fromkeys(facts[rank].host for rank in ranks))
+    hosts = list(dict.fromkeys(infos[rank].host for rank in ranks))
     names = ", ".join(str(rank) for rank in ranks)
     return f"rank{'' if len(ranks) == 1 else 's'} {names} ({', '.join(hosts)})"
 

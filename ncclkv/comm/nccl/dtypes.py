@@ -1,4 +1,4 @@
-"""Dtypes and ops of NumPy as numbers of NCCL, and checks of the arrays of a collective.
+"""Arrays, dtypes and ops as arguments of NCCL, and the check that an array is on a GPU.
 
 NCCL has no bools, complex numbers and 16-bit integers.  Bools are moved as bytes: their sum is a
 logical or, which is a maximum.  Complex numbers are pairs of reals.  16-bit integers can be moved,
@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.buffers import check_buffers, check_op
+from ncclkv.arrays.memory import address
+from ncclkv.comm.buffers import check_op
 from ncclkv.comm.nccl.binding import DTYPES, OPS
 from ncclkv.comm.types import Buffer
 from ncclkv.errors import NotSupported, UsageError
@@ -21,15 +22,15 @@ from ncclkv.errors import NotSupported, UsageError
 
 @dataclass(frozen=True)
 class NcclType:
-    """Arguments of a binding for a dtype and an op."""
+    """NCCL's numbers of a dtype and an op."""
 
     dtype: int
     op: int
     factor: int
-    """NCCL's elements for each of the array's."""
+    """Number of NCCL's elements for each element of the array."""
 
 
-# Dtype of NCCL's with the same bytes, and the number of its elements to one of NumPy's.
+# Dtype of NCCL with the same bytes, and the number of its elements for an element of NumPy.
 _ALIKE = {
     "bool": ("uint8", 1),
     "int16": ("uint8", 2),
@@ -43,7 +44,7 @@ _OPS_OF_BOOL = {"sum": "max", "max": "max", "min": "min", "prod": "min"}
 
 @cache
 def movement(dtype: np.dtype[Any]) -> NcclType:
-    """Return the arguments for moving elements of `dtype`, one that stores can hold.
+    """Return the numbers for moving elements of `dtype`, a dtype that stores can hold.
 
     Examples
     --------
@@ -56,7 +57,7 @@ def movement(dtype: np.dtype[Any]) -> NcclType:
 
 @lru_cache(maxsize=256)
 def reduction(dtype: np.dtype[Any], op: str, what: str = "") -> NcclType:
-    """Return the arguments for reducing elements of `dtype`, one that stores can hold.
+    """Return the numbers for reducing elements of `dtype`, a dtype that stores can hold.
 
     Parameters
     ----------
@@ -97,6 +98,21 @@ def reduction(dtype: np.dtype[Any], op: str, what: str = "") -> NcclType:
     return NcclType(moved.dtype, OPS[name], moved.factor)
 
 
+def move_arguments(send: Buffer, receive: Buffer, count: int) -> tuple[int, int, int, int]:
+    """Return addresses, count and dtype of a collective of `count` elements, for a binding."""
+    nccl_type = movement(send.dtype)
+    return address(send), address(receive), count * nccl_type.factor, nccl_type.dtype
+
+
+def reduce_arguments(
+    send: Buffer, receive: Buffer, count: int, op: str
+) -> tuple[int, int, int, int, int]:
+    """Return the same, and the op, of a reduction."""
+    nccl_type = reduction(send.dtype, op)
+    count *= nccl_type.factor
+    return address(send), address(receive), count, nccl_type.dtype, nccl_type.op
+
+
 def check_device(buffer: Buffer) -> None:
     """Raise `UsageError` for an array in host memory."""
     if isinstance(buffer, np.ndarray):
@@ -104,13 +120,3 @@ def check_device(buffer: Buffer) -> None:
             "this communicator moves arrays in a GPU's memory and was given a NumPy array; pass "
             "cupy.asarray(array), or use a communicator of hosts"
         )
-
-
-def check_sides(send: Buffer, receive: Buffer, count: int) -> None:
-    """Raise `UsageError` unless a collective can take the arrays.
-
-    `receive` must have `count` elements.
-    """
-    check_device(send)
-    check_device(receive)
-    check_buffers(send, receive, count)

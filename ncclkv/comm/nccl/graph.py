@@ -8,41 +8,30 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from ncclkv.comm.base import Graph
-from ncclkv.comm.nccl.binding import Handle
 from ncclkv.comm.nccl.streams import StreamGraph, Streams
 from ncclkv.comm.nccl.work import NcclWork
 from ncclkv.comm.types import Work
 from ncclkv.errors import UsageError
 
 
-class Launcher(Protocol):
-    """Progress of a communicator, as far as its graphs use it."""
-
-    @property
-    def graphs(self) -> Graphs:
-        """All graphs of the communicator."""
-
-    def check(self) -> None:
-        """Raise the error that broke the communicator."""
-
-    def launch(
-        self,
-        what: str,
-        enqueue: Callable[[Handle, int], None],
-        apply: Callable[[], None] | None,
-        *kept: object,
-    ) -> Work:
-        """Put work on the communication stream."""
-
-
 class NcclGraph(Graph):
-    """Captured launches of one block."""
+    """Captured launches of one block.
 
-    def __init__(self, progress: Launcher) -> None:
-        self._progress = progress
+    Parameters
+    ----------
+    replay : callable
+        ``replay(graph)`` launches this graph.
+
+    Attributes
+    ----------
+    calls : list of str
+        The captured collectives, once the capture has ended.
+    """
+
+    def __init__(self, replay: Callable[[NcclGraph], Work]) -> None:
+        self._replay = replay
         self._graph: StreamGraph | None = None
         self._kept: list[object] = []
         self._works: list[NcclWork] = []
@@ -51,9 +40,10 @@ class NcclGraph(Graph):
     def keep_alive(self, *objects: object) -> None:
         self._kept += objects
 
-    def add(self, work: NcclWork) -> None:
-        """Add a collective; its event is valid until the end of the capture."""
+    def add(self, work: NcclWork, kept: tuple[object, ...]) -> None:
+        """Add a collective, whose event is valid until the end of the capture, and its arrays."""
         self._works.append(work)
+        self.keep_alive(*kept)
 
     def end(self, graph: StreamGraph | None) -> None:
         """End the capture: take the graph, or None if the capture failed."""
@@ -64,15 +54,15 @@ class NcclGraph(Graph):
         self._works.clear()
 
     def launch(self) -> Work:
-        self._progress.check()
-        self._progress.graphs.refuse("the launch of a graph")
+        return self._replay(self)
+
+    def check(self) -> None:
+        """Raise `UsageError` unless the graph can be launched."""
         if self._graph is None:
             raise UsageError("this graph was not captured to its end, or was freed; capture again")
-        # The work in flight refers to this graph, and so to the arrays that it reads.
-        what = f"a captured step (collectives: {len(self.calls)})"
-        return self._progress.launch(what, lambda _, stream: self._run(stream), None, self)
 
-    def _run(self, stream: int) -> None:
+    def enqueue(self, stream: int) -> None:
+        """Put the captured work on a stream."""
         if self._graph is not None:
             self._graph.launch(stream)
 
@@ -109,8 +99,8 @@ class Graphs:
                 yield graph
         except BaseException as error:
             self._discard()
-            if said := self._streams.broke_capture(error):
-                raise UsageError(f"capture: {said}") from error
+            if text := self._streams.broke_capture(error):
+                raise UsageError(f"capture: {text}") from error
             raise
         self._end(graph)
 
@@ -142,8 +132,8 @@ class Graphs:
         """Raise `UsageError` if the current stream is not that of the capture."""
         if current != self.stream:
             raise UsageError(
-                "another stream than the capture's own was made the current one inside it, and "
-                "what is put there is not captured; leave the current stream as it is"
+                "capture: another stream than that of the capture was made current, and its work "
+                "is not captured; leave the current stream as it is"
             )
 
     def free(self) -> None:

@@ -32,23 +32,23 @@ _log = logging.getLogger("ncclkv")
 
 
 def survey(peers: Communicator) -> list[DeviceInfo]:
-    """Return the facts of every rank, in rank order; collective.
+    """Return the GPU and libraries of every rank, in rank order; collective.
 
-    Each rank's device becomes its current one.  `launch_problem` tells whether NCCL can run there.
+    Each rank's device becomes its current device.  `launch_problem` decides whether NCCL can run.
     """
     with watchdog.guard("finding the GPU", peers.timeout):
-        own = _own(peers)
-    return peers.control.allgather(own, "GPUs")
+        info = _local_info(peers)
+    return peers.control.allgather(info, "GPUs")
 
 
-def launch(peers: Communicator, facts: Sequence[DeviceInfo] | None = None) -> NcclCommunicator:
+def launch(peers: Communicator, infos: Sequence[DeviceInfo] | None = None) -> NcclCommunicator:
     """Return a communicator of the ranks' GPUs; collective.
 
     Parameters
     ----------
     peers : Communicator
         The ranks in host memory; the new communicator owns it.
-    facts : sequence of Facts, optional
+    infos : sequence of DeviceInfo, optional
         Result of `survey`; by default `survey` is called.
 
     Raises
@@ -59,12 +59,12 @@ def launch(peers: Communicator, facts: Sequence[DeviceInfo] | None = None) -> Nc
     CommTimeout
         When NCCL does not connect the ranks in time.
     """
-    facts = survey(peers) if facts is None else facts
-    problem = launch_problem(facts)
+    infos = survey(peers) if infos is None else infos
+    problem = launch_problem(infos)
     if problem is not None:
         raise LaunchError(problem)
-    device = facts[peers.rank].device
-    binding = CtypesBinding(device, peers.timeout, max_ctas=max_ctas(facts))
+    device = infos[peers.rank].device
+    binding = CtypesBinding(device, peers.timeout, max_ctas=max_ctas(infos))
     _log.info("NCCL %s is %s", version_text(binding.version()), binding.library.path)
     with watchdog.guard(f"making streams on GPU {device}", peers.timeout):
         streams = CupyStreams(device)
@@ -73,20 +73,20 @@ def launch(peers: Communicator, facts: Sequence[DeviceInfo] | None = None) -> Nc
         binding,
         streams,
         DeviceKernels(),
-        settings=settings(facts, peers.rank),
+        settings=settings(infos, peers.rank),
         watcher=WATCHER,
-        shared=bool(shared_gpus(facts)),
+        shared=bool(shared_gpus(infos)),
     )
 
 
-def _own(peers: Communicator) -> DeviceInfo:
-    """Return the facts of this rank, or its obstacle."""
+def _local_info(peers: Communicator) -> DeviceInfo:
+    """Return the GPU and libraries of this rank, or its obstacle."""
     rank, host = peers.rank, socket.gethostname()
     share = env.share_gpu()
     try:
         return _gpu(peers, host, share)
     except KVStoreError as error:
-        return DeviceInfo(rank, host, 0, 0, "", 0, "", 0, share, obstacle=str(error))
+        return DeviceInfo(rank, host, share, obstacle=str(error))
 
 
 def _find_driver() -> None:
@@ -96,7 +96,7 @@ def _find_driver() -> None:
     except OSError as error:
         raise LaunchError(
             f"there is no NVIDIA driver ({DRIVER}); with one, pip install 'ncclkv[cuda12]' (or "
-            f"'ncclkv[cuda13]', as the driver has it)"
+            f"'ncclkv[cuda13]', as the driver needs it)"
         ) from error
 
 
@@ -107,24 +107,24 @@ def _import_cupy() -> Any:
     except ImportError as error:
         raise LaunchError(
             f"CuPy cannot be imported ({error}); pip install 'ncclkv[cuda12]' (or 'ncclkv[cuda13]',"
-            f" as the driver has it)"
+            f" as the driver needs it)"
         ) from error
     return cupy
 
 
 def _gpu(peers: Communicator, host: str, share: bool) -> DeviceInfo:
-    """Return the facts of a rank that has a GPU."""
+    """Return the GPU and libraries of a rank that has a GPU."""
     _find_driver()
     cupy = _import_cupy()
     nccl = load().version
     runtime = cupy.cuda.runtime
     try:
         devices = runtime.getDeviceCount()
-        # A process by itself stays on the device that it is using.
+        # A process alone stays on its current device.
         alone = peers.size == 1
         device = runtime.getDevice() if alone else device_of(peers.local_rank, devices)
         cupy.cuda.Device(device).use()
-        # CuPy cuts the uuid off at a zero byte; the bus tells apart what is left.
+        # CuPy cuts the uuid at a zero byte; the bus id distinguishes equal rests.
         uuid = runtime.getDeviceProperties(device).get("uuid", b"").hex()
         bus = runtime.deviceGetPCIBusId(device)
         gpu = f"{bus} {uuid}"
@@ -135,14 +135,5 @@ def _gpu(peers: Communicator, host: str, share: bool) -> DeviceInfo:
             f"CUDA_VISIBLE_DEVICES hides none"
         ) from error
     return DeviceInfo(
-        peers.rank,
-        host,
-        devices,
-        device,
-        gpu,
-        nccl,
-        cupy.__version__,
-        driver,
-        share,
-        bus=bus,
+        peers.rank, host, share, devices, device, gpu, nccl, cupy.__version__, driver, bus=bus
     )

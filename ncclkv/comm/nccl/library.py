@@ -1,7 +1,7 @@
-"""Library: libnccl, found, loaded, and its functions declared.
+"""Library: finds and loads libnccl, and declares its functions.
 
-A copy that CuPy or torch has loaded comes first, because two copies in a process do not share
-NCCL's settings and take twice the memory.
+A copy that CuPy or torch has loaded is preferred: two copies in a process share no settings, and
+take twice the memory.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class UniqueId(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """``ncclConfig_t`` of NCCL 2.17: the part that every later version has too.
+    """``ncclConfig_t`` of NCCL 2.17, which is the begin of the structure of later versions.
 
     NCCL copies `size` bytes and uses its defaults for the fields beyond them.
 
     Parameters
     ----------
     blocking : bool
-        Whether each call returns only when NCCL has done it.
+        Whether each call returns only when NCCL has completed it.
     max_ctas : int, optional
-        The most blocks of a kernel; NCCL chooses by default.
+        Maximum number of blocks of a kernel; by default NCCL chooses.
     """
 
     _fields_ = (
@@ -125,7 +125,7 @@ class Library:
 
     @cached_property
     def path(self) -> str:
-        """The file; the soname where the system does not list it."""
+        """Path of the file; the soname if the system does not list the file."""
         address = ctypes.cast(self.loaded.ncclGetVersion, ctypes.c_void_p).value or 0
         for line in Path("/proc/self/maps").read_text().splitlines():
             span, *rest = line.split(maxsplit=5)
@@ -157,16 +157,16 @@ class Library:
 
 @cache
 def load() -> Library:
-    """Return the process's NCCL: the loaded copy, that of NVIDIA's wheel, or the system's.
+    """Return the NCCL of this process: a loaded copy, or that of NVIDIA's wheel or of the system.
 
     Raises
     ------
     LaunchError
-        When there is none.
+        When no library is found.
     """
     candidates = [
         (SONAME, os.RTLD_NOLOAD | os.RTLD_NOW),
-        *((str(path), os.RTLD_NOW) for path in _of_wheels()),
+        *((str(path), os.RTLD_NOW) for path in _wheel_libraries()),
         (SONAME, os.RTLD_NOW),
     ]
     for name, mode in candidates:
@@ -176,12 +176,12 @@ def load() -> Library:
             reason = error
     raise LaunchError(
         f"there is no NCCL library ({reason}); pip install 'ncclkv[cuda12]' (or 'ncclkv[cuda13]', "
-        f"as the driver has it), or load your site's NCCL"
+        f"as the driver needs it), or load an NCCL before ncclkv"
     )
 
 
-def _of_wheels() -> list[Path]:
-    """Return the libraries of nvidia-nccl-cu12 or nvidia-nccl-cu13, which share one place."""
+def _wheel_libraries() -> list[Path]:
+    """Return the library of nvidia-nccl-cu12 or nvidia-nccl-cu13, which share a directory."""
     try:
         spec = importlib.util.find_spec("nvidia.nccl")
     except ModuleNotFoundError:

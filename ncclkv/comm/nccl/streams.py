@@ -17,11 +17,11 @@ DRIVER = "libcuda.so.1"
 # CU_STREAM_CAPTURE_MODE_RELAXED of cuda.h.
 _RELAXED = 2
 
-# Lower numbers go first; CUDA takes the highest priority that the device has for any beyond it.
+# A lower number is a higher priority; CUDA limits it to the highest priority of the device.
 _HIGHEST = -100
 
-# Codes of driver_types.h by which CUDA refuses a call and the device goes on: invalid values, no
-# memory, functions, images, handles, names, too large launches, unsupported calls.
+# Codes of driver_types.h for a refused call, after which the device works on: invalid values, lack
+# of memory, functions, images, handles, names, too large launches, unsupported calls.
 _REFUSALS = {1, 2, 98, 200, 209, 400, 500, 701, 801}
 
 # cudaErrorStreamCaptureUnsupported to cudaErrorStreamCaptureWrongThread.
@@ -49,7 +49,7 @@ class StreamGraph(Protocol):
 
 
 class Streams(Protocol):
-    """Streams of one device.  A stream is its address, an int."""
+    """Streams of one device.  A stream is represented by its address, an int."""
 
     communication: int
     """Stream of the collectives of one communicator."""
@@ -58,7 +58,7 @@ class Streams(Protocol):
         """Return the current stream; it stays alive until two other streams were returned."""
 
     def check_device(self) -> None:
-        """Raise `UsageError` if another device is current: the work would go to that device."""
+        """Raise `UsageError` if CUDA's current device is not the device of these streams."""
 
     def attach(self) -> None:
         """Prepare the calling thread for queries of events during captures of other threads."""
@@ -152,7 +152,7 @@ class CupyStreams:
     """Streams of CuPy on one device, which becomes the thread's current device.
 
     The communication stream has the highest priority: other ranks wait for the collectives, so they
-    must not queue behind this rank's kernels.  The stream does not wait for the default stream.
+    must not wait behind this rank's kernels.  The stream does not wait for the default stream.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ class CupyStreams:
             raise _failed(f"a stream on device {device}", error) from error
         self.communication: int = self._stream.ptr
         self._captured: Any = None
-        # The newest two: their owner may drop a stream whose work is still to be waited for.
+        # The newest two: their owner may drop a stream before others have waited for its work.
         self._seen: deque[Any] = deque(maxlen=2)
 
     def current(self) -> int:
@@ -188,12 +188,12 @@ class CupyStreams:
         try:
             current = self._cuda.runtime.getDevice()
         except self._error as error:  # possibly of earlier work
-            raise _failed("the look at the current device", error) from error
+            raise _failed("the query of the current device", error) from error
         if current != self._device:
             raise UsageError(
-                f"device {current} is current, and this store is on device {self._device}; call it "
-                f"outside of 'with cupy.cuda.Device({current})': arrays of device {current} may be "
-                f"passed all the same"
+                f"device {current} is current, and this store is on device {self._device}; call "
+                f"the store outside of 'with cupy.cuda.Device({current})'; arrays may be on device "
+                f"{current}, too"
             )
 
     def attach(self) -> None:
@@ -202,14 +202,14 @@ class CupyStreams:
             self._cuda.Device(self._device).use()
         except self._error as error:  # possibly of earlier work
             raise _failed("making the device current", error) from error
-        # Otherwise a query spoils a global capture of another thread.
+        # Without this mode a query would spoil a global capture of another thread.
         mode = ctypes.c_int(_RELAXED)
         ctypes.CDLL(DRIVER).cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:
-        own = stream == self.communication
-        made = self._stream if own else self._cuda.Stream.from_external(_Foreign(stream))
+        is_own = stream == self.communication
+        made = self._stream if is_own else self._cuda.Stream.from_external(_Foreign(stream))
         # CuPy refuses a stream while another device is current.
         with self._cuda.Device(self._device), made:
             yield
@@ -237,7 +237,7 @@ class CupyStreams:
         try:
             if self._captured is None:
                 with self._cuda.Device(self._device):
-                    # The default stream, which waits for all others but these, stays free.
+                    # Non-blocking: the default stream must not wait for the capture.
                     self._captured = self._cuda.Stream(non_blocking=True)
             self._captured.begin_capture(runtime.streamCaptureModeThreadLocal)
         except self._error as error:
@@ -256,7 +256,7 @@ class CupyStreams:
             self._captured.end_capture()
 
     def broke_capture(self, error: BaseException) -> str:
-        return _said_of_capture(error) if isinstance(error, self._errors) else ""
+        return _describe_capture_error(error) if isinstance(error, self._errors) else ""
 
     def reported(self, error: BaseException, call: str) -> KVStoreError | None:
         return _failed(call, error) if isinstance(error, self._errors) else None
@@ -269,23 +269,23 @@ class CupyStreams:
 
 
 def _failed(what: str, error: BaseException) -> KVStoreError:
-    """Return the error to raise for an error of CUDA's.
+    """Return the error to raise for an error of CUDA.
 
-    Most errors of CUDA last: every later call of the process for the device fails too.  An error of
-    a capture ends with the capture, and a refused call affects only this call.
+    Most errors are permanent: every later call of the process for the device fails too.  An error
+    of a capture ends with the capture, and a refused call affects only this call.
     """
-    if said := _said_of_capture(error):
-        return UsageError(f"{what}: {said}")
+    if text := _describe_capture_error(error):
+        return UsageError(f"{what}: {text}")
     if getattr(error, "status", None) in _REFUSALS:
         return CommAborted(f"CUDA refuses a call at {what}: {error}; close the store")
     return CommAborted(
         f"CUDA reports at {what}: {error}; the device is lost to this process, so start the job "
-        f"again (with CUDA_LAUNCH_BLOCKING=1 the failing kernel is the one named)"
+        f"again (with CUDA_LAUNCH_BLOCKING=1 the error names the kernel that failed)"
     )
 
 
-def _said_of_capture(error: Any) -> str:
-    """Return text for an error of a capture; else empty."""
+def _describe_capture_error(error: Any) -> str:
+    """Return text for an error of a capture; empty for other errors."""
     if getattr(error, "status", None) not in _OF_CAPTURES:
         return ""
     return (

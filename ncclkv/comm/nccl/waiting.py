@@ -1,4 +1,4 @@
-"""Deadlines: of a wait of the host, and of a call of NCCL that waits for other ranks."""
+"""Waiting: deadlines of the host's waits, and of NCCL's calls that wait for other ranks."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ ABORT_SECONDS = 10.0
 LEEWAY = 5.0
 """Seconds that the watchdog adds to a deadline, so that an error is raised first if possible."""
 
-# Sleeps between polls double after so many: a poll of an event costs more than one of a message.
+# Polls after which the sleeps double: a poll of an event costs more than a poll of a message.
 _POLLS_PER_DOUBLING = 8
 
-# Between two looks at the clock and at all that costs more than an event.
-_LOOK_SECONDS = 5e-3
+# Seconds between two checks of everything that costs more than an event.
+_CHECK_SECONDS = 5e-3
 
-# Between two looks while a thread makes a call.
-_CALL_LOOK_SECONDS = 0.05
+# Seconds between two checks while a thread makes a call.
+_CALL_CHECK_SECONDS = 0.05
 
-# A rank may leave just after its part of a collective, whose result is still in flight.
+# Seconds in which a collective may complete whose rank has left just after its part.
 _GRACE_SECONDS = 0.2
 
 
 class Deadline:
-    """The deadline of one wait of the host, which begins now.
+    """Deadline of one wait of the host, which begins now.
 
     Parameters
     ----------
@@ -43,25 +43,25 @@ class Deadline:
     waited : float
         Seconds that the wait had taken at the last `pause` or `tick`.
     reported : int
-        Number of lines on stderr that were due about the wait.
+        Number of lines on stderr about the wait so far.
     """
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.waited = 0.0
         self.reported = 0
-        self._start = self._looked = time.monotonic()
+        self._start = self._checked = time.monotonic()
         self._lost: float | None = None
         self._attempt = 0
 
     def pause(self) -> bool:
-        """Yield the processor or sleep; return whether more than the event is due for a look."""
+        """Yield the processor or sleep; return whether a check of the wait is due."""
         self._attempt += 1
         backoff.pause(self._attempt, _POLLS_PER_DOUBLING)
         now = self.tick()
-        if now - self._looked < _LOOK_SECONDS:
+        if now - self._checked < _CHECK_SECONDS:
             return False
-        self._looked = now
+        self._checked = now
         return True
 
     def tick(self) -> float:
@@ -75,7 +75,7 @@ class Deadline:
         return self.waited > self.limit
 
     def grace_expired(self) -> bool:
-        """Return whether the first call of this method in the wait was long enough ago."""
+        """Return whether 0.2 s have passed since the first call of this method in the wait."""
         self._lost = self.waited if self._lost is None else self._lost
         return self.waited - self._lost > _GRACE_SECONDS
 
@@ -88,7 +88,7 @@ def call_with_timeout(
 ) -> Any:
     """Make a call in a thread, and abandon the thread if the call hangs.
 
-    If Python starts no more threads, the call is made in place; then only the watchdog ends it.
+    If Python starts no more threads, this thread makes the call; then only the watchdog ends it.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def call_with_timeout(
             outcome[:] = [None, error]
 
     thread = threading.Thread(target=run, name=what, daemon=True)
-    # A call that keeps Python's lock keeps this thread from reading the clock, too.
+    # If the call keeps Python's lock, this thread cannot read the clock, but the watchdog can.
     with watchdog.guard(what, seconds + LEEWAY):
         try:
             thread.start()
@@ -137,10 +137,10 @@ def call_with_timeout(
 
 
 def _join(thread: threading.Thread, seconds: float, look: Callable[[], None] | None) -> None:
-    """Wait for a thread, for so many seconds at most."""
+    """Wait for a thread, at most so many seconds."""
     limit = time.monotonic() + seconds
-    while look is not None and thread.is_alive() and time.monotonic() + _CALL_LOOK_SECONDS < limit:
-        thread.join(_CALL_LOOK_SECONDS)
+    while look is not None and thread.is_alive() and time.monotonic() + _CALL_CHECK_SECONDS < limit:
+        thread.join(_CALL_CHECK_SECONDS)
         look()
     thread.join(max(0.0, limit - time.monotonic()))
 
@@ -148,7 +148,6 @@ def _join(thread: threading.Thread, seconds: float, look: Callable[[], None] | N
 def timeout_error(what: str, seconds: float) -> CommTimeout:
     """Return the error of a call that waited too long for other ranks."""
     return CommTimeout(
-        f"{what} waited {seconds:g} s for the other ranks; look at whether they all run and reach "
-        f"each other: NCCL_DEBUG=INFO shows their connections, NCCL_SOCKET_IFNAME chooses the "
-        f"network"
+        f"{what} waited {seconds:g} s for the other ranks; check that all ranks run and reach each "
+        f"other: NCCL_DEBUG=INFO shows their connections, NCCL_SOCKET_IFNAME chooses the network"
     )

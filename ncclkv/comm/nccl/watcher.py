@@ -14,7 +14,7 @@ from typing import Protocol
 from ncclkv.comm.nccl.waiting import ABORT_SECONDS
 
 INTERVAL = 0.1
-"""Seconds between two looks."""
+"""Seconds between two polls."""
 
 _log = logging.getLogger("ncclkv")
 
@@ -23,30 +23,30 @@ class Watched(Protocol):
     """Works of one communicator."""
 
     def look_over(self) -> bool:
-        """Check the works in flight; return whether to look again."""
+        """Check the works in flight; return whether to poll again."""
 
 
 class Watcher:
-    """Thread that looks at the added works until none is left, and then sleeps.
+    """Thread that polls the added works, and sleeps while there are none.
 
     Parameters
     ----------
     interval : float
-        Seconds between two looks.
+        Seconds between two polls.
     """
 
     def __init__(self, interval: float = INTERVAL) -> None:
         self._interval = interval
         self._changed = threading.Condition()
         self._ending = threading.Event()
-        # Held while it looks: a process that forks then would leave locks held in the child.
+        # Held during a poll: a fork in a poll would leave locks held in the child.
         self._looking = threading.Lock()
         self._watched: set[Watched] = set()
         self._thread: threading.Thread | None = None
         self._hooked = False
 
     def add(self, watched: Watched) -> None:
-        """Look at `watched` from now on, until its `look_over` returns False."""
+        """Poll `watched` from now on, until its `look_over` returns False."""
         with self._changed:
             self._watched.add(watched)
             if self._thread is not None:
@@ -66,7 +66,7 @@ class Watcher:
         thread = threading.Thread(target=self._run, name="ncclkv watcher", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the interpreter ends, and starts no more threads
+        except RuntimeError:  # at its end the interpreter starts no more threads
             return
         self._thread = thread
 
@@ -87,7 +87,7 @@ class Watcher:
             thread.join(ABORT_SECONDS)
 
     def _run(self) -> None:
-        """Look at all added works, once an interval."""
+        """Poll all added works, once an interval."""
         while True:
             with self._changed:
                 while not self._watched and not self._ending.is_set():
@@ -97,23 +97,23 @@ class Watcher:
             self._look()
 
     def _look(self) -> None:
-        """Look at each of the added works once."""
+        """Poll each of the added works once."""
         with self._changed:
             watched, self._watched = self._watched, set()
         for each in watched:
             with self._looking:
-                again = _looked(each)
+                again = _poll(each)
             if again:
                 with self._changed:
                     self._watched.add(each)
 
 
-def _looked(watched: Watched) -> bool:
-    """Look once; return whether to look again, False after a failure."""
+def _poll(watched: Watched) -> bool:
+    """Poll once; return whether to poll again: False after a failure."""
     try:
         return watched.look_over()
     except Exception:
-        _log.exception("ncclkv: what is in flight cannot be looked at any more")
+        _log.exception("ncclkv: the works in flight of a communicator are not checked any more")
         return False
 
 

@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Protocol
 
-from ncclkv.comm.nccl.streams import Event
+from ncclkv.comm.nccl.streams import Event, Streams
 from ncclkv.comm.types import Work
-
-
-class Owner(Protocol):
-    """Progress of a communicator, as far as its works use it."""
-
-    @property
-    def guard(self) -> AbstractContextManager[None]:
-        """Context manager of a block whose failure breaks the communicator."""
-
-    def hold_current(self, event: Event) -> None:
-        """Make the current stream wait for `event`."""
 
 
 class NcclWork(Work):
@@ -29,7 +17,9 @@ class NcclWork(Work):
 
     Parameters
     ----------
-    progress : NcclProgress
+    guard : context manager
+        Encloses each call: an error inside breaks the communicator.
+    streams : Streams
     events : tuple of two Event
         Recorded after the caller's earlier work, and after the collective.
     kept : tuple
@@ -41,9 +31,15 @@ class NcclWork(Work):
     blocks = False
 
     def __init__(
-        self, progress: Owner, events: tuple[Event, Event], kept: tuple[object, ...], what: str
+        self,
+        guard: AbstractContextManager[None],
+        streams: Streams,
+        events: tuple[Event, Event],
+        kept: tuple[object, ...],
+        what: str,
     ) -> None:
-        self._progress = progress
+        self._guard = guard
+        self._streams = streams
         self._ready: Event | None = events[0]
         self._event: Event | None = events[1]
         # CuPy reuses memory as soon as its array is unreferenced, even if the device still reads.
@@ -74,11 +70,11 @@ class NcclWork(Work):
     def done(self) -> bool:
         if self._event is None:
             return True
-        with self._progress.guard:
+        with self._guard:
             return self.complete()
 
     def wait(self, timeout: float | None = None) -> None:
         event = self._event  # the watcher may release it meanwhile
         if event is not None:
-            with self._progress.guard:
-                self._progress.hold_current(event)
+            with self._guard:
+                self._streams.wait(self._streams.current(), event)

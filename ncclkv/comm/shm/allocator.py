@@ -74,7 +74,7 @@ class Allocator:
 
     @contextmanager
     def rolling_back(self) -> Iterator[None]:
-        """Forget what a block took if it raises: the next arrays get the same places."""
+        """Give back what a block took if it raises: the next arrays get the same offsets."""
         before = self._next, [*self._free], [*self._addresses], [*self._extents]
         try:
             yield

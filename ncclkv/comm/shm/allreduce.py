@@ -11,21 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ncclkv.comm.messages.progress import Steps
-from ncclkv.comm.messages.two_step import slices
 from ncclkv.comm.shm import header
 from ncclkv.comm.shm.allocator import Offset
 from ncclkv.comm.shm.hierarchical import CrossNode
 from ncclkv.comm.shm.node import BLOCK_BYTES, Node
 from ncclkv.comm.shm.sequence import DONE, ENTERED
 from ncclkv.comm.shm.staging import HALF_BYTES
+from ncclkv.comm.transport import Steps
+from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Apply, Buffer
-from ncclkv.errors import OrderMismatch
 from ncclkv.kernels.host.compiled import STREAM_BYTES
 from ncclkv.kernels.host.memory import move
 
 _UNKNOWN = -1
-"""Length of an array in a header that is not known yet: no array has it."""
+"""Length that no array has: it marks a header that is not known yet."""
 
 
 class _Block(NamedTuple):
@@ -50,8 +49,8 @@ class ReductionPlan:
     root : int or None
         The one rank that receives; by default all do.
     sharded_update : bool
-        Whether one rank of the node alone calls `apply` on each element.  `receive` is then shared
-        memory, or receives this rank's slice alone.
+        True when each rank of the node calls `apply` on its own slice, False when each calls it on
+        the whole array.  If True, `receive` is shared memory, or receives this rank's slice alone.
 
     Attributes
     ----------
@@ -67,7 +66,7 @@ class ReductionPlan:
     receives : dict of ndarray, or None
         The peers' arrays for the sum; None when one cannot be mapped.
     headers : list of list of int
-        The words that each rank has published, but for the digest.
+        The words that each rank has published, without the digest.
     in_place : bool
         True when all arrays are mapped: none is copied through staging memory.
     """
@@ -116,7 +115,7 @@ class ReductionPlan:
             # This rank's own array is written without a view.
             self.receives.pop(node.index, None)
         self.in_place = self.sends is not None and self.receives is not None
-        self._blocks = self._cut()
+        self._blocks = self._blocks_of_slice()
         # Digests change with every call; the words behind them stay.
         self.headers = [words[1:] for words in headers]
 
@@ -134,8 +133,11 @@ class ReductionPlan:
             views[index] = self._node.view(index, offset, nbytes).view(dtype)
         return views
 
-    def _cut(self) -> list[_Block]:
-        """Return the blocks of this rank's slice; none when arrays cannot be mapped."""
+    def _blocks_of_slice(self) -> list[_Block]:
+        """Cut this rank's slice into blocks.
+
+        The list is empty if an array cannot be mapped, or this rank reduces no slice.
+        """
         node = self._node
         if self.sends is None or self.receives is None or node.index >= node.owners:
             return []
@@ -199,13 +201,7 @@ class AllReduce:
     def steps_across(self, cross: CrossNode) -> Steps:
         """Take `steps`, with `cross` between nodes; refuse other calls at all ranks."""
         self._cross = cross
-        try:
-            yield from self.steps()
-        except OrderMismatch:
-            # Ranks of other nodes cannot read this rank's header.
-            self.slot.fail()
-            cross.refuse()
-            raise
+        return cross.refusing(self.slot, self.steps())
 
     def steps(self) -> Steps:
         """Reduce slices of mapped arrays in place, or slices of copied chunks."""

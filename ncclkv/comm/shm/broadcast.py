@@ -10,14 +10,13 @@ from collections.abc import Generator, Iterator, Sequence
 
 from ncclkv.comm.messages import algorithms
 from ncclkv.comm.messages.channel import Channel
-from ncclkv.comm.messages.progress import Steps
 from ncclkv.comm.shm import header
 from ncclkv.comm.shm.allocator import Offset
 from ncclkv.comm.shm.hierarchical import NodeGroup
 from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.sequence import DONE, ENTERED
 from ncclkv.comm.shm.staging import HALF_BYTES, INLINE_BYTES
-from ncclkv.comm.transport import Request
+from ncclkv.comm.transport import Request, Steps
 from ncclkv.comm.types import Buffer
 from ncclkv.errors import OrderMismatch
 

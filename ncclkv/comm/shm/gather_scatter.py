@@ -8,30 +8,42 @@ reaches a phase has read the chunk of the phase before, so a double buffer is en
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from ncclkv.comm.messages.progress import Steps
 from ncclkv.comm.shm import header
 from ncclkv.comm.shm.allocator import Offset
+from ncclkv.comm.shm.hierarchical import CrossNode
 from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.sequence import DONE, ENTERED, CollectiveSlot
 from ncclkv.comm.shm.staging import HALF_BYTES, INLINE_BYTES
-from ncclkv.comm.types import Buffer
-from ncclkv.kernels.base import Kernels
+from ncclkv.comm.transport import Steps
+from ncclkv.comm.types import Apply, Buffer, Owners
+from ncclkv.kernels.host import HostKernels
 
-Consume = Callable[[int, int, list[Buffer]], None]
-"""``consume(lo, hi, parts)``: columns ``[lo, hi)`` of every rank's array can be read."""
+Rows = Sequence[tuple[int, int]]
+"""Ranges of an array that follow one another; the last ends with the array."""
+
+Consume = Callable[[int, list[Buffer]], Steps]
+"""``consume(lo, parts)`` gets elements of the rows that this rank reads, from `lo` on.
+
+`parts` holds one array for each such row of each rank.
+"""
 
 
 def enter(
-    node: Node, slot: CollectiveSlot, call: header.CollectiveHeader, offset: Offset | None
+    node: Node,
+    slot: CollectiveSlot,
+    call: header.CollectiveHeader,
+    offset: Offset | None,
+    nbytes: Sequence[int] = (),
 ) -> Steps:
     """Publish a call and the offset of its array; compare the peers' calls with it."""
     slot.write_header(header.write(call, offset, None))
     slot.publish(ENTERED)
     yield slot.stragglers(ENTERED)
-    header.check_all(call, node, slot.headers())
+    header.check_all(call, node, slot.headers(), nbytes)
 
 
 class PeerReads:
@@ -41,129 +53,174 @@ class PeerReads:
     ----------
     node : Node
     call : CollectiveHeader
-    own : ndarray, shape (1, columns) or (ranks, columns)
-        This rank's array, contiguous.  If it has one row a rank, each rank reads only its own row.
-        `consume` may then write to this rank's row of `own`, and to no other row.
+    own : ndarray, shape (n,)
+        This rank's array, contiguous.
+    rows : sequence of Rows
+        The rows of each rank's array: one row that every rank of the node reads, or several rows,
+        each read by one rank of the node.
+    reads : sequence of int
+        The indices of the rows that this rank reads of every array.  If there are several rows,
+        `consume` may write to these rows of `own`, and to no other row.
     consume : callable
-        Called with all ranks' columns, each ``(rows, hi - lo)``, which together are all columns.
+        `Consume`; called for one range of elements after another, to the end of the longest row.
+    nbytes : sequence of int
+        The size of each rank's array; empty if all arrays have the same size.
     """
 
     def __init__(
-        self, node: Node, call: header.CollectiveHeader, own: Buffer, consume: Consume
+        self,
+        node: Node,
+        call: header.CollectiveHeader,
+        own: Buffer,
+        rows: Sequence[Rows],
+        reads: Sequence[int],
+        consume: Consume,
+        nbytes: Sequence[int] = (),
     ) -> None:
         self._node = node
         self._call = call
         self._own = own
+        self._rows = rows
+        self._reads = reads
+        self._longest = max(hi - lo for each in rows for lo, hi in each)
+        self._column_bytes = len(rows[0]) * own.itemsize
         self._consume = consume
-        self._slot = node.sequence.next_slot()
+        self._nbytes = nbytes
+        self.slot = node.sequence.next_slot()
 
     def steps(self) -> Steps:
         """Take this rank's part."""
-        if self._own.nbytes <= INLINE_BYTES:
+        if self._longest * self._column_bytes <= INLINE_BYTES:
             return self._inline()
-        self._node.double_buffer.enqueue(self._slot)
+        self._node.double_buffer.enqueue(self.slot)
         return self._long()
 
     def _inline(self) -> Steps:
         """Copy short arrays whole."""
-        node, slot, own = self._node, self._slot, self._own
-        ring = node.ring(own.nbytes)
+        node, slot, nbytes = self._node, self.slot, self._longest * self._column_bytes
+        ring = node.ring(nbytes)
         position, previous = ring.take(slot)
         yield [*slot.until_free(), *(previous.unfinished() if previous is not None else ())]
-        copies = ring.copies(position, own.nbytes)
-        parts = [copy.view(own.dtype).reshape(own.shape) for copy in copies]
-        parts[node.index][...] = own
-        yield from enter(node, slot, self._call, None)
-        self._consume(0, own.shape[1], parts)
+        copies = ring.copies(position, nbytes)
+        self._copy(copies[node.index], 0, self._longest)
+        yield from enter(node, slot, self._call, None, self._nbytes)
+        yield from self._consume(0, self._parts([None] * len(copies), copies, 0, self._longest))
         slot.publish(DONE)
 
     def _long(self) -> Steps:
-        """Read mapped arrays in place, and the others in staged chunks."""
-        node, slot, (rows, columns) = self._node, self._slot, self._own.shape
-        step = HALF_BYTES // (rows * self._own.itemsize)
+        """Read mapped arrays in place, and other arrays from staging memory, chunk by chunk."""
+        node, slot, step = self._node, self.slot, HALF_BYTES // self._column_bytes
         yield slot.until_free()
-        offset = node.offset_of(self._own.reshape(-1))
+        offset = node.offset_of(self._own)
         if offset is None:
             yield node.double_buffer.until_first(slot)
             yield node.double_buffer.take(slot)
-            self._copy(0, 0, min(step, columns))
+            self._copy(self._chunks(0)[node.index], 0, step)
         node.double_buffer.dequeue(slot)
-        yield from enter(node, slot, self._call, offset)
+        yield from enter(node, slot, self._call, offset, self._nbytes)
         offsets = [header.offsets(text)[0] for text in slot.headers()]
         wholes = [self._whole(index, where) for index, where in enumerate(offsets)]
-        if None not in offsets:
-            step = columns
-        for number, lo in enumerate(range(0, columns, step)):
-            hi = min(lo + step, columns)
+        if None not in offsets and len(node.nodes) == 1:
+            step = self._longest
+        for number, lo in enumerate(range(0, self._longest, step)):
             if number:
                 if offset is None:
-                    self._copy(number, lo, hi)
+                    self._copy(self._chunks(number)[node.index], lo, step)
                 slot.publish(ENTERED + number)
                 yield slot.stragglers(ENTERED + number)
-            self._consume(lo, hi, self._parts(wholes, number, lo, hi))
+            yield from self._consume(lo, self._parts(wholes, self._chunks(number), lo, step))
         slot.publish(DONE)
         if offset is not None:
             yield slot.stragglers(DONE)
 
-    def _copy(self, number: int, lo: int, hi: int) -> None:
-        """Copy columns to the double buffer, but not the row that only this rank reads."""
-        half, own = self._staged(self._node.index, number, hi - lo), self._own[:, lo:hi]
-        if len(own) == 1:
-            half[...] = own
-            return
-        previous, after = slice(self._node.index), slice(self._node.index + 1, None)
-        half[previous] = own[previous]
-        half[after] = own[after]
+    def _chunks(self, number: int) -> list[Buffer]:
+        """Return every rank's copy of the chunk of that number."""
+        ranks, halves = range(len(self._node.ranks)), self._node.double_buffer
+        return [halves.copy(index, number, HALF_BYTES) for index in ranks]
 
     def _whole(self, index: int, offset: Offset | None) -> Buffer | None:
         """Return a rank's mapped array; None when that rank copies its array in chunks."""
-        own = self._own
-        if index == self._node.index:
-            return own
         if offset is None:
             return None
-        return self._node.view(index, offset, own.nbytes).view(own.dtype).reshape(own.shape)
+        nbytes = self._rows[index][-1][1] * self._own.itemsize
+        return self._node.view(index, offset, nbytes).view(self._own.dtype)
 
-    def _staged(self, index: int, number: int, columns: int) -> Buffer:
-        """Return a rank's copy of a chunk."""
-        rows, dtype = self._own.shape[0], self._own.dtype
-        copy = self._node.double_buffer.copy(index, number, rows * columns * dtype.itemsize)
-        return copy.view(dtype).reshape(rows, columns)
+    def _copy(self, chunk: Buffer, lo: int, step: int) -> None:
+        """Copy elements ``[lo, lo + step)`` of each row that peers read, to staging memory."""
+        copy = chunk.view(self._own.dtype)
+        for number, (first, stop) in enumerate(self._rows[self._node.index]):
+            if len(self._rows[0]) == 1 or number not in self._reads:
+                part = self._own[first + lo : min(first + lo + step, stop)]
+                copy[number * step : number * step + part.size] = part
 
     def _parts(
-        self, wholes: Sequence[Buffer | None], number: int, lo: int, hi: int
+        self, wholes: Sequence[Buffer | None], chunks: Sequence[Buffer], lo: int, step: int
     ) -> list[Buffer]:
-        """Return the chunk's columns of all ranks."""
-        return [
-            self._staged(index, number, hi - lo) if whole is None else whole[:, lo:hi]
-            for index, whole in enumerate(wholes)
-        ]
+        """Return elements ``[lo, lo + step)`` of the rows that this rank reads, array by array."""
+        parts = []
+        for index, (whole, chunk) in enumerate(zip(wholes, chunks, strict=True)):
+            staged = whole is None and index != self._node.index
+            source = (
+                chunk.view(self._own.dtype) if staged else self._own if whole is None else whole
+            )
+            for row in self._reads:
+                first, stop = self._rows[index][row]
+                begin = row * step if staged else first + lo
+                parts.append(source[begin : begin + max(0, min(step, stop - first - lo))])
+        return parts
 
 
-def allgather(node: Node, call: header.CollectiveHeader, send: Buffer, receive: Buffer) -> Steps:
-    """Copy every rank's array; `send` may be this rank's part of `receive`."""
-    parts = receive.reshape(len(node.ranks), -1)
+def allgather(
+    node: Node, call: header.CollectiveHeader, send: Buffer, parts: Sequence[Buffer]
+) -> Steps:
+    """Copy every rank's array to its part; `send` may be this rank's part itself."""
     in_place = np.shares_memory(send, parts[node.index])
 
-    def consume(lo: int, hi: int, arrays: list[Buffer]) -> None:
+    def consume(lo: int, arrays: list[Buffer]) -> Steps:
         for index, array in enumerate(arrays):
             if index != node.index or not in_place:
-                parts[index, lo:hi] = array[0]
+                parts[index][lo : lo + array.size] = array
+        yield from ()
 
-    return PeerReads(node, call, send.reshape(1, -1), consume).steps()
+    rows, nbytes = [[(0, part.size)] for part in parts], [part.nbytes for part in parts]
+    return PeerReads(node, call, send, rows, [0], consume, nbytes).steps()
 
 
 def reduce_scatter(
-    node: Node, call: header.CollectiveHeader, kernels: Kernels, send: Buffer, receive: Buffer
+    node: Node,
+    call: header.CollectiveHeader,
+    send: Buffer,
+    own: Buffer,
+    bounds: Sequence[int],
+    apply: Apply | None,
+    cross: CrossNode | None = None,
 ) -> Steps:
-    """Reduce this rank's part, in rank order; `receive` may be that part of `send`."""
-    own = node.index
+    """Reduce this rank's part, in rank order, into `own`, which may be that part of `send`.
 
-    def consume(lo: int, hi: int, arrays: list[Buffer]) -> None:
-        kernels.reduce([array[own] for array in arrays], receive[lo:hi], call.op)
+    On several nodes `cross` is given: the ranks with the same index on each node reduce their parts
+    on their node, and then exchange the sums.
+    """
+    ranks = [node.rank] if cross is None else cross.ranks
+    first, reduce = bounds[node.rank], HostKernels().reduce
 
-    rows = send.reshape(len(node.ranks), -1)
-    return PeerReads(node, call, rows, consume).steps()
+    def consume(lo: int, arrays: list[Buffer]) -> Steps:
+        mine = ranks.index(node.rank)
+        hi = lo + arrays[mine].size
+        block = own[lo:hi]
+        if cross is None:
+            reduce(arrays, block, call.op)
+        else:
+            ends = [0, *accumulate(array.size for array in arrays[: len(ranks)])]
+            starts = range(0, len(arrays), len(ranks))
+            joined = [np.concatenate(arrays[start : start + len(ranks)]) for start in starts]
+            total = yield from cross.reduce(joined, call.op, Owners(ends))
+            total.finish(block, 0, hi - lo)
+        if apply is not None and lo < hi:
+            apply(first + lo, first + hi)
+
+    rows = [list(pairwise(bounds))] * len(node.ranks)
+    reads = PeerReads(node, call, send, rows, ranks, consume)
+    return reads.steps() if cross is None else cross.refusing(reads.slot, reads.steps())
 
 
 def barrier(node: Node) -> Steps:

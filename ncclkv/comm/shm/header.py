@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncclkv.arrays.dtypes import SUPPORTED, dtype_name
 from ncclkv.comm.shm.allocator import Offset
@@ -19,14 +21,18 @@ _TEXTS = {
     "broadcast": "a broadcast of {nbytes} bytes from {root}",
     "reduce_scatter": "a reduce_scatter of {nbytes} bytes",
     "allgather": "an allgather of {nbytes} bytes from each rank",
+    "allgatherv": "an allgatherv of {nbytes} bytes from this rank",
+    "all_to_all": "an all_to_all of {nbytes} bytes from this rank",
     "barrier": "a barrier",
 }
 VERBS = tuple(_TEXTS)
 """Kinds of collectives."""
 
+_IN_PARTS = ("reduce_scatter", "allgatherv")
+
 _OPS = ("", *OPS)
 
-_NOWHERE = Offset(-1, -1, -1)
+_NO_OFFSET = Offset(-1, -1, -1)
 _HEAD = 3
 """Words before the offsets: the digest, and the two of `CollectiveHeader.pack`."""
 
@@ -45,7 +51,7 @@ class CollectiveHeader(NamedTuple):
     op : str
         One of `OPS`; "" without a reduction.
     root : int
-        -1 for all ranks.
+        -1 for all ranks.  Of parts of different lengths, a checksum of their lengths.
     sharded_update : bool
         Whether the ranks of a node update together.
     """
@@ -96,14 +102,29 @@ def broadcast(buffer: Buffer, root: int) -> CollectiveHeader:
     return CollectiveHeader("broadcast", buffer.nbytes, _number(buffer.dtype), root=root)
 
 
-def reduce_scatter(send: Buffer, op: str) -> CollectiveHeader:
-    """Return the header of a reduce_scatter."""
-    return CollectiveHeader("reduce_scatter", send.nbytes, _number(send.dtype), op)
+def reduce_scatter(send: Buffer, op: str, bounds: Sequence[int] = ()) -> CollectiveHeader:
+    """Return the header of a reduce_scatter into parts of these `Owners`' bounds, or equal ones."""
+    parts = _checksum(np.diff(bounds))
+    return CollectiveHeader("reduce_scatter", send.nbytes, _number(send.dtype), op, parts)
 
 
-def allgather(send: Buffer) -> CollectiveHeader:
-    """Return the header of an allgather."""
-    return CollectiveHeader("allgather", send.nbytes, _number(send.dtype))
+def allgather(send: Buffer, counts: Sequence[int] = ()) -> CollectiveHeader:
+    """Return the header of an allgather of these counts, or of equal ones."""
+    parts = _checksum(counts)
+    verb = "allgather" if parts < 0 else "allgatherv"
+    return CollectiveHeader(verb, send.nbytes, _number(send.dtype), root=parts)
+
+
+def _checksum(counts: Sequence[int] | NDArray[Any]) -> int:
+    """Return a checksum of the lengths of parts; -1 if they are equal."""
+    lengths = np.array(counts, np.int64)
+    return crc32(lengths.tobytes()) if (lengths[1:] != lengths[:-1]).any() else -1
+
+
+def all_to_all(send: Sequence[Buffer]) -> CollectiveHeader:
+    """Return the header of an all_to_all."""
+    nbytes = sum(data.nbytes for data in send)
+    return CollectiveHeader("all_to_all", nbytes, _number(send[0].dtype))
 
 
 BARRIER = CollectiveHeader("barrier")
@@ -118,13 +139,13 @@ def _number(dtype: np.dtype[Any]) -> int:
 
 def write(call: CollectiveHeader, send: Offset | None, receive: Offset | None) -> tuple[int, ...]:
     """Return the words to publish but for the digest: the call, and the arrays' offsets."""
-    return (*call.pack(), *(send or _NOWHERE), *(receive or _NOWHERE))
+    return (*call.pack(), *(send or _NO_OFFSET), *(receive or _NO_OFFSET))
 
 
 def offsets(words: Sequence[int]) -> tuple[Offset | None, Offset | None]:
     """Return the offsets of the sender's two arrays."""
     send, receive = Offset(*words[_HEAD : _HEAD + 3]), Offset(*words[_HEAD + 3 : _HEAD + 6])
-    return (None if send == _NOWHERE else send, None if receive == _NOWHERE else receive)
+    return (None if send == _NO_OFFSET else send, None if receive == _NO_OFFSET else receive)
 
 
 def check(call: CollectiveHeader, digest: int, rank: int, peer: int, words: Sequence[int]) -> None:
@@ -138,18 +159,31 @@ def check(call: CollectiveHeader, digest: int, rank: int, peer: int, words: Sequ
     theirs = _unpack(*words[1:_HEAD])
     if theirs == call and words[0] == digest:
         return
+    alike = call.verb in _IN_PARTS and theirs._replace(nbytes=call.nbytes, root=call.root) == call
     if theirs == call:
-        what = f"called {call} after other calls than this rank"
-    elif theirs._replace(nbytes=call.nbytes) == call:
-        what = f"sent {theirs.nbytes} bytes where {call.nbytes} were expected"
+        found = f"called {call} after other calls than this rank"
+    elif alike and theirs.nbytes == call.nbytes:
+        found = f"called {call} in other parts than this rank"
+    elif alike or theirs._replace(nbytes=call.nbytes) == call:
+        found = f"sent {theirs.nbytes} bytes where {call.nbytes} were expected"
     else:
-        what = f"called {theirs.describe()} where this rank called {call.describe()}"
-    raise OrderMismatch(f"rank {rank}: rank {peer} {what}; the two ranks made different calls")
+        found = f"called {theirs.describe()} where this rank called {call.describe()}"
+    raise OrderMismatch(f"rank {rank}: rank {peer} {found}; the two ranks made different calls")
 
 
-def check_all(call: CollectiveHeader, node: Node, headers: Sequence[Sequence[int]]) -> None:
-    """Compare the headers of all ranks of a node with this rank's; as `check`."""
+def check_all(
+    call: CollectiveHeader,
+    node: Node,
+    headers: Sequence[Sequence[int]],
+    nbytes: Sequence[int] = (),
+) -> None:
+    """Compare the headers of all ranks of a node with this rank's; as `check`.
+
+    Ranks may send arrays of different size, which are then given by `nbytes`.
+    """
     local = headers[node.index][:_HEAD]
-    for peer, words in zip(node.ranks, headers, strict=True):
-        if words[:_HEAD] != local:
+    for index, (peer, words) in enumerate(zip(node.ranks, headers, strict=True)):
+        if nbytes:
+            check(call._replace(nbytes=nbytes[index]), local[0], node.rank, peer, words)
+        elif words[:_HEAD] != local:
             check(call, local[0], node.rank, peer, words)

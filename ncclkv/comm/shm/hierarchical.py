@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
-from ncclkv.comm.messages import two_step
-from ncclkv.comm.messages.channel import Channel
+from ncclkv.comm import two_step
+from ncclkv.comm.messages.channel import Channel, limits
 from ncclkv.comm.shm.node import Node
-from ncclkv.comm.transport import Messages, Request
-from ncclkv.comm.types import Buffer
+from ncclkv.comm.shm.sequence import CollectiveSlot
+from ncclkv.comm.transport import Messages, Request, Steps
+from ncclkv.comm.two_step import slices
+from ncclkv.comm.types import EVERYONE, Buffer, Owners, Root, To
+from ncclkv.errors import OrderMismatch
 from ncclkv.kernels.host.chunks import working_dtype
 from ncclkv.kernels.host.reduce import finish
 
@@ -31,9 +36,11 @@ class NodeGroup:
     ----------
     channel : Channel
         Of these ranks.
+    ranks : sequence of int
     """
 
     def __init__(self, channel: Channel, ranks: Sequence[int]) -> None:
+        self.ranks = ranks
         self._messages = _Subset(channel.transport, ranks)
         self.channel = channel.among(self._messages)
 
@@ -41,6 +48,16 @@ class NodeGroup:
         """Send the peers a message that none expects: ranks have made different calls."""
         for peer in self.channel.peers:
             self._messages.refuse(peer, self.channel.tag)
+
+    def refusing(self, slot: CollectiveSlot, steps: Steps) -> Steps:
+        """Take the steps of a collective; refuse other calls at all ranks."""
+        try:
+            yield from steps
+        except OrderMismatch:
+            # Ranks of other nodes cannot read this rank's header.
+            slot.fail()
+            self.refuse()
+            raise
 
 
 class CrossNode(NodeGroup):
@@ -53,40 +70,77 @@ class CrossNode(NodeGroup):
     node : Node
     channel : Channel
         Of all ranks, as for `NodeGroup`.
-    root : int or None
-        The rank whose node receives the sums; by default all nodes do.
+    to : To
+        The ranks whose nodes receive the sums.
     ordered : bool
         Whether all parts are folded in rank order, so that the bits are the same on any nodes.
     """
 
-    def __init__(self, node: Node, channel: Channel, root: int | None, *, ordered: bool) -> None:
+    def __init__(self, node: Node, channel: Channel, to: To, *, ordered: bool) -> None:
         ranks = [each[node.index] for each in node.nodes if node.index < len(each)]
         super().__init__(channel, ranks)
-        roots = [number for number, each in enumerate(node.nodes) if root in each]
-        self._root_node = roots[0] if roots else None
+        self._to = _among_nodes(node, to)
         self._nodes = node.nodes
         self._size = channel.size
         self._ordered = ordered
 
     def reduce(
-        self, parts: Sequence[Buffer], op: str
+        self, parts: Sequence[Buffer], op: str, owners: Owners | None = None
     ) -> Generator[Sequence[Request], None, Reduced]:
-        """Reduce a slice over all ranks; `parts` are those of this node's ranks, in their order."""
+        """Reduce a slice over all ranks; `parts` are those of this node's ranks, in their order.
+
+        With `owners`, each of these ranks receives its part of the slice alone.
+        """
         count, dtype = parts[0].size, parts[0].dtype
+        to: To = owners or self._to
+        own = slice(None) if owners is None else owners.part(self.channel.rank)
         if self._ordered:
-            total = np.empty(count, dtype)
-            yield from two_step.reduce(
-                self.channel, parts, self._nodes, total, op, root=self._root_node
-            )
+            total = np.empty(count, dtype)[own]
+            yield from two_step.reduce(self.channel, parts, self._nodes, total, op, to)
             return Reduced(total, 1, "sum")
         summed = "sum" if op == "avg" else op
         total = np.empty(count, working_dtype(dtype))
         self.channel.kernels.reduce(parts, total, summed)
         order = [[number] for number in range(len(self._nodes))]
-        yield from two_step.reduce(
-            self.channel, [total], order, total, summed, root=self._root_node
-        )
-        return Reduced(total, self._size, op)
+        yield from two_step.reduce(self.channel, [total], order, total[own], summed, to)
+        return Reduced(total[own], self._size, op)
+
+
+def wire_bytes(
+    node: Node, count: int, dtype: np.dtype[Any], to: To, *, sharded: bool, ordered: bool
+) -> int:
+    """Return the bytes of a sum that neighbours read of this rank, and that it sends to nodes.
+
+    Parameters
+    ----------
+    node : Node
+    count : int
+    dtype : dtype
+    to : To
+    sharded : bool
+        Whether each element of the sum is written once a node.
+    ordered : bool
+        As for `CrossNode`.
+    """
+    nodes = _among_nodes(node, to)
+    lo, hi = [*slices(count, node.owners), (0, 0)][min(node.index, node.owners)]
+    width = nodes.bounds[-1] if isinstance(nodes, Owners) else hi - lo
+    copies = 0 if sharded else sum(to.receives(rank) for rank in node.ranks if rank != node.rank)
+    inside = (count - width + copies * width) * dtype.itemsize
+    itemsize = dtype.itemsize if ordered else working_dtype(dtype).itemsize
+    size, number = len(node.nodes), node.nodes.index(tuple(node.ranks))
+    parts = len(node.ranks) if ordered else 1
+    return inside + two_step.wire_bytes(width, itemsize, nodes, number, size, limits(size), parts)
+
+
+def _among_nodes(node: Node, to: To) -> To:
+    """Return the destination among nodes: that of the root, every node, or owners of one index."""
+    if isinstance(to, Owners):
+        parts = [to.part(each[node.index]) for each in node.nodes]
+        return Owners([0, *accumulate(part.stop - part.start for part in parts)])
+    if not isinstance(to, Root):
+        return EVERYONE
+    return Root(next(number for number, each in enumerate(node.nodes) if to.rank in each))
 
 
 class Reduced:

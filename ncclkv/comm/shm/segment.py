@@ -11,6 +11,7 @@ import mmap
 import os
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -62,7 +63,7 @@ class Ticket:
 
 
 class MemfdSegment(Segment):
-    """A file in memory; it owns the file's descriptor."""
+    """A segment in a file without a name (``memfd_create``); owns the file's descriptor."""
 
     capacity = _CAPACITY
     extent_bytes = 64 * MIB
@@ -111,29 +112,50 @@ class MemfdSegment(Segment):
 
 
 def _mapped(descriptor: int, start: int, nbytes: int) -> Buffer:
-    """Map a part of a file; it stays mapped while the array or a view of it exists.
+    """Map a part of a file.
 
     Before Python 3.13 each `mmap.mmap` keeps a descriptor open.  A closed store would then hold
     descriptors as long as any of its arrays exists.
     """
     protection = mmap.PROT_READ | mmap.PROT_WRITE
-    where = _libc().mmap(None, nbytes, protection, mmap.MAP_SHARED, descriptor, start)
+    where = libc().mmap(None, nbytes, protection, mmap.MAP_SHARED, descriptor, start)
+    return mapped_array(where, nbytes, libc().munmap)
+
+
+def mapped_array(where: int, nbytes: int, unmap: Callable[[int, int], object]) -> Buffer:
+    """Return the bytes of a new mapping, which is unmapped with the array and all its views.
+
+    Parameters
+    ----------
+    where : int
+        The address that ``mmap`` or ``mremap`` has returned.
+    nbytes : int
+    unmap : callable
+        Called with `where` and `nbytes` after the array and all its views are gone.
+
+    Raises
+    ------
+    OSError
+        When `where` is ``MAP_FAILED``.
+    """
     if where == _MAP_FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     memory = (ctypes.c_uint8 * nbytes).from_address(where)
-    weakref.finalize(memory, _libc().munmap, where, nbytes).atexit = False
+    weakref.finalize(memory, unmap, where, nbytes).atexit = False
     return np.frombuffer(memoryview(memory), np.uint8)
 
 
 @cache
-def _libc() -> Any:
-    """Return the C library, with the types of its functions."""
-    libc = ctypes.CDLL(None, use_errno=True)
+def libc() -> Any:
+    """Return the C library, with the types of its functions for mappings."""
+    library = ctypes.CDLL(None, use_errno=True)
     pointer, size, number, offset = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_long
-    libc.mmap.restype, libc.mmap.argtypes = pointer, [pointer, size, number, number, number, offset]
-    libc.munmap.argtypes = [pointer, size]
-    return libc
+    library.mmap.restype = library.mremap.restype = pointer
+    library.mmap.argtypes = [pointer, size, number, number, number, offset]
+    library.mremap.argtypes = [pointer, size, size, number]
+    library.munmap.argtypes = [pointer, size]
+    return library
 
 
 class WindowSegment(Segment):

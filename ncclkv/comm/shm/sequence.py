@@ -34,7 +34,7 @@ ENTERED = 1
 """First phase of every collective: the data of this rank can be read."""
 
 DONE = _PHASES - 1
-"""Last phase of every collective: this rank reads no data of its peers any more."""
+"""Last phase of every collective: this rank has finished its reads of the peers' data."""
 
 FAILED = -1
 """Flag value of a failed collective."""
@@ -76,7 +76,7 @@ class PeerFlags(Request):
         return reached
 
     def of(self, rank: int) -> PeerFlags:
-        """Return the request of one of the ranks alone."""
+        """Return a request that awaits only one of the ranks."""
         only = [each for each in self._flags if each[0] == rank]
         return PeerFlags(self._rank, only, self._index, self._value)
 

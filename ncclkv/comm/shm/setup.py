@@ -23,14 +23,17 @@ from ncclkv.comm.shm.staging import HALF_BYTES
 from ncclkv.comm.transport import Transport
 
 _DESCRIPTORS = 6
+"""File descriptors that a rank needs for each rank of its node."""
+
 _SPARE_DESCRIPTORS = 64
-"""File descriptors that a rank needs for each rank of its node, and those left to the user."""
+"""File descriptors that are left to the program."""
 
 
 class SharingMethod(ABC):
     """A method by which the ranks of a node share memory.
 
-    Each rank makes an offer.  If all ranks have made one, they join; all ranks share, or none.
+    Each rank makes an offer.  If all ranks have made an offer, all call `join`.  If an offer or a
+    join fails on any rank, no rank uses this method.
 
     Parameters
     ----------
@@ -116,7 +119,8 @@ class StagedWindow(SharingMethod):
     action = f"copy through shared memory: a window with halves of {HALF_BYTES // MIB} MiB"
 
     def offer(self) -> Any:
-        # Half: other processes take memory too, and a page that the system lacks means SIGBUS.
+        # Other processes take memory too: a write to a page that the system cannot supply is a
+        # SIGBUS.  So the window takes half of the free memory.
         left = self._transport.windows_left() // 2 // len(self._ranks) // PAGE * PAGE
         if left < CONTROL_BYTES:
             raise OSError(
@@ -129,7 +133,7 @@ class StagedWindow(SharingMethod):
 
 
 METHODS: tuple[type[SharingMethod], ...] = (MemfdSegments, StagedWindow)
-"""Sharing methods, the fastest first."""
+"""Sharing methods, the fastest first, in the order of their names in `env.NODE_MEMORY`."""
 
 _ORDERED = ("x86_64", "AMD64")
 """Processors on which other processors see stores in program order."""
@@ -164,7 +168,7 @@ def setup_node(transport: Transport, control: ObjectComm, roster: Roster) -> Nod
 
 
 def _try(method: SharingMethod, control: ObjectComm) -> tuple[Sequence[Segment], str]:
-    """Return the segments of this rank's node; else the problem of the first rank that has one."""
+    """Return the segments of this rank's node, and the first rank's problem, or an empty text."""
     offer, segments, problem = None, [], ""
     try:
         offer = method.offer()

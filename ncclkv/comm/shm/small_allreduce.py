@@ -17,7 +17,7 @@ from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.sequence import DONE, ENTERED
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.kernels.host import compiled
-from ncclkv.kernels.host.compiled import COMPLETE, MOST_RANKS
+from ncclkv.kernels.host.compiled import COMPLETE, MAX_RANKS
 
 
 class SmallAllReduce:
@@ -64,7 +64,7 @@ class SmallAllReduce:
             [copy.view(dtype) for copy in self.ring.copies(position, self.call.nbytes)]
             for position in range(len(self.ring))
         ]
-        in_c = root is None and compiled.sums(dtype, op) and len(node.ranks) <= MOST_RANKS
+        in_c = root is None and compiled.sums(dtype, op) and len(node.ranks) <= MAX_RANKS
         self.tables = [self._table(copies) for copies in self.copies] if in_c else None
         self.average = op == "avg"
 

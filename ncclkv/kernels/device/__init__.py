@@ -1,11 +1,11 @@
-"""The kernels in CUDA, on CuPy's arrays: twins of those in ``kernels/host``.
+"""Kernels in CUDA, on CuPy arrays, with the results of ``kernels/host``.
 
-Sums and steps follow NumPy's rules operation by operation: 16-bit floats are computed in float32
-and rounded once, integers wrap, a sum of bools is their logical or, NaN wins a maximum and a
-minimum, subnormal numbers are kept, products and sums are not fused.
+Sums and updates follow NumPy's rules operation by operation.  16-bit floats are computed in float32
+and rounded once.  Integers wrap.  A sum of bools is their logical or.  NaN wins a maximum and a
+minimum.  Subnormal numbers are kept.  Products and sums are not fused.
 
-Everything happens in CuPy's current stream and returns before it has happened.  Only `unpack` into
-host memory waits.  Nothing here imports CuPy before it is used.
+Kernels run in CuPy's current stream, and calls return before they have run.  Only `unpack` into
+host memory waits.  CuPy is imported at the first use.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ncclkv.kernels.device.copies import DeviceArray
-from ncclkv.kernels.device.kernel_args import PIECES, SUMMED_BYTES, SUMS, batches, first_blocks, new
+from ncclkv.kernels.device.kernel_args import SUMMED_BYTES, SUMS, plan_launches
 from ncclkv.kernels.device.launch import Launch
 from ncclkv.kernels.device.memory import zeros
 from ncclkv.kernels.device.peer_copies import Transfer, apart, copy_across
@@ -15,33 +15,33 @@ from ncclkv.kernels.device.sources import CHECKSUM
 from ncclkv.kernels.host.checksum import checksums as of_host
 
 Upload = Callable[[DeviceArray, DeviceArray], None]
-"""Copy an array of the host to the device, in the order of the current stream."""
+"""Function that copies an array of the host to the device, in the current stream."""
 
 
 def checksums(
     arrays: Sequence[DeviceArray], launch: Launch, upload: Upload, transfer: Transfer
 ) -> DeviceArray:
-    """Return the sum of each array, shape (len(arrays),), uint64, with a launch for 128 of them.
+    """Return the checksum of each array, with one launch for 128 arrays.
 
-    The host sums what is in its memory, and waits for nothing.  What is on another device, or not
-    in C order, is copied.
+    The host sums arrays in its own memory, and waits for nothing.  Arrays on another device, or not
+    in C order, are copied.
+
+    Returns
+    -------
+    ndarray of uint64, shape (len(arrays),)
     """
     sums = zeros(len(arrays), np.dtype(np.uint64))
     parts = [_part(array, sums, transfer) for array in arrays]
-    for number, array in enumerate(arrays):
+    for index, array in enumerate(arrays):
         if isinstance(array, np.ndarray):
-            upload(of_host([array]), sums[number : number + 1])
-    for batch in batches(len(parts), PIECES):
-        count = batch.stop - batch.start
-        sizes = np.array([part.nbytes for part in parts[batch]], np.int64)
-        first = first_blocks(sizes, SUMMED_BYTES)
-        argument = new(SUMS)
-        argument["source"][:count] = [part.data.ptr for part in parts[batch]]
-        argument["nbytes"][:count] = sizes
-        argument["out"] = sums[batch].data.ptr
-        argument["first"][: count + 1] = first
-        argument["count"] = count
-        launch(CHECKSUM, int(first[-1]), argument)
+            upload(of_host([array]), sums[index : index + 1])
+    sizes = np.array([part.nbytes for part in parts], np.int64)
+    for blocks, argument, pieces in plan_launches(SUMS, sizes, SUMMED_BYTES):
+        count = argument["count"]
+        argument["source"][:count] = [part.data.ptr for part in parts[pieces]]
+        argument["nbytes"][:count] = sizes[pieces]
+        argument["out"] = sums[pieces].data.ptr
+        launch(CHECKSUM, blocks, argument)
     return sums
 
 

@@ -7,9 +7,9 @@ from ncclkv.kernels.device.sources import KernelSource, headers
 
 
 def build(program: KernelSource, architecture: str) -> bytes:
-    """Compile `program` for one kind of device; no device is needed.
+    """Compile `program` for an architecture; no device is needed.
 
-    CuPy's own compiler is not used: it flushes subnormal numbers to zero, which NumPy does not.
+    CuPy's own compiler cannot be used: it flushes subnormal numbers to zero, unlike NumPy.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def build(program: KernelSource, architecture: str) -> bytes:
     Raises
     ------
     LaunchError
-        When NVRTC is missing or refuses; the message has its log.
+        When NVRTC is missing or fails; the message has its log.
     """
     from cupy.cuda import nvrtc
 
@@ -61,10 +61,10 @@ def build(program: KernelSource, architecture: str) -> bytes:
 def whole(code: bytes) -> bytes:
     """Return a cubin up to the end in its ELF header: CuPy drops the last byte, a zero."""
     tables = (
-        int.from_bytes(code[place : place + 8], "little")
+        int.from_bytes(code[offset : offset + 8], "little")
         + int.from_bytes(code[size : size + 2], "little")
         * int.from_bytes(code[size + 2 : size + 4], "little")
-        for place, size in ((32, 54), (40, 58))  # e_phoff, e_phentsize; e_shoff, e_shentsize
+        for offset, size in ((32, 54), (40, 58))  # e_phoff, e_phentsize; e_shoff, e_shentsize
     )
     return code.ljust(max(tables), b"\0")
 

@@ -1,9 +1,8 @@
-"""Compiled kernels as files, so that a later process need not compile them.
+"""Cubins: compiled kernels in files, which save later processes the compilation.
 
-A file's name is a digest of all that its code depends on: source, headers, options, compiler and
-architecture.  A file is written whole or not at all, and begins with a digest of its code.  When
-the digest does not match, the kernel is compiled again.  Without access to files every process
-compiles.
+A file's name is a digest of source, headers, options, compiler and architecture.  A file is written
+whole or not at all, and begins with a digest of its code.  If the digest does not match, the kernel
+is compiled again.  Without access to the directory every process compiles.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ _log = logging.getLogger("ncclkv")
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
-# The headers of CUDA that sources include.
-_OF_CUDA = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
+# Headers of CUDA that the sources include.
+_CUDA_HEADERS = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
 
 
 def cubin(program: KernelSource, architecture: str) -> bytes:
-    """Return the machine code of `program`, from its file or else by compiling it.
+    """Return the machine code of a kernel: read from its file; compiled if there is no good file.
 
     Parameters
     ----------
@@ -41,9 +40,9 @@ def cubin(program: KernelSource, architecture: str) -> bytes:
     Raises
     ------
     LaunchError
-        When it has to be compiled, and `build` raises.
+        When `build` cannot compile it.
     """
-    folder = _folder(env.kernel_cache())
+    folder = _private_folder(env.kernel_cache())
     if folder is None:
         return build(program, architecture)
     path = folder / f"{program.name}-{architecture}-{_key(program, architecture)}.cubin"
@@ -55,8 +54,8 @@ def cubin(program: KernelSource, architecture: str) -> bytes:
 
 
 @cache
-def _folder(named: str) -> Path | None:
-    """Make the directory, for this user alone; None when there is to be none."""
+def _private_folder(named: str) -> Path | None:
+    """Make and return the directory of cubins; None if it is turned off or not private."""
     if not named:
         return None
     folder = Path(named)
@@ -64,12 +63,16 @@ def _folder(named: str) -> Path | None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
     except OSError as error:
-        _log.info("ncclkv: kernels are compiled in every process: %s", error)
+        _log.info(
+            "ncclkv: every process compiles its kernels, because %s cannot be used: %s",
+            folder,
+            error,
+        )
         return None
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
         _log.warning(
-            "ncclkv: kernels are compiled in every process, for others may write in %s; chmod 700 "
-            "it, or set NCCLKV_KERNEL_CACHE to another directory",
+            "ncclkv: every process compiles its kernels, because other users may write to %s; "
+            "chmod 700 it, or set NCCLKV_KERNEL_CACHE to another directory",
             folder,
         )
         return None
@@ -77,7 +80,7 @@ def _folder(named: str) -> Path | None:
 
 
 def _key(program: KernelSource, architecture: str) -> str:
-    """Return the digest of what the code depends on."""
+    """Return the digest of everything that the machine code depends on."""
     from cupy.cuda import nvrtc
 
     parts = [
@@ -87,24 +90,24 @@ def _key(program: KernelSource, architecture: str) -> str:
         *program.options,
         architecture,
         repr(nvrtc.getVersion()),
-        _of_cuda(include_options()),
+        _cuda_headers_digest(include_options()),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 @cache
-def _of_cuda(options: tuple[str, ...]) -> str:
-    """Return the digest of CUDA's own headers, whose release may be another than NVRTC's."""
+def _cuda_headers_digest(options: tuple[str, ...]) -> str:
+    """Return the digest of CUDA's headers, whose release may differ from that of NVRTC."""
     digest = hashlib.sha256()
     for option in options:
-        for name in _OF_CUDA:
+        for name in _CUDA_HEADERS:
             with suppress(OSError):
                 digest.update(Path(option.removeprefix("-I"), name).read_bytes())
     return digest.hexdigest()
 
 
 def _read(path: Path) -> bytes | None:
-    """Return the code in a file; None when there is none, or when it is damaged."""
+    """Return the code in a file; None if the file is missing or damaged."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -114,17 +117,17 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, code: bytes) -> None:
-    """Put a file in its place, whole; several ranks may do so at a time."""
+    """Write a file whole; several ranks may write it concurrently."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     except OSError as error:
-        _log.info("ncclkv: a compiled kernel is not kept: %s", error)
+        _log.info("ncclkv: the compiled kernel %s cannot be written: %s", path, error)
         return
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(hashlib.sha256(code).digest() + code)
         os.replace(name, path)
     except OSError as error:
-        _log.info("ncclkv: a compiled kernel is not kept: %s", error)
+        _log.info("ncclkv: the compiled kernel %s cannot be written: %s", path, error)
         with suppress(OSError):
             os.unlink(name)

@@ -8,11 +8,11 @@ from ncclkv.kernels.device.kernel_args import SEARCH, new
 from ncclkv.kernels.device.launch import THREADS, Launch
 from ncclkv.kernels.device.sources import NONFINITE
 
-MOST_BLOCKS = 4096
-"""Blocks of a search at most; each thread checks several numbers."""
+MAX_BLOCKS = 4096
+"""Maximum number of blocks of a search; each thread checks several numbers."""
 
 _BYTES = 16
-"""Bytes that a thread loads at once."""
+"""Number of bytes that a thread loads at once."""
 
 
 def search(launch: Launch, array: DeviceArray, flag: DeviceArray) -> None:
@@ -25,5 +25,5 @@ def search(launch: Launch, array: DeviceArray, flag: DeviceArray) -> None:
     argument["words"] = array.data.ptr
     argument["flag"] = flag.data.ptr
     argument["size"] = array.size
-    blocks = min(-(-array.nbytes // (_BYTES * THREADS)), MOST_BLOCKS)
+    blocks = min(-(-array.nbytes // (_BYTES * THREADS)), MAX_BLOCKS)
     launch(NONFINITE[dtype_name(array.dtype)], blocks, argument)

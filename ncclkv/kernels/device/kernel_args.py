@@ -1,14 +1,13 @@
 """Arguments of kernels: one C structure by value each, as the sources in ``cuda/`` declare it.
 
-A launch copies its argument, so nothing has to be uploaded, kept until a stream has passed, or
-freed.  4096 bytes is what every driver takes, which bounds the pieces of a launch; more pieces take
-more launches.
+A launch copies its argument: nothing has to be uploaded, kept for a stream, or freed.  Every driver
+takes 4096 bytes, which limits the pieces of a launch.  More pieces take more launches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,19 +15,19 @@ from numpy.typing import NDArray
 from ncclkv.kernels.host.checksum import BLOCK_BYTES
 
 PIECES = 128
-"""Copies, or segments, of one launch at most."""
+"""Maximum number of arrays or segments of one launch."""
 
 PARTS = 256
-"""Arrays that one launch combines at most."""
+"""Maximum number of arrays that one launch combines."""
 
 COPY_BYTES = 32 * 1024
-"""Bytes that one block copies at most: eight times 16 bytes for each of its threads."""
+"""Maximum number of bytes that one block copies: eight times 16 bytes for each thread."""
 
 UPDATED_ELEMENTS = 8192
-"""Elements that one block updates at most; a multiple of 16 bytes in every dtype."""
+"""Maximum number of elements that one block updates; a multiple of 16 bytes in every dtype."""
 
 SUMMED_BYTES = BLOCK_BYTES
-"""Bytes that one block sums: as on the host, since the sum depends on the blocks."""
+"""Number of bytes that one block sums: as on the host, because the checksum depends on it."""
 
 ADDRESS = np.uint64
 
@@ -43,7 +42,7 @@ COPIES = np.dtype(
     ],
     align=True,
 )
-"""The argument of ``copy``."""
+"""Argument of ``copy``."""
 
 COMBINATION = np.dtype(
     [
@@ -58,16 +57,16 @@ COMBINATION = np.dtype(
     ],
     align=True,
 )
-"""The argument of ``combine``."""
+"""Argument of ``combine``."""
 
-MOST_STATES = 4
-"""States of a weight at most."""
+MAX_STATES = 4
+"""Maximum number of states of a weight."""
 
 UPDATES = np.dtype(
     [
         ("weights", ADDRESS),
         ("gradients", ADDRESS),
-        ("states", ADDRESS, (MOST_STATES,)),
+        ("states", ADDRESS, (MAX_STATES,)),
         ("start", np.uint64, (PIECES + 1,)),
         ("scalars", ADDRESS),
         ("skip", ADDRESS),
@@ -76,7 +75,7 @@ UPDATES = np.dtype(
     ],
     align=True,
 )
-"""The argument of the kernels of ``update.cu``."""
+"""Argument of the kernels of ``update.cu``."""
 
 SUMS = np.dtype(
     [
@@ -88,7 +87,7 @@ SUMS = np.dtype(
     ],
     align=True,
 )
-"""The argument of ``checksum``."""
+"""Argument of ``checksum``."""
 
 SEARCH = np.dtype(
     [
@@ -98,7 +97,7 @@ SEARCH = np.dtype(
     ],
     align=True,
 )
-"""The argument of ``nonfinite``."""
+"""Argument of ``nonfinite``."""
 
 
 def new(dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -106,25 +105,56 @@ def new(dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.zeros((), dtype)
 
 
-def batches(count: int, most: int) -> Iterator[slice]:
-    """Cut `count` pieces into slices of at most `most`."""
-    for low in range(0, count, most):
-        yield slice(low, min(low + most, count))
+class PlannedLaunch(NamedTuple):
+    """One launch of a kernel that works on pieces of memory.
+
+    Attributes
+    ----------
+    blocks : int
+    argument : ndarray
+    pieces : slice
+        The pieces of this launch, among all pieces.
+    """
+
+    blocks: int
+    argument: NDArray[Any]
+    pieces: slice
 
 
-def first_blocks(sizes: NDArray[np.int64], per_block: int) -> NDArray[np.int64]:
-    """Return the first block of each piece, and after the last the number of blocks.
+def plan_launches(
+    layout: np.dtype[Any], sizes: NDArray[np.int64], per_block: int
+) -> list[PlannedLaunch]:
+    """Plan the launches of a kernel on any number of pieces: one launch for each 128 pieces.
 
     Parameters
     ----------
+    layout : dtype
+        Layout of the argument, of which ``first`` and ``count`` are filled in.
     sizes : ndarray of int64, shape (n,)
-        Of the pieces; one of size 0 gets no block.
+        Sizes of the pieces; a piece of size 0 gets no block.
     per_block : int
-        What one block does at most, in the unit of `sizes`.
+        Maximum work of one block, in the unit of `sizes`.
+    """
+    launches = []
+    for pieces in batches(len(sizes), PIECES):
+        first = first_blocks(sizes[pieces], per_block)
+        argument = new(layout)
+        argument["first"][: len(first)] = first
+        argument["count"] = len(first) - 1
+        launches.append(PlannedLaunch(int(first[-1]), argument, pieces))
+    return launches
 
-    Returns
-    -------
-    ndarray of int64, shape (n + 1,)
+
+def batches(count: int, limit: int) -> Iterator[slice]:
+    """Cut `count` pieces into slices of at most `limit` pieces."""
+    for low in range(0, count, limit):
+        yield slice(low, min(low + limit, count))
+
+
+def first_blocks(sizes: NDArray[np.int64], per_block: int) -> NDArray[np.int64]:
+    """Return the index of each piece's first block, and at the end the number of all blocks.
+
+    Parameters as of `plan_launches`; the result has shape (n + 1,).
 
     Examples
     --------

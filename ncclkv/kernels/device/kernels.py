@@ -15,37 +15,37 @@ from ncclkv.kernels.device import kernel_args
 from ncclkv.kernels.device.checksums import checksums
 from ncclkv.kernels.device.copies import CopyTable, DeviceArray, plan_copies
 from ncclkv.kernels.device.finite import search
+from ncclkv.kernels.device.kernel_args import PlannedLaunch
 from ncclkv.kernels.device.launch import THREADS, KernelLauncher, Launch
 from ncclkv.kernels.device.memory import assign, copy, empty, fill, zeros
 from ncclkv.kernels.device.peer_copies import Transfer, apart, copy_across, transfer
-from ncclkv.kernels.device.segments import SegmentLaunch, plan_updates
+from ncclkv.kernels.device.segments import plan_updates
 from ncclkv.kernels.device.sources import COMBINE, COPY, UPDATE
 from ncclkv.kernels.device.staging import Staging, download
 
-MOST_BLOCKS = 4096
-"""Blocks of a ``combine`` at most; its threads go on from element to element."""
+MAX_BLOCKS = 4096
+"""Maximum number of blocks of ``combine``; each thread combines several elements."""
 
 
 class DeviceKernels:
     """`ncclkv.kernels.base.Kernels` on CuPy arrays, for one thread.
 
-    Values, and what is read into, may be in host memory too, or on other devices of the process.
-    Pieces of memory that a call needs for itself, for values that are elsewhere or not in C order,
-    come from CuPy's pools.
+    Users' arrays may also be in host memory, or on other devices of the process.  Scratch memory
+    for such arrays, and for arrays not in C order, is allocated from CuPy's pools.
 
     Parameters
     ----------
     launch : callable, optional
-        What launches a program, when it is not a `KernelLauncher` of its own.
+        Launches a kernel; by default a new `KernelLauncher`.
     transfer : callable, optional
-        What copies from device to device.
+        Copies from device to device.
     """
 
     def __init__(self, launch: Launch | None = None, transfer: Transfer = transfer) -> None:
         self._launch = KernelLauncher() if launch is None else launch
         self._transfer = transfer
         self._staging = Staging()
-        self._launches: WeakKeyDictionary[Segments, list[SegmentLaunch]] = WeakKeyDictionary()
+        self._launches: WeakKeyDictionary[Segments, list[PlannedLaunch]] = WeakKeyDictionary()
 
     value = staticmethod(as_gpu_value)
     out = staticmethod(as_gpu_out)
@@ -58,8 +58,8 @@ class DeviceKernels:
     def pack(self, value: DeviceArray, slot: DeviceArray) -> None:
         """Copy `value` (any shape and strides) into the flat `slot` of the same size and dtype.
 
-        `value` may be changed as soon as this returns; on a device, by what the current stream
-        there does next.
+        After the call `value` may be changed; on a device, by later work of the current stream
+        there.
         """
         if isinstance(value, np.ndarray):
             self._staging.upload(value, slot)
@@ -69,8 +69,8 @@ class DeviceKernels:
     def unpack(self, slot: DeviceArray, out: DeviceArray) -> None:
         """Copy the flat `slot` into `out` (any shape and strides), casting as ``astype`` does.
 
-        `out` in host memory is written when this returns: it waits, without a deadline, for the
-        current stream, so wait first for any collective that the stream waits for.
+        An `out` in host memory is written when the call returns.  The call waits for the current
+        stream without a deadline, so wait before for any collective that the stream waits for.
         """
         if isinstance(out, np.ndarray):
             download(slot, out)
@@ -97,16 +97,16 @@ class DeviceKernels:
         values, slots : sequence of ndarray
             As for `pack`.
         table : CopyTable, optional
-            What the last call for these slots returned.
+            Result of the last call for these slots.
 
         Returns
         -------
         CopyTable
-            For the next call: `table` itself when the arrays are where they were.
+            For the next call: `table` itself if it still matches.
         """
         table = self._copy_all(values, slots, table)
-        for number in table.alone:
-            self.pack(values[number], slots[number])
+        for index in table.alone:
+            self.pack(values[index], slots[index])
         return table
 
     def unpack_all(
@@ -117,11 +117,11 @@ class DeviceKernels:
     ) -> CopyTable:
         """Unpack each slot into its out, with one launch for all of its dtype and in C order.
 
-        The parameters and what is returned are those of `pack_all`, the other way round.
+        Parameters and result as of `pack_all`.
         """
         table = self._copy_all(slots, outs, table)
-        for number in table.alone:
-            self.unpack(slots[number], outs[number])
+        for index in table.alone:
+            self.unpack(slots[index], outs[index])
         return table
 
     def _copy_all(
@@ -130,10 +130,10 @@ class DeviceKernels:
         destinations: Sequence[DeviceArray],
         table: CopyTable | None,
     ) -> CopyTable:
-        """Copy what can be copied together; the table also says what is left."""
+        """Copy the pairs that one launch can copy; `CopyTable.alone` has the other pairs."""
         if table is None or not table.matches(sources, destinations):
             table = CopyTable(sources, destinations)
-        for blocks, argument in table.launches:
+        for blocks, argument, _ in table.launches:
             self._launch(COPY, blocks, argument)
         return table
 
@@ -156,7 +156,7 @@ class DeviceKernels:
             self._fold(parts, out, op, divisor=0)
 
     def _flat(self, value: DeviceArray, slot: DeviceArray) -> DeviceArray:
-        """The value on the device of `slot` and in C order: itself, or a copy."""
+        """Return the value on the device of `slot` and in C order: itself, or a copy."""
         import cupy
 
         if isinstance(value, np.ndarray) or apart(value, slot):
@@ -166,10 +166,10 @@ class DeviceKernels:
         return cupy.ascontiguousarray(value)
 
     def _fold(self, parts: Sequence[DeviceArray], out: DeviceArray, op: str, divisor: int) -> None:
-        """Combine `parts` in order; between two launches the result so far is not rounded."""
+        """Combine `parts` in order; a partial result between two launches is not rounded."""
         program = COMBINE[dtype_name(out.dtype), op]
         partial = _working_copy(out) if len(parts) > kernel_args.PARTS else None
-        blocks = min(-(-out.size // THREADS), MOST_BLOCKS)
+        blocks = min(-(-out.size // THREADS), MAX_BLOCKS)
         for batch in kernel_args.batches(len(parts), kernel_args.PARTS):
             argument = kernel_args.new(kernel_args.COMBINATION)
             count = batch.stop - batch.start
@@ -184,13 +184,13 @@ class DeviceKernels:
             self._launch(program, blocks, argument)
 
     def find_nonfinite(self, array: DeviceArray, flag: DeviceArray) -> None:
-        """Set ``flag[0]`` to 1 if a number of `array` is NaN or infinite; the host waits not."""
+        """Set ``flag[0]`` to 1 if a number of `array` is NaN or infinite; does not block."""
         search(self._launch, array, flag)
 
     def assign(self, total: DeviceArray, weights: DeviceArray, skip: DeviceArray) -> None:
         """Copy `total` into `weights`, unless ``skip[0]`` is not 0 when the kernel runs."""
         source, target = (np.array([x.data.ptr], np.uint64) for x in (total, weights))
-        for blocks, argument in plan_copies(source, target, np.array([total.nbytes])):
+        for blocks, argument, _ in plan_copies(source, target, np.array([total.nbytes])):
             argument["skip"] = skip.data.ptr
             self._launch(COPY, blocks, argument)
 
@@ -206,26 +206,23 @@ class DeviceKernels:
     ) -> None:
         """Update `weights` and `states` by a program, with one launch for 128 segments.
 
-        Parameters
-        ----------
-        program, weights, gradients, states, scalars, segments, skip
-            As of `ncclkv.kernels.base.Kernels.update`.  A captured launch keeps the addresses, and
-            reads scalars and `skip` when it runs.
+        Parameters as of `ncclkv.kernels.base.Kernels.update`.  A captured launch keeps the
+        addresses, and reads scalars and `skip` when it runs.
         """
         kernel = UPDATE[program, len(states), dtype_name(weights.dtype)]
         launches = self._launches.get(segments)
         if launches is None:
             launches = self._launches[segments] = plan_updates(segments)
-        for blocks, argument, row in launches:
+        for blocks, argument, pieces in launches:
             argument["weights"] = weights.data.ptr
             argument["gradients"] = gradients.data.ptr
             argument["states"][: len(states)] = [state.data.ptr for state in states]
-            argument["scalars"] = scalars.data.ptr + row * scalars.strides[0]
+            argument["scalars"] = scalars.data.ptr + pieces.start * scalars.strides[0]
             argument["skip"] = 0 if skip is None else skip.data.ptr
             self._launch(kernel, blocks, argument)
 
     def checksums(self, arrays: Sequence[DeviceArray]) -> DeviceArray:
-        """A sum of the bits of each array, uint64, in the order of the current stream."""
+        """Compute the uint64 checksum of each array on the current stream, into a new GPU array."""
         return checksums(arrays, self._launch, self._staging.upload, self._transfer)
 
 

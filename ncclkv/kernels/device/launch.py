@@ -15,21 +15,21 @@ from ncclkv.kernels.device.sources import KernelSource
 from ncclkv.system import watchdog
 
 THREADS = 256
-"""Threads of a block."""
+"""Number of threads of a block."""
 
 Launch = Callable[[KernelSource, int, NDArray[Any]], None]
-"""Launch a program's blocks, on an argument."""
+"""Function ``launch(program, blocks, argument)``."""
 
-# By device and program; of the whole process, as what is loaded on a device is.
+# Loaded kernels by device and program: a device keeps them for the whole process.
 _functions: dict[tuple[int, KernelSource], Any] = {}
 _loading = threading.Lock()
 
 
 class KernelLauncher:
-    """Launches programs on CuPy's current device and stream, and waits for nothing.
+    """Launches kernels on CuPy's current device and stream, and waits for nothing.
 
-    A kernel is loaded at its first launch on a device, and compiled when no file has its code.
-    Loading takes up to a tenth of a second, and is refused while the stream is being captured.
+    A kernel is loaded at its first launch on a device, and compiled if no file has its code.
+    Loading takes up to a tenth of a second, and is refused during a capture.
     """
 
     def load(self, program: KernelSource) -> Any:
@@ -41,8 +41,8 @@ class KernelLauncher:
         if function is None:
             if cupy.cuda.get_current_stream().is_capturing():
                 raise UsageError(
-                    f"kernel {program} is launched for the first time, which loads it, and that "
-                    f"cannot be done in a capture; make the same step once before it"
+                    f"capture: kernel {program} is not loaded, and a capture cannot load it; make "
+                    f"the same step once before the capture"
                 )
             with _loading:
                 function = _functions.get(key) or self._load(program)
@@ -53,7 +53,7 @@ class KernelLauncher:
         """Load a program on the current device."""
         import cupy
 
-        # CUDA may wait for all kernels that run, which may be collectives, before it loads.
+        # CUDA may wait for all running kernels before it loads, also for collectives.
         with watchdog.guard(f"loading the kernel {program}", env.timeout()):
             capability = cupy.cuda.Device().compute_capability
             module = cupy.cuda.Module()
@@ -61,6 +61,6 @@ class KernelLauncher:
             return module.get_function(program.name)
 
     def __call__(self, program: KernelSource, blocks: int, argument: NDArray[Any]) -> None:
-        """Launch `blocks` blocks of a program; with none there is nothing to do."""
+        """Launch `blocks` blocks of a program; do nothing for 0 blocks."""
         if blocks:
             self.load(program)((blocks,), (THREADS,), (argument,))

@@ -12,7 +12,7 @@ from ncclkv.kernels.device.copies import DeviceArray
 
 
 def zeros(count: int, dtype: np.dtype[Any]) -> DeviceArray:
-    """A new flat array of zeros."""
+    """Return a new flat array of zeros."""
     import cupy
 
     with memory(f"{count * dtype.itemsize:,} bytes"):
@@ -20,7 +20,7 @@ def zeros(count: int, dtype: np.dtype[Any]) -> DeviceArray:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
-    """A new array whose elements may be anything."""
+    """Return a new array with undefined elements."""
     import cupy
 
     with memory(f"an array of {dtype} {shape}"):
@@ -28,12 +28,12 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
 
 
 def fill(array: DeviceArray, value: float) -> None:
-    """Make every element of `array` that number, which is an argument of a kernel."""
+    """Set every element of `array` to a number, by a kernel."""
     array.fill(value)
 
 
 def copy(array: DeviceArray) -> DeviceArray:
-    """A contiguous copy that shares no memory, in host memory or on the device of `array`."""
+    """Return a contiguous copy in the memory of `array`: of the host, or of its device."""
     import cupy
 
     if is_on_host(array):
@@ -47,6 +47,6 @@ def assign(source: DeviceArray, destination: DeviceArray) -> None:
     import cupy
 
     if source.dtype.kind == "c" and destination.dtype.kind != "c":
-        # Only astype knows how: an element at a time has no such cast.
+        # copyto has no cast from complex to real numbers.
         source = source.astype(destination.dtype)
     cupy.copyto(destination, source, casting="unsafe")

@@ -1,8 +1,8 @@
-"""Copies between the devices of one process.
+"""Peer copies: copies between the devices of one process.
 
-Whatever is done on a device is done in that device's current stream: there a value was made, and
-there it is used next.  So a copy from one device to another waits for all that is in the current
-streams of both, and both wait for it; the host does not.
+A value is made, and used next, in the current stream of its device.  So a copy between two devices
+waits for the current streams of both devices, and both streams wait for the copy.  The host does
+not wait.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ncclkv.kernels.device.copies import DeviceArray
 from ncclkv.kernels.device.memory import assign
 
 Transfer = Callable[[DeviceArray, DeviceArray], None]
-"""Copy all bytes of an array to one of the same size on another device, both in C order."""
+"""Function that copies the bytes of an array to another device; both arrays are in C order."""
 
 
 def apart(one: DeviceArray, other: DeviceArray) -> bool:
@@ -25,8 +25,8 @@ def apart(one: DeviceArray, other: DeviceArray) -> bool:
 def copy_across(source: DeviceArray, destination: DeviceArray, transfer: Transfer) -> None:
     """Copy between arrays of one shape on different devices, casting as ``astype`` does.
 
-    What is not in C order is brought into it on its own device, and what has another dtype is cast
-    on its destination's: only bytes go from one to the other, and each of them once.
+    An array is brought into C order on its own device, and cast on the destination's device: each
+    byte goes from device to device once.
     """
     import cupy
 
@@ -45,7 +45,7 @@ def copy_across(source: DeviceArray, destination: DeviceArray, transfer: Transfe
 def transfer(source: DeviceArray, destination: DeviceArray) -> None:
     """Copy bytes on the current stream of the destination's device, in the order of both.
 
-    Where the devices cannot reach each other's memory, CUDA goes by way of the host.
+    CUDA copies through the host if the devices cannot access each other's memory.
     """
     import cupy
 
@@ -73,7 +73,7 @@ def transfer(source: DeviceArray, destination: DeviceArray) -> None:
 
 
 def _on(array: DeviceArray) -> Any:
-    """Make an array's device the current one within a ``with`` block."""
+    """Make the device of an array current within a ``with`` block."""
     import cupy
 
     return cupy.cuda.Device(array.device.id)

@@ -1,42 +1,20 @@
-"""Launches that update the segments of a bucket."""
+"""Segments: the launches that update ranges of a bucket."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
 from ncclkv.kernels.base import Segments
 from ncclkv.kernels.device.kernel_args import (
-    PIECES,
     UPDATED_ELEMENTS,
     UPDATES,
-    batches,
-    first_blocks,
-    new,
+    PlannedLaunch,
+    plan_launches,
 )
 
 
-class SegmentLaunch(NamedTuple):
-    """One launch of ``update.cu``.
-
-    Attributes
-    ----------
-    blocks : int
-    argument : ndarray of dtype `UPDATES`
-        Without the addresses, which differ from update to update.
-    row : int
-        The row of scalars of its first segment.
-    """
-
-    blocks: int
-    argument: NDArray[Any]
-    row: int
-
-
-def plan_updates(segments: Segments) -> list[SegmentLaunch]:
-    """Lay out the launches that update some segments, one for 128 of them.
+def plan_updates(segments: Segments) -> list[PlannedLaunch]:
+    """Plan the launches that update segments, without the addresses of an update.
 
     Examples
     --------
@@ -45,14 +23,7 @@ def plan_updates(segments: Segments) -> list[SegmentLaunch]:
     [3]
     """
     bounds = segments.bounds
-    sizes = np.diff(bounds)
-    launches = []
-    for batch in batches(len(sizes), PIECES):
-        count = batch.stop - batch.start
-        first = first_blocks(sizes[batch], UPDATED_ELEMENTS)
-        argument = new(UPDATES)
-        argument["start"][: count + 1] = bounds[batch.start : batch.stop + 1]
-        argument["first"][: count + 1] = first
-        argument["count"] = count
-        launches.append(SegmentLaunch(int(first[-1]), argument, batch.start))
+    launches = plan_launches(UPDATES, np.diff(bounds), UPDATED_ELEMENTS)
+    for _, argument, pieces in launches:
+        argument["start"][: argument["count"] + 1] = bounds[pieces.start : pieces.stop + 1]
     return launches

@@ -1,6 +1,6 @@
-"""List of all kernels, with the variants that each is compiled in.
+"""List of all kernels, in every variant.
 
-Launches take kernels from this list, and so does the test that compiles them all.
+Launches take kernels from this list, and so does the test that compiles all kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ncclkv.kernels.device.kernel_args import (
     COMBINATION,
     COPIES,
     COPY_BYTES,
-    MOST_STATES,
+    MAX_STATES,
     PARTS,
     PIECES,
     SEARCH,
@@ -38,15 +38,15 @@ class KernelSource:
     Attributes
     ----------
     name : str
-        Of the kernel.
+        Name of the kernel.
     variant : str
-        In words, empty when there is but one.
+        Description; empty if the kernel has one variant.
     argument : numpy.dtype
-        The layout of its argument.
+        Layout of the kernel's argument.
     macros : dict of str to str
-        What the source is compiled with.
+        Macros for the compiler.
     file : str
-        Name of the source without ``.cu``; by default the kernel's.
+        Name of the source without ``.cu``; by default `name`.
     """
 
     name: str
@@ -60,14 +60,14 @@ class KernelSource:
 
     @property
     def source(self) -> str:
-        """The text of its source."""
+        """The source text."""
         return (FOLDER / f"{self.file or self.name}.cu").read_text()
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The compiler's options that no device and no installation changes.
+        """The compiler's options, equal for all devices and installations.
 
-        Products and sums are not fused, so that each is rounded as NumPy rounds it.
+        Products and sums are not fused: each rounds as in NumPy.
         """
         macros = self.macros | {"ARGUMENT_BYTES": str(self.argument.itemsize)}
         defines = tuple(f"-D{name}={value}" for name, value in macros.items())
@@ -111,23 +111,23 @@ _COMPLEX = {"complex64": _plain("Complex<float>"), "complex128": _plain("Complex
 _STEP = {"sum": "add", "prod": "multiply", "max": "larger", "min": "smaller"}
 _ELEMENTS = {**_BOOL, **_INTEGERS, **_FLOATS, **_COMPLEX}
 
-COPY = KernelSource("copy", "", COPIES, {"MOST": str(PIECES), "PER_BLOCK": str(COPY_BYTES)})
-"""Copy many arrays, each to a place of its own."""
+COPY = KernelSource("copy", "", COPIES, {"MAX_PIECES": str(PIECES), "PER_BLOCK": str(COPY_BYTES)})
+"""Kernel that copies many arrays."""
 
 COMBINE = {
     (dtype, op): KernelSource(
         "combine",
         f"{op} of {dtype}",
         COMBINATION,
-        {"MOST": str(PARTS), "STEP": step, **macros},
+        {"MAX_PARTS": str(PARTS), "STEP": step, **macros},
     )
     for dtype, macros in _ELEMENTS.items()
     for op, step in _STEP.items()
     if dtype not in _COMPLEX or op == "sum"
 }
-"""Combine equal arrays, by dtype and op; ``avg`` is a ``sum`` with a divisor.
+"""Kernels that combine arrays of one shape, by dtype and op; ``avg`` is ``sum`` with a divisor.
 
-Complex numbers are added alone: they have no order, and stores do not multiply them.
+Complex numbers are only added: they have no order, and stores do not multiply them.
 """
 
 UPDATE = {
@@ -136,8 +136,8 @@ UPDATE = {
         f"of {dtype}" + (f" with {states} of states" if states else ""),
         UPDATES,
         {
-            "MOST": str(PIECES),
-            "MOST_STATES": str(MOST_STATES),
+            "MAX_PIECES": str(PIECES),
+            "MAX_STATES": str(MAX_STATES),
             "PER_BLOCK": str(UPDATED_ELEMENTS),
             "STATES": str(states),
             "PROGRAM": program.name,
@@ -150,22 +150,22 @@ UPDATE = {
     for states in program.states
     for dtype, macros in _FLOATS.items()
 }
-"""Updates, by program, number of states and the weights' dtype."""
+"""Kernels of updates, by program, number of states and dtype of the weights."""
 
 CHECKSUM = KernelSource(
     "checksum",
     "",
     SUMS,
     {
-        "MOST": str(PIECES),
+        "MAX_PIECES": str(PIECES),
         "PER_BLOCK": str(SUMMED_BYTES),
-        "PLACE": f"{checksum.STEP}ull",
+        "STEP": f"{checksum.STEP}ull",
         "FIRST": f"{checksum.FIRST}ull",
         "SECOND": f"{checksum.SECOND}ull",
         "FACTOR": f"{checksum.FACTOR}ull",
     },
 )
-"""Sums of the bits of many arrays."""
+"""Kernel that makes checksums of many arrays."""
 
 _EXPONENT = {
     "float16": ("unsigned short", "0x7c00"),
@@ -178,7 +178,7 @@ NONFINITE = {
     dtype: KernelSource("nonfinite", f"of {dtype}", SEARCH, {"WORD": word, "EXPONENT": exponent})
     for dtype, (word, exponent) in _EXPONENT.items()
 }
-"""A search for NaN and infinity, by the numbers' dtype; complex ones are pairs of real ones."""
+"""Kernels that search for NaN and infinity, by dtype; complex numbers are pairs of real numbers."""
 
 SOURCES = (COPY, *COMBINE.values(), *UPDATE.values(), *NONFINITE.values(), CHECKSUM)
 """All kernels."""

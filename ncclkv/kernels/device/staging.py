@@ -14,8 +14,8 @@ from ncclkv.kernels.device.copies import DeviceArray
 class Staging:
     """Uploads through page-locked memory.
 
-    CuPy's pool of it hands freed memory out again at once, whatever copy still reads it; so each
-    piece stays here until an event after its copy is complete.
+    CuPy's pool reuses freed memory at once, even if a copy still reads it.  So each piece is kept
+    until an event after its copy is complete.
     """
 
     def __init__(self) -> None:
@@ -24,8 +24,7 @@ class Staging:
     def upload(self, value: NDArray[Any], slot: DeviceArray) -> None:
         """Copy `value` (any shape, strides and byte order) into the flat `slot` of its size.
 
-        `value` may be changed as soon as this returns; the copy to the device is in the current
-        stream.
+        After the call `value` may be changed; the copy to the device is in the current stream.
         """
         import cupy
 
@@ -45,8 +44,8 @@ class Staging:
 def download(slot: DeviceArray, out: NDArray[Any]) -> None:
     """Copy the flat `slot` into `out` (any shape, strides and byte order), casting to its dtype.
 
-    `out` is written when this returns: it waits for all that is queued in the current stream, and
-    without a deadline.  Where a collective may be under way, wait for that first.
+    `out` is written when the call returns.  The call waits for the current stream without a
+    deadline, so wait before for any collective that the stream waits for.
     """
     if not out.size:
         return

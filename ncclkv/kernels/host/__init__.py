@@ -1,8 +1,8 @@
-"""The kernels for host memory: in NumPy, and in C what is slow there.
+"""Kernels for host memory: in NumPy, and in C where NumPy is slow.
 
-Reductions and updates go through chunks of about `CHUNK_BYTES`.  So the result of one NumPy call is
-still in the cache when the next call reads it, and nothing as large as a message is allocated.
-Nothing here keeps a buffer between calls, so threads may share one object.
+Reductions and updates go through chunks of about `CHUNK_BYTES`.  The result
+of a NumPy call is still in the cache when the next call reads it, and scratch memory stays small.
+Kernels keep no buffer between calls, so threads may share one object.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The kernels in C, of ``c/compiled.c``.
+"""Kernels in C, from ``c/compiled.c``.
 
-Each but `checksum` and `short_sum` returns whether it has done its work: it leaves arrays to NumPy,
-and has done nothing, when they are not C-contiguous, or, where it computes, not all float32 or all
-float64 in the machine's byte order.  Arrays may lie at any address.
+`total`, `update` and `copy` return whether they have done the work.  They do nothing if an array is
+not C-contiguous, or, for arithmetic, if the arrays are not all float32 or all float64 in the
+machine's byte order; NumPy then does the work.  Arrays may lie at any address.
 
-All raise TypeError for a wrong number of arguments or an argument of a wrong kind, and ValueError
-for arrays of different lengths and for one to be written that is read-only.
+All raise TypeError for a wrong number or kind of arguments.  They raise ValueError for arrays of
+different lengths, and for a read-only array that would be written.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def total(parts: Sequence[Array], out: Array, average: bool, stream: bool, /) ->
     average : bool
         Divide the sum by the number of parts.
     stream : bool
-        Write past the caches.
+        Write with non-temporal stores.
     """
 
 def update(
@@ -35,58 +35,59 @@ def update(
     bounds: Array,
     /,
 ) -> bool:
-    """Update weights and states by a program, as `ncclkv.kernels.host.update.update` describes it.
+    """Update weights and states by a program; parameters as of `Kernels.update`.
 
-    `bounds` are those of `Segments`; ValueError for bounds outside of the weights, for scalars that
-    are not a row of float64 for each segment, and for a program that C does not have.
+    `bounds` are those of `Segments`.  Raises ValueError for bounds outside of the weights, for
+    scalars that are not a row of float64 for each segment, and for a program that C does not have.
     """
 
 def copy(target: Array, source: Array, stream: bool, /) -> bool:
-    """Copy the bytes of `source` to `target`, past the caches if `stream`; of any one dtype."""
+    """Copy the bytes of `source` to `target`, with non-temporal stores if `stream` is set."""
 
 def checksum(array: Array, block: int, /) -> int:
-    """The sum of ``ncclkv.kernels.host.checksum``, of blocks of so many bytes, a multiple of 8.
+    """Return the checksum of ``ncclkv.kernels.host.checksum``, for an array of any dtype.
 
-    Of any dtype; an array that is not C-contiguous is a ValueError.
+    `block` is the length of its blocks in bytes, a multiple of 8.  Raises ValueError for an array
+    that is not C-contiguous.
     """
 
 COMPLETE: int
-MOST_RANKS: int
+MAX_RANKS: int
 
 def short_sum(
     table: bytes,
-    own: int,
-    place: int,
-    note: int,
+    rank: int,
+    flag: int,
+    header: int,
     entered: int,
     done: int,
     free: int,
-    before: int,
-    over: int,
-    mark: int,
+    previous_flag: int,
+    previous_done: int,
+    digest: int,
     first: int,
     second: int,
-    looks: int,
+    polls: int,
     send: Array,
     receive: Array,
     average: bool,
     /,
 ) -> int:
-    """Take part in a short sum of the ranks of a node, as far as the others do so in a moment.
+    """Take part in a short sum of the ranks of a node, as far as their flags allow now.
 
     Parameters
     ----------
     table : bytes
-        For each rank, `MOST_RANKS` at most, the addresses of its flags, its notes and its copy.
-        They are believed: the memory must be there, and a copy as long as `send`.
-    own : int
-        Which of them this rank is.
-    place, note, entered, done, free, before, over, mark : int
-        As of ``Turn.meeting``.
+        For each rank, `MAX_RANKS` at most, the addresses of its flags, its headers and its copy.
+        The addresses are not checked; each copy must be as long as `send`.
+    rank : int
+        Index of this rank in the table.
+    flag, header, entered, done, free, previous_flag, previous_done, digest : int
+        As `CollectiveSlot.short_sum_numbers` returns them.
     first, second : int
-        This rank's note.
-    looks : int
-        How often to see whether the others have come, letting them run in between.
+        Words of this rank's header after the digest.
+    polls : int
+        Number of polls of the other ranks' flags, with a yield of the processor between two polls.
     send, receive : ndarray, shape (n,)
         Both float32 or both float64.
     average : bool
@@ -94,6 +95,6 @@ def short_sum(
     Returns
     -------
     int
-        0: nothing has been done, for there is no room for the copy yet; 1: this rank has entered,
-        and others have not, or mean another call; COMPLETE: `receive` has the sum.
+        0: nothing was done, because the memory of the copy is still in use; 1: this rank has
+        entered, and another rank has not, or has another header; COMPLETE: `receive` has the sum.
     """

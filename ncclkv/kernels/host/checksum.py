@@ -1,14 +1,14 @@
 """Checksums of arrays, by which ranks compare their values.
 
-Bytes in C order make words of 64 bits, as the machine orders them, the last filled with zeros.
+The bytes in C order make words of 64 bits in the machine's order; zeros fill up the last word.
 All arithmetic is modulo 2^64.  Word j of a block is ``mixed(word + (j + 1) * STEP)``, where ::
 
     mixed(x):  x ^= x >> 32;  x *= FIRST;  x ^= x >> 29;  return x * SECOND
 
-(the finaliser of SplitMix64, short of its last line: Steele, Lea and Flood 2014), and what words of
-block b make together counts ``(2 b + 1) * FACTOR`` times.  So any bit counts, and where it is:
-other arrays have the same sum by chance alone, one in some 2^60.  The kernel in C has these numbers
-too; that on a device takes them from here.
+(the finaliser of SplitMix64 without its last line: Steele, Lea and Flood 2014).  The sum of the
+words of block b is multiplied by ``(2 b + 1) * FACTOR``.  So every bit and its position count:
+another array has the same checksum only by chance, with a probability of about 2^-60.  The kernel
+in C repeats these numbers; the kernel of devices gets them from this file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ncclkv.kernels.base import Array
 from ncclkv.kernels.host import compiled
 
 BLOCK_BYTES = 64 * 1024
-"""A block, and what it takes to work on it, stay in a second-level cache."""
+"""Length of a block, which fits into a second-level cache with its scratch memory."""
 
 STEP = 0x9E3779B97F4A7C15
 FIRST = 0xBF58476D1CE4E5B9
@@ -32,19 +32,19 @@ FACTOR = 0xD6E8FEB86659FD93
 
 _WORD_BYTES = 8
 _MODULUS = 2**64
-_PLACES = np.arange(1, BLOCK_BYTES // _WORD_BYTES + 1, dtype=np.uint64) * np.uint64(STEP)
+_STEPS = np.arange(1, BLOCK_BYTES // _WORD_BYTES + 1, dtype=np.uint64) * np.uint64(STEP)
 
 Words = NDArray[np.uint64]
 
 
 def checksums(arrays: Sequence[Array]) -> Words:
-    """Return the sum of each array's bytes in C order, whatever its strides."""
-    scratch = np.empty((2, _PLACES.size), np.uint64)
+    """Return the checksum of each array's bytes in C order, for any strides."""
+    scratch = np.empty((2, _STEPS.size), np.uint64)
     return np.array([checksum(array, scratch) for array in arrays], np.uint64)
 
 
 def checksum(array: Array, scratch: Words) -> int:
-    """Return the sum of one array; `scratch` is two rows as long as a block."""
+    """Return the checksum of one array; `scratch` has two rows of the length of a block."""
     if compiled.active and array.flags.c_contiguous:
         return compiled.checksum(array, BLOCK_BYTES)
     flat: Any = array.reshape(-1) if array.flags.c_contiguous else array.flat
@@ -69,7 +69,7 @@ def _words(chunk: Array) -> Words:
 def _block(words: Words, scratch: Words) -> int:
     """Return the sum of a block's mixed words."""
     x, high = scratch[:, : words.size]
-    np.add(words, _PLACES[: words.size], out=x)
+    np.add(words, _STEPS[: words.size], out=x)
     np.right_shift(x, 32, out=high)
     np.bitwise_xor(x, high, out=x)
     np.multiply(x, FIRST, out=x)

@@ -12,7 +12,7 @@ import numpy as np
 from ncclkv.arrays.dtypes import is_low_precision
 
 CHUNK_BYTES = 128 * 1024
-"""Half of a small second-level cache: a chunk and its operand fit together."""
+"""Half of a small second-level cache, which then holds a chunk and its operand."""
 
 Block = tuple[int | slice | EllipsisType, ...]
 
@@ -23,7 +23,7 @@ def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def chunk_length(dtype: np.dtype[Any]) -> int:
-    """Return the elements of a chunk whose arithmetic is done in `dtype`."""
+    """Return the number of elements of a chunk whose arithmetic is in `dtype`."""
     return CHUNK_BYTES // dtype.itemsize
 
 
@@ -36,7 +36,7 @@ def ranges(count: int, length: int) -> Iterator[slice]:
 def blocks(shape: tuple[int, ...], length: int) -> Iterator[Block]:
     """Cut an array of `shape` into indices of at most `length` elements each, in C order.
 
-    Each index gives an array, never a scalar, so what it selects can be an ``out=`` argument.
+    Each index selects an array, never a scalar, so the selection can be an ``out=`` argument.
     """
     if math.prod(shape) <= length:
         yield (...,)

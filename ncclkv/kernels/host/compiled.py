@@ -1,7 +1,7 @@
-"""Kernels in C, and the cases that they are used for.
+"""Kernels in C, and the cases in which they are used.
 
-An installation without a compiler has none, and ``NCCLKV_COMPILED=0`` turns them off.  NumPy then
-does all that they do, with the same bits; it does in any case what they do not.
+An installation without a compiler has no kernels in C, and ``NCCLKV_COMPILED=0`` turns them off.
+NumPy then makes the same bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ncclkv import env
 try:
     from ncclkv.kernels.host._compiled import (
         COMPLETE,
-        MOST_RANKS,
+        MAX_RANKS,
         checksum,
         copy,
         short_sum,
@@ -26,12 +26,12 @@ try:
     BUILT = True
 except ImportError:
     BUILT = False
-    COMPLETE, MOST_RANKS = 2, 0
+    COMPLETE, MAX_RANKS = 2, 0
 
 __all__ = [
     "BUILT",
     "COMPLETE",
-    "MOST_RANKS",
+    "MAX_RANKS",
     "REAL",
     "STREAM_BYTES",
     "STREAM_PART_BYTES",
@@ -48,13 +48,12 @@ __all__ = [
 STREAM_BYTES = 4 * 1024 * 1024
 """Arrays of at least this size are written with non-temporal stores.
 
-Measured on 4 ranks that copy in, sum, copy out and read: with half of it that costs a fifth, with 4
-to 8 MiB next to nothing is won or lost, from 16 MiB on a tenth is won.  The least that does not
-lose.
+Measured on 4 ranks that copy in, sum, copy out and read.  At 2 MiB such stores cost a fifth of the
+time, at 4 to 8 MiB they change little, and from 16 MiB on they save a tenth.
 """
 
 STREAM_PART_BYTES = 4 * 1024
-"""Arrays shorter than this are copied as others are, however many there are of them."""
+"""Shorter arrays are copied with ordinary stores, whatever their number."""
 
 active = BUILT and env.compiled()
 

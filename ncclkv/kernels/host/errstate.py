@@ -1,4 +1,4 @@
-"""Arithmetic without NumPy's warnings of overflow, division by zero and the like."""
+"""Error state: arithmetic without NumPy's warnings of overflow or division by zero."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 _IN_CONTEXTS = int(np.__version__.split(".")[0]) >= 2
-"""True when NumPy keeps its error state in a context variable: NumPy 2; else in the thread."""
+"""True if NumPy keeps its error state in a context variable (NumPy 2), not in the thread."""
 
 
 class Quiet:
-    """Calls functions without such warnings.
+    """Calls functions without NumPy's warnings.
 
-    To enter a context in which they are off costs a twentieth of `numpy.errstate`, which short
-    reductions would spend a fifth of their time in.  An object is one thread's at a time.
+    A prepared context costs a twentieth of `numpy.errstate`, in which short reductions would spend
+    a fifth of their time.  Only one thread at a time may use an object.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Quiet:
             self._context.run(np.seterr, all="ignore")
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function that calls none of the user's."""
+        """Call a function, which must not call the user's code."""
         if _IN_CONTEXTS:
             self._context.run(function, *arguments)
         else:

@@ -8,19 +8,20 @@ from ncclkv.arrays.dtypes import dtype_name
 from ncclkv.kernels.base import Array
 from ncclkv.kernels.host.chunks import chunk_length, ranges
 
-# Of the floats that NumPy is slow at: a number with all of these bits is not finite.
+# Exponent bits of the 16-bit floats, which NumPy tests slowly: if all are set, a number is not
+# finite.
 _EXPONENTS = {"float16": np.uint16(0x7C00), "bfloat16": np.uint16(0x7F80)}
 
 
 def find_nonfinite(array: Array, flag: Array) -> None:
-    """Set ``flag[0]`` to 1 if a number of `array` is NaN or infinite; else leave it as it is.
+    """Set ``flag[0]`` to 1 if a number of `array` is NaN or infinite; else do nothing.
 
     The search stops at the first chunk with such a number.
 
     Parameters
     ----------
     array : ndarray, shape (n,)
-        Of any dtype that stores hold; integers and bools are finite.
+        An array of any dtype that stores hold; integers and bools are finite.
     flag : ndarray of int32, shape (1,)
 
     Examples

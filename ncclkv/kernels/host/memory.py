@@ -25,7 +25,7 @@ def left() -> None:
 
 
 def fill(array: Array, value: float) -> None:
-    """Make every element of `array` that number."""
+    """Set every element of `array` to a number."""
     array.fill(value)
 
 
@@ -35,7 +35,7 @@ def copy(array: Array) -> Array:
 
 
 def move(target: Array, source: Array, whole: int) -> None:
-    """Copy one flat array to another; past the caches when both are parts of `whole` long bytes."""
+    """Copy a flat array; with non-temporal stores if `whole`, the bytes of all parts, is large."""
     stream = compiled.active and whole >= compiled.STREAM_BYTES
     if not (stream and compiled.copy(target, source, True)):
         target[...] = source

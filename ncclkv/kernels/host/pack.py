@@ -23,16 +23,16 @@ def unpack(slot: Array, out: Array) -> None:
 
 
 class Table(NamedTuple):
-    """Slots in the shapes of the arrays copied to or from them.
+    """Slots in the shapes of the arrays that are copied.
 
     Attributes
     ----------
     views : sequence of ndarray
-        The slots, each of its array's shape.
+        The slots, each in the shape of its array.
     casts : bool
-        Whether any is cast.
+        Whether a slot and its array differ in dtype.
     long : sequence of bool
-        Which are copied past the caches; none of any where all together are short.
+        Whether each slot is copied with non-temporal stores; empty if no slot is.
     """
 
     views: Sequence[Array]
@@ -66,16 +66,16 @@ def unpack_all(slots: Sequence[Array], outs: Sequence[Array], table: Table | Non
 
 
 def _stream_all(targets: Sequence[Array], sources: Sequence[Array], long: Sequence[bool]) -> None:
-    """Copy each source to its target, those that are long past the caches."""
-    for target, source, far in zip(targets, sources, long, strict=True):
-        if not (far and compiled.copy(target, source, True)):
+    """Copy each source to its target, long arrays with non-temporal stores."""
+    for target, source, is_long in zip(targets, sources, long, strict=True):
+        if not (is_long and compiled.copy(target, source, True)):
             target[...] = source
 
 
 def _table(slots: Sequence[Array], arrays: Sequence[Array]) -> Table:
-    """Make the table of some slots.
+    """Return the table of slots and arrays.
 
-    Slots of flat arrays are used without a view: a view costs as much as a small copy.
+    Slots of flat arrays need no view: a view costs as much as a small copy.
     """
     pairs = list(zip(slots, arrays, strict=True))
     views = [slot if array.ndim == 1 else slot.reshape(array.shape) for slot, array in pairs]
@@ -84,8 +84,8 @@ def _table(slots: Sequence[Array], arrays: Sequence[Array]) -> Table:
 
 
 def _long(pairs: Sequence[tuple[Array, Array]]) -> Sequence[bool]:
-    """Return whether each array is copied past the caches; empty when none is."""
-    if max(_around(slot) for slot, _ in pairs) < compiled.STREAM_BYTES:
+    """Return whether each array is copied with non-temporal stores; empty if none is."""
+    if max(_bucket_bytes(slot) for slot, _ in pairs) < compiled.STREAM_BYTES:
         return ()
     return [
         slot.nbytes >= compiled.STREAM_PART_BYTES and slot.dtype == array.dtype
@@ -93,7 +93,7 @@ def _long(pairs: Sequence[tuple[Array, Array]]) -> Sequence[bool]:
     ]
 
 
-def _around(slot: Array) -> int:
-    """Return the bytes of the array that a slot is a part of."""
+def _bucket_bytes(slot: Array) -> int:
+    """Return the bytes of the array that contains a slot."""
     whole: Array = slot if slot.base is None else slot.base
     return int(whole.nbytes)

@@ -1,9 +1,8 @@
 """Sums, averages, extremes and products of equal arrays.
 
-Integers wrap, a sum of bools is their logical or (a product their and), NaN wins every maximum and
-minimum: NumPy's own rules.  16-bit floats are combined in float32 and rounded once.
-
-Sums and averages of float32 and float64 are made by the kernels in C, where those are active.
+The rules are those of NumPy: integers wrap, a sum of bools is their logical or and a product their
+logical and, and NaN wins every maximum and minimum.  16-bit floats are combined in float32 and
+rounded once.  If the kernels in C are active, they make sums and averages of float32 and float64.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ def reduce(parts: Sequence[Array], out: Array, op: str) -> None:
 
 
 class Reducer:
-    """Reductions of flat arrays, with memory to work in that is kept from one to the next.
+    """Reductions of flat arrays, with scratch memory that is kept between calls.
 
     Parameters
     ----------
     dtype : dtype
     count : int
-        Elements of the longest.
+        Maximum number of elements.
     op : str
     """
 
@@ -74,9 +73,9 @@ class Reducer:
         parts : sequence of ndarray
         out : ndarray
         stream : bool
-            Nobody reads `out` before much else has gone through the caches.
+            Write `out` with non-temporal stores: it is read late, from memory.
         """
-        # Parts may be narrower: 16-bit floats whose sum is wanted in float32.
+        # Parts may be narrower: 16-bit floats whose sum is made in float32.
         in_c = self._compiled and parts[0].dtype == self._dtype
         if in_c and compiled.total(parts, out, self._op == "avg", stream):
             return
@@ -93,7 +92,7 @@ class Reducer:
 
 
 def _reduce_chunk(parts: Sequence[Array], buffers: Array, out: Array, op: str) -> None:
-    """Reduce parts that `buffers` are as long as."""
+    """Reduce parts of the length of `buffers`."""
     if op == "avg":
         total = buffers[0]
         _fold(parts, buffers, total, np.add)
@@ -103,7 +102,7 @@ def _reduce_chunk(parts: Sequence[Array], buffers: Array, out: Array, op: str) -
 
 
 def finish(total: Array, count: int, out: Array, op: str) -> None:
-    """Make of a `total` of `count` parts, in the dtype of its arithmetic, what `reduce` gives."""
+    """Round a `total` of `count` parts as `reduce` does: divide an average, and cast to `out`."""
     with np.errstate(all="ignore"):
         if op == "avg":
             _divide(total, count, out)
@@ -112,7 +111,7 @@ def finish(total: Array, count: int, out: Array, op: str) -> None:
 
 
 def _scratch(out: Array) -> tuple[Array, int]:
-    """Two rows to work in, and how many elements of `out` are done at a time."""
+    """Return two rows of scratch memory, and the number of elements of a chunk of `out`."""
     working = working_dtype(out.dtype)
     length = chunk_length(working)
     return np.empty((2, min(length, out.size)), working), length
@@ -135,8 +134,8 @@ def _fold(parts: Sequence[Array], buffers: Array, out: Array, step: np.ufunc) ->
 
 
 def _fold_widened(parts: Sequence[Array], buffers: Array, out: Array, step: np.ufunc) -> None:
-    """Do the same in the dtype of `buffers`, rounding once."""
-    # The dots keep an array where the row of a chunk without dimensions would be a scalar.
+    """Combine as `_fold` does, in the dtype of `buffers`, and round once."""
+    # The dots make an array also of a row without dimensions, which would else be a scalar.
     total, widened = buffers[0, ...], buffers[1, ...]
     np.copyto(total, parts[0])
     for part in parts[1:]:
@@ -161,7 +160,7 @@ def _divide_integers(total: Array, count: int, out: Array) -> None:
     """Divide toward zero, in 64 bits: `count` itself may not fit a narrow dtype."""
     wide = total.astype(np.uint64 if total.dtype.kind == "u" else np.int64)
     divisor = wide.dtype.type(count)
-    # Without its remainder, whose sign is its own, the total divides exactly.
+    # fmod has the sign of the total: without its remainder the total divides exactly.
     wide -= np.fmod(wide, divisor)
     np.floor_divide(wide, divisor, out=wide)
     np.copyto(out, wide, casting="same_kind")

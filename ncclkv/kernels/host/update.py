@@ -1,4 +1,4 @@
-"""Writes of a sum into weights: it replaces them, or is a step of an optimizer."""
+"""Updates of weights by a sum: an assignment, or a step of an optimizer."""
 
 from __future__ import annotations
 
@@ -29,21 +29,18 @@ def update(
     segments: Segments,
     skip: Array | None = None,
 ) -> None:
-    """Update `weights` and `states` in place: in C where that is active and can, else in NumPy.
+    """Update `weights` and `states` in place, in C if possible, else in NumPy.
 
-    Parameters
-    ----------
-    program, weights, gradients, states, scalars, segments, skip
-        As of `ncclkv.kernels.base.Kernels.update`.
+    Parameters as of `ncclkv.kernels.base.Kernels.update`.
     """
     if skip is not None and skip[0]:
         return
-    # Checked here, since the buffer protocol has no format for bfloat16.
+    # Checked here, because the buffer protocol has no format for bfloat16.
     in_c = compiled.active and weights.dtype in compiled.REAL
     if in_c and compiled.update(program, weights, gradients, states, scalars, segments.bounds):
         return
     arithmetic = PROGRAMS[program]
-    # Python floats: NumPy 2 would compute in float64 with scalars of its own.
+    # Python floats: with its own float64 scalars NumPy 2 would compute in float64.
     for (lo, hi), row in zip(pairwise(segments.bounds.tolist()), scalars.tolist(), strict=True):
         _update_range(
             arithmetic, weights[lo:hi], gradients[lo:hi], [state[lo:hi] for state in states], row

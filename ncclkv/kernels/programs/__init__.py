@@ -1,15 +1,15 @@
 """Programs: the arithmetic of optimizers, for the kernels of every device.
 
-A program NAME is a header, ``NAME.h``, of the arithmetic on one element, and a NumPy function of
-the same bits on a chunk.  The header is included by the C extension and by the CUDA kernel alike;
-they define, before they include it:
+A program NAME is a header, ``NAME.h``, with the arithmetic on one element, and a NumPy function
+that makes the same bits on a chunk.  The C extension and the CUDA kernel include the header, and
+define before:
 
 ``REAL``
-    The type of the arithmetic.
+    Type of the arithmetic.
 ``STATES``
-    How many states belong to each weight.
+    Number of states of each weight.
 ``NAME(x)``, ``FUNCTION``
-    A function's name and what stands before it.
+    The name of a function, and the qualifiers before it.
 ``ROOT(x)``
     The square root, correctly rounded.
 
@@ -44,11 +44,11 @@ class Program(NamedTuple):
     Attributes
     ----------
     name : str
-        Of the header, without ``.h``.
+        Name of the header, without ``.h``.
     step : callable
         `Step`, in NumPy.
     states : tuple of int
-        The numbers of states that it is compiled for.
+        Numbers of states for which the program is compiled.
     scalars : tuple of str
         Names of the numbers in a row, in order.
     scratch : int
@@ -74,4 +74,4 @@ PROGRAMS = {
         ),
     )
 }
-"""Every program by its name; ``kernels/host/c/programs.h`` lists the same for C."""
+"""All programs by name; ``kernels/host/c/programs.h`` is the same list for C."""

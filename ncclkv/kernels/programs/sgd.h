@@ -10,7 +10,7 @@ typedef struct {
     int decays, clips;
 } NAME(scalars);
 
-/* NumPy, too, rounds a Python float to the dtype of the array that it meets. */
+/* NumPy also rounds a Python float to the dtype of the other operand. */
 FUNCTION NAME(scalars) NAME(read)(const double *row)
 {
     NAME(scalars) s;
@@ -20,7 +20,7 @@ FUNCTION NAME(scalars) NAME(read)(const double *row)
     s.weight_decay = (REAL)row[2];
     s.rescale = (REAL)row[3];
     s.clip = (REAL)row[4];
-    /* Compared before the rounding: a small decay is one, though it may round to 0. */
+    /* Compared before the rounding, because a small decay may round to 0. */
     s.decays = row[2] != 0;
     s.clips = row[4] >= 0;
     return s;
@@ -31,7 +31,7 @@ FUNCTION REAL NAME(step)(const NAME(scalars) *s, REAL weight, REAL gradient, REA
 {
     REAL change = gradient * s->rescale;
 
-    /* A NaN passes: it is in neither comparison. */
+    /* A NaN passes: both comparisons are false. */
     if (s->clips)
         change = change < -s->clip ? -s->clip : change > s->clip ? s->clip : change;
     if (s->decays)

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent in NumPy: ``sgd.h``, operation for operation."""
+"""Stochastic gradient descent in NumPy, with the operations of ``sgd.h``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sgd(
 
         g = clamp(rescale * gradient, -clip, clip) + weight_decay * weight
         without a state:  weight -= learning_rate * g
-        with one:         m = momentum * m - learning_rate * g;  weight += m
+        with a state:     m = momentum * m - learning_rate * g;  weight += m
     """
     learning_rate, momentum, weight_decay, rescale, clip = scalars
     change, decay = scratch

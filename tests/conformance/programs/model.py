@@ -20,7 +20,7 @@ Contributions = Mapping[Key, Sequence[Sequence[Array]]]
 _STEP = {"sum": np.add, "avg": np.add, "max": np.maximum, "min": np.minimum}
 
 
-class Stumble(Exception):
+class UpdaterFailed(Exception):
     """Error that updaters raise."""
 
 
@@ -50,7 +50,7 @@ class Adder(Replace):
 
     def fold(self, key: Key, total: Array, stored: Array) -> None:
         if key == self.raises_at:
-            raise Stumble("on purpose")
+            raise UpdaterFailed("on purpose")
         if stored.dtype.kind == "b":
             stored[...] = stored ^ total
         else:
@@ -115,7 +115,7 @@ class Model:
         What an updating rank's updater is called with.
     block : dict or None
         What was pushed in the group that is open.
-    untold : bool
+    unreported : bool
         Whether an updater has raised on the root, and the other ranks have not heard of it.
     """
 
@@ -128,7 +128,7 @@ class Model:
         self.rule: Replace = Replace()
         self.calls: list[tuple[Key, Array]] = []
         self.block: dict[Key, list[list[Array]]] | None = None
-        self.untold = False
+        self.unreported = False
 
     def updates(self, rank: int) -> bool:
         """Return whether updaters run on `rank`."""
@@ -184,8 +184,8 @@ class Model:
                 self.calls.append((key, total))
             try:
                 self.rule.fold(key, total, self.values[key])
-            except Stumble:
-                self.untold = self.root is not None and self.size > 1
+            except UpdaterFailed:
+                self.unreported = self.root is not None and self.size > 1
                 return True
         return False
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from tests.conformance.programs import keys, moving, rest, rules
+from tests.conformance.programs import keys, other_operations, rules, transfers
+from tests.conformance.programs.interpreter import Interpreter
 from tests.conformance.programs.model import Model
+from tests.conformance.programs.modelled_store import ModelledStore
 from tests.conformance.programs.plan import Program
-from tests.conformance.programs.rank import Seat
-from tests.conformance.programs.stage import Stage
 
 # Importing these is what fills the table of operations.
-OPERATIONS = (keys, moving, rest, rules)
+OPERATIONS = (keys, transfers, other_operations, rules)
 
 
 def play(program: Program, size: int, open_store: Callable[..., Any]) -> None:
@@ -23,11 +23,11 @@ def play(program: Program, size: int, open_store: Callable[..., Any]) -> None:
     operation and the rank in a note.
     """
     with ExitStack() as stack:
-        seats = []
+        stores = []
         for plan in program.stores:
             options: dict[str, Any] = {"update_on": plan.update_on, "root": plan.root % size}
             if plan.bucket_bytes is not None:
                 options["bucket_bytes"] = plan.bucket_bytes
             kv = stack.enter_context(open_store(**options))
-            seats.append(Seat(kv, plan, Model(plan, size)))
-        Stage(program, seats).run()
+            stores.append(ModelledStore(kv, plan, Model(plan, size)))
+        Interpreter(program, stores).run()

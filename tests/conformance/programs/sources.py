@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tests.conformance.programs.arrays import Array, dtype_of, is_tame, laid_out, payload
+from tests.conformance.programs.modelled_store import ModelledStore
 from tests.conformance.programs.plan import Item, Key, KeyPlan, Value
-from tests.conformance.programs.rank import Seat
 
 
 @dataclass
@@ -28,8 +28,8 @@ class Given:
 class Sources:
     """The arrays of one call."""
 
-    def __init__(self, seat: Seat, number: int) -> None:
-        self._seat = seat
+    def __init__(self, store: ModelledStore, number: int) -> None:
+        self._seat = store
         self._number = number
         self._count = 0
         self._made: list[tuple[KeyPlan, Given]] = []
@@ -120,7 +120,7 @@ def _fits(array: Any, plan: KeyPlan) -> bool:
     return bool(np.asarray(array).dtype == dtype_of(plan.dtype))
 
 
-def scribble(given: Given) -> None:
+def overwrite_arguments(given: Given) -> None:
     """Overwrite an array, as its owner may once a push of it has returned."""
     if given.ours and isinstance(given.array, np.ndarray) and given.array.flags.writeable:
         given.array[...] = 1

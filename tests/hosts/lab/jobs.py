@@ -25,7 +25,8 @@ GRACE = 1.5
 LINGER = 3.0
 """Seconds that a process of a job may live after the job's end."""
 
-Fault = Callable[[], None]
+Fault = Callable[[], float | None]
+"""A fault of the network; it returns the time at which it began, if it takes long to begin."""
 
 
 class Jobs:
@@ -90,6 +91,7 @@ class Jobs:
             Seconds that it may take.
         fault : callable, optional
             Called once a rank has touched the file MARK.  The network is healed at the end.
+            The job's seconds count from the beginning that it returns, else from the file.
         variables : str
             Of its environment.
 
@@ -101,7 +103,7 @@ class Jobs:
         for path in self.network.folder.glob(f"{self.mark.name}*"):
             path.unlink()
         limit = stretched(limit)
-        begin = time.time()
+        begin, fault_began = time.time(), None
         process = subprocess.Popen(
             [*self.network.login.enter, "env", f"--chdir={ROOT}", *command],
             env={**self._environment(), **variables},
@@ -113,7 +115,7 @@ class Jobs:
         try:
             if fault is not None:
                 self._wait_for_mark(process, begin + limit)
-                fault()
+                fault_began = fault()
             out, err = process.communicate(timeout=max(begin + limit - time.time(), 0.1))
             end = time.time()
             self._nothing_left()
@@ -127,7 +129,7 @@ class Jobs:
             if fault is not None:
                 self.network.heal()
         if self.mark.exists():
-            begin = self.mark.stat().st_mtime
+            begin = fault_began or self.mark.stat().st_mtime
         return Ended(process.returncode, out, err, end - begin)
 
     def _wait_for_mark(self, process: subprocess.Popen[str], limit: float) -> None:

@@ -191,9 +191,15 @@ class Network:
         """Reconnect a host to the bridge."""
         self.login.run("ip", "link", "set", host.name, "up")
 
-    def drop(self, host: Machine, *senders: Machine) -> None:
-        """Drop all packets from the senders to a host, and none from the host."""
-        self._filter(host, *(sender.address for sender in senders))
+    def drop(self, host: Machine, *senders: Machine) -> float:
+        """Drop all packets from the senders to a host, and none from the host.
+
+        Returns
+        -------
+        float
+            The time at which the loss began, in seconds since the epoch.
+        """
+        return self._filter(host, *(sender.address for sender in senders))
 
     def lose(self, host: Machine, one_in: int) -> None:
         """Drop one in `one_in` packets that arrive at a host, drawn by the kernel."""
@@ -209,9 +215,11 @@ class Network:
         for machine in (self.login, *self.hosts):
             machine.run("ip", "neigh", "flush", "all")
 
-    def _filter(self, host: Machine, *arguments: str) -> None:
-        host.run(sys.executable, HERE / "packets.py", *arguments)
+    def _filter(self, host: Machine, *arguments: str) -> float:
+        """Start a loss on a host; return the time of its beginning."""
+        began = host.run(sys.executable, HERE / "packets.py", *arguments)
         self._filtered.append(host)
+        return float(began)
 
     def processes(self) -> list[str]:
         """Return the processes of all machines but their first ones, as "host: command"."""

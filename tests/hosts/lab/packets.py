@@ -2,13 +2,15 @@
 
 ``packets.py ADDRESS...`` drops what these addresses send; ``packets.py --one-in N`` drops one
 packet in N, drawn at random; ``packets.py`` alone drops nothing.  The kernel is told by netlink, so
-neither nft nor iptables needs to be installed.
+neither nft nor iptables needs to be installed.  The output is the time at which the loss begins, in
+seconds since the epoch.
 """
 
 from __future__ import annotations
 
 import argparse
 import struct
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -48,6 +50,7 @@ def main() -> None:
     meets = [ipv4addr(src=address) for address in given.address]
     if given.one_in:
         meets.append(drawn(given.one_in))
+    print(time.time())
     for expressions in meets:
         nft.rule("add", table=TABLE, chain=CHAIN, expressions=(expressions, verdict(code=DROP)))
 

@@ -89,6 +89,6 @@ MUTANTS = (
         old='    return hasattr(x, "__cuda_array_interface__")\n',
         new="    return False\n",
         why="a store on hosts calls an array of numba's no array",
-        tests=(Selection("0", "unit/arrays/test_dlpack.py", "told_how_to_come"),),
+        tests=(Selection("0", "unit/arrays/test_dlpack.py", "names_the_copy_to_the_host"),),
     ),
 )

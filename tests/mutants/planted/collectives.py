@@ -7,9 +7,10 @@ from tests.mutants.mutant import Mutant, Selection
 BINDING = "ncclkv/comm/nccl/binding.py"
 COMMUNICATOR = "ncclkv/comm/nccl/communicator.py"
 CTYPES_BINDING = "ncclkv/comm/nccl/ctypes_binding.py"
-FACTS = "ncclkv/comm/nccl/discovery.py"
-IN_ORDER = "ncclkv/comm/nccl/ordered_reduce.py"
-WIRE = "ncclkv/comm/nccl/dtypes.py"
+DISCOVERY = "ncclkv/comm/nccl/discovery.py"
+MESSAGES = "ncclkv/comm/nccl/messages.py"
+TWO_STEP = "ncclkv/comm/two_step.py"
+DTYPES = "ncclkv/comm/nccl/dtypes.py"
 WORK = "ncclkv/comm/nccl/work.py"
 
 STORE = "ranks/test_gpu_store.py"
@@ -18,7 +19,7 @@ MUTANTS = (
     Mutant(
         name="wait-of-a-work-does-nothing",
         file=WORK,
-        old="                self._progress.hold_current(event)\n",
+        old="                self._streams.wait(self._streams.current(), event)\n",
         new="                pass\n",
         why="what the caller puts on its stream next does not find the result",
         tests=(
@@ -29,10 +30,10 @@ MUTANTS = (
     Mutant(
         name="broadcast-from-rank-0",
         file=COMMUNICATOR,
-        old="self._binding.broadcast(handle, *places, way.dtype, root, stream)",
-        new="self._binding.broadcast(handle, *places, way.dtype, 0, stream)",
+        old="\n            self._binding.broadcast(handle, *arguments, root, stream)",
+        new="\n            self._binding.broadcast(handle, *arguments, 0, stream)",
         why="every rank gets another rank's value",
-        tests=(Selection("2", "nccl/test_contract_communicator.py", "broadcast"),),
+        tests=(Selection("2", "nccl/test_standin_communicator.py", "broadcast"),),
     ),
     Mutant(
         name="room-not-kept",
@@ -44,9 +45,9 @@ MUTANTS = (
     ),
     Mutant(
         name="complex-numbers-counted-once",
-        file=COMMUNICATOR,
-        old="places = address(send), address(receive), send.size * way.factor\n        binding =",
-        new="places = address(send), address(receive), send.size\n        binding =",
+        file=DTYPES,
+        old="    count *= nccl_type.factor\n",
+        new="",
         why="half of an array of complex numbers is not reduced",
         tests=(Selection("2", "nccl/test_nccl_buffers.py", "bools_and_complex"),),
     ),
@@ -64,48 +65,74 @@ MUTANTS = (
         old="        made.reproducible = self.reproducible\n",
         new="",
         why="a store made from a reproducible communicator is not reproducible",
-        tests=(Selection("2", "nccl/test_contract_in_order.py", "made_of_it"),),
+        tests=(Selection("2", "nccl/test_standin_rank_order.py", "splits_and_duplicates"),),
     ),
     Mutant(
         name="messages-without-a-group",
-        file=IN_ORDER,
+        file=BINDING,
         old="""\
-        self._binding.group_start()
-        try:
-            yield
-        finally:
-            self._binding.group_end()
+    binding.group_start()
+    try:
+        yield
+    finally:
+        binding.group_end()
 """,
-        new="        yield\n",
+        new="    yield\n",
         why="every rank waits in its first message for one that another rank has yet to send",
         tests=(
-            Selection("2", "nccl/test_contract_in_order.py", "every_length_to_all and 3-True"),
+            Selection("2", "nccl/test_standin_rank_order.py", "every_length_to_all and 3-True"),
+            Selection("3b", STORE, "float32_is_summed_in_rank_order and every_rank", ranks=2),
+        ),
+    ),
+    Mutant(
+        name="sum-off-its-stream",
+        file=MESSAGES,
+        old="""\
+        with self.streams.on(self.stream):
+            self.kernels.reduce(parts, total, op)""",
+        new="        self.kernels.reduce(parts, total, op)",
+        why="parts are added up before they have come",
+        tests=(
+            Selection("2", "nccl/test_standin_rank_order.py", "every_length_to_all and 3-True"),
             Selection("3b", STORE, "float32_is_summed_in_rank_order and every_rank", ranks=2),
         ),
     ),
     Mutant(
         name="parts-in-one-place",
-        file=IN_ORDER,
-        old="parts[peer] = scratch[slot * own : (slot + 1) * own]",
-        new="parts[peer] = scratch[:own]",
+        file=TWO_STEP,
+        old="arriving[peer] = rows = space[start:stop]",
+        new="arriving[peer] = rows = space[:count]",
         why="sums of three ranks and more are wrong",
         tests=(
-            Selection("2", "nccl/test_contract_in_order.py", "every_length_to_all and 3-True"),
+            Selection("2", "nccl/test_standin_rank_order.py", "every_length_to_all and 3-True"),
             Selection("3b", STORE, "float32_is_summed_in_rank_order and every_rank", ranks=3),
         ),
     ),
     Mutant(
-        name="sum-off-its-stream",
-        file=IN_ORDER,
+        name="own-message-off-its-stream",
+        file=MESSAGES,
         old="""\
-        with self._streams.on(stream):
-            self._kernels.reduce(parts, total, op)""",
-        new="        self._kernels.reduce(parts, total, op)",
-        why="parts are added up before they have come",
-        tests=(
-            Selection("2", "nccl/test_contract_in_order.py", "every_length_to_all and 3-True"),
-            Selection("3b", STORE, "float32_is_summed_in_rank_order and every_rank", ranks=2),
-        ),
+            with self.streams.on(self.stream):
+                self.kernels.pack(data, into)""",
+        new="            self.kernels.pack(data, into)",
+        why="a rank's message to itself is copied before it is written",
+        tests=(Selection("2", "nccl/test_standin_communicator.py", "all_to_all_of and lazy"),),
+    ),
+    Mutant(
+        name="parts-of-owners-from-rank-0",
+        file=COMMUNICATOR,
+        old="self._binding.reduce(handle, *each[root], root, stream)",
+        new="self._binding.reduce(handle, *each[root], 0, stream)",
+        why="rank 0 receives the sums of all ranks",
+        tests=(Selection("2", "nccl/test_standin_communicator.py", "owners_receive"),),
+    ),
+    Mutant(
+        name="gathered-parts-not-sent",
+        file=COMMUNICATOR,
+        old="source = send if root == self.rank else part",
+        new="source = part",
+        why="a rank sends what its array for the parts held before",
+        tests=(Selection("2", "nccl/test_standin_communicator.py", "allgatherv_of"),),
     ),
     Mutant(
         name="dtypes-of-16-bits-swapped",
@@ -125,7 +152,7 @@ MUTANTS = (
     ),
     Mutant(
         name="bools-added-as-bytes",
-        file=WIRE,
+        file=DTYPES,
         old='_OPS_OF_BOOL = {"sum": "max"',
         new='_OPS_OF_BOOL = {"sum": "sum"',
         why="the sum of two trues is a byte of 2, and of 256 trues it is false",
@@ -141,18 +168,18 @@ MUTANTS = (
     ),
     Mutant(
         name="connects-in-the-first-collective",
-        file=FACTS,
+        file=DISCOVERY,
         old='        "NCCL_RUNTIME_CONNECT": "0",\n',
         new="",
         why="NCCL waits for a missing rank in a call without a deadline",
-        tests=(Selection("0", "nccl/test_launch_facts.py", "needs_few_settings"),),
+        tests=(Selection("0", "nccl/test_discovery.py", "needs_few_settings"),),
     ),
     Mutant(
         name="buffers-of-captures-registered",
-        file=FACTS,
+        file=DISCOVERY,
         old='        "NCCL_GRAPH_REGISTER": "0",\n',
         new="",
         why="a capture spins for ever where one rank of a node has left the block",
-        tests=(Selection("0", "nccl/test_launch_facts.py", "needs_few_settings"),),
+        tests=(Selection("0", "nccl/test_discovery.py", "needs_few_settings"),),
     ),
 )

@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant(
         name="nan-is-applied",
         file=AGREEMENT,
-        old="            keys = {}\n",
+        old="            counts = {}\n",
         new="            pass\n",
         why="a step with NaN spoils the weights though it was to be skipped",
         tests=(THREADS,),
@@ -135,8 +135,8 @@ MUTANTS = (
     Mutant(
         name="first-of-several-values-alone",
         file=BATCH,
-        old="                kernels.combine(select(arrays, indices), flat, op)\n",
-        new="                kernels.combine(select(arrays, indices)[:1], flat, op)\n",
+        old="            kernels.combine(select(arrays, indices), flat, ",
+        new="            kernels.combine(select(arrays, indices)[:1], flat, ",
         why="the other values of a key are not added",
         tests=(THREADS,),
     ),
@@ -199,7 +199,7 @@ MUTANTS = (
     Mutant(
         name="uneven-leaver-misses-updates",
         file=AGREEMENT,
-        old=" for number in agreed.buckets]\n",
+        old=" for number in numbers]\n",
         new=" for number in ()]\n",
         why="ranks wait for each other in an uneven block on the root",
         tests=(THREADS,),

@@ -20,12 +20,20 @@ MUTANTS = (
     Mutant(
         name="collectives-counted-while-somebody-listens",
         file=REDUCTION,
-        old="        events.sequence += 1\n        if not events.heard:\n"
+        old="        events.sequence += 1\n        if not events.listeners:\n"
         "            return collective.launch(apply)\n",
-        new="        if not events.heard:\n            return collective.launch(apply)\n"
+        new="        if not events.listeners:\n            return collective.launch(apply)\n"
         "        events.sequence += 1\n",
         why="events of ranks with instruments of different age cannot be matched",
         tests=(RANKS,),
+    ),
+    Mutant(
+        name="bytes-of-the-array-taken-for-sent-bytes",
+        file=REDUCTION,
+        old="        return events.launch(start, span.label, nbytes, collective.wire_bytes)\n",
+        new="        return events.launch(start, span.label, nbytes, nbytes)\n",
+        why="a rank alone reports traffic",
+        tests=(Selection("0", "unit/engine/test_reduction.py"), RANKS),
     ),
     Mutant(
         name="published-values-not-counted",
@@ -98,8 +106,8 @@ MUTANTS = (
     Mutant(
         name="no-times-of-several-nodes",
         file=REDUCTIONS,
-        old="            return launch(steps, plan.call, arrivals=reduction.slot.arrivals)\n",
-        new="            return launch(steps, plan.call)\n",
+        old="                arrivals=arrivals,\n",
+        new="",
         why="no rank is reported as late in a job of several nodes",
         tests=(NODES,),
     ),

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant, Selection
 
 FLIGHT = "ncclkv/comm/nccl/progress.py"
 GRAPH = "ncclkv/comm/nccl/graph.py"
+LIFETIME = "ncclkv/comm/nccl/lifetime.py"
 
 STORE = "ranks/test_gpu_store.py"
 
@@ -40,7 +41,7 @@ MUTANTS = (
         return ready, event""",
         why="a pull reads weights that are still being updated",
         tests=(
-            Selection("2", "nccl/test_contract_pushpull.py", "arrays and 2"),
+            Selection("2", "nccl/test_standin_pushpull.py", "arrays and 2"),
             Selection("3b", STORE, "every_optimizer_push and every_rank", ranks=2),
         ),
     ),
@@ -54,15 +55,15 @@ MUTANTS = (
             apply()""",
         why="an update runs before its sum has come",
         tests=(
-            Selection("2", "nccl/test_contract_pushpull.py", "arrays and 2"),
+            Selection("2", "nccl/test_standin_pushpull.py", "arrays and 2"),
             Selection("3b", STORE, "a_push_before_the_group and every_rank", ranks=2),
         ),
     ),
     Mutant(
         name="buffers-not-kept",
         file=FLIGHT,
-        old="(*kept, apply), what)",
-        new="(), what)",
+        old="self._work(self._put(what, enqueue, apply), objects, what)",
+        new="self._work(self._put(what, enqueue, apply), (), what)",
         why="memory of a collective in flight is given to others",
         tests=(Selection("2", "nccl/test_nccl_buffers.py", "kept_until"),),
     ),
@@ -72,7 +73,7 @@ MUTANTS = (
         old="            self._streams.wait(current, self._streams.record(self._last))\n",
         new="            pass\n",
         why="a call on a new stream of the user's overtakes the call before it",
-        tests=(Selection("2", "nccl/test_contract_keeping.py", "another_stream"),),
+        tests=(Selection("2", "nccl/test_standin_memory_in_use.py", "another_stream"),),
     ),
     Mutant(
         name="copies-not-kept",
@@ -80,16 +81,16 @@ MUTANTS = (
         old="self._streams.record(self._streams.current()), objects)",
         new="self._streams.record(self._streams.current()), ())",
         why="a copy that a group made is freed while another stream reads it",
-        tests=(Selection("2", "nccl/test_contract_keeping.py", "another_stream"),),
+        tests=(Selection("2", "nccl/test_standin_memory_in_use.py", "another_stream"),),
     ),
     Mutant(
         name="queue-not-waited-for",
         file=FLIGHT,
-        old="            self.hold_current(streams.record(stream))\n",
+        old="            streams.wait(streams.current(), streams.record(stream))\n",
         new="            pass\n",
         why="the caller's stream overtakes what was queued behind the collectives",
         tests=(
-            Selection("2", "nccl/test_contract_store.py", "updaters and 3 and every_rank"),
+            Selection("2", "nccl/test_standin_store.py", "updaters and 3 and every_rank"),
             Selection("3b", STORE, "a_function_gets_the_same_sums and every_rank", ranks=2),
         ),
     ),
@@ -112,7 +113,7 @@ MUTANTS = (
     Mutant(
         name="calls-never-compared",
         file=FLIGHT,
-        old="            self._order_check.submit(what)\n",
+        old="                self._order_check.submit(what)\n",
         new="",
         why="ranks that call different things mix up their numbers or hang",
         tests=(Selection("2", "nccl/test_mismatch.py", "share_no_bucket"),),
@@ -120,8 +121,8 @@ MUTANTS = (
     Mutant(
         name="complete-works-never-dropped",
         file=FLIGHT,
-        old="            self.drop_complete()\n            self._order_check.submit(what)",
-        new="            self._order_check.submit(what)",
+        old="            try:\n                self._lifetime.drop_complete()\n",
+        new="            try:\n",
         why="a loop of pushes without a wait keeps every event and buffer for ever",
         tests=(Selection("2", "nccl/test_in_flight.py", "dropped_by_later_launches"),),
     ),
@@ -131,12 +132,12 @@ MUTANTS = (
         old="deadline = self._diagnosis.begin(limit)",
         new="deadline = self._diagnosis.begin(1e9)",
         why="a wait for a rank that never comes has no end",
-        tests=(Selection("2", "nccl/test_nccl_failures.py", "nobody_joins and False"),),
+        tests=(Selection("2", "nccl/test_nccl_failures.py", "no_rank_joins and False"),),
     ),
     Mutant(
         name="no-look-while-waiting",
         file=FLIGHT,
-        old="                    self._diagnosis.check(self.handle, deadline, work)\n",
+        old="                    self._diagnosis.check(deadline, work)\n",
         new="                    pass\n",
         why="a wait for a rank that left, or for an error of NCCL's, has no end",
         tests=(Selection("2", "nccl/test_nccl_failures.py", "leaves_is_named"),),
@@ -144,10 +145,10 @@ MUTANTS = (
     Mutant(
         name="launches-not-watched",
         file=FLIGHT,
-        old="            self.watch()\n",
+        old="            self.background.watch()\n",
         new="",
         why="nobody looks while a program waits by CuPy, and it waits for ever",
-        tests=(Selection("2", "nccl/test_watched.py", "it_looks_from_a_launch and False"),),
+        tests=(Selection("2", "nccl/test_watched_waits.py", "checks_from_a_launch and False"),),
     ),
     Mutant(
         name="settings-left-out-of-a-capture",
@@ -159,54 +160,43 @@ MUTANTS = (
     ),
     Mutant(
         name="no-abort-at-a-failure",
-        file=FLIGHT,
-        old="                    self._binding.abort(handle)\n",
+        file=LIFETIME,
+        old="                    self.binding.abort(handle)\n",
         new="                    pass\n",
         why="kernels of a broken communicator hold the GPU for ever",
         tests=(Selection("2", "nccl/test_nccl_failures.py", "leaves_is_named"),),
     ),
     Mutant(
         name="graphs-after-destroy",
-        file=FLIGHT,
-        old="""\
-            self.graphs.free()
-            self.dropped.forget()
-            self._binding.destroy(handle)""",
-        new="""\
-            self.dropped.forget()
-            self._binding.destroy(handle)
-            self.graphs.free()""",
+        file=LIFETIME,
+        old="            self.binding.destroy(self._end())\n",
+        new="            self.binding.destroy(self.handle)\n            self._end()\n",
         why="NCCL waits for ever for graphs that are freed afterwards",
         tests=(Selection("2", "nccl/test_capture_ends.py", "close_frees and every_rank"),),
     ),
     Mutant(
         name="graphs-kept-at-an-abort",
-        file=FLIGHT,
-        old="""\
-            self.graphs.free()
-            self.dropped.forget()
-            if handle is not None:""",
-        new="""\
-            self.dropped.forget()
-            if handle is not None:""",
+        file=LIFETIME,
+        old="at_end: list[Callable[[], object]] = [self.graphs.free]",
+        new="at_end: list[Callable[[], object]] = []",
         why="NCCL's abort waits for ever for graphs that nobody frees",
         tests=(Selection("2", "nccl/test_capture_ends.py", "end_of_the_process"),),
     ),
     Mutant(
         name="graph-keeps-no-buffers",
-        file=FLIGHT,
-        old="        graph.keep_alive(*kept, apply)\n",
+        file=GRAPH,
+        old="        self.keep_alive(*kept)\n",
         new="",
         why="a replay reads and writes memory that has been given to others",
         tests=(Selection("2", "nccl/test_in_flight.py", "keeps_the_arrays"),),
     ),
     Mutant(
         name="replay-keeps-no-graph",
-        file=GRAPH,
-        old="lambda _, stream: self._run(stream), None, self)",
-        new="lambda _, stream: self._run(stream), None)",
+        file=FLIGHT,
+        old="lambda _, stream: graph.enqueue(stream), None, graph)",
+        new="lambda _, stream: graph.enqueue(stream), None)",
         why="a step that is dropped in flight takes its arrays along",
-        tests=(Selection("2", "nccl/test_capture_ends.py", "let_go_of_in_flight and drop"),),
+        tests=(Selection("2", "nccl/test_capture_ends.py", "released_in_flight and drop"),),
     ),
     Mutant(
         name="freed-graph-forgets-what-it-keeps",

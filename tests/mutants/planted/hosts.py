@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.mutants.matrix import COMM, COMM_NODES, COMM_ON_NODES, NODES, PLAIN, RANKS, THREADS
 from tests.mutants.mutant import Mutant, Selection
 
-ALGORITHMS = "ncclkv/comm/messages/algorithms.py"
 ALLOCATOR = "ncclkv/comm/shm/allocator.py"
 ALLREDUCE = "ncclkv/comm/shm/allreduce.py"
 BROADCAST = "ncclkv/comm/shm/broadcast.py"
@@ -16,8 +15,9 @@ HEADER = "ncclkv/comm/shm/header.py"
 HIERARCHICAL = "ncclkv/comm/shm/hierarchical.py"
 KERNELS_REDUCE = "ncclkv/kernels/host/reduce.py"
 OPTIMIZER = "ncclkv/optimizer/base.py"
+PROGRESS = "ncclkv/comm/messages/progress.py"
 SMALL = "ncclkv/comm/shm/small_allreduce.py"
-TWO_STEP = "ncclkv/comm/messages/two_step.py"
+TWO_STEP = "ncclkv/comm/two_step.py"
 
 MUTANTS = (
     Mutant(
@@ -97,16 +97,16 @@ MUTANTS = (
     ),
     Mutant(
         name="update-of-later-pieces-at-the-beginning",
-        file=ALGORITHMS,
-        old="None if apply is None else _shifted(apply, lo)\n",
-        new="apply\n",
+        file=TWO_STEP,
+        old="    return [(part[0] + lo, part[0] + hi) for lo, hi in ranges]\n",
+        new="    return [*ranges]\n",
         why="long arrays are updated at their beginning alone",
         tests=(COMM,),
     ),
     Mutant(
         name="own-slice-alone-is-updated",
         file=TWO_STEP,
-        old=("        if apply is not None:\n            apply(*bounds[peer])\n"),
+        old="        if apply is not None:\n            apply(*share)\n",
         new="        pass\n",
         why="most of a long array is not updated",
         tests=(COMM,),
@@ -136,7 +136,7 @@ MUTANTS = (
         old='        summed = "sum" if op == "avg" else op\n',
         new="        summed = op\n",
         why="averages over several nodes are too small",
-        tests=(NODES,),
+        tests=(COMM_ON_NODES,),
     ),
     Mutant(
         name="sums-of-nodes-rounded",
@@ -144,10 +144,7 @@ MUTANTS = (
         old="np.empty(count, working_dtype(dtype))\n",
         new="np.empty(count, dtype)\n",
         why="16-bit sums are rounded once a node",
-        tests=(
-            NODES,
-            COMM_NODES,
-        ),
+        tests=(COMM_NODES,),
     ),
     Mutant(
         name="average-over-nodes",
@@ -184,8 +181,8 @@ MUTANTS = (
     Mutant(
         name="rows-behind-the-own-not-shown",
         file=GATHER,
-        old="        half[after] = own[after]\n",
-        new="        pass\n",
+        old="            if len(self._rows[0]) == 1 or number not in self._reads:\n",
+        new="            if len(self._rows[0]) == 1 or number < self._reads[0]:\n",
         why="parts of ranks without shared memory are garbage",
         tests=(COMM,),
     ),
@@ -208,9 +205,65 @@ MUTANTS = (
     Mutant(
         name="sum-over-the-other-nodes-kept-here",
         file=HIERARCHICAL,
-        old="        self._root_node = roots[0] if roots else None\n",
-        new="        self._root_node = 0\n",
+        old="        return EVERYONE\n",
+        new="        return Root(0)\n",
         why="nodes other than the first have only their own sums",
         tests=(NODES,),
+    ),
+    Mutant(
+        name="other-parts-on-a-node-unseen",
+        file=HEADER,
+        old="    parts = _checksum(np.diff(bounds))\n",
+        new="    parts = -1\n",
+        why="ranks that cut an array differently add up each other's parts",
+        tests=(COMM,),
+    ),
+    Mutant(
+        name="lengths-of-parts-unseen",
+        file=HEADER,
+        old="check(call._replace(nbytes=nbytes[index]), local[0], node.rank, peer, words)",
+        new="pass",
+        why="a rank reads more of a neighbour's array than there is",
+        tests=(COMM,),
+    ),
+    Mutant(
+        name="then-before-the-messages",
+        file=PROGRESS,
+        old="    yield from steps\n    if then is not None:\n        then()\n",
+        new="    if then is not None:\n        then()\n    yield from steps\n",
+        why="what follows a collective reads arrays that are not complete",
+        tests=(COMM,),
+    ),
+    Mutant(
+        name="sums-of-owners-kept-between-nodes",
+        file=GATHER,
+        old="            total.finish(block, 0, hi - lo)\n",
+        new="            pass\n",
+        why="parts of owners on several nodes stay as they were",
+        tests=(COMM_ON_NODES, COMM_NODES),
+    ),
+    Mutant(
+        name="own-part-updated-at-the-beginning",
+        file=GATHER,
+        old="            apply(first + lo, first + hi)\n",
+        new="            apply(lo, hi)\n",
+        why="every owner updates the first part",
+        tests=(COMM,),
+    ),
+    Mutant(
+        name="sums-of-owners-sent-on",
+        file=TWO_STEP,
+        old="            yield Round(shares, sends_on=False)\n",
+        new="            yield Round(shares, sends_on=True)\n",
+        why="a part is written over by those of other ranks",
+        tests=(COMM,),
+    ),
+    Mutant(
+        name="own-sums-not-counted-as-sent",
+        file=TWO_STEP,
+        old="                sent += own[1] - own[0]\n",
+        new="                pass\n",
+        why="a rank reports half of the bytes that it sends",
+        tests=(Selection("0", "unit/comm/test_two_step.py"),),
     ),
 )

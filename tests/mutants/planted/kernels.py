@@ -86,7 +86,7 @@ MUTANTS = (
         old="        cupy.cuda.Device(device).use()\n",
         new="",
         why="arrays of every rank of a node lie on its first GPU",
-        tests=(Selection("0", "nccl/test_cuda_facts.py", "facts_are_those"),),
+        tests=(Selection("0", "nccl/test_device_discovery.py", "facts_are_those"),),
     ),
     Mutant(
         name="no-memory-in-cupy-s-words",
@@ -123,7 +123,7 @@ MUTANTS = (
         old='    argument["size"] = array.size\n',
         new='    argument["size"] = array.nbytes\n',
         why="numbers behind an array, of another key or of nobody, are taken for its own",
-        tests=(Selection("3", "nccl/test_kernels_as_cpp.py", "every_place_is_looked_at"),),
+        tests=(Selection("3", "nccl/test_kernels_as_cpp.py", "every_element_is_searched"),),
     ),
     Mutant(
         name="step-ignores-its-flag",
@@ -144,7 +144,7 @@ MUTANTS = (
     Mutant(
         name="scalars-of-the-first-launch",
         file=KERNELS,
-        old='argument["scalars"] = scalars.data.ptr + row * scalars.strides[0]',
+        old='argument["scalars"] = scalars.data.ptr + pieces.start * scalars.strides[0]',
         new='argument["scalars"] = scalars.data.ptr',
         why="keys beyond the 128th of a bucket are updated with the numbers of others",
         tests=(Selection("3", "nccl/test_kernels_as_cpp.py", "rows_of_their_own"),),
@@ -164,7 +164,7 @@ MUTANTS = (
         new="            pass\n        part.copy_in(",
         why="a push overwrites gradients that a collective still reads",
         tests=(
-            Selection("2", "nccl/test_contract_store.py", "every_optimizer_push and 3-root"),
+            Selection("2", "nccl/test_standin_store.py", "every_optimizer_push and 3-root"),
             Selection("3b", STORE, "every_optimizer_push and every_rank", ranks=2),
         ),
     ),
@@ -182,11 +182,11 @@ MUTANTS = (
     Mutant(
         name="flag-of-a-flush-not-reset",
         file=FLAGGED,
-        old="        kernels.fill(self.skip_flag, 0)\n",
+        old="        kernels.fill(self._skip_flag, 0)\n",
         new="",
         why="after one NaN no step is made any more",
         tests=(
-            Selection("2", "nccl/test_flagged.py", "hear_of_it_when"),
+            Selection("2", "nccl/test_nonfinite.py", "raise_when_they_wait"),
             Selection("3b", STORE, "nan_raises_on_every_rank and every_rank", ranks=2),
         ),
     ),
@@ -194,14 +194,14 @@ MUTANTS = (
         name="flag-of-a-flush-not-agreed-on",
         file=FLAGGED,
         old="""\
-        work = self._comm.allreduce(self.skip_flag, self.skip_flag, "max")
-        work.label = "whether NaN or infinity was pushed"
+        work = self._comm.allreduce(self._skip_flag, self._skip_flag, "max")
+        work.label = "the check for NaN and infinity"
         work.wait()
 """,
         new="",
         why="the rank with NaN leaves a step out, and the others make it",
         tests=(
-            Selection("2", "nccl/test_flagged.py", "hear_of_it_when"),
+            Selection("2", "nccl/test_nonfinite.py", "raise_when_they_wait"),
             Selection("3b", STORE, "nan_raises_on_every_rank and every_rank", ranks=2),
         ),
     ),

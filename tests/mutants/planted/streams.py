@@ -56,10 +56,10 @@ MUTANTS = (
         file=STREAMS,
         old="""\
                 with self._cuda.Device(self._device):
-                    # The""",
+                    # Non-b""",
         new="""\
                 with suppress():
-                    # The""",
+                    # Non-b""",
         why="a capture on another GPU than the communicator's",
         tests=(Selection("0", "nccl/test_cuda_devices.py", "of_its_device"),),
     ),

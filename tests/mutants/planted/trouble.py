@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant, Selection
 
-ACCORD = "ncclkv/comm/nccl/order_check.py"
+ORDER_CHECK = "ncclkv/comm/nccl/order_check.py"
 WAITING = "ncclkv/comm/nccl/waiting.py"
 CREATION = "ncclkv/comm/nccl/creation.py"
 DIAGNOSIS = "ncclkv/comm/nccl/diagnosis.py"
-FLIGHT = "ncclkv/comm/nccl/progress.py"
-DROPPED = "ncclkv/comm/nccl/dropped.py"
-GUARD = "ncclkv/comm/nccl/guard.py"
-IN_FLIGHT = "ncclkv/comm/nccl/launched.py"
+BACKGROUND = "ncclkv/comm/nccl/background.py"
+LIFETIME = "ncclkv/comm/nccl/lifetime.py"
 CTYPES_BINDING = "ncclkv/comm/nccl/ctypes_binding.py"
 WATCHER = "ncclkv/comm/nccl/watcher.py"
 
 MUTANTS = (
     Mutant(
         name="a-barrier-for-each-bucket",
-        file=ACCORD,
+        file=ORDER_CHECK,
         old="        if self._peers.digest.value == self._submitted:\n            return\n",
         new="",
         why="each bucket costs a barrier of the hosts",
-        tests=(Selection("2", "nccl/test_contract_pushpull.py", "views and 2"),),
+        tests=(Selection("2", "nccl/test_standin_pushpull.py", "views and 2"),),
     ),
     Mutant(
         name="errors-of-nccl-ignored",
@@ -34,8 +32,8 @@ MUTANTS = (
     ),
     Mutant(
         name="failure-does-not-break",
-        file=GUARD,
-        old="                self._progress.fail(error)\n",
+        file=LIFETIME,
+        old="                self.fail(error)\n",
         new="                pass\n",
         why="a communicator goes on after a rank was lost, with other numbers on each rank",
         tests=(Selection("2", "nccl/test_nccl_failures.py", "failure_among_the_hosts"),),
@@ -59,8 +57,8 @@ MUTANTS = (
     Mutant(
         name="lost-rank-not-noticed-at-a-creation",
         file=CREATION,
-        old="    if departed:\n",
-        new="    if False:\n",
+        old="        raise lost\n",
+        new="        pass\n",
         why="where a creation fails on one rank the others wait for 300 s",
         tests=(Selection("2", "nccl/test_launch_ranks.py", "cannot_join_is_named"),),
     ),
@@ -76,7 +74,7 @@ MUTANTS = (
         name="failure-among-the-hosts-is-theirs-alone",
         file="ncclkv/comm/nccl/communicator.py",
         old="""\
-        with self._progress.guard:
+        with self._lifetime:
             return self._control.allgather(item, label)""",
         new="        return self._control.allgather(item, label)",
         why="collectives go on where the hosts have lost each other",
@@ -92,9 +90,9 @@ MUTANTS = (
     ),
     Mutant(
         name="calls-not-compared-while-waiting",
-        file=ACCORD,
-        old="        if calls is None:\n            return None\n",
-        new="        return None\n",
+        file=DIAGNOSIS,
+        old="        if self._calls is not None:\n            self._compare",
+        new="        if False:\n            self._compare",
         why="ranks that call different things wait for each other to the deadline",
         tests=(Selection("2", "nccl/test_mismatch.py", "fewer_steps-root-2"),),
     ),
@@ -108,7 +106,7 @@ MUTANTS = (
     ),
     Mutant(
         name="last-error-hides-the-first",
-        file=FLIGHT,
+        file=LIFETIME,
         old="self.failure = self.failure or again(error)",
         new="self.failure = again(error)",
         why="a user reads of a consequence and not of the cause",
@@ -116,7 +114,7 @@ MUTANTS = (
     ),
     Mutant(
         name="failure-keeps-its-frames",
-        file=FLIGHT,
+        file=LIFETIME,
         old="self.failure = self.failure or again(error)",
         new="self.failure = self.failure or error",
         why="every store that failed keeps its buckets",
@@ -124,9 +122,9 @@ MUTANTS = (
     ),
     Mutant(
         name="ended-communicator-kept-by-its-finalizer",
-        file=FLIGHT,
-        old="            self.dropped.forget()\n            if handle is not None:\n",
-        new="            if handle is not None:\n",
+        file=BACKGROUND,
+        old="        self._lifetime.at_end.append(finalizer.detach)\n",
+        new="",
         why="every store that failed with work in flight keeps its buckets",
         tests=(Selection("3b", "nccl/emulated/test_stores_in_a_loop.py", "failed"),),
     ),
@@ -172,26 +170,26 @@ MUTANTS = (
     ),
     Mutant(
         name="watcher-s-clock-stands-still",
-        file=IN_FLIGHT,
+        file=BACKGROUND,
         old="            self._deadline.tick()\n",
         new="",
         why="a wait by CuPy has no deadline",
-        tests=(Selection("2", "nccl/test_watched.py", "deadline_counts"),),
+        tests=(Selection("2", "nccl/test_watched_waits.py", "deadline_counts"),),
     ),
     Mutant(
         name="watcher-looks-in-a-capture",
-        file=IN_FLIGHT,
-        old="        if self._progress.graphs.recording is not None:",
+        file=BACKGROUND,
+        old="        if self._lifetime.graphs.recording is not None:",
         new="        if False:",
         why="a capture is spoilt now and then, by the watcher",
-        tests=(Selection("2", "nccl/test_watched.py", "looked_at_in_a_capture"),),
+        tests=(Selection("2", "nccl/test_watched_waits.py", "looked_at_in_a_capture"),),
     ),
     Mutant(
         name="dropped-store-freed-in-flight",
-        file=DROPPED,
+        file=BACKGROUND,
         old="        if idle and self._is_dropped",
         new="        if self._is_dropped",
         why="a store that is dropped after its last push loses that push",
-        tests=(Selection("2", "nccl/test_dropped.py", "nobody_looks"),),
+        tests=(Selection("2", "nccl/test_dropped_communicators.py", "without_a_watcher"),),
     ),
 )

@@ -25,7 +25,7 @@ SAID = {
 
 
 def lose(way: str, wait: str, mark: Path, run: bool) -> Ended:
-    ended = jobs.start("lost.py", way, wait, ranks=RANKS, mark=mark, limit=25, run=run)
+    ended = jobs.start("lost_ranks.py", way, wait, ranks=RANKS, mark=mark, limit=25, run=run)
     assert ended.code != 0, ended.out
     assert ended.seconds < stretched(15), f"{ended.out}\n{ended.err}"
     return ended

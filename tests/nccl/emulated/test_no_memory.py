@@ -35,7 +35,7 @@ One more outcome is allowed, which is one of `MORE`: CuPy may use memory that it
 """
 MORE = [BROKEN, ("passed", "", "goes on")]
 
-SAID = ("rank 1 left while ", "it said: CommAborted: rank 1 of 2: ", "interrupted by OutOfMemory")
+SAID = ("rank 1 left while ", "farewell: CommAborted: rank 1 of 2: ", "interrupted by OutOfMemory")
 
 
 @dataclass
@@ -90,7 +90,7 @@ def test_the_other_rank_goes_on_or_is_told_at_once(verb: str, found: dict[int, l
         if then == "goes on" or verb == "set_optimizer":  # raised by the next call
             assert line.outcome == "passed", line
         elif verb == "capture":
-            assert "rank 1 fails with OutOfMemory: device 1 has no memory" in line.outcome
+            assert "rank 1 raises OutOfMemory: device 1 has no memory" in line.outcome
         else:
             assert line.outcome.startswith("RankLost: "), line
             assert all(words in line.outcome for words in SAID), line

@@ -49,7 +49,7 @@ def test_a_device_that_stops_is_named_among_several_ranks(tmp_path: Path) -> Non
     assert ended.code != 0
     seconds, kind, text = outcomes[1]
     assert kind == "CommTimeout"
-    assert "for the device, which has not done what this rank gave it before" in text
+    assert "for the device, which has not completed this rank's earlier work" in text
     assert seconds < DEADLINE + 10 + stretched(2.0)
     assert "rank 1 on " in at_the_deadline(outcomes[0])
 
@@ -116,5 +116,5 @@ def test_a_rank_that_leaves_its_store_open_says_why(tmp_path: Path) -> None:
     seconds, kind, text = outcomes[0]
     assert kind == "RankLost"
     assert seconds < stretched(4.0)  # the rank exits 1.2 s after its error
-    assert "it said: its process ended without closing the store, after CommAborted: " in text
+    assert "farewell: its process ended without closing the store, after CommAborted: " in text
     assert "ncclSystemError" in text

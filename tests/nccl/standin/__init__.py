@@ -6,9 +6,9 @@ carry it out in host memory. So a program that passes has made correct calls, in
 correct on any device. They prove nothing about NCCL itself.
 """
 
-from tests.nccl.standin.contract import ContractBroken, Died
+from tests.nccl.standin.errors import Died, RefusedByStandIn
 from tests.nccl.standin.faults import Faults
 from tests.nccl.standin.log import HEADER
-from tests.nccl.standin.rank import Seat, run_seats
+from tests.nccl.standin.worker import Worker, run_on_standin
 
-__all__ = ["HEADER", "ContractBroken", "Died", "Faults", "Seat", "run_seats"]
+__all__ = ["HEADER", "RefusedByStandIn", "Died", "Faults", "Worker", "run_on_standin"]

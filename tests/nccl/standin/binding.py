@@ -10,8 +10,8 @@ from ncclkv.comm.nccl.binding import connect
 from ncclkv.errors import CommError
 from tests.nccl.standin.calls import TO_ONE, Call, Placed, check_group, place
 from tests.nccl.standin.collective import Collective
-from tests.nccl.standin.contract import ContractBroken, Died
 from tests.nccl.standin.device import Device
+from tests.nccl.standin.errors import Died, RefusedByStandIn
 from tests.nccl.standin.exchange import Exchange
 from tests.nccl.standin.faults import Faults
 from tests.nccl.standin.handle import Handle
@@ -63,17 +63,17 @@ class RecordingBinding:
         look()
         self._device.check()
         if self._depth:
-            raise ContractBroken(f"create of rank {rank} inside a group")
+            raise RefusedByStandIn(f"create of rank {rank} inside a group")
         if len(unique_id) != 128:
-            raise ContractBroken(f"a unique id has 128 bytes, and this one {len(unique_id)}")
+            raise RefusedByStandIn(f"a unique id has 128 bytes, and this one {len(unique_id)}")
         if unique_id in self._used:
-            raise ContractBroken(f"create of rank {rank} with a unique id that was used before")
+            raise RefusedByStandIn(f"create of rank {rank} with a unique id that was used before")
         self._used.add(unique_id)
         host = self._take(size, rank)
         ids = host.control.allgather(unique_id, "create")
         for other, theirs in enumerate(ids):
             if theirs != unique_id:
-                raise ContractBroken(f"rank {rank} and rank {other} create with different ids")
+                raise RefusedByStandIn(f"rank {rank} and rank {other} create with different ids")
         handle = Handle(f"communicator {len(self._handles)}", host, self._faults.absent_from)
         self._handles.append(handle)
         self._device.log.add(f"create {handle.name}, rank {rank} of {size}")
@@ -85,7 +85,7 @@ class RecordingBinding:
             if (host.size, host.rank) == (size, rank):
                 self._offered.remove(host)
                 return host
-        raise ContractBroken(f"create as rank {rank} of {size}: there is no such group of ranks")
+        raise RefusedByStandIn(f"create as rank {rank} of {size}: there is no such group of ranks")
 
     def connect(
         self, comm: Handle, peers: Sequence[int], scratch: tuple[int, int], stream: int
@@ -98,17 +98,17 @@ class RecordingBinding:
         self._device.log.add(f"destroy {comm.name}")
         comm.check_graphs("destroy")
         if comm.completed < comm.launched:
-            raise ContractBroken(f"destroy of {comm.name} on rank {comm.rank}, which is not idle")
+            raise RefusedByStandIn(f"destroy of {comm.name} on rank {comm.rank}, which is not idle")
         comm.ended = "destroyed"
         try:
             comm.host.control.barrier("destroy")
         except CommError as error:
-            raise ContractBroken(f"destroy of {comm.name} without every rank: {error}") from error
+            raise RefusedByStandIn(f"destroy of {comm.name} without every rank: {error}") from error
         comm.host.close()
 
     def abort(self, comm: Handle) -> None:
         if comm.ended:
-            raise ContractBroken(
+            raise RefusedByStandIn(
                 f"abort of {comm.name} on rank {comm.rank}, which was {comm.ended}"
             )
         self._device.log.add(f"abort {comm.name}")
@@ -131,7 +131,7 @@ class RecordingBinding:
 
     def group_end(self) -> None:
         if not self._depth:
-            raise ContractBroken("group_end without a group_start")
+            raise RefusedByStandIn("group_end without a group_start")
         self._device.log.add("group_end")
         self._depth -= 1
         if not self._depth:
@@ -193,7 +193,7 @@ class RecordingBinding:
         placed = place(call, self._device.memory, comm.rank, comm.size)
         self._device.log.add(placed.line(self._device.name(call.stream)))
         if call.kind in TO_ONE and (not self._depth or call.root == comm.rank):
-            raise ContractBroken(
+            raise RefusedByStandIn(
                 f"{call} on rank {comm.rank}: a message goes to another rank, in a group with what "
                 f"comes back, or both ends wait for ever"
             )

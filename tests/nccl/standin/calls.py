@@ -9,8 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tests.nccl.standin.contract import ContractBroken
 from tests.nccl.standin.device import DEFAULT_STREAM
+from tests.nccl.standin.errors import RefusedByStandIn
 from tests.nccl.standin.memory import Memory
 from tests.nccl.standin.order import Span
 
@@ -86,7 +86,7 @@ class Placed:
 def dtype_of(call: Call) -> np.dtype[Any]:
     """Return the dtype of a call's number."""
     if not 0 <= call.dtype < len(DTYPES):
-        raise ContractBroken(f"{call.kind}: dtype {call.dtype} is none of NCCL's, 0 to 11")
+        raise RefusedByStandIn(f"{call.kind}: dtype {call.dtype} is none of NCCL's, 0 to 11")
     return DTYPES[call.dtype]
 
 
@@ -94,7 +94,7 @@ def place(call: Call, memory: Memory, rank: int, size: int) -> Placed:
     """Find a call's memory, and refuse errors that NCCL would not detect."""
     check_codes(call, size)
     if call.stream == DEFAULT_STREAM:
-        raise ContractBroken(f"{call} is on the default stream, 0; give it a stream of its own")
+        raise RefusedByStandIn(f"{call} is on the default stream, 0; give it a stream of its own")
     part = call.count * dtype_of(call).itemsize
     sent = part * (size if call.kind in SENT_BY_ALL else 1)
     whole = part * (size if call.kind in RECEIVED_FROM_ALL else 1)
@@ -111,19 +111,19 @@ def check_codes(call: Call, size: int) -> None:
     """Refuse numbers without a meaning."""
     dtype_of(call)
     if call.op is not None and not 0 <= call.op < len(OPS):
-        raise ContractBroken(f"{call.kind}: op {call.op} is none of NCCL's, 0 to 4")
+        raise RefusedByStandIn(f"{call.kind}: op {call.op} is none of NCCL's, 0 to 4")
     if call.op is not None and call.dtype > 9:
-        raise ContractBroken(f"{call}: the stand-in moves 8-bit floats, and reduces none")
+        raise RefusedByStandIn(f"{call}: the stand-in moves 8-bit floats, and reduces none")
     if call.root is not None and not 0 <= call.root < size:
-        raise ContractBroken(f"{call}: the root is none of {size} ranks")
+        raise RefusedByStandIn(f"{call}: the root is none of {size} ranks")
     if call.count < 0:
-        raise ContractBroken(f"{call}: the count is negative")
+        raise RefusedByStandIn(f"{call}: the count is negative")
 
 
 def find(call: Call, memory: Memory, address: int, nbytes: int, writes: bool) -> Span:
     """Return the bytes of one buffer of a call, which must lie in one live allocation."""
     if nbytes and address % dtype_of(call).itemsize:
-        raise ContractBroken(f"{call}: the address {address:#x} is not a multiple of an element")
+        raise RefusedByStandIn(f"{call}: the address {address:#x} is not a multiple of an element")
     allocation, offset = memory.find(address, nbytes, str(call))
     return Span(allocation, offset, offset + nbytes, writes)
 
@@ -135,7 +135,7 @@ def check_in_place(placed: Placed, rank: int, part: int) -> None:
         return
     shift = {"reduce_scatter": rank * part, "all_gather": -rank * part}.get(call.kind, 0)
     if receive.lo - send.lo != shift:
-        raise ContractBroken(
+        raise RefusedByStandIn(
             f"{call}: receive begins {receive.lo - send.lo} bytes after send and overlaps it; on "
             f"rank {rank} it may begin {shift} bytes after it, or must lie apart"
         )
@@ -147,12 +147,12 @@ def check_group(before: Sequence[Placed], new: Placed) -> None:
         for mine in new.spans:
             for theirs in old.spans:
                 if mine.conflicts(theirs):
-                    raise ContractBroken(
+                    raise RefusedByStandIn(
                         f"in one group, which has no order, {old.call} {theirs} and {new.call} "
                         f"{mine}; put them in two groups"
                     )
         if old.call.stream != new.call.stream:
-            raise ContractBroken(
+            raise RefusedByStandIn(
                 f"{new.call} is on another stream than {old.call} of its group: each of the two "
                 f"would wait for all of both; use one"
             )

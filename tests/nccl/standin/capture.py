@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tests.nccl.standin.contract import ContractBroken
+from tests.nccl.standin.errors import RefusedByStandIn
 from tests.nccl.standin.handle import Handle
 from tests.nccl.standin.memory import Allocation
 from tests.nccl.standin.order import Access, Clock, Order, Span
@@ -42,7 +42,7 @@ class CapturedEvent:
         self.clock = clock
 
     def done(self) -> bool:
-        raise ContractBroken(f"{self.what} was recorded in a capture, and cannot be looked at")
+        raise RefusedByStandIn(f"{self.what} was recorded in a capture, and cannot be looked at")
 
 
 class _Apart(Order):
@@ -93,7 +93,7 @@ class Capture:
     def wait(self, stream: int, event: Any) -> None:
         """Add a stream to the capture, or order its work after an event."""
         if not isinstance(event, CapturedEvent) or event.capture is not self:
-            raise ContractBroken(
+            raise RefusedByStandIn(
                 f"{self._device.name(stream)} is captured, and cannot wait for {event.what}, which "
                 f"was recorded outside of the capture"
             )
@@ -106,7 +106,7 @@ class Capture:
         joined = self._order.clock(self._origin)
         for stream in self._streams - {self._origin}:
             if self._order.clock(stream).get(stream, 0) > joined.get(stream, 0):
-                raise ContractBroken(
+                raise RefusedByStandIn(
                     f"the capture ended while {self._device.name(stream)} was not joined to "
                     f"{self._device.name(self._origin)}; let that wait for an event at its end"
                 )
@@ -138,7 +138,7 @@ class RecordedGraph:
         """Put all work on one stream, in the recorded order."""
         device = self._device
         if device.capture is not None:
-            raise ContractBroken(f"launch of {self.name} inside a capture")
+            raise RefusedByStandIn(f"launch of {self.name} inside a capture")
         for handle in self._handles:
             handle.check(f"launch of {self.name}, with a collective")
         for node in self._nodes:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.nccl.standin.calls import OPS, Placed, dtype_of
-from tests.nccl.standin.contract import ContractBroken
+from tests.nccl.standin.errors import RefusedByStandIn
 from tests.nccl.standin.handle import Handle
 from tests.nccl.standin.memory import POISON
 from tests.nccl.standin.operation import Operation
@@ -45,7 +45,7 @@ class Collective(Operation):
         texts = [row.tobytes().decode().strip() for row in self._calls.reshape(-1, _TEXT_BYTES)]
         for rank, text in enumerate(texts):
             if text != texts[0]:
-                raise ContractBroken(
+                raise RefusedByStandIn(
                     f"the ranks of {self._handle.name} made different calls: rank 0 call "
                     f"{texts[0]}, rank {rank} call {text}"
                 )

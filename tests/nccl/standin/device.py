@@ -11,15 +11,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ncclkv.comm.messages.progress import ProgressEngine, Steps, StepWork
-from ncclkv.comm.transport import Request
+from ncclkv.comm.messages.progress import ProgressEngine, StepWork
+from ncclkv.comm.transport import Request, Steps
 from ncclkv.errors import CommAborted, CommTimeout
 from tests.nccl.standin.capture import Capture, Node, RecordedGraph
-from tests.nccl.standin.contract import ContractBroken
+from tests.nccl.standin.errors import RefusedByStandIn
 from tests.nccl.standin.handle import Handle
 from tests.nccl.standin.log import CallLog
 from tests.nccl.standin.memory import Allocation, Memory
-from tests.nccl.standin.no_fallback import NoWire
+from tests.nccl.standin.no_fallback import NoFallback
 from tests.nccl.standin.order import HOST, Order, Span
 
 DEFAULT_STREAM = 0
@@ -98,18 +98,18 @@ class Device:
         """Free a stream, whose work must be complete."""
         self.advance(needed=True)
         if left := self.unfinished(stream):
-            raise ContractBroken(f"{self.name(stream)} was freed while it had to do: {left}")
+            raise RefusedByStandIn(f"{self.name(stream)} was freed while it had to do: {left}")
         del self._queues[stream]
 
     def name(self, stream: int) -> str:
         """Return a stream's name in messages and in the log."""
         if stream not in self._queues:
-            raise ContractBroken(f"stream {stream:#x} does not exist, or not any more")
+            raise RefusedByStandIn(f"stream {stream:#x} does not exist, or not any more")
         return self._names[stream]
 
     def _new_progress(self) -> ProgressEngine:
         """Return the progress engine that lets every wait of this thread advance the device."""
-        return ProgressEngine(NoWire(self.rank), self.limit)  # type: ignore[arg-type]
+        return ProgressEngine(NoFallback(self.rank), self.limit)  # type: ignore[arg-type]
 
     def leave(self, nbytes: int | None) -> None:
         """Set the free memory in bytes; None sets no limit."""
@@ -128,7 +128,7 @@ class Device:
     def check(self) -> None:
         """Raise the error of an earlier call again."""
         if self.broken is not None:
-            raise ContractBroken(f"rank {self.rank}: {self.broken}") from self.broken
+            raise RefusedByStandIn(f"rank {self.rank}: {self.broken}") from self.broken
 
     def put(
         self,
@@ -149,7 +149,7 @@ class Device:
         """Begin to record a stream's work."""
         self.check()
         if stream == DEFAULT_STREAM:
-            raise ContractBroken("the default stream, 0, cannot be captured")
+            raise RefusedByStandIn("the default stream, 0, cannot be captured")
         self.refuse("the begin of a capture")
         self.log.add(f"begin to capture {self.name(stream)}")
         self.capture = Capture(self, stream)
@@ -158,7 +158,7 @@ class Device:
         """End the capture, even if it is empty, and return its graph."""
         capture, self.capture = self.capture, None
         if capture is None:
-            raise ContractBroken("the end of a capture that never began")
+            raise RefusedByStandIn("the end of a capture that never began")
         self.check()
         nodes = capture.end()
         self._graphs += 1
@@ -175,7 +175,7 @@ class Device:
     def refuse(self, what: str) -> None:
         """Refuse a call that this thread may not make while it captures."""
         if self.capture is not None:
-            raise ContractBroken(f"{what} inside a capture, which that spoils")
+            raise RefusedByStandIn(f"{what} inside a capture, which that spoils")
 
     def enqueue(self, stream: int, step: Step, spans: Sequence[Span] = ()) -> None:
         """Put work that uses `spans` at the end of a stream."""
@@ -233,7 +233,7 @@ class Device:
             try:
                 self._progress.launch(StepWork(_once(done), self.name(stream))).wait(self.limit)
             except CommTimeout:
-                self.broken = ContractBroken(
+                self.broken = RefusedByStandIn(
                     f"waited {self.limit:g} s for {self.name(stream)}, which still has to do: "
                     f"{self.unfinished(stream)}"
                 )
@@ -245,7 +245,7 @@ class Device:
         early = self.order.unordered(allocation)
         if early and self.broken is None:
             old = early[-1]
-            self.broken = ContractBroken(
+            self.broken = RefusedByStandIn(
                 f"{allocation.name} was freed while {old.what}, which {old.span}, was not known "
                 f"to be done; keep the array until the event after it is"
             )

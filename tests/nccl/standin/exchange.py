@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tests.nccl.standin.calls import Placed
-from tests.nccl.standin.contract import ContractBroken
+from tests.nccl.standin.errors import RefusedByStandIn
 from tests.nccl.standin.handle import Handle
 from tests.nccl.standin.memory import POISON
 from tests.nccl.standin.operation import Operation
@@ -35,7 +35,7 @@ class Exchange(Operation):
             if call.kind != kind or call.root is None:
                 continue
             if call.root in memory:
-                raise ContractBroken(f"two messages in one group for one place: {call}")
+                raise RefusedByStandIn(f"two messages in one group for one place: {call}")
             span = placed.send if kind == "send" else placed.receive
             memory[call.root] = span.allocation.bytes(span.lo, span.hi)
         return memory
@@ -56,7 +56,7 @@ class Exchange(Operation):
         """Refuse receives that differ from their sends, with equal texts on all ranks."""
         sent, received = self._rows[:, 0], self._rows[:, 1]
         for source, target in np.argwhere(sent != received.T):
-            raise ContractBroken(
+            raise RefusedByStandIn(
                 f"rank {source} of {self._handle.name} sends {sent[source, target]} bytes to rank "
                 f"{target}, which receives {received[target, source]}: they made different calls"
             )

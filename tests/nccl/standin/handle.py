@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from ncclkv.comm.base import Communicator
-from tests.nccl.standin.contract import ContractBroken
+from tests.nccl.standin.errors import RefusedByStandIn
 
 
 @dataclass(eq=False)
@@ -52,11 +52,11 @@ class Handle:
     def check(self, what: str) -> None:
         """Refuse use after the end, and use by two threads."""
         if self.ended:
-            raise ContractBroken(
+            raise RefusedByStandIn(
                 f"{what} of {self.name} on rank {self.rank}, which was {self.ended}"
             )
         if threading.get_ident() != self.thread:
-            raise ContractBroken(
+            raise RefusedByStandIn(
                 f"{what} of {self.name} on rank {self.rank} by a thread other than the one that "
                 f"created it; one thread issues all its calls"
             )
@@ -64,7 +64,7 @@ class Handle:
     def check_graphs(self, what: str) -> None:
         """Refuse a call that waits until no graph holds a collective of this communicator."""
         if self.graphs:
-            raise ContractBroken(
+            raise RefusedByStandIn(
                 f"{what} of {self.name} on rank {self.rank} while there is {sorted(self.graphs)[0]}"
                 f" with its collectives, for whose end NCCL waits; free the graph first"
             )

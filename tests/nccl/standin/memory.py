@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.nccl.standin.array import StandInArray
-from tests.nccl.standin.contract import ContractBroken
+from tests.nccl.standin.errors import RefusedByStandIn
 
 ALIGNMENT = 256
 GUARD = 512
@@ -58,7 +58,7 @@ class Allocation:
         """Refuse writes beside the allocation."""
         around = np.concatenate([self.space[: self.first], self.space[self.first + self.nbytes :]])
         if (around != GUARD_BYTE).any():
-            raise ContractBroken(f"something wrote beside {self.name} ({self.nbytes} bytes)")
+            raise RefusedByStandIn(f"something wrote beside {self.name} ({self.nbytes} bytes)")
 
 
 class Memory:
@@ -107,19 +107,19 @@ class Memory:
             offset = address - allocation.start
             if 0 <= offset <= allocation.nbytes:
                 if offset + nbytes > allocation.nbytes:
-                    raise ContractBroken(
+                    raise RefusedByStandIn(
                         f"{what} touches {nbytes} bytes from {allocation.name}+{offset}, past its "
                         f"end at {allocation.nbytes}"
                     )
                 return allocation, offset
-        raise ContractBroken(
+        raise RefusedByStandIn(
             f"{what} touches {nbytes} bytes at {address:#x}, where nothing is allocated"
         )
 
     def check_live(self, allocation: Allocation, what: str) -> None:
         """Refuse access to freed memory."""
         if self._live.get(allocation.start) is not allocation:
-            raise ContractBroken(
+            raise RefusedByStandIn(
                 f"{what} touches {allocation.name}, which was freed; refer to all that a graph "
                 f"touches for as long as it may be launched"
             )

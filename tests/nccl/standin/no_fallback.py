@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 
-class NoWire:
+class NoFallback:
     """The calls that a `ProgressEngine` makes of a transport, for a device without peers."""
 
     size = 0

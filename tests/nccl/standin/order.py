@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.nccl.standin.contract import ContractBroken
+from tests.nccl.standin.errors import RefusedByStandIn
 from tests.nccl.standin.memory import Allocation
 
 HOST = -1
@@ -91,7 +91,7 @@ class Order:
         """Refuse an access that is not ordered after the earlier ones it conflicts with."""
         for old in self._history(span.allocation):
             if span.conflicts(old.span) and clock.get(old.stream, 0) < old.tick:
-                raise ContractBroken(
+                raise RefusedByStandIn(
                     f"{what} {span}, and nothing orders it after {old.what}, which {old.span}; "
                     f"let its stream wait for an event recorded after that"
                 )

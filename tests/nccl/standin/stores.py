@@ -11,15 +11,15 @@ from ncclkv.store.kvstore import KVStore
 from ncclkv.store.options import Options
 from ncclkv.table.cost import DEFAULT_BUCKET_BYTES
 from tests.conformance.stores import Stores
-from tests.nccl.standin.rank import Seat
+from tests.nccl.standin.worker import Worker
 
 
-class SeatStores(Stores):
+class StandInStores(Stores):
     """A function that opens stores named ``nccl`` on a worker."""
 
-    def __init__(self, seat: Seat, update_on: str) -> None:
+    def __init__(self, worker: Worker, update_on: str) -> None:
         super().__init__("nccl", update_on)
-        self._seat = seat
+        self._worker = worker
 
     def open(
         self,
@@ -30,12 +30,12 @@ class SeatStores(Stores):
         timeout: float | None = None,
         **options: Any,
     ) -> Any:
-        seat = self._seat
+        worker = self._worker
         check_length("timeout", timeout)
         limit = None if timeout is None else env.timeout(timeout)
-        peers, streams = seat.peers.duplicate(limit), seat.streams.another()
+        peers, streams = worker.peers.duplicate(limit), worker.streams.another()
         return KVStore(
             self.name,
-            NcclCommunicator(peers, seat.binding, streams, seat.kernels),
+            NcclCommunicator(peers, worker.binding, streams, worker.kernels),
             Options(update_on=update_on, root=root, bucket_bytes=bucket_bytes, **options),
         )

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ncclkv.errors import OutOfMemory
 from tests.nccl.standin.capture import CapturedEvent, RecordedGraph
-from tests.nccl.standin.contract import ContractBroken
 from tests.nccl.standin.device import Device, Function
+from tests.nccl.standin.errors import RefusedByStandIn
 from tests.nccl.standin.memory import POISON
 from tests.nccl.standin.order import HOST, Clock, Span
 
@@ -107,7 +107,7 @@ class RecordingStreams:
         inside = device.capture is not None and device.capture.takes(stream)
         if inside or isinstance(event, CapturedEvent):
             if device.capture is None:
-                raise ContractBroken(
+                raise RefusedByStandIn(
                     f"{device.name(stream)} cannot wait for {event.what}: its capture is over"
                 )
             device.capture.wait(stream, event)

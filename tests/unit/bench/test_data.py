@@ -9,7 +9,7 @@ import pytest
 
 from bench.data import LEARNING_RATE, MOMENTUM, Descent, Pattern, Sum, addend, total
 from bench.models import MODELS, elements
-from bench.options import MOST_ROUNDS
+from bench.options import MAX_ROUNDS
 
 LONG = 150_000
 """Length of more than two periods of the pattern."""
@@ -63,7 +63,7 @@ def test_descent_is_exact_for_as_many_rounds_as_are_allowed(pattern, size):
     """Compare the sums in float32 with single steps; two candidates share a store's weights."""
     expected = Descent(size)
     weights, momenta = np.zeros(LONG, np.float32), np.zeros(LONG, np.float32)
-    for step in range(1, 2 * (MOST_ROUNDS + 2) + 1):
+    for step in range(1, 2 * (MAX_ROUNDS + 2) + 1):
         gradient = sum(rank_data(pattern, rank, step, key=28) for rank in range(size))
         momenta = np.float32(MOMENTUM) * momenta - np.float32(LEARNING_RATE) * gradient
         weights += momenta

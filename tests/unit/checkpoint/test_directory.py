@@ -17,7 +17,7 @@ pytest.importorskip("safetensors", reason="safetensors is absent: the extra `che
 import ncclkv
 from ncclkv.errors import CheckpointError
 from ncclkv.testing import run_ranks
-from tests.unit.checkpoint import small
+from tests.unit.checkpoint import small_checkpoints
 
 
 def a_file(path: Path, archive: Path) -> None:
@@ -38,7 +38,7 @@ STRAY = [a_file, a_link_to_a_directory, a_link_to_nothing]
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     """Return the path of a checkpoint on another disk."""
-    return small.written(tmp_path / "archive")
+    return small_checkpoints.written(tmp_path / "archive")
 
 
 @pytest.mark.parametrize("make", STRAY)
@@ -51,7 +51,7 @@ def test_links_and_files_in_place_of_directories_are_unlinked(
     make(where / f"{prefix}step-000000003-save-000001", archive)
     kept = {path: path.read_bytes() for path in archive.iterdir()}
     for _ in range(3):
-        path = small.written(where, keep=1)
+        path = small_checkpoints.written(where, keep=1)
         assert list(where.iterdir()) == [path]
     assert {path: path.read_bytes() for path in archive.iterdir()} == kept
 
@@ -66,7 +66,7 @@ def test_leftovers_that_cannot_be_removed_stop_no_save(
         raise OSError(errno.EACCES, "not yours")  # `rmtree` gives no path either
 
     monkeypatch.setattr(shutil, "rmtree", fail)
-    paths = [small.written(tmp_path, keep=2) for _ in range(2)]
+    paths = [small_checkpoints.written(tmp_path, keep=2) for _ in range(2)]
     assert set(tmp_path.iterdir()) == {left, *paths}
     words = f"{left} is no longer needed and cannot be removed (not yours); remove it by hand"
     assert caplog.messages == [words, words]
@@ -85,8 +85,8 @@ def test_a_sync_error_after_the_rename_says_that_the_checkpoint_is_complete(
 
     monkeypatch.setattr(os, "fsync", fail_at_last)
     with pytest.raises(CheckpointError, match=r"save-000001 is complete, but .*Input/output"):
-        small.written(tmp_path)
-    found = small.loaded(tmp_path)
+        small_checkpoints.written(tmp_path)
+    found = small_checkpoints.loaded(tmp_path)
     assert found is not None
 
 
@@ -118,7 +118,7 @@ def test_checkpoint_of_another_store_gives_one_warning(
     saving(tmp_path, times=3)
     (warning,) = caplog.messages
     assert warning.startswith(f"{tmp_path}/step-000000000-save-000006 is the newest checkpoint")
-    assert "which this store has not loaded" in warning
+    assert "this store has not loaded it" in warning
     caplog.clear()
     saving(tmp_path, states=True)
     assert len(caplog.messages) == 1
@@ -147,9 +147,9 @@ def test_checkpoints_without_a_run_can_be_loaded(
 ) -> None:
     saving(tmp_path)
     (path,) = tmp_path.iterdir()
-    small.change(path, without_run)
+    small_checkpoints.change(path, without_run)
     saving(tmp_path, load=True)
     assert caplog.messages == []
-    small.change(tmp_path / "step-000000000-save-000002", without_run)
+    small_checkpoints.change(tmp_path / "step-000000000-save-000002", without_run)
     saving(tmp_path)
     assert "(run unknown)" in caplog.text

@@ -16,25 +16,28 @@ pytest.importorskip("safetensors", reason="safetensors is absent: the extra `che
 
 import ncclkv
 from ncclkv.checkpoint import strict_json
-from ncclkv.checkpoint.manifest import limits
-from ncclkv.checkpoint.strict_json import Limits, Unsound
+from ncclkv.checkpoint.manifest import size_limit
+from ncclkv.checkpoint.strict_json import DamagedCheckpoint
 from ncclkv.errors import CheckpointError
 from ncclkv.testing import run_ranks
 from tests.harness.slow import stretched
-from tests.unit.checkpoint import small
+from tests.unit.checkpoint import small_checkpoints
 
 MIB = 2**20
 
 
 def refused(path: Path, *words: str) -> None:
-    with pytest.raises(Unsound) as caught:
-        small.loaded(path)
+    with pytest.raises(DamagedCheckpoint) as caught:
+        small_checkpoints.loaded(path)
     for word in words:
         assert word in str(caught.value), caught.value
 
 
 def test_swapped_directory_names_are_refused(tmp_path: Path) -> None:
-    old, new = small.written(tmp_path, step=5), small.written(tmp_path, step=9)
+    old, new = (
+        small_checkpoints.written(tmp_path, step=5),
+        small_checkpoints.written(tmp_path, step=9),
+    )
     aside = tmp_path / "aside"
     old.rename(aside)
     new.rename(tmp_path / "step-000000005-save-000001")
@@ -42,7 +45,7 @@ def test_swapped_directory_names_are_refused(tmp_path: Path) -> None:
     refused(tmp_path, "it is of step 5, and its directory is named as of step 9")
     refused(tmp_path / "step-000000005-save-000001", "it is of step 9", "of step 5")
     aside = (tmp_path / "step-000000009-save-000002").rename(tmp_path / "best")
-    found = small.loaded(aside)
+    found = small_checkpoints.loaded(aside)
     assert found is not None
     assert found.manifest.step == 5
 
@@ -51,14 +54,14 @@ def test_swapped_directory_names_are_refused(tmp_path: Path) -> None:
 def test_a_manifest_of_many_lists_is_refused_before_it_is_parsed(
     tmp_path: Path, bomb: bytes
 ) -> None:
-    path = small.written(tmp_path)
+    path = small_checkpoints.written(tmp_path)
     text = (path / "checkpoint.json").read_bytes()
     many = bomb * (24 * MIB // len(bomb))
-    small.sign(path, text.replace(b'"extra":[1,null]', b'"extra":[' + many[:-1] + b"]"))
+    small_checkpoints.sign(path, text.replace(b'"extra":[1,null]', b'"extra":[' + many[:-1] + b"]"))
     tracemalloc.start()
     began = time.monotonic()
     try:
-        refused(path, "lists and objects, and 524,288 are the most")
+        refused(path, "lists and objects; the limit is 524,288")
         assert tracemalloc.get_traced_memory()[1] < 60 * MIB
     finally:
         tracemalloc.stop()
@@ -66,17 +69,17 @@ def test_a_manifest_of_many_lists_is_refused_before_it_is_parsed(
 
 
 def test_the_length_limit_of_a_manifest_grows_with_the_keys(tmp_path: Path) -> None:
-    path = small.written(tmp_path)
+    path = small_checkpoints.written(tmp_path)
     with open(path / "checkpoint.json", "r+b") as file:
         file.truncate(33 * MIB)
-    refused(path, "checkpoint.json has 34,603,008 bytes, and 33,554,432 are the most")
+    refused(path, "checkpoint.json has 34,603,008 bytes; the limit is 33,554,432")
     with open(path / "checkpoint.json", "r+b") as file:
         file.truncate(5 * MIB)
     with ncclkv.create("local") as kv:
         kv.init("w", np.zeros(2))
-        with pytest.raises(CheckpointError, match=r"5,242,880 bytes, and 4,195,334 are the most"):
+        with pytest.raises(CheckpointError, match=r"5,242,880 bytes; the limit is 4,195,334"):
             kv.load(path)
-    assert limits(["w", "longer"]).nbytes == 4 * MIB + 2 * 1024 + 6 * 7
+    assert size_limit(["w", "longer"]) == 4 * MIB + 2 * 1024 + 6 * 7
 
 
 def test_extra_data_past_the_limit_is_refused(tmp_path: Path) -> None:
@@ -86,7 +89,7 @@ def test_extra_data_past_the_limit_is_refused(tmp_path: Path) -> None:
             with pytest.raises(CheckpointError) as caught:
                 kv.save(tmp_path, extra="x" * 5 * MIB)
             assert "checkpoint.json cannot be written: it has 5,24" in str(caught.value)
-            assert "give less as extra" in str(caught.value)
+            assert "give a smaller extra" in str(caught.value)
             kv.push("w", np.ones(2))
             assert kv.pull("w")[0] == 2
             kv.save(tmp_path, extra="x" * 3 * MIB)
@@ -120,9 +123,9 @@ def test_json_is_parsed_with_the_collector_off(
     before = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
-        assert strict_json.loads(b"[3]", Limits(1000)) == [3]
-        with pytest.raises(Unsound):
-            strict_json.loads(b"[3", Limits(1000))
+        assert strict_json.loads(b"[3]", 1000) == [3]
+        with pytest.raises(DamagedCheckpoint):
+            strict_json.loads(b"[3", 1000)
         assert seen == [False, False]
         assert gc.isenabled() == enabled
     finally:
@@ -131,8 +134,8 @@ def test_json_is_parsed_with_the_collector_off(
 
 @pytest.mark.parametrize("run", ["", "f" * 31, "g" * 32, 3, ["f" * 32]])
 def test_invalid_run_names_are_refused(tmp_path: Path, run: Any) -> None:
-    path = small.written(tmp_path)
-    small.change(path, lambda made: made.update(run=run))
+    path = small_checkpoints.written(tmp_path)
+    small_checkpoints.change(path, lambda made: made.update(run=run))
     refused(path, "is not the id of a run")
 
 
@@ -179,7 +182,7 @@ def test_fallback_without_an_intact_checkpoint_fails(tmp_path: Path) -> None:
                 wrong: dict[str, Any] = {"fallback": given}
                 with pytest.raises(ncclkv.errors.UsageError, match="fallback="):
                     kv.load(tmp_path, **wrong)
-            with pytest.raises(CheckpointError, match="an older checkpoint is sound"):
+            with pytest.raises(CheckpointError, match="an older checkpoint is intact"):
                 kv.load(tmp_path)
             kv.init("other", np.zeros(2))
             with pytest.raises(CheckpointError, match="other"):

@@ -25,22 +25,21 @@ import ncclkv
 from ncclkv.arrays.dtypes import SUPPORTED, bfloat16
 from ncclkv.checkpoint import write as writing
 from ncclkv.checkpoint.manifest import from_plain, to_plain
-from ncclkv.checkpoint.strict_json import Fields
 from ncclkv.checkpoint.tensors import Tensor, decode, encode
 from ncclkv.errors import CheckpointError, NotSupported
 from ncclkv.store import checkpoints as verbs
 from ncclkv.testing import run_ranks
-from tests.unit.checkpoint import small
+from tests.unit.checkpoint import small_checkpoints
 
 
 def test_written_arrays_are_read_back(tmp_path: Path) -> None:
-    path = small.written(tmp_path)
-    found = small.loaded(tmp_path)
+    path = small_checkpoints.written(tmp_path)
+    found = small_checkpoints.loaded(tmp_path)
     assert found is not None
     assert found.path == str(path)
-    assert found.manifest == small.head()
-    assert found.arrays.keys() == small.arrays().keys()
-    for name, array in small.arrays().items():
+    assert found.manifest == small_checkpoints.head()
+    assert found.arrays.keys() == small_checkpoints.arrays().keys()
+    for name, array in small_checkpoints.arrays().items():
         assert found.arrays[name].dtype == array.dtype
         assert found.arrays[name].tobytes() == array.tobytes()
 
@@ -48,7 +47,7 @@ def test_written_arrays_are_read_back(tmp_path: Path) -> None:
 def test_other_tools_can_read_the_files(tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
-    path = small.written(tmp_path)
+    path = small_checkpoints.written(tmp_path)
     assert sorted(os.listdir(path)) == [
         "checkpoint.json",
         "checkpoint.sha256",
@@ -87,18 +86,20 @@ def test_layouts_that_are_not_in_c_order() -> None:
 
 def test_many_arrays_go_to_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "FILE_BYTES", 9)
-    work = writing.write(str(tmp_path), small.head(), small.arrays().items(), 1, "a test")
+    work = writing.write(
+        str(tmp_path), small_checkpoints.head(), small_checkpoints.arrays().items(), 1, "a test"
+    )
     assert len(list(work)) == 2, "whoever waits is told of each file"
     path = next(tmp_path.iterdir())
     assert len(list(path.glob("tensors-*"))) == 2
-    found = small.loaded(tmp_path)
+    found = small_checkpoints.loaded(tmp_path)
     assert found is not None
-    assert found.arrays.keys() == small.arrays().keys()
+    assert found.arrays.keys() == small_checkpoints.arrays().keys()
 
 
 def test_a_manifest_survives_json() -> None:
-    head = small.head()
-    assert from_plain(Fields(json.loads(json.dumps(to_plain(head))), "it")) == head
+    head = small_checkpoints.head()
+    assert from_plain(json.loads(json.dumps(to_plain(head)))) == head
 
 
 def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path) -> None:
@@ -109,27 +110,27 @@ def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path) -> None:
     mine = [tmp_path / ".saving-mine", tmp_path / "notes"]
     for path in mine:
         path.mkdir()
-    assert small.loaded(tmp_path) is None, "what is not complete does not count"
-    path = small.written(tmp_path)
+    assert small_checkpoints.loaded(tmp_path) is None, "what is not complete does not count"
+    path = small_checkpoints.written(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([*mine, path])
 
 
 def test_save_numbers_continue(tmp_path: Path) -> None:
-    names = [small.written(tmp_path, step, keep=2).name for step in (10**9, 3, 3)]
+    names = [small_checkpoints.written(tmp_path, step, keep=2).name for step in (10**9, 3, 3)]
     assert names == [
         "step-1000000000-save-000001",
         "step-000000003-save-000002",
         "step-000000003-save-000003",
     ]
     assert sorted(os.listdir(tmp_path)) == names[1:]
-    found = small.loaded(tmp_path)
+    found = small_checkpoints.loaded(tmp_path)
     assert found is not None
     assert Path(found.path).name == names[2]
 
 
 def test_all_is_synced_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check the order of syncs: after a loss of power, a name may exist without its content."""
-    first = small.written(tmp_path / "in")
+    first = small_checkpoints.written(tmp_path / "in")
     calls: list[str] = []
     fsync, rename = os.fsync, os.rename
 
@@ -143,7 +144,7 @@ def test_all_is_synced_before_the_rename(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "fsync", note_sync)
     monkeypatch.setattr(os, "rename", note_rename)
-    path = small.written(tmp_path / "in", keep=1)
+    path = small_checkpoints.written(tmp_path / "in", keep=1)
     assert calls == [
         "sync tensors-0000.safetensors",
         "sync checkpoint.json",
@@ -154,44 +155,44 @@ def test_all_is_synced_before_the_rename(tmp_path: Path, monkeypatch: pytest.Mon
         f"rename {first.name} .removing-{first.name}",
     ]
     calls.clear()
-    small.written(tmp_path / "a" / "b")
+    small_checkpoints.written(tmp_path / "a" / "b")
     assert calls[:2] == [f"sync {tmp_path.name}", "sync a"], "the new directories, too"
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_gives_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = small.written(tmp_path)
+    first = small_checkpoints.written(tmp_path)
 
     def fail(path: str) -> None:
         raise OSError(errno.EIO, "broken", path)
 
     monkeypatch.setattr(shutil, "rmtree", fail)
-    small.written(tmp_path, keep=1)
+    small_checkpoints.written(tmp_path, keep=1)
     (warning,) = caplog.messages
     assert warning.startswith(f"{first} is no longer needed and cannot be removed (")
     assert "broken" in warning
-    found = small.loaded(tmp_path)
+    found = small_checkpoints.loaded(tmp_path)
     assert found is not None
     assert found.path.endswith("save-000002")
 
 
 def test_directories_are_made(tmp_path: Path) -> None:
-    path = small.written(tmp_path / "a" / "b")
+    path = small_checkpoints.written(tmp_path / "a" / "b")
     assert path.parent == tmp_path / "a" / "b"
 
 
 def test_two_jobs_cannot_save_into_one_directory(tmp_path: Path) -> None:
-    before = small.written(tmp_path)
+    before = small_checkpoints.written(tmp_path)
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         with pytest.raises(CheckpointError, match="another process is saving into it"):
-            small.written(tmp_path)
+            small_checkpoints.written(tmp_path)
     finally:
         os.close(descriptor)
     assert list(tmp_path.iterdir()) == [before]
-    small.written(tmp_path)
+    small_checkpoints.written(tmp_path)
 
 
 # Saves that the system refuses, on every rank
@@ -225,14 +226,14 @@ def file_size_limit(nbytes: int) -> Iterator[None]:
 
 
 def test_a_file_size_limit_fails_the_save(tmp_path: Path) -> None:
-    before = small.written(tmp_path)
+    before = small_checkpoints.written(tmp_path)
     with file_size_limit(100_000):
         fails_to_save(tmp_path, "tensors-0000.safetensors: File too large")
     assert list(tmp_path.iterdir()) == [before], "half a checkpoint is no use"
 
 
 def test_a_full_disk_fails_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = small.written(tmp_path)
+    before = small_checkpoints.written(tmp_path)
 
     def full(path: str, mode: str) -> Any:
         return open("/dev/full", "wb")
@@ -246,7 +247,7 @@ def test_a_full_disk_fails_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_an_io_error_fails_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    before = small.written(tmp_path)
+    before = small_checkpoints.written(tmp_path)
 
     def fail(*arguments: Any) -> None:
         where = (str(tmp_path),) if call != "fsync" else ()

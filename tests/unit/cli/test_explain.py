@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,8 @@ def test_a_write_error_prints_one_line(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     for line in lines:
-        assert line.startswith(f"ncclkv: NCCLKV_DUMP={str(path)!r}: nothing was written: ")
+        begin = rf"ncclkv: NCCLKV_DUMP={str(path)!r}: the file of rank \d was not written: \w+: "
+        assert re.match(rf"{begin}.*; set a directory that this rank can write to$", line)
 
 
 def test_torn_and_foreign_files_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,10 +174,10 @@ def content(rank: int, **changes: Any) -> dict[str, Any]:
     [
         ({"state": "has ended"}, [2], "rank 2 has ended; no call of it is known"),
         ({"state": "is stopped"}, [2], "rank 2 is stopped; no call of it is known"),
-        ({"left": "ValueError: no"}, [2], "rank 2 left; it said: ValueError: no; no call of it"),
+        ({"left": "ValueError: no"}, [2], "rank 2 left; farewell: ValueError: no; no call of it"),
         ({"left": "RankLost: rank 1"}, [2], "ranks 0, 1 waited for rank 2; no call of it is"),
         ({}, [2], "ranks 0, 1 waited for rank 2; no call of it is known"),
-        ({"left": "ValueError: no", "state": "has ended"}, [], "rank 2 left; it said: ValueError"),
+        ({"left": "ValueError: no", "state": "has ended"}, [], "rank 2 left; farewell: ValueError"),
         ({}, [], "no cause is in these files"),
     ],
 )
@@ -183,22 +185,22 @@ def test_the_first_failure_is_named(
     of_others: dict[str, str], waits: list[int], first: str
 ) -> None:
     wait = {"ranks": waits, "total": len(waits), "waited": 5.0, "what": "a sum"} if waits else None
-    store = explain.merged([content(rank, others={"2": of_others}, wait=wait) for rank in (0, 1)])
-    assert explain.explained(store)[1].startswith(f"what happened first: {first}")
+    store = explain.merge([content(rank, others={"2": of_others}, wait=wait) for rank in (0, 1)])
+    assert explain.explain(store)[1].startswith(f"what happened first: {first}")
 
 
 def test_the_last_of_a_chain_of_waits_is_named() -> None:
     waits = [{"ranks": [1]}, {"ranks": [2]}]
-    store = explain.merged([content(rank, wait=wait) for rank, wait in enumerate(waits)])
-    assert explain.explained(store)[1].startswith("what happened first: rank 1 waited for rank 2;")
+    store = explain.merge([content(rank, wait=wait) for rank, wait in enumerate(waits)])
+    assert explain.explain(store)[1].startswith("what happened first: rank 1 waited for rank 2;")
 
 
 def test_the_first_difference_comes_before_all_else() -> None:
     other = content(1)["calls"]
     other[1] = {**other[1], "alike": [7, 7], "call": "another call"}
     stopped = {"2": {"state": "is stopped"}}
-    store = explain.merged([content(0, others=stopped), content(1, calls=other)])
-    lines = explain.explained(store)
+    store = explain.merge([content(0, others=stopped), content(1, calls=other)])
+    lines = explain.explain(store)
     assert lines[1].endswith(
         "differ in call 2: rank 0 called call 2, but rank 1 called another call"
     )
@@ -216,4 +218,4 @@ def test_a_present_file_is_not_listed_as_missing(
     monkeypatch.setattr(dump, "_await_others", fails)
     run_ranks(2, mismatch)
     assert len(list(folder.iterdir())) == 2
-    assert "nothing was written" not in capsys.readouterr().err
+    assert "was not written" not in capsys.readouterr().err

@@ -17,7 +17,7 @@ SLOTS = {"a": 4, "b": 2}
 
 @pytest.fixture(autouse=True)
 def no_hosts_in_the_environment(monkeypatch):
-    for name in hosts._GIVEN:
+    for name in hosts._HOST_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -73,12 +73,12 @@ def test_a_wrong_hostfile_is_refused(tmp_path, text, said):
     ],
 )
 def test_ranks_are_distributed_over_slots(given, ranks, placed):
-    assert hosts.placed(given, ranks) == placed
+    assert hosts.place_ranks(given, ranks) == placed
 
 
 def test_more_ranks_than_slots_are_refused():
     with pytest.raises(LaunchError, match="-n 7 is more than the hosts take, 6 ranks"):
-        hosts.placed({"a": 4, "b": 2}, 7)
+        hosts.place_ranks({"a": 4, "b": 2}, 7)
 
 
 def test_options_of_each_mpirun():
@@ -110,7 +110,7 @@ def test_one_machine_needs_no_host_options(monkeypatch):
 def test_in_an_allocation_mpirun_finds_the_hosts(monkeypatch, variable):
     monkeypatch.setenv(variable, "7")
     monkeypatch.setattr(hosts, "cores", lambda: 1)
-    assert hosts.given() == variable
+    assert hosts.host_variable() == variable
     assert hosts.launcher(MPICH, 9, {}).line[1:] == ["-n", "9", "-prepend-rank"]
     found = hosts.launcher(OPEN_MPI, 9, {})
     assert found.line[1:] == ["-n", "9", "--output", "tag"]

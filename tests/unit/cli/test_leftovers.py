@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,8 +52,8 @@ def test_files_that_the_job_used_are_removed(places: tuple[Path, Path]) -> None:
     temporary = create(places[1], "hydra_hwloc_xmlfile_J4AR2m")
     other = create(places[0], "model")
     with mapped(shared), temporary.open():
-        noted.look(os.getpid())
-    noted.sweep(NOBODY)
+        noted.update(os.getpid())
+    noted.remove(NOBODY)
     assert [path.exists() for path in (shared, temporary)] == [False, False]
     assert [path.exists() for path in (old, other)] == [True, True]
     assert not lists(places)
@@ -63,7 +62,7 @@ def test_files_that_the_job_used_are_removed(places: tuple[Path, Path]) -> None:
 def test_files_of_ranks_that_ended_at_once_are_removed(places: tuple[Path, Path]) -> None:
     noted = Leftovers(*places)
     path = create(places[0], "mpich_shm_6d53a44_0")
-    noted.sweep(NOBODY)
+    noted.remove(NOBODY)
     assert not path.exists()
 
 
@@ -71,8 +70,8 @@ def test_files_of_other_jobs_stay(places: tuple[Path, Path]) -> None:
     noted = Leftovers(*places)
     other = create(places[0], "mpich_shm_1_0")
     with mapped(other):
-        noted.look(NOBODY)
-    noted.sweep(NOBODY)
+        noted.update(NOBODY)
+    noted.remove(NOBODY)
     assert other.exists(), "processes of another job were seen to use it"
 
 
@@ -83,8 +82,8 @@ def test_a_file_of_a_process_that_ends_during_the_search_is_removed(
     path = create(places[0], "mpich_shm_1_0")
     with monkeypatch.context() as patched:
         patched.setattr(leftovers, "users", lambda path: [NOBODY])
-        noted.look(os.getpid())
-    noted.sweep(os.getpid())
+        noted.update(os.getpid())
+    noted.remove(os.getpid())
     assert not path.exists()
 
 
@@ -94,8 +93,8 @@ def test_a_file_without_a_known_user_is_kept(
     noted = Leftovers(*places)
     ours, unknown = create(places[0], "mpich_shm_1_0"), create(places[0], "mpich_shm_2_0")
     with mapped(ours):
-        noted.look(os.getpid())
-    noted.sweep(NOBODY)
+        noted.update(os.getpid())
+    noted.remove(NOBODY)
     assert (ours.exists(), unknown.exists()) == (False, True)
 
 
@@ -103,11 +102,11 @@ def test_a_file_in_use_is_kept_for_a_later_runner(places: tuple[Path, Path]) -> 
     noted = Leftovers(*places)
     path = create(places[0], "mpich_shm_1_0")
     with mapped(path):
-        noted.look(os.getpid())
-        noted.sweep(os.getpid())
+        noted.update(os.getpid())
+        noted.remove(os.getpid())
         assert path.exists()
         assert len(lists(places)) == 1
-    Leftovers(*places).sweep(NOBODY)
+    Leftovers(*places).remove(NOBODY)
     assert not path.exists()
     assert not lists(places)
 
@@ -117,11 +116,11 @@ def test_the_files_of_a_runner_that_was_killed_are_removed(places: tuple[Path, P
     if child == 0:
         noted = Leftovers(*places)
         with mapped(create(places[0], "mpich_shm_1_0")):
-            noted.look(os.getpid())
+            noted.update(os.getpid())
         os._exit(0)
     os.waitpid(child, 0)
     assert (places[0] / "mpich_shm_1_0").exists()
-    Leftovers(*places).sweep(NOBODY)
+    Leftovers(*places).remove(NOBODY)
     assert not (places[0] / "mpich_shm_1_0").exists()
     assert not lists(places)
 
@@ -130,19 +129,18 @@ def test_the_files_of_a_live_runner_are_kept(places: tuple[Path, Path]) -> None:
     other = Leftovers(*places)
     path = create(places[0], "mpich_shm_1_0")
     with mapped(path):
-        other.look(os.getpid())
-    Leftovers(*places).sweep(NOBODY)
+        other.update(os.getpid())
+    Leftovers(*places).remove(NOBODY)
     assert path.exists()
-    other.sweep(NOBODY)
+    other.remove(NOBODY)
     assert not path.exists()
 
 
 def test_a_list_cannot_name_other_files(places: tuple[Path, Path]) -> None:
     precious, outside = create(places[0], "model"), create(places[0].parent, "mpich_shm_1_0")
-    folder = places[0].parent / "records" / "ncclkv-run-forged"
-    folder.mkdir()
-    (folder / "names").write_text(f"1 {precious}\n1 {outside}\nnonsense\n")
-    Leftovers(*places).sweep(NOBODY)
+    forged = places[0].parent / "records" / "ncclkv-run-forged"
+    forged.write_text(f"1 {precious}\n1 {outside}\nnonsense\n")
+    Leftovers(*places).remove(NOBODY)
     assert precious.exists()
     assert outside.exists()
     assert not lists(places)
@@ -153,22 +151,31 @@ def test_a_link_in_place_of_a_file_is_kept(places: tuple[Path, Path]) -> None:
     target = create(places[0].parent, "target")
     link = places[0] / "mpich_shm_1_0"
     link.symlink_to(target)
-    noted.sweep(NOBODY)
+    noted.remove(NOBODY)
     assert link.is_symlink()
     assert target.exists()
 
 
 def test_an_unwritable_list_does_not_end_the_job(places: tuple[Path, Path]) -> None:
     noted = Leftovers(*places)
-    shutil.rmtree(lists(places)[0])
+    with Path("/dev/full").open("wb") as full:
+        os.dup2(full.fileno(), noted._list)
     path = create(places[0], "mpich_shm_1_0")
     with mapped(path):
-        noted.look(os.getpid())
-    noted.sweep(NOBODY)
+        noted.update(os.getpid())
+    noted.remove(NOBODY)
     assert not path.exists()
+    assert not lists(places)
 
 
-@pytest.mark.parametrize("what", ["gettempdir", "mkdtemp"])
+def test_a_list_that_is_not_yet_locked_is_kept(places: tuple[Path, Path]) -> None:
+    begun = places[0].parent / "records" / "ncclkv-run-begun"
+    begun.touch()
+    Leftovers(*places).remove(NOBODY)
+    assert lists(places) == [begun]
+
+
+@pytest.mark.parametrize("what", ["gettempdir", "mkstemp"])
 def test_without_a_folder_for_lists_files_are_removed(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -179,8 +186,8 @@ def test_without_a_folder_for_lists_files_are_removed(
     noted = Leftovers(*places)
     path = create(places[0], "mpich_shm_1_0")
     with mapped(path):
-        noted.look(os.getpid())
-    noted.sweep(NOBODY)
+        noted.update(os.getpid())
+    noted.remove(NOBODY)
     assert not path.exists()
     assert not lists(places)
 
@@ -193,9 +200,9 @@ def test_processes_are_not_scanned_at_every_event(
     looks = []
     monkeypatch.setattr(leftovers, "users", lambda path: looks.append(path) or [])
     for _ in range(50):
-        noted.look(os.getpid())
+        noted.update(os.getpid())
     assert len(looks) == 1
-    noted.sweep(NOBODY)
+    noted.remove(NOBODY)
     assert len(looks) > 1, "the last look does not wait"
 
 

@@ -18,8 +18,8 @@ STARTED = [sys.executable, "-I", "-S", rank.__file__]
 NOBODY = "@ncclkv-run-nobody"
 UNREACHABLE = re.compile(
     r"ncclkv run: rank \d on \S+ cannot reach the runner at @ncclkv-run-nobody \(.*refused\): its "
-    r"output takes mpirun's way, and its end is not reported. Name the hosts with --hosts, or open "
-    r"a port and give --port\n"
+    r"output passes through mpirun, and its end is not reported. Name the hosts with --hosts, or "
+    r"open a port and give --port\n"
 )
 
 

@@ -31,24 +31,24 @@ def lost(number: int) -> Rank:
 def fails(each: Rank, reason: str, seconds: float) -> None:
     """Let a rank report its failure, and print the reason."""
     each.take(wire.EVENT, f"{notify.FAILED} {reason}", seconds)
-    each.hear(FAILED.format(each.number, reason))
+    each.keep_line(FAILED.format(each.number, reason))
 
 
 def test_the_first_failure_is_the_reason():
     killed = rank(1, -9, 10.0)
-    killed.hear("step 7")
+    killed.keep_line("step 7")
     ended = outcome(lost(0), killed, lost(2))
     assert report(ended, "start 1 of at most 3").splitlines() == [
         "ncclkv run: the job failed after 12.3 s (start 1 of at most 3): rank 1 on node1 (pid 101) "
-        "was killed by SIGKILL (often the kernel's out-of-memory killer: dmesg tells), 10.0 s "
+        "was killed by SIGKILL (often the kernel's out-of-memory killer: see dmesg), 10.0 s "
         "after the start",
         "its last lines of stderr:",
         "  [1] step 7",
-        "the other ranks said:",
+        "errors of the other ranks:",
         "  [0] " + FAILED.format(0, "RankLost: rank 1 is gone"),
         "  [2] " + FAILED.format(2, "RankLost: rank 1 is gone"),
         "ncclkv run: rank 1 on node1 (pid 101) was killed by SIGKILL (often the kernel's "
-        "out-of-memory killer: dmesg tells), 10.0 s after the start",
+        "out-of-memory killer: see dmesg), 10.0 s after the start",
     ]
     assert ended.code == 137
 
@@ -89,7 +89,7 @@ def test_a_stopped_rank_is_named():
 def test_only_the_last_lines_are_repeated():
     failed = rank(0, 1, 1.0)
     for number in range(100):
-        failed.hear(f"line {number}")
+        failed.keep_line(f"line {number}")
     said = report(outcome(failed), "").splitlines()
     *lines, last = said
     assert lines[-1] == "  [0] line 99"
@@ -101,7 +101,7 @@ def test_a_launcher_that_starts_nothing():
     ended = outcome(Rank(0), Rank(1), launcher=1, words=("not enough slots",))
     said = report(ended, "start 1 of at most 1").splitlines()
     assert said[0].endswith(
-        ": its launcher ended with exit code 1, before any rank began; it said:"
+        ": its launcher ended with exit code 1, before any rank began; its output:"
     )
     assert said[1:] == ["not enough slots"]
     assert ended.code == 1
@@ -109,7 +109,7 @@ def test_a_launcher_that_starts_nothing():
 
 def test_a_signal_to_the_runner_is_no_failure_of_a_rank():
     ended = outcome(rank(0, -9, 1.0))
-    ended.asked = 2
+    ended.interrupted_by = 2
     assert ended.code == 130
 
 
@@ -119,7 +119,7 @@ def test_no_report_after_success():
 
 def test_printed_text_is_not_taken_for_a_failure():
     printing = rank(0, 0, 5.0)
-    printing.hear(FAILED.format(0, "ValueError: of another job"))
+    printing.keep_line(FAILED.format(0, "ValueError: of another job"))
     assert outcome(printing, rank(1, 0, 5.0), launcher=0).code == 0
 
 
@@ -133,7 +133,7 @@ def test_a_rank_that_left_while_the_others_ran():
         first = report(ended, "start 1 of at most 1").splitlines()[0]
         assert first.endswith(
             "rank 1 on node1 (pid 101) ended with exit code 0, 2.0 s after the start, while ranks "
-            "0 and 2 had not ended"
+            "0, 2 had not ended"
         )
 
 
@@ -145,7 +145,7 @@ def test_ranks_that_never_report_an_end():
     ended = outcome(rank(0), rank(1), launcher=0)
     assert ended.code == 1
     first = report(ended, "").splitlines()[0]
-    assert first.endswith("exit code 0; ranks 0 and 1 did not report an end and said nothing")
+    assert first.endswith("exit code 0; ranks 0, 1 did not report an end, without output")
 
 
 def test_unconnected_ranks_are_judged_by_the_launchers_exit_code():
@@ -160,7 +160,7 @@ def test_a_rank_that_ends_before_the_start_of_mpi():
     ended = outcome(waiting[0], rank(1), waiting[1])
     first = report(ended, "").splitlines()[0]
     assert first.endswith(
-        "rank 1 on node1 (pid 101) never came to MPI's start, where ranks 0 and 2 waited for it"
+        "rank 1 on node1 (pid 101) did not reach MPI's start, where ranks 0, 2 waited for it"
     )
 
 
@@ -173,7 +173,7 @@ def test_ranks_that_the_runner_killed_have_not_failed(ended_by):
     assert ended.first is None
     assert ended.code == 1
     assert (
-        "rank 1 on node1 (pid 101) never came to MPI's start" in report(ended, "").splitlines()[0]
+        "rank 1 on node1 (pid 101) did not reach MPI's start" in report(ended, "").splitlines()[0]
     )
     # The rank's own exit code arrives after the runner has stopped the others.
     waits[1].code = 3
@@ -183,8 +183,8 @@ def test_ranks_that_the_runner_killed_have_not_failed(ended_by):
 def test_the_watchdogs_text_is_the_reason():
     """Check the report of a watchdog, which can only print text and raise SIGABRT."""
     aborted = rank(1, -6, 9.0)
-    aborted.hear(FAILED.format(0, "of another job"))
-    aborted.hear(FAILED.format(1, "a sum took more than 3 s"))
+    aborted.keep_line(FAILED.format(0, "of another job"))
+    aborted.keep_line(FAILED.format(1, "a sum took more than 3 s"))
     ended = outcome(rank(0), aborted)
     assert report(ended, "").splitlines()[0].endswith("failed: a sum took more than 3 s")
     assert ended.code == 1

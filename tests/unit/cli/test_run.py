@@ -41,7 +41,7 @@ def places(tmp_path, monkeypatch):
 
 def loads(monkeypatch, name: str, path: Path | None) -> None:
     """Let mpi4py load this MPI."""
-    monkeypatch.setattr(mpi, "ask", lambda python: Library(name, path))
+    monkeypatch.setattr(mpi, "find_library", lambda python: Library(name, path))
 
 
 def test_mpirun_of_the_library_goes_before_others(places, monkeypatch):
@@ -49,14 +49,14 @@ def test_mpirun_of_the_library_goes_before_others(places, monkeypatch):
     mpirun(places / "path/mpirun", MPICH)
     mpirun(places / "python/mpirun", MPICH)
     own = mpirun(places / "prefix/bin/mpirun", MPICH)
-    assert mpi.find(["python"]).path == str(own)
+    assert mpi.find_mpirun(["python"]).path == str(own)
 
 
 def test_mpirun_of_another_mpi_is_ignored(places, monkeypatch):
     loads(monkeypatch, "Open MPI v5.0.3, package", places / "prefix/lib/libmpi.so.40")
     mpirun(places / "prefix/bin/mpirun", MPICH)
     own = mpirun(places / "path/mpirun", OPEN_MPI)
-    found = mpi.find(["python"])
+    found = mpi.find_mpirun(["python"])
     assert found.path == str(own)
     assert found.is_open_mpi
     assert not found.is_hydra
@@ -66,7 +66,7 @@ def test_no_matching_mpirun_is_an_error(places, monkeypatch):
     loads(monkeypatch, "Open MPI v5.0.3, package", None)
     other = mpirun(places / "path/mpirun", MPICH)
     with pytest.raises(LaunchError) as error:
-        mpi.find(["python"])
+        mpi.find_mpirun(["python"])
     assert "there is no mpirun of Open MPI v5.0.3, package" in str(error.value)
     assert f"there is {other} (HYDRA build details:), which is of another MPI" in str(error.value)
     assert "-m pip install 'ncclkv[mpi]'" in str(error.value)
@@ -81,18 +81,18 @@ def test_without_mpi4py_the_command_is_named(tmp_path):
     with pytest.raises(
         LaunchError, match=r"cannot load MPI.*No module named 'mpi4py'.*pip install"
     ):
-        mpi.find([str(python), "train.py"])
+        mpi.find_mpirun([str(python), "train.py"])
 
 
 def test_newest_checkpoint_is_complete(tmp_path):
-    assert run.newest(None) is None
-    assert run.newest(tmp_path / "none") is None
+    assert run.newest_checkpoint(None) is None
+    assert run.newest_checkpoint(tmp_path / "none") is None
     for name in ("step-000000030-save-000009", "step-000000010-save-000010"):
         (tmp_path / name).mkdir()
     for name in (".saving-step-000000040-save-000011", "step-000000050-save-000012-states", "x"):
         (tmp_path / name).mkdir()
     # A newer save may hold an earlier step, after the program has gone back.
-    assert run.newest(tmp_path) == "step-000000010-save-000010"
+    assert run.newest_checkpoint(tmp_path) == "step-000000010-save-000010"
 
 
 @pytest.mark.parametrize(
@@ -101,14 +101,14 @@ def test_newest_checkpoint_is_complete(tmp_path):
 )
 def test_conditions_of_a_restart(code, early, left, again):
     ended = Outcome({0: Rank(0, "node1", 1, code, 1.0)}, 1.0, code, [])
-    assert (run.why_not_again(ended, early, left) is None) == again
+    assert (run.reason_to_stop(ended, early, left) is None) == again
 
 
 def test_the_next_start_loads_the_newest_checkpoint(tmp_path):
     options = argparse.Namespace(checkpoint=None)
-    assert run.begin_at(options) == "from the beginning: there is no --checkpoint"
+    assert run.describe_checkpoint(options) == "from the beginning: there is no --checkpoint"
     options.checkpoint = tmp_path
-    assert "no complete checkpoint in" in run.begin_at(options)
+    assert "no complete checkpoint in" in run.describe_checkpoint(options)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,11 @@ def test_a_wrong_value_of_an_option_is_refused(arguments, said, capsys):
     ("options", "said"),
     [
         ([], "ncclkv: the job cannot be started: [Errno 24] Too many open files\n"),
-        (["--port", "9"], "ncclkv: --port 9 cannot be listened on: [Errno 24] Too many open files"),
+        (
+            ["--port", "9"],
+            "ncclkv: --port 9 cannot be listened on: [Errno 24] Too many open files; "
+            "give a free port, or 0 for any\n",
+        ),
     ],
 )
 def test_the_error_names_a_port_only_with_several_hosts(options, said, monkeypatch, capsys):

@@ -45,7 +45,7 @@ class Runner:
     def _take(self, rank: int, kind: bytes, data: bytes) -> None:
         self.taken.append((rank, kind, data))
         if kind == wire.OUT:
-            self.connections.tell(wire.ALL_ENDED)
+            self.connections.send(wire.ALL_ENDED)
 
     def _run(self) -> None:
         while not self._ends:
@@ -77,16 +77,21 @@ def connect(runner: Runner, rank: int, secret: str | None = None) -> link.Link:
     return link.connect(runner.connections.address, rank, own.encode(), stretched(5))
 
 
+def unproven(made: Connections) -> int:
+    """Return the number of connections that have sent no proof."""
+    return sum(peer.rank is None for peer in made._peers)
+
+
 def test_frames_go_both_ways(runner):
     peer = connect(runner, 1)
     peer.send(wire.BEGAN, b"7 here")
     peer.send(wire.OUT, b"x")
     runner.wait_for((1, wire.BEGAN, b"7 here"), (1, wire.OUT, b"x"))
-    kinds: list[bytes] = []
+    kinds = b""
     limit = time.monotonic() + stretched(5)
     while not kinds and time.monotonic() < limit:
         kinds = peer.receive()
-    assert kinds == [wire.ALL_ENDED]
+    assert kinds == wire.ALL_ENDED
     peer._connection.close()
     runner.wait_for(*runner.taken[:2], (1, b"", b""))
 
@@ -114,7 +119,9 @@ def test_peers_without_proofs_do_not_disturb_ranks(runner, monkeypatch):
     """Check peers that send too little, too much, nothing or no proof; many at once."""
     monkeypatch.setattr(connections, "_SPARE", 3)
     strangers = []
-    for data in (b"GET / HTTP/1.1\r\n\r\n", b"", os.urandom(500), wire.frame(wire.ENDED, b"1")) * 5:
+    short = wire.frame(wire.HELLO, b"1")
+    ended = wire.frame(wire.ENDED, bytes(wire.HELLO_FORM.size))
+    for data in (b"GET / HTTP/1.1\r\n\r\n", b"", os.urandom(500), short, ended) * 5:
         family, target = list(link._targets(runner.connections.address))[-1]
         strangers.append(socket.socket(family))
         strangers[-1].connect(target)
@@ -123,7 +130,7 @@ def test_peers_without_proofs_do_not_disturb_ranks(runner, monkeypatch):
     peer.send(wire.OUT, b"x")
     runner.wait_for((0, wire.OUT, b"x"))
     addresses = len(list(link._targets(runner.connections.address)))
-    assert len(runner.connections._guests) <= 2 * addresses + 3
+    assert unproven(runner.connections) <= 2 * addresses + 3
     for each in (*strangers, peer._connection):
         each.close()
 
@@ -156,7 +163,7 @@ def test_a_proof_past_the_deadline_is_refused(alone, monkeypatch):
     assert len(ready) == 2, "both come with one look"
     for key in sorted(ready, key=lambda each: each.data != made._accept):
         key.data()
-    assert len(made._guests) == 1
+    assert unproven(made) == 1
     assert old.recv(1 << 10)[wire.NONCE_BYTES :] == b""
     old.close()
     new.close()
@@ -175,7 +182,7 @@ def test_no_descriptor_is_left_for_a_connection(alone, monkeypatch):
 
     monkeypatch.setattr(made, "_server", Full())
     made._accept()
-    assert not made._guests
+    assert not unproven(made)
 
 
 def test_a_large_job_may_open_as_many_files_as_it_has_ranks():
@@ -207,7 +214,7 @@ def test_ranks_that_try_all_addresses_at_once_are_accepted(monkeypatch):
     guests = [socket.create_connection(target, wait) for _ in range(ranks * addresses)]
     for _ in guests:
         made._accept()
-    assert len(made._guests) == ranks * addresses
+    assert unproven(made) == ranks * addresses
     made.close()
     selector.close()
     for each in guests:
@@ -239,7 +246,7 @@ def test_a_wrong_proof_of_the_runner_is_refused():
     def answer() -> None:
         connection, _ = server.accept()
         connection.sendall(bytes(wire.NONCE_BYTES))
-        connection.recv(wire.HELLO.size)
+        connection.recv(len(wire.frame(wire.HELLO)) + wire.HELLO_FORM.size)
         connection.sendall(bytes(wire.PROOF_BYTES))
         connection.close()
 
@@ -277,11 +284,12 @@ def test_an_error_while_printing_does_not_close_the_connection():
 
     selector = selectors.DefaultSelector()
     made = Connections(1, None, selector, take)
-    made._peers[0] = connections._Peer(ours, wire.Frames())
-    made._listen_to(0)
+    peer = connections._Peer(ours, time.monotonic(), rank=0)
+    made._peers.append(peer)
+    made._read_from(peer)
     theirs.send(wire.frame(wire.OUT, b"x"))
     with pytest.raises(OSError, match="No space left"):
-        made._read(0)
+        made._read(peer)
     assert made.open
     made.close()
     selector.close()
@@ -310,9 +318,9 @@ def test_unread_output_is_bounded(runner):
     assert sent < 500
     runner.connections.pause(set())
     limit = time.monotonic() + stretched(10)
-    while peer.waits and time.monotonic() < limit:
+    while peer.pending and time.monotonic() < limit:
         peer.flush()
-    assert not peer.waits
+    assert not peer.pending
     limit = time.monotonic() + stretched(5)
     while len(runner.taken) < sent and time.monotonic() < limit:
         time.sleep(0.01)
@@ -325,6 +333,6 @@ def test_the_end_of_the_runner_is_detected(runner):
     runner.end()
     readable, _, _ = select.select([peer], [], [], stretched(5))
     assert readable
-    with pytest.raises(link.Gone):
+    with pytest.raises(link.RunnerEnded):
         peer.receive()
     peer._connection.close()

@@ -30,11 +30,11 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[int, CostModel], list[
         calls.append((trial._comm.rank, nbytes))
         return models[trial._comm.rank].seconds(nbytes)
 
-    monkeypatch.setattr(autotune._Trial, "_seconds", seconds)
+    monkeypatch.setattr(autotune._Trial, "seconds", seconds)
     return models, calls
 
 
-def chosen(comm: Communicator | None = None) -> Sizing:
+def tuned(comm: Communicator | None = None) -> Sizing:
     comm = threads.world() if comm is None else comm
     found = autotune.sizing(comm, EveryRank(comm, 0), "auto")
     comm.close()
@@ -46,7 +46,7 @@ def test_ranks_whose_times_differ_choose_alike(clocks: Any) -> None:
     # Rank 2 is the slowest at all sizes; alone, the ranks would choose 1, 32 and 16 MiB.
     models.update({0: CostModel(1e-5, 1e9), 1: CostModel(1e-4, 1.2e10), 2: CostModel(1e-3, 6e8)})
     assert [model.bucket_bytes() // MIB for model in models.values()] == [1, 32, 16]
-    first, *others = run_ranks(3, chosen)
+    first, *others = run_ranks(3, tuned)
     assert others == [first, first]
     assert first.bucket_bytes == 16 * MIB
     assert first.cost is not None
@@ -62,24 +62,24 @@ def test_each_size_takes_the_time_of_the_slowest_there(clocks: Any) -> None:
     points = [(n, max(model.seconds(n) for model in models.values())) for n in sizes]
     wanted = fit(points)
     assert wanted is not None
-    assert run_ranks(2, chosen) == [Sizing(wanted.bucket_bytes(), wanted)] * 2
+    assert run_ranks(2, tuned) == [Sizing(wanted.bucket_bytes(), wanted)] * 2
 
 
 def test_slow_ranks_measure_short_collectives_alone(clocks: Any) -> None:
     models, calls = clocks
     models.update({0: CostModel(1e-6, 1e12), 1: CostModel(0.05, 1e7)})
-    assert run_ranks(2, chosen)[0].bucket_bytes == 16 * MIB
+    assert run_ranks(2, tuned)[0].bucket_bytes == 16 * MIB
     assert sorted(set(calls)) == [(rank, n) for rank in (0, 1) for n in (LEAST, 4 * LEAST)]
 
 
 def test_times_that_do_not_grow_leave_the_default(clocks: Any) -> None:
     models, _ = clocks
     models.update({0: CostModel(1e-3, float("inf")), 1: CostModel(1e-3, float("inf"))})
-    assert run_ranks(2, chosen) == [Sizing(25 * MIB)] * 2
+    assert run_ranks(2, tuned) == [Sizing(25 * MIB)] * 2
 
 
 def test_one_rank_measures_nothing(clocks: Any) -> None:
-    assert chosen(SoloCommunicator(5)) == Sizing(25 * MIB)
+    assert tuned(SoloCommunicator(5)) == Sizing(25 * MIB)
     assert clocks[1] == []
 
 

@@ -114,14 +114,14 @@ def launch(events: Events, work: Work) -> Work:
 
 def test_an_instrument_receives_what_it_overrides_alone() -> None:
     events, verbs, log = Events(), Verbs(), Log()
-    assert events.heard == {}
+    assert events.listeners == {}
     events.add(verbs)
-    assert events.heard == {"verb": [verbs]}
+    assert events.listeners == {"verb": [verbs]}
     events.add(log)
-    assert events.heard.keys() == {"verb", "launched", "completed", "waited", "late"}
-    assert events.heard["late"] == [log]
+    assert events.listeners.keys() == {"verb", "launched", "completed", "waited", "late"}
+    assert events.listeners["late"] == [log]
     events.add(Instrument())
-    assert events.heard["verb"] == [verbs, log]
+    assert events.listeners["verb"] == [verbs, log]
 
 
 def test_a_removed_instrument_receives_nothing() -> None:
@@ -129,10 +129,10 @@ def test_a_removed_instrument_receives_nothing() -> None:
     events.add(verbs)
     events.add(log)
     events.remove(log)
-    assert events.heard == {"verb": [verbs]}
+    assert events.listeners == {"verb": [verbs]}
     events.remove(log)
     events.remove(verbs)
-    assert events.heard == {}
+    assert events.listeners == {}
     events.emit("verb", "push", 1.0)
     assert (verbs.names, log.events) == ([], [])
 
@@ -151,7 +151,7 @@ def test_a_collective_from_launch_to_the_end_of_its_wait(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("arrivals", [{}, {3: 1.0}])
-def test_nobody_is_late_where_no_others_are_known(clock: Clock, arrivals: Any) -> None:
+def test_no_rank_is_late_if_arrival_times_are_unknown(clock: Clock, arrivals: Any) -> None:
     events, log = Events(), Log()
     events.add(log)
     launch(events, Launched(clock, arrivals)).wait()
@@ -177,7 +177,7 @@ def test_a_failed_wait_completes_nothing(clock: Clock) -> None:
     assert [event[0] for event in log.events] == ["launched"]
 
 
-def test_the_host_knows_no_times_of_a_gpu(clock: Clock) -> None:
+def test_the_host_has_no_times_of_a_gpu(clock: Clock) -> None:
     events, log = Events(), Log()
     events.add(log)
     work = Launched(clock)
@@ -187,7 +187,7 @@ def test_the_host_knows_no_times_of_a_gpu(clock: Clock) -> None:
     assert [event[0] for event in log.events] == ["launched"]
 
 
-def test_a_collective_is_not_wrapped_when_nobody_listens(clock: Clock) -> None:
+def test_a_collective_without_instruments_is_not_wrapped(clock: Clock) -> None:
     work = Launched(clock)
     assert launch(Events(), work) is work
     assert work.label == "bucket 0, key 'w'"
@@ -266,7 +266,7 @@ def test_an_instrument_cannot_call_a_verb(
 
     events_of(kv).add(Calling())
     kv.push("w", np.ones(4, "f4"))
-    assert events_of(kv).heard == {}
+    assert events_of(kv).listeners == {}
     (record,) = caplog.records
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], UsageError)

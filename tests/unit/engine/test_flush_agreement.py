@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import ncclkv
 from ncclkv.testing import run_ranks
+from tests.harness.extent import examples
 
 pytestmark = pytest.mark.limit(60)
 
@@ -178,7 +179,7 @@ def check(program: Program) -> None:
 
 
 few = settings(
-    max_examples=150,
+    max_examples=examples(150),
     deadline=None,
     derandomize=True,
     database=None,

@@ -20,7 +20,7 @@ from ncclkv.engine.reduction import reduction_for
 from ncclkv.errors import DTypeMismatch, NotSupported, UsageError
 from ncclkv.kernels.host import HostKernels
 from ncclkv.optimizer import SGD, Optimizer, State
-from ncclkv.table.bucket import place
+from ncclkv.table.bucket import make_buckets
 from ncclkv.table.registry import Key, KeySpec
 
 pytestmark = pytest.mark.usefixtures("in_numpy_and_c")
@@ -44,7 +44,7 @@ def _bucket(dtype: Any = "float32", index: int = 0) -> BucketState:
         KeySpec(key, number, (size,), np.dtype(dtype))
         for number, (key, size) in enumerate(sizes.items())
     ]
-    (bucket,) = place(specs, 1 << 20, first=index)
+    (bucket,) = make_buckets(specs, 1 << 20, first=index)
     comm = SoloCommunicator(60.0)
     reduction = reduction_for(comm, placement("every_rank", 0, comm), None, Events())
     return BucketState(bucket, comm, reduction)
@@ -276,14 +276,14 @@ def test_a_captured_step_that_counts_two_updates_of_a_key_is_refused() -> None:
     for make, refused in (SGD, False), (Counting, True):
         state = _bucket()
         rule = _rule(make(), state)
-        with rule.recording(rule.captured([state], rule._kernels)):
-            for keys in {"a", "b"}, {"c"}:
-                _begin(rule, rule.step(), state, keys)
-            if not refused:
-                _begin(rule, rule.step(), state, {"b", "c"})
-                continue
-            with pytest.raises(UsageError) as caught:
-                _begin(rule, rule.step(), state, {"b", "c"})
+        rule.recording = rule.captured([state], rule._kernels)
+        for keys in {"a", "b"}, {"c"}:
+            _begin(rule, rule.step(), state, keys)
+        if not refused:
+            _begin(rule, rule.step(), state, {"b", "c"})
+            continue
+        with pytest.raises(UsageError) as caught:
+            _begin(rule, rule.step(), state, {"b", "c"})
         assert str(caught.value) == (
             "capture: key 'b' is updated twice in the step, and Counting counts updates: a replay "
             "would give both the same count; capture a step with one update of each key"
@@ -374,9 +374,8 @@ class Masters(SGD):
 
 def test_states_have_names_dtypes_and_first_values() -> None:
     state = _bucket("float16")
-    rule = _rule(Masters(), state)
     state.weights[:] = np.arange(state.bucket.count)
-    rule.start(state)
+    rule = _rule(Masters(), state)
     of_a = rule.states(_slot(state, "a"))
     assert {name: (s.dtype, s.tolist()) for name, s in of_a.items()} == {
         "master": (np.float32, list(range(10))),

@@ -151,7 +151,7 @@ def test_an_interrupted_verb_leaves_a_store_of_one_rank_whole(kv: ncclkv.KVStore
     ("end", "error", "words"),
     [
         (lambda comm: comm.close(), UsageError, "rank 0 of 1: the communicator is closed"),
-        (lambda comm: comm.abort("enough"), CommAborted, "left the communicator, and said: enough"),
+        (lambda comm: comm.abort("enough"), CommAborted, "left the communicator; farewell: enough"),
     ],
 )
 def test_a_communicator_of_one_rank_is_closed_too(end: Any, error: Any, words: str) -> None:

@@ -25,7 +25,7 @@ def ignore(state: Any) -> None:
 def layout() -> Layout:
     comm = SoloCommunicator(1.0)
     reduction = reduction_for(comm, placement("every_rank", 0, comm), None, Events())
-    return Layout(comm, comm.kernels, Sizing(4096), ignore, ignore, reduction, share_weights=False)
+    return Layout(comm, Sizing(4096), ignore, reduction, share_weights=False)
 
 
 def specs(*storages: str) -> list[KeySpec]:

@@ -16,27 +16,27 @@ RANKS = 3
 
 
 def test_every_rank_receives_and_updates() -> None:
-    chosen = placement("every_rank", 0, SoloCommunicator(1.0))
-    assert chosen.to(10) == EVERYONE
-    assert (chosen.owner, chosen.leader) == ("every rank", 0)
-    assert chosen.updates
-    assert chosen.replicated
-    assert chosen.shares_weights
-    assert chosen.publish(np.zeros(10)).done()
+    made = placement("every_rank", 0, SoloCommunicator(1.0))
+    assert made.to(10) == EVERYONE
+    assert (made.owner, made.leader) == ("every rank", 0)
+    assert made.updates
+    assert made.replicated
+    assert made.shares_weights
+    assert made.publish(np.zeros(10)).done()
 
 
 @pytest.mark.parametrize("root", range(RANKS))
 def test_the_root_alone_receives_updates_and_publishes(root: int) -> None:
     def body() -> None:
         comm = threads.world()
-        chosen = placement("root", root, comm)
-        assert chosen.to(10) == Root(root)
-        assert (chosen.owner, chosen.leader) == (f"rank {root}", root)
-        assert chosen.updates == (comm.rank == root)
-        assert not chosen.replicated
-        assert not chosen.shares_weights
+        made = placement("root", root, comm)
+        assert made.to(10) == Root(root)
+        assert (made.owner, made.leader) == (f"rank {root}", root)
+        assert made.updates == (comm.rank == root)
+        assert not made.replicated
+        assert not made.shares_weights
         weights = np.full(10, float(comm.rank))
-        chosen.publish(weights).wait()
+        made.publish(weights).wait()
         assert (weights == root).all()
         comm.close()
 
@@ -51,7 +51,7 @@ def test_a_placement_of_a_later_version_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["everywhere", None, 3, ["root"]])
 def test_an_unknown_placement_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="choose every_rank or root"):
+    with pytest.raises(UsageError, match="is unknown; use every_rank or root"):
         placement(name, 0, SoloCommunicator(1.0))
 
 

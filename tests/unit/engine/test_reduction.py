@@ -9,7 +9,7 @@ import pytest
 
 from ncclkv.comm.base import Collective
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.engine.events import Events
+from ncclkv.engine.events import Events, Instrument
 from ncclkv.engine.placement import placement
 from ncclkv.engine.reduction import DenseReduction, reduction_for
 from ncclkv.engine.span import Span
@@ -33,7 +33,7 @@ def comm() -> Counting:
 
 def span() -> Span:
     """Return elements 2 to 6 of a bucket of 8, whose gradients are their own indices."""
-    return Span(2, 6, np.arange(8.0), np.zeros(8), "bucket 0, key 'w'")
+    return Span(2, 6, np.arange(8.0)[2:6], np.zeros(8)[2:6], "bucket 0, key 'w'")
 
 
 def dense(comm: Counting) -> DenseReduction:
@@ -61,6 +61,26 @@ def test_another_target_or_op_is_prepared_anew(comm: Counting) -> None:
     assert applied == [(0, 4)]
     reduction.launch(part, part.gradients, "max", None).wait()
     assert comm.prepared == 3
+
+
+class Wire(Instrument):
+    """Records the bytes of the array, and those that are sent."""
+
+    def __init__(self) -> None:
+        self.nbytes: list[tuple[int, int]] = []
+
+    def launched(self, seq: int, label: str, nbytes: int, wire: int) -> None:
+        self.nbytes.append((nbytes, wire))
+
+
+def test_a_rank_alone_sends_nothing(comm: Counting) -> None:
+    events, wire, part = Events(), Wire(), span()
+    events.add(wire)
+    reduction = DenseReduction(comm, placement("every_rank", 0, comm), events)
+    reduction.launch(part, part.weights, "sum", None).wait()
+    assert wire.nbytes == [(32, 0)]
+    assert part.collective is not None
+    assert part.collective.wire_bytes == 0
 
 
 def test_a_refused_reduction_is_not_kept(comm: Counting) -> None:

@@ -21,20 +21,20 @@ from tests.harness.context import context_of
 HERE = [case for case in CASES if case.name.startswith("divergence")]
 
 
-def vote(held: list[int], pulled: list[int] | None = None, counts: bool = True) -> Checksums:
+def checksums(held: list[int], pulled: list[int] | None = None, counts: bool = True) -> Checksums:
     """Return a rank's checksums of as many keys."""
     made = Checksums.blank(len(held))
     made.held[:] = held
-    made.held_counts[:] = counts
+    made.held_comparable[:] = counts
     if pulled is not None:
         made.lowest[:] = made.highest[:] = pulled
-        made.pulled_counts[:] = True
+        made.pulled_comparable[:] = True
     return made
 
 
-def odd(sums: list[int], root: int = 0) -> tuple[int, ...]:
+def outliers(sums: list[int], root: int = 0) -> tuple[int, ...]:
     """Return the outliers among ranks with these checksums."""
-    found = differences([vote([each]) for each in sums], ["w"], root)
+    found = differences([checksums([each]) for each in sums], ["w"], root)
     assert len(found) <= 1
     return found[0].held if found else ()
 
@@ -54,20 +54,22 @@ def odd(sums: list[int], root: int = 0) -> tuple[int, ...]:
     ],
 )
 def test_the_outlier_is_found(sums: list[int], root: int, wrong: tuple[int, ...]) -> None:
-    assert odd(sums, root) == wrong
+    assert outliers(sums, root) == wrong
 
 
 def test_keys_checked_on_some_ranks_alone_are_left_out() -> None:
     keys = ["key0"]
-    assert differences([vote([5]), vote([6], counts=False)], keys, 0) == []
-    assert differences([vote([5], [7]), vote([5])], keys, 0) == []
-    assert differences([vote([5], [7]), vote([5], [8])], keys, 0) == [Difference("key0", (), (1,))]
+    assert differences([checksums([5]), checksums([6], counts=False)], keys, 0) == []
+    assert differences([checksums([5], [7]), checksums([5])], keys, 0) == []
+    assert differences([checksums([5], [7]), checksums([5], [8])], keys, 0) == [
+        Difference("key0", (), (1,))
+    ]
 
 
 def test_a_rank_whose_arrays_differ_among_themselves() -> None:
-    said = [vote([5], [5]) for _ in range(3)]
-    said[1].highest[:] = 9
-    assert differences(said, ["w"], 0) == [Difference("w", (), (1,))]
+    received = [checksums([5], [5]) for _ in range(3)]
+    received[1].highest[:] = 9
+    assert differences(received, ["w"], 0) == [Difference("w", (), (1,))]
 
 
 @pytest.mark.parametrize(
@@ -141,8 +143,8 @@ def test_the_complete_error() -> None:
         assert str(caught.value) == (
             f"rank {kv.rank} of 3: after 1 flush values differ: of key 'w' rank 1 has other "
             f"bits than ranks 0, 2 (held and pulled); check for a rank that modifies its values in "
-            f"place, or an updater that depends on the rank, or let create(..., repair=True) give "
-            f"all ranks rank 0's"
+            f"place, or an updater that depends on the rank; or let create(..., repair=True) give "
+            f"all ranks rank 0's values"
         )
         kv.close()
 
@@ -159,8 +161,8 @@ def test_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
         run_ranks(3, body)
     assert [record.message for record in caplog.records] == [
         "rank 0 of 3: after 1 flush values differ: of key 'w' rank 1 has other bits than ranks "
-        "0, 2 (held and pulled); all ranks now have rank 0's, but for what the updater step "
-        "remembers"
+        "0, 2 (held and pulled); all ranks now have rank 0's values, but not the state of its "
+        "updater step"
     ]
 
 

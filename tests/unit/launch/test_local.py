@@ -129,7 +129,7 @@ def test_devices_are_left_as_they_are(venv):
 def test_number_of_ranks_is_checked(venv, ranks):
     done = launch("-n", ranks, "x.py", VENV=venv)
     assert done.returncode == 2
-    assert f"-n wants a number of ranks, 1 or more, and got '{ranks}'" in done.stderr
+    assert f"-n must be a number of ranks, 1 or more, and is '{ranks}'" in done.stderr
 
 
 def test_a_missing_program_is_refused(venv):

@@ -13,7 +13,7 @@ import pytest
 from tests import on_gpu
 from tests.conformance import CASES
 from tests.harness.source import ROOT
-from tests.nccl.first import FIRST
+from tests.nccl.first_cases import FIRST
 from tests.on_gpu import Lease, Part
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import ncclkv
 from ncclkv.checkpoint import directory as generations
 from ncclkv.checkpoint import write
-from tests.unit.checkpoint import small
+from tests.unit.checkpoint import small_checkpoints
 
 CALLS = ["mkdir", "open", "fsync", "rename", "unlink", "rmdir", "scandir", "listdir", "close"]
 ROOM = (300, 7)
@@ -47,7 +47,7 @@ def go_on(kv: Any) -> None:
 def check(directory: str, least: int) -> int:
     """Load the checkpoint, and return its step, which must be whole and at least `least`."""
     for other in generations.generations(directory) if Path(directory).exists() else ():
-        assert small.loaded(Path(other.path)) is not None, (
+        assert small_checkpoints.loaded(Path(other.path)) is not None, (
             "a checkpoint under its final name is whole"
         )
     with store() as kv:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.store.operations import full, last, on_two_ranks
+from tests.unit.store.recorded_calls import full, last, on_two_ranks
 
 HERE = Path(__file__).name
 

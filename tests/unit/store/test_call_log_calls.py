@@ -13,7 +13,7 @@ import pytest
 import ncclkv
 from ncclkv.errors import UsageError
 from tests.harness.context import context_of
-from tests.unit.store.operations import full, noted, on_two_ranks
+from tests.unit.store.recorded_calls import full, noted, on_two_ranks
 
 
 def test_a_failed_call_is_not_recorded() -> None:

@@ -243,7 +243,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_known_one() -> None:
     assert str(caught.value).startswith(
         "create has no argument 'updat_on'; did you mean 'update_on'? Valid: name, comm, "
     )
-    with pytest.raises(UsageError, match="unknown nonfinite='rais'; did you mean 'raise'"):
+    with pytest.raises(UsageError, match="nonfinite 'rais' is unknown; did you mean 'raise'"):
         ncclkv.create("local", nonfinite="rais")
     with ncclkv.create("local") as kv, pytest.raises(UsageError, match="did you mean 'avg'"):
         kv.init("w", np.zeros(2), op="av")

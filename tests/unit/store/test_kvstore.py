@@ -15,8 +15,9 @@ import ncclkv
 from ncclkv import optimizer
 from ncclkv.errors import UsageError
 from ncclkv.testing import run_ranks
-from tests.conformance.expect import says
-from tests.conformance.malformed import ARRAYS, JUNK, KEYS, SHAPE, Junk
+from tests.conformance.expect import check_words
+from tests.conformance.malformed import ARRAYS, JUNK, KEYS, SHAPE, Malformed
+from tests.harness.extent import examples
 from tests.harness.slow import stretched
 
 pytestmark = pytest.mark.limit(60)
@@ -51,7 +52,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 
 keys = st.one_of(
-    st.sampled_from([Junk(repr(key), lambda key=key: key) for key in KEYS]), st.sampled_from(JUNK)
+    st.sampled_from([Malformed(repr(key), lambda key=key: key) for key in KEYS]),
+    st.sampled_from(JUNK),
 )
 arrays = st.one_of(st.sampled_from(ARRAYS), st.sampled_from(JUNK))
 junk = st.sampled_from(JUNK)
@@ -62,8 +64,8 @@ class Call:
     """A call of a verb; each use makes its arguments anew."""
 
     verb: str
-    given: tuple[Junk, ...]
-    options: dict[str, Junk] = field(default_factory=dict)
+    given: tuple[Malformed, ...]
+    options: dict[str, Malformed] = field(default_factory=dict)
     in_group: bool = False
 
     def make(self, kv: Any) -> None:
@@ -123,7 +125,7 @@ def refused_or_done(kv: Any, call: Call) -> None:
         call.make(kv)
     except UsageError as error:
         if call.verb != "is_capable":  # the class's, not the instance's
-            says(error, f"rank {kv.rank} of {kv.num_workers}: ")
+            check_words(error, f"rank {kv.rank} of {kv.num_workers}: ")
         got = values(kv)
         same(got, {key: expected[key] for key in got})
         assert set(got) == set(expected)
@@ -142,9 +144,9 @@ def play(create: Callable[[], Any], program: Sequence[Call]) -> None:
             refused_or_done(kv, call)
 
 
-def few(examples: int) -> settings:
+def few(count: int) -> settings:
     return settings(
-        max_examples=examples,
+        max_examples=examples(count),
         deadline=None,
         derandomize=True,
         database=None,
@@ -181,7 +183,7 @@ def test_random_verbs_on_two_ranks_that_update_on_the_root(program: list[Call]) 
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_each_verb_with_each_wrong_argument(verb: str) -> None:
     """Check each wrong argument alone, with all others right."""
-    right = {"key": Junk("'a'", lambda: "a"), "value": ARRAYS[0], "out": ARRAYS[0]}
+    right = {"key": Malformed("'a'", lambda: "a"), "value": ARRAYS[0], "out": ARRAYS[0]}
     for place, _ in enumerate(VERBS[verb]):
         with opened(lambda: ncclkv.create("local")) as kv:
             for one in JUNK:
@@ -192,10 +194,10 @@ def test_each_verb_with_each_wrong_argument(verb: str) -> None:
 
 @pytest.mark.parametrize(("verb", "option"), [(v, o) for v in OPTIONS for o in OPTIONS[v]])
 def test_each_option_with_each_wrong_value(verb: str, option: str) -> None:
-    right = {"key": Junk("'a'", lambda: "a"), "value": ARRAYS[0], "out": ARRAYS[0]}
+    right = {"key": Malformed("'a'", lambda: "a"), "value": ARRAYS[0], "out": ARRAYS[0]}
     for one in JUNK:
         with opened(lambda: ncclkv.create("local")) as kv:
-            key = Junk("'new'", lambda: "new") if verb == "init" else right["key"]
+            key = Malformed("'new'", lambda: "new") if verb == "init" else right["key"]
             given = (key, *(right[name] for name in VERBS[verb][1:]))
             refused_or_done(kv, Call(verb, given, {option: one}))
 
@@ -233,7 +235,7 @@ def test_each_option_of_create_with_each_wrong_value(name: str, option: str) -> 
 def test_wrong_updaters_are_refused_or_fail_when_called(verb: str, size: int) -> None:
     """Check that an object accepted as updater may fail only when it is called."""
 
-    def body(one: Junk) -> None:
+    def body(one: Malformed) -> None:
         with opened(lambda: ncclkv.create("threads")) as kv:
             try:
                 getattr(kv, verb)(one.make())

@@ -10,7 +10,7 @@ import pytest
 import ncclkv
 from ncclkv.errors import OutOfMemory, UsageError
 from ncclkv.store import memory_check
-from ncclkv.system.memory import Room
+from ncclkv.system.memory import MemoryLeft
 from ncclkv.testing import run_ranks
 
 RANKS = 3
@@ -25,13 +25,13 @@ class Machine:
     def __init__(self, patch: pytest.MonkeyPatch, *left: int | None) -> None:
         self.left = list(left)
         self.looks = 0
-        patch.setattr(memory_check, "room", self.room)
-        patch.setattr(memory_check, "LOOK_BYTES", 8000)
+        patch.setattr(memory_check, "memory_left", self.memory_left)
+        patch.setattr(memory_check, "CHECK_BYTES", 8000)
 
-    def room(self) -> Room | None:
+    def memory_left(self) -> MemoryLeft | None:
         self.looks += 1
         nbytes = self.left.pop() if len(self.left) > 1 else self.left[0]
-        return None if nbytes is None else Room(nbytes, "a box")
+        return None if nbytes is None else MemoryLeft(nbytes, "a box")
 
 
 def refused(kv: Any, key: Any = "w", value: Any = BIG) -> str:
@@ -46,9 +46,10 @@ def test_keys_that_fit_to_the_byte_are_accepted(monkeypatch: pytest.MonkeyPatch)
     machine = Machine(monkeypatch, 2 * NBYTES - 1)
     with ncclkv.create("local") as kv:
         assert refused(kv) == (
-            "rank 0 of 1: init: on the node of rank 0, the buckets of 1 new keys need 16,384 bytes "
-            "(8,192 for the gradients of 1 ranks, 8,192 for the weights of each), and 16,383 are "
-            "left by a box; give the node more memory, or fewer ranks"
+            "rank 0 of 1: init: 1 new keys of 8,192 bytes, with gradients and weights, do not fit "
+            "on rank 0: on its node they need 16,384 bytes (8,192 for the gradients of 1 ranks, "
+            "8,192 for the weights of each rank), and 16,383 are left by a box; give the node more "
+            "memory, or fewer ranks"
         )
         assert kv.keys() == []
         machine.left = [2 * NBYTES]
@@ -91,10 +92,10 @@ def test_earlier_keys_without_a_bucket_still_need_weights(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("options", "way", "needed", "words"),
     [
-        ({}, "files", 4 * NBYTES, "24,576 for the gradients of 3 ranks, 8,192 for weights in comm"),
-        ({}, "halves", 6 * NBYTES, "24,576 for the weights of each"),
-        ({}, "messages", 6 * NBYTES, "24,576 for the weights of each"),
-        ({"update_on": "root"}, "files", 6 * NBYTES, "24,576 for the weights of each"),
+        ({}, "files", 4 * NBYTES, "24,576 for the gradients of 3 ranks, 8,192 for shared weights"),
+        ({}, "halves", 6 * NBYTES, "24,576 for the weights of each rank"),
+        ({}, "messages", 6 * NBYTES, "24,576 for the weights of each rank"),
+        ({"update_on": "root"}, "files", 6 * NBYTES, "24,576 for the weights of each rank"),
     ],
 )
 def test_the_need_of_all_ranks_of_a_node_counts(
@@ -109,7 +110,8 @@ def test_the_need_of_all_ranks_of_a_node_counts(
             return refused(kv)
 
     for rank, text in enumerate(run_ranks(RANKS, refuse)):
-        assert text.startswith(f"rank {rank} of 3: init: on the node of rank 0")
+        assert text.startswith(f"rank {rank} of 3: init: 1 new keys of 8,192 bytes")
+        assert "do not fit on rank 0: on its node they need " in text
         assert f"need {needed:,} bytes" in text
         assert words in text
     machine.left = [needed]
@@ -130,7 +132,7 @@ def test_small_buckets_need_weights_of_each(monkeypatch: pytest.MonkeyPatch) -> 
 
     for text in run_ranks(RANKS, body):
         assert "need 49,152 bytes" in text
-        assert "24,576 for the weights of each" in text
+        assert "24,576 for the weights of each rank" in text
 
 
 def test_a_function_as_updater_needs_weights_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +144,7 @@ def test_a_function_as_updater_needs_weights_of_each(monkeypatch: pytest.MonkeyP
             return refused(kv)
 
     for text in run_ranks(RANKS, body):
-        assert "24,576 for the weights of each" in text
+        assert "24,576 for the weights of each rank" in text
 
 
 def test_too_little_memory_on_one_rank_is_refused_by_all(

@@ -29,4 +29,4 @@ def test_a_reset_of_several_keys_flushes_once() -> None:
             del control.allgather
             return labels, [float(value[0]) for value in kv.pull(keys)]
 
-    assert run_ranks(2, body) == [(["agreement on reset", "what was pushed"], [5, 5, 5])] * 2
+    assert run_ranks(2, body) == [(["agreement on reset", "the keys pushed"], [5, 5, 5])] * 2

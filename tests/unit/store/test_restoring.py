@@ -94,13 +94,13 @@ def test_a_save_may_take_longer_than_the_deadline(
     from ncclkv.checkpoint import write as writing
 
     monkeypatch.setattr(writing, "FILE_BYTES", 1)
-    put = writing._put
+    put = writing._write_file
 
     def slow(directory: str, name: str, blob: bytes) -> None:
         sleep(0.6)
         put(directory, name, blob)
 
-    monkeypatch.setattr(writing, "_put", slow)
+    monkeypatch.setattr(writing, "_write_file", slow)
 
     def body() -> None:
         with ncclkv.create("threads", timeout=3.0) as kv:

@@ -86,7 +86,7 @@ def test_every_verb_is_refused_in_a_handler(kv: ncclkv.KVStore, verb: str) -> No
     for text, inside in zip(said, ["push", "pull"], strict=True):
         assert (
             f"{verb} was called inside {inside}, by a signal handler or a destructor; set a flag "
-            f"there, and call {verb} when {inside} has returned" in text
+            f"there, and call {verb} after {inside} has returned" in text
         )
     assert out.tolist() == [5, 5]
     assert kv.pull("b").tolist() == [4, 4]

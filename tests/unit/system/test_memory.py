@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ncclkv.system.memory import Room, room
+from ncclkv.system.memory import MemoryLeft, memory_left
 
 MEMINFO = "MemTotal:       24000000 kB\nMemFree:         1000 kB\nMemAvailable:    2000000 kB\n"
-MACHINE = Room(2000000 * 1024, "MemAvailable of /proc/meminfo")
+MACHINE = MemoryLeft(2000000 * 1024, "MemAvailable of /proc/meminfo")
 GIB = 1 << 30
 UNLIMITED_V1 = "9223372036854771712"
 
@@ -36,21 +36,21 @@ def group_1(path: str, limit: str, used: int, inactive: int = 0) -> dict[str, st
     }
 
 
-def seen(tmp_path: Path, groups: str, files: Mapping[str, str]) -> Room | None:
+def seen(tmp_path: Path, groups: str, files: Mapping[str, str]) -> MemoryLeft | None:
     """Return the free memory on a system with these files."""
     for name, text in {"/proc/self/cgroup": groups, **files}.items():
         path = tmp_path / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return room(tmp_path)
+    return memory_left(tmp_path)
 
 
-def limit(path: str, nbytes: int, total: int) -> Room:
-    return Room(nbytes, f"{path}, a limit of {total:,} bytes")
+def limit(path: str, nbytes: int, total: int) -> MemoryLeft:
+    return MemoryLeft(nbytes, f"{path}, a limit of {total:,} bytes")
 
 
 def test_without_files_the_free_memory_is_unknown(tmp_path: Path) -> None:
-    assert room(tmp_path) is None
+    assert memory_left(tmp_path) is None
 
 
 def test_a_machine_without_groups(tmp_path: Path) -> None:
@@ -110,6 +110,6 @@ def test_a_group_past_its_limit_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_this_machine_has_free_memory() -> None:
-    found = room()
+    found = memory_left()
     assert found is not None
     assert found.nbytes > 0

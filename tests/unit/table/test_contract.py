@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from ncclkv.comm.diagnosis.call_log import advance_digest
 from ncclkv.table import contract
+from tests.harness.extent import examples
 
-FEW = settings(max_examples=200, deadline=None, derandomize=True)
+FEW = settings(max_examples=examples(200), deadline=None, derandomize=True)
 KEYS = 1000
 
 
@@ -87,10 +88,10 @@ def test_a_digest_is_equal_in_every_process(seed: str) -> None:
         "from ncclkv.table import contract\n"
         "print(advance_digest(7, contract.call_code('push', -2), contract.push_code(3)))"
     )
-    said = subprocess.check_output(
+    digest = subprocess.check_output(
         [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, text=True
     )
-    assert int(said) == advance_digest(7, contract.call_code("push", -2), contract.push_code(3))
+    assert int(digest) == advance_digest(7, contract.call_code("push", -2), contract.push_code(3))
 
 
 def test_a_digest_fits_a_signed_word() -> None:

@@ -7,12 +7,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ncclkv.table.cost import MIB, START_UP_SHARE, CostModel, Sizing, fit
+from tests.harness.extent import examples
 
 BYTES = [64 * 1024 * 4**number for number in range(6)]
 
 models = st.builds(CostModel, st.floats(1e-6, 1e-2), st.floats(1e7, 1e12))
 sizes = st.lists(st.sampled_from(BYTES), min_size=2, max_size=6, unique=True)
-few = settings(max_examples=300, deadline=None, derandomize=True)
+few = settings(max_examples=examples(300), deadline=None, derandomize=True)
 
 
 @few

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclkv.table.bucket import ALIGNMENT, Bucket, place
+from ncclkv.table.bucket import ALIGNMENT, Bucket, make_buckets
 from ncclkv.table.cost import CostModel, Sizing
 from ncclkv.table.plan import explain, label, launch_order, spans
 from ncclkv.table.registry import Key, KeySpec
+from tests.harness.extent import examples
 
 DTYPES = [np.dtype(d) for d in ("?", "i1", "u2", "f2", ml_dtypes.bfloat16, "f4", "f8", "c8", "c16")]
 SHAPES = st.one_of(
@@ -37,15 +38,15 @@ def tables(draw: st.DrawFn) -> list[KeySpec]:
 
 
 layouts = st.tuples(tables(), SIZES_OF_BUCKETS)
-few = settings(max_examples=200, deadline=None, derandomize=True)
+few = settings(max_examples=examples(200), deadline=None, derandomize=True)
 
 
 @few
 @given(layouts)
 def test_every_key_has_one_slot(layout: tuple[list[KeySpec], int]) -> None:
     specs, bucket_bytes = layout
-    placed = [entry.spec for bucket in place(specs, bucket_bytes) for entry in bucket.entries]
-    assert sorted(placed, key=lambda spec: spec.index) == specs
+    found = [entry.spec for bucket in make_buckets(specs, bucket_bytes) for entry in bucket.entries]
+    assert sorted(found, key=lambda spec: spec.index) == specs
 
 
 @few
@@ -53,7 +54,7 @@ def test_every_key_has_one_slot(layout: tuple[list[KeySpec], int]) -> None:
 def test_slots_are_aligned_ordered_and_disjoint(
     layout: tuple[list[KeySpec], int], first: int
 ) -> None:
-    buckets = place(*layout, first)
+    buckets = make_buckets(*layout, first)
     assert [bucket.index for bucket in buckets] == [*range(first, first + len(buckets))]
     for bucket in buckets:
         assert bucket.nbytes % ALIGNMENT == 0
@@ -73,7 +74,7 @@ def test_slots_are_aligned_ordered_and_disjoint(
 @few
 @given(layouts)
 def test_capacity_is_the_need_of_the_keys(layout: tuple[list[KeySpec], int]) -> None:
-    for bucket in place(*layout):
+    for bucket in make_buckets(*layout):
         padded = [-(-entry.spec.nbytes // ALIGNMENT) * ALIGNMENT for entry in bucket.entries]
         assert bucket.nbytes == sum(padded)
 
@@ -82,7 +83,7 @@ def test_capacity_is_the_need_of_the_keys(layout: tuple[list[KeySpec], int]) -> 
 @given(layouts)
 def test_buckets_hold_at_most_bucket_bytes(layout: tuple[list[KeySpec], int]) -> None:
     specs, bucket_bytes = layout
-    for bucket in place(specs, bucket_bytes):
+    for bucket in make_buckets(specs, bucket_bytes):
         if len(bucket.entries) > 1:
             assert bucket_bytes > 0
             assert bucket.entries[-1].hi * bucket.dtype.itemsize <= bucket_bytes
@@ -98,7 +99,7 @@ def test_no_bucket_is_opened_while_the_last_of_its_kind_has_space(
 ) -> None:
     specs, bucket_bytes = layout
     last: dict[tuple[np.dtype, str], Bucket] = {}
-    for bucket in place(specs, bucket_bytes):
+    for bucket in make_buckets(specs, bucket_bytes):
         first = bucket.entries[0].spec
         if first.nbytes > bucket_bytes or bucket_bytes == 0:
             continue
@@ -113,7 +114,7 @@ def test_no_bucket_is_opened_while_the_last_of_its_kind_has_space(
 @given(layouts)
 def test_no_fusion_with_0(layout: tuple[list[KeySpec], int]) -> None:
     specs, _ = layout
-    assert [len(bucket.entries) for bucket in place(specs, 0)] == [1] * len(specs)
+    assert [len(bucket.entries) for bucket in make_buckets(specs, 0)] == [1] * len(specs)
 
 
 @few
@@ -125,10 +126,10 @@ def test_the_layout_of_the_first_keys_does_not_depend_on_later_ones(
     some = specs[: len(specs) // 2]
     whole = {
         entry.key: (entry.lo, bucket.dtype)
-        for bucket in place(specs, bucket_bytes)
+        for bucket in make_buckets(specs, bucket_bytes)
         for entry in bucket.entries
     }
-    for bucket in place(some, bucket_bytes):
+    for bucket in make_buckets(some, bucket_bytes):
         for entry in bucket.entries:
             assert whole[entry.key] == (entry.lo, bucket.dtype)
 
@@ -146,18 +147,18 @@ def holders(bucket: Bucket) -> list[Key | None]:
 def test_runs_hold_exactly_the_requested_keys(
     layout: tuple[list[KeySpec], int], data: st.DataObject
 ) -> None:
-    for bucket in place(*layout):
+    for bucket in make_buckets(*layout):
         if bucket.count > 20_000:
             continue
-        known = [entry.key for entry in bucket.entries]
-        asked = data.draw(st.sets(st.sampled_from(known)))
-        runs = bucket.runs(asked)
+        keys = [entry.key for entry in bucket.entries]
+        wanted = data.draw(st.sets(st.sampled_from(keys)))
+        runs = bucket.runs(wanted)
         owner = holders(bucket)
         covered = [key for lo, hi in runs for key in owner[lo:hi]]
         sized = {entry.key for entry in bucket.entries if entry.spec.size}
-        assert {key for key in covered if key is not None} == asked & sized
+        assert {key for key in covered if key is not None} == wanted & sized
         for entry in bucket.entries:
-            assert covered.count(entry.key) == (entry.spec.size if entry.key in asked else 0)
+            assert covered.count(entry.key) == (entry.spec.size if entry.key in wanted else 0)
         assert all(lo < hi for lo, hi in runs)
         assert all(before[1] <= after[0] for before, after in pairwise(runs))
 
@@ -165,18 +166,18 @@ def test_runs_hold_exactly_the_requested_keys(
 @few
 @given(layouts, st.data())
 def test_runs_are_as_long_as_can_be(layout: tuple[list[KeySpec], int], data: st.DataObject) -> None:
-    for bucket in place(*layout):
-        known = [entry.key for entry in bucket.entries]
-        asked = data.draw(st.sets(st.sampled_from(known)))
-        runs = bucket.runs(asked)
+    for bucket in make_buckets(*layout):
+        keys = [entry.key for entry in bucket.entries]
+        wanted = data.draw(st.sets(st.sampled_from(keys)))
+        runs = bucket.runs(wanted)
         for before, after in pairwise(runs):
             # A key without elements has the offset of the key after it.
             between = [e.key for e in bucket.entries if before[1] <= e.lo <= after[0]]
-            assert set(between) - asked, "two runs with no strange key between them"
+            assert set(between) - wanted, "two runs with no strange key between them"
 
 
 def test_an_unrequested_key_without_elements_separates_runs() -> None:
-    (bucket,) = place(specs_of(3, 0, 3), 1024)
+    (bucket,) = make_buckets(specs_of(3, 0, 3), 1024)
     assert bucket.runs({"k0", "k2"}) == [(0, 3), (64, 67)]
     assert bucket.runs({"k0", "k1", "k2"}) == [(0, 67)]
 
@@ -186,11 +187,11 @@ def test_an_unrequested_key_without_elements_separates_runs() -> None:
 def test_launches_reduce_the_pushed_keys_and_a_full_bucket_at_once(
     layout: tuple[list[KeySpec], int], data: st.DataObject
 ) -> None:
-    for bucket in place(*layout):
-        known = [entry.key for entry in bucket.entries]
-        pushed = data.draw(st.sets(st.sampled_from(known)))
+    for bucket in make_buckets(*layout):
+        keys = [entry.key for entry in bucket.entries]
+        pushed = data.draw(st.sets(st.sampled_from(keys)))
         found = spans(bucket, pushed)
-        if len(pushed) == len(known):
+        if len(pushed) == len(keys):
             assert found == ([(0, bucket.count)] if bucket.count else [])
         else:
             assert found == bucket.runs(pushed)
@@ -214,8 +215,8 @@ def specs_of(*sizes: int) -> list[KeySpec]:
 def test_example_layouts(
     sizes: tuple[int, ...], bucket_bytes: int, buckets: list[list[str]]
 ) -> None:
-    placed = place(specs_of(*sizes), bucket_bytes)
-    assert [[entry.key for entry in bucket.entries] for bucket in placed] == buckets
+    made = make_buckets(specs_of(*sizes), bucket_bytes)
+    assert [[entry.key for entry in bucket.entries] for bucket in made] == buckets
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_example_layouts(
 def test_example_launches(
     pushed: list[str], expected: list[tuple[int, int]], labels: list[str]
 ) -> None:
-    (bucket,) = place(specs_of(3, 64, 64, 3), 1 << 20, first=4)
+    (bucket,) = make_buckets(specs_of(3, 64, 64, 3), 1 << 20, first=4)
     found = spans(bucket, set(pushed))
     assert found == expected
     assert [label(bucket, span) for span in found] == labels
@@ -247,7 +248,7 @@ def test_launches_are_ordered_by_priority_then_index(priorities: dict[int, int])
 
 def test_text_of_the_plan() -> None:
     specs = [*specs_of(3, 64), KeySpec("m", 2, (), np.dtype("f8"), "max")]
-    buckets, sizing = place(specs, 1 << 20), Sizing(1 << 20)
+    buckets, sizing = make_buckets(specs, 1 << 20), Sizing(1 << 20)
     lines = explain(buckets, ["late"], "rank 0", sizing, [0.0123456, None]).splitlines()
     columns = "bucket dtype op bytes keys owner predicted measured holds"
     assert lines[0].split() == columns.split()
@@ -257,14 +258,14 @@ def test_text_of_the_plan() -> None:
     assert lines[2].split() == row.split()
     assert lines[3].startswith("bucket_bytes=1048576; no prediction")
     assert "bucket_bytes='auto'" in lines[3]
-    assert lines[4] == "not placed until the first push, grad_view or value: 'late'"
+    assert lines[4] == "no bucket until the first push, grad_view or value: 'late'"
     assert len(lines) == 5
 
 
 def test_the_columns_of_the_plan_stand_under_their_names() -> None:
     sizing = Sizing(0, CostModel(1.0, 1e8))
     head, *rows = explain(
-        place(specs_of(3, 2**30), 0), [], "every rank", sizing, [99.0, 1e-6]
+        make_buckets(specs_of(3, 2**30), 0), [], "every rank", sizing, [99.0, 1e-6]
     ).splitlines()[:3]
     for row in rows:
         assert row.index("'k") == head.index("holds")
@@ -276,7 +277,9 @@ def test_the_columns_of_the_plan_stand_under_their_names() -> None:
 
 def test_the_plan_predicts_by_the_cost_model() -> None:
     sizing = Sizing(1 << 20, CostModel(latency_s=0.002, bytes_per_s=256e3))
-    lines = explain(place(specs_of(3), 1 << 20), [], "every rank", sizing, [None]).splitlines()
+    lines = explain(
+        make_buckets(specs_of(3), 1 << 20), [], "every rank", sizing, [None]
+    ).splitlines()
     row = "0 float32 sum 256 1 every rank 3.000 ms - 'k0'"
     assert lines[1].split() == row.split()
     assert lines[2] == (

@@ -28,7 +28,7 @@ def test_the_registry_keeps_the_order_of_initialisation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "asked", "order"),
+    ("keys", "given", "order"),
     [
         ((9, 1, 5), [5, 9, 1], [1, 5, 9]),
         (("z", "a", "m"), ["a", "m", "z"], ["z", "a", "m"]),
@@ -36,9 +36,9 @@ def test_the_registry_keeps_the_order_of_initialisation() -> None:
     ],
 )
 def test_updaters_see_ints_ascending_and_strings_as_initialised(
-    keys: Sequence[Key], asked: list[Key], order: list[Key]
+    keys: Sequence[Key], given: list[Key], order: list[Key]
 ) -> None:
-    assert registered(*keys).update_order(asked) == order
+    assert registered(*keys).update_order(given) == order
 
 
 def test_refused_specs() -> None:

@@ -1,7 +1,7 @@
-// How the blocks of a launch share its pieces, which are of any size and at most MOST.
+// Assignment of the blocks of a launch to its pieces, which have any size.
 //
-// Block b works on piece i when first[i] <= b < first[i + 1].  All that a launch has to know comes
-// by value in its one argument, so nothing of it lives in memory that could be freed too early.
+// Block b works on piece i when first[i] <= b < first[i + 1].  A launch has one argument, by value:
+// no memory of it could be freed too early.
 
 #pragma once
 

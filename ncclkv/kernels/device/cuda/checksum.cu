@@ -1,12 +1,12 @@
-// A sum of the bits of each of many arrays: kernels/host/checksum.py, word for word.
+// Checksums of many arrays, as in kernels/host/checksum.py.
 
 #include "blocks.cuh"
 
 struct Sums {
-    const unsigned char* source[MOST];
-    u64 nbytes[MOST];
-    u64* out;  // zeros, one for each source
-    unsigned first[MOST + 1];
+    const unsigned char* source[MAX_PIECES];
+    u64 nbytes[MAX_PIECES];
+    u64* out;  // a zero for each source
+    unsigned first[MAX_PIECES + 1];
     unsigned count;
 };
 static_assert(sizeof(Sums) == ARGUMENT_BYTES, "not the layout that the launch fills");
@@ -40,7 +40,7 @@ extern "C" __global__ void checksum(const __grid_constant__ Sums sums) {
         const u64 word = aligned && rest >= sizeof(u64)
                              ? reinterpret_cast<const u64*>(bytes)[j]
                              : joined(bytes + j * sizeof(u64), rest);
-        total += mixed(word + (j + 1) * PLACE);
+        total += mixed(word + (j + 1) * STEP);
     }
     atomicAdd(sums.out + i, total * ((2 * block + 1) * FACTOR));
 }

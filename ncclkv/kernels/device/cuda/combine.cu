@@ -1,24 +1,24 @@
 // Combine equal arrays element by element, in their order.
 //
-// A launch takes at most MOST of them.  With more, launches follow one another: all but the last
-// leave their result in `partial`, in WORKING, and all but the first begin with it.
+// A launch takes at most MAX_PARTS arrays.  More arrays take several launches: all but the last
+// write their result to `partial`, in WORKING, and all but the first begin with `partial`.
 
 #include "blocks.cuh"
 #include "elements.cuh"
 
 struct Parts {
-    const ELEMENT* part[MOST];
+    const ELEMENT* part[MAX_PARTS];
     WORKING* partial;
     ELEMENT* out;  // may be one of the parts: each element is read before it is written
     u64 size;
-    u64 divisor;  // 0: there is none
+    u64 divisor;  // 0: no division
     unsigned count;
     unsigned continues;  // begin with `partial`
-    unsigned ends;       // leave the result in `out`
+    unsigned ends;       // write the result to `out`
 };
 static_assert(sizeof(Parts) == ARGUMENT_BYTES, "not the layout that the launch fills");
 
-// Integers wrap: they are added and multiplied modulo 2^64, then cut.
+// Integers wrap: sums and products are made modulo 2^64, then truncated.
 template <class T>
 __device__ inline T add(T a, T b) { return static_cast<T>(u64(a) + u64(b)); }
 __device__ inline bool add(bool a, bool b) { return a || b; }
@@ -35,13 +35,13 @@ __device__ inline bool multiply(bool a, bool b) { return a && b; }
 __device__ inline float multiply(float a, float b) { return a * b; }
 __device__ inline double multiply(double a, double b) { return a * b; }
 
-// Only NaN differs from itself, and it wins.
+// NaN wins; only NaN differs from itself.
 template <class T>
 __device__ inline T larger(T a, T b) { return a >= b || a != a ? a : b; }
 template <class T>
 __device__ inline T smaller(T a, T b) { return a <= b || a != a ? a : b; }
 
-// Integers are cut toward zero, in 64 bits: the divisor itself may not fit a narrow type.
+// Integers are divided toward zero, in 64 bits: the divisor may not fit a narrow type.
 template <class T>
 __device__ inline T divide(T total, u64 divisor) {
     if (T(-1) < T(0)) {

@@ -1,13 +1,13 @@
-// Copy many arrays, each to a place of its own.
+// Copy many arrays.
 
 #include "blocks.cuh"
 
 struct Copies {
-    const char* source[MOST];
-    char* destination[MOST];
-    u64 nbytes[MOST];
-    const int* skip;  // or null: where the number is that is 0 if all is to be copied
-    unsigned first[MOST + 1];
+    const char* source[MAX_PIECES];
+    char* destination[MAX_PIECES];
+    u64 nbytes[MAX_PIECES];
+    const int* skip;  // null, or the address of a flag: copy only if the flag is 0
+    unsigned first[MAX_PIECES + 1];
     unsigned count;
 };
 static_assert(sizeof(Copies) == ARGUMENT_BYTES, "not the layout that the launch fills");

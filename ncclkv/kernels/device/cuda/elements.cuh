@@ -1,5 +1,5 @@
-// ELEMENT is what memory holds and WORKING what it is computed in: float for 16-bit floats, else
-// the same type.
+// ELEMENT is the type of an array, and WORKING the type of its arithmetic: float for 16-bit floats,
+// else the same type.
 
 #pragma once
 

@@ -1,15 +1,15 @@
-// Look for NaN and infinity: for numbers whose exponent has all its bits set.
+// Search for NaN and infinity: numbers whose exponent has all its bits set.
 
 #include "blocks.cuh"
 
 struct Search {
-    const WORD* words;  // numbers, as what they are made of
-    int* flag;          // becomes 1 when one is found; never 0
+    const WORD* words;  // numbers, as unsigned integers
+    int* flag;          // set to 1 if a number is found; never set to 0
     u64 size;
 };
 static_assert(sizeof(Search) == ARGUMENT_BYTES, "not the layout that the launch fills");
 
-// What 16 bytes hold is loaded at once.
+// The numbers in 16 bytes, loaded at once.
 constexpr int LANES = 16 / sizeof(WORD);
 struct alignas(16) Lanes {
     WORD lane[LANES];
@@ -38,7 +38,7 @@ extern "C" __global__ void nonfinite(const __grid_constant__ Search search) {
     for (u64 i = done + begin; i < search.size; i += stride) {
         found |= is_nonfinite(search.words[i]);
     }
-    // All that write it write the same.
+    // All threads write the same number.
     if (found) {
         *search.flag = 1;
     }

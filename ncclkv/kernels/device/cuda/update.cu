@@ -1,4 +1,4 @@
-// Update weights and states by a program: kernels/host/update.py, with the program's own header.
+// Update weights and states by a program's header, as kernels/host/update.py does.
 
 #include "blocks.cuh"
 #include "elements.cuh"
@@ -16,17 +16,17 @@ __device__ inline double root(double x) { return sqrt(x); }
 struct Updates {
     ELEMENT* weights;
     const ELEMENT* gradients;
-    WORKING* states[MOST_STATES];
+    WORKING* states[MAX_STATES];
     // Segment i is elements [start[i], start[i + 1]), with row i of the scalars.
-    u64 start[MOST + 1];
+    u64 start[MAX_PIECES + 1];
     const double* scalars;
-    const int* skip;  // or null; else nothing is changed unless *skip is 0
-    unsigned first[MOST + 1];
+    const int* skip;  // null, or the address of a flag: update only if the flag is 0
+    unsigned first[MAX_PIECES + 1];
     unsigned count;
 };
 static_assert(sizeof(Updates) == ARGUMENT_BYTES, "not the layout that the launch fills");
 
-// What 16 bytes of weights hold is loaded and stored at once.
+// The elements in 16 bytes of weights, loaded and stored at once.
 constexpr int LANES = 16 / sizeof(ELEMENT);
 template <class T>
 struct alignas(16) Lanes {

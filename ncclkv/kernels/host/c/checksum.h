@@ -1,6 +1,6 @@
-/* A sum of the bits of an array and their places: kernels/host/checksum.py, word for word. */
+/* Checksum of the bits of an array and of their positions, as in kernels/host/checksum.py. */
 
-#define PLACE UINT64_C(0x9E3779B97F4A7C15)
+#define STEP UINT64_C(0x9E3779B97F4A7C15)
 #define FIRST UINT64_C(0xBF58476D1CE4E5B9)
 #define SECOND UINT64_C(0x94D049BB133111EB)
 #define FACTOR UINT64_C(0xD6E8FEB86659FD93)
@@ -21,11 +21,11 @@ CLONES static uint64_t sum_words(const char *bytes, size_t count)
     uint64_t sum = 0;
 
     for (size_t i = 0; i < count; i++)
-        sum += mixed(words[i] + (i + 1) * PLACE);
+        sum += mixed(words[i] + (i + 1) * STEP);
     return sum;
 }
 
-/* Of one block; what is left over makes a word that zeros fill. */
+/* Checksum of one block, whose last word is filled up with zeros. */
 static uint64_t sum_block(const char *bytes, size_t count)
 {
     const size_t words = count / sizeof(uint64_t), left = count % sizeof(uint64_t);
@@ -34,7 +34,7 @@ static uint64_t sum_block(const char *bytes, size_t count)
     if (left == 0)
         return sum;
     memcpy(&last, bytes + count - left, left);
-    return sum + mixed(last + (words + 1) * PLACE);
+    return sum + mixed(last + (words + 1) * STEP);
 }
 
 static uint64_t sum_bytes(const char *bytes, size_t count, size_t block)

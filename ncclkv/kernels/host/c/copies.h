@@ -1,4 +1,4 @@
-/* Bytes from one place to another, through the caches or past them. */
+/* Copies of bytes, through the caches or with non-temporal stores. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -8,7 +8,7 @@
 #include <emmintrin.h>
 #endif
 
-/* Copy bytes past the caches: lines that are written whole need not be read first. */
+/* Copy bytes with non-temporal stores: lines that are written whole need not be read first. */
 static void stream_bytes(char *to, const char *from, size_t count)
 {
 #if defined(__SSE2__)
@@ -31,7 +31,7 @@ static void stream_bytes(char *to, const char *from, size_t count)
     memcpy(to, from, count);
 }
 
-/* Make what was streamed visible before all that is stored later: the flags that tell of it. */
+/* Order non-temporal stores before later stores, such as the flag that publishes them. */
 static void settle(int stream)
 {
 #if defined(__SSE2__)

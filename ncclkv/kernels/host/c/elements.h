@@ -1,11 +1,11 @@
-/* Loops over elements of one type.  Included once for each, with
+/* Loops over elements of one type.  Included once for each type, with
 
      REAL     the type
      ANY      the same, at any address
      NAME(x)  the name of a function for this type
 
-   One operation is one rounding, as in NumPy: the compiler is told to contract none of them.
-   A tile is memory of this thread's own, so that it overlaps nothing else. */
+   Each operation rounds once, as in NumPy: the compiler must not contract them.  A tile is local
+   memory, which overlaps no array. */
 
 /* tile = a + b */
 CLONES static void NAME(begin)(REAL *restrict tile, const ANY *restrict a, const ANY *restrict b,
@@ -15,7 +15,7 @@ CLONES static void NAME(begin)(REAL *restrict tile, const ANY *restrict a, const
         tile[i] = a[i] + b[i];
 }
 
-/* tile += a, then b.  Two at a time: memory is quicker when several places of it are read. */
+/* tile += a, then b.  Two at a time: memory is faster when several streams are read. */
 CLONES static void NAME(add_two)(REAL *restrict tile, const ANY *restrict a, const ANY *restrict b,
                                  size_t count)
 {
@@ -63,12 +63,12 @@ static void NAME(total)(const Py_buffer *parts, size_t number, char *out, size_t
     const size_t longest = TILE_BYTES / sizeof(REAL);
 
     for (size_t from = 0; from < count; from += longest) {
-        size_t here = count - from < longest ? count - from : longest;
-        NAME(sum)(tile, parts, number, from, here);
+        size_t length = count - from < longest ? count - from : longest;
+        NAME(sum)(tile, parts, number, from, length);
         if (average)
-            NAME(divide)(tile, (REAL)number, here);
+            NAME(divide)(tile, (REAL)number, length);
         /* Written last: out may be one of the parts. */
-        move(out + from * sizeof(REAL), (const char *)tile, here * sizeof(REAL), stream);
+        move(out + from * sizeof(REAL), (const char *)tile, length * sizeof(REAL), stream);
     }
 }
 

@@ -1,4 +1,4 @@
-/* Every program with each number of states: the list of ncclkv/kernels/programs/__init__.py. */
+/* All programs with each number of states, as listed in ncclkv/kernels/programs/__init__.py. */
 
 #define PROGRAM sgd
 #define STATES 0

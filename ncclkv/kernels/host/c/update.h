@@ -1,7 +1,7 @@
-/* Updates of arrays by one program.  Included once for each of its numbers of states, with
+/* Updates of arrays by one program.  Included once for each number of states, with
 
      PROGRAM  the name of its header in kernels/programs
-     STATES   how many states belong to each weight */
+     STATES   the number of states of each weight */
 
 #define FUNCTION static inline __attribute__((always_inline))
 #define STRING(x) #x

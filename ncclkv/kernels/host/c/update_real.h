@@ -11,7 +11,7 @@ CLONES static void NAME(update)(void *weights, const void *gradients, void *cons
 
     for (int k = 0; k < STATES; k++)
         at[k] = states[k];
-    /* No array overlaps another one. */
+    /* The arrays do not overlap. */
 #pragma GCC ivdep
     for (size_t i = 0; i < count; i++) {
         REAL state[STATES + 1];

@@ -147,7 +147,7 @@ def test_plots(tmp_path):
     phases = {"push": [1.0], "pull": [2.0], "rest": [0.0]}
     record = {
         "sizes": [{"bytes": 8, "median": {"us": 1.0}}, {"bytes": 16, "median": {"us": 2.0}}],
-        "turns": [{"title": "step", "results": [{"name": "us", "phases": phases}]}],
+        "tables": [{"title": "step", "results": [{"name": "us", "phases": phases}]}],
     }
     drawn = files.write(tmp_path, record)[1:]
     assert [name.rpartition("-")[2] for name in drawn] == ["bandwidth.png", "steps.png"]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ncclkv.comm.diagnosis import call_log
 from ncclkv.comm.diagnosis.call_log import CALLS, MASK, NBYTES, CallRing, advance_digest
+from tests.harness.extent import examples
 
 NUMBERS = st.integers(0, MASK)
 
@@ -143,7 +144,7 @@ def test_code_objects_live_as_long_as_their_call_site() -> None:
     assert code() is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=30))
 def test_all_codes_of_63_bits_can_be_recorded(made_calls: list[tuple[int, int]]) -> None:
     log, page = made()

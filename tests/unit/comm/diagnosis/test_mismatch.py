@@ -11,7 +11,7 @@ from ncclkv.comm.diagnosis import mismatch as module
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
 from ncclkv.comm.diagnosis.mismatch import VERDICT_CALLS, CallComparison
 from ncclkv.errors import OrderMismatch
-from tests.unit.comm.diagnosis.connected import note, ranks
+from tests.unit.comm.diagnosis.connected_ranks import note, ranks
 
 
 def test_a_request_is_answered_and_both_ranks_find_the_difference() -> None:

@@ -11,7 +11,7 @@ from ncclkv.comm.diagnosis import waits
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
 from ncclkv.comm.diagnosis.hang import HangDetector
 from ncclkv.comm.roster import Member, Roster
-from tests.unit.comm.diagnosis.connected import note, ranks
+from tests.unit.comm.diagnosis.connected_ranks import note, ranks
 
 
 def test_waits_are_followed_from_rank_to_rank() -> None:

@@ -26,7 +26,7 @@ class Broken:
     def announce(self, to: object) -> None:
         raise Error
 
-    def hear(self) -> None:
+    def receive_arrivals(self) -> None:
         raise Error
 
     def late(self) -> list[object]:

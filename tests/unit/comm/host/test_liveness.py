@@ -23,7 +23,7 @@ LISTENS = """
 import os, sys
 from ncclkv.comm.host.liveness import Liveness
 listening = Liveness()
-print(listening.here.port, flush=True)
+print(listening.endpoint.port, flush=True)
 if sys.argv[1] == "forks" and os.fork() == 0:
     sys.stdin.read()
     os._exit(0)
@@ -119,13 +119,13 @@ def test_a_process_that_does_not_answer_is_tried_again(
     """Check a link that is down: connections are neither refused nor accepted."""
     monkeypatch.setattr(liveness, "_AGAIN_SECONDS", 0.05, raising=False)
     with monkeypatch.context() as down:
-        down.setattr(liveness, "_connected", lambda *arguments: [])
+        down.setattr(liveness, "_connect", lambda *arguments: ({}, set()))
         peer.stdin.write("\n")
         peer.stdin.flush()
         assert peer.stdout.readline() == "dropped\n"
-        assert soon(lambda: not watching.ended() and not watching._lines)
+        assert soon(lambda: not watching.ended() and not watching._connections)
     assert never(lambda: watching.has_ended(peer.endpoint)), "the link is back"
-    assert watching._lines
+    assert watching._connections
     peer.process.send_signal(signal.SIGKILL)
     assert soon(lambda: watching.has_ended(peer.endpoint))
 
@@ -137,7 +137,7 @@ def test_the_end_of_an_unreachable_process_is_detected_later(
     asked = []
     monkeypatch.setattr(liveness, "_AGAIN_SECONDS", 0.05, raising=False)
     with monkeypatch.context() as down:
-        down.setattr(liveness, "_connected", lambda *arguments: asked.append(1) or [])
+        down.setattr(liveness, "_connect", lambda *arguments: asked.append(1) or ({}, set()))
         peer.process.send_signal(signal.SIGKILL)
         begin = time.monotonic()
         assert never(lambda: watching.has_ended(peer.endpoint))
@@ -149,14 +149,14 @@ def test_an_address_without_a_route_gives_no_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(socket.socket, "connect_ex", lambda *arguments: errno.ENETUNREACH)
-    assert liveness._connected([("192.0.2.1", Endpoint(("192.0.2.1",), 9))], 0.1) == []
+    assert liveness._connect([("192.0.2.1", Endpoint(("192.0.2.1",), 9))], 0.1) == ({}, set())
 
 
 def test_the_end_of_a_machine_is_detected_by_keepalive(watching: Liveness) -> None:
-    ((line, _),) = watching._lines.values()
-    assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    ((connection, _),) = watching._connections.values()
+    assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
-    idle, pause, count = (line.getsockopt(socket.IPPROTO_TCP, each) for each in options)
+    idle, pause, count = (connection.getsockopt(socket.IPPROTO_TCP, each) for each in options)
     assert idle + pause * count <= 15, "seconds"
 
 

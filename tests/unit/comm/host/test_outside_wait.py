@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ncclkv.comm.diagnosis import dump
-from ncclkv.comm.diagnosis.mismatch import LONG_SECONDS
-from ncclkv.comm.host.outside_wait import OutsideWait
+from ncclkv.comm.host.outside_wait import poll_outside
 from ncclkv.comm.messages.progress import HostWork, ProgressEngine
 from ncclkv.errors import OrderMismatch
 from tests.harness.locks import is_held
@@ -41,8 +40,8 @@ def engine() -> Iterator[ProgressEngine]:
     made.end(OrderMismatch("the test is over"))
 
 
-def create() -> OutsideWait:
-    return OutsideWait("create()", lambda transport: (), rank=0, size=4, limit=300.0)
+def create() -> Iterator[float]:
+    return poll_outside("create()", lambda transport: (), rank=0, size=4, limit=300.0)
 
 
 def test_works_of_other_stores_are_advanced_by_one_thread_at_a_time(
@@ -51,7 +50,9 @@ def test_works_of_other_stores_are_advanced_by_one_thread_at_a_time(
     work = Looked(engine)
     engine.launch(work)
     work.alone.clear()
-    create().look(0.0)
+    polls = create()
+    for _ in range(2):
+        next(polls)
     assert work.alone == [True]
 
 
@@ -67,5 +68,5 @@ def test_notices_are_received_by_one_thread_at_a_time(
     monkeypatch.setattr(engine.calls, "compare_reports", found)
     monkeypatch.setattr(dump, "write", lambda *_: held.append(is_held(engine.lock)))
     with pytest.raises(OrderMismatch, match="rank 1 waits"):
-        create().look(LONG_SECONDS)
+        list(create())
     assert held == [True, True]

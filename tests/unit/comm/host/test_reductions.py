@@ -127,7 +127,7 @@ def test_a_cached_reduction_is_checked_for_changes(body: Body, count: int, own: 
 
 
 def test_the_number_of_cached_reductions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reductions, "_MAX_PAIRS", 10)
+    monkeypatch.setattr(reductions, "_MAX_PREPARED", 10)
 
     def rank() -> int:
         comm = threads.world()
@@ -136,7 +136,7 @@ def test_the_number_of_cached_reductions_is_bounded(monkeypatch: pytest.MonkeyPa
             comm.allreduce(array, array).wait()
             assert (array == TOTAL).all()
         comm.close()
-        return len(comm._reductions._pairs)
+        return len(comm._reductions._prepared)
 
     assert max(testing.run_ranks(RANKS, rank)) <= 10
 

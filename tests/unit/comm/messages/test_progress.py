@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from ncclkv.comm.messages import progress
-from ncclkv.comm.messages.progress import ProgressEngine, Steps, StepWork
-from ncclkv.comm.transport import Request, Transport
+from ncclkv.comm.messages.progress import ProgressEngine, StepWork
+from ncclkv.comm.transport import Request, Steps, Transport
 from ncclkv.comm.types import Buffer
 from ncclkv.errors import CommTimeout, RankLost
 
@@ -142,7 +142,7 @@ def test_a_departure_ends_the_wait_for_that_rank() -> None:
     transport = Still()
     transport.gone = {3: "ValueError: boom"}
     progress = launched(ProgressEngine(transport, 60.0), [Message(1), Message(3)])
-    text = "rank 0 of 4: rank 3 left while a sum waited for it; it said: ValueError: boom"
+    text = "rank 0 of 4: rank 3 left while a sum waited for it; farewell: ValueError: boom"
     with pytest.raises(RankLost) as caught:
         progress.wait()
     assert str(caught.value) == text

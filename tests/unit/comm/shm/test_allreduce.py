@@ -21,7 +21,7 @@ RANKS = 4
 STEPS = 25
 COUNT = INLINE_BYTES // 4 + 1000
 
-Place = Callable[[Communicator], np.ndarray]
+HostBuffers = Callable[[Communicator], np.ndarray]
 
 
 def common(comm: Communicator) -> np.ndarray:
@@ -41,7 +41,7 @@ def plain(comm: Communicator) -> np.ndarray:
     return np.zeros(COUNT, np.float32)
 
 
-def sums(place: Place) -> None:
+def sums(place: HostBuffers) -> None:
     """Sum numbers that change every step, with ranks that arrive at random times."""
     comm = threads.world()
     rng = random.Random(comm.rank)
@@ -61,14 +61,14 @@ COPIED, SUMMED = ENTERED + 1, ENTERED + 2
 
 
 @pytest.mark.parametrize("place", [common, own, plain])
-def test_sums_are_correct_without_barriers(place: Place) -> None:
+def test_sums_are_correct_without_barriers(place: HostBuffers) -> None:
     testing.run_ranks(RANKS, sums, place, timeout=stretched(20.0))
 
 
 @pytest.mark.usefixtures("in_c")
 @pytest.mark.parametrize("place", [common, own])
 def test_sums_with_non_temporal_stores_are_correct(
-    monkeypatch: pytest.MonkeyPatch, place: Place
+    monkeypatch: pytest.MonkeyPatch, place: HostBuffers
 ) -> None:
     monkeypatch.setattr(allreduce, "STREAM_BYTES", 0)
     testing.run_ranks(RANKS, sums, place, timeout=stretched(20.0))
@@ -76,7 +76,7 @@ def test_sums_with_non_temporal_stores_are_correct(
 
 @pytest.mark.parametrize("place", [own, plain])
 def test_sums_through_the_double_buffer_are_correct(
-    monkeypatch: pytest.MonkeyPatch, place: Place
+    monkeypatch: pytest.MonkeyPatch, place: HostBuffers
 ) -> None:
     monkeypatch.setenv("NCCLKV_NODE_MEMORY", "halves")
     testing.run_ranks(RANKS, sums, place, timeout=stretched(20.0))
@@ -85,7 +85,7 @@ def test_sums_through_the_double_buffer_are_correct(
 @pytest.mark.parametrize("place", [common, own])
 @pytest.mark.parametrize("phase", [ENTERED, DONE])
 def test_without_a_phase_a_sum_is_wrong(
-    monkeypatch: pytest.MonkeyPatch, place: Place, phase: int
+    monkeypatch: pytest.MonkeyPatch, place: HostBuffers, phase: int
 ) -> None:
     goes_wrong_without(phase, monkeypatch, place)
 
@@ -93,13 +93,13 @@ def test_without_a_phase_a_sum_is_wrong(
 @pytest.mark.parametrize("place", [own, plain])
 @pytest.mark.parametrize("phase", [COPIED, SUMMED])
 def test_without_a_phase_a_sum_through_the_double_buffer_is_wrong(
-    monkeypatch: pytest.MonkeyPatch, place: Place, phase: int
+    monkeypatch: pytest.MonkeyPatch, place: HostBuffers, phase: int
 ) -> None:
     monkeypatch.setenv("NCCLKV_NODE_MEMORY", "halves")
     goes_wrong_without(phase, monkeypatch, place)
 
 
-def goes_wrong_without(phase: int, patch: pytest.MonkeyPatch, place: Place) -> None:
+def goes_wrong_without(phase: int, patch: pytest.MonkeyPatch, place: HostBuffers) -> None:
     """Remove the wait for a phase, and check that the sums are wrong."""
     stragglers = CollectiveSlot.stragglers
     patch.setattr(

@@ -23,7 +23,7 @@ COUNT = INLINE_BYTES // 4 + 1000
 
 WRONG = "wrong from|different calls"
 
-Place = Callable[[Communicator], np.ndarray]
+HostBuffers = Callable[[Communicator], np.ndarray]
 
 
 def own(comm: Communicator) -> np.ndarray:
@@ -50,7 +50,7 @@ def check(comm: Communicator, step: int, got: np.ndarray, wanted: object) -> Non
     assert not wrong.size, f"rank {comm.rank}, step {step}: wrong from {wrong[0]} on"
 
 
-def scatters(place: Place) -> None:
+def scatters(place: HostBuffers) -> None:
     """Reduce and scatter numbers that change every step."""
     comm = threads.world()
     send = place(comm)
@@ -63,7 +63,7 @@ def scatters(place: Place) -> None:
     comm.close()
 
 
-def gathers(place: Place) -> None:
+def gathers(place: HostBuffers) -> None:
     """Gather numbers that change every step."""
     comm = threads.world()
     send, receive = place(comm), np.zeros(comm.size * COUNT, np.float32)
@@ -75,7 +75,7 @@ def gathers(place: Place) -> None:
     comm.close()
 
 
-def broadcasts(place: Place) -> None:
+def broadcasts(place: HostBuffers) -> None:
     """Broadcast numbers that change every step, from each rank in turn."""
     comm = threads.world()
     buffer = place(comm)
@@ -87,7 +87,7 @@ def broadcasts(place: Place) -> None:
     comm.close()
 
 
-def pairs(place: Place) -> None:
+def pairs(place: HostBuffers) -> None:
     """Start two collectives, and pause before the waits."""
     comm = threads.world()
     rng = random.Random(comm.rank)
@@ -130,7 +130,10 @@ def linger(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("place", [own, plain])
 @pytest.mark.parametrize("body", [scatters, gathers, broadcasts, pairs])
 def test_results_are_correct_without_barriers(
-    monkeypatch: pytest.MonkeyPatch, body: Callable[[Place], None], place: Place, nodes: str
+    monkeypatch: pytest.MonkeyPatch,
+    body: Callable[[HostBuffers], None],
+    place: HostBuffers,
+    nodes: str,
 ) -> None:
     monkeypatch.setenv("NCCLKV_RANKS_PER_NODE", nodes)
     monkeypatch.setattr(gather_scatter, "HALF_BYTES", COUNT)  # several chunks
@@ -159,8 +162,8 @@ def test_results_are_correct_without_barriers(
 )
 def test_without_a_phase_results_are_wrong(
     monkeypatch: pytest.MonkeyPatch,
-    body: Callable[[Place], None],
-    place: Place,
+    body: Callable[[HostBuffers], None],
+    place: HostBuffers,
     phase: int,
     nodes: str,
 ) -> None:

@@ -11,7 +11,7 @@ from ncclkv import env
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import threads
 from ncclkv.testing import run_ranks
-from tests.conformance.capabilities import SeveralNodes, at, in_rank_order
+from tests.conformance.capabilities import BuffersOfSeveralNodes, require_rank_order, use_buffers
 from tests.conformance.communicator_all import CASES, IN_ORDER
 from tests.harness.slow import stretched
 
@@ -37,7 +37,7 @@ def over_nodes(
     def rank() -> None:
         comm = threads.world(20.0)
         comm.reproducible = True
-        with at(SeveralNodes()), in_rank_order():
+        with use_buffers(BuffersOfSeveralNodes()), require_rank_order():
             body(comm)
         comm.close()
 
@@ -79,6 +79,19 @@ def test_shared_memory_gets_the_same_sums(monkeypatch: pytest.MonkeyPatch, count
         assert (sums == 1.0).all()
         others = comm.control.allgather(seen.tolist())
         assert np.sum(others, axis=0).tolist() == [2.0] * count  # one array a node
+
+    over_nodes(monkeypatch, in_pairs, 4, body)
+
+
+def test_sums_of_16_bits_are_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check sums without an order: nodes exchange their own sums in float32."""
+
+    def body(comm: Communicator) -> None:
+        comm.reproducible = False
+        sums = np.full(100_000, (2048, 1, 1, 1)[comm.rank], np.float16)
+        comm.allreduce(sums, sums).wait()
+        # 2051 is rounded to 2052. Rounded on each node, 2049 is 2048, and the sum is 2050.
+        assert (sums == 2052).all()
 
     over_nodes(monkeypatch, in_pairs, 4, body)
 

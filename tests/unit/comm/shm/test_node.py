@@ -57,6 +57,6 @@ def test_the_error_is_about_the_rank_that_failed(
             assert str(caught.value) == text
         else:
             assert type(caught.value) is RankLost
-            assert f"it said: {kind.__name__}: {text}" in str(caught.value)
+            assert f"farewell: {kind.__name__}: {text}" in str(caught.value)
 
     run_ranks(2, body)

@@ -22,7 +22,7 @@ COUNT = 5
 NOT_BEGUN, BEGUN = 0, 1
 
 
-class Seat:
+class LocalRank:
     """A rank, and its part in sums."""
 
     def __init__(self, rank: int, segments: list[MemfdSegment]) -> None:
@@ -51,14 +51,16 @@ class Seat:
 
 
 @pytest.fixture
-def seats() -> tuple[Seat, Seat]:
+def local_ranks() -> tuple[LocalRank, LocalRank]:
     """Return two ranks."""
     segments = [MemfdSegment.create()[0] for _ in range(2)]
-    return Seat(0, segments), Seat(1, segments)
+    return LocalRank(0, segments), LocalRank(1, segments)
 
 
-def test_the_first_rank_waits_and_the_second_has_the_sum(seats: tuple[Seat, Seat]) -> None:
-    first, second = seats
+def test_the_first_rank_waits_and_the_second_has_the_sum(
+    local_ranks: tuple[LocalRank, LocalRank],
+) -> None:
+    first, second = local_ranks
     here = first.next()
     assert first.attend(*here) == BEGUN
     assert (first.receive == -1).all()
@@ -70,8 +72,10 @@ def test_the_first_rank_waits_and_the_second_has_the_sum(seats: tuple[Seat, Seat
     assert here[0].headers_match(first.small.headers)
 
 
-def test_the_first_rank_continues_without_a_second_copy(seats: tuple[Seat, Seat]) -> None:
-    first, second = seats
+def test_the_first_rank_continues_without_a_second_copy(
+    local_ranks: tuple[LocalRank, LocalRank],
+) -> None:
+    first, second = local_ranks
     here = first.next()
     assert first.attend(*here) == BEGUN
     assert first.attend(*here) == BEGUN, "the second has not entered"
@@ -83,13 +87,15 @@ def test_the_first_rank_continues_without_a_second_copy(seats: tuple[Seat, Seat]
     assert here[0].is_complete()
 
 
-def test_times_of_arrival_written_in_c_are_read_in_python(seats: tuple[Seat, Seat]) -> None:
-    first, second = seats
+def test_times_of_arrival_written_in_c_are_read_in_python(
+    local_ranks: tuple[LocalRank, LocalRank],
+) -> None:
+    first, second = local_ranks
     times = [time.monotonic()]
     taken = []
-    for seat in (second, first):
-        taken.append(seat.next())
-        seat.attend(*taken[-1])
+    for local_rank in (second, first):
+        taken.append(local_rank.next())
+        local_rank.attend(*taken[-1])
         times.append(time.monotonic())
     for slot, _, _ in taken:
         arrivals = slot.arrivals()
@@ -97,15 +103,15 @@ def test_times_of_arrival_written_in_c_are_read_in_python(seats: tuple[Seat, Sea
         assert times[0] <= arrivals[1] <= times[1] <= arrivals[0] <= times[2]
 
 
-def test_an_old_header_is_not_taken_for_a_phase(seats: tuple[Seat, Seat]) -> None:
-    first, second = seats
+def test_an_old_header_is_not_taken_for_a_phase(local_ranks: tuple[LocalRank, LocalRank]) -> None:
+    first, second = local_ranks
     second.node.sequence.next_slot().write_header(second.small.packed)
     assert first.attend(*first.next()) == BEGUN
     assert (first.receive == -1).all()
 
 
-def test_another_call_is_not_summed(seats: tuple[Seat, Seat]) -> None:
-    first, second = seats
+def test_another_call_is_not_summed(local_ranks: tuple[LocalRank, LocalRank]) -> None:
+    first, second = local_ranks
     second.small = second.kind("avg")
     here = first.next()
     assert first.attend(*here) == BEGUN
@@ -116,8 +122,10 @@ def test_another_call_is_not_summed(seats: tuple[Seat, Seat]) -> None:
     assert not here[0].headers_match(first.small.headers)
 
 
-def test_no_slot_is_overwritten_while_another_rank_may_read(seats: tuple[Seat, Seat]) -> None:
-    first, second = seats
+def test_no_slot_is_overwritten_while_another_rank_may_read(
+    local_ranks: tuple[LocalRank, LocalRank],
+) -> None:
+    first, second = local_ranks
     held = first.next()
     assert first.attend(*held) == BEGUN
     for _ in range(len(first.small.ring) - 1):
@@ -133,8 +141,8 @@ def test_no_slot_is_overwritten_while_another_rank_may_read(seats: tuple[Seat, S
     assert first.attend(*later) == BEGUN
 
 
-def test_a_slot_in_use_is_waited_for(seats: tuple[Seat, Seat]) -> None:
-    first, second = seats
+def test_a_slot_in_use_is_waited_for(local_ranks: tuple[LocalRank, LocalRank]) -> None:
+    first, second = local_ranks
     theirs = second.node.sequence.next_slot()
     for _ in range(RING):
         first.node.sequence.next_slot()
@@ -149,7 +157,7 @@ WRONG: dict[str, tuple[Callable[[list[Any]], object], type[Exception], str]] = {
     "a rank too far": (lambda args: args.__setitem__(1, 2), ValueError, "rank 2 of 2"),
     "a rank below 0": (lambda args: args.__setitem__(1, -1), ValueError, "rank -1"),
     "too many ranks": (
-        lambda args: args.__setitem__(0, args[0] * compiled.MOST_RANKS), ValueError, "64 are the",
+        lambda args: args.__setitem__(0, args[0] * compiled.MAX_RANKS), ValueError, "64 are the",
     ),
     "a word": (lambda args: args.__setitem__(3, "x"), TypeError, "integer"),
     "another dtype": (
@@ -166,8 +174,10 @@ WRONG: dict[str, tuple[Callable[[list[Any]], object], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_calls_raise_and_publish_nothing(seats: tuple[Seat, Seat], wrong: str) -> None:
-    first, second = seats
+def test_wrong_calls_raise_and_publish_nothing(
+    local_ranks: tuple[LocalRank, LocalRank], wrong: str
+) -> None:
+    first, second = local_ranks
     spoil, error, words = WRONG[wrong]
     slot, position, previous = first.next()
     assert first.small.tables is not None

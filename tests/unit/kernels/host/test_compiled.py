@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ncclkv.kernels.host import HostKernels, compiled
 from ncclkv.kernels.host.reduce import Reducer
 from ncclkv.kernels.programs import PROGRAMS
-from tests.updates import sgd
+from tests.sgd_steps import sgd
 
 pytestmark = pytest.mark.usefixtures("in_c")
 

@@ -10,7 +10,7 @@ import pytest
 
 from ncclkv.kernels.base import Kernels
 from ncclkv.kernels.host import CHUNK_BYTES, HostKernels
-from tests.updates import rows, segments_of, sgd
+from tests.sgd_steps import rows, segments_of, sgd
 
 pytestmark = pytest.mark.usefixtures("in_numpy_and_c")
 

@@ -1,0 +1,280 @@
+"""Two-step sums: exchange parts, fold each share in one fixed order, and send the sums on.
+
+Every rank owns a share of the elements: the owner receives its peers' parts of it, folds them in
+the order given, and sends the result to the ranks that receive.  Each rank sends and receives twice
+the array less one share, the least that an allreduce can do.  One rank alone folds an element, so
+all ranks get the same bits.  A short array saves the second step: every receiver folds all of it.
+A sum to its `Owners` ends after the fold.
+
+Messages between hosts, between nodes and between GPUs all go this way: each is a `Wire`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ncclkv.comm.transport import Request, Steps
+from ncclkv.comm.types import Apply, Buffer, Owners, To
+
+Range = tuple[int, int]
+
+
+class Limits(NamedTuple):
+    """Lengths of arrays, in bytes, by which a kind of wire chooses the exchanges of a sum.
+
+    Attributes
+    ----------
+    short : int
+        Up to this length every receiver folds the whole array: a second step would cost more.
+    piece : int
+        A longer array is cut into pieces, which are exchanged one after another.
+    alignment : int
+        Shares begin at multiples of this number.
+    """
+
+    short: int
+    piece: int
+    alignment: int = 1
+
+
+LEAST = Limits(0, 1 << 62)
+"""The limits with which a sum of any length takes both steps, and the array is not cut.
+
+A sum with these limits sends the fewest bytes.
+"""
+
+
+class Wire(Protocol):
+    """One rank's messages of one collective, and the arithmetic of the memory that they are in."""
+
+    @property
+    def rank(self) -> int:
+        """Return this rank."""
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks."""
+
+    @property
+    def peers(self) -> Sequence[int]:
+        """Return the other ranks, in the order of this rank's messages."""
+
+    @property
+    def limits(self) -> Limits:
+        """Return the limits of this kind of wire."""
+
+    def scratch(self, nbytes: int) -> Buffer:
+        """Return memory that is valid until the next call."""
+
+    def group(self) -> AbstractContextManager[None]:
+        """Return a context whose messages are started together."""
+
+    def send(self, data: Buffer, peer: int) -> Request:
+        """Start to send `data`, which must not change until the request is done."""
+
+    def receive(self, into: Buffer, peer: int) -> Request:
+        """Start to receive a message of exactly the length of `into`."""
+
+    def fold(self, parts: Sequence[Buffer], total: Buffer, op: str) -> None:
+        """Reduce `parts`, in their order, into `total`, which may be one of them."""
+
+
+class Round(NamedTuple):
+    """The shares of one exchange.
+
+    Attributes
+    ----------
+    shares : sequence of (int, int) or None
+        The elements that each rank folds; None for a rank that folds nothing.
+    sends_on : bool
+        Whether the owners then send the sums of their shares to the ranks that receive.
+    """
+
+    shares: Sequence[Range | None]
+    sends_on: bool
+
+
+def slices(count: int, parts: int, unit: int = 1) -> list[Range]:
+    """Cut ``[0, count)`` into ranges of nearly equal length that begin at multiples of `unit`.
+
+    Examples
+    --------
+    >>> slices(10, 4)
+    [(0, 2), (2, 5), (5, 7), (7, 10)]
+    >>> slices(1000, 4, 64)
+    [(0, 256), (256, 512), (512, 768), (768, 1000)]
+    """
+    units = -(-count // unit)
+    return list(pairwise(min(units * part // parts * unit, count) for part in range(parts + 1)))
+
+
+def rounds(count: int, itemsize: int, to: To, size: int, limits: Limits) -> Iterator[Round]:
+    """Yield the exchanges of a sum of `count` elements over `size` ranks: at least one."""
+    unit = max(1, limits.alignment // itemsize)
+    if isinstance(to, Owners):
+        parts = list(pairwise(to.bounds))
+        longest = max(hi - lo for lo, hi in parts)
+        pieces = max(1, -(-longest * itemsize * size // limits.piece))
+        cuts = [_within(part, slices(part[1] - part[0], pieces, unit)) for part in parts]
+        for shares in zip(*cuts, strict=True):
+            yield Round(shares, sends_on=False)
+    elif count * itemsize <= limits.short:
+        whole = (0, count)
+        yield Round([whole if to.receives(rank) else None for rank in range(size)], False)
+    else:
+        for piece in slices(count, -(-count * itemsize // limits.piece), unit):
+            yield Round(_within(piece, slices(piece[1] - piece[0], size, unit)), True)
+
+
+def _within(part: Range, ranges: Sequence[Range]) -> list[Range]:
+    """Convert ranges that count from the begin of a part to ranges of the whole array."""
+    return [(part[0] + lo, part[0] + hi) for lo, hi in ranges]
+
+
+def scratch_count(count: int, itemsize: int, to: To, size: int, limits: Limits) -> int:
+    """Return the largest number of scratch elements that a rank needs, if each adds one part."""
+    exchanges = rounds(count, itemsize, to, size, limits)
+    shares = (share for each in exchanges for share in each.shares if share is not None)
+    return max(hi - lo for lo, hi in shares) * (size - 1)
+
+
+def wire_bytes(
+    count: int, itemsize: int, to: To, rank: int, size: int, limits: Limits, parts: int = 1
+) -> int:
+    """Return the bytes that a rank sends in a sum to which each rank adds `parts` arrays."""
+    sent = 0
+    for shares, sends_on in rounds(count, itemsize, to, size, limits):
+        own = shares[rank] if sends_on else None
+        for peer, share in enumerate(shares):
+            if peer == rank:
+                continue
+            if share is not None:
+                sent += parts * (share[1] - share[0])
+            if own is not None and to.receives(peer):
+                sent += own[1] - own[0]
+    return sent * itemsize
+
+
+def reduce(
+    wire: Wire,
+    parts: Sequence[Buffer],
+    order: Sequence[Sequence[int]],
+    total: Buffer,
+    op: str,
+    to: To,
+    apply: Apply | None = None,
+) -> Steps:
+    """Reduce the parts of all ranks.
+
+    Parameters
+    ----------
+    wire : Wire
+    parts : sequence of ndarray, shape (n,)
+        The arrays that this rank adds; `total` may be one of them.
+    order : sequence of sequence of int
+        For each rank, the positions of its parts in the fold.
+    total : ndarray
+        Receives the sum: n elements; in a sum to `Owners` only the elements of this rank.
+    op : str
+    to : To
+    apply : callable, optional
+        Called with each range of the sum as it arrives, on ranks that receive.
+    """
+    rank, count, itemsize = wire.rank, parts[0].size, parts[0].itemsize
+    first = to.bounds[rank] if isinstance(to, Owners) else 0
+    if not to.receives(rank):
+        apply = None
+    for shares, sends_on in rounds(count, itemsize, to, wire.size, wire.limits):
+        own = shares[rank]
+        out = None if own is None else total[own[0] - first : own[1] - first]
+        # A peer's share of `total` may be the memory that is being sent to it: the sums are
+        # received only after all messages of the fold have left.
+        yield from _fold(wire, parts, order, shares, out, op)
+        if sends_on and out is not None:
+            yield from _send_on(wire, shares, out, total, to, apply)
+        elif apply is not None and own is not None:
+            apply(*own)
+
+
+def all_to_all(
+    wire: Wire, send: Sequence[Buffer | None], receive: Sequence[Buffer | None]
+) -> Steps:
+    """Send a buffer to each peer, and receive a buffer from each; None stands for no message."""
+    with wire.group():
+        pending = [
+            wire.receive(into, peer) for peer in wire.peers if (into := receive[peer]) is not None
+        ]
+        pending += [
+            wire.send(data, peer) for peer in wire.peers if (data := send[peer]) is not None
+        ]
+    yield pending
+
+
+def _fold(
+    wire: Wire,
+    parts: Sequence[Buffer],
+    order: Sequence[Sequence[int]],
+    shares: Sequence[Range | None],
+    out: Buffer | None,
+    op: str,
+) -> Steps:
+    """Send each rank the parts of its share, and fold the parts of this rank's share into `out`."""
+    rank, dtype = wire.rank, parts[0].dtype
+    share = shares[rank]
+    placed: dict[int, Buffer] = {}
+    arriving: list[Buffer | None] = [None] * wire.size
+    if share is not None:
+        lo, hi = share
+        placed.update(zip(order[rank], (part[lo:hi] for part in parts), strict=True))
+        counts = [len(order[peer]) * (hi - lo) for peer in wire.peers]
+        space = wire.scratch(sum(counts) * dtype.itemsize).view(dtype)
+        stop = 0
+        for peer, count in zip(wire.peers, counts, strict=True):
+            start, stop = stop, stop + count
+            arriving[peer] = rows = space[start:stop]
+            placed.update(zip(order[peer], rows.reshape(len(order[peer]), hi - lo), strict=True))
+    leaving = [
+        None if wanted is None or peer == rank else _joined(parts, *wanted)
+        for peer, wanted in enumerate(shares)
+    ]
+    yield from all_to_all(wire, leaving, arriving)
+    if out is not None:
+        wire.fold([placed[position] for position in sorted(placed)], out, op)
+
+
+def _send_on(
+    wire: Wire,
+    shares: Sequence[Range | None],
+    own: Buffer,
+    total: Buffer,
+    to: To,
+    apply: Apply | None,
+) -> Steps:
+    """Send the sum of this rank's share to the receivers, and receive the sums of other shares."""
+    arriving: list[tuple[Range, Request]] = []
+    with wire.group():
+        for peer in wire.peers if to.receives(wire.rank) else ():
+            share = shares[peer]
+            if share is not None:
+                arriving.append((share, wire.receive(total[slice(*share)], peer)))
+        leaving = [wire.send(own, peer) for peer in wire.peers if to.receives(peer)]
+    share = shares[wire.rank]
+    if apply is not None and share is not None:
+        apply(*share)
+    for share, message in arriving:
+        yield [message]
+        if apply is not None:
+            apply(*share)
+    yield leaving
+
+
+def _joined(parts: Sequence[Buffer], lo: int, hi: int) -> Buffer:
+    """Return elements ``[lo, hi)`` of all parts in one array; a single part is not copied."""
+    if len(parts) == 1:
+        return parts[0][lo:hi]
+    return np.concatenate([part[lo:hi] for part in parts])

@@ -1,0 +1,185 @@
+"""`op`, and several values of a key: order and rounding of the combination."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ncclkv.errors import UsageError
+from tests.conformance.capabilities import current_buffers
+from tests.conformance.expect import full, intact, probed, pulled, refused, same, total
+from tests.conformance.registry import case
+from tests.conformance.stores import Stores
+
+
+@case()
+def every_op_over_ranks(create: Stores) -> None:
+    kv = create()
+    n = kv.num_workers
+    wanted = {"sum": n * total(kv), "avg": total(kv), "max": n * n, "min": n}
+    for op in wanted:
+        kv.init(op, full(0), op=op)
+    for op, want in wanted.items():
+        # A multiple of n, so that the average is a whole number.
+        kv.push(op, full(n * (kv.rank + 1)))
+        same(pulled(kv, op), want)
+
+
+@case()
+def every_op_over_values_and_ranks(create: Stores) -> None:
+    kv = create()
+    n = kv.num_workers
+    wanted = {"sum": 4 * n * total(kv), "avg": 4 * total(kv), "max": 3 * n * n, "min": -n * n}
+    for op, want in wanted.items():
+        kv.init(op, full(0), op=op)
+        mine = n * (kv.rank + 1)
+        kv.push(op, [full(mine * factor) for factor in (2, 3, -1)])
+        same(pulled(kv, op), want)
+
+
+@case()
+def repeats_in_a_list_are_combined_by_the_op(create: Stores) -> None:
+    kv = create()
+    kv.init("most", full(0), op="max")
+    kv.init("least", full(0), op="min")
+    pairs = [("most", 5), ("least", 5), ("most", 9), ("least", -kv.rank), ("most", kv.rank)]
+    kv.push([key for key, _ in pairs], [full(value) for _, value in pairs])
+    same(pulled(kv, "most"), 9)
+    same(pulled(kv, "least"), 1 - kv.num_workers)
+
+
+@case()
+def integer_averages_go_toward_zero(create: Stores) -> None:
+    kv = create()
+    n = kv.num_workers
+    for dtype in (np.int8, np.int32, np.int64):
+        key = np.dtype(dtype).name
+        kv.init(key, full(0, (4,), dtype), op="avg")
+        # One rank alone is not a multiple of n: 7 and -7 over 1 to 4 ranks.
+        mine = [7, -7, 1, -1] if kv.rank == 0 else [0, 0, 0, 0]
+        kv.push(key, np.array(mine, dtype))
+        want = [7 // n, -(7 // n), 1 // n, -(1 // n)]
+        same(pulled(kv, key, full(0, (4,), dtype)), want)
+
+
+@case()
+def ops_and_a_function_as_updater(create: Stores) -> None:
+    kv = create()
+    kv.init("avg", full(1), op="avg")
+    kv.init("max", full(1), op="max")
+    kv.set_updater(lambda key, grad, stored: np.add(stored, grad, out=stored))
+    kv.push(["avg", "max"], [full(2 * kv.num_workers), full(kv.rank + 1)])
+    same(pulled(kv, "avg"), 1 + 2 * kv.num_workers)
+    same(pulled(kv, "max"), 1 + kv.num_workers)
+
+
+@case()
+def integers_wrap(create: Stores) -> None:
+    kv = create()
+    for dtype, big in ((np.uint8, 200), (np.int8, 100), (np.int32, 2**31 - 1)):
+        key = np.dtype(dtype).name
+        kv.init(key, full(0, (3,), dtype))
+        kv.push(key, [full(big, (3,), dtype), full(big, (3,), dtype)])
+        want = np.array(2 * big * kv.num_workers).astype(dtype)
+        same(pulled(kv, key, full(0, (3,), dtype)), want)
+
+
+@case()
+def bool_sums_are_logical_or(create: Stores) -> None:
+    kv = create()
+    mine = np.array([False, True, kv.rank == 0, kv.rank == kv.num_workers - 1])
+    for op in ("sum", "max", "min"):
+        kv.init(op, np.zeros(4, bool), op=op)
+        kv.push(op, [mine, mine])
+    one = kv.num_workers == 1
+    some = [False, True, True, True]
+    for op, want in {"sum": some, "max": some, "min": [False, True, one, one]}.items():
+        same(pulled(kv, op, np.zeros(4, bool)), want)
+
+
+@case()
+def half_precision_is_summed_in_float32(create: Stores) -> None:
+    kv = create()
+    kv.init("h", full(0, (3,), np.float16))
+    # Added one by one in float16 this is 2048: 2048 + 1 has no float16 of its own.
+    kv.push("h", [full(value, (3,), np.float16) for value in (2048, 1, 1)])
+    want = np.float16(2050 * kv.num_workers)
+    same(pulled(kv, "h", full(0, (3,), np.float16)), want)
+
+
+@case()
+def half_precision_over_ranks_is_rounded_once(create: Stores) -> None:
+    kv = create()
+    kv.init("h", full(0, (3,), np.float16))
+    kv.push("h", full(2048 if kv.rank == 0 else 1, (3,), np.float16))
+    want = np.float16(np.float32(2048 + kv.num_workers - 1))
+    same(pulled(kv, "h", full(0, (3,), np.float16)), want)
+
+
+@case()
+def overflow_infinity_and_nan_follow_ieee(create: Stores) -> None:
+    kv = create()
+    kv.init("half", full(0, (2,), np.float16))
+    kv.push("half", [full(60000, (2,), np.float16), full(60000, (2,), np.float16)])
+    same(pulled(kv, "half", full(0, (2,), np.float16)), np.inf)
+    first = kv.rank == 0
+    mine = np.array([np.nan if first else 1, np.inf if first else 1, -np.inf], np.float32)
+    for op in ("sum", "max", "min"):
+        kv.init(op, full(0, (3,)), op=op)
+        kv.push(op, mine)
+    least = np.inf if kv.num_workers == 1 else 1
+    same(pulled(kv, "sum", mine), [np.nan, np.inf, -np.inf])
+    extremes = {"max": [np.nan, np.inf, -np.inf], "min": [np.nan, least, -np.inf]}
+    for op, want in extremes.items():
+        got = pulled(kv, op, mine)
+        same(got[1:], want[1:])
+        if current_buffers().capabilities.nan_wins or kv.num_workers == 1:
+            same(got[:1], np.nan)
+        else:
+            # NCCL's fmaxf and fminf drop a NaN where another rank has a number.
+            assert np.isnan(got[0]) or got[0] == 1
+
+
+@case()
+def the_same_bits_every_time(create: Stores) -> None:
+    kv = create()
+    kv.init("r", full(0, (1000,)))
+    draw = np.random.default_rng(kv.rank)
+    values = [draw.standard_normal(1000).astype(np.float32) for _ in range(5)]
+    kv.push("r", values)
+    first = pulled(kv, "r", full(0, (1000,)))
+    for _ in range(3):
+        kv.push("r", values)
+        same(pulled(kv, "r", full(0, (1000,))), first)
+
+
+@case()
+def unknown_ops_are_refused(create: Stores) -> None:
+    kv = probed(create)
+    for wrong in ("mean", "prod", "", "SUM!", None, 3):
+        with refused(kv, UsageError, "init", repr(wrong), "sum", "avg", "max", "min"):
+            kv.init(7, full(0), op=wrong)
+    intact(kv)
+
+
+@case()
+def complex_numbers_have_no_order(create: Stores) -> None:
+    kv = probed(create)
+    for op in ("max", "min"):
+        with refused(kv, UsageError, "7", op, "complex64", "sum"):
+            kv.init(7, full(0, dtype=np.complex64), op=op)
+    intact(kv)
+
+
+@case()
+def complex_sums_and_averages(create: Stores) -> None:
+    kv = create()
+    n: int = kv.num_workers
+    for dtype in (np.complex64, np.complex128):
+        wanted: dict[str, Any] = {"sum": n * total(kv) * (1 - 2j), "avg": total(kv) * (1 - 2j)}
+        for op, want in wanted.items():
+            key, like = f"{np.dtype(dtype).name} {op}", full(0, dtype=dtype)
+            kv.init(key, like, op=op)
+            kv.push(key, full(n * (kv.rank + 1) * (1 - 2j), dtype=dtype))
+            same(pulled(kv, key, like), want)

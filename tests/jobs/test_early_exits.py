@@ -1,0 +1,64 @@
+"""Exits of ranks with code 0 at different times under ``ncclkv run``, allowed and not."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.harness.extent import combinations
+from tests.harness.slow import stretched
+from tests.jobs.conftest import Job
+
+SECONDS = stretched(6.0)
+"""Seconds from a rank's exit to the end of the job."""
+
+LEFT = r"rank 1 on \S+ \(pid \d+\) ended with exit code 0, [\d.]+ s after the start, while "
+
+
+def headline(err: str) -> str:
+    """Return the first line of the report."""
+    return next(line for line in err.splitlines() if ": the job failed after " in line)
+
+
+@pytest.mark.parametrize(("way", "ranks"), combinations(["exit", "exec"], [2, 3]))
+def test_a_rank_that_leaves_in_mid_training(job: Job, ranks: int, way: str) -> None:
+    ended = job("early_exits.py", "steps", way, ranks=ranks, run=True)
+    assert ended.code == 1, ended.err
+    assert ended.seconds < SECONDS, ended.err
+    others = "rank 0" if ranks == 2 else "ranks 0, 2"
+    assert re.search(rf": {LEFT}{others} had not ended$", headline(ended.err)), ended.err
+    assert re.search(r"ncclkv: rank 0 of .* failed, ending the job: RankDied: ", ended.err), (
+        "the others have time to print what they miss"
+    )
+
+
+@pytest.mark.limit(60)
+def test_an_early_exit_before_other_ranks_wait(job: Job) -> None:
+    """Check MPICH: it kills the other ranks before any of them can print."""
+    ended = job("early_exits.py", "computes", "exit", ranks=3, run=True, limit=stretched(30))
+    assert ended.code == 1, ended.err
+    assert re.search(rf": {LEFT}ranks 0, 2 had not ended$", headline(ended.err)), ended.err
+
+
+@pytest.mark.limit(60)
+def test_a_rank_may_continue_alone_without_limit(job: Job) -> None:
+    """Check the supervisors of the other ranks, which wait at most ten seconds."""
+    ended = job("early_exits.py", "evaluates", "12", ranks=3, run=True, limit=stretched(30))
+    assert (ended.code, ended.out, ended.err) == (0, "[0] evaluated\n", "")
+
+
+def test_a_rank_that_does_not_reach_the_start_of_mpi(job: Job) -> None:
+    ended = job("early_exits.py", "before", "sleeps", ranks=3, run=True, NCCLKV_TIMEOUT="3")
+    assert ended.code == 1, ended.err
+    said = r"rank 1 on \S+ \(pid \d+\) did not reach MPI's start, where ranks 0, 2 waited for it"
+    assert re.search(rf": {said}$", headline(ended.err)), ended.err
+
+
+def test_a_rank_that_ends_before_the_start_of_mpi(job: Job) -> None:
+    """Check the end without a wait for the deadline of five minutes."""
+    ended = job("early_exits.py", "before", "exits", ranks=3, run=True)
+    assert ended.code == 1, ended.err
+    assert ended.seconds < SECONDS, ended.err
+    said = r"did not reach MPI's start, where ranks 0, 2 waited for it: it ended with exit code 0"
+    assert re.search(rf": rank 1 on \S+ \(pid \d+\) {said}", headline(ended.err)), ended.err

@@ -1,0 +1,115 @@
+"""The stand-in's objects of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.host import threads
+from ncclkv.comm.nccl.communicator import NcclCommunicator
+from ncclkv.testing import run_ranks
+from tests.harness.slow import stretched
+from tests.nccl.standin.binding import RecordingBinding
+from tests.nccl.standin.device import Device
+from tests.nccl.standin.faults import Faults
+from tests.nccl.standin.kernels import StandInKernels
+from tests.nccl.standin.log import HEADER
+from tests.nccl.standin.peers import Peers
+from tests.nccl.standin.streams import RecordingStreams
+
+LIMIT = stretched(20.0)
+
+
+class Worker:
+    """A rank's device, binding and streams, over a host communicator.
+
+    Parameters
+    ----------
+    host : Communicator
+        Host communicator; its creator closes it.
+    lazy : bool
+        Whether the device delays all work as long as possible.
+    faults : Faults
+        Faults of this rank.
+    limit : float
+        Seconds after which a wait of the stand-in counts as a hang.
+
+    Attributes
+    ----------
+    broken_on_purpose : bool
+        Whether the test broke the contract on purpose, so that leftover state is not checked.
+    """
+
+    def __init__(
+        self,
+        host: Communicator,
+        lazy: bool = False,
+        faults: Faults = Faults(),  # noqa: B008 - it does not change
+        limit: float = LIMIT,
+    ) -> None:
+        self.rank, self.size = host.rank, host.size
+        self.device = Device(host.rank, lazy, limit)
+        self.streams = RecordingStreams(self.device)
+        self.binding = RecordingBinding(self.device, faults)
+        self.kernels = StandInKernels(self.streams)
+        self.binding.offer(host.duplicate(limit))
+        self.peers: Any = Peers(host, self.binding.offer, limit, self.device.log)
+        self.log = self.device.log
+        self.broken_on_purpose = False
+
+    def __repr__(self) -> str:
+        return f"<{HEADER}, rank {self.rank} of {self.size}>"
+
+    def communicator(self, timeout: float | None = None) -> NcclCommunicator:
+        """Return the communicator under test, of all ranks."""
+        peers = self.peers.duplicate(timeout)
+        return NcclCommunicator(peers, self.binding, self.streams, self.kernels)
+
+    def create(self) -> Any:
+        """Return a handle of all ranks, created as the communicator under test creates one."""
+        identity = self.binding.unique_id() if self.rank == 0 else b""
+        identity = self.peers.control.broadcast(identity, 0, "the unique id")
+        return self.binding.create(self.size, identity, self.rank)
+
+    @contextmanager
+    def calls(self) -> Iterator[list[str]]:
+        """Yield the calls of a block, one a line, while the device is frozen."""
+        self.device.frozen = True
+        try:
+            with self.device.log.section() as lines:
+                yield lines
+        finally:
+            self.device.frozen = False
+
+    def check(self) -> None:
+        """Raise faults that no call reported, such as a write beside an array."""
+        self.device.memory.check_guards()
+        self.device.check()
+
+
+def run_on_standin(
+    size: int,
+    body: Callable[[Worker], Any],
+    *,
+    lazy: bool = False,
+    faults: dict[int, Faults] | None = None,
+    limit: float = LIMIT,
+    timeout: float = 20.0,
+) -> list[Any]:
+    """Run ``body(worker)`` on so many threads, and check each device at the end."""
+
+    def rank_body() -> Any:
+        host = threads.world(timeout)
+        worker = Worker(host, lazy, (faults or {}).get(host.rank, Faults()), limit)
+        try:
+            result = body(worker)
+            if not worker.broken_on_purpose:
+                worker.check()
+        finally:
+            worker.device.close()
+        host.close()
+        return result
+
+    return run_ranks(size, rank_body, timeout=timeout)

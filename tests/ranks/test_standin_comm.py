@@ -1,0 +1,41 @@
+"""Layer 2, recording stand-in, not NCCL: the communicator cases over the communicator for GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
+
+from ncclkv.comm.base import Communicator
+from ncclkv.comm.host import launch
+from tests.conformance.capabilities import use_buffers
+from tests.conformance.communicator_all import CASES, FAILURES
+from tests.harness.slow import stretched
+from tests.nccl.standin import Worker
+from tests.nccl.standin.buffers import StandInBuffers
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Communicator]:
+    """Return all ranks, on a communicator that every case leaves unchanged."""
+    comm = launch.world(timeout=stretched(20.0))
+    yield comm
+    comm.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(name: str, world: Communicator) -> None:
+    if world.size == 1 and name in FAILURES:
+        return
+    worker = Worker(world, lazy=True)
+    try:
+        comm = worker.communicator()
+        with use_buffers(StandInBuffers(worker)):
+            CASES[name](comm)
+        comm.close()
+        if not worker.broken_on_purpose:
+            worker.check()
+    finally:
+        worker.device.close()
