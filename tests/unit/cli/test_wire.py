@@ -10,7 +10,9 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from queue import SimpleQueue
 
 import pytest
 
@@ -32,10 +34,12 @@ def test_a_frame_that_is_too_long():
 
 
 class Runner:
-    """The runner's side, in its own thread."""
+    """The runner's side, in its own thread; `links` are the ranks' ends, closed with it."""
 
     def __init__(self, port: int | None) -> None:
         self.taken: list[tuple[int, bytes, bytes]] = []
+        self.links: list[link.Link] = []
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self.connections = Connections(2, port, self._selector, self._take)
         self._ends = False
@@ -51,6 +55,15 @@ class Runner:
         while not self._ends:
             for key, _ in self._selector.select(0.02):
                 key.data()
+            while not self._calls.empty():
+                self._calls.get()()
+
+    def pause(self, ranks: set[int]) -> None:
+        """Pause `ranks` in the thread of the runner, between two events, as `ncclkv run` does."""
+        done = threading.Event()
+        self._calls.put(partial(self.connections.pause, ranks))
+        self._calls.put(done.set)
+        assert done.wait(stretched(5)), "the runner's thread has ended"
 
     def wait_for(self, *expected: tuple[int, bytes, bytes]) -> None:
         limit = time.monotonic() + stretched(5)
@@ -70,11 +83,15 @@ def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
     begun = Runner(request.param)
     yield begun
     begun.end()
+    for each in begun.links:
+        each._connection.close()
 
 
 def connect(runner: Runner, rank: int, secret: str | None = None) -> link.Link:
     own = runner.connections.secret if secret is None else secret
-    return link.connect(runner.connections.address, rank, own.encode(), stretched(5))
+    address = runner.connections.address
+    runner.links.append(link.connect(address, rank, own.encode(), stretched(5)))
+    return runner.links[-1]
 
 
 def unproven(made: Connections) -> int:
@@ -112,7 +129,6 @@ def test_a_rank_has_one_connection(runner):
         connect(runner, 0)
     first.send(wire.OUT, b"still")
     runner.wait_for((0, wire.OUT, b"still"))
-    first._connection.close()
 
 
 def test_peers_without_proofs_do_not_disturb_ranks(runner, monkeypatch):
@@ -131,7 +147,7 @@ def test_peers_without_proofs_do_not_disturb_ranks(runner, monkeypatch):
     runner.wait_for((0, wire.OUT, b"x"))
     addresses = len(list(link._targets(runner.connections.address)))
     assert unproven(runner.connections) <= 2 * addresses + 3
-    for each in (*strangers, peer._connection):
+    for each in strangers:
         each.close()
 
 
@@ -298,25 +314,24 @@ def test_an_error_while_printing_does_not_close_the_connection():
 
 def test_a_rank_can_be_made_to_wait(runner):
     peer = connect(runner, 0)
-    runner.connections.pause({0})
+    runner.pause({0})
     peer.send(wire.ERR, b"later")
     time.sleep(0.2)
     assert runner.taken == []
-    runner.connections.pause(set())
+    runner.pause(set())
     runner.wait_for((0, wire.ERR, b"later"))
-    peer._connection.close()
 
 
 def test_unread_output_is_bounded(runner):
     """Check that a supervisor stops reading its command's output when it cannot send it."""
     peer = connect(runner, 0)
-    runner.connections.pause({0})
+    runner.pause({0})
     sent = 0
     while not peer.full:
         peer.send(wire.ERR, bytes(wire.CHUNK))
         sent += 1
     assert sent < 500
-    runner.connections.pause(set())
+    runner.pause(set())
     limit = time.monotonic() + stretched(10)
     while peer.pending and time.monotonic() < limit:
         peer.flush()
@@ -325,7 +340,6 @@ def test_unread_output_is_bounded(runner):
     while len(runner.taken) < sent and time.monotonic() < limit:
         time.sleep(0.01)
     assert len(runner.taken) == sent
-    peer._connection.close()
 
 
 def test_the_end_of_the_runner_is_detected(runner):
