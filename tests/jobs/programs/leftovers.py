@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +29,10 @@ files = {line.split()[-1] for line in maps if "/dev/shm/mpich_shm_" in line}
 parent = Path("/proc") / str(os.getppid())
 launcher = Path("/proc") / (parent / "stat").read_text().rpartition(")")[2].split()[1]
 for descriptor in (launcher / "fd").iterdir():
-    target = os.readlink(descriptor)
-    if "hydra_hwloc_xmlfile_" in target:
-        files.add(target)
+    with suppress(FileNotFoundError):  # the launcher closes files at any time
+        target = os.readlink(descriptor)
+        if "hydra_hwloc_xmlfile_" in target:
+            files.add(target)
 sys.stdout.write("".join(f"made {name}\n" for name in sorted(files)))
 sys.stdout.flush()
 kv.barrier()
