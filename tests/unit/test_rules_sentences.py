@@ -11,7 +11,10 @@ import pytest
 from tests.harness.source import ROOT
 from tests.unit.test_rules_language import lacks_noun
 
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))),
+    *sorted((ROOT / "tests").rglob("README.md")),
+)
 MAX_WORDS = 25
 
 FENCED = re.compile(r"```.*?```", re.DOTALL)
@@ -40,12 +43,12 @@ def words(sentence: str) -> int:
     return sum(bool(re.search(r"\w", word)) for word in sentence.split())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_sentences_are_short(page: Path) -> None:
     assert [each for each in sentences(page.read_text()) if words(each) > MAX_WORDS] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_sentences_begin_with_their_subject(page: Path) -> None:
     found = sentences(page.read_text())
     assert [each for each in found if OPENING.match(each) or lacks_noun(each)] == []
