@@ -70,25 +70,25 @@ def an_error_of_an_argument_in_a_group_breaks_nothing(create: Stores) -> None:
     same(pulled(kv, 5), 4)
 
 
-class Moody(ncclkv.optimizer.SGD):
+class RaisesInConfig(ncclkv.optimizer.SGD):
     """An optimizer whose numbers sometimes raise when they are read."""
 
-    moody = False
+    raising = False
 
     def config(self) -> dict[str, Any]:
-        if self.moody:
-            raise ArithmeticError("the schedule has come to its end")
+        if self.raising:
+            raise ArithmeticError("the schedule has ended")
         return super().config()
 
 
 @case()
 def an_error_of_the_optimizer_breaks_nothing(create: Stores) -> None:
-    kv, mine = probed(create), Moody(learning_rate=1.0)
+    kv, mine = probed(create), RaisesInConfig(learning_rate=1.0)
     kv.set_optimizer(mine)
-    mine.moody = True
+    mine.raising = True
     on_one_rank(kv, ArithmeticError, lambda: kv.push(3, full(1)))
     on_one_rank(kv, ArithmeticError, lambda: kv.pushpull(3, full(1)))
-    mine.moody = False
+    mine.raising = False
     kv.push([3, 5], [full(1), full(2)])
     same(pulled(kv, 3), 2 - kv.num_workers)
     same(pulled(kv, 5), 4 - 2 * kv.num_workers)

@@ -18,7 +18,7 @@ def sgd(rate: float = 0.5) -> Any:
     return ncclkv.optimizer.SGD(learning_rate=rate, momentum=0.5, wd=0.25)
 
 
-def lenient(create: Stores, **options: Any) -> Any:
+def with_zeros(create: Stores, **options: Any) -> Any:
     """Return a store of keys 3, 5 and 7, which hold 2, 4 and 6."""
     kv = probed(create, missing="zeros", **options)
     kv.init(7, full(6))
@@ -36,7 +36,7 @@ def of_even(kv: Any) -> int:
 
 @case()
 def keys_of_some_ranks_are_zeros_on_the_others(create: Stores) -> None:
-    kv = lenient(create)
+    kv = with_zeros(create)
     for step in range(1, 4):
         kv.push(3, full(step * (kv.rank + 1)))
         if is_even(kv):
@@ -48,7 +48,7 @@ def keys_of_some_ranks_are_zeros_on_the_others(create: Stores) -> None:
 
 @case()
 def lists_and_groups_of_different_keys(create: Stores) -> None:
-    kv = lenient(create)
+    kv = with_zeros(create)
     keys = [3, 5] if is_even(kv) else [3]
     kv.push(keys, [full(kv.rank + 1) for _ in keys])
     outs = [full(0), full(0)]
@@ -63,7 +63,7 @@ def lists_and_groups_of_different_keys(create: Stores) -> None:
 
 @case()
 def an_optimizer_skips_keys_that_no_rank_pushed(create: Stores) -> None:
-    kv, model = lenient(create), probed(create)
+    kv, model = with_zeros(create), probed(create)
     for store in kv, model:
         store.set_optimizer(sgd())
     for step in range(3):
@@ -82,7 +82,7 @@ def an_optimizer_skips_keys_that_no_rank_pushed(create: Stores) -> None:
 
 @case()
 def an_updater_is_called_for_keys_that_any_rank_pushed(create: Stores) -> None:
-    kv = lenient(create)
+    kv = with_zeros(create)
     seen: list[Any] = []
 
     def update(key: Any, value: Any, stored: Any) -> None:
@@ -120,7 +120,7 @@ def an_average_counts_all_ranks(create: Stores) -> None:
 
 @case()
 def a_key_is_pushed_once_between_flushes(create: Stores) -> None:
-    kv = lenient(create)
+    kv = with_zeros(create)
     kv.push(3, full(kv.rank + 1))
     with refused(kv, UsageError, "key 3", "missing='zeros'", "wait"):
         kv.push(3, full(1))
@@ -130,7 +130,7 @@ def a_key_is_pushed_once_between_flushes(create: Stores) -> None:
 
 @case()
 def ranks_that_push_nothing(create: Stores) -> None:
-    kv = lenient(create)
+    kv = with_zeros(create)
     if kv.rank == 0:
         kv.push(3, full(8))
     same(pulled(kv, 3), 8)
@@ -153,7 +153,7 @@ def a_learning_rate_is_that_of_the_push_or_of_the_flush(create: Stores) -> None:
 @case()
 def a_filled_grad_view_outlives_flushes_without_it(create: Stores) -> None:
     # Even ranks push in each step; odd ranks accumulate three steps in place, and push the third.
-    kv = lenient(create)
+    kv = with_zeros(create)
     gathered = 0
     gradient = kv.grad_view(5)
     for step in range(1, 4):
@@ -198,7 +198,7 @@ def a_number_that_is_refused_on_one_rank_breaks_nothing(create: Stores) -> None:
         "reset": lambda kv: kv.reset(7, full(1)),
         "group": lambda kv: kv.group().__enter__(),
     }
-    kv, mine = lenient(create), sgd(1.0)
+    kv, mine = with_zeros(create), sgd(1.0)
     kv.set_optimizer(mine)
     for number, call in enumerate(calls.values(), start=1):
         kv.push(3, full(kv.rank + 1))
@@ -214,7 +214,7 @@ def a_number_that_is_refused_on_one_rank_breaks_nothing(create: Stores) -> None:
 
 @case()
 def a_learning_rate_changed_between_pushes_makes_no_flush(create: Stores) -> None:
-    kv, mine = lenient(create), ncclkv.optimizer.SGD(learning_rate=1.0)
+    kv, mine = with_zeros(create), ncclkv.optimizer.SGD(learning_rate=1.0)
     kv.set_optimizer(mine)
     if is_even(kv):
         kv.push(3, full(kv.rank + 1))

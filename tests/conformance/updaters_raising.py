@@ -144,7 +144,7 @@ def an_error_on_the_root_is_raised_at_the_end_of_an_uneven_block(create: Stores)
     same(pulled(kv, 5), 1)
 
 
-class Sour(Log):
+class RaisesInDispose(Log):
     """An updater whose `dispose` raises."""
 
     def dispose(self) -> None:
@@ -153,23 +153,23 @@ class Sour(Log):
 
 
 @contextmanager
-def sour(kv: Any) -> Iterator[None]:
+def dispose_raises(kv: Any) -> Iterator[None]:
     with pytest.raises(ValueError, match="not again") as caught:
         yield
-    check_words(caught.value, f"in dispose() of the updater Sour on rank {kv.rank}")
+    check_words(caught.value, f"in dispose() of the updater RaisesInDispose on rank {kv.rank}")
 
 
 @case()
 def a_dispose_that_raises_leaves_the_next_updater_in_force(create: Stores) -> None:
-    kv, first, second = create(), Sour(), Sour()
+    kv, first, second = create(), RaisesInDispose(), RaisesInDispose()
     kv.init(3, full(1))
     kv.set_updater(first)
-    with sour(kv):
+    with dispose_raises(kv):
         kv.set_updater(second)
     kv.push(3, full(1))
     second.saw(create, kv, (3, kv.num_workers))
     first.saw(create, kv)
-    with sour(kv):
+    with dispose_raises(kv):
         kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=1.0))
     kv.push(3, full(1))
     same(pulled(kv, 3), 1)
@@ -178,10 +178,10 @@ def a_dispose_that_raises_leaves_the_next_updater_in_force(create: Stores) -> No
 
 @case()
 def a_dispose_that_raises_is_raised_by_close_once(create: Stores) -> None:
-    kv, log = create.open(update_on=create.update_on), Sour()
+    kv, log = create.open(update_on=create.update_on), RaisesInDispose()
     kv.init(3, full(1))
     kv.set_updater(log)
-    with sour(kv):
+    with dispose_raises(kv):
         kv.close()
     kv.close()
     assert log.disposed == 1

@@ -35,7 +35,7 @@ def late_line(ended: Ended, which: str) -> str:
         pytest.param("", False, CODE, id="mpirun"),
         pytest.param("", True, CODE, id="run"),
         pytest.param("first", False, CODE, id="mpirun-mpi4py-first"),
-        # mpi4py ends the process by MPI_Abort, and mpirun the process that tells the runner.
+        # MPI_Abort ends the process, and mpirun then ends the one that reports to the runner.
         pytest.param("first", True, None, id="run-mpi4py-first"),
     ],
 )

@@ -22,11 +22,11 @@ pytestmark = pytest.mark.limit(20)
 SOON = stretched(5.0)
 
 
-class Looked:
+class CheckedCommunicator:
     """A communicator with work in flight for so many checks."""
 
-    def __init__(self, looks: int, error: Exception | None = None) -> None:
-        self.left = looks
+    def __init__(self, checks: int, error: Exception | None = None) -> None:
+        self.left = checks
         self.threads: list[int] = []
         self.over = threading.Event()
         self._error = error
@@ -50,17 +50,17 @@ def watcher() -> Iterator[Watcher]:
 
 
 def test_it_checks_until_nothing_is_in_flight_and_then_sleeps(watcher):
-    looked = Looked(3)
-    watcher.add(looked)
-    assert looked.over.wait(SOON)
+    checked = CheckedCommunicator(3)
+    watcher.add(checked)
+    assert checked.over.wait(SOON)
     time.sleep(0.1)
-    assert len(looked.threads) == 3
-    assert threading.get_ident() not in looked.threads
-    looked.left = 2
-    looked.over.clear()
-    watcher.add(looked)
-    assert looked.over.wait(SOON)
-    assert len(set(looked.threads)) == 1, "one thread for all"
+    assert len(checked.threads) == 3
+    assert threading.get_ident() not in checked.threads
+    checked.left = 2
+    checked.over.clear()
+    watcher.add(checked)
+    assert checked.over.wait(SOON)
+    assert len(set(checked.threads)) == 1, "one thread for all"
 
 
 def test_there_is_no_thread_before_there_is_a_work_to_check():
@@ -75,7 +75,7 @@ def test_it_checks_ten_times_a_second():
 
 
 def test_a_check_that_fails_is_logged_once_and_others_continue(watcher, caplog):
-    broken, other = Looked(5, ValueError("on purpose")), Looked(5)
+    broken, other = CheckedCommunicator(5, ValueError("on purpose")), CheckedCommunicator(5)
     with caplog.at_level(logging.ERROR, "ncclkv"):
         watcher.add(broken)
         watcher.add(other)
@@ -89,13 +89,13 @@ def test_a_check_that_fails_is_logged_once_and_others_continue(watcher, caplog):
 
 
 def test_after_stop_nothing_is_checked(watcher):
-    looked = Looked(1000)
-    watcher.add(looked)
+    checked = CheckedCommunicator(1000)
+    watcher.add(checked)
     watcher.stop()
-    count = len(looked.threads)
-    watcher.add(looked)
+    count = len(checked.threads)
+    watcher.add(checked)
     time.sleep(0.1)
-    assert len(looked.threads) == count
+    assert len(checked.threads) == count
 
 
 def test_no_watcher_starts_when_python_starts_no_threads(watcher, monkeypatch):
@@ -103,21 +103,21 @@ def test_no_watcher_starts_when_python_starts_no_threads(watcher, monkeypatch):
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    watcher.add(Looked(1))
+    watcher.add(CheckedCommunicator(1))
 
 
 def test_a_forked_child_has_no_such_thread_and_no_lock_of_it_held(watcher):
-    looked = Looked(10_000)
-    watcher.add(looked)
+    checked = CheckedCommunicator(10_000)
+    watcher.add(checked)
     for _ in range(20):
         child = os.fork()
         if child == 0:  # the child must not run pytest's exit
             free = watcher._looking.acquire(timeout=5) and not watcher._watched
             os._exit(0 if free and threading.active_count() == 1 else 1)
         assert os.waitpid(child, 0)[1] == 0
-    count = len(looked.threads)
+    count = len(checked.threads)
     time.sleep(0.1)
-    assert len(looked.threads) > count, "the parent's goes on"
+    assert len(checked.threads) > count, "the parent's goes on"
 
 
 ENDS = """
@@ -126,7 +126,7 @@ from ncclkv.comm.nccl import lifetime
 from ncclkv.comm.nccl.watcher import WATCHER
 class Busy:
     def look_over(self):
-        print("looked", flush=True)
+        print("checked", flush=True)
         return True
 WATCHER.add(Busy())
 time.sleep(0.3)
@@ -138,5 +138,5 @@ def test_the_process_ends_with_it():
     ended = subprocess.run(
         [sys.executable, "-c", ENDS], capture_output=True, text=True, check=True, timeout=50
     )
-    assert ended.stdout.startswith("looked\n")
+    assert ended.stdout.startswith("checked\n")
     assert ended.stderr == ""

@@ -14,7 +14,7 @@ from tests.harness.locks import is_held
 from tests.unit.comm.messages.test_progress import Still
 
 
-class Looked(HostWork):
+class StepCounter(HostWork):
     """A collective that records at each step that no other thread could advance it."""
 
     def __init__(self, engine: ProgressEngine) -> None:
@@ -47,7 +47,7 @@ def create() -> Iterator[float]:
 def test_works_of_other_stores_are_advanced_by_one_thread_at_a_time(
     engine: ProgressEngine,
 ) -> None:
-    work = Looked(engine)
+    work = StepCounter(engine)
     engine.launch(work)
     work.alone.clear()
     polls = create()
