@@ -115,9 +115,10 @@ def test_a_forked_child_has_no_such_thread_and_no_lock_of_it_held(watcher):
             free = watcher._looking.acquire(timeout=5) and not watcher._watched
             os._exit(0 if free and threading.active_count() == 1 else 1)
         assert os.waitpid(child, 0)[1] == 0
-    count = len(checked.threads)
-    time.sleep(0.1)
-    assert len(checked.threads) > count, "the parent's goes on"
+    count, end = len(checked.threads), time.monotonic() + SOON
+    while len(checked.threads) == count and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(checked.threads) > count, "the watcher of the parent still checks"
 
 
 ENDS = """
