@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ncclkv.kernels.device import DeviceKernels
-from ncclkv.kernels.device.launch import KernelLauncher
+from ncclkv.kernels.device.launch import launch
 from ncclkv.kernels.device.sources import COPY, UPDATE
 from tests.nccl import gpu
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
@@ -28,8 +28,6 @@ from tests.nccl.kernel_cases import (
 from tests.sgd_steps import rows, segments_of, sgd
 
 pytestmark = pytest.mark.limit(60)
-LAUNCHER = KernelLauncher()
-"""Launcher of all tests, so that each kernel is compiled once."""
 DTYPES = ["bool", "int8", "int64", "float16", "bfloat16", "float32", "float64", "complex64"]
 SHAPES: dict[str, Any] = {
     "contiguous": lambda x: x,
@@ -56,7 +54,7 @@ class GpuStage(Stage):
 @pytest.fixture
 def stage() -> Stage:
     need_gpu()
-    return GpuStage(LAUNCHER)
+    return GpuStage(launch)
 
 
 class TestCombine(CombineCases):

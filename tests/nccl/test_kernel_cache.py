@@ -20,7 +20,6 @@ from ncclkv.errors import LaunchError
 from ncclkv.kernels.device import DeviceKernels, cubins, launch
 from ncclkv.kernels.device.compiler import build, whole
 from ncclkv.kernels.device.cubins import cubin
-from ncclkv.kernels.device.launch import KernelLauncher
 from ncclkv.kernels.device.sources import COPY, NONFINITE, KernelSource
 
 cupy = pytest.importorskip("cupy", reason="layer 3 needs CuPy: pip install 'ncclkv[cuda12]'")
@@ -214,16 +213,16 @@ def test_cupy_cuts_a_byte_of_a_cubin_and_it_is_put_back():
 
 
 def test_stores_of_a_process_share_what_is_loaded(folder, loads):
-    one, other = DeviceKernels(), DeviceKernels()
-    assert one._launch.load(COPY) is other._launch.load(COPY)
+    assert DeviceKernels()._launch is DeviceKernels()._launch is launch.launch
+    assert launch.load(COPY) is launch.load(COPY)
     assert [device for device, _ in loads] == [0]
     assert loads[0][1] == build(COPY, "sm_90")
 
 
 def test_each_device_has_functions_of_its_own(folder, loads):
-    assert KernelLauncher().load(COPY) == (0, "copy")
+    assert launch.load(COPY) == (0, "copy")
     cupy.cuda.runtime.getDevice.return_value = 1
-    assert KernelLauncher().load(COPY) == (1, "copy")
+    assert launch.load(COPY) == (1, "copy")
     assert [device for device, _ in loads] == [0, 1]
 
 
@@ -232,7 +231,7 @@ def test_threads_load_a_kernel_once(folder, loads):
 
     def load() -> None:
         start.wait()
-        KernelLauncher().load(COPY)
+        launch.load(COPY)
 
     threads = [threading.Thread(target=load) for _ in range(4)]
     for thread in threads:

@@ -13,9 +13,14 @@ import numpy as np
 import pytest
 
 from ncclkv.kernels.device.copies import plan_copies
-from ncclkv.kernels.device.kernel_args import COMBINATION, COPY_BYTES, UPDATED_ELEMENTS, new
+from ncclkv.kernels.device.kernel_args import (
+    COMBINATION,
+    COPY_BYTES,
+    UPDATED_ELEMENTS,
+    new,
+    plan_updates,
+)
 from ncclkv.kernels.device.launch import THREADS
-from ncclkv.kernels.device.segments import plan_updates
 from ncclkv.kernels.device.sources import COMBINE, COPY, UPDATE
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.kernel_cases import (
@@ -58,7 +63,7 @@ def launcher() -> CppLauncher:
 def stage(launcher: CppLauncher, monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage = HostStage(launcher)
     # Kernels allocate their scratch memory by CuPy, from a device.
-    monkeypatch.setattr(cupy, "empty", lambda size, dtype: stage.poisoned(size, np.dtype(dtype)))
+    monkeypatch.setattr(cupy, "empty", lambda shape, dtype: stage.poisoned(*shape, np.dtype(dtype)))
     monkeypatch.setattr(cupy, "zeros", lambda size, dtype: stage.put(np.zeros(size, dtype)))
     return stage
 

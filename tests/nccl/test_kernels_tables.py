@@ -23,8 +23,8 @@ from ncclkv.kernels.device.kernel_args import (
     UPDATED_ELEMENTS,
     PlannedLaunch,
     first_blocks,
+    plan_updates,
 )
-from ncclkv.kernels.device.segments import plan_updates
 
 NEAR_BLOCKS = st.integers(0, 5).flatmap(
     lambda blocks: st.integers(-2, 2).map(lambda more: max(0, blocks * COPY_BYTES + more))

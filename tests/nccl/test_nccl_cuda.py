@@ -21,7 +21,6 @@ from ncclkv.comm.nccl.streams import CupyEvent, CupyStreams
 from ncclkv.errors import CommAborted, OutOfMemory, UsageError
 from ncclkv.kernels.device import DeviceKernels
 from ncclkv.kernels.device import launch as kernels_launch
-from ncclkv.kernels.device.launch import KernelLauncher
 from ncclkv.kernels.device.memory import empty, zeros
 from ncclkv.kernels.device.sources import UPDATE
 from tests.nccl.fake_cuda import cuda
@@ -207,16 +206,15 @@ def test_other_errors_are_not_a_capture_s(cuda):
 def test_a_kernel_is_not_loaded_in_a_capture(cuda, monkeypatch):
     stream = cuda.get_current_stream.return_value
     stream.is_capturing.return_value = True
-    launcher = KernelLauncher()
     words = "kernel sgd of float32 is not loaded, and a .* load it; make the same step once before"
     with pytest.raises(UsageError, match=words):
-        launcher.load(UPDATE["sgd", 0, "float32"])
+        kernels_launch.load(UPDATE["sgd", 0, "float32"])
     cuda.Module.assert_not_called()
     # A kernel loaded before is launched in a capture, too.
     cuda.runtime.getDevice.return_value = 0
     known = mock.MagicMock()
     monkeypatch.setitem(kernels_launch._functions, (0, UPDATE["sgd", 0, "float32"]), known)
-    assert launcher.load(UPDATE["sgd", 0, "float32"]) is known
+    assert kernels_launch.load(UPDATE["sgd", 0, "float32"]) is known
 
 
 @pytest.mark.parametrize(("code", "done"), [(0, True), (600, False)])

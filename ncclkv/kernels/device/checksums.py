@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-from ncclkv.kernels.device.copies import DeviceArray
+from ncclkv.kernels.device.copies import Arrays, DeviceArray
 from ncclkv.kernels.device.kernel_args import SUMMED_BYTES, SUMS, plan_launches
 from ncclkv.kernels.device.launch import Launch
 from ncclkv.kernels.device.memory import zeros
@@ -18,9 +18,7 @@ Upload = Callable[[DeviceArray, DeviceArray], None]
 """Function that copies an array of the host to the device, in the current stream."""
 
 
-def checksums(
-    arrays: Sequence[DeviceArray], launch: Launch, upload: Upload, transfer: Transfer
-) -> DeviceArray:
+def checksums(arrays: Arrays, launch: Launch, upload: Upload, transfer: Transfer) -> DeviceArray:
     """Return the checksum of each array, with one launch for 128 arrays.
 
     The host sums arrays in its own memory, and waits for nothing.  Arrays on another device, or not

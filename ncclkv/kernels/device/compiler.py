@@ -33,10 +33,7 @@ def build(program: KernelSource, architecture: str) -> bytes:
     included = headers()
     try:
         handle = nvrtc.createProgram(
-            program.source,
-            f"{program.name}.cu",
-            tuple(included.values()),
-            tuple(included.keys()),
+            program.source, f"{program.name}.cu", tuple(included.values()), tuple(included.keys())
         )
     except RuntimeError as error:
         raise LaunchError(

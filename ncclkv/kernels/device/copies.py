@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclkv.kernels.device.kernel_args import COPIES, COPY_BYTES, PlannedLaunch, plan_launches
 
-DeviceArray = Any
+DeviceArray: TypeAlias = Any
 """A ``cupy.ndarray``, or a ``numpy.ndarray`` where the documentation allows it."""
+
+Arrays: TypeAlias = Sequence[DeviceArray]
 
 
 class _Location(NamedTuple):
@@ -54,7 +56,7 @@ class CopyTable:
         their devices or dtypes differ.
     """
 
-    def __init__(self, sources: Sequence[DeviceArray], destinations: Sequence[DeviceArray]) -> None:
+    def __init__(self, sources: Arrays, destinations: Arrays) -> None:
         arrays = [*sources, *destinations]
         self._seen = [weakref.ref(array) for array in arrays]
         self._locations = [_locate(array) for array in arrays]
@@ -69,7 +71,7 @@ class CopyTable:
         columns = np.array(together, np.uint64).reshape(-1, 3).T
         self.launches = plan_copies(columns[0], columns[1], columns[2].astype(np.int64))
 
-    def matches(self, sources: Sequence[DeviceArray], destinations: Sequence[DeviceArray]) -> bool:
+    def matches(self, sources: Arrays, destinations: Arrays) -> bool:
         """Return whether the table fits: the same arrays, or equal arrays at their addresses.
 
         A hundred of the same arrays are recognised in a few microseconds.

@@ -118,12 +118,9 @@ def _read(path: Path) -> bytes | None:
 
 def _write(path: Path, code: bytes) -> None:
     """Write a file whole; several ranks may write it concurrently."""
+    name = ""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    except OSError as error:
-        _log.info("ncclkv: the compiled kernel %s cannot be written: %s", path, error)
-        return
-    try:
         with os.fdopen(handle, "wb") as file:
             file.write(hashlib.sha256(code).digest() + code)
         os.replace(name, path)

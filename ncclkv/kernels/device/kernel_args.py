@@ -6,13 +6,14 @@ takes 4096 bytes, which limits the pieces of a launch.  More pieces take more la
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclkv.kernels.base import Segments
 from ncclkv.kernels.host.checksum import BLOCK_BYTES
+from ncclkv.kernels.host.chunks import ranges
 
 PIECES = 128
 """Maximum number of arrays or segments of one launch."""
@@ -89,14 +90,7 @@ SUMS = np.dtype(
 )
 """Argument of ``checksum``."""
 
-SEARCH = np.dtype(
-    [
-        ("words", ADDRESS),
-        ("flag", ADDRESS),
-        ("size", np.uint64),
-    ],
-    align=True,
-)
+SEARCH = np.dtype([("words", ADDRESS), ("flag", ADDRESS), ("size", np.uint64)], align=True)
 """Argument of ``nonfinite``."""
 
 
@@ -136,19 +130,13 @@ def plan_launches(
         Maximum work of one block, in the unit of `sizes`.
     """
     launches = []
-    for pieces in batches(len(sizes), PIECES):
+    for pieces in ranges(len(sizes), PIECES):
         first = first_blocks(sizes[pieces], per_block)
         argument = new(layout)
         argument["first"][: len(first)] = first
         argument["count"] = len(first) - 1
         launches.append(PlannedLaunch(int(first[-1]), argument, pieces))
     return launches
-
-
-def batches(count: int, limit: int) -> Iterator[slice]:
-    """Cut `count` pieces into slices of at most `limit` pieces."""
-    for low in range(0, count, limit):
-        yield slice(low, min(low + limit, count))
 
 
 def first_blocks(sizes: NDArray[np.int64], per_block: int) -> NDArray[np.int64]:
@@ -164,3 +152,19 @@ def first_blocks(sizes: NDArray[np.int64], per_block: int) -> NDArray[np.int64]:
     first = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(-(-sizes // per_block), out=first[1:])
     return first
+
+
+def plan_updates(segments: Segments) -> list[PlannedLaunch]:
+    """Plan the launches that update segments, without the addresses of an update.
+
+    Examples
+    --------
+    >>> launches = plan_updates(Segments(np.array([0, 10000, 10064])))
+    >>> [launch.blocks for launch in launches]
+    [3]
+    """
+    bounds = segments.bounds
+    launches = plan_launches(UPDATES, np.diff(bounds), UPDATED_ELEMENTS)
+    for _, argument, pieces in launches:
+        argument["start"][: argument["count"] + 1] = bounds[pieces.start : pieces.stop + 1]
+    return launches

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ncclkv.arrays import as_gpu_out, as_gpu_value
 from ncclkv.arrays.cupy import left
-from ncclkv.arrays.dtypes import dtype_name, is_low_precision
+from ncclkv.arrays.dtypes import dtype_name
 from ncclkv.kernels.base import Segments
 from ncclkv.kernels.device import kernel_args
 from ncclkv.kernels.device.checksums import checksums
-from ncclkv.kernels.device.copies import CopyTable, DeviceArray, plan_copies
+from ncclkv.kernels.device.copies import Arrays, CopyTable, DeviceArray, plan_copies
 from ncclkv.kernels.device.finite import search
-from ncclkv.kernels.device.kernel_args import PlannedLaunch
-from ncclkv.kernels.device.launch import THREADS, KernelLauncher, Launch
+from ncclkv.kernels.device.launch import THREADS, Launch, launch
 from ncclkv.kernels.device.memory import assign, copy, empty, fill, zeros
 from ncclkv.kernels.device.peer_copies import Transfer, apart, copy_across, transfer
-from ncclkv.kernels.device.segments import plan_updates
 from ncclkv.kernels.device.sources import COMBINE, COPY, UPDATE
 from ncclkv.kernels.device.staging import Staging, download
+from ncclkv.kernels.host.chunks import ranges, working_dtype
 
 MAX_BLOCKS = 4096
 """Maximum number of blocks of ``combine``; each thread combines several elements."""
@@ -35,17 +33,19 @@ class DeviceKernels:
 
     Parameters
     ----------
-    launch : callable, optional
-        Launches a kernel; by default a new `KernelLauncher`.
+    launch : callable
+        Launches a kernel.
     transfer : callable, optional
         Copies from device to device.
     """
 
-    def __init__(self, launch: Launch | None = None, transfer: Transfer = transfer) -> None:
-        self._launch = KernelLauncher() if launch is None else launch
+    def __init__(self, launch: Launch = launch, transfer: Transfer = transfer) -> None:
+        self._launch = launch
         self._transfer = transfer
         self._staging = Staging()
-        self._launches: WeakKeyDictionary[Segments, list[PlannedLaunch]] = WeakKeyDictionary()
+        self._launches: WeakKeyDictionary[Segments, list[kernel_args.PlannedLaunch]] = (
+            WeakKeyDictionary()
+        )
 
     value = staticmethod(as_gpu_value)
     out = staticmethod(as_gpu_out)
@@ -84,12 +84,7 @@ class DeviceKernels:
         else:
             assign(source, destination)
 
-    def pack_all(
-        self,
-        values: Sequence[DeviceArray],
-        slots: Sequence[DeviceArray],
-        table: CopyTable | None = None,
-    ) -> CopyTable:
+    def pack_all(self, values: Arrays, slots: Arrays, table: CopyTable | None = None) -> CopyTable:
         """Pack each value into its slot, with one launch for all that are in C order.
 
         Parameters
@@ -109,12 +104,7 @@ class DeviceKernels:
             self.pack(values[index], slots[index])
         return table
 
-    def unpack_all(
-        self,
-        slots: Sequence[DeviceArray],
-        outs: Sequence[DeviceArray],
-        table: CopyTable | None = None,
-    ) -> CopyTable:
+    def unpack_all(self, slots: Arrays, outs: Arrays, table: CopyTable | None = None) -> CopyTable:
         """Unpack each slot into its out, with one launch for all of its dtype and in C order.
 
         Parameters and result as of `pack_all`.
@@ -125,10 +115,7 @@ class DeviceKernels:
         return table
 
     def _copy_all(
-        self,
-        sources: Sequence[DeviceArray],
-        destinations: Sequence[DeviceArray],
-        table: CopyTable | None,
+        self, sources: Arrays, destinations: Arrays, table: CopyTable | None
     ) -> CopyTable:
         """Copy the pairs that one launch can copy; `CopyTable.alone` has the other pairs."""
         if table is None or not table.matches(sources, destinations):
@@ -137,7 +124,7 @@ class DeviceKernels:
             self._launch(COPY, blocks, argument)
         return table
 
-    def combine(self, values: Sequence[DeviceArray], slot: DeviceArray, op: str) -> None:
+    def combine(self, values: Arrays, slot: DeviceArray, op: str) -> None:
         """Reduce one rank's `values` of a key (any strides, one shape) into the flat `slot`.
 
         ``avg`` adds here: its division is over ranks.
@@ -145,7 +132,7 @@ class DeviceKernels:
         parts = [self._flat(value, slot) for value in values]
         self._fold(parts, slot, "sum" if op == "avg" else op, divisor=0)
 
-    def reduce(self, parts: Sequence[DeviceArray], out: DeviceArray, op: str) -> None:
+    def reduce(self, parts: Arrays, out: DeviceArray, op: str) -> None:
         """Reduce the flat `parts`, in their order, into `out`, which may be one of them.
 
         ``avg`` divides by ``len(parts)`` (integers toward zero).
@@ -165,12 +152,13 @@ class DeviceKernels:
             return part
         return cupy.ascontiguousarray(value)
 
-    def _fold(self, parts: Sequence[DeviceArray], out: DeviceArray, op: str, divisor: int) -> None:
+    def _fold(self, parts: Arrays, out: DeviceArray, op: str, divisor: int) -> None:
         """Combine `parts` in order; a partial result between two launches is not rounded."""
         program = COMBINE[dtype_name(out.dtype), op]
-        partial = _working_copy(out) if len(parts) > kernel_args.PARTS else None
+        several = len(parts) > kernel_args.PARTS
+        partial = empty((out.size,), working_dtype(out.dtype)) if several else None
         blocks = min(-(-out.size // THREADS), MAX_BLOCKS)
-        for batch in kernel_args.batches(len(parts), kernel_args.PARTS):
+        for batch in ranges(len(parts), kernel_args.PARTS):
             argument = kernel_args.new(kernel_args.COMBINATION)
             count = batch.stop - batch.start
             argument["part"][:count] = [part.data.ptr for part in parts[batch]]
@@ -199,7 +187,7 @@ class DeviceKernels:
         program: str,
         weights: DeviceArray,
         gradients: DeviceArray,
-        states: Sequence[DeviceArray],
+        states: Arrays,
         scalars: DeviceArray,
         segments: Segments,
         skip: DeviceArray | None = None,
@@ -212,7 +200,7 @@ class DeviceKernels:
         kernel = UPDATE[program, len(states), dtype_name(weights.dtype)]
         launches = self._launches.get(segments)
         if launches is None:
-            launches = self._launches[segments] = plan_updates(segments)
+            launches = self._launches[segments] = kernel_args.plan_updates(segments)
         for blocks, argument, pieces in launches:
             argument["weights"] = weights.data.ptr
             argument["gradients"] = gradients.data.ptr
@@ -221,13 +209,6 @@ class DeviceKernels:
             argument["skip"] = 0 if skip is None else skip.data.ptr
             self._launch(kernel, blocks, argument)
 
-    def checksums(self, arrays: Sequence[DeviceArray]) -> DeviceArray:
+    def checksums(self, arrays: Arrays) -> DeviceArray:
         """Compute the uint64 checksum of each array on the current stream, into a new GPU array."""
         return checksums(arrays, self._launch, self._staging.upload, self._transfer)
-
-
-def _working_copy(out: DeviceArray) -> DeviceArray:
-    """Return scratch memory as long as `out`, in the dtype of its arithmetic."""
-    import cupy
-
-    return cupy.empty(out.size, np.float32 if is_low_precision(out.dtype) else out.dtype)

@@ -1,4 +1,8 @@
-"""Launches of kernels on the current stream."""
+"""Launches of kernels on the current device and stream; they wait for nothing.
+
+A kernel is loaded at its first launch on a device, and compiled if no file has its code.  Loading
+takes up to a tenth of a second, and is refused during a capture.
+"""
 
 from __future__ import annotations
 
@@ -25,42 +29,37 @@ _functions: dict[tuple[int, KernelSource], Any] = {}
 _loading = threading.Lock()
 
 
-class KernelLauncher:
-    """Launches kernels on CuPy's current device and stream, and waits for nothing.
+def launch(program: KernelSource, blocks: int, argument: NDArray[Any]) -> None:
+    """Launch `blocks` blocks of a program; do nothing for 0 blocks."""
+    if blocks:
+        load(program)((blocks,), (THREADS,), (argument,))
 
-    A kernel is loaded at its first launch on a device, and compiled if no file has its code.
-    Loading takes up to a tenth of a second, and is refused during a capture.
-    """
 
-    def load(self, program: KernelSource) -> Any:
-        """Return the function on the current device, compiling it at the first call."""
-        import cupy
+def load(program: KernelSource) -> Any:
+    """Return the function on the current device, compiling it at the first call."""
+    import cupy
 
-        key = (cupy.cuda.runtime.getDevice(), program)
-        function = _functions.get(key)
-        if function is None:
-            if cupy.cuda.get_current_stream().is_capturing():
-                raise UsageError(
-                    f"capture: kernel {program} is not loaded, and a capture cannot load it; make "
-                    f"the same step once before the capture"
-                )
-            with _loading:
-                function = _functions.get(key) or self._load(program)
-                _functions[key] = function
-        return function
+    key = (cupy.cuda.runtime.getDevice(), program)
+    function = _functions.get(key)
+    if function is None:
+        if cupy.cuda.get_current_stream().is_capturing():
+            raise UsageError(
+                f"capture: kernel {program} is not loaded, and a capture cannot load it; make "
+                f"the same step once before the capture"
+            )
+        with _loading:
+            function = _functions.get(key) or _load(program)
+            _functions[key] = function
+    return function
 
-    def _load(self, program: KernelSource) -> Any:
-        """Load a program on the current device."""
-        import cupy
 
-        # CUDA may wait for all running kernels before it loads, also for collectives.
-        with watchdog.guard(f"loading the kernel {program}", env.timeout()):
-            capability = cupy.cuda.Device().compute_capability
-            module = cupy.cuda.Module()
-            module.load(cubin(program, f"sm_{capability}"))
-            return module.get_function(program.name)
+def _load(program: KernelSource) -> Any:
+    """Load a program on the current device."""
+    import cupy
 
-    def __call__(self, program: KernelSource, blocks: int, argument: NDArray[Any]) -> None:
-        """Launch `blocks` blocks of a program; do nothing for 0 blocks."""
-        if blocks:
-            self.load(program)((blocks,), (THREADS,), (argument,))
+    # CUDA may wait for all running kernels before it loads, also for collectives.
+    with watchdog.guard(f"loading the kernel {program}", env.timeout()):
+        capability = cupy.cuda.Device().compute_capability
+        module = cupy.cuda.Module()
+        module.load(cubin(program, f"sm_{capability}"))
+        return module.get_function(program.name)

@@ -12,19 +12,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.kernels import programs
-from ncclkv.kernels.device.kernel_args import (
-    COMBINATION,
-    COPIES,
-    COPY_BYTES,
-    MAX_STATES,
-    PARTS,
-    PIECES,
-    SEARCH,
-    SUMMED_BYTES,
-    SUMS,
-    UPDATED_ELEMENTS,
-    UPDATES,
-)
+from ncclkv.kernels.device import kernel_args
 from ncclkv.kernels.host import checksum
 
 FOLDER = Path(__file__).parent / "cuda"
@@ -80,17 +68,20 @@ def headers() -> dict[bytes, bytes]:
     return {path.name.encode(): path.read_bytes() for path in paths}
 
 
-_HALF = {"ELEMENT": "__half", "WORKING": "float", "HEADER": "<cuda_fp16.h>"}
-_BFLOAT16 = {"ELEMENT": "__nv_bfloat16", "WORKING": "float", "HEADER": "<cuda_bf16.h>"}
-
-
 def _plain(c_type: str) -> dict[str, str]:
     """Return the macros of a type whose arithmetic is in the type itself."""
     return {"ELEMENT": c_type, "WORKING": c_type}
 
 
-_BOOL = {"bool": _plain("bool")}
-_INTEGERS = {
+_FLOATS = {
+    "float16": {"ELEMENT": "__half", "WORKING": "float", "HEADER": "<cuda_fp16.h>"},
+    "bfloat16": {"ELEMENT": "__nv_bfloat16", "WORKING": "float", "HEADER": "<cuda_bf16.h>"},
+    "float32": _plain("float"),
+    "float64": _plain("double"),
+}
+_COMPLEX = {"complex64": _plain("Complex<float>"), "complex128": _plain("Complex<double>")}
+_ELEMENTS = {
+    "bool": _plain("bool"),
     "int8": _plain("signed char"),
     "int16": _plain("short"),
     "int32": _plain("int"),
@@ -99,27 +90,26 @@ _INTEGERS = {
     "uint16": _plain("unsigned short"),
     "uint32": _plain("unsigned"),
     "uint64": _plain("unsigned long long"),
+    **_FLOATS,
+    **_COMPLEX,
 }
-_FLOATS = {
-    "float16": _HALF,
-    "bfloat16": _BFLOAT16,
-    "float32": _plain("float"),
-    "float64": _plain("double"),
-}
-_COMPLEX = {"complex64": _plain("Complex<float>"), "complex128": _plain("Complex<double>")}
 
 _STEP = {"sum": "add", "prod": "multiply", "max": "larger", "min": "smaller"}
-_ELEMENTS = {**_BOOL, **_INTEGERS, **_FLOATS, **_COMPLEX}
 
-COPY = KernelSource("copy", "", COPIES, {"MAX_PIECES": str(PIECES), "PER_BLOCK": str(COPY_BYTES)})
+COPY = KernelSource(
+    "copy",
+    "",
+    kernel_args.COPIES,
+    {"MAX_PIECES": str(kernel_args.PIECES), "PER_BLOCK": str(kernel_args.COPY_BYTES)},
+)
 """Kernel that copies many arrays."""
 
 COMBINE = {
     (dtype, op): KernelSource(
         "combine",
         f"{op} of {dtype}",
-        COMBINATION,
-        {"MAX_PARTS": str(PARTS), "STEP": step, **macros},
+        kernel_args.COMBINATION,
+        {"MAX_PARTS": str(kernel_args.PARTS), "STEP": step, **macros},
     )
     for dtype, macros in _ELEMENTS.items()
     for op, step in _STEP.items()
@@ -134,11 +124,11 @@ UPDATE = {
     (program.name, states, dtype): KernelSource(
         program.name,
         f"of {dtype}" + (f" with {states} of states" if states else ""),
-        UPDATES,
+        kernel_args.UPDATES,
         {
-            "MAX_PIECES": str(PIECES),
-            "MAX_STATES": str(MAX_STATES),
-            "PER_BLOCK": str(UPDATED_ELEMENTS),
+            "MAX_PIECES": str(kernel_args.PIECES),
+            "MAX_STATES": str(kernel_args.MAX_STATES),
+            "PER_BLOCK": str(kernel_args.UPDATED_ELEMENTS),
             "STATES": str(states),
             "PROGRAM": program.name,
             "ARITHMETIC": f"<{program.name}.h>",
@@ -155,10 +145,10 @@ UPDATE = {
 CHECKSUM = KernelSource(
     "checksum",
     "",
-    SUMS,
+    kernel_args.SUMS,
     {
-        "MAX_PIECES": str(PIECES),
-        "PER_BLOCK": str(SUMMED_BYTES),
+        "MAX_PIECES": str(kernel_args.PIECES),
+        "PER_BLOCK": str(kernel_args.SUMMED_BYTES),
         "STEP": f"{checksum.STEP}ull",
         "FIRST": f"{checksum.FIRST}ull",
         "SECOND": f"{checksum.SECOND}ull",
@@ -175,7 +165,9 @@ _EXPONENT = {
 }
 
 NONFINITE = {
-    dtype: KernelSource("nonfinite", f"of {dtype}", SEARCH, {"WORD": word, "EXPONENT": exponent})
+    dtype: KernelSource(
+        "nonfinite", f"of {dtype}", kernel_args.SEARCH, {"WORD": word, "EXPONENT": exponent}
+    )
     for dtype, (word, exponent) in _EXPONENT.items()
 }
 """Kernels that search for NaN and infinity, by dtype; complex numbers are pairs of real numbers."""

@@ -27,8 +27,8 @@ MUTANTS = (
     Mutant(
         name="kernel-loaded-in-a-capture",
         file=LAUNCH,
-        old="            if cupy.cuda.get_current_stream().is_capturing():\n",
-        new="            if False:\n",
+        old="        if cupy.cuda.get_current_stream().is_capturing():\n",
+        new="        if False:\n",
         why="the first use of a kernel in a capture spoils it, in CUDA's words",
         tests=(Selection("0", "nccl/test_nccl_cuda.py", "not_loaded_in_a_capture"),),
     ),
