@@ -12,19 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclkv.arrays import cupy, device, dlpack, numpy, torch
-from ncclkv.arrays.dtypes import check_dtype, dtype_name, is_low_precision
 from ncclkv.arrays.memory import is_on_host
 from ncclkv.errors import UsageError
-
-__all__ = [
-    "as_gpu_out",
-    "as_gpu_value",
-    "as_out",
-    "as_value",
-    "check_dtype",
-    "dtype_name",
-    "is_low_precision",
-]
 
 Array = NDArray[Any]
 

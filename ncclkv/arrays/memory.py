@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -65,22 +66,18 @@ def is_on_host(array: Array) -> bool:
     return isinstance(array, np.ndarray)
 
 
-class _Shape:
-    """Stand-in for an array in other memory, through NumPy's array interface."""
-
-    def __init__(self, array: Array) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": array.shape,
-            "strides": array.strides,
-            "typestr": f"|V{array.itemsize}",
-            "data": (address(array), False),
-        }
-
-
 def _as_numpy(array: Array) -> Array:
     """Return a NumPy array with the addresses of `array`, for comparisons of addresses.
 
     No element of the result may be read: it may have the addresses of a GPU's memory.
     """
-    return array if isinstance(array, np.ndarray) else np.asarray(_Shape(array))
+    if isinstance(array, np.ndarray):
+        return array
+    interface = {
+        "version": 3,
+        "shape": array.shape,
+        "strides": array.strides,
+        "typestr": f"|V{array.itemsize}",
+        "data": (address(array), False),
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface))

@@ -21,7 +21,7 @@ from ncclkv.comm.transport import Steps
 from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import Apply, Buffer
 from ncclkv.kernels.host.compiled import STREAM_BYTES
-from ncclkv.kernels.host.memory import move
+from ncclkv.kernels.host.pack import move
 
 _UNKNOWN = -1
 """Length that no array has: it marks a header that is not known yet."""

@@ -1,18 +1,22 @@
 """Kernels for host memory: in NumPy, and in C where NumPy is slow.
 
-Reductions and updates go through chunks of about `CHUNK_BYTES`.  The result
-of a NumPy call is still in the cache when the next call reads it, and scratch memory stays small.
-Kernels keep no buffer between calls, so threads may share one object.
+Reductions and updates go through chunks of about `CHUNK_BYTES`.  The result of a NumPy call is
+still in the cache when the next call reads it, and scratch memory stays small.  Kernels keep no
+buffer between calls, so threads may share one object.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from ncclkv.arrays import as_out, as_value
+from ncclkv.kernels.base import Array
 from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.checksum import checksums
 from ncclkv.kernels.host.chunks import CHUNK_BYTES
 from ncclkv.kernels.host.finite import find_nonfinite
-from ncclkv.kernels.host.memory import copy, empty, fill, left, zeros
 from ncclkv.kernels.host.pack import pack, pack_all, unpack, unpack_all
 from ncclkv.kernels.host.reduce import combine, reduce
 from ncclkv.kernels.host.update import assign, update
@@ -32,16 +36,8 @@ class HostKernels:
     array([3., 3., 3.], dtype=float32)
     """
 
-    def __repr__(self) -> str:
-        return f"HostKernels({compiled.kinds()})"
-
     value = staticmethod(as_value)
     out = staticmethod(as_out)
-    zeros = staticmethod(zeros)
-    empty = staticmethod(empty)
-    left = staticmethod(left)
-    fill = staticmethod(fill)
-    copy = staticmethod(copy)
     pack = staticmethod(pack)
     unpack = staticmethod(unpack)
     pack_all = staticmethod(pack_all)
@@ -52,3 +48,25 @@ class HostKernels:
     assign = staticmethod(assign)
     update = staticmethod(update)
     checksums = staticmethod(checksums)
+
+    def __repr__(self) -> str:
+        return f"HostKernels({compiled.kinds()})"
+
+    def zeros(self, count: int, dtype: np.dtype[Any]) -> Array:
+        """Return a new flat array of zeros."""
+        return np.zeros(count, dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return a new array with undefined elements."""
+        return np.empty(shape, dtype)
+
+    def left(self) -> None:
+        """Return None: the free memory of a node is shared by its ranks."""
+
+    def fill(self, array: Array, value: float) -> None:
+        """Set every element of `array` to a number."""
+        array.fill(value)
+
+    def copy(self, array: Array) -> Array:
+        """Return a contiguous copy that shares no memory."""
+        return np.array(array, order="C", copy=True, subok=False)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.arrays.dtypes import is_low_precision
+from ncclkv.kernels.base import Array
 
 CHUNK_BYTES = 128 * 1024
 """Half of a small second-level cache, which then holds a chunk and its operand."""
@@ -25,6 +26,12 @@ def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def chunk_length(dtype: np.dtype[Any]) -> int:
     """Return the number of elements of a chunk whose arithmetic is in `dtype`."""
     return CHUNK_BYTES // dtype.itemsize
+
+
+def scratch(rows: int, count: int, dtype: np.dtype[Any]) -> Array:
+    """Return rows of a chunk's length, for arithmetic on `count` elements of `dtype`."""
+    working = working_dtype(dtype)
+    return np.empty((rows, max(1, min(chunk_length(working), count))), working)
 
 
 def ranges(count: int, length: int) -> Iterator[slice]:

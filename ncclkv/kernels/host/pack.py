@@ -1,4 +1,4 @@
-"""Copies between users' arrays and flat slots."""
+"""Copies between users' arrays and flat slots, and between flat arrays."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ def unpack(slot: Array, out: Array) -> None:
     """Copy the flat `slot` into `out` (any shape and strides), casting as ``astype`` does."""
     with np.errstate(all="ignore"):
         np.copyto(out, slot.reshape(out.shape), casting="unsafe")
+
+
+def move(target: Array, source: Array, whole: int) -> None:
+    """Copy a flat array; with non-temporal stores if `whole`, the bytes of all parts, is large."""
+    stream = compiled.active and whole >= compiled.STREAM_BYTES
+    if not (stream and compiled.copy(target, source, True)):
+        target[...] = source
 
 
 class Table(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 
 from ncclkv.kernels.base import Array
 from ncclkv.kernels.host import compiled
-from ncclkv.kernels.host.chunks import blocks, chunk_length, ranges, working_dtype
+from ncclkv.kernels.host.chunks import blocks, ranges, scratch
 from ncclkv.kernels.host.errstate import Quiet
 
 _STEP: dict[str, np.ufunc] = {
@@ -32,11 +32,11 @@ def combine(values: Sequence[Array], slot: Array, op: str) -> None:
         return
     shape = values[0].shape
     target = slot.reshape(shape)
-    scratch, length = _scratch(slot)
+    rows = scratch(2, slot.size, slot.dtype)
     with np.errstate(all="ignore"):
-        for block in blocks(shape, length):
+        for block in blocks(shape, rows.shape[1]):
             chunk = target[block]
-            buffers = scratch[:, : chunk.size].reshape(2, *chunk.shape)
+            buffers = rows[:, : chunk.size].reshape(2, *chunk.shape)
             _fold([value[block] for value in values], buffers, chunk, _STEP[op])
 
 
@@ -57,9 +57,8 @@ class Reducer:
     """
 
     def __init__(self, dtype: np.dtype[Any], count: int, op: str) -> None:
-        working = working_dtype(dtype)
-        self._length = chunk_length(working)
-        self._scratch = np.empty((2, min(self._length, count)), working)
+        self._scratch = scratch(2, count, dtype)
+        self._length = self._scratch.shape[1]
         self._op = op
         self._dtype = dtype
         self._compiled = compiled.sums(dtype, op)
@@ -83,7 +82,7 @@ class Reducer:
 
     def _reduce(self, parts: Sequence[Array], out: Array) -> None:
         count = out.size
-        if count == self._scratch.shape[1]:
+        if count == self._length:
             _reduce_chunk(parts, self._scratch, out, self._op)
             return
         for chunk in ranges(count, self._length):
@@ -108,13 +107,6 @@ def finish(total: Array, count: int, out: Array, op: str) -> None:
             _divide(total, count, out)
         else:
             np.copyto(out, total, casting="same_kind")
-
-
-def _scratch(out: Array) -> tuple[Array, int]:
-    """Return two rows of scratch memory, and the number of elements of a chunk of `out`."""
-    working = working_dtype(out.dtype)
-    length = chunk_length(working)
-    return np.empty((2, min(length, out.size)), working), length
 
 
 def _fold(parts: Sequence[Array], buffers: Array, out: Array, step: np.ufunc) -> None:

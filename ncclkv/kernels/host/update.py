@@ -9,8 +9,8 @@ import numpy as np
 
 from ncclkv.kernels.base import Array, Segments
 from ncclkv.kernels.host import compiled
-from ncclkv.kernels.host.chunks import chunk_length, ranges, working_dtype
-from ncclkv.kernels.host.memory import move
+from ncclkv.kernels.host.chunks import ranges, scratch
+from ncclkv.kernels.host.pack import move
 from ncclkv.kernels.programs import PROGRAMS, Program
 
 
@@ -54,36 +54,17 @@ def _update_range(
     states: Sequence[Array],
     row: Sequence[float],
 ) -> None:
-    """Update one segment chunk by chunk."""
-    working = working_dtype(weights.dtype)
-    length = chunk_length(working)
-    scratch = np.empty((1 + program.scratch, min(length, weights.size)), working)
+    """Update one segment chunk by chunk; 16-bit weights and gradients are widened first."""
+    rows = scratch(1 + program.scratch, weights.size, weights.dtype)
     with np.errstate(all="ignore"):
-        for chunk in ranges(weights.size, length):
-            _update_chunk(
-                program,
-                weights[chunk],
-                gradients[chunk],
-                [state[chunk] for state in states],
-                scratch[:, : chunk.stop - chunk.start],
-                row,
-            )
-
-
-def _update_chunk(
-    program: Program,
-    stored: Array,
-    gradients: Array,
-    states: Sequence[Array],
-    scratch: Array,
-    row: Sequence[float],
-) -> None:
-    """Update one chunk, whose 16-bit weights and gradients are widened in `scratch`."""
-    widened, scratch = scratch[0], scratch[1:]
-    if stored.dtype == widened.dtype:
-        program.step(stored, gradients, states, scratch, row)
-        return
-    np.copyto(widened, stored)
-    np.copyto(scratch[0], gradients)
-    program.step(widened, scratch[0], states, scratch, row)
-    np.copyto(stored, widened, casting="same_kind")
+        for chunk in ranges(weights.size, rows.shape[1]):
+            stored, given = weights[chunk], gradients[chunk]
+            parts = [state[chunk] for state in states]
+            widened, free = rows[0, : stored.size], rows[1:, : stored.size]
+            if stored.dtype == widened.dtype:
+                program.step(stored, given, parts, free, row)
+                continue
+            np.copyto(widened, stored)
+            np.copyto(free[0], given)
+            program.step(widened, free[0], parts, free, row)
+            np.copyto(stored, widened, casting="same_kind")

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.arrays import check_dtype, dtype_name, is_low_precision
-from ncclkv.arrays.dtypes import SUPPORTED, bfloat16
+from ncclkv.arrays.dtypes import SUPPORTED, bfloat16, check_dtype, dtype_name, is_low_precision
 from ncclkv.errors import DTypeMismatch, NotSupported
 
 NUMPYS_OWN = [name for name in SUPPORTED if name != "bfloat16"]
