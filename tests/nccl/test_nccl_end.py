@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
 from ncclkv.comm.host import finalize
 from ncclkv.comm.nccl import lifetime
+from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.errors import CommAborted, CommTimeout, RankLost, UsageError
 from tests.nccl.broken_communicators import aborted, communicator, ones, raises
 from tests.nccl.standin import Worker, run_on_standin
@@ -86,6 +90,27 @@ def test_a_failure_is_kept_without_the_frames_that_it_passed():
         comm.abort("enough")
 
     run_on_standin(1, body)
+
+
+def test_a_communicator_that_failed_with_a_work_in_flight_is_freed():
+    """Check that an ended communicator is freed, although its work in flight refers to it."""
+
+    def failed(worker: Worker) -> weakref.ref[NcclCommunicator]:
+        comm, array = communicator(worker), ones(worker)
+
+        def apply(lo: int, hi: int) -> None:
+            assert comm.size == 1
+
+        comm.reduction(array, array).launch(apply)
+        comm._lifetime.fail(RankLost("rank 7 left"))
+        return weakref.ref(comm)
+
+    def body(worker: Worker) -> None:
+        ended = failed(worker)
+        gc.collect()
+        assert ended() is None
+
+    run_on_standin(1, body, lazy=True)
 
 
 def test_a_destroy_that_fails_is_raised_and_logged():

@@ -125,8 +125,8 @@ MUTANTS = (
         file=BACKGROUND,
         old="        self._lifetime.at_end.append(finalizer.detach)\n",
         new="",
-        why="every store that failed with work in flight keeps its buckets",
-        tests=(Selection("3b", "nccl/emulated/test_stores_in_a_loop.py", "failed"),),
+        why="a store that failed keeps its buckets if its work in flight refers to it",
+        tests=(Selection("2", "nccl/test_nccl_end.py", "with_a_work_in_flight_is_freed"),),
     ),
     Mutant(
         name="errors-of-cuda-left-bare",
