@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.mutants.mutant import LAYERS, Mutant, Selection, Stale
@@ -10,6 +13,23 @@ from tests.mutants.trial import KILLED, NOT_RUN, SURVIVED, judged
 from tests.run import ROOT
 
 TESTS = Selection("2", "nccl/test_in_flight.py", "keeps")
+IMPORT = re.compile(r"^from (tests[\w.]*) import", re.MULTILINE)
+NOT_NAMES = {"and", "True", "False"}
+"""Words of a keyword that name no test, case or parameter."""
+
+
+def add_sources(path: Path, texts: dict[Path, str]) -> None:
+    """Add the text of a test's file, and of the test modules that it imports, directly or not."""
+    if path in texts:
+        return
+    texts[path] = path.read_text()
+    for name in IMPORT.findall(texts[path]):
+        module = ROOT / name.replace(".", "/")
+        # A package may import its modules by computed names.
+        parts = module.glob("*.py") if module.is_dir() else [module.with_suffix(".py")]
+        for part in parts:
+            if not part.name.startswith("test_"):
+                add_sources(part, texts)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda each: each.name)
@@ -20,6 +40,18 @@ def test_a_mutant_fits_the_tree(mutant: Mutant) -> None:
     for each in mutant.tests:
         assert each.layer in LAYERS
         assert (ROOT / "tests" / each.path).is_file(), each
+
+
+def test_the_words_of_a_keyword_are_in_the_tests_it_chooses_from() -> None:
+    missing = []
+    for each in dict.fromkeys(each for mutant in MUTANTS for each in mutant.tests):
+        texts: dict[Path, str] = {}
+        add_sources(ROOT / "tests" / each.path, texts)
+        words = set(re.findall(r"[A-Za-z_]\w*", each.keyword)) - NOT_NAMES
+        for word in words:
+            if not any(word in text for text in texts.values()):
+                missing.append(f"{word} of {each}")
+    assert missing == []
 
 
 def test_each_has_a_name_and_a_fault_of_its_own() -> None:
