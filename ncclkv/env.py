@@ -31,13 +31,15 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from numbers import Real
 from typing import Any
 
 from ncclkv.errors import LaunchError, UsageError
-from ncclkv.overlay import Overlay
 
 DEFAULT_TIMEOUT = 300.0
 
@@ -70,9 +72,6 @@ _TEXTS = (
     "NCCLKV_RUN_SECRET",
     "NCCLKV_RUN_EVENTS",
 )
-
-temporarily = Overlay(os.environ).block
-"""Set variables within a block, for a library that reads them from the environment."""
 
 # Set by launchers that give a rank but not the number of ranks.
 _RANK_ONLY = ("PMIX_RANK",)
@@ -126,20 +125,20 @@ def _one_of(name: str, *allowed: str, unset: str = "") -> str:
     return text
 
 
+def _launched() -> tuple[int | None, int | None]:
+    """Return the number of ranks that the launcher started, and this one; None where unknown."""
+    found = ((_number(size), _number(rank)) for size, rank in _LAUNCHERS)
+    return next((each for each in found if each[0] is not None), (None, None))
+
+
 def launched_size() -> int | None:
     """Return the number of ranks that the launcher started; None without such a launcher."""
-    for size, _ in _LAUNCHERS:
-        if (count := _number(size)) is not None:
-            return count
-    return None
+    return _launched()[0]
 
 
 def launched_rank() -> int | None:
     """Return this rank as the launcher numbers it; None without such a launcher."""
-    for size, rank in _LAUNCHERS:
-        if _number(size) is not None:
-            return _number(rank)
-    return None
+    return _launched()[1]
 
 
 def launcher_connection() -> int | None:
@@ -248,6 +247,35 @@ def for_ranks(settings: Mapping[str, str], unless_set: Mapping[str, str]) -> dic
     process's environment.
     """
     return {**unless_set, **os.environ, **settings}
+
+
+_blocks: Counter[str] = Counter()
+"""Number of blocks that have set each variable."""
+
+_setting = threading.Lock()
+
+
+@contextmanager
+def temporarily(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set variables within a block, for a library that reads them from the environment.
+
+    Variables that exist already keep their values.  Blocks of several threads may overlap: the last
+    block that set a variable removes it.
+    """
+    with _setting:
+        added = {
+            name: text for name, text in settings.items() if _blocks[name] or name not in os.environ
+        }
+        _blocks.update(added.keys())
+        os.environ.update(added)
+    try:
+        yield
+    finally:
+        with _setting:
+            _blocks.subtract(added.keys())
+            for name in added:
+                if not _blocks[name]:
+                    os.environ.pop(name, None)
 
 
 _CHECKS: dict[str, Callable[[], object]] = {

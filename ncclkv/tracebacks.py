@@ -64,11 +64,10 @@ def text(error: BaseException) -> str:
 def _users(trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback's frames outside the package and mpi4py; None if there are none."""
     frames = []
-    each = trace
-    while each is not None:
-        if not each.tb_frame.f_code.co_filename.startswith(_INSIDE):
-            frames.append(each)
-        each = each.tb_next
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_INSIDE):
+            frames.append(trace)
+        trace = trace.tb_next
     made: TracebackType | None = None
     for frame in reversed(frames):
         made = TracebackType(made, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)

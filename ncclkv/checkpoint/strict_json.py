@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NoReturn, TypeAlias
 
 from ncclkv.errors import CheckpointError, UsageError
@@ -105,30 +104,22 @@ def loads(blob: bytes, limit: int) -> Any:
     DamagedCheckpoint
     """
     check_size(blob, limit)
+    collects = gc.isenabled()
+    gc.disable()  # the collector would scan the growing tree of objects repeatedly
     try:
-        with _without_collector():
-            return json.loads(
-                blob.decode("utf-8"),
-                object_pairs_hook=_once,
-                parse_constant=_no_number,
-                parse_float=_finite,
-                parse_int=_whole,
-            )
+        return json.loads(
+            blob.decode("utf-8"),
+            object_pairs_hook=_once,
+            parse_constant=_no_number,
+            parse_float=_finite,
+            parse_int=_whole,
+        )
     except RecursionError as error:
         raise DamagedCheckpoint("it is nested too deeply") from error
     except ValueError as error:
         raise DamagedCheckpoint(f"it is not JSON ({error})") from error
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Turn off the garbage collector, which would scan the growing tree of objects repeatedly."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
     finally:
-        if enabled:
+        if collects:
             gc.enable()
 
 

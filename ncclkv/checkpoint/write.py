@@ -7,19 +7,8 @@ import os
 import shutil
 from collections.abc import Generator, Iterable
 
-from ncclkv.checkpoint import strict_json
-from ncclkv.checkpoint.directory import (
-    MANIFEST,
-    SUMS,
-    generations,
-    locked,
-    make,
-    next_name,
-    reason,
-    remove,
-    remove_leftovers,
-    sync,
-)
+from ncclkv.checkpoint import directory, strict_json
+from ncclkv.checkpoint.directory import MANIFEST, SUMS
 from ncclkv.checkpoint.manifest import Manifest, size_limit, to_plain
 from ncclkv.checkpoint.tensors import Array, batches, encode
 from ncclkv.errors import CheckpointError
@@ -34,7 +23,7 @@ NamedArrays = Iterable[tuple[str, Array]]
 
 
 def write(
-    directory: str, manifest: Manifest, arrays: NamedArrays, keep: int, author: str
+    folder: str, manifest: Manifest, arrays: NamedArrays, keep: int, author: str
 ) -> Generator[None, None, str]:
     """Save a checkpoint; a generator that yields after each file it writes.
 
@@ -43,7 +32,7 @@ def write(
 
     Parameters
     ----------
-    directory : str
+    folder : str
         An absolute path; made if it does not exist.
     manifest : Manifest
     arrays : iterable of (str, ndarray)
@@ -62,13 +51,13 @@ def write(
     ------
     CheckpointError, OSError
     """
-    make(directory)
-    with locked(directory):
-        remove_leftovers(directory)
-        found = generations(directory)
-        name = next_name(found, manifest.step, values=manifest.values)
-        hidden = os.path.join(directory, f".saving-{name}")
-        path = os.path.join(directory, name)
+    directory.make(folder)
+    with directory.locked(folder):
+        directory.remove_leftovers(folder)
+        found = directory.generations(folder)
+        name = directory.next_name(found, manifest.step, values=manifest.values)
+        hidden = os.path.join(folder, f".saving-{name}")
+        path = os.path.join(folder, name)
         try:
             os.mkdir(hidden)
             yield from _write_files(hidden, manifest, arrays, author)
@@ -77,17 +66,18 @@ def write(
             shutil.rmtree(hidden, ignore_errors=True)
             raise
         try:
-            sync(directory)
+            directory.sync(folder)
         except OSError as error:
             raise CheckpointError(
-                f"{path} is complete, but a loss of power may remove it: {reason(error)}"
+                f"{path} is complete, but a loss of power may remove it: {directory.reason(error)}"
             ) from error
-        remove(directory, [other for other in found if other.values == manifest.values][keep - 1 :])
+        of_kind = [other for other in found if other.values == manifest.values]
+        directory.remove(folder, of_kind[keep - 1 :])
     return path
 
 
 def _write_files(
-    directory: str, manifest: Manifest, arrays: NamedArrays, author: str
+    folder: str, manifest: Manifest, arrays: NamedArrays, author: str
 ) -> Generator[None, None, None]:
     """Write the files of a checkpoint."""
     files = []
@@ -95,7 +85,7 @@ def _write_files(
     for number, part in enumerate(parts):
         name = f"tensors-{number:04}.safetensors"
         blob = encode(dict(part))
-        _write_file(directory, name, blob)
+        _write_file(folder, name, blob)
         sha256 = hashlib.sha256(blob).hexdigest()
         files.append({"name": name, "bytes": len(blob), "sha256": sha256})
         yield
@@ -107,9 +97,9 @@ def _write_files(
         raise CheckpointError(
             f"{MANIFEST} cannot be written: {error}; give a smaller extra"
         ) from error
-    _write_file(directory, MANIFEST, text)
-    _write_file(directory, SUMS, sums_of(text))
-    sync(directory)
+    _write_file(folder, MANIFEST, text)
+    _write_file(folder, SUMS, sums_of(text))
+    directory.sync(folder)
 
 
 def sums_of(text: bytes) -> bytes:
@@ -117,9 +107,9 @@ def sums_of(text: bytes) -> bytes:
     return f"{hashlib.sha256(text).hexdigest()}  {MANIFEST}\n".encode()
 
 
-def _write_file(directory: str, name: str, blob: bytes) -> None:
+def _write_file(folder: str, name: str, blob: bytes) -> None:
     """Write a new file and flush it to the disk."""
-    path = os.path.join(directory, name)
+    path = os.path.join(folder, name)
     try:
         with open(path, "xb") as file:
             file.write(blob)

@@ -129,7 +129,8 @@ class Connections:
             return
         try:
             data = peer.connection.recv(wire.CHUNK)
-            frames = [*peer.frames.feed(data)]
+            peer.received += data
+            frames = [*wire.take_frames(peer.received)]
         except BlockingIOError:
             return
         except OSError:
@@ -151,12 +152,12 @@ class Connections:
             return False
         rank, nonce, found = wire.HELLO_FORM.unpack(data)
         secret = self.secret.encode()
-        expected = wire.rank_proof(secret, rank, peer.challenge, nonce)
+        expected = wire.proof(secret, f"rank {rank}", peer.challenge, nonce)
         connected = [each.rank for each in self._peers]
         if rank >= self._ranks or rank in connected or not hmac.compare_digest(found, expected):
             return False
         try:
-            peer.connection.send(wire.runner_proof(secret, peer.challenge, nonce))
+            peer.connection.send(wire.proof(secret, "runner", peer.challenge, nonce))
         except OSError:
             return False
         peer.rank = rank
@@ -175,7 +176,7 @@ class _Peer:
     connection: socket.socket
     since: float
     challenge: bytes = field(default_factory=lambda: os.urandom(wire.NONCE_BYTES))
-    frames: wire.Frames = field(default_factory=wire.Frames)
+    received: bytearray = field(default_factory=bytearray)
     rank: int | None = None
     paused: bool = False
 
@@ -195,16 +196,11 @@ def _listen(port: int | None, ranks: int) -> tuple[socket.socket, str, int]:
         server.bind("\0" + name)
         server.listen(ranks + _SPARE)
         return server, "@" + name, 1
-    hosts = [*dict.fromkeys(addresses()), "127.0.0.1"]
-    try:
-        several = [*hosts, *_addresses_6()]
-        backlog = ranks * len(several) + _SPARE
-        server = socket.create_server(
-            ("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
-        )
-        hosts = several
-    except (OSError, ValueError):  # a machine without IPv6
-        server = socket.create_server(("", port), backlog=ranks * len(hosts) + _SPARE)
+    dual = socket.has_dualstack_ipv6()
+    hosts = [*dict.fromkeys(addresses()), "127.0.0.1", *(_addresses_6() if dual else [])]
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    backlog = ranks * len(hosts) + _SPARE
+    server = socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=dual)
     return server, f"{server.getsockname()[1]}/{','.join(hosts)}", len(hosts)
 
 

@@ -8,7 +8,8 @@ import signal
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from pathlib import Path
+
+from ncclkv.system.processes import stat_of
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -23,19 +24,11 @@ def adopt() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def stat_of(pid: int | str) -> list[str]:
-    """Return the fields of ``/proc/PID/stat`` after the name; an empty list after the end."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
 def children() -> list[int]:
     """Return the children of this process, ended ones included."""
     here = str(os.getpid())
-    pids = [name for name in os.listdir("/proc") if name.isdecimal()]
-    return [int(pid) for pid in pids if stat_of(pid)[1:2] == [here]]
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return [pid for pid in pids if stat_of(pid)[1:2] == [here]]
 
 
 def reap(but: int) -> None:

@@ -19,7 +19,7 @@ from types import FrameType
 
 from ncclkv.cli import wire
 from ncclkv.cli.connections import Connections
-from ncclkv.cli.descendants import adopt, children, end_all, stat_of
+from ncclkv.cli.descendants import adopt, children, end_all
 from ncclkv.cli.launcher import LauncherStream
 from ncclkv.cli.leftovers import Leftovers, shortage
 from ncclkv.cli.outcome import Outcome, Rank, never_started
@@ -27,6 +27,7 @@ from ncclkv.cli.output import Output
 from ncclkv.cli.process import PR_SET_PDEATHSIG
 from ncclkv.cli.rank import ALONE
 from ncclkv.cli.report import how
+from ncclkv.system.processes import stat_of
 
 _RANK = Path(__file__).with_name("rank.py")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

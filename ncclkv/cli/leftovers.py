@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import stat
 import tempfile
 import time
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ncclkv.cli.descendants import stat_of
+from ncclkv.system.processes import stat_of
 
 SHARED = Path("/dev/shm")
 TEMPORARY = Path("/tmp")
@@ -136,10 +137,9 @@ def shortage(ranks: int, shared: Path = SHARED) -> str:
     shared : Path
     """
     try:
-        disk = os.statvfs(shared)
+        whole, _, free = shutil.disk_usage(shared)
     except OSError:
         return ""
-    free, whole = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
     if free >= ranks * _RANK_BYTES:
         return ""
     return (

@@ -161,9 +161,9 @@ def _greet(connection: socket.socket, rank: int, secret: bytes) -> socket.socket
     wire.keep_alive(connection)
     nonce = os.urandom(wire.NONCE_BYTES)
     challenge = _receive_exactly(connection, wire.NONCE_BYTES)
-    own = wire.HELLO_FORM.pack(rank, nonce, wire.rank_proof(secret, rank, challenge, nonce))
+    own = wire.HELLO_FORM.pack(rank, nonce, wire.proof(secret, f"rank {rank}", challenge, nonce))
     connection.sendall(wire.frame(wire.HELLO, own))
-    expected = wire.runner_proof(secret, challenge, nonce)
+    expected = wire.proof(secret, "runner", challenge, nonce)
     if not hmac.compare_digest(_receive_exactly(connection, wire.PROOF_BYTES), expected):
         raise ConnectionRefusedError("another program answers there")
     return connection

@@ -54,11 +54,6 @@ class Library:
     name: str
     path: Path | None
 
-    @property
-    def family(self) -> str:
-        """Return its key in `_FAMILIES`; empty for other libraries."""
-        return next((family for family in _FAMILIES if family in self.name), "")
-
 
 @dataclass(frozen=True)
 class Mpirun:
@@ -170,9 +165,10 @@ def starts_jobs_of(library: Library, version: str) -> bool:
     >>> starts_jobs_of(Library("Open MPI v5.0.3", None), "HYDRA build details:")
     False
     """
-    if not library.family:
+    words = next((words for family, words in _FAMILIES.items() if family in library.name), None)
+    if words is None:
         return bool(version)
-    return any(word in version for word in _FAMILIES[library.family])
+    return any(word in version for word in words)
 
 
 def _candidates(library: Library, beside: Path) -> Iterator[Path]:

@@ -62,40 +62,29 @@ def frame(kind: bytes, data: bytes = b"") -> bytes:
     return _HEAD.pack(kind, len(data)) + data
 
 
-class Frames:
-    """Cuts a stream of bytes into frames."""
+def take_frames(received: bytearray) -> Iterator[tuple[bytes, bytes]]:
+    """Remove the whole frames from `received`; yield kind and data of each.
 
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield kind and data of each frame that these bytes complete; raise for other bytes."""
-        self._rest += data
-        start = 0
-        while len(self._rest) - start >= _HEAD.size:
-            kind, length = _HEAD.unpack_from(self._rest, start)
-            if length > CHUNK:
-                raise OSError(f"a frame of {length} bytes, and {CHUNK} are allowed")
-            end = start + _HEAD.size + length
-            if end > len(self._rest):
-                break
-            yield kind, self._rest[start + _HEAD.size : end]
-            start = end
-        self._rest = self._rest[start:]
+    Raises
+    ------
+    OSError
+        When the bytes are no frames.
+    """
+    while len(received) >= _HEAD.size:
+        kind, length = _HEAD.unpack_from(received)
+        if length > CHUNK:
+            raise OSError(f"a frame of {length} bytes, and {CHUNK} are allowed")
+        end = _HEAD.size + length
+        if end > len(received):
+            return
+        data = bytes(received[_HEAD.size : end])
+        del received[:end]
+        yield kind, data
 
 
-def rank_proof(secret: bytes, rank: int, challenge: bytes, nonce: bytes) -> bytes:
-    """Return the proof by which the runner recognises the supervisor of a rank."""
-    return _proof(secret, b"rank %d" % rank, challenge, nonce)
-
-
-def runner_proof(secret: bytes, challenge: bytes, nonce: bytes) -> bytes:
-    """Return the proof by which a supervisor recognises the runner."""
-    return _proof(secret, b"runner", challenge, nonce)
-
-
-def _proof(secret: bytes, *parts: bytes) -> bytes:
-    return hmac.digest(secret, b"\0".join(parts), "sha256")
+def proof(secret: bytes, who: str, challenge: bytes, nonce: bytes) -> bytes:
+    """Return the proof by which a peer recognises `who`: ``"runner"``, or such as ``"rank 3"``."""
+    return hmac.digest(secret, b"\0".join((who.encode(), challenge, nonce)), "sha256")
 
 
 def keep_alive(connection: socket.socket) -> None:

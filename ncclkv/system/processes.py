@@ -69,12 +69,12 @@ class Process:
 
     def state(self) -> str:
         """Describe the process if it is stopped or has ended; else return an empty text."""
-        words = _stat(self._number)
+        words = stat_of(self._number)
         return _STATES.get(words[0], "") if words else "has ended"
 
     def end(self) -> str:
         """Describe its end, as long as the system keeps the exit code."""
-        words = _stat(self._number)
+        words = stat_of(self._number)
         code = int(words[_EXIT_CODE]) if len(words) > _EXIT_CODE and words[0] in "ZX" else None
         if not code:
             return "has ended"
@@ -89,7 +89,7 @@ def process(number: int) -> Process:
     return Process(number)
 
 
-def _stat(number: int) -> list[str]:
+def stat_of(number: int) -> list[str]:
     """Return the words of ``/proc/PID/stat`` after the program's name; none after its end."""
     try:
         text = Path(f"/proc/{number}/stat").read_text()

@@ -210,7 +210,7 @@ def test_processes_are_not_scanned_at_every_event(
 def test_little_free_space_gives_a_warning(
     free: int, warned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = SimpleNamespace(f_bavail=free, f_frsize=1 << 14, f_blocks=1 << 12)
+    room = SimpleNamespace(f_bavail=free, f_bfree=free, f_frsize=1 << 14, f_blocks=1 << 12)
     monkeypatch.setattr(leftovers.os, "statvfs", lambda path: room)
     said = leftovers.shortage(4, Path("/dev/shm"))
     assert bool(said) == warned

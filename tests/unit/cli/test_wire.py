@@ -23,14 +23,17 @@ from tests.harness.slow import stretched
 
 def test_frames_from_pieces():
     stream = wire.frame(wire.OUT, b"abc") + wire.frame(wire.STOPPED) + wire.frame(wire.ERR, b"\n\0")
-    frames = wire.Frames()
-    found = [each for at in range(len(stream)) for each in frames.feed(stream[at : at + 1])]
+    received, found = bytearray(), []
+    for at in range(len(stream)):
+        received += stream[at : at + 1]
+        found += wire.take_frames(received)
+    assert not received
     assert found == [(wire.OUT, b"abc"), (wire.STOPPED, b""), (wire.ERR, b"\n\0")]
 
 
 def test_a_frame_that_is_too_long():
     with pytest.raises(OSError, match="a frame of 65537 bytes, and 65536 are allowed"):
-        list(wire.Frames().feed(wire.frame(wire.OUT, bytes(wire.CHUNK + 1))))
+        list(wire.take_frames(bytearray(wire.frame(wire.OUT, bytes(wire.CHUNK + 1)))))
 
 
 class Runner:
