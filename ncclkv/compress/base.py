@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ncclkv.kernels.base import Kernels
-
-Array = NDArray[Any]
+from ncclkv.kernels.base import Array, Kernels
 
 
 class Codec(Protocol):

@@ -6,13 +6,14 @@ serves every later call with the same keys, shapes and dtypes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from ncclkv.arrays.memory import identity, is_on_host
 from ncclkv.comm.diagnosis.call_log import LoggedKeys
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
+from ncclkv.engine.layout import Layout
 from ncclkv.kernels.base import Kernels
 from ncclkv.table.registry import Key
 
@@ -166,55 +167,45 @@ def as_range(indices: list[int]) -> Indices:
 
 
 def plan_push(
-    values: Mapping[Key, Sequence[Array]],
-    slot_of: Callable[[Key], Slot],
-    detached: Callable[[Array], Array],
+    values: Mapping[Key, Sequence[Array]], layout: Layout, kernels: Kernels
 ) -> tuple[Push, list[Array]]:
-    """Sort the arrays of a push by bucket.
-
-    Parameters
-    ----------
-    values : mapping of key to sequence of ndarray
-    slot_of : callable
-        Returns the slot of a key.
-    detached : callable
-        Returns an array, or a copy of it if the push could overwrite it while reading.
+    """Sort the arrays of a push by bucket; the first push gives keys their slots.
 
     Returns
     -------
     Push
     list of ndarray
-        All arrays as a list, in the order of the keys, each passed through `detached`.
+        All arrays as a list, in the order of the keys.  An array that lies in a bucket is copied,
+        unless it is its own key's gradient: the push could overwrite it before reading it.
     """
     buckets: dict[int, list[Slot]] = {}
     indices: dict[Key, Indices] = {}
     in_place: set[Key] = set()
     listed: list[Array] = []
     for key, arrays in values.items():
-        slot = slot_of(key)
+        slot = layout[key]
         buckets.setdefault(slot.state.bucket.index, []).append(slot)
         indices[key] = range(len(listed), len(listed) + len(arrays))
         if len(arrays) == 1 and slot.holds(arrays[0]):
             in_place.add(key)
             listed += arrays
         else:
-            listed += map(detached, arrays)
+            listed += [
+                array if layout.bucket_of(array) is None else kernels.copy(array)
+                for array in arrays
+            ]
     parts = [BucketPush(buckets[number], indices, in_place) for number in sorted(buckets)]
     return Push(indices, parts), listed
 
 
-def plan_pull(
-    reads: Sequence[tuple[Key, Array]],
-    source_of: Callable[[Key], tuple[BucketState | None, Array]],
-) -> tuple[Pull, list[Array]]:
+def plan_pull(reads: Sequence[tuple[Key, Array]], layout: Layout) -> tuple[Pull, list[Array]]:
     """Sort the arrays of a pull by bucket.
 
     Parameters
     ----------
     reads : sequence of (key, ndarray)
         An array given for several keys receives the value of the last.
-    source_of : callable
-        Returns a key's bucket, which is None until the key has a slot, and its flat value.
+    layout : Layout
 
     Returns
     -------
@@ -223,7 +214,7 @@ def plan_pull(
         The arrays of `reads`.
     """
     last = {identity(out): index for index, (_, out) in enumerate(reads)}
-    sources = [source_of(key) for key, _ in reads]
+    sources = [layout.source(key) for key, _ in reads]
     states = {state.bucket.index: state for state, _ in sources if state is not None}
     by_bucket: dict[int, list[int]] = {}
     for index in last.values():

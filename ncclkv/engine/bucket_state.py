@@ -13,8 +13,7 @@ from ncclkv.arrays.memory import address, protected
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import Buffer
 from ncclkv.engine.in_flight import InFlight
-from ncclkv.engine.reduction import Reduction
-from ncclkv.engine.span import Span
+from ncclkv.engine.reduction import Reduction, Span
 from ncclkv.table import plan
 from ncclkv.table.bucket import Bucket, Entry, Range
 from ncclkv.table.registry import Key

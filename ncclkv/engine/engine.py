@@ -11,18 +11,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ncclkv.arrays.torch import mark_written
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import DoneWork
-from ncclkv.engine.batch import BucketPush, Pull, Push, plan_push
+from ncclkv.engine.batch import BucketPush, Pull, Push, plan_pull, plan_push, select
 from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.capture import Recorder
 from ncclkv.engine.events import Events
-from ncclkv.engine.flush import FlushPolicy
+from ncclkv.engine.flush import EagerFlush, FlushPolicy
 from ncclkv.engine.flush_agreement import AgreedFlush
-from ncclkv.engine.flush_choice import FlushChoice
 from ncclkv.engine.layout import Layout
+from ncclkv.engine.nonfinite import DeviceCheckedFlush, NonfiniteReport
 from ncclkv.engine.placement import Placement
-from ncclkv.engine.read import Reader
 from ncclkv.engine.reducer import Reducer
 from ncclkv.engine.reduction import reduction_for
 from ncclkv.engine.update_rule import Rule
@@ -39,10 +39,13 @@ class Engine:
 
     Parameters
     ----------
-    layout : Layout
-    reader : Reader
-    reducer : Reducer
-    flushes : FlushChoice
+    comm : Communicator
+    placement : Placement
+    sizing : Sizing
+        Size of the buckets.
+    missing_zeros : bool
+        Whether ranks may push different keys: a missing key counts as zeros.
+    nonfinite : {"ignore", "raise", "skip_step"}
 
     Attributes
     ----------
@@ -66,22 +69,33 @@ class Engine:
     """
 
     def __init__(
-        self, layout: Layout, reader: Reader, reducer: Reducer, flushes: FlushChoice
+        self,
+        comm: Communicator,
+        placement: Placement,
+        sizing: Sizing,
+        *,
+        missing_zeros: bool = False,
+        nonfinite: str = "ignore",
     ) -> None:
-        self.layout = layout
-        self.kernels = reader.kernels
-        self.placement: Placement = reducer.updates.placement
-        self.policy: FlushPolicy = flushes.policy()
+        self.kernels = comm.kernels
+        self.placement = placement
+        self.events = Events()
+        self.updates = Updates(comm, placement)
+        reduction = reduction_for(comm, placement, None, self.events)
+        shares = placement.shares_weights
+        self.layout = Layout(comm, sizing, self.updates.allocate, reduction, share_weights=shares)
+        self._reducer = Reducer(comm, self.layout, self.updates, self.events)
+        self._missing_zeros = missing_zeros
+        self._nonfinite = NonfiniteReport(comm, self.layout.registry, nonfinite)
+        self._device_checked: DeviceCheckedFlush | None = None
+        if self._nonfinite.enabled and not comm.blocks:
+            self._device_checked = DeviceCheckedFlush(self._reducer, self._nonfinite)
+        self.policy = self._own_policy()
         self.uneven = False
         self.recorder: Recorder | None = None
-        self._reader = reader
-        self._reducer = reducer
-        self.updates = reducer.updates
         self.epoch: object = self.updates.rule
-        self.events = reducer.events
-        self._flushes = flushes
-        self._comm = reducer.comm
-        self._alone = reducer.comm.size == 1
+        self._comm = comm
+        self._alone = comm.size == 1
 
     @property
     def rule(self) -> Rule:
@@ -91,7 +105,36 @@ class Engine:
     @property
     def skipped(self) -> int:
         """Number of flushes skipped because of NaN or infinity."""
-        return self._flushes.report.skipped
+        return self._nonfinite.skipped
+
+    # Flush policy
+
+    def _own_policy(self) -> FlushPolicy:
+        """Return the policy outside uneven blocks, for the update rule in force."""
+        checked = self._device_checked
+        if not (self._missing_zeros or self._nonfinite.enabled):
+            return EagerFlush(self._reducer)
+        if checked is None or self._missing_zeros or not self.rule.can_skip:
+            return self._agreed_policy(uneven=False)
+        return checked
+
+    def _agreed_policy(self, *, uneven: bool) -> AgreedFlush:
+        """Return a policy of flushes that begin with an exchange, in or outside an uneven block."""
+        return AgreedFlush(
+            self._reducer, self._nonfinite, missing_zeros=self._missing_zeros, uneven=uneven
+        )
+
+    def begin_uneven(self) -> AgreedFlush:
+        """Let ranks push at different times; return the policy, whose `drain` ends the block."""
+        self.policy.flush()
+        self.uneven = True
+        self.policy = policy = self._agreed_policy(uneven=True)
+        return policy
+
+    def end_uneven(self) -> None:
+        """Return to the store's own policy."""
+        self.uneven = False
+        self.policy = self._own_policy()
 
     # Keys
 
@@ -149,9 +192,10 @@ class Engine:
         if rule.by_key:
             # A function may write to the weights at any time, also outside a reduction.
             self.layout.unshare_weights()
-        updates.prepare(rule, self.layout.states)
+        for state in self.layout.states:
+            updates.allocate(state, rule)
         self.epoch = updates.rule = rule
-        self.policy = self._flushes.policy()
+        self.policy = self._own_policy()
         for state in self.layout.states:
             state.launched = False
         if rule.source is not before.source:
@@ -164,16 +208,8 @@ class Engine:
     # Push
 
     def plan_push(self, values: Mapping[Key, Sequence[Array]]) -> tuple[Push, list[Array]]:
-        """Sort this rank's arrays of each key by bucket, as `batch.plan_push`.
-
-        An array in a bucket is copied, unless it is its own key's gradient: the push could
-        overwrite the array before reading it.  The first call gives keys their slots.
-        """
-        return plan_push(values, self.layout.__getitem__, self._detached)
-
-    def _detached(self, array: Array) -> Array:
-        """Return the array, or a copy if it lies in a bucket."""
-        return array if self.layout.bucket_of(array) is None else self.kernels.copy(array)
+        """Sort this rank's arrays of each key by bucket, as `batch.plan_push`."""
+        return plan_push(values, self.layout, self.kernels)
 
     def ready(self, push: Push) -> Any:
         """Refuse a push that cannot be made now; else return the optimizer's step for it.
@@ -182,7 +218,7 @@ class Engine:
         ------
         UsageError
         """
-        if push.in_place or self._flushes.missing_zeros:
+        if push.in_place or self._missing_zeros:
             self.check_free(push)
         return self.updates.rule.step()
 
@@ -195,7 +231,7 @@ class Engine:
         """
         for part in push.parts:
             state = part.state
-            if self._flushes.missing_zeros:
+            if self._missing_zeros:
                 for key in part.keys & state.pushed:
                     raise UsageError(
                         f"push of key {key!r}: the key was pushed and not flushed, and with "
@@ -221,8 +257,9 @@ class Engine:
         step : Any
             Result of `ready` for this push.
         """
-        policy, recorder = self.policy, self.recorder
-        direct = self._alone and push.whole and recorder is None and self.updates.rule.replaces
+        policy = self.policy
+        recorded = self.recorder is not None
+        direct = self._alone and push.whole and not recorded and self.updates.rule.replaces
         if direct and not policy.flushes_everything:
             self._assign(push, arrays)
             return
@@ -238,11 +275,7 @@ class Engine:
         for part in push.parts:
             self._pack(part, arrays)
             self.updates.applying = True
-            state = part.state
-            state.step = step
-            if recorder is not None:
-                recorder.check_launch(state)
-            policy.packed(state)
+            self._launch_packed(part.state, step)
         policy.pushed(push.indices)
         self.updates.applying = False
 
@@ -283,14 +316,16 @@ class Engine:
         step : Any
             The optimizer's step of these pushes.
         """
-        policy, recorder = self.policy, self.recorder
         for number in plan.launch_order(priorities):
-            state = self.layout.states[number]
-            state.step = step
-            if recorder is not None:
-                recorder.check_launch(state)
-            policy.packed(state)
-        policy.pushed(keys)
+            self._launch_packed(self.layout.states[number], step)
+        self.policy.pushed(keys)
+
+    def _launch_packed(self, state: BucketState, step: Any) -> None:
+        """Launch a bucket, packed under an optimizer's step, if the policy selects it."""
+        state.step = step
+        if self.recorder is not None:
+            self.recorder.check_launch(state)
+        self.policy.packed(state)
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Drop packed pushes of `keys` that are not launched."""
@@ -323,20 +358,22 @@ class Engine:
             self.policy.share_failure()
         if not self._comm.blocks:
             self._comm.synchronize()
-        self._flushes.report_skipped()
+        if self._device_checked is not None:
+            self._device_checked.report_skipped()
 
     def close(self) -> None:
         """Flush all keys, and block the host until their work is done; collective."""
         self.policy.flush()
         self._comm.synchronize()
-        self._flushes.report_skipped()
+        if self._device_checked is not None:
+            self._device_checked.report_skipped()
 
     def plan_pull(self, reads: Sequence[tuple[Key, Array]]) -> tuple[Pull, list[Array]]:
         """Sort the arrays of a pull by bucket, as `batch.plan_pull`."""
         if self.policy.allows_missing:
             # The flush may reduce keys that only other ranks have pushed: all keys need slots.
             self.layout.seal()
-        return self._reader.plan(reads)
+        return plan_pull(reads, self.layout)
 
     def flush_and_read(self, pull: Pull, outs: Sequence[Array]) -> None:
         """Bring the values of a pull up to date, and copy them into `outs`; collective."""
@@ -344,29 +381,35 @@ class Engine:
         policy.prepare_read(pull.states)
         if self.updates.unshared:
             policy.share_failure()
-        self._reader.copy_out(pull, outs)
+        self.read_values(pull, outs)
 
     def read_values(self, pull: Pull, outs: Sequence[Array]) -> None:
-        """Copy values, as of the last flush, into `outs`."""
-        self._reader.copy_out(pull, outs)
+        """Copy values, as of the last flush, into `outs`: each bucket as soon as it is complete."""
+        if self.recorder is not None:
+            for state in pull.states:
+                self.recorder.include(state)
+        if pull.tensors:
+            mark_written(pull.tensors)
+        if pull.to_host and not self._comm.blocks:
+            # A copy to the host would wait for the device without a deadline: wait here first.
+            self._reducer.complete(pull.states)
+            self._comm.synchronize()
+        for part in pull.parts:
+            source = part.state
+            if source is not None and source.in_flight.works:
+                source.in_flight.complete()
+            indices = part.indices
+            selected = outs if len(indices) == len(outs) else select(outs, indices)
+            part.table = self.kernels.unpack_all(part.sources, selected, part.table)
+        # An array given for several keys takes the last key's value.  So a bucket may have no part
+        # in the copies, and still its collectives must be complete.
+        for state in pull.states:
+            if state.in_flight.works:
+                state.in_flight.complete()
 
     def keep(self, arrays: Sequence[Array]) -> None:
         """Keep arrays alive until the stream has finished reading them."""
         self._comm.keep_alive(*arrays)
-
-    # Uneven blocks
-
-    def begin_uneven(self) -> AgreedFlush:
-        """Let ranks push at different times; return the policy, whose `drain` ends the block."""
-        self.policy.flush()
-        self.uneven = True
-        self.policy = policy = self._flushes.agreed(uneven=True)
-        return policy
-
-    def end_uneven(self) -> None:
-        """Return to the store's own policy."""
-        self.uneven = False
-        self.policy = self._flushes.policy()
 
     # Capture
 
@@ -386,35 +429,6 @@ class Engine:
 
     def _use(self, kernels: Kernels, recorder: Recorder | None) -> None:
         """Run all later copies on `kernels`."""
-        self.recorder = self._reader.recorder = recorder
-        self.kernels = self._reader.kernels = kernels
+        self.recorder = recorder
+        self.kernels = kernels
         self.epoch = recorder or self.updates.rule
-
-
-def make_engine(
-    comm: Communicator,
-    placement: Placement,
-    sizing: Sizing,
-    *,
-    missing_zeros: bool = False,
-    nonfinite: str = "ignore",
-) -> Engine:
-    """Make the engine of a store.
-
-    Parameters
-    ----------
-    comm : Communicator
-    placement : Placement
-    sizing : Sizing
-        Size of the buckets.
-    missing_zeros : bool
-        Whether ranks may push different keys: a missing key counts as zeros.
-    nonfinite : {"ignore", "raise", "skip_step"}
-    """
-    updates, events = Updates(comm, placement), Events()
-    reduction = reduction_for(comm, placement, None, events)
-    shares = placement.shares_weights
-    layout = Layout(comm, sizing, updates.allocate, reduction, share_weights=shares)
-    reducer = Reducer(comm, layout, updates, events)
-    flushes = FlushChoice(reducer, missing_zeros=missing_zeros, nonfinite=nonfinite)
-    return Engine(layout, Reader(comm, layout), reducer, flushes)

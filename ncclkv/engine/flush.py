@@ -28,6 +28,8 @@ class FlushPolicy:
 
     def __init__(self, reducer: Reducer) -> None:
         self._reducer = reducer
+        self._comm, self._layout = reducer.comm, reducer.layout
+        self._kernels, self._updates = reducer.comm.kernels, reducer.updates
 
     def make_room(self, state: BucketState) -> None:
         """Launch the pushes waiting in a bucket, so that a push that conflicts can be packed."""
@@ -48,7 +50,7 @@ class FlushPolicy:
 
     def share_failure(self) -> None:
         """Send the exception of an updater on the root to all ranks, if an updater has run."""
-        self._reducer.updates.share_failure()
+        self._updates.share_failure()
 
 
 class EagerFlush(FlushPolicy):
@@ -63,25 +65,22 @@ class EagerFlush(FlushPolicy):
         self._reducer.launch(state)
 
     def packed(self, state: BucketState) -> None:
-        if len(state.pushed) == state.key_count or self._reducer.updates.rule.by_key:
+        if len(state.pushed) == state.key_count or self._updates.rule.by_key:
             self._reducer.launch(state)
 
     def pushed(self, keys: Collection[Key]) -> None:
-        reducer = self._reducer
-        if reducer.updates.rule.by_key:
-            reducer.complete(reducer.layout.states)
-            reducer.update_keys(keys)
+        if self._updates.rule.by_key:
+            self._reducer.complete(self._layout.states)
+            self._reducer.update_keys(keys)
 
     def flush(self) -> None:
-        reducer = self._reducer
-        for state in reducer.layout.states:
-            reducer.launch(state)
-        reducer.complete(reducer.layout.states)
+        for state in self._layout.states:
+            self._reducer.launch(state)
+        self._reducer.complete(self._layout.states)
 
     def prepare_read(self, states: Sequence[BucketState]) -> None:
-        reducer = self._reducer
         for state in states:
             if state.pushed:
-                reducer.launch(state)
-        if not reducer.updates.placement.replicated:
-            reducer.publish(states)
+                self._reducer.launch(state)
+        if not self._updates.placement.replicated:
+            self._reducer.publish(states)

@@ -20,7 +20,6 @@ from ncclkv.engine.nonfinite import NonfiniteReport
 from ncclkv.engine.read import to_host
 from ncclkv.engine.reducer import Reducer
 from ncclkv.errors import OrderMismatch
-from ncclkv.table import plan
 from ncclkv.table.registry import Key
 
 
@@ -79,8 +78,6 @@ class AgreedFlush(FlushPolicy):
         super().__init__(reducer)
         self.allows_missing = missing_zeros or uneven
         self._missing_zeros = missing_zeros
-        self._comm, self._layout = reducer.comm, reducer.layout
-        self._kernels, self._updates = reducer.comm.kernels, reducer.updates
         self._report = report
 
     def pushed(self, keys: Collection[Key]) -> None:
@@ -197,8 +194,7 @@ class AgreedFlush(FlushPolicy):
 
     def _nonfinite_keys(self, state: BucketState) -> list[Key]:
         """Return the pushed keys of a bucket whose gradients hold NaN or infinity."""
-        spans = plan.spans(state.bucket, state.pushed)
-        if not any(self._find_nonfinite([state.span(bounds).gradients for bounds in spans])):
+        if not any(self._find_nonfinite([span.gradients for span in state.pushed_spans()])):
             return []
         keys = [entry.key for entry in state.bucket.entries if entry.key in state.pushed]
         found = self._find_nonfinite([self._layout[key].gradient for key in keys])

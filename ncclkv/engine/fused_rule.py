@@ -8,7 +8,7 @@ from typing import Any
 from ncclkv.arrays.dtypes import dtype_name, is_low_precision
 from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
-from ncclkv.engine.span import Span
+from ncclkv.engine.reduction import Span
 from ncclkv.engine.update_rule import Rule
 from ncclkv.errors import DTypeMismatch, NotSupported
 from ncclkv.kernels.base import Kernels

@@ -126,6 +126,13 @@ class Layout:
             self.seal()
         return self._slots[key]
 
+    def source(self, key: Key) -> tuple[BucketState | None, Array]:
+        """Return a key's bucket and its flat value; the bucket is None until the key has a slot."""
+        if key in self.pending:
+            return None, self.pending[key].reshape(-1)
+        slot = self[key]
+        return slot.state, slot.weight
+
     def buckets(self, keys: Iterable[Key]) -> list[BucketState]:
         """Return the buckets of `keys`, each once, in order; pending keys are left out."""
         indices = {self._slots[key].state.bucket.index for key in keys if key in self._slots}

@@ -19,7 +19,6 @@ from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.flush import FlushPolicy
 from ncclkv.engine.reducer import Reducer
 from ncclkv.errors import NonFinite
-from ncclkv.table import plan
 from ncclkv.table.registry import Registry
 
 _log = logging.getLogger("ncclkv")
@@ -91,8 +90,7 @@ class DeviceCheckedFlush(FlushPolicy):
     def __init__(self, reducer: Reducer, report: NonfiniteReport) -> None:
         super().__init__(reducer)
         self._report = report
-        self._comm, self._layout = reducer.comm, reducer.layout
-        self._kernels = kernels = reducer.comm.kernels
+        kernels = self._kernels
         # Not 0 if the updates of the current flush are to be skipped.
         self._skip_flag = kernels.zeros(1, _INT32)
         # Flushes skipped, and flags of the keys with NaN, since the last report.
@@ -100,14 +98,13 @@ class DeviceCheckedFlush(FlushPolicy):
         self._keys = kernels.zeros(0, _INT32)
 
     def prepare_read(self, states: Sequence[BucketState]) -> None:
-        reducer = self._reducer
         pushed = [state for state in self._layout.states if state.pushed]
         if pushed:
             self._find_nonfinite(pushed)
         for state in pushed:
-            reducer.launch(state, skip_flag=self._skip_flag)
-        reducer.complete(self._layout.states)
-        reducer.publish(states)
+            self._reducer.launch(state, skip_flag=self._skip_flag)
+        self._reducer.complete(self._layout.states)
+        self._reducer.publish(states)
 
     def _find_nonfinite(self, states: Sequence[BucketState]) -> None:
         """Set the skip flag on all ranks if a gradient pushed on any rank is not finite."""
@@ -118,8 +115,8 @@ class DeviceCheckedFlush(FlushPolicy):
             self._keys = grown
         kernels.fill(self._skip_flag, 0)
         for state in states:
-            for bounds in plan.spans(state.bucket, state.pushed):
-                kernels.find_nonfinite(state.span(bounds).gradients, self._skip_flag)
+            for span in state.pushed_spans():
+                kernels.find_nonfinite(span.gradients, self._skip_flag)
             for key in state.pushed:
                 index = registry[key].index
                 kernels.find_nonfinite(self._layout[key].gradient, self._keys[index : index + 1])

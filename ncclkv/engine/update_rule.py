@@ -12,7 +12,7 @@ from typing import Any
 
 from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
-from ncclkv.engine.span import Span
+from ncclkv.engine.reduction import Span
 from ncclkv.errors import UsageError, annotate
 from ncclkv.kernels.base import Kernels
 from ncclkv.optimizer.captured import CapturedUpdates

@@ -49,15 +49,17 @@ class Updates:
         """
         return self.applying and not (self.rule.replaces or self.rule.by_key)
 
-    def allocate(self, state: BucketState) -> None:
-        """Allocate the optimizer's states of a bucket that has its values, if this rank updates."""
-        if self.placement.updates:
-            self.rule.allocate(state)
+    def allocate(self, state: BucketState, rule: Rule | None = None) -> None:
+        """Allocate a rule's states of a bucket that has its values, if this rank updates.
 
-    def prepare(self, rule: Rule, states: Sequence[BucketState]) -> None:
-        """Allocate the states of a rule that is not in force yet, if this rank updates."""
-        for state in states if self.placement.updates else ():
-            rule.allocate(state)
+        Parameters
+        ----------
+        state : BucketState
+        rule : Rule, optional
+            By default the rule in force.
+        """
+        if self.placement.updates:
+            (rule or self.rule).allocate(state)
 
     def dispose(self, rule: Rule) -> None:
         """End the use of a rule; an exception of the user's ``dispose`` becomes `error`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.autotune import sizing
-from ncclkv.engine.engine import Engine, make_engine
+from ncclkv.engine.engine import Engine
 from ncclkv.engine.verify import Verify
 from ncclkv.store.agreement import propose
 from ncclkv.store.call_log import CallLog
@@ -77,7 +77,7 @@ def open_context(name: str, comm: Communicator, options: Options) -> Context:
     if options.reproducible:
         comm.reproducible = True
     missing_zeros = options.missing == "zeros"
-    engine = make_engine(
+    engine = Engine(
         comm,
         placement,
         sizing(comm, placement, options.bucket_bytes),

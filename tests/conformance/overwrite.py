@@ -100,12 +100,12 @@ class OverwritingKernels:
 def overwrite_pulls(kv: Any) -> None:
     """Start to overwrite the arrays that the last rank pulls."""
     if kv.rank == last(kv):
-        reader = context_of(kv).engine._reader
-        reader.kernels = OverwritingKernels(reader.kernels)
+        engine = context_of(kv).engine
+        engine.kernels = OverwritingKernels(engine.kernels)
 
 
 def restore_pulls(kv: Any) -> None:
     """Stop overwriting the arrays that the last rank pulls."""
     if kv.rank == last(kv):
-        reader = context_of(kv).engine._reader
-        reader.kernels = reader.kernels._kernels
+        engine = context_of(kv).engine
+        engine.kernels = engine.kernels._kernels

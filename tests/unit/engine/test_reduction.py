@@ -11,8 +11,7 @@ from ncclkv.comm.base import Collective
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.engine.events import Events, Instrument
 from ncclkv.engine.placement import placement
-from ncclkv.engine.reduction import DenseReduction, reduction_for
-from ncclkv.engine.span import Span
+from ncclkv.engine.reduction import DenseReduction, Span, reduction_for
 from ncclkv.errors import NotSupported
 
 
