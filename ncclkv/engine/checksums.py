@@ -1,4 +1,4 @@
-"""`Checksums`: a rank's checksums of its values; `differences`: keys and ranks that differ."""
+"""`Checksums`: a rank's checksums of arrays; `differences`: keys and ranks that differ."""
 
 from __future__ import annotations
 
@@ -17,31 +17,29 @@ _MAX_SHOWN = 4
 
 
 class Checksums(NamedTuple):
-    """One rank's checksums of some keys, a column for each key.
+    """One rank's checksums of arrays with the values of some keys, a column for each key.
 
     Attributes
     ----------
-    held : ndarray of uint64, shape (keys,)
-        Checksum of the value in the store.
     lowest, highest : ndarray of uint64, shape (keys,)
-        Extremes of the checksums of all arrays into which the rank has pulled the value.
-    held_comparable, pulled_comparable : ndarray of bool, shape (keys,)
-        Whether `held`, or `lowest` and `highest`, can be compared with other ranks'.
+        Extremes of the checksums of a key's arrays.
+    comparable : ndarray of bool, shape (keys,)
+        Whether a key can be compared with other ranks.
     """
 
-    held: NDArray[Any]
     lowest: NDArray[Any]
     highest: NDArray[Any]
-    held_comparable: NDArray[Any]
-    pulled_comparable: NDArray[Any]
+    comparable: NDArray[Any]
 
     @classmethod
-    def blank(cls, count: int) -> Checksums:
-        """Return empty checksums of `count` keys, none of which can be compared."""
-        highest = np.zeros(count, np.uint64)
+    def of(cls, count: int, numbers: Sequence[int], sums: NDArray[Any]) -> Checksums:
+        """Return the checksums of `count` keys, from the checksum and key number of each array."""
         lowest = np.full(count, np.iinfo(np.uint64).max, np.uint64)
-        flags = np.zeros((2, count), bool)
-        return cls(np.zeros(count, np.uint64), lowest, highest, flags[0], flags[1])
+        made = cls(lowest, np.zeros(count, np.uint64), np.zeros(count, bool))
+        np.minimum.at(made.lowest, numbers, sums)
+        np.maximum.at(made.highest, numbers, sums)
+        made.comparable[numbers] = True
+        return made
 
 
 class Difference(NamedTuple):
@@ -59,24 +57,33 @@ class Difference(NamedTuple):
     pulled: tuple[int, ...]
 
 
-def differences(all_ranks: Sequence[Checksums], keys: Sequence[Key], root: int) -> list[Difference]:
-    """Return the keys that differ between ranks, of the keys that all ranks can compare."""
-    held, lowest, highest = (np.stack([each[row] for each in all_ranks]) for row in range(3))
-    held_comparable = np.logical_and.reduce([each.held_comparable for each in all_ranks])
-    pulled_comparable = np.logical_and.reduce([each.pulled_comparable for each in all_ranks])
-    held_differs = (held != held[0]).any(axis=0) & held_comparable
-    pulled_differs = (lowest != lowest[0]).any(axis=0) | (highest != highest[0]).any(axis=0)
-    pulled_differs &= pulled_comparable
-    found = []
-    for number in np.flatnonzero(held_differs | pulled_differs).tolist():
-        pulled = [*zip(lowest[:, number].tolist(), highest[:, number].tolist(), strict=True)]
-        found.append(
-            Difference(
-                keys[number],
-                _minority(held[:, number].tolist(), root) if held_differs[number] else (),
-                _minority(pulled, root) if pulled_differs[number] else (),
-            )
-        )
+def differences(
+    held: Sequence[Checksums], pulled: Sequence[Checksums], keys: Sequence[Key], root: int
+) -> list[Difference]:
+    """Return the keys that differ between ranks, of the keys that all ranks can compare.
+
+    Parameters
+    ----------
+    held, pulled : sequence of Checksums
+        Those of each rank's values in the store, and of the arrays into which it has pulled them.
+    keys : sequence of keys
+    root : int
+    """
+    in_store, in_arrays = _minorities(held, root), _minorities(pulled, root)
+    return [
+        Difference(keys[number], in_store.get(number, ()), in_arrays.get(number, ()))
+        for number in sorted({*in_store, *in_arrays})
+    ]
+
+
+def _minorities(all_ranks: Sequence[Checksums], root: int) -> dict[int, tuple[int, ...]]:
+    """Return the ranks in the minority of each key that differs, by the key's number."""
+    lowest, highest, comparable = map(np.stack, zip(*all_ranks, strict=True))
+    differs = ((lowest != lowest[0]) | (highest != highest[0])).any(axis=0) & comparable.all(axis=0)
+    found = {}
+    for number in np.flatnonzero(differs).tolist():
+        extremes = zip(lowest[:, number].tolist(), highest[:, number].tolist(), strict=True)
+        found[number] = _minority([*extremes], root)
     return found
 
 

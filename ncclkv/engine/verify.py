@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import numpy as np
-
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.batch import Pull
 from ncclkv.engine.bucket_state import Array
@@ -86,7 +84,9 @@ class Verify:
             self._compare(registered if keys is None else list(dict.fromkeys(keys)), [])
 
     def _is_due(self) -> bool:
-        """Count a call; return whether to compare after it."""
+        """Count a call that all ranks execute; return whether to compare after it."""
+        if self._engine.uneven or self._engine.recorder is not None:
+            return False
         self._calls += 1
         return self._calls % self._every == 0
 
@@ -95,8 +95,9 @@ class Verify:
     ) -> list[Difference]:
         """Return the differences between ranks, after their repair."""
         mine = self._checksums(keys, written)
-        received = self._comm.control.allgather(tuple(mine), "checksums of values")
-        found = differences([Checksums(*each) for each in received], keys, self._root)
+        received = self._comm.control.allgather([*map(tuple, mine)], "checksums of values")
+        held, pulled = ([Checksums(*of_rank[kind]) for of_rank in received] for kind in range(2))
+        found = differences(held, pulled, keys, self._root)
         if not found:
             return found
         flushes = "1 flush" if self._calls == 1 else f"{self._calls} flushes"
@@ -118,24 +119,21 @@ class Verify:
             _log.warning("%sall ranks now have rank %d's values%s", text, self._root, rest)
         return found
 
-    def _checksums(self, keys: Sequence[Key], written: Sequence[tuple[Key, Array]]) -> Checksums:
+    def _checksums(
+        self, keys: Sequence[Key], written: Sequence[tuple[Key, Array]]
+    ) -> tuple[Checksums, Checksums]:
         """Return this rank's checksums of keys, and of the arrays written with their values."""
-        made = Checksums.blank(len(keys))
-        own = [number for number, key in enumerate(keys) if not self._is_one_copy(key)]
-        held = [self._engine.current(keys[number]) for number in own]
-        arrays = [*held, *(out for _, out in written)]
-        sums = to_host(self._engine.kernels.checksums(arrays), self._comm)
-        made.held[own] = sums[: len(own)]
-        made.held_comparable[own] = True
-        number_of = {key: number for number, key in enumerate(keys)}
         registry = self._engine.layout.registry
+        number_of = {key: number for number, key in enumerate(keys)}
+        own = [key for key in keys if not self._is_one_copy(key)]
+        arrays = [*map(self._engine.current, own), *(out for _, out in written)]
+        sums = to_host(self._engine.kernels.checksums(arrays), self._comm)
+        held = Checksums.of(len(keys), [number_of[key] for key in own], sums[: len(own)])
         numbers = [number_of[key] for key, _ in written]
+        pulled = Checksums.of(len(keys), numbers, sums[len(own) :])
         cast = [number_of[key] for key, out in written if out.dtype != registry[key].dtype]
-        np.minimum.at(made.lowest, numbers, sums[len(own) :])
-        np.maximum.at(made.highest, numbers, sums[len(own) :])
-        made.pulled_comparable[numbers] = True
-        made.pulled_comparable[cast] = False
-        return made
+        pulled.comparable[cast] = False
+        return held, pulled
 
     def _is_one_copy(self, key: Key) -> bool:
         """Return whether all ranks share one copy of a value."""
@@ -157,9 +155,7 @@ class Verify:
     def _replicas(self, key: Key) -> list[Array]:
         """Return all arrays of a key that each rank holds, flat."""
         layout = self._engine.layout
-        if key not in layout:
-            return [layout.pending[key].reshape(-1)]
-        slot = layout[key]
-        if not self._engine.placement.replicated:
-            return [slot.weight]
-        return [slot.weight, *self._engine.rule.states(slot).values()]
+        _, value = layout.source(key)
+        if key not in layout or not self._engine.placement.replicated:
+            return [value]
+        return [value, *self._engine.rule.states(layout[key]).values()]

@@ -21,20 +21,32 @@ from tests.harness.context import context_of
 HERE = [case for case in CASES if case.name.startswith("divergence")]
 
 
-def checksums(held: list[int], pulled: list[int] | None = None, counts: bool = True) -> Checksums:
+Sums = tuple[Checksums, Checksums]
+"""A rank's checksums of the values in the store, and of the arrays pulled into."""
+
+
+def of_keys(sums: list[int] | None, count: int) -> Checksums:
+    """Return checksums of an array for each of `count` keys, or of none."""
+    numbers = range(count) if sums is not None else range(0)
+    return Checksums.of(count, list(numbers), np.array(sums or [], np.uint64))
+
+
+def checksums(held: list[int], pulled: list[int] | None = None, counts: bool = True) -> Sums:
     """Return a rank's checksums of as many keys."""
-    made = Checksums.blank(len(held))
-    made.held[:] = held
-    made.held_comparable[:] = counts
-    if pulled is not None:
-        made.lowest[:] = made.highest[:] = pulled
-        made.pulled_comparable[:] = True
-    return made
+    values = of_keys(held, len(held))
+    values.comparable[:] = counts
+    return values, of_keys(pulled, len(held))
+
+
+def compared(all_ranks: list[Sums], keys: list[str], root: int) -> list[Difference]:
+    """Return the keys that differ between ranks."""
+    held, pulled = zip(*all_ranks, strict=True)
+    return differences(held, pulled, keys, root)
 
 
 def outliers(sums: list[int], root: int = 0) -> tuple[int, ...]:
     """Return the outliers among ranks with these checksums."""
-    found = differences([checksums([each]) for each in sums], ["w"], root)
+    found = compared([checksums([each]) for each in sums], ["w"], root)
     assert len(found) <= 1
     return found[0].held if found else ()
 
@@ -59,17 +71,17 @@ def test_the_outlier_is_found(sums: list[int], root: int, wrong: tuple[int, ...]
 
 def test_keys_checked_on_some_ranks_alone_are_left_out() -> None:
     keys = ["key0"]
-    assert differences([checksums([5]), checksums([6], counts=False)], keys, 0) == []
-    assert differences([checksums([5], [7]), checksums([5])], keys, 0) == []
-    assert differences([checksums([5], [7]), checksums([5], [8])], keys, 0) == [
+    assert compared([checksums([5]), checksums([6], counts=False)], keys, 0) == []
+    assert compared([checksums([5], [7]), checksums([5])], keys, 0) == []
+    assert compared([checksums([5], [7]), checksums([5], [8])], keys, 0) == [
         Difference("key0", (), (1,))
     ]
 
 
 def test_a_rank_whose_arrays_differ_among_themselves() -> None:
     received = [checksums([5], [5]) for _ in range(3)]
-    received[1].highest[:] = 9
-    assert differences(received, ["w"], 0) == [Difference("w", (), (1,))]
+    received[1][1].highest[:] = 9
+    assert compared(received, ["w"], 0) == [Difference("w", (), (1,))]
 
 
 @pytest.mark.parametrize(
