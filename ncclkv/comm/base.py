@@ -356,6 +356,16 @@ class Communicator(ABC):
         """
         return None
 
+    def to_host(self, array: Buffer) -> Buffer:
+        """Return a copy of an array in host memory, once the collectives are complete.
+
+        A plain copy would wait for a GPU without a deadline, and hide NCCL's errors.
+        """
+        on_host = np.empty(array.shape, array.dtype)
+        self.synchronize()
+        self.kernels.unpack(array, on_host)
+        return on_host
+
     @abstractmethod
     def check(self, op: str, dtype: np.dtype[Any], what: str = "") -> None:
         """Refuse a reduction that cannot be done here; `what` begins the message.

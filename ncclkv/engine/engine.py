@@ -276,7 +276,8 @@ class Engine:
             self._pack(part, arrays)
             self.updates.applying = True
             self._launch_packed(part.state, step)
-        policy.pushed(push.indices)
+        if self.updates.rule.by_key:
+            policy.update_by_key(push.indices)
         self.updates.applying = False
 
     def _assign(self, push: Push, arrays: Sequence[Array]) -> None:
@@ -318,7 +319,8 @@ class Engine:
         """
         for number in plan.launch_order(priorities):
             self._launch_packed(self.layout.states[number], step)
-        self.policy.pushed(keys)
+        if self.updates.rule.by_key:
+            self.policy.update_by_key(keys)
 
     def _launch_packed(self, state: BucketState, step: Any) -> None:
         """Launch a bucket, packed under an optimizer's step, if the policy selects it."""
@@ -375,16 +377,22 @@ class Engine:
             self.layout.seal()
         return plan_pull(reads, self.layout)
 
-    def flush_and_read(self, pull: Pull, outs: Sequence[Array]) -> None:
-        """Bring the values of a pull up to date, and copy them into `outs`; collective."""
-        policy = self.policy
-        policy.prepare_read(pull.states)
-        if self.updates.unshared:
-            policy.share_failure()
-        self.read_values(pull, outs)
+    def read_values(self, pull: Pull, outs: Sequence[Array], *, flush: bool = False) -> None:
+        """Copy values into `outs`: each bucket as soon as it is complete.
 
-    def read_values(self, pull: Pull, outs: Sequence[Array]) -> None:
-        """Copy values, as of the last flush, into `outs`: each bucket as soon as it is complete."""
+        Parameters
+        ----------
+        pull : Pull
+        outs : sequence of ndarray
+            The arrays that `pull` refers to.
+        flush : bool
+            Whether to flush the buckets first, on all ranks; else the values are those of the last
+            flush.
+        """
+        if flush:
+            self.policy.prepare_read(pull.states)
+            if self.updates.unshared:
+                self.policy.share_failure()
         if self.recorder is not None:
             for state in pull.states:
                 self.recorder.include(state)

@@ -38,8 +38,8 @@ class FlushPolicy:
     def packed(self, state: BucketState) -> None:
         """Launch a bucket into which a push has been packed, if the bucket is ready."""
 
-    def pushed(self, keys: Collection[Key]) -> None:
-        """End a push of `keys`: run the updater now if it is the user's function."""
+    def update_by_key(self, keys: Collection[Key]) -> None:
+        """End a push of `keys` for a rule that updates by key: run the user's function now."""
 
     def flush(self) -> None:
         """Reduce all that was pushed, and wait for it."""
@@ -68,10 +68,9 @@ class EagerFlush(FlushPolicy):
         if len(state.pushed) == state.key_count or self._updates.rule.by_key:
             self._reducer.launch(state)
 
-    def pushed(self, keys: Collection[Key]) -> None:
-        if self._updates.rule.by_key:
-            self._reducer.complete(self._layout.states)
-            self._reducer.update_keys(keys)
+    def update_by_key(self, keys: Collection[Key]) -> None:
+        self._reducer.complete(self._layout.states)
+        self._reducer.update_keys(keys)
 
     def flush(self) -> None:
         for state in self._layout.states:

@@ -17,7 +17,6 @@ from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.flush import FlushPolicy
 from ncclkv.engine.nonfinite import NonfiniteReport
-from ncclkv.engine.read import to_host
 from ncclkv.engine.reducer import Reducer
 from ncclkv.errors import OrderMismatch
 from ncclkv.table.registry import Key
@@ -80,8 +79,8 @@ class AgreedFlush(FlushPolicy):
         self._missing_zeros = missing_zeros
         self._report = report
 
-    def pushed(self, keys: Collection[Key]) -> None:
-        if self._updates.rule.by_key and not self.allows_missing:
+    def update_by_key(self, keys: Collection[Key]) -> None:
+        if not self.allows_missing:
             self.flush()
 
     def prepare_read(self, states: Sequence[BucketState]) -> None:
@@ -205,7 +204,7 @@ class AgreedFlush(FlushPolicy):
         flags = self._kernels.zeros(len(arrays), np.dtype(np.int32))
         for index, array in enumerate(arrays):
             self._kernels.find_nonfinite(array, flags[index : index + 1])
-        found: list[int] = to_host(flags, self._comm).tolist()
+        found: list[int] = self._comm.to_host(flags).tolist()
         return found
 
     def _counts(self, all_ranks: Sequence[Contribution], active: int) -> dict[Key, int]:

@@ -14,9 +14,8 @@ from ncclkv.errors import DTypeMismatch, NotSupported
 from ncclkv.kernels.base import Kernels
 from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.captured import CapturedUpdates
-from ncclkv.optimizer.counts import UpdateCounts
 from ncclkv.optimizer.restore import set_config
-from ncclkv.optimizer.scalar_rows import RowCache
+from ncclkv.optimizer.scalar_rows import RowCache, UpdateCounts
 from ncclkv.table.registry import KeySpec
 
 

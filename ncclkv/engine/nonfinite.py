@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import numpy as np
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis.reports import format_ranks
-from ncclkv.engine.bucket_state import Array, BucketState
+from ncclkv.engine.bucket_state import BucketState
 from ncclkv.engine.flush import FlushPolicy
 from ncclkv.engine.reducer import Reducer
 from ncclkv.errors import NonFinite
@@ -127,16 +126,10 @@ class DeviceCheckedFlush(FlushPolicy):
 
     def report_skipped(self) -> None:
         """Report the flushes skipped since the last call; the host has waited for them."""
-        if not self._keys.size or not (skipped := self._read(self._skipped)[0]):
+        if not self._keys.size or not (skipped := self._comm.to_host(self._skipped)[0]):
             return
-        own = frozenset(np.flatnonzero(self._read(self._keys)).tolist())
+        own = frozenset(np.flatnonzero(self._comm.to_host(self._keys)).tolist())
         nonfinite = self._comm.control.allgather(own, "the keys with NaN or infinity")
         for flags in self._skipped, self._keys:
             self._kernels.fill(flags, 0)
         self._report.skip(nonfinite, int(skipped))
-
-    def _read(self, flags: Array) -> Any:
-        """Return a copy of flags in host memory."""
-        on_host = np.empty(flags.size, _INT32)
-        self._kernels.unpack(flags, on_host)
-        return on_host

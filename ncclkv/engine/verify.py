@@ -14,7 +14,6 @@ from ncclkv.engine.batch import Pull
 from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.checksums import Checksums, Difference, describe, differences
 from ncclkv.engine.engine import Engine
-from ncclkv.engine.read import to_host
 from ncclkv.errors import Divergence
 from ncclkv.table.registry import Key
 
@@ -127,7 +126,7 @@ class Verify:
         number_of = {key: number for number, key in enumerate(keys)}
         own = [key for key in keys if not self._is_one_copy(key)]
         arrays = [*map(self._engine.current, own), *(out for _, out in written)]
-        sums = to_host(self._engine.kernels.checksums(arrays), self._comm)
+        sums = self._comm.to_host(self._engine.kernels.checksums(arrays))
         held = Checksums.of(len(keys), [number_of[key] for key in own], sums[: len(own)])
         numbers = [number_of[key] for key, _ in written]
         pulled = Checksums.of(len(keys), numbers, sums[len(own) :])

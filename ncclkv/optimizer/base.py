@@ -11,8 +11,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import numpy as np
 
 from ncclkv.arrays.dtypes import is_low_precision
-from ncclkv.optimizer.factors import checked_factors
-from ncclkv.optimizer.numbers import clipping_bound, finite
+from ncclkv.optimizer.numbers import checked_factors, clipping_bound, finite
 from ncclkv.typing import Key
 
 

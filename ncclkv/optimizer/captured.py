@@ -10,8 +10,7 @@ from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.kernels.programs import PROGRAMS
 from ncclkv.optimizer.base import Optimizer
-from ncclkv.optimizer.counts import UpdateCounts
-from ncclkv.optimizer.scalar_rows import RowCache, ScalarRows
+from ncclkv.optimizer.scalar_rows import RowCache, ScalarRows, UpdateCounts
 from ncclkv.table.bucket import Bucket
 from ncclkv.typing import Key
 

@@ -1,16 +1,19 @@
-"""`ScalarRows`: the numbers of a bucket's update, a row for each run of keys with equal numbers."""
+"""`ScalarRows`: the numbers of a bucket's update, a row for each run of keys with equal numbers.
+
+An optimizer's numbers may depend on `UpdateCounts`.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclkv.kernels.base import Array, Kernels, Segments
 from ncclkv.optimizer.base import Optimizer
-from ncclkv.optimizer.counts import UpdateCounts
 from ncclkv.table.bucket import Bucket
 from ncclkv.typing import Key
 
@@ -18,6 +21,46 @@ _MAX_CUTS = 4096
 
 Cut = tuple[Segments, int, int]
 """Segments of a range of elements, and the first and the last of their rows, exclusive."""
+
+
+class UpdateCounts:
+    """The number of updates of each key.
+
+    A key's count is its bucket's count plus the key's offset.  So the update of a whole bucket is
+    counted in one addition.
+
+    Attributes
+    ----------
+    whole : Counter of int
+        Updates of whole buckets, by the bucket's number.
+    offsets : dict of int
+        Offsets by key; 0 for other keys.
+    version : int
+        A number that changes with each change of the offsets.
+    """
+
+    def __init__(self) -> None:
+        self.offsets: dict[Key, int] = {}
+        self.version = 0
+        self.whole: Counter[int] = Counter()
+
+    def add(self, bucket: Bucket, keys: Collection[Key]) -> None:
+        """Count one update of `keys`, which are keys of `bucket`."""
+        if len(keys) == len(bucket.entries):
+            self.whole[bucket.index] += 1
+            return
+        self.version += 1
+        for key in keys:
+            self.offsets[key] = self.offsets.get(key, 0) + 1
+
+    def count(self, bucket: Bucket, key: Key) -> int:
+        """Return the number of updates of a key of `bucket`."""
+        return self.whole[bucket.index] + self.offsets.get(key, 0)
+
+    def set(self, bucket: Bucket, key: Key, count: int) -> None:
+        """Make `count` the number of updates of a key of `bucket`."""
+        self.version += 1
+        self.offsets[key] = count - self.whole[bucket.index]
 
 
 class RowLayout:
@@ -125,31 +168,27 @@ class RowCache:
     def __init__(self, counts: UpdateCounts, *, by_key: bool = False) -> None:
         self._counts = counts
         self._by_key = by_key
-        self._layouts: dict[int, tuple[object, object, int, RowLayout]] = {}
-        self._rows: dict[int, tuple[Optimizer, int, RowLayout, ScalarRows]] = {}
+        self._layouts: dict[int, tuple[object, RowLayout]] = {}
+        self._rows: dict[int, tuple[object, ScalarRows]] = {}
 
     def rows(self, optimizer: Optimizer, bucket: Bucket) -> ScalarRows:
         """Return the rows of an update of `bucket`; `optimizer` is a snapshot."""
-        layout = self.layout(optimizer, bucket)
-        whole = self._counts.whole[bucket.index] if optimizer.counted else 0
-        found = self._rows.get(bucket.index)
-        if found is None or found[:3] != (optimizer, whole, layout):
-            rows = ScalarRows(layout, layout.rows(optimizer, self._counts))
-            found = self._rows[bucket.index] = optimizer, whole, layout, rows
-        return found[3]
+        counts, index = self._counts, bucket.index
+        wanted = optimizer, (counts.whole[index], counts.version) if optimizer.counted else None
+        found = self._rows.get(index)
+        if found is None or found[0] != wanted:
+            layout = self.layout(optimizer, bucket)
+            rows = ScalarRows(layout, layout.rows(optimizer, counts))
+            found = self._rows[index] = wanted, rows
+        return found[1]
 
     def layout(self, optimizer: Optimizer, bucket: Bucket) -> RowLayout:
         """Return the bucket's segments for the present factors and counts."""
         version = self._counts.version if optimizer.counted else 0
+        wanted = optimizer.lr_mult, optimizer.wd_mult, version
         found = self._layouts.get(bucket.index)
-        if (
-            found is None
-            or found[0] is not optimizer.lr_mult
-            or found[1] is not optimizer.wd_mult
-            or found[2] != version
-        ):
+        if found is None or found[0] != wanted:
             offsets = self._counts.offsets if optimizer.counted else {}
             layout = RowLayout(bucket, optimizer, offsets, by_key=self._by_key)
-            found = optimizer.lr_mult, optimizer.wd_mult, version, layout
-            self._layouts[bucket.index] = found
-        return found[3]
+            found = self._layouts[bucket.index] = wanted, layout
+        return found[1]

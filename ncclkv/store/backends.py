@@ -71,24 +71,20 @@ def _warn_of_many(name: str) -> None:
 
 def _hosts(name: str, comm: Any, timeout: float | None) -> Communicator:
     """Return a communicator of all ranks, or of those of `comm`, which agree on the store."""
-    ranks = _over(comm, timeout)
-    with freed_without_store(ranks):
-        agree(ranks, "create", [f"name={name}"])
-    return ranks
-
-
-def _over(comm: Any, timeout: float | None) -> Communicator:
-    """Return a communicator of all ranks, or a duplicate of `comm`."""
     if comm is None:
-        return launch.world(timeout)
-    if isinstance(comm, Communicator):
-        return comm.duplicate(timeout)
-    if not hasattr(comm, "Idup"):
+        ranks = launch.world(timeout)
+    elif isinstance(comm, Communicator):
+        ranks = comm.duplicate(timeout)
+    elif hasattr(comm, "Idup"):
+        ranks = launch.over(comm, env.timeout(timeout))
+    else:
         raise UsageError(
             f"comm={comm!r} is not a communicator; give mpi4py's, such as "
             f"MPI.COMM_WORLD.Split(color), or an ncclkv Communicator"
         )
-    return launch.over(comm, env.timeout(timeout))
+    with freed_without_store(ranks):
+        agree(ranks, "create", [f"name={name}"])
+    return ranks
 
 
 def _best(name: str, comm: Any, timeout: float | None) -> Communicator:

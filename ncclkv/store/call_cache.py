@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence, Sized
-from functools import partial
 from operator import attrgetter, countOf, eq, is_
 from typing import Any
 
@@ -203,8 +202,11 @@ class _List:
         self._kinds = list(map(type, keys))
         self._exact = EXACT.issuperset(self._kinds)
         # A new array may get the address of a freed array; the references detect this.
-        self._present = [True]
-        freed = partial(_clear, self._present)
+        present = self._present = [True]
+
+        def freed(reference: object) -> None:
+            present.clear()
+
         self._references = [weakref.ref(array, freed) for array in arrays]
         self._addresses = _addresses(arrays)
         # The shape of an array of one axis cannot change: NumPy resizes no array with references.
@@ -243,11 +245,6 @@ class _List:
 def call_bytes(length: int) -> int:
     """Estimate the memory of a kept call of a list, with its prepared form."""
     return _CALL_BYTES + _ARRAY_BYTES * length
-
-
-def _clear(items: list[Any], reference: object) -> None:
-    """Empty a list when the object of a reference is freed."""
-    items.clear()
 
 
 def _addresses(items: Sequence[Any]) -> bytes:

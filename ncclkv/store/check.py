@@ -13,14 +13,16 @@ from ncclkv.arrays.memory import bounds, identity, share
 from ncclkv.engine.bucket_state import Array
 from ncclkv.errors import DTypeMismatch, ShapeMismatch, UsageError
 from ncclkv.kernels.base import Kernels
-from ncclkv.store.keys import Pairs
+from ncclkv.store.keys import pairs
 from ncclkv.table.registry import Key, KeySpec, Registry
 
 
-def values(verb: str, found: Pairs, registry: Registry, kernels: Kernels) -> dict[Key, list[Array]]:
+def values(
+    verb: str, keys: Any, given: Any, registry: Registry, kernels: Kernels
+) -> dict[Key, list[Array]]:
     """Return the arrays to read of each key; those of a repeated key form one list."""
     grouped: dict[Key, list[Array]] = {}
-    for key, arrays in found:
+    for key, arrays in pairs(verb, keys, given):
         spec = registry[key]
         grouped.setdefault(key, []).extend(value(verb, spec, array, kernels) for array in arrays)
     return grouped
@@ -56,14 +58,17 @@ def _conversion(array: Any, spec: KeySpec) -> str:
     return f".astype({str(spec.dtype)!r})"
 
 
-def outs(verb: str, found: Pairs, registry: Registry, kernels: Kernels) -> list[tuple[Key, Array]]:
+def outs(
+    verb: str, keys: Any, given: Any, registry: Registry, kernels: Kernels
+) -> list[tuple[Key, Array]]:
     """Return the arrays to write, of the keys' shapes, in the order of writing.
 
     Keys are written in MXNet's update order.  The very same array may stand for several keys, and
     ends with the value of the last.  Other overlaps are refused.
     """
+    found = pairs(verb, keys, given)
     order = {key: index for index, key in enumerate(registry.update_order({k for k, _ in found}))}
-    found = sorted(found, key=lambda pair: order[pair[0]])
+    found.sort(key=lambda pair: order[pair[0]])
     writes = []
     for key, arrays in found:
         spec = registry[key]

@@ -56,14 +56,14 @@ class Checkpoints(Component):
         self._run = Run()
         self._registration = registration
         self._saving = Saving(context)
-        self._restoring = Restoring(context, registration, updaters, self._leader)
+        self._restoring = Restoring(context, registration, updaters)
 
     # Verbs
 
     def save_store(self, directory: Any, *, step: Any, extra: Any, keep: Any) -> str:
         """Write all values and the optimizer's state to a new checkpoint."""
         with self._session.verb("save"):
-            return self._save("save", step, keep, self._write("save", directory, step, extra, keep))
+            return self._save("save", directory, step, extra, keep)
 
     def load_store(self, directory: Any, *, required: bool, fallback: Any) -> Loaded | None:
         """Take all values and the optimizer's state from a checkpoint."""
@@ -76,7 +76,7 @@ class Checkpoints(Component):
         verb = "save_optimizer_states"
         with self._session.verb(verb):
             self._need_optimizer(verb)
-            self._save(verb, 0, 1, self._write(verb, fname, values=False, config=dump_optimizer))
+            self._save(verb, fname, values=False, config=dump_optimizer)
 
     def load_states(self, fname: Any) -> None:
         """Take the optimizer's state alone."""
@@ -92,16 +92,7 @@ class Checkpoints(Component):
 
     # Writing
 
-    def _save(self, verb: str, step: Any, keep: Any, work: Generator[None, None, str]) -> str:
-        """Flush all pushes, then write on the leader, once all ranks agree on the save."""
-        self._calls.record(verb)
-        # Ranks share memory: the agreement completes all their earlier writes to it.
-        propose(self._comm, verb, lambda: (None, _numbers(verb, step, keep)))
-        self._engine.settle()
-        self._comm.synchronize()
-        return run_on_one_rank(self._comm, self._leader, verb, work)
-
-    def _write(
+    def _save(
         self,
         verb: str,
         directory: Any,
@@ -111,17 +102,26 @@ class Checkpoints(Component):
         *,
         values: bool = True,
         config: bool = True,
-    ) -> Generator[None, None, str]:
-        """Write a checkpoint, on the leader."""
-        where = _directory(verb, directory)
-        strict_json.check(extra, "extra")
-        manifest, arrays = self._saving.content(
-            int(step), extra, self._run.id, values=values, config=config
-        )
-        self._run.warn(where, values=values)
-        path = yield from write(where, manifest, arrays, int(keep), _author())
-        self._run.add(path, self._run.id)
-        return path
+    ) -> str:
+        """Flush all pushes, then write on the leader, once all ranks agree on the save."""
+
+        def work() -> Generator[None, None, str]:
+            where = _directory(verb, directory)
+            strict_json.check(extra, "extra")
+            manifest, arrays = self._saving.content(
+                int(step), extra, self._run.id, values=values, config=config
+            )
+            self._run.warn(where, values=values)
+            path = yield from write(where, manifest, arrays, int(keep), _author())
+            self._run.add(path, self._run.id)
+            return path
+
+        self._calls.record(verb)
+        # Ranks share memory: the agreement completes all their earlier writes to it.
+        propose(self._comm, verb, lambda: (None, _numbers(verb, step, keep)))
+        self._engine.settle()
+        self._comm.synchronize()
+        return run_on_one_rank(self._comm, self._leader, verb, work())
 
     # Reading
 

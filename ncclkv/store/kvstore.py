@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, NoReturn, TypeVar, overload
 
 from ncclkv.comm.base import Communicator
@@ -18,7 +16,6 @@ from ncclkv.store.options import Options
 from ncclkv.store.plugin import KVStoreBase
 from ncclkv.store.registration import Registration
 from ncclkv.store.transfers import Transfers
-from ncclkv.store.uneven import Uneven
 from ncclkv.store.updaters import Updaters
 from ncclkv.store.waiting import Waiting
 from ncclkv.table.registry import Key, KeySpec
@@ -53,7 +50,6 @@ class KVStore(KVStoreBase):
         self._waiting = Waiting(context)
         self._updaters = Updaters(context)
         self._checkpoints = Checkpoints(context, self._registration, self._updaters)
-        self._uneven = Uneven(context)
         self._captures = Captures(context)
 
     # Keys
@@ -445,7 +441,7 @@ are ints, such as 3; use one kind
         >>> ncclkv.testing.run_ranks(2, work)
         [array([4., 4.]), array([4., 4.])]
         """
-        return self._uneven.block()
+        return self._waiting.uneven_block()
 
     def capture(self) -> AbstractContextManager[CapturedStep]:
         """Capture the pushes and pulls of a ``with`` block as a CUDA graph; collective.
@@ -784,12 +780,7 @@ are ints, such as 3; use one kind
     def __enter__(self: Self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: builtins.type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._waiting.leave_block(error)
 
     def __reduce__(self) -> NoReturn:

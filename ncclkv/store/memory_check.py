@@ -64,7 +64,7 @@ class MemoryCheck:
                     f"{verb}: {len(specs)} new keys of {_padded(specs):,} bytes, with gradients "
                     f"and weights, do not fit on rank {rank}: {text}"
                 )
-                self._checks.failed(error)
+                self._checks.raised = error
                 raise error
 
     def _on_gpu(self, specs: Sequence[KeySpec]) -> str:

@@ -47,12 +47,16 @@ class Registration(Component):
     def initialize(self, key: Any, value: Any, op: Any) -> None:
         """Give new keys their first value."""
         with self._session.verb("init"):
-            self.assign("init", lambda: self._new_values("init", single("init", key, value), op))
+            self.assign(
+                "init", lambda: self.check_values("init", single("init", key, value), [], op)
+            )
 
     def replace_values(self, key: Any, value: Any) -> None:
         """Replace the values of keys that the store has."""
         with self._session.verb("reset"):
-            self.assign("reset", lambda: self._replacements("reset", single("reset", key, value)))
+            self.assign(
+                "reset", lambda: self.check_values("reset", [], single("reset", key, value))
+            )
 
     def view_value(self, key: Any) -> Array:
         """Return a key's value as of the last flush, without a copy."""
@@ -83,13 +87,6 @@ class Registration(Component):
         return self._engine.layout.explain(self._engine.placement.owner)
 
     # For other components
-
-    def broadcast_values(self, verb: str, key: Any, value: Any) -> Assignment:
-        """Check the values of keys: first values of new keys, and new values of the other keys."""
-        registry, found = self._engine.layout.registry, single(verb, key, value)
-        new = self._new_values(verb, [pair for pair in found if pair[0] not in registry], "sum")
-        old = self._replacements(verb, [pair for pair in found if pair[0] in registry])
-        return Assignment(new.specs, new.first, old.replaced)
 
     def assign(self, verb: str, make: Callable[[], Assignment]) -> None:
         """Give every rank the values that rank 0 has passed; collective.
@@ -141,32 +138,26 @@ class Registration(Component):
         try:
             self._engine.layout[key]
         except MemoryError as error:
-            self._session.checks.failed(error)
+            self._session.checks.raised = error
             raise
 
-    # Checks of the values given
-
-    def _new_values(self, verb: str, found: Singles, op: Any) -> Assignment:
-        """Check the first values of keys, none of which the store may have."""
+    def check_values(
+        self, verb: str, new: Singles, replaced: Singles, op: Any = "sum"
+    ) -> Assignment:
+        """Check first values of keys that are new, and new values of keys that the store has."""
+        registry, kernels = self._engine.layout.registry, self._engine.kernels
         check_known(f"{verb}: op", op, _OPS)
-        registry = self._engine.layout.registry
-        registry.check_new(name for name, _ in found)
-        specs, values = [], []
-        for index, (name, given) in enumerate(found, start=len(registry)):
-            view = self._engine.kernels.value(given, f"{verb} of key {name!r}")
+        registry.check_new(name for name, _ in new)
+        made = Assignment([], [], {})
+        for index, (name, given) in enumerate(new, start=len(registry)):
+            view = kernels.value(given, f"{verb} of key {name!r}")
             dtype = check_dtype(view.dtype, f"{verb} of key {name!r}")
             self._comm.check(op, dtype, f"{verb} of key {name!r}: ")
-            specs.append(KeySpec(name, index, view.shape, dtype, op))
-            check.updatable(self._engine.rule.check, specs[-1])
-            values.append(view.astype(dtype, copy=False))
-        return Assignment(specs, values, {})
-
-    def _replacements(self, verb: str, found: Singles) -> Assignment:
-        """Check new values of keys, all of which the store must have."""
-        registry = self._engine.layout.registry
-        values: dict[Key, Array] = {}
-        for name, given in found:
-            if name in values:
+            made.specs.append(KeySpec(name, index, view.shape, dtype, op))
+            check.updatable(self._engine.rule.check, made.specs[-1])
+            made.first.append(view.astype(dtype, copy=False))
+        for name, given in replaced:
+            if name in made.replaced:
                 raise UsageError(f"{verb}: key {name!r} is twice in the list; name it once")
-            values[name] = check.value(verb, registry[name], given, self._engine.kernels)
-        return Assignment([], [], values)
+            made.replaced[name] = check.value(verb, registry[name], given, kernels)
+        return made

@@ -37,17 +37,13 @@ class Restoring(Component):
     context : Context
     registration : Registration
     updaters : Updaters
-    leader : int
-        The rank that reads checkpoints.
     """
 
-    def __init__(
-        self, context: Context, registration: Registration, updaters: Updaters, leader: int
-    ) -> None:
+    def __init__(self, context: Context, registration: Registration, updaters: Updaters) -> None:
         super().__init__(context)
         self._registration = registration
         self._updaters = updaters
-        self._leader = leader
+        self._leader = self._engine.placement.leader
 
     # Checks before anything is changed
 

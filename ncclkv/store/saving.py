@@ -90,8 +90,7 @@ class Saving(Component):
                 yield value_name(spec.index), out
             states = rule.states(layout[spec.key]) if saved else {}
             for name, state in states.items():
-                out = np.empty(state.shape, state.dtype)
-                self._engine.kernels.unpack_all([state], [out])
+                out = self._comm.to_host(state)
                 yield state_name(spec.index, name), out.reshape(spec.shape)
         for index, item in enumerate(items.values()):
             if isinstance(item, np.ndarray):

@@ -43,25 +43,21 @@ class Checks:
 
     An exception in the block, from an array's code or by Ctrl-C, cannot put this rank a call behind
     the other ranks.  So the exception breaks nothing.
+
+    Attributes
+    ----------
+    raised : BaseException or None
+        The exception of the block; also set after a ``try``, which costs less time than the block.
     """
 
     def __init__(self) -> None:
-        self._raised: BaseException | None = None
+        self.raised: BaseException | None = None
 
     def __enter__(self) -> None:
-        self._raised = None
+        self.raised = None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._raised = error
-
-    def failed(self, error: BaseException) -> None:
-        """Record an exception of a ``try``, which costs less time than this ``with`` block."""
-        self._raised = error
-
-    def take(self) -> BaseException | None:
-        """Return the exception of the block, and clear it."""
-        raised, self._raised = self._raised, None
-        return raised
+        self.raised = error
 
 
 class Session:
@@ -156,7 +152,7 @@ class Session:
         UsageError
             In place of CUDA's refusal of a call inside a capture by the program.
         """
-        harmless = self.checks.take() is error
+        harmless, self.checks.raised = self.checks.raised is error, None
         if isinstance(error, (ContractError, CommError)):
             self.fail(error)
             finalize.failed(error)

@@ -16,10 +16,10 @@ from ncclkv.errors import OutOfMemory, UsageError
 from ncclkv.store import check
 from ncclkv.store.call_cache import CallCache
 from ncclkv.store.context import Component, Context
-from ncclkv.store.keys import is_list, key_list, one_key, pairs
+from ncclkv.store.keys import is_list, key_list, one_key, single
 from ncclkv.store.registration import Assignment, Registration
 from ncclkv.store.session import BLOCKS, IN_CAPTURE, IN_GROUP, IN_UNEVEN
-from ncclkv.table.registry import Key, Registry
+from ncclkv.table.registry import Key
 
 
 class Transfers(Component):
@@ -35,11 +35,7 @@ class Transfers(Component):
         self._cache = CallCache(context.engine.layout.registry)
         # Made once, because a program may call these verbs for every key.
         verb = partial(context.session.verb, allowed_inside=BLOCKS, raises=True)
-        self._pushing, self._pulling, self._pushpulling = (
-            verb("push"),
-            verb("pull"),
-            verb("pushpull"),
-        )
+        self._pushing, self._pulling, self._pushpulling = map(verb, ("push", "pull", "pushpull"))
 
     # Verbs
 
@@ -54,8 +50,8 @@ class Transfers(Component):
             )
             if self._group is not None:
                 self._group.add_push(push, row, priority)
-                return
-            self._record_and_push("push", key, push, row, priority)
+            else:
+                self._record_and_push("push", key, push, row, priority)
 
     def pull_arrays(
         self, key: Any, out: Any, priority: Any, *, local: Any
@@ -76,9 +72,7 @@ class Transfers(Component):
                 self._group.add_pull(pull, row)
             else:
                 self._calls.record("pull", (), pull.keys, pull.logged)
-                self._engine.flush_and_read(pull, row)
-                if self._context.verify is not None:
-                    self._compare(pull, row)
+                self._flush_and_read(pull, row)
         return made
 
     def push_and_pull(self, key: Any, value: Any, out: Any, priority: Any) -> None:
@@ -99,11 +93,7 @@ class Transfers(Component):
                 self._group.add_pull(pull, outs)
                 return
             self._record_and_push("pushpull", key, push, values, priority, pull)
-            # A pull that fails must not lead to a second push.
-            self._engine.updates.applying = True
-            self._engine.flush_and_read(pull, outs)
-            self._compare(pull, outs)
-            self._engine.updates.applying = False
+            self._end_push(pull, outs)
 
     def assign_and_pull(self, key: Any, value: Any, out: Any, priority: Any) -> None:
         """Give all ranks rank 0's values of new or old keys, then pull them."""
@@ -113,17 +103,19 @@ class Transfers(Component):
             reads: list[tuple[Key, Array]] = []
 
             def propose() -> Assignment:
-                assignment = self._registration.broadcast_values("broadcast", key, value)
+                given = single("broadcast", key, value)
+                new = [pair for pair in given if pair[0] not in layout.registry]
+                old = [pair for pair in given if pair[0] in layout.registry]
+                assignment = self._registration.check_values("broadcast", new, old)
                 keys = layout.registry.with_keys(assignment.specs)
-                reads.extend(self._outs("broadcast", key, out, keys))
+                reads.extend(check.outs("broadcast", key, out, keys, self._engine.kernels))
                 layout.check_outs(reads, flushed=True)
                 return assignment
 
             self._registration.assign("broadcast", propose)
             pull, row = self._engine.plan_pull(reads)
             pull.tensors = tensors(out)
-            self._engine.flush_and_read(pull, row)
-            self._compare(pull, row)
+            self._flush_and_read(pull, row)
 
     def lend_gradient(self, key: Any) -> Array:
         """Return a key's gradient in its bucket, for the program to write."""
@@ -163,15 +155,14 @@ class Transfers(Component):
         """Return a push of arrays that have been checked, and the arrays."""
         registry, rule = self._engine.layout.registry, self._engine.rule
         with self._session.checks:
-            given = pairs(verb, key, value)
-            values = check.values(verb, given, registry, self._engine.kernels)
+            values = check.values(verb, key, value, registry, self._engine.kernels)
             for name in values:
                 rule.check(registry[name])
         try:
             push, row = self._engine.plan_push(values)
         except MemoryError as error:  # of the first push, which makes the buckets
             problem = _out_of_memory(verb, key, error)
-            self._session.checks.failed(problem)  # nothing has been recorded
+            self._session.checks.raised = problem  # nothing has been recorded
             raise problem from error
         self._cache.keep_call("push", key, value, row, push)
         return push, row
@@ -189,7 +180,7 @@ class Transfers(Component):
         try:
             step = self._engine.ready(push)
         except BaseException as error:
-            self._session.checks.failed(error)
+            self._session.checks.raised = error
             raise
         self._calls.record_push(verb, push, pull, priority)
         try:
@@ -207,22 +198,16 @@ class Transfers(Component):
 
         The call is cached if `kept`: the arrays may be pulled into again.
         """
+        layout = self._engine.layout
         with self._session.checks:
-            reads = self._outs(verb, key, out)
+            reads = check.outs(verb, key, out, layout.registry, self._engine.kernels)
             if local or self._group is None:  # the end of a group checks where they lie
-                self._engine.layout.check_outs(reads, flushed=not local)
+                layout.check_outs(reads, flushed=not local)
         pull, row = self._engine.plan_pull(reads)
         if kept:
             self._keep_pull("pull", key, out, row, pull)
         pull.tensors = tensors(out)
         return pull, row
-
-    def _outs(
-        self, verb: str, key: Any, out: Any, registry: Registry | None = None
-    ) -> list[tuple[Key, Array]]:
-        """Return the arrays to write, each with its key of `registry`, by default the store's."""
-        registry = self._engine.layout.registry if registry is None else registry
-        return check.outs(verb, pairs(verb, key, out), registry, self._engine.kernels)
 
     def _keep_pull(self, verb: str, key: Any, out: Any, row: Sequence[Array], pull: Pull) -> None:
         """Keep a pull for the next call with these arrays, if they lie in no bucket."""
@@ -242,11 +227,17 @@ class Transfers(Component):
             arrays = [self._engine.kernels.empty(spec.shape, spec.dtype) for spec in specs]
         return arrays if is_list(key) else arrays[0]
 
-    def _compare(self, pull: Pull, row: Sequence[Array]) -> None:
-        """Compare pulled values between ranks, if a comparison is due."""
-        verify = self._context.verify
-        if verify is not None and not (self._session.recording or self._engine.uneven):
-            verify.pulled(pull, row)
+    def _flush_and_read(self, pull: Pull, row: Sequence[Array]) -> None:
+        """Write present values to the arrays of a pull; compare them between ranks when due."""
+        self._engine.read_values(pull, row, flush=True)
+        if self._context.verify is not None:
+            self._context.verify.pulled(pull, row)
+
+    def _end_push(self, pull: Pull, row: Sequence[Array]) -> None:
+        """Make the pull of a call that has pushed; its failure must not lead to a second push."""
+        self._engine.updates.applying = True
+        self._flush_and_read(pull, row)
+        self._engine.updates.applying = False
 
     def _end_group(self, group: Group) -> None:
         """Execute the calls of a group: one push, then one pull."""
@@ -262,9 +253,7 @@ class Transfers(Component):
         self._calls.record("end of a group", group.pushed, group.keys)
         self._engine.updates.applying = True
         group.commit()
-        self._engine.flush_and_read(pull, row)
-        self._compare(pull, row)
-        self._engine.updates.applying = False
+        self._end_push(pull, row)
 
 
 def _out_of_memory(verb: str, key: Any, error: MemoryError) -> OutOfMemory:

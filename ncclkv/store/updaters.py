@@ -24,31 +24,28 @@ class Updaters(Component):
     def use_function(self, updater: Any) -> None:
         """Fold sums into values by a function of the program."""
         with self._session.verb("set_updater", raises=True):
-            self._calls.record("set_updater")
-            rule, sealed = propose(
-                self._comm,
-                "set_updater",
-                lambda: (self._function_rule(updater), ["an updater"]),
-                note=self._engine.layout.sealed,
-            )
-            self.install(rule, sealed)
+            self._use("set_updater", lambda: (self._function_rule(updater), ["an updater"]))
 
     def use_optimizer(self, optimizer: Any) -> None:
         """Fold sums into values by an optimizer."""
         with self._session.verb("set_optimizer", raises=True):
-            self._calls.record("set_optimizer")
             again = self._engine.rule.source is optimizer
-            rule, sealed = propose(
-                self._comm,
-                "set_optimizer",
-                lambda: (
-                    self._fused_rule(optimizer),
-                    [*_config(optimizer), f"its state is kept: {again}"],
-                ),
-                note=self._engine.layout.sealed,
-            )
-            if not again:
-                self.install(rule, sealed)
+
+            def make() -> tuple[Rule, list[str]]:
+                rule = self._fused_rule(optimizer)
+                config = [f"{name}={value}" for name, value in optimizer.config().items()]
+                return rule, [*config, f"its state is kept: {again}"]
+
+            self._use("set_optimizer", make, again=again)
+
+    def _use(
+        self, verb: str, make: Callable[[], tuple[Rule, list[str]]], *, again: bool = False
+    ) -> None:
+        """Put a rule in force that all ranks make alike, unless it is in force already."""
+        self._calls.record(verb)
+        rule, sealed = propose(self._comm, verb, make, note=self._engine.layout.sealed)
+        if not again:
+            self.install(rule, sealed)
 
     # For other components
 
@@ -118,8 +115,3 @@ def _guarded(session: Session, function: Callable[..., object]) -> Callable[...,
             return function(*arguments)
 
     return call
-
-
-def _config(optimizer: Optimizer) -> list[str]:
-    """Return the hyperparameters as ranks compare them."""
-    return [f"{name}={value}" for name, value in optimizer.config().items()]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from ncclkv.comm.diagnosis.call_log import LoggedKeys
 from ncclkv.engine.bucket_state import BucketState
@@ -14,13 +14,8 @@ from ncclkv.store.keys import EXACT, is_list, key_list
 from ncclkv.store.session import IN_UNEVEN
 from ncclkv.table.registry import Key
 
-
-class _Target(NamedTuple):
-    """The keys of a call of `wait`, and their buckets."""
-
-    keys: list[Key]
-    states: list[BucketState]
-    logged: LoggedKeys
+_Target = tuple[list[Key], list[BucketState], LoggedKeys]
+"""The keys of a call of `wait`, their buckets, and the keys in the call log."""
 
 
 class Waiting(Component):
@@ -36,15 +31,13 @@ class Waiting(Component):
         """Flush a key, a list of keys, or all keys, and wait until the flush is done."""
         with self._waiting:
             if key is None:
-                self._calls.record("wait")
-                self._engine.wait()
-                self._verify(None)
-            else:
-                keys, states, logged = self._cached_target(key) or self._new_target(key)
-                self._calls.record("wait", (), keys, logged)
-                self._engine.wait(states)
-                if self._context.verify is not None:
-                    self._verify(keys)
+                self._wait_for_all("wait")
+                return
+            keys, states, logged = self._cached_target(key) or self._new_target(key)
+            self._calls.record("wait", (), keys, logged)
+            self._engine.wait(states)
+            if self._context.verify is not None:
+                self._context.verify.settled(keys)
 
     def _cached_target(self, key: Any) -> _Target | None:
         """Return the target of an earlier call with these keys, or None."""
@@ -61,7 +54,7 @@ class Waiting(Component):
         keys = key_list(key)
         for name in keys:
             layout.registry[name]
-        target = _Target(keys, layout.buckets(keys), LoggedKeys())
+        target = keys, layout.buckets(keys), LoggedKeys()
         if layout.sealed:  # a bucket that a key gets later is not in the target
             if is_list(key):
                 self._last = keys, target
@@ -72,16 +65,35 @@ class Waiting(Component):
     def wait_for_ranks(self) -> None:
         """Flush all keys, and wait until every rank has arrived."""
         with self._session.verb("barrier", raises=True):
-            self._calls.record("barrier")
-            self._engine.wait()
-            self._verify(None)
+            self._wait_for_all("barrier")
             self._comm.control.barrier("kv.barrier")
 
-    def _verify(self, keys: Sequence[Key] | None) -> None:
-        """Compare the given keys, or all keys, between ranks, if a comparison is due."""
-        verify = self._context.verify
-        if verify is not None and not self._engine.uneven:
-            verify.settled(keys)
+    def _wait_for_all(self, verb: str) -> None:
+        """Flush all keys, and wait until the flush is done."""
+        self._calls.record(verb)
+        self._engine.wait()
+        if self._context.verify is not None:
+            self._context.verify.settled()
+
+    @contextmanager
+    def uneven_block(self) -> Iterator[None]:
+        """Run a block, then take part in flushes until every rank has arrived at its end."""
+        engine, session, calls = self._engine, self._session, self._calls
+        with session.verb("uneven"):
+            calls.record("uneven")
+            flushes = engine.begin_uneven()
+        try:
+            with session.enclosing(IN_UNEVEN):
+                with calls.suspended():
+                    yield
+                with session.verb("uneven", allowed_inside=(IN_UNEVEN,)):
+                    flushes.drain()
+        except BaseException as error:
+            session.mark_interrupted("uneven", error)
+            raise
+        finally:
+            engine.end_uneven()
+        session.raise_updater_error()
 
     # The end of a store
 

@@ -183,8 +183,8 @@ MUTANTS = (
     Mutant(
         name="optimizer-set-again-forgets",
         file=UPDATERS,
-        old=("            if not again:\n                self.install(rule, sealed)\n"),
-        new=("            if True:\n                self.install(rule, sealed)\n"),
+        old="        if not again:\n            self.install(rule, sealed)\n",
+        new="        if True:\n            self.install(rule, sealed)\n",
         why="momentum is lost when a program sets its optimizer each epoch",
         tests=(THREADS,),
     ),
@@ -207,8 +207,8 @@ MUTANTS = (
     Mutant(
         name="repair-mends-half",
         file=VERIFY,
-        old="        return [slot.weight, *self._engine.rule.states(slot).values()]\n",
-        new="        return [slot.weight]\n",
+        old="        return [value, *self._engine.rule.states(layout[key]).values()]\n",
+        new="        return [value]\n",
         why="momentum stays different on ranks whose weights were mended",
         tests=(NODES,),
     ),

@@ -186,10 +186,10 @@ def test_any_exception_in_mid_verb_breaks_a_store_of_several_ranks(
         kv.init("w", np.zeros(2))
         if kv.rank == 1:
             # A signal handler or a failed allocation raises here.
-            def fail(*arguments: Any) -> None:
+            def fail(*arguments: Any, flush: bool) -> None:
                 raise RuntimeError("DataLoader worker exited")
 
-            monkeypatch.setattr(context_of(kv).engine, "flush_and_read", fail)
+            monkeypatch.setattr(context_of(kv).engine, "read_values", fail)
             with pytest.raises(RuntimeError):
                 kv.pull("w")
             with pytest.raises(CommAborted, match="pull was interrupted by RuntimeError") as caught:
