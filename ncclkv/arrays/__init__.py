@@ -1,6 +1,6 @@
 """Views of users' arrays: NumPy arrays of host memory, CuPy arrays of a GPU's memory.
 
-Each array library has a module here with three functions: ``recognises``, ``value`` and ``out``.
+Each array library has a module here with two functions, ``recognises`` and ``view``.
 No module imports its library: an array of a library that was never imported cannot exist.
 """
 
@@ -22,8 +22,7 @@ class _Library(Protocol):
     """Interface of the module of an array library."""
 
     def recognises(self, x: Any) -> bool: ...
-    def value(self, x: Any, what: str) -> Array: ...
-    def out(self, x: Any, what: str) -> Array: ...
+    def view(self, x: Any, what: str, *, write: bool) -> Array: ...
 
 
 _HOST: tuple[_Library, ...] = (numpy, torch, device, dlpack)
@@ -72,7 +71,7 @@ arrays: pass np.asarray(...)
     """
     if type(x) is np.ndarray:
         return x
-    return _library(x, what, _HOST).value(x, what)
+    return _view(x, what, _HOST, write=False)
 
 
 def as_out(x: Any, what: str) -> Array:
@@ -108,7 +107,7 @@ def as_out(x: Any, what: str) -> Array:
         ...
     ncclkv.errors.UsageError: pull of key 3: out is read-only; pass an array that can be written
     """
-    return _writable(x if type(x) is np.ndarray else _library(x, what, _HOST).out(x, what), what)
+    return _writable(x if type(x) is np.ndarray else _view(x, what, _HOST, write=True), what)
 
 
 def as_gpu_value(x: Any, what: str) -> Array:
@@ -119,12 +118,12 @@ def as_gpu_value(x: Any, what: str) -> Array:
     """
     if type(x) is np.ndarray:
         return x
-    return _library(x, what, _GPU).value(x, what)
+    return _view(x, what, _GPU, write=False)
 
 
 def as_gpu_out(x: Any, what: str) -> Array:
     """View an array to write into, for a store in a GPU's memory; as `as_out` otherwise."""
-    return _writable(x if type(x) is np.ndarray else _library(x, what, _GPU).out(x, what), what)
+    return _writable(x if type(x) is np.ndarray else _view(x, what, _GPU, write=True), what)
 
 
 def _writable(array: Array, what: str) -> Array:
@@ -139,8 +138,8 @@ def _writable(array: Array, what: str) -> Array:
     return array
 
 
-def _library(x: Any, what: str, libraries: tuple[_Library, ...]) -> _Library:
-    """Return the module that views `x`."""
+def _view(x: Any, what: str, libraries: tuple[_Library, ...], *, write: bool) -> Array:
+    """View an array by the first of `libraries` that recognises it."""
     for library in libraries:
         try:
             recognised = library.recognises(x)
@@ -150,7 +149,7 @@ def _library(x: Any, what: str, libraries: tuple[_Library, ...]) -> _Library:
                 f"({type(error).__name__}: {error}); pass it as a NumPy array"
             ) from error
         if recognised:
-            return library
+            return library.view(x, what, write=write)
     raise UsageError(_not_an_array(x, what))
 
 

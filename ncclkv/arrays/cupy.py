@@ -31,26 +31,19 @@ def is_own(x: Any) -> bool:
     return isinstance(x, getattr(sys.modules.get("cupy"), "ndarray", ()))
 
 
-def value(x: Any, what: str) -> NDArray[Any]:
-    """View `x` to read from."""
+def view(x: Any, what: str, *, write: bool) -> NDArray[Any]:
+    """View `x`; to write, refuse read-only memory, to which CuPy would write."""
     if torch.recognises(x):
-        return _tensor(x.detach().resolve_conj().resolve_neg(), what)
-    return _view(x)
-
-
-def out(x: Any, what: str) -> NDArray[Any]:
-    """View `x` to write into; refuse read-only memory, to which CuPy would write."""
-    if torch.recognises(x):
-        torch.check_eager(x, what)
-        return _tensor(x.detach(), what)
-    if not is_own(x):
+        return _tensor(torch.detached(x, what, write=write), what)
+    if write and not is_own(x):
         dlpack.refuse_jax(x, what)
         if x.__cuda_array_interface__["data"][1]:
             raise UsageError(
                 f"{what}: out is read-only, by the __cuda_array_interface__ of "
                 f"{device.describe(x)}; pass a CuPy array"
             )
-    return _view(x)
+    array: NDArray[Any] = x if is_own(x) else _cupy().asarray(x)
+    return array
 
 
 @contextmanager
@@ -107,12 +100,6 @@ def left() -> int | None:
     new: int = min(free, limit - pool.total_bytes()) if limit else free
     kept: int = pool.free_bytes()
     return new + kept
-
-
-def _view(x: Any) -> NDArray[Any]:
-    """View an array of any library except torch."""
-    array: NDArray[Any] = x if isinstance(x, _cupy().ndarray) else _cupy().asarray(x)
-    return array
 
 
 def _tensor(x: Any, what: str) -> NDArray[Any]:

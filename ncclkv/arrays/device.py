@@ -8,9 +8,6 @@ from numpy.typing import NDArray
 
 from ncclkv.errors import NotSupported
 
-VALUE_ADVICE = "pass its {copy}"
-OUT_ADVICE = "give a host array as out, and copy that to the device"
-
 _COPIES = {"cupy": ".get()", "numba": ".copy_to_host()", "torch": ".cpu()"}
 
 
@@ -19,14 +16,9 @@ def recognises(x: Any) -> bool:
     return hasattr(x, "__cuda_array_interface__")
 
 
-def value(x: Any, what: str) -> NDArray[Any]:
-    """Refuse `x`, with the call that copies it to the host."""
-    raise refusal(describe(x), copy_of(x), what, VALUE_ADVICE)
-
-
-def out(x: Any, what: str) -> NDArray[Any]:
+def view(x: Any, what: str, *, write: bool) -> NDArray[Any]:
     """Refuse `x`, with the change that helps."""
-    raise refusal(describe(x), copy_of(x), what, OUT_ADVICE)
+    raise refusal(describe(x), copy_of(x), what, write=write)
 
 
 def describe(x: Any) -> str:
@@ -39,11 +31,12 @@ def copy_of(x: Any) -> str:
     return _COPIES.get(_library_name(x), "copy in host memory (a NumPy array)")
 
 
-def refusal(subject: str, copy: str, what: str, advice: str) -> NotSupported:
-    """Return the error for `subject`, an array in a device's memory."""
+def refusal(subject: str, copy: str, what: str, *, write: bool) -> NotSupported:
+    """Return the error for `subject`, an array in a device's memory; `copy` reads it."""
+    instead = "give a host array as out, and copy that to the device"
+    advice = instead if write else f"pass its {copy}"
     return NotSupported(
-        f"{what}: {subject} is in a device's memory and this store takes host memory; "
-        + advice.format(copy=copy)
+        f"{what}: {subject} is in a device's memory and this store takes host memory; {advice}"
     )
 
 

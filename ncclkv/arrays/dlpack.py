@@ -25,16 +25,22 @@ def recognises(x: Any) -> bool:
     return offers and not isinstance(x, type)  # a class has the attributes of its arrays
 
 
-def value(x: Any, what: str) -> NDArray[Any]:
-    """View `x` to read from."""
-    return _view(x, what, device.VALUE_ADVICE)
-
-
-def out(x: Any, what: str) -> NDArray[Any]:
-    """View `x` to write into."""
-    refuse_jax(x, what)
-    array = _view(x, what, device.OUT_ADVICE)
-    if not array.flags.writeable:
+def view(x: Any, what: str, *, write: bool) -> NDArray[Any]:
+    """Return a NumPy view of the memory of `x`."""
+    if write:
+        refuse_jax(x, what)
+    try:
+        on_host = int(x.__dlpack_device__()[0]) in _HOST_DEVICES
+        array = np.from_dlpack(x) if on_host else None
+    # The other library may raise any exception; nothing was sent yet, so only this call fails.
+    except Exception as error:
+        raise NotSupported(
+            f"{what}: NumPy cannot view {device.describe(x)} through DLPack "
+            f"({type(error).__name__}: {error}); pass it as a NumPy array"
+        ) from error
+    if array is None:
+        raise device.refusal(device.describe(x), device.copy_of(x), what, write=write)
+    if write and not array.flags.writeable:
         raise UsageError(
             f"{what}: out is read-only: {device.describe(x)} has no DLPack flag that allows writes "
             "(the flag needs DLPack 1.0 in its library, and NumPy 2.1 here); pass a NumPy array"
@@ -49,18 +55,3 @@ def refuse_jax(x: Any, what: str) -> None:
             f"{what}: out is a JAX array, which cannot be written; "
             "pull without out and pass the result to jax.numpy.asarray"
         )
-
-
-def _view(x: Any, what: str, advice: str) -> NDArray[Any]:
-    """Return a NumPy view of the memory of `x`, by DLPack."""
-    try:
-        on_host = int(x.__dlpack_device__()[0]) in _HOST_DEVICES
-        if on_host:
-            return np.from_dlpack(x)
-    # The other library may raise any exception; nothing was sent yet, so only this call fails.
-    except Exception as error:
-        raise NotSupported(
-            f"{what}: NumPy cannot view {device.describe(x)} through DLPack "
-            f"({type(error).__name__}: {error}); pass it as a NumPy array"
-        ) from error
-    raise device.refusal(device.describe(x), device.copy_of(x), what, advice)

@@ -19,17 +19,25 @@ def recognises(x: Any) -> bool:
     return tensor is not None and isinstance(x, tensor)
 
 
-def value(x: Any, what: str) -> NDArray[Any]:
-    """View `x`, detached, to read from; resolve lazy conjugation and negation."""
-    _check_host(x, what, device.VALUE_ADVICE)
-    return _view(x.detach().resolve_conj().resolve_neg(), what)
+def view(x: Any, what: str, *, write: bool) -> NDArray[Any]:
+    """View `x`, detached; after a write `mark_written` records it for autograd."""
+    _check_host(x, what, write)
+    return _view(detached(x, what, write=write), what)
 
 
-def out(x: Any, what: str) -> NDArray[Any]:
-    """View `x`, detached, to write into; `mark_written` then records the write for autograd."""
-    _check_host(x, what, device.OUT_ADVICE)
-    check_eager(x, what)
-    return _view(x.detach(), what)
+def detached(x: Any, what: str, *, write: bool) -> Any:
+    """Return `x` outside of autograd's graph; resolve lazy conjugation and negation to read.
+
+    To write, refuse a tensor that is a lazy computation on another tensor.
+    """
+    if not write:
+        return x.detach().resolve_conj().resolve_neg()
+    if x.is_conj() or x.is_neg():
+        raise UsageError(
+            f"{what}: out is a lazily conjugated or negated view of another tensor; "
+            "pass that tensor, or .resolve_conj().resolve_neg() of this one"
+        )
+    return x.detach()
 
 
 def tensors(given: Any) -> list[Any]:
@@ -46,23 +54,14 @@ def mark_written(written: Sequence[Any]) -> None:
             sys.modules["torch"].autograd.graph.increment_version(tensor)
 
 
-def check_eager(x: Any, what: str) -> None:
-    """Refuse as out a tensor that is a lazy computation on another tensor."""
-    if x.is_conj() or x.is_neg():
-        raise UsageError(
-            f"{what}: out is a lazily conjugated or negated view of another tensor; "
-            "pass that tensor, or .resolve_conj().resolve_neg() of this one"
-        )
-
-
-def _check_host(x: Any, what: str, advice: str) -> None:
+def _check_host(x: Any, what: str, write: bool) -> None:
     """Refuse tensors that are not strided memory of the host."""
     if x.device.type == "meta":
         raise UsageError(
             f"{what}: the tensor is on torch's meta device and has no data; pass a tensor with data"
         )
     if x.device.type != "cpu":
-        raise device.refusal(f"a torch tensor on {x.device}", ".cpu()", what, advice)
+        raise device.refusal(f"a torch tensor on {x.device}", ".cpu()", what, write=write)
     if x.layout is not sys.modules["torch"].strided:
         raise NotSupported(f"{what}: the tensor's layout is {x.layout}; pass its .to_dense()")
     if x.is_quantized:

@@ -62,22 +62,22 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
 @pytest.mark.parametrize("device", [0, 1])
 def test_a_tensor_of_any_gpu_is_viewed(streams, device):
     assert arrays.recognises(Tensor(device))
-    assert arrays.value(Tensor(device), "push of key 3") == f"view on {device}"
+    assert arrays.view(Tensor(device), "push of key 3", write=False) == f"view on {device}"
 
 
 @pytest.mark.parametrize("lazily", [{"conj": True}, {"neg": True}, {"conj": True, "neg": True}])
 def test_what_torch_does_lazily_is_carried_out_in_values_and_refused_as_out(streams, lazily):
-    assert arrays.value(Tensor(1, **lazily), "push of key 3") == "view on 1"
-    assert arrays.out(Tensor(1), "pull of key 3") == "view on 1"
+    assert arrays.view(Tensor(1, **lazily), "push of key 3", write=False) == "view on 1"
+    assert arrays.view(Tensor(1), "pull of key 3", write=True) == "view on 1"
     with pytest.raises(UsageError, match="^pull of key 3: out is a lazily conjugated or negated"):
-        arrays.out(Tensor(1, **lazily), "pull of key 3")
+        arrays.view(Tensor(1, **lazily), "pull of key 3", write=True)
 
 
 def test_the_streams_of_its_own_gpu_have_to_be_the_same(streams):
     streams["torch"][1] = 77
-    assert arrays.value(Tensor(0), "push of key 3") == "view on 0"
+    assert arrays.view(Tensor(0), "push of key 3", write=False) == "view on 0"
     with pytest.raises(UsageError, match=r"^push of key 3: torch's current stream of device 1 is"):
-        arrays.value(Tensor(1), "push of key 3")
+        arrays.view(Tensor(1), "push of key 3", write=False)
 
 
 class Elsewhere:
@@ -112,28 +112,28 @@ def test_cupy_itself_views_read_only_memory_as_any_other():
 
 def test_memory_that_may_not_be_written_is_a_value_and_no_out(views):
     array = Elsewhere(read_only=True)
-    assert arrays.value(array, "push of key 3") == ("view of", array)
+    assert arrays.view(array, "push of key 3", write=False) == ("view of", array)
     with pytest.raises(UsageError) as caught:
-        arrays.out(array, "pull of key 3")
+        arrays.view(array, "pull of key 3", write=True)
     assert str(caught.value) == (
         "pull of key 3: out is read-only, by the __cuda_array_interface__ of a tests Elsewhere; "
         "pass a CuPy array"
     )
     writable = Elsewhere(read_only=False)
-    assert arrays.out(writable, "pull of key 3") == ("view of", writable)
+    assert arrays.view(writable, "pull of key 3", write=True) == ("view of", writable)
 
 
 @pytest.mark.parametrize("module", ["jaxlib._jax", "jax._src.array"])
 def test_jax_arrays_on_a_gpu_are_refused_as_outs(views, module):
     kind = type("ArrayImpl", (Elsewhere,), {"__module__": module})
     with pytest.raises(UsageError, match="pull of key 3: out is a JAX array, which cannot be writ"):
-        arrays.out(kind(read_only=False), "pull of key 3")
+        arrays.view(kind(read_only=False), "pull of key 3", write=True)
 
 
 def test_the_error_about_another_stream_of_torch_names_a_call_that_cupy_has(streams):
     streams["torch"][1] = 77
     with pytest.raises(UsageError) as caught:
-        arrays.value(Tensor(1), "push of key 3")
+        arrays.view(Tensor(1), "push of key 3", write=False)
     assert str(caught.value).endswith(
         "call it inside: with cupy.cuda.Stream.from_external(torch.cuda.current_stream(1))"
     )

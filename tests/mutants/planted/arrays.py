@@ -45,7 +45,7 @@ MUTANTS = (
     ),
     Mutant(
         name="conjugate-of-torch-not-carried-out",
-        file=CUPY,
+        file=TORCH,
         old="x.detach().resolve_conj().resolve_neg()",
         new="x.detach()",
         why="a lazily negated gradient is refused, or taken with the wrong sign",
