@@ -311,11 +311,8 @@ def unknown() -> list[str]:
     """Return unknown names that begin with ``NCCLKV_``, each with the nearest known one."""
     # The common prefix would make all names similar, so it is left out.
     known = [name[len(_PREFIX) :] for name in _CHECKS if name.startswith(_PREFIX)]
-    unknown_names = sorted(name for name in own_variables() if name not in (*_CHECKS, *_OF_TESTS))
-    near = {
-        name: difflib.get_close_matches(name[len(_PREFIX) :], known, 1) for name in unknown_names
-    }
-    return [
-        f"{name} (did you mean {_PREFIX}{close[0]}?)" if close else name
-        for name, close in near.items()
-    ]
+    names = []
+    for name in sorted(own_variables().keys() - {*_CHECKS, *_OF_TESTS}):
+        close = difflib.get_close_matches(name[len(_PREFIX) :], known, 1)
+        names.append(f"{name} (did you mean {_PREFIX}{close[0]}?)" if close else name)
+    return names

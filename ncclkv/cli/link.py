@@ -15,7 +15,8 @@ from ncclkv.cli import wire
 ANSWER_SECONDS = 3.0
 """Seconds for a peer that accepted a connection to prove that it is the runner."""
 
-_FULL_BYTES = 4 * wire.CHUNK
+FULL_BYTES = 4 * wire.CHUNK
+"""Maximum number of unsent bytes with which more output may be read."""
 
 
 class RunnerEnded(Exception):
@@ -28,30 +29,25 @@ class Link:
     Parameters
     ----------
     connection : socket.socket
+
+    Attributes
+    ----------
+    unsent : bytearray
+        Bytes that the connection has not taken yet.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._connection = connection
-        self._unsent = bytearray()
+        self.unsent = bytearray()
 
     def fileno(self) -> int:
         """Return the descriptor, for `select`."""
         return self._connection.fileno()
 
-    @property
-    def pending(self) -> bool:
-        """Return whether bytes are still to be sent."""
-        return bool(self._unsent)
-
-    @property
-    def full(self) -> bool:
-        """Return whether so many bytes are unsent that no more output must be read."""
-        return len(self._unsent) > _FULL_BYTES
-
     def send(self, kind: bytes, data: bytes = b"") -> None:
         """Send a frame after the unsent frames; keep what the connection does not take."""
-        self._unsent += wire.frame(kind, data)
+        self.unsent += wire.frame(kind, data)
         self.flush()
 
     def flush(self) -> None:
@@ -65,8 +61,8 @@ class Link:
             When the network fails.
         """
         try:
-            while self._unsent:
-                del self._unsent[: self._connection.send(self._unsent)]
+            while self.unsent:
+                del self.unsent[: self._connection.send(self.unsent)]
         except BlockingIOError:
             pass
         except (BrokenPipeError, ConnectionResetError) as error:

@@ -146,12 +146,7 @@ def version_of(mpirun: Path) -> str:
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, without input, and return its output."""
     return subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS
     )
 
 

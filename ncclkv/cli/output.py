@@ -28,10 +28,7 @@ class Output:
     """
 
     def __init__(
-        self,
-        keep: Callable[[int, str], None],
-        stop: Callable[[], None],
-        folder: Path | None = None,
+        self, keep: Callable[[int, str], None], stop: Callable[[], None], folder: Path | None = None
     ) -> None:
         self._stop = stop
         self._folder = folder

@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 from ncclkv import env  # noqa: E402
 from ncclkv.cli import descendants, process, wire  # noqa: E402
-from ncclkv.cli.link import Link, RunnerEnded, connect  # noqa: E402
+from ncclkv.cli.link import FULL_BYTES, Link, RunnerEnded, connect  # noqa: E402
 
 ALONE = "--alone"
 """Argument of the only rank of a job without a launcher."""
@@ -97,7 +97,7 @@ class Supervisor:
 
     def _delay(self) -> float:
         """Return the seconds from the command's end to this process's end."""
-        unsent = self._link is not None and self._link.pending
+        unsent = self._link is not None and self._link.unsent
         if self._released:
             return GRACE if unsent else 0.0
         if self._code or self._link is None:
@@ -125,9 +125,9 @@ class Supervisor:
         """Wait for an event up to `seconds`, and process it."""
         link = self._link
         readers: list[int | Link] = [self._child_events]
-        if link is None or not link.full:
+        if link is None or len(link.unsent) <= FULL_BYTES:
             readers += self._sources
-        writers = [link] if link is not None and link.pending else []
+        writers = [link] if link is not None and link.unsent else []
         if link is not None:
             readers.append(link)
         ready, writable, _ = select.select(readers, writers, [], seconds)

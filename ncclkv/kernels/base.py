@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+Array: TypeAlias = NDArray[Any]
+Arrays: TypeAlias = Sequence[Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,24 +60,24 @@ class Kernels(Protocol):
     def unpack(self, slot: Array, out: Array) -> None:
         """Copy the flat `slot` into `out` (any shape and strides), casting to its dtype."""
 
-    def pack_all(self, values: Sequence[Array], slots: Sequence[Array], table: Any = None) -> Any:
+    def pack_all(self, values: Arrays, slots: Arrays, table: Any = None) -> Any:
         """Pack each value into its slot.
 
         `table` is the result of an earlier call for the same slots, with values of the same shapes
         and dtypes.  The call returns it, or a new table.
         """
 
-    def unpack_all(self, slots: Sequence[Array], outs: Sequence[Array], table: Any = None) -> Any:
+    def unpack_all(self, slots: Arrays, outs: Arrays, table: Any = None) -> Any:
         """Unpack each slot into its out; `table` as for `pack_all`."""
 
-    def combine(self, values: Sequence[Array], slot: Array, op: str) -> None:
+    def combine(self, values: Arrays, slot: Array, op: str) -> None:
         """Reduce one rank's `values` of a key (any strides, one shape) into the flat `slot`.
 
         ``avg`` adds here: its division is over ranks.  16-bit floats are combined in float32 and
         rounded once.  No value may share memory with `slot`.
         """
 
-    def reduce(self, parts: Sequence[Array], out: Array, op: str) -> None:
+    def reduce(self, parts: Arrays, out: Array, op: str) -> None:
         """Reduce the ranks' `parts`, in their order, into `out`, which may be one of them.
 
         16-bit floats are combined in float32 and rounded once; ``avg`` divides by ``len(parts)``
@@ -101,7 +102,7 @@ class Kernels(Protocol):
         program: str,
         weights: Array,
         gradients: Array,
-        states: Sequence[Array],
+        states: Arrays,
         scalars: Array,
         segments: Segments,
         skip: Array | None = None,
@@ -126,7 +127,7 @@ class Kernels(Protocol):
             As for `assign`: if ``skip[0]`` is not 0, nothing is changed.
         """
 
-    def checksums(self, arrays: Sequence[Array]) -> Array:
+    def checksums(self, arrays: Arrays) -> Array:
         """Return an order-dependent checksum of each array (any shape, strides and memory).
 
         The checksums, shape (len(arrays),) and uint64, are in the kernels' memory.  They are equal

@@ -35,15 +35,8 @@ class _Event(ctypes.Structure):
     )
 
 
-class _Times(ctypes.Structure):
-    """``struct itimerspec``: the period of a timer, and its first time."""
-
-    _fields_ = (
-        ("again_seconds", ctypes.c_long),
-        ("again_nanoseconds", ctypes.c_long),
-        ("seconds", ctypes.c_long),
-        ("nanoseconds", ctypes.c_long),
-    )
+_Times = ctypes.c_long * 4
+"""``struct itimerspec``: seconds and nanoseconds of a timer's period, then of its first time."""
 
 
 @contextmanager

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import struct
+
 from ncclkv.errors import LaunchError
 from ncclkv.kernels.device.sources import KernelSource, headers
+
+_TABLES = struct.Struct("<QQ6xHHHH")
+"""Fields ``e_phoff``, ``e_shoff``, and ``e_phentsize`` to ``e_shnum`` of an ELF header."""
 
 
 def build(program: KernelSource, architecture: str) -> bytes:
@@ -57,13 +62,9 @@ def build(program: KernelSource, architecture: str) -> bytes:
 
 def whole(code: bytes) -> bytes:
     """Return a cubin up to the end in its ELF header: CuPy drops the last byte, a zero."""
-    tables = (
-        int.from_bytes(code[offset : offset + 8], "little")
-        + int.from_bytes(code[size : size + 2], "little")
-        * int.from_bytes(code[size + 2 : size + 4], "little")
-        for offset, size in ((32, 54), (40, 58))  # e_phoff, e_phentsize; e_shoff, e_shentsize
-    )
-    return code.ljust(max(tables), b"\0")
+    # Start, entry size and number of entries of the two tables of an ELF file.
+    start, other_start, size, number, other_size, other_number = _TABLES.unpack_from(code, 32)
+    return code.ljust(max(start + size * number, other_start + other_size * other_number), b"\0")
 
 
 def include_options() -> tuple[str, ...]:

@@ -32,14 +32,16 @@ SUMMED_BYTES = BLOCK_BYTES
 
 ADDRESS = np.uint64
 
+_BLOCKS = (("first", np.uint32, (PIECES + 1,)), ("count", np.uint32))
+"""Fields by which a block finds its piece: each piece's first block, and the number of pieces."""
+
 COPIES = np.dtype(
     [
         ("source", ADDRESS, (PIECES,)),
         ("destination", ADDRESS, (PIECES,)),
         ("nbytes", np.uint64, (PIECES,)),
         ("skip", ADDRESS),
-        ("first", np.uint32, (PIECES + 1,)),
-        ("count", np.uint32),
+        *_BLOCKS,
     ],
     align=True,
 )
@@ -71,8 +73,7 @@ UPDATES = np.dtype(
         ("start", np.uint64, (PIECES + 1,)),
         ("scalars", ADDRESS),
         ("skip", ADDRESS),
-        ("first", np.uint32, (PIECES + 1,)),
-        ("count", np.uint32),
+        *_BLOCKS,
     ],
     align=True,
 )
@@ -83,8 +84,7 @@ SUMS = np.dtype(
         ("source", ADDRESS, (PIECES,)),
         ("nbytes", np.uint64, (PIECES,)),
         ("out", ADDRESS),
-        ("first", np.uint32, (PIECES + 1,)),
-        ("count", np.uint32),
+        *_BLOCKS,
     ],
     align=True,
 )

@@ -13,16 +13,18 @@ from ncclkv.kernels.base import Segments
 from ncclkv.kernels.device import kernel_args
 from ncclkv.kernels.device.checksums import checksums
 from ncclkv.kernels.device.copies import Arrays, CopyTable, DeviceArray, plan_copies
-from ncclkv.kernels.device.finite import search
 from ncclkv.kernels.device.launch import THREADS, Launch, launch
 from ncclkv.kernels.device.memory import assign, copy, empty, fill, zeros
 from ncclkv.kernels.device.peer_copies import Transfer, apart, copy_across, transfer
-from ncclkv.kernels.device.sources import COMBINE, COPY, UPDATE
+from ncclkv.kernels.device.sources import COMBINE, COPY, NONFINITE, UPDATE
 from ncclkv.kernels.device.staging import Staging, download
 from ncclkv.kernels.host.chunks import ranges, working_dtype
 
 MAX_BLOCKS = 4096
-"""Maximum number of blocks of ``combine``; each thread combines several elements."""
+"""Maximum number of blocks of ``combine`` and ``nonfinite``; a thread takes several elements."""
+
+_LOADED_BYTES = 16
+"""Number of bytes that a thread of ``nonfinite`` loads at once."""
 
 
 class DeviceKernels:
@@ -173,7 +175,16 @@ class DeviceKernels:
 
     def find_nonfinite(self, array: DeviceArray, flag: DeviceArray) -> None:
         """Set ``flag[0]`` to 1 if a number of `array` is NaN or infinite; does not block."""
-        search(self._launch, array, flag)
+        if array.dtype.kind in "biu":
+            return
+        if array.dtype.kind == "c":
+            array = array.view(array.real.dtype)
+        argument = kernel_args.new(kernel_args.SEARCH)
+        argument["words"] = array.data.ptr
+        argument["flag"] = flag.data.ptr
+        argument["size"] = array.size
+        blocks = min(-(-array.nbytes // (_LOADED_BYTES * THREADS)), MAX_BLOCKS)
+        self._launch(NONFINITE[dtype_name(array.dtype)], blocks, argument)
 
     def assign(self, total: DeviceArray, weights: DeviceArray, skip: DeviceArray) -> None:
         """Copy `total` into `weights`, unless ``skip[0]`` is not 0 when the kernel runs."""

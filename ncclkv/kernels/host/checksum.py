@@ -13,13 +13,12 @@ in C repeats these numbers; the kernel of devices gets them from this file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclkv.kernels.base import Array
+from ncclkv.kernels.base import Array, Arrays
 from ncclkv.kernels.host import compiled
 
 BLOCK_BYTES = 64 * 1024
@@ -37,7 +36,7 @@ _STEPS = np.arange(1, BLOCK_BYTES // _WORD_BYTES + 1, dtype=np.uint64) * np.uint
 Words = NDArray[np.uint64]
 
 
-def checksums(arrays: Sequence[Array]) -> Words:
+def checksums(arrays: Arrays) -> Words:
     """Return the checksum of each array's bytes in C order, for any strides."""
     scratch = np.empty((2, _STEPS.size), np.uint64)
     return np.array([checksum(array, scratch) for array in arrays], np.uint64)

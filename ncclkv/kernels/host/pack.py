@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ncclkv.kernels.base import Array
+from ncclkv.kernels.base import Array, Arrays
 from ncclkv.kernels.host import compiled
 
 
@@ -42,12 +42,12 @@ class Table(NamedTuple):
         Whether each slot is copied with non-temporal stores; empty if no slot is.
     """
 
-    views: Sequence[Array]
+    views: Arrays
     casts: bool
     long: Sequence[bool]
 
 
-def pack_all(values: Sequence[Array], slots: Sequence[Array], table: Table | None = None) -> Table:
+def pack_all(values: Arrays, slots: Arrays, table: Table | None = None) -> Table:
     """Pack each value into its slot."""
     table = table or _table(slots, values)
     if table.long:
@@ -58,7 +58,7 @@ def pack_all(values: Sequence[Array], slots: Sequence[Array], table: Table | Non
     return table
 
 
-def unpack_all(slots: Sequence[Array], outs: Sequence[Array], table: Table | None = None) -> Table:
+def unpack_all(slots: Arrays, outs: Arrays, table: Table | None = None) -> Table:
     """Unpack each slot into its out."""
     table = table or _table(slots, outs)
     if table.casts:
@@ -72,14 +72,14 @@ def unpack_all(slots: Sequence[Array], outs: Sequence[Array], table: Table | Non
     return table
 
 
-def _stream_all(targets: Sequence[Array], sources: Sequence[Array], long: Sequence[bool]) -> None:
+def _stream_all(targets: Arrays, sources: Arrays, long: Sequence[bool]) -> None:
     """Copy each source to its target, long arrays with non-temporal stores."""
     for target, source, is_long in zip(targets, sources, long, strict=True):
         if not (is_long and compiled.copy(target, source, True)):
             target[...] = source
 
 
-def _table(slots: Sequence[Array], arrays: Sequence[Array]) -> Table:
+def _table(slots: Arrays, arrays: Arrays) -> Table:
     """Return the table of slots and arrays.
 
     Slots of flat arrays need no view: a view costs as much as a small copy.

@@ -7,12 +7,11 @@ rounded once.  If the kernels in C are active, they make sums and averages of fl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ncclkv.kernels.base import Array
+from ncclkv.kernels.base import Array, Arrays
 from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.chunks import blocks, ranges, scratch
 from ncclkv.kernels.host.errstate import Quiet
@@ -26,7 +25,7 @@ _STEP: dict[str, np.ufunc] = {
 }
 
 
-def combine(values: Sequence[Array], slot: Array, op: str) -> None:
+def combine(values: Arrays, slot: Array, op: str) -> None:
     """Reduce one rank's `values` of a key (any strides, one shape) into the flat `slot`."""
     if compiled.sums(slot.dtype, op) and compiled.total(values, slot, False, False):
         return
@@ -40,7 +39,7 @@ def combine(values: Sequence[Array], slot: Array, op: str) -> None:
             _fold([value[block] for value in values], buffers, chunk, _STEP[op])
 
 
-def reduce(parts: Sequence[Array], out: Array, op: str) -> None:
+def reduce(parts: Arrays, out: Array, op: str) -> None:
     """Reduce the ranks' flat `parts`, in their order, into `out`, which may be one of them."""
     Reducer(out.dtype, out.size, op)(parts, out)
 
@@ -64,7 +63,7 @@ class Reducer:
         self._compiled = compiled.sums(dtype, op)
         self._quiet = Quiet()
 
-    def __call__(self, parts: Sequence[Array], out: Array, stream: bool = False) -> None:
+    def __call__(self, parts: Arrays, out: Array, stream: bool = False) -> None:
         """Reduce `parts`, in their order, into `out`, which may be one of them.
 
         Parameters
@@ -80,7 +79,7 @@ class Reducer:
             return
         self._quiet.run(self._reduce, parts, out)
 
-    def _reduce(self, parts: Sequence[Array], out: Array) -> None:
+    def _reduce(self, parts: Arrays, out: Array) -> None:
         count = out.size
         if count == self._length:
             _reduce_chunk(parts, self._scratch, out, self._op)
@@ -90,7 +89,7 @@ class Reducer:
             _reduce_chunk([part[chunk] for part in parts], buffers, out[chunk], self._op)
 
 
-def _reduce_chunk(parts: Sequence[Array], buffers: Array, out: Array, op: str) -> None:
+def _reduce_chunk(parts: Arrays, buffers: Array, out: Array, op: str) -> None:
     """Reduce parts of the length of `buffers`."""
     if op == "avg":
         total = buffers[0]
@@ -109,7 +108,7 @@ def finish(total: Array, count: int, out: Array, op: str) -> None:
             np.copyto(out, total, casting="same_kind")
 
 
-def _fold(parts: Sequence[Array], buffers: Array, out: Array, step: np.ufunc) -> None:
+def _fold(parts: Arrays, buffers: Array, out: Array, step: np.ufunc) -> None:
     """Combine `parts` in order into `out`, which is written last: it may be one of them."""
     if len(parts) == 1:
         np.copyto(out, parts[0])
@@ -125,7 +124,7 @@ def _fold(parts: Sequence[Array], buffers: Array, out: Array, step: np.ufunc) ->
     step(first, last, out=out)
 
 
-def _fold_widened(parts: Sequence[Array], buffers: Array, out: Array, step: np.ufunc) -> None:
+def _fold_widened(parts: Arrays, buffers: Array, out: Array, step: np.ufunc) -> None:
     """Combine as `_fold` does, in the dtype of `buffers`, and round once."""
     # The dots make an array also of a row without dimensions, which would else be a scalar.
     total, widened = buffers[0, ...], buffers[1, ...]

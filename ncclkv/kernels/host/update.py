@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ncclkv.kernels.base import Array, Segments
+from ncclkv.kernels.base import Array, Arrays, Segments
 from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.chunks import ranges, scratch
 from ncclkv.kernels.host.pack import move
@@ -24,7 +24,7 @@ def update(
     program: str,
     weights: Array,
     gradients: Array,
-    states: Sequence[Array],
+    states: Arrays,
     scalars: Array,
     segments: Segments,
     skip: Array | None = None,
@@ -48,11 +48,7 @@ def update(
 
 
 def _update_range(
-    program: Program,
-    weights: Array,
-    gradients: Array,
-    states: Sequence[Array],
-    row: Sequence[float],
+    program: Program, weights: Array, gradients: Array, states: Arrays, row: Sequence[float]
 ) -> None:
     """Update one segment chunk by chunk; 16-bit weights and gradients are widened first."""
     rows = scratch(1 + program.scratch, weights.size, weights.dtype)

@@ -23,13 +23,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ncclkv.kernels.base import Array
+from ncclkv.kernels.base import Array, Arrays
 from ncclkv.kernels.programs.sgd import sgd
 
 FOLDER = Path(__file__).parent
 """Directory of the headers."""
 
-Step = Callable[[Array, Array, Sequence[Array], Array, Sequence[float]], None]
+Step = Callable[[Array, Array, Arrays, Array, Sequence[float]], None]
 """``step(weights, gradients, states, scratch, scalars)`` updates weights and states in place.
 
 All arrays are chunks in the dtype of the arithmetic; `scratch` has as many rows as
@@ -62,16 +62,13 @@ class Program(NamedTuple):
     scratch: int
 
 
-PROGRAMS = {
-    program.name: program
-    for program in (
-        Program(
-            "sgd",
-            sgd,
-            states=(0, 1),
-            scalars=("learning_rate", "momentum", "weight_decay", "rescale", "clip"),
-            scratch=2,
-        ),
-    )
-}
+_SGD = Program(
+    "sgd",
+    sgd,
+    states=(0, 1),
+    scalars=("learning_rate", "momentum", "weight_decay", "rescale", "clip"),
+    scratch=2,
+)
+
+PROGRAMS = {program.name: program for program in (_SGD,)}
 """All programs by name; ``kernels/host/c/programs.h`` is the same list for C."""

@@ -6,15 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ncclkv.kernels.base import Array
+from ncclkv.kernels.base import Array, Arrays
 
 
 def sgd(
-    weights: Array,
-    gradients: Array,
-    states: Sequence[Array],
-    scratch: Array,
-    scalars: Sequence[float],
+    weights: Array, gradients: Array, states: Arrays, scratch: Array, scalars: Sequence[float]
 ) -> None:
     """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`.
 

@@ -6,7 +6,6 @@ from tests.mutants.mutant import Mutant, Selection
 
 COPIES = "ncclkv/kernels/device/copies.py"
 CUBINS = "ncclkv/kernels/device/cubins.py"
-FINITE = "ncclkv/kernels/device/finite.py"
 FLAGGED = "ncclkv/engine/nonfinite.py"
 KERNELS = "ncclkv/kernels/device/kernels.py"
 LAUNCH = "ncclkv/kernels/device/launch.py"
@@ -119,9 +118,9 @@ MUTANTS = (
     ),
     Mutant(
         name="searched-past-the-end",
-        file=FINITE,
-        old='    argument["size"] = array.size\n',
-        new='    argument["size"] = array.nbytes\n',
+        file=KERNELS,
+        old='        argument["size"] = array.size\n',
+        new='        argument["size"] = array.nbytes\n',
         why="numbers behind an array, of another key or of nobody, are taken for its own",
         tests=(Selection("3", "nccl/test_kernels_as_cpp.py", "every_element_is_searched"),),
     ),

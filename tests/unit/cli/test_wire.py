@@ -330,15 +330,15 @@ def test_unread_output_is_bounded(runner):
     peer = connect(runner, 0)
     runner.pause({0})
     sent = 0
-    while not peer.full:
+    while len(peer.unsent) <= link.FULL_BYTES:
         peer.send(wire.ERR, bytes(wire.CHUNK))
         sent += 1
     assert sent < 500
     runner.pause(set())
     limit = time.monotonic() + stretched(10)
-    while peer.pending and time.monotonic() < limit:
+    while peer.unsent and time.monotonic() < limit:
         peer.flush()
-    assert not peer.pending
+    assert not peer.unsent
     limit = time.monotonic() + stretched(5)
     while len(runner.taken) < sent and time.monotonic() < limit:
         time.sleep(0.01)
