@@ -105,7 +105,8 @@ def left() -> int | None:
 def _tensor(x: Any, what: str) -> NDArray[Any]:
     """View a torch tensor; refuse it if torch's and CuPy's current streams there differ."""
     number = x.device.index
-    if _cupy().cuda.get_current_stream(number).ptr != _torch_stream(number):
+    stream = sys.modules["torch"].cuda.current_stream(number).cuda_stream
+    if _cupy().cuda.get_current_stream(number).ptr != stream:
         raise UsageError(
             f"{what}: torch's current stream of device {number} is not CuPy's, on which the store "
             f"would use this tensor; call it inside: with cupy.cuda.Stream.from_external("
@@ -119,12 +120,6 @@ def _tensor(x: Any, what: str) -> NDArray[Any]:
             f"as a CuPy array"
         ) from error
     return array
-
-
-def _torch_stream(number: int) -> int:
-    """Return the address of torch's current stream of a device."""
-    stream: int = sys.modules["torch"].cuda.current_stream(number).cuda_stream
-    return stream
 
 
 def _cupy() -> Any:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ncclkv.comm.diagnosis.dump import FORMAT
 from ncclkv.comm.diagnosis.reports import format_ranks
@@ -21,8 +21,7 @@ _FOLLOWS = ("RankLost", "RankDied", "CommAborted", "CommTimeout", "OrderMismatch
 """Names of errors that another rank caused."""
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A call of a store: its text, its codes, which must be equal on all ranks, and its time."""
 
     text: str

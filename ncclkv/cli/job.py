@@ -12,10 +12,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from ncclkv.cli import wire
 from ncclkv.cli.connections import Connections
@@ -53,8 +53,7 @@ _OUTPUT_SECONDS = 2.0
 """Seconds for the last output to arrive after the end of the launcher."""
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """Command line, environment and size of a job.
 
     Attributes

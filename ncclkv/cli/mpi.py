@@ -9,8 +9,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ncclkv.errors import LaunchError
 
@@ -39,8 +39,7 @@ _FAMILIES = {
 }
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(NamedTuple):
     """The MPI that mpi4py loads.
 
     Attributes
@@ -55,8 +54,7 @@ class Library:
     path: Path | None
 
 
-@dataclass(frozen=True)
-class Mpirun:
+class Mpirun(NamedTuple):
     """An mpirun that starts jobs of the MPI that mpi4py loads.
 
     Attributes

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ncclkv import env
@@ -123,7 +122,7 @@ def run_once(start: Start, restart: int) -> Outcome:
     """Run the job as its `restart`-th restart."""
     environment = {**start.environment, "NCCLKV_RESTART": str(restart)}
     try:
-        job = Job(replace(start, environment=environment))
+        job = Job(start._replace(environment=environment))
     except OSError as error:
         if start.port is None:
             raise LaunchError(f"the job cannot be started: {error}") from error

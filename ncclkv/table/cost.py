@@ -7,8 +7,8 @@ Parallel Computing 20 (1994): n bytes take ``alpha + n / beta``, a latency and a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import fsum
+from typing import NamedTuple
 
 MIB = 1024 * 1024
 
@@ -23,8 +23,7 @@ START_UP_SHARE = 0.05
 _MIN, _MAX = MIB, 64 * MIB
 
 
-@dataclass(frozen=True)
-class CostModel:
+class CostModel(NamedTuple):
     """Alpha-beta model of the time of a collective.
 
     Attributes
@@ -83,8 +82,7 @@ def fit(points: Sequence[tuple[int, float]]) -> CostModel | None:
     return CostModel(latency, determinant / (aa * b - ab * a))
 
 
-@dataclass(frozen=True)
-class Sizing:
+class Sizing(NamedTuple):
     """Bucket size, and the model that chose it.
 
     Attributes

@@ -14,7 +14,7 @@ from ncclkv.kernels.device import kernel_args
 from ncclkv.kernels.device.checksums import checksums
 from ncclkv.kernels.device.copies import Arrays, CopyTable, DeviceArray, plan_copies
 from ncclkv.kernels.device.launch import THREADS, Launch, launch
-from ncclkv.kernels.device.memory import assign, copy, empty, fill, zeros
+from ncclkv.kernels.device.memory import assign, copy, empty, zeros
 from ncclkv.kernels.device.peer_copies import Transfer, apart, copy_across, transfer
 from ncclkv.kernels.device.sources import COMBINE, COPY, NONFINITE, UPDATE
 from ncclkv.kernels.device.staging import Staging, download
@@ -54,8 +54,11 @@ class DeviceKernels:
     zeros = staticmethod(zeros)
     empty = staticmethod(empty)
     left = staticmethod(left)
-    fill = staticmethod(fill)
     copy = staticmethod(copy)
+
+    def fill(self, array: DeviceArray, value: float) -> None:
+        """Set every element of `array` to a number, by a kernel."""
+        array.fill(value)
 
     def pack(self, value: DeviceArray, slot: DeviceArray) -> None:
         """Copy `value` (any shape and strides) into the flat `slot` of the same size and dtype.

@@ -27,11 +27,6 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
         return cupy.empty(shape, dtype)
 
 
-def fill(array: DeviceArray, value: float) -> None:
-    """Set every element of `array` to a number, by a kernel."""
-    array.fill(value)
-
-
 def copy(array: DeviceArray) -> DeviceArray:
     """Return a contiguous copy in the memory of `array`: of the host, or of its device."""
     import cupy

@@ -18,6 +18,13 @@ from ncclkv.kernels.host import checksum
 FOLDER = Path(__file__).parent / "cuda"
 """Directory of the sources."""
 
+_LIMITS = {
+    "MAX_PIECES": str(kernel_args.PIECES),
+    "MAX_PARTS": str(kernel_args.PARTS),
+    "MAX_STATES": str(kernel_args.MAX_STATES),
+}
+"""Macros of all kernels: lengths of the arrays in their arguments."""
+
 
 @dataclass(frozen=True, eq=False)
 class KernelSource:
@@ -32,7 +39,7 @@ class KernelSource:
     argument : numpy.dtype
         Layout of the kernel's argument.
     macros : dict of str to str
-        Macros for the compiler.
+        More macros for the compiler than `_LIMITS`.
     file : str
         Name of the source without ``.cu``; by default `name`.
     """
@@ -57,7 +64,7 @@ class KernelSource:
 
         Products and sums are not fused: each rounds as in NumPy.
         """
-        macros = self.macros | {"ARGUMENT_BYTES": str(self.argument.itemsize)}
+        macros = {**_LIMITS, **self.macros, "ARGUMENT_BYTES": str(self.argument.itemsize)}
         defines = tuple(f"-D{name}={value}" for name, value in macros.items())
         return ("--std=c++17", "--fmad=false", *defines)
 
@@ -96,12 +103,7 @@ _ELEMENTS = {
 
 _STEP = {"sum": "add", "prod": "multiply", "max": "larger", "min": "smaller"}
 
-COPY = KernelSource(
-    "copy",
-    "",
-    kernel_args.COPIES,
-    {"MAX_PIECES": str(kernel_args.PIECES), "PER_BLOCK": str(kernel_args.COPY_BYTES)},
-)
+COPY = KernelSource("copy", "", kernel_args.COPIES, {"PER_BLOCK": str(kernel_args.COPY_BYTES)})
 """Kernel that copies many arrays."""
 
 COMBINE = {
@@ -109,7 +111,7 @@ COMBINE = {
         "combine",
         f"{op} of {dtype}",
         kernel_args.COMBINATION,
-        {"MAX_PARTS": str(kernel_args.PARTS), "STEP": step, **macros},
+        {"STEP": step, **macros},
     )
     for dtype, macros in _ELEMENTS.items()
     for op, step in _STEP.items()
@@ -126,8 +128,6 @@ UPDATE = {
         f"of {dtype}" + (f" with {states} of states" if states else ""),
         kernel_args.UPDATES,
         {
-            "MAX_PIECES": str(kernel_args.PIECES),
-            "MAX_STATES": str(kernel_args.MAX_STATES),
             "PER_BLOCK": str(kernel_args.UPDATED_ELEMENTS),
             "STATES": str(states),
             "PROGRAM": program.name,
@@ -147,7 +147,6 @@ CHECKSUM = KernelSource(
     "",
     kernel_args.SUMS,
     {
-        "MAX_PIECES": str(kernel_args.PIECES),
         "PER_BLOCK": str(kernel_args.SUMMED_BYTES),
         "STEP": f"{checksum.STEP}ull",
         "FIRST": f"{checksum.FIRST}ull",

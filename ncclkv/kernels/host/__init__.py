@@ -1,7 +1,7 @@
 """Kernels for host memory: in NumPy, and in C where NumPy is slow.
 
-Reductions and updates go through chunks of about `CHUNK_BYTES`.  The result of a NumPy call is
-still in the cache when the next call reads it, and scratch memory stays small.  Kernels keep no
+Reductions and updates go through chunks (`ncclkv.kernels.host.chunks`).  The result of a NumPy call
+is still in the cache when the next call reads it, and scratch memory stays small.  Kernels keep no
 buffer between calls, so threads may share one object.
 """
 
@@ -15,13 +15,10 @@ from ncclkv.arrays import as_out, as_value
 from ncclkv.kernels.base import Array
 from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.checksum import checksums
-from ncclkv.kernels.host.chunks import CHUNK_BYTES
 from ncclkv.kernels.host.finite import find_nonfinite
 from ncclkv.kernels.host.pack import pack, pack_all, unpack, unpack_all
 from ncclkv.kernels.host.reduce import combine, reduce
 from ncclkv.kernels.host.update import assign, update
-
-__all__ = ["CHUNK_BYTES", "HostKernels"]
 
 
 class HostKernels:

@@ -138,20 +138,16 @@ def _fold_widened(parts: Arrays, buffers: Array, out: Array, step: np.ufunc) -> 
 def _divide(total: Array, count: int, out: Array) -> None:
     """Divide a contiguous `total` by `count` into `out`; integers toward zero."""
     if total.dtype.kind in "iu":
-        _divide_integers(total, count, out)
+        # In 64 bits: `count` itself may not fit a narrow dtype.
+        wide = total.astype(np.uint64 if total.dtype.kind == "u" else np.int64)
+        divisor = wide.dtype.type(count)
+        # fmod has the sign of the total: without its remainder the total divides exactly.
+        wide -= np.fmod(wide, divisor)
+        np.floor_divide(wide, divisor, out=wide)
+        np.copyto(out, wide, casting="same_kind")
         return
     if total.dtype.kind == "c":
         # Complex division by a real number would make NaN of an infinite part.
         total = total.view(total.real.dtype)
         out = out.view(total.dtype)
     np.divide(total, total.dtype.type(count), out=out)
-
-
-def _divide_integers(total: Array, count: int, out: Array) -> None:
-    """Divide toward zero, in 64 bits: `count` itself may not fit a narrow dtype."""
-    wide = total.astype(np.uint64 if total.dtype.kind == "u" else np.int64)
-    divisor = wide.dtype.type(count)
-    # fmod has the sign of the total: without its remainder the total divides exactly.
-    wide -= np.fmod(wide, divisor)
-    np.floor_divide(wide, divisor, out=wide)
-    np.copyto(out, wide, casting="same_kind")

@@ -30,7 +30,7 @@ MUTANTS = (
     Mutant(
         name="stream-of-torch-not-looked-at",
         file=CUPY,
-        old="    if _cupy().cuda.get_current_stream(number).ptr != _torch_stream(number):\n",
+        old="    if _cupy().cuda.get_current_stream(number).ptr != stream:\n",
         new="    if False:\n",
         why="a gradient of torch's is read while torch still writes it",
         tests=(Selection("0", "nccl/test_arrays_gpus.py", "have_to_be_the_same"),),

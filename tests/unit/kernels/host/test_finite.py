@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.kernels.host import CHUNK_BYTES, HostKernels
+from ncclkv.kernels.host import HostKernels
+from ncclkv.kernels.host.chunks import CHUNK_BYTES
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.kernel_cases import Stage
 

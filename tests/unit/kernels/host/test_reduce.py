@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from ncclkv.kernels.base import Kernels
-from ncclkv.kernels.host import CHUNK_BYTES, HostKernels
+from ncclkv.kernels.host import HostKernels
+from ncclkv.kernels.host.chunks import CHUNK_BYTES
 
 pytestmark = pytest.mark.usefixtures("in_numpy_and_c")
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ncclkv.kernels.base import Kernels
-from ncclkv.kernels.host import CHUNK_BYTES, HostKernels
+from ncclkv.kernels.host import HostKernels
+from ncclkv.kernels.host.chunks import CHUNK_BYTES
 from tests.sgd_steps import rows, segments_of, sgd
 
 pytestmark = pytest.mark.usefixtures("in_numpy_and_c")
