@@ -70,8 +70,7 @@ class Rank:
         return f"its last call was number {number}, {call.text}, at {call.seconds:.3f} s{inside}"
 
 
-@dataclass
-class Store:
+class Store(NamedTuple):
     """A broken store: its name, the time of its first file, and the facts about its ranks."""
 
     name: str

@@ -7,6 +7,7 @@ import signal
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ncclkv import notify
 from ncclkv.cli import wire
@@ -150,8 +151,7 @@ class Rank:
         return f"rank {self.number}{where}"
 
 
-@dataclass
-class Outcome:
+class Outcome(NamedTuple):
     """End of a job.
 
     Attributes

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from ncclkv.kernels.base import Kernels
-from ncclkv.kernels.device import DeviceKernels
 from ncclkv.kernels.device.kernel_args import (
     COPY_BYTES,
     PARTS,
@@ -18,6 +17,7 @@ from ncclkv.kernels.device.kernel_args import (
     SUMMED_BYTES,
     UPDATED_ELEMENTS,
 )
+from ncclkv.kernels.device.kernels import DeviceKernels
 from ncclkv.kernels.device.launch import Launch
 from ncclkv.kernels.device.sources import CHECKSUM, COMBINE, COPY, UPDATE, KernelSource
 from ncclkv.kernels.host import HostKernels

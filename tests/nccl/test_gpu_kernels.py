@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.kernels.device import DeviceKernels
+from ncclkv.kernels.device.kernels import DeviceKernels
 from ncclkv.kernels.device.launch import launch
 from ncclkv.kernels.device.sources import COPY, UPDATE
 from tests.nccl import gpu

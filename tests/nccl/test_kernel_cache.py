@@ -17,9 +17,10 @@ from unittest import mock
 import pytest
 
 from ncclkv.errors import LaunchError
-from ncclkv.kernels.device import DeviceKernels, cubins, launch
+from ncclkv.kernels.device import cubins, launch
 from ncclkv.kernels.device.compiler import build, whole
 from ncclkv.kernels.device.cubins import cubin
+from ncclkv.kernels.device.kernels import DeviceKernels
 from ncclkv.kernels.device.sources import COPY, NONFINITE, KernelSource
 
 cupy = pytest.importorskip("cupy", reason="layer 3 needs CuPy: pip install 'ncclkv[cuda12]'")

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.kernels.device import DeviceKernels
 from ncclkv.kernels.device.copies import CopyTable
+from ncclkv.kernels.device.kernels import DeviceKernels
 from tests.nccl.fake_machine import Machine, view
 from tests.nccl.kernels_as_cpp import COMPILER, CppLauncher
 

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclkv.kernels.base import Segments
-from ncclkv.kernels.device import CopyTable
-from ncclkv.kernels.device.copies import plan_copies
+from ncclkv.kernels.device.copies import CopyTable, plan_copies
 from ncclkv.kernels.device.kernel_args import (
     COPY_BYTES,
     PIECES,

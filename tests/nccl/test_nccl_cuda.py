@@ -19,8 +19,8 @@ import numpy as np
 
 from ncclkv.comm.nccl.streams import CupyEvent, CupyStreams
 from ncclkv.errors import CommAborted, OutOfMemory, UsageError
-from ncclkv.kernels.device import DeviceKernels
 from ncclkv.kernels.device import launch as kernels_launch
+from ncclkv.kernels.device.kernels import DeviceKernels
 from ncclkv.kernels.device.memory import empty, zeros
 from ncclkv.kernels.device.sources import UPDATE
 from tests.nccl.fake_cuda import cuda

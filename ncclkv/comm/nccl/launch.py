@@ -25,7 +25,7 @@ from ncclkv.comm.nccl.library import load
 from ncclkv.comm.nccl.streams import DRIVER, CupyStreams
 from ncclkv.comm.nccl.watcher import WATCHER
 from ncclkv.errors import KVStoreError, LaunchError
-from ncclkv.kernels.device import DeviceKernels
+from ncclkv.kernels.device.kernels import DeviceKernels
 from ncclkv.system import watchdog
 
 _log = logging.getLogger("ncclkv")

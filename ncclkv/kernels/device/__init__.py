@@ -7,10 +7,3 @@ minimum.  Subnormal numbers are kept.  Products and sums are not fused.
 Kernels run in CuPy's current stream, and calls return before they have run.  Only `unpack` into
 host memory waits.  CuPy is imported at the first use.
 """
-
-from __future__ import annotations
-
-from ncclkv.kernels.device.copies import CopyTable
-from ncclkv.kernels.device.kernels import DeviceKernels
-
-__all__ = ["CopyTable", "DeviceKernels"]

@@ -13,7 +13,7 @@ import cupy
 import numpy as np
 
 from ncclkv.kernels.base import Segments
-from ncclkv.kernels.device import DeviceKernels
+from ncclkv.kernels.device.kernels import DeviceKernels
 
 NBYTES = 2**28
 TIMES = int(sys.argv[1]) if len(sys.argv) > 1 else 5
