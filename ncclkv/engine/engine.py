@@ -25,8 +25,7 @@ from ncclkv.engine.nonfinite import DeviceCheckedFlush, NonfiniteReport
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.reducer import Reducer
 from ncclkv.engine.reduction import reduction_for
-from ncclkv.engine.update_rule import Rule
-from ncclkv.engine.updates import Updates
+from ncclkv.engine.update_rule import Rule, Updates
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.table import plan
@@ -200,10 +199,6 @@ class Engine:
             state.launched = False
         if rule.source is not before.source:
             updates.dispose(before)
-
-    def dispose(self) -> None:
-        """End the use of the update rule."""
-        self.updates.dispose(self.rule)
 
     # Push
 

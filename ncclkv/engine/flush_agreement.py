@@ -167,9 +167,6 @@ class AgreedFlush(FlushPolicy):
 
     def _launch(self, state: BucketState, counts: Mapping[Key, int]) -> None:
         """Launch a bucket; each number of ranks in an average needs a launch of its own."""
-        if state.bucket.op != "avg":
-            self._reducer.launch(state)
-            return
         pushed = state.pushed
         for count in sorted({counts[key] for key in pushed}):
             state.pushed = {key for key in pushed if counts[key] == count}
@@ -210,7 +207,8 @@ class AgreedFlush(FlushPolicy):
     def _counts(self, all_ranks: Sequence[Contribution], active: int) -> dict[Key, int]:
         """Return the number of ranks in the average of each key that any rank has pushed.
 
-        A rank that leaves may have pushed fewer keys than the ranks that went on.
+        A rank that leaves may have pushed fewer keys than the ranks that went on.  Keys of other
+        ops all have one number, so a bucket of them needs one launch.
         """
         pushed = frozenset().union(*(each.pushed for each in all_ranks))
         specs = [spec for spec in self._layout.registry if spec.index in pushed]
@@ -227,7 +225,7 @@ class AgreedFlush(FlushPolicy):
                     f"{format_ranks(having)} and not by {format_ranks(lacking)}; push it on all "
                     f"ranks, or create the store with missing='zeros'"
                 )
-            counts[spec.key] = len(having)
+            counts[spec.key] = len(having) if spec.op == "avg" else active
         return counts
 
     def _fill_missing(self, keys: Iterable[Key]) -> list[tuple[Slot, Array]]:

@@ -8,7 +8,6 @@ from ncclkv.comm.base import Communicator
 from ncclkv.engine.bucket_state import Array, BucketMemory, BucketState, Slot
 from ncclkv.engine.reduction import Reduction
 from ncclkv.errors import NotSupported, UsageError
-from ncclkv.table import plan
 from ncclkv.table.bucket import Bucket, make_buckets
 from ncclkv.table.cost import Sizing
 from ncclkv.table.registry import DENSE, Key, KeySpec, Registry
@@ -171,15 +170,3 @@ class Layout:
                     f"pull of key {key!r}: out lies in a grad_view, whose bucket has pushes that "
                     f"are not flushed or not complete; pull its key, or call wait(), first"
                 )
-
-    def explain(self, owner: str) -> str:
-        """Return a table of the buckets and the times of their collectives; as `plan.explain`.
-
-        Parameters
-        ----------
-        owner : str
-            The ranks that update, as `Placement.owner`.
-        """
-        buckets = [state.bucket for state in self.states]
-        times = [state.in_flight.seconds for state in self.states]
-        return plan.explain(buckets, self.pending, owner, self.sizing, times)

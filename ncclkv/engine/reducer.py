@@ -12,7 +12,7 @@ from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState
 from ncclkv.engine.events import Events
 from ncclkv.engine.layout import Layout
-from ncclkv.engine.updates import Updates
+from ncclkv.engine.update_rule import Updates
 from ncclkv.table.registry import Key
 
 

@@ -15,9 +15,6 @@ from ncclkv.table.registry import Key
 EXACT = frozenset({int, str, *(np.dtype(code).type for code in "bBhHiIlLqQ")})
 """Types of keys that compare equal only if they name the same key."""
 
-Pairs: TypeAlias = list[tuple[Key, list[Any]]]
-"""Keys in the order given, each with its arrays."""
-
 Singles: TypeAlias = list[tuple[Key, Any]]
 """Keys in the order given, each with its only array."""
 
@@ -70,7 +67,7 @@ def key_list(key: Any) -> list[Key]:
     return keys
 
 
-def pairs(verb: str, key: Any, arrays: Any) -> Pairs:
+def pairs(verb: str, key: Any, arrays: Any) -> list[tuple[Key, list[Any]]]:
     """Pair keys with arrays.
 
     A key takes an array, or a list of arrays.  A list of keys takes a list of the same length, with

@@ -15,6 +15,7 @@ from ncclkv.store.agreement import from_rank, propose
 from ncclkv.store.context import Component
 from ncclkv.store.keys import Singles, one_key, single
 from ncclkv.store.session import BLOCKS
+from ncclkv.table import plan
 from ncclkv.table.registry import Key, KeySpec
 
 _OPS = ("sum", "avg", "max", "min")
@@ -84,7 +85,10 @@ class Registration(Component):
 
     def explain(self) -> str:
         """Return a text: a table of the buckets, their keys and their times."""
-        return self._engine.layout.explain(self._engine.placement.owner)
+        layout, owner = self._engine.layout, self._engine.placement.owner
+        buckets = [state.bucket for state in layout.states]
+        times = [state.in_flight.seconds for state in layout.states]
+        return plan.explain(buckets, layout.pending, owner, layout.sizing, times)
 
     # For other components
 

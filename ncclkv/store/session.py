@@ -16,7 +16,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import dump
 from ncclkv.comm.host import finalize
 from ncclkv.engine.events import Events
-from ncclkv.engine.updates import Updates
+from ncclkv.engine.update_rule import Updates
 from ncclkv.errors import (
     CommAborted,
     CommError,

@@ -117,7 +117,7 @@ class Waiting(Component):
                 self._engine.close()
                 self._comm.close()
             session.closed = True
-            self._engine.dispose()
+            self._engine.updates.dispose(self._engine.rule)
         session.raise_updater_error()
 
     def leave_block(self, error: BaseException | None) -> None:
@@ -133,4 +133,4 @@ class Waiting(Component):
         """Close without the other ranks, and send them the reason."""
         self._session.closed = True
         self._comm.abort(f"{type(reason).__name__}: {reason}")
-        self._engine.dispose()
+        self._engine.updates.dispose(self._engine.rule)

@@ -15,7 +15,7 @@ PLAN = "ncclkv/table/plan.py"
 REDUCER = "ncclkv/engine/reducer.py"
 REDUCTION = "ncclkv/engine/reduction.py"
 RESTORING = "ncclkv/store/restoring.py"
-UPDATES = "ncclkv/engine/updates.py"
+UPDATES = "ncclkv/engine/update_rule.py"
 UPDATERS = "ncclkv/store/updaters.py"
 VERIFY = "ncclkv/engine/verify.py"
 

@@ -11,7 +11,7 @@ import pytest
 
 import ncclkv
 from ncclkv.engine.bucket_state import SHARED_FROM_BYTES
-from ncclkv.engine.checksums import Checksums, Difference, describe, differences
+from ncclkv.engine.verify import Checksums, Difference, describe, differences
 from ncclkv.errors import Divergence
 from ncclkv.testing import run_ranks
 from tests.conformance import CASES, Case
