@@ -85,11 +85,6 @@ class Recorder:
             )
         rule.step()
 
-    def write_scalars(self) -> None:
-        """Write the scalars of a replay to the graph's memory, in the current stream's order."""
-        if self.updates is not None:
-            self.updates.write()
-
 
 class RecordingKernels:
     """Kernels of a capture: they keep the graph's arrays alive, and allocate nothing.

@@ -180,12 +180,19 @@ class Engine:
 
     # Update rule
 
-    def set_rule(self, rule: Rule) -> None:
+    def set_rule(self, rule: Rule, sealed: Sequence[bool]) -> None:
         """Flush under the old rule, then put another rule in force; collective.
 
-        All ranks must have sealed the same keys.  After a `MemoryError` the old rule stays in
-        force.
+        After a `MemoryError` the old rule stays in force.
+
+        Parameters
+        ----------
+        rule : Rule
+        sealed : sequence of bool
+            Whether all keys have slots, on each rank: slots on any rank are assigned here, too.
         """
+        if any(sealed):
+            self.layout.seal()
         self.policy.flush()
         updates, before = self.updates, self.updates.rule
         if rule.by_key:

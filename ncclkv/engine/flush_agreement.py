@@ -157,20 +157,17 @@ class AgreedFlush(FlushPolicy):
         for state in self._layout.buckets(counts):
             if self.allows_missing:
                 state.step = step
-            self._launch(state, counts)
+            pushed = state.pushed
+            # Each number of ranks in an average needs a launch of its own.
+            for count in sorted({counts[key] for key in pushed}):
+                state.pushed = {key for key in pushed if counts[key] == count}
+                self._reducer.launch(state, count)
         self._reducer.complete(self._layout.states)
         if self._updates.rule.by_key:
             self._reducer.update_keys(counts)
         for slot, copy in lent:
             self._kernels.pack(copy, slot.gradient)
         self._comm.keep_alive(*(copy for _, copy in lent))
-
-    def _launch(self, state: BucketState, counts: Mapping[Key, int]) -> None:
-        """Launch a bucket; each number of ranks in an average needs a launch of its own."""
-        pushed = state.pushed
-        for count in sorted({counts[key] for key in pushed}):
-            state.pushed = {key for key in pushed if counts[key] == count}
-            self._reducer.launch(state, count)
 
     def _contribution(self, wanted: Sequence[BucketState], part: Part) -> Contribution:
         """Return this rank's message; `wanted` are the buckets that it will read."""

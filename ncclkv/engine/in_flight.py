@@ -33,8 +33,6 @@ class InFlight:
     def complete(self) -> None:
         """Wait for all collectives, and remove them."""
         works = self.works
-        if not works:
-            return
         for work in works:
             work.wait()
         if self._since is not None:

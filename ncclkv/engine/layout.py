@@ -97,6 +97,22 @@ class Layout:
         self.pending.clear()
         self.pending_bytes = 0
 
+    def seal_on_all(self, verb: str, sealed: Sequence[bool]) -> None:
+        """Seal the layout if it is sealed on any rank; collective.
+
+        The slots of later keys depend on the keys that have slots already.
+
+        Parameters
+        ----------
+        verb : str
+        sealed : sequence of bool
+            Whether the layout is sealed, on each rank.
+        """
+        if any(sealed) and not all(sealed):
+            self.seal()
+            # Ranks share memory: no first value may be written after the values written next.
+            self._comm.control.barrier(verb)
+
     def _state(self, bucket: Bucket) -> BucketState:
         """Return the memory of a new bucket, by the storage of its keys."""
         if bucket.storage != DENSE:

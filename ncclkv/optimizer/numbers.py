@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -65,17 +65,14 @@ def clipping_bound(name: str, value: Any) -> float | None:
     return bound
 
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-def _counted(method: _Method) -> _Method:
+def _counted(method: Callable[..., Any]) -> Any:
     """Make a method of dict count a change."""
 
     def change(self: Factors, *arguments: Any, **items: Any) -> Any:
         self.version += 1
         return method(self, *arguments, **items)
 
-    return change  # type: ignore[return-value]
+    return change
 
 
 class Factors(dict[Key, float]):

@@ -104,9 +104,8 @@ class RowLayout:
     def rows(self, optimizer: Optimizer, counts: UpdateCounts) -> NDArray[np.float64]:
         """Return the row of each segment, shape (segments, k), at the keys' counts."""
         # No update reads the row of a key that was never updated; an optimizer may divide by 0.
-        counted = [max(1, counts.count(self._bucket, key)) for key in self._keys]
         of_groups = [
-            optimizer.scalars(key, count) for key, count in zip(self._keys, counted, strict=True)
+            optimizer.scalars(key, max(1, counts.count(self._bucket, key))) for key in self._keys
         ]
         return np.array(of_groups, np.float64)[self._rows]
 

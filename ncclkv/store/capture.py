@@ -51,7 +51,8 @@ class CapturedStep:
             recording.check(engine.rule)
             self._context.calls.record("replay")
             engine.settle(recording.states)
-            recording.write_scalars()
+            if recording.updates is not None:
+                recording.updates.write()
             recording.graph.launch().wait()
 
     def close(self) -> None:

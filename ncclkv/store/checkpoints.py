@@ -19,11 +19,9 @@ from ncclkv.engine.fused_rule import FusedRule
 from ncclkv.errors import CheckpointError, UsageError
 from ncclkv.store.agreement import propose
 from ncclkv.store.context import Component, Context
-from ncclkv.store.registration import Registration
 from ncclkv.store.restoring import Restoring
 from ncclkv.store.saving import Saving
 from ncclkv.store.single_rank import run_on_one_rank
-from ncclkv.store.updaters import Updaters
 
 
 class Loaded(NamedTuple):
@@ -50,13 +48,12 @@ class Checkpoints(Component):
     That rank, the leader, is the root with ``update_on="root"``, and else rank 0.
     """
 
-    def __init__(self, context: Context, registration: Registration, updaters: Updaters) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._leader = self._engine.placement.leader
         self._run = Run()
-        self._registration = registration
         self._saving = Saving(context)
-        self._restoring = Restoring(context, registration, updaters)
+        self._restoring = Restoring(context)
 
     # Verbs
 
@@ -142,7 +139,7 @@ class Checkpoints(Component):
         def work() -> Generator[None, None, tuple[str, Manifest] | None]:
             where = _directory(verb, directory)
             fits = partial(self._restoring.check, values=values)
-            keys = self._registration.all_keys() or None
+            keys = [spec.key for spec in self._engine.layout.registry] or None
             loaded = yield from read(where, fits, values=values, fallback=fallback, keys=keys)
             if loaded is None and required:
                 raise CheckpointError(

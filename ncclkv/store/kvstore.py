@@ -49,7 +49,7 @@ class KVStore(KVStoreBase):
         self._transfers = Transfers(context, self._registration)
         self._waiting = Waiting(context)
         self._updaters = Updaters(context)
-        self._checkpoints = Checkpoints(context, self._registration, self._updaters)
+        self._checkpoints = Checkpoints(context)
         self._captures = Captures(context)
 
     # Keys

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,27 +115,11 @@ class Registration(Component):
         self._calls.record(verb)
         mine, sealed = propose(self._comm, verb, proposal, note=layout.sealed)
         self._context.memory_check.check(verb, mine.specs)
-        self.seal_on_all(verb, sealed)
+        layout.seal_on_all(verb, sealed)
         values = from_rank(self._comm, [*mine.first, *mine.replaced.values()])
         layout.add(mine.specs, values[: len(mine.specs)])
         if mine.replaced:
             self._engine.replace(dict(zip(mine.replaced, values[len(mine.specs) :], strict=True)))
-
-    def seal_on_all(self, verb: str, sealed: Sequence[bool]) -> None:
-        """Give all keys their slots if they have slots on any rank; collective.
-
-        The slots of later keys depend on the keys that have slots already.
-
-        Parameters
-        ----------
-        verb : str
-        sealed : sequence of bool
-            Whether all keys have slots, on each rank.
-        """
-        if any(sealed) and not all(sealed):
-            self._engine.layout.seal()
-            # Ranks share memory: no first value may be written after the values written next.
-            self._comm.control.barrier(verb)
 
     def assign_slot(self, key: Key) -> None:
         """Give a key its slot in a local verb, in which a MemoryError breaks nothing."""

@@ -17,9 +17,7 @@ from ncclkv.errors import CheckpointError, UsageError
 from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.restore import check_config, from_config, set_config
 from ncclkv.store.agreement import from_rank, propose
-from ncclkv.store.context import Component, Context
-from ncclkv.store.registration import Registration
-from ncclkv.store.updaters import Updaters
+from ncclkv.store.context import Component
 from ncclkv.table.registry import Key, KeySpec
 
 _PART_BYTES = 64 * 1024 * 1024
@@ -30,20 +28,7 @@ _SHOWN = 3
 
 
 class Restoring(Component):
-    """Checks a checkpoint against the store, and installs it on all ranks.
-
-    Parameters
-    ----------
-    context : Context
-    registration : Registration
-    updaters : Updaters
-    """
-
-    def __init__(self, context: Context, registration: Registration, updaters: Updaters) -> None:
-        super().__init__(context)
-        self._registration = registration
-        self._updaters = updaters
-        self._leader = self._engine.placement.leader
+    """Checks a checkpoint against the store, and installs it on all ranks."""
 
     # Checks before anything is changed
 
@@ -121,7 +106,7 @@ class Restoring(Component):
         if values:
             self._broadcast_updater(verb, manifest, arrays)
         if registered:
-            self._registration.seal_on_all(verb, notes)
+            self._engine.layout.seal_on_all(verb, notes)
         self._install_optimizer(manifest, optimizer, notes)
         if values:
             self._broadcast_values(manifest, arrays, new=bool(new))
@@ -134,7 +119,7 @@ class Restoring(Component):
         """Set a new optimizer, or give the store's optimizer the saved hyperparameters."""
         rule, saved = self._engine.rule, manifest.optimizer
         if new is not None:
-            self._updaters.install(FusedRule(new, self._engine.kernels), sealed)
+            self._engine.set_rule(FusedRule(new, self._engine.kernels), sealed)
         elif isinstance(rule, FusedRule) and saved is not None and saved.config is not None:
             set_config(rule.source, saved.config)
 
@@ -145,7 +130,9 @@ class Restoring(Component):
         for part in _parts(manifest):
             specs = [spec for spec, _, _ in part]
             wanted = [(value_name(spec.index), Tensor(spec.shape, spec.dtype)) for spec in specs]
-            given = from_rank(self._comm, _arrays_or_zeros(wanted, arrays), self._leader)
+            given = from_rank(
+                self._comm, _arrays_or_zeros(wanted, arrays), self._engine.placement.leader
+            )
             if new:
                 self._engine.layout.add(specs, given)
                 continue
@@ -165,7 +152,7 @@ class Restoring(Component):
             ]
             given: list[Array] = _arrays_or_zeros(wanted, arrays)
             if self._engine.placement.replicated and given:
-                given = from_rank(self._comm, given, self._leader)
+                given = from_rank(self._comm, given, self._engine.placement.leader)
             for spec, _, updates in part:
                 rule.reset(layout[spec.key])
                 rule.set_count(layout[spec.key], updates)
@@ -193,7 +180,9 @@ class Restoring(Component):
         state: dict[Key, Any] = {}
         for index, (key, item) in enumerate(manifest.updater.items()):
             mine = item[0] if isinstance(item, list) else arrays.get(updater_name(index))
-            given = self._comm.control.broadcast(mine, self._leader, f"{verb}: the updater's state")
+            given = self._comm.control.broadcast(
+                mine, self._engine.placement.leader, f"{verb}: the updater's state"
+            )
             state[key] = self._copy(given) if isinstance(item, Tensor) else given
         failure: Exception | None = None
         if self._engine.placement.updates:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ncclkv.arguments import check_length
@@ -45,22 +45,7 @@ class Updaters(Component):
         self._calls.record(verb)
         rule, sealed = propose(self._comm, verb, make, note=self._engine.layout.sealed)
         if not again:
-            self.install(rule, sealed)
-
-    # For other components
-
-    def install(self, rule: Rule, sealed: Sequence[bool]) -> None:
-        """Put another rule in force; collective.
-
-        Parameters
-        ----------
-        rule : Rule
-        sealed : sequence of bool
-            Whether all keys have slots, on each rank: slots on any rank are assigned here, too.
-        """
-        if any(sealed):
-            self._engine.layout.seal()
-        self._engine.set_rule(rule)
+            self._engine.set_rule(rule, sealed)
 
     # Rules
 

@@ -183,8 +183,8 @@ MUTANTS = (
     Mutant(
         name="optimizer-set-again-forgets",
         file=UPDATERS,
-        old="        if not again:\n            self.install(rule, sealed)\n",
-        new="        if True:\n            self.install(rule, sealed)\n",
+        old="        if not again:\n            self._engine.set_rule(rule, sealed)\n",
+        new="        if True:\n            self._engine.set_rule(rule, sealed)\n",
         why="momentum is lost when a program sets its optimizer each epoch",
         tests=(THREADS,),
     ),
