@@ -24,7 +24,7 @@ class StartedJob:
     ranks : int
     """
 
-    def __init__(self, folder: Path, *arguments: str, ranks: int = 4) -> None:
+    def __init__(self, folder: Path, *arguments: str, ranks: int = 2) -> None:
         self.mark = folder / "mark"
         self.temporary = folder / "tmp"
         self.temporary.mkdir(exist_ok=True)

@@ -44,7 +44,7 @@ def test_an_early_exit_before_other_ranks_wait(job: Job) -> None:
 @pytest.mark.limit(60)
 def test_a_rank_may_continue_alone_without_limit(job: Job) -> None:
     """Check the supervisors of the other ranks, which wait at most ten seconds."""
-    ended = job("early_exits.py", "evaluates", "12", ranks=3, run=True, limit=stretched(30))
+    ended = job("early_exits.py", "evaluates", "12", ranks=2, run=True, limit=stretched(30))
     assert (ended.code, ended.out, ended.err) == (0, "[0] evaluated\n", "")
 
 

@@ -36,7 +36,7 @@ ENDS = [
 def run(tmp_path: Path) -> Run:
     """Run a case of ``restarts.py``; fail if one of its processes is left."""
 
-    def go(case: str, *options: str, ranks: int = 4) -> Ended:
+    def go(case: str, *options: str, ranks: int = 2) -> Ended:
         command = [sys.executable, PROGRAM, *case.split()]
         ended = StartedJob(tmp_path, *options, "--", *command, ranks=ranks).end()
         assert not left(tmp_path), "processes of the job are left"
@@ -54,14 +54,14 @@ def test_output_by_rank(run: Run, ranks: int) -> None:
 
 
 def test_no_line_is_torn_or_lost(run: Run) -> None:
-    ended = run("chatters")
+    ended = run("chatters", ranks=3)
     assert ended.code == 0, ended.err
-    found: dict[int, list[int]] = {rank: [] for rank in range(4)}
+    found: dict[int, list[int]] = {rank: [] for rank in range(3)}
     for line in ended.out.splitlines():
         match = re.fullmatch(r"\[(\d)\] \1 (\d+) x* end", line)
         assert match, f"a torn line: {line}"
         found[int(match.group(1))].append(int(match.group(2)))
-    assert found == {rank: list(range(3000)) for rank in range(4)}
+    assert found == {rank: list(range(3000)) for rank in range(3)}
 
 
 def test_a_rank_that_is_stopped_and_continued(run: Run) -> None:
@@ -72,7 +72,7 @@ def test_a_rank_that_is_stopped_and_continued(run: Run) -> None:
 @pytest.mark.parametrize(("end", "where"), combinations(ENDS, ["before", "between"]))
 def test_a_rank_that_fails(run: Run, where: str, end: tuple[str, int, str]) -> None:
     way, code, said = end
-    ended = run(f"bad_end {where} {way}")
+    ended = run(f"bad_end {where} {way}", ranks=3)
     assert ended.code == code, ended.err
     assert ended.seconds < SECONDS, ended.err
     report = next(line for line in ended.err.splitlines() if ": the job failed after " in line)
@@ -140,7 +140,7 @@ def test_a_program_that_refuses_its_arguments(run: Run) -> None:
     assert "exit code 2 means that the program refuses its arguments" in ended.err
 
 
-@pytest.mark.parametrize(("number", "ranks"), combinations([signal.SIGINT, signal.SIGTERM], [1, 4]))
+@pytest.mark.parametrize(("number", "ranks"), combinations([signal.SIGINT, signal.SIGTERM], [1, 3]))
 def test_signals_end_the_job(tmp_path: Path, number: int, ranks: int) -> None:
     arguments = ("--max-restarts", "3", "--", sys.executable, PROGRAM, "waits")
     job = StartedJob(tmp_path, *arguments, ranks=ranks)

@@ -97,7 +97,7 @@ def third_time() -> None:
     if kv.rank == 0:
         (Path(saved).parent / ".saving-step-000000099-save-000099").mkdir()  # incomplete
     kv.barrier()
-    if RESTART < 2 and kv.rank == 2:
+    if RESTART < 2 and kv.rank == 1:
         os._exit(5)
     step(kv)
     kv.close()
