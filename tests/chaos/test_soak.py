@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.extent import some_or_all
 from tests.harness.job import start
 
 STEPS = 500
@@ -17,15 +18,18 @@ LIMIT = 50.0
 
 
 @pytest.mark.limit(LIMIT + 10)
-def test_results_are_exact_and_memory_does_not_grow(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", some_or_all([2], [4]))
+def test_results_are_exact_and_memory_does_not_grow(tmp_path: Path, ranks: int) -> None:
     ended = start(
         "-m",
         "tests.soak",
         f"--steps={STEPS}",
         f"--growth={GROWTH}",
-        ranks=4,
+        ranks=ranks,
         mark=tmp_path / "mark",
         limit=LIMIT,
     )
     assert ended.code == 0, f"{ended.out}\n{ended.err}"
-    assert re.match(rf"soak: {STEPS} steps on 4 ranks, \d+ a second; memory .* MiB", ended.out)
+    assert re.match(
+        rf"soak: {STEPS} steps on {ranks} ranks, \d+ a second; memory .* MiB", ended.out
+    )
