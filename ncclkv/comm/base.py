@@ -24,12 +24,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ncclkv.comm.buffers import (
+    allocate,
+    check_buffer,
     check_buffers,
     check_counts,
     check_destination,
     check_exchange,
     check_host,
+    check_op,
     check_pair,
+    check_root,
 )
 from ncclkv.comm.control import CallDigest, ObjectComm
 from ncclkv.comm.types import EVERYONE, Apply, Buffer, Owners, Root, Then, To, Work
@@ -155,9 +159,9 @@ class Communicator(ABC):
     lock: threading.RLock
     thread_multiple: bool = True
 
-    @abstractmethod
     def allocate(self, nbytes: int) -> Buffer:
         """Return zeroed uint8 memory, aligned to `ALIGNMENT`; collectives are fastest there."""
+        return allocate(nbytes)
 
     def node_shared(self, nbytes: int) -> Buffer | None:
         """Return zeroed uint8 memory that all ranks of this node share; None without shared memory.
@@ -245,9 +249,16 @@ class Communicator(ABC):
         """Launch a reduction over all ranks into the root's `receive`; see `reduction`."""
         return self.reduction(send, receive, op, to=Root(root)).launch()
 
-    @abstractmethod
     def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
         """Launch a copy of the root's `buffer` into every rank's."""
+        check_root(root, self.size)
+        self._check_memory(buffer, to_write=self.rank != root)
+        check_buffer(buffer)
+        return self._broadcast(buffer, root)
+
+    @abstractmethod
+    def _broadcast(self, buffer: Buffer, root: int) -> Work:
+        """Launch `broadcast`, whose arguments are checked."""
 
     def reduce_scatter(self, send: Buffer, receive: Buffer, op: str = "sum") -> Work:
         """Launch a reduction over all ranks; rank r receives part r of `size` equal parts."""
@@ -366,7 +377,6 @@ class Communicator(ABC):
         self.kernels.unpack(array, on_host)
         return on_host
 
-    @abstractmethod
     def check(self, op: str, dtype: np.dtype[Any], what: str = "") -> None:
         """Refuse a reduction that cannot be done here; `what` begins the message.
 
@@ -377,6 +387,7 @@ class Communicator(ABC):
         NotSupported
             When the op has no meaning for `dtype`, or NCCL does not have the op or the dtype.
         """
+        check_op(op, dtype, what)
 
     def sync_stream(self) -> None:
         """Make the current stream wait for the stream that was current at the last call.

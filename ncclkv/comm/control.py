@@ -22,15 +22,23 @@ class CallDigest:
 
 
 class ObjectComm(ABC):
-    """Small host objects between the ranks; collective, blocking, with the same deadline."""
+    """Small host objects between the ranks; collective, blocking, with the same deadline.
+
+    Attributes
+    ----------
+    rank : int
+        This rank.
+    """
+
+    rank: int
 
     @abstractmethod
     def allgather(self, item: Any, label: str = "") -> list[Any]:
         """Every rank's `item`, in rank order."""
 
-    @abstractmethod
     def broadcast(self, item: Any, root: int = 0, label: str = "") -> Any:
         """The root's `item`; what other ranks pass is ignored."""
+        return self.allgather(item if self.rank == root else None, label)[root]
 
     @abstractmethod
     def barrier(self, label: str = "") -> None:

@@ -15,14 +15,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.comm.base import Collective, Communicator, closed, left
-from ncclkv.comm.buffers import (
-    allocate,
-    check_buffer,
-    check_color,
-    check_host,
-    check_op,
-    check_root,
-)
+from ncclkv.comm.buffers import check_color
 from ncclkv.comm.control import ObjectComm
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
 from ncclkv.comm.host import finalize
@@ -49,7 +42,7 @@ class HostObjectComm(ObjectComm):
     """Host objects, pickled, over the transport of a communicator, in tags of their own."""
 
     def __init__(self, transport: Transport, progress: ProgressEngine) -> None:
-        self._rank = transport.rank
+        self.rank = transport.rank
         self._tags = TagPool(transport, progress, offset=1)
 
     def allgather(self, item: Any, label: str = "") -> list[Any]:
@@ -61,9 +54,6 @@ class HostObjectComm(ObjectComm):
             label,
         ).wait()
         return [pickle.loads(part.data) for part in received]
-
-    def broadcast(self, item: Any, root: int = 0, label: str = "") -> Any:
-        return self.allgather(item if self._rank == root else None, label)[root]
 
     def barrier(self, label: str = "", timeout: float | None = None) -> None:
         self._tags.launch(algorithms.barrier, header.BARRIER, label).wait(timeout)
@@ -119,27 +109,15 @@ class HostCommunicator(Communicator):
             raise
         return setup_node(self._transport, control, roster)
 
-    @property
-    def reproducible(self) -> bool:
-        """True when all sums are made in rank order."""
-        return self._reductions.reproducible
-
-    @reproducible.setter
-    def reproducible(self, wanted: bool) -> None:
-        self._reductions.reproducible = wanted
-
     def allocate(self, nbytes: int) -> Buffer:
         memory = None if self._node is None else self._node.allocate(nbytes)
-        return allocate(nbytes) if memory is None else memory
+        return super().allocate(nbytes) if memory is None else memory
 
     def node_shared(self, nbytes: int) -> Buffer | None:
         return None if self._node is None else self._node.node_shared(nbytes)
 
     def rolling_back_node_shared(self) -> AbstractContextManager[None]:
         return nullcontext() if self._node is None else self._node.rolling_back_node_shared()
-
-    def check(self, op: str, dtype: np.dtype[Any], what: str = "") -> None:
-        check_op(op, dtype, what)
 
     def reduction(
         self,
@@ -150,13 +128,17 @@ class HostCommunicator(Communicator):
         to: To = EVERYONE,
         sharded_update: bool = False,
     ) -> Collective:
-        found = self._reductions.find(send, receive, op, to, sharded_update=sharded_update)
+        found = self._reductions.find(
+            send, receive, op, to, sharded=sharded_update, ordered=self.reproducible
+        )
         return found or super().reduction(send, receive, op, to=to, sharded_update=sharded_update)
 
     def _reduction(
         self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded_update: bool
     ) -> Collective:
-        return self._reductions.prepare(send, receive, op, to, sharded_update=sharded_update)
+        return self._reductions.prepare(
+            send, receive, op, to, sharded=sharded_update, ordered=self.reproducible
+        )
 
     def _to_owners(self, send: Buffer, own: Buffer, op: str, to: Owners) -> Collective:
         call, ordered = header.reduce_scatter(send, op, to.bounds), self.reproducible
@@ -186,20 +168,15 @@ class HostCommunicator(Communicator):
         sent = partial(hierarchical.wire_bytes, *array, to, sharded=True, ordered=ordered)
         return Collective(start, sent)
 
-    def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
-        check_root(root, self.size)
-        check_host(buffer, to_write=self.rank != root)
-        check_buffer(buffer)
+    def _broadcast(self, buffer: Buffer, root: int) -> Work:
         node, call = self._node, header.broadcast(buffer, root)
-        if node is not None and len(node.nodes) == 1:
-            return self._progress.launch(StepWork(Broadcast(node, call, buffer).steps(), call))
-        if node is None or buffer.nbytes <= SHORT_BYTES:
-            return self._tags.launch(
-                lambda channel: algorithms.broadcast(channel, buffer, root), call
-            )
-        return self._tags.launch(
-            lambda channel: Broadcast(node, call, buffer, channel).steps(), call
-        )
+
+        def across_nodes(channel: Channel) -> Steps:
+            if node is None or buffer.nbytes <= SHORT_BYTES:
+                return algorithms.broadcast(channel, buffer, root)
+            return Broadcast(node, call, buffer, channel).steps()
+
+        return self._start(call, lambda node: Broadcast(node, call, buffer).steps(), across_nodes)
 
     def _gather(
         self, send: Buffer, receive: Buffer, counts: Sequence[int], then: Then | None

@@ -35,8 +35,8 @@ Start = Callable[[Buffer, Buffer, "Apply | None"], Work]
 Sent = Callable[[], int]
 """Function that returns `Collective.wire_bytes`."""
 
-_Options = tuple[str, "int | None", bool]
-"""Op, root and `sharded_update` of a reduction."""
+_Options = tuple[str, "int | None", bool, bool]
+"""Op, root, `sharded_update` of a reduction, and whether it keeps the rank order over nodes."""
 
 
 class Reductions:
@@ -59,58 +59,56 @@ class Reductions:
         self._node = node
         self._progress = progress
         self._tags = tags
-        self._reproducible = False
         # Nothing cached refers to this object: a cycle would keep shared memory until a collection.
         self._prepared: dict[tuple[int, int], _Prepared] = {}
         self._small: dict[tuple[int, np.dtype[Any], str, int | None], SmallAllReduce] = {}
 
-    @property
-    def reproducible(self) -> bool:
-        """True when later preparations make sums over several nodes in rank order."""
-        return self._reproducible
-
-    @reproducible.setter
-    def reproducible(self, wanted: bool) -> None:
-        self._reproducible = wanted
-        self._prepared.clear()
-
     def find(
-        self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded_update: bool
+        self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded: bool, ordered: bool
     ) -> Collective | None:
         """Return the reduction that was prepared for these arguments; None if there is none."""
         cached = self._prepared.get((id(send), id(receive)))
-        if cached is None or not cached.matches(send, receive, (op, _root(to), sharded_update)):
+        if cached is None or not cached.matches(send, receive, (op, _root(to), sharded, ordered)):
             return None
         return Collective(partial(cached.start, send, receive), cached.sent)
 
     def prepare(
-        self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded_update: bool
+        self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded: bool, ordered: bool
     ) -> Collective:
-        """Prepare a reduction to every rank or to a root, whose arguments are checked."""
-        start, sent = self._prepare(send, receive, op, to, sharded_update=sharded_update)
+        """Prepare a reduction to every rank or to a root, whose arguments are checked.
+
+        Parameters
+        ----------
+        send, receive, op, to
+            As for `Communicator.reduction`.
+        sharded : bool
+            Whether the ranks of a node update together.
+        ordered : bool
+            Whether sums over several nodes are made in rank order.
+        """
+        start, sent = self._prepare(send, receive, op, to, sharded=sharded, ordered=ordered)
         if len(self._prepared) >= _MAX_PREPARED:
             self._prepared.clear()
-        options = op, _root(to), sharded_update
+        options = op, _root(to), sharded, ordered
         self._prepared[id(send), id(receive)] = _Prepared(send, receive, options, start, sent)
         return Collective(partial(start, send, receive), sent)
 
     def _prepare(
-        self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded_update: bool
+        self, send: Buffer, receive: Buffer, op: str, to: To, *, sharded: bool, ordered: bool
     ) -> tuple[Start, Sent]:
         """Choose the algorithm: in the memory of the node, between nodes, or by messages."""
         node, root = self._node, _root(to)
         sent = partial(wire_bytes, send.size, send.itemsize, to, self._rank, self._size)
-        shared = node is not None and (
-            sharded_update or (root is None and node.is_node_shared(receive))
-        )
-        if node is None or (len(node.nodes) > 1 and send.nbytes <= SHORT_BYTES and not shared):
+        if node is not None:
+            sharded = sharded or (root is None and node.is_node_shared(receive))
+        if node is None or (len(node.nodes) > 1 and send.nbytes <= SHORT_BYTES and not sharded):
             return self._by_messages(send, op, to), partial(sent, limits(self._size))
-        if len(node.nodes) == 1 and send.nbytes <= INLINE_BYTES and not shared:
+        if len(node.nodes) == 1 and send.nbytes <= INLINE_BYTES and not sharded:
             return self._of_copies(node, send, op, root), partial(sent, _COPIES)
-        plan = ReductionPlan(node, send, receive, op, root, sharded_update=shared)
+        plan = ReductionPlan(node, send, receive, op, root, sharded_update=sharded)
         in_memory = partial(hierarchical.wire_bytes, node, send.size, send.dtype, to)
-        sent = partial(in_memory, sharded=shared, ordered=self._reproducible)
-        return self._by_slices(node, plan, to), sent
+        sent = partial(in_memory, sharded=sharded, ordered=ordered)
+        return self._by_slices(node, plan, to, ordered), sent
 
     def _of_copies(self, node: Node, send: Buffer, op: str, root: int | None) -> Start:
         """Prepare a small reduction; all of one kind have the same copies."""
@@ -122,9 +120,9 @@ class Reductions:
         small, launch = self._small[kind], self._progress.launch
         return lambda send, receive, apply: launch(SmallAllReduceWork(small, send, receive, apply))
 
-    def _by_slices(self, node: Node, plan: ReductionPlan, to: To) -> Start:
+    def _by_slices(self, node: Node, plan: ReductionPlan, to: To, ordered: bool) -> Start:
         """Prepare a reduction in the memory of each node, and by messages between nodes."""
-        launch, tags, ordered = self._progress.launch, self._tags, self._reproducible
+        launch, tags = self._progress.launch, self._tags
 
         def start(send: Buffer, receive: Buffer, apply: Apply | None) -> Work:
             reduction = AllReduce(node, plan, send, receive, apply)

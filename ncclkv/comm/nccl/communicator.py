@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ncclkv.comm.base import Collective, Communicator, Graph, closed, left
-from ncclkv.comm.buffers import check_buffer, check_root
 from ncclkv.comm.control import ObjectComm
 from ncclkv.comm.host import finalize
 from ncclkv.comm.nccl import dtypes
@@ -206,10 +205,7 @@ class NcclCommunicator(Communicator):
         """Return whether reductions keep the rank order, which matters for several ranks."""
         return self.reproducible and self.size > 1
 
-    def broadcast(self, buffer: Buffer, root: int = 0) -> Work:
-        check_root(root, self.size)
-        dtypes.check_device(buffer)
-        check_buffer(buffer)
+    def _broadcast(self, buffer: Buffer, root: int) -> Work:
         arguments = dtypes.move_arguments(buffer, buffer, buffer.size)
 
         def enqueue(handle: Handle, stream: int) -> None:
@@ -335,16 +331,13 @@ class NcclObjectComm(ObjectComm):
     """Host objects through the communicator of hosts; a failure breaks the whole communicator."""
 
     def __init__(self, lifetime: Lifetime, control: ObjectComm) -> None:
+        self.rank = control.rank
         self._lifetime = lifetime
         self._control = control
 
     def allgather(self, item: Any, label: str = "") -> list[Any]:
         with self._lifetime:
             return self._control.allgather(item, label)
-
-    def broadcast(self, item: Any, root: int = 0, label: str = "") -> Any:
-        with self._lifetime:
-            return self._control.broadcast(item, root, label)
 
     def barrier(self, label: str = "") -> None:
         with self._lifetime:
