@@ -11,10 +11,11 @@ Messages between hosts, between nodes and between GPUs all go this way: each is 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,37 +50,45 @@ A sum with these limits sends the fewest bytes.
 """
 
 
-class Wire(Protocol):
-    """One rank's messages of one collective, and the arithmetic of the memory that they are in."""
+class Wire(ABC):
+    """One rank's messages of one collective, and the arithmetic of the memory that they are in.
 
-    @property
-    def rank(self) -> int:
-        """Return this rank."""
+    Parameters
+    ----------
+    rank, size : int
+    limits : Limits
+        The limits of this kind of wire.
 
-    @property
-    def size(self) -> int:
-        """Return the number of ranks."""
+    Attributes
+    ----------
+    rank, size, limits
+        As the parameters.
+    peers : list of int
+        The other ranks, in the order of this rank's messages.
+    """
 
-    @property
-    def peers(self) -> Sequence[int]:
-        """Return the other ranks, in the order of this rank's messages."""
+    def __init__(self, rank: int, size: int, limits: Limits) -> None:
+        self.rank, self.size, self.limits = rank, size, limits
+        # From the next rank on: else all would send to rank 0 first.
+        self.peers = [(rank + step) % size for step in range(1, size)]
 
-    @property
-    def limits(self) -> Limits:
-        """Return the limits of this kind of wire."""
-
+    @abstractmethod
     def scratch(self, nbytes: int) -> Buffer:
         """Return memory that is valid until the next call."""
 
     def group(self) -> AbstractContextManager[None]:
         """Return a context whose messages are started together."""
+        return nullcontext()
 
+    @abstractmethod
     def send(self, data: Buffer, peer: int) -> Request:
         """Start to send `data`, which must not change until the request is done."""
 
+    @abstractmethod
     def receive(self, into: Buffer, peer: int) -> Request:
         """Start to receive a message of exactly the length of `into`."""
 
+    @abstractmethod
     def fold(self, parts: Sequence[Buffer], total: Buffer, op: str) -> None:
         """Reduce `parts`, in their order, into `total`, which may be one of them."""
 
@@ -99,8 +108,10 @@ class Round(NamedTuple):
     sends_on: bool
 
 
-def slices(count: int, parts: int, unit: int = 1) -> list[Range]:
-    """Cut ``[0, count)`` into ranges of nearly equal length that begin at multiples of `unit`.
+def slices(count: int, parts: int, unit: int = 1, start: int = 0) -> list[Range]:
+    """Cut `count` elements from `start` on into ranges of nearly equal length.
+
+    The ranges begin at multiples of `unit`, counted from `start`.
 
     Examples
     --------
@@ -108,9 +119,12 @@ def slices(count: int, parts: int, unit: int = 1) -> list[Range]:
     [(0, 2), (2, 5), (5, 7), (7, 10)]
     >>> slices(1000, 4, 64)
     [(0, 256), (256, 512), (512, 768), (768, 1000)]
+    >>> slices(10, 2, start=100)
+    [(100, 105), (105, 110)]
     """
     units = -(-count // unit)
-    return list(pairwise(min(units * part // parts * unit, count) for part in range(parts + 1)))
+    bounds = (min(units * part // parts * unit, count) for part in range(parts + 1))
+    return list(pairwise(start + bound for bound in bounds))
 
 
 def rounds(count: int, itemsize: int, to: To, size: int, limits: Limits) -> Iterator[Round]:
@@ -120,20 +134,15 @@ def rounds(count: int, itemsize: int, to: To, size: int, limits: Limits) -> Iter
         parts = list(pairwise(to.bounds))
         longest = max(hi - lo for lo, hi in parts)
         pieces = max(1, -(-longest * itemsize * size // limits.piece))
-        cuts = [_within(part, slices(part[1] - part[0], pieces, unit)) for part in parts]
+        cuts = [slices(hi - lo, pieces, unit, lo) for lo, hi in parts]
         for shares in zip(*cuts, strict=True):
             yield Round(shares, sends_on=False)
     elif count * itemsize <= limits.short:
         whole = (0, count)
         yield Round([whole if to.receives(rank) else None for rank in range(size)], False)
     else:
-        for piece in slices(count, -(-count * itemsize // limits.piece), unit):
-            yield Round(_within(piece, slices(piece[1] - piece[0], size, unit)), True)
-
-
-def _within(part: Range, ranges: Sequence[Range]) -> list[Range]:
-    """Convert ranges that count from the begin of a part to ranges of the whole array."""
-    return [(part[0] + lo, part[0] + hi) for lo, hi in ranges]
+        for lo, hi in slices(count, -(-count * itemsize // limits.piece), unit):
+            yield Round(slices(hi - lo, size, unit, lo), True)
 
 
 def scratch_count(count: int, itemsize: int, to: To, size: int, limits: Limits) -> int:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from ncclkv.comm.messages import framing
 from ncclkv.comm.transport import Messages, Request
-from ncclkv.comm.two_step import Limits
+from ncclkv.comm.two_step import Limits, Wire
 from ncclkv.comm.types import Buffer
 from ncclkv.kernels.base import Kernels
 
@@ -26,14 +24,13 @@ def limits(size: int) -> Limits:
     return Limits(SHORT_BYTES, PIECE_BYTES * size)
 
 
-@dataclass(frozen=True)
-class Channel:
+class Channel(Wire):
     """Sends and receives the messages of one collective: the `Wire` between hosts.
 
     The first message to each peer begins with the call digest of this rank.  The digest of the
     first message from each peer is compared before any of its payload is used.
 
-    Attributes
+    Parameters
     ----------
     transport : Messages
     tag : int
@@ -42,55 +39,47 @@ class Channel:
         ``scratch(nbytes)``: memory that is valid until the next call.
     digest : int
         The value of `ProgressEngine.digest` at the launch.
+
+    Attributes
+    ----------
+    transport, tag, kernels
+        As the parameters.
     """
 
-    transport: Messages
-    tag: int
-    kernels: Kernels
-    scratch: Callable[[int], Buffer]
-    digest: int = 0
-    _greeted: set[tuple[str, int]] = field(default_factory=set)
+    def __init__(
+        self,
+        transport: Messages,
+        tag: int,
+        kernels: Kernels,
+        scratch: Callable[[int], Buffer],
+        digest: int,
+    ) -> None:
+        super().__init__(transport.rank, transport.size, limits(transport.size))
+        self.transport, self.tag, self.kernels = transport, tag, kernels
+        self._scratch, self._digest = scratch, digest
+        self._greeted: set[tuple[str, int]] = set()
 
-    @property
-    def rank(self) -> int:
-        return self.transport.rank
-
-    @property
-    def size(self) -> int:
-        return self.transport.size
-
-    @property
-    def peers(self) -> list[int]:
-        """Return the other ranks from the next one on: else all would send to rank 0 first."""
-        return [(self.rank + step) % self.size for step in range(1, self.size)]
-
-    @property
-    def limits(self) -> Limits:
-        return limits(self.size)
-
-    def group(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def scratch(self, nbytes: int) -> Buffer:
+        return self._scratch(nbytes)
 
     def fold(self, parts: Sequence[Buffer], total: Buffer, op: str) -> None:
         self.kernels.reduce(parts, total, op)
 
     def among(self, messages: Messages) -> Channel:
         """Return the channel of a subset of its ranks, which `messages` numbers anew."""
-        return Channel(messages, self.tag, self.kernels, self.scratch, self.digest)
+        return Channel(messages, self.tag, self.kernels, self._scratch, self._digest)
 
     def send(self, data: Buffer, peer: int) -> Request:
-        """Start to send `data`, which must not change until the request is done."""
         data = data.view(np.uint8)
         if not self._is_first("send", peer):
             return self.transport.send(data, peer, self.tag)
-        return framing.send(self.transport, data, peer, self.tag, self.digest)
+        return framing.send(self.transport, data, peer, self.tag, self._digest)
 
     def receive(self, into: Buffer, peer: int) -> Request:
-        """Start to receive a message of exactly the length of `into`."""
         into = into.view(np.uint8)
         if not self._is_first("receive", peer):
             return self.transport.receive(into, peer, self.tag)
-        return framing.receive(self.transport, into, peer, self.tag, self.digest)
+        return framing.receive(self.transport, into, peer, self.tag, self._digest)
 
     def _is_first(self, direction: str, peer: int) -> bool:
         """Return whether a message is the first to a peer, or the first from it."""

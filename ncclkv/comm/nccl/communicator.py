@@ -90,9 +90,7 @@ class NcclCommunicator(Communicator):
         self._progress.background.end_with(self)
         self._watcher = watcher
         self.lock, self.thread_multiple = peers.lock, peers.thread_multiple
-        self._messages = GpuMessages(
-            peers.rank, peers.size, binding, streams, kernels, self._progress
-        )
+        self._messages = GpuMessages(lifetime, kernels, self._progress)
         self.control = NcclObjectComm(lifetime, peers.control)
         self._closed = False
 

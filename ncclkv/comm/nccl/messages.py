@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 from ncclkv.arrays.memory import address
 from ncclkv.comm import two_step
 from ncclkv.comm.nccl import dtypes
-from ncclkv.comm.nccl.binding import Binding, Handle, group
+from ncclkv.comm.nccl.binding import Handle, group
+from ncclkv.comm.nccl.lifetime import Lifetime
 from ncclkv.comm.nccl.progress import Enqueue, NcclProgress
-from ncclkv.comm.nccl.streams import Streams
 from ncclkv.comm.transport import Request
-from ncclkv.comm.two_step import Limits
+from ncclkv.comm.two_step import Limits, Wire
 from ncclkv.comm.types import ALIGNMENT, Buffer, To
 from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
@@ -37,66 +36,53 @@ class _Queued(Request):
         return True
 
 
-@dataclass(frozen=True)
-class StreamWire:
+class StreamWire(Wire):
     """The messages of one collective on a stream: the `Wire` between GPUs.
 
-    Attributes
+    Parameters
     ----------
-    rank : int
-    peers : sequence of int
-        All other ranks.
-    binding : Binding
-    handle : Handle
-    streams : Streams
-    stream : int
+    lifetime : Lifetime
+        The communicator.
     kernels : Kernels
+    stream : int
     memory : ndarray
         Scratch memory, in bytes.
     """
 
-    rank: int
-    peers: Sequence[int]
-    binding: Binding
-    handle: Handle
-    streams: Streams
-    stream: int
-    kernels: Kernels
-    memory: Buffer
-
-    @property
-    def size(self) -> int:
-        return 1 + len(self.peers)
-
-    @property
-    def limits(self) -> Limits:
-        return _limits()
+    def __init__(self, lifetime: Lifetime, kernels: Kernels, stream: int, memory: Buffer) -> None:
+        super().__init__(lifetime.peers.rank, lifetime.peers.size, _limits())
+        self._lifetime = lifetime
+        self._kernels = kernels
+        self._stream = stream
+        self._memory = memory
 
     def scratch(self, nbytes: int) -> Buffer:
-        return self.memory[:nbytes]
+        return self._memory[:nbytes]
 
     def group(self) -> AbstractContextManager[None]:
-        return group(self.binding)
+        return group(self._lifetime.binding)
 
     def send(self, data: Buffer, peer: int) -> Request:
         if data.size:
-            self.binding.send(self.handle, *_message(data), peer, self.stream)
+            lifetime = self._lifetime
+            lifetime.binding.send(lifetime.handle, *_message(data), peer, self._stream)
         return _Queued()
 
     def receive(self, into: Buffer, peer: int) -> Request:
         if into.size:
-            self.binding.receive(self.handle, *_message(into), peer, self.stream)
+            lifetime = self._lifetime
+            lifetime.binding.receive(lifetime.handle, *_message(into), peer, self._stream)
         return _Queued()
 
     def fold(self, parts: Sequence[Buffer], total: Buffer, op: str) -> None:
-        with self.streams.on(self.stream):
-            self.kernels.reduce(parts, total, op)
+        with self._lifetime.streams.on(self._stream):
+            self._kernels.reduce(parts, total, op)
 
     def copy(self, data: Buffer, into: Buffer) -> None:
         """Copy between arrays of this rank, unless they are the same memory."""
         if data.size and address(data) != address(into):
-            with self.streams.on(self.stream):
-                self.kernels.pack(data, into)
+            with self._lifetime.streams.on(self._stream):
+                self._kernels.pack(data, into)
 
 
 def _limits() -> Limits:
@@ -109,47 +95,37 @@ class GpuMessages:
 
     Parameters
     ----------
-    rank, size : int
-    binding : Binding
-    streams : Streams
+    lifetime : Lifetime
+        The communicator.
     kernels : Kernels
     progress : NcclProgress
         Launches the collectives.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        binding: Binding,
-        streams: Streams,
-        kernels: Kernels,
-        progress: NcclProgress,
-    ) -> None:
-        self._rank, self._size = rank, size
-        self._peers = [(rank + step) % size for step in range(1, size)]
-        self._binding = binding
-        self._streams = streams
+    def __init__(self, lifetime: Lifetime, kernels: Kernels, progress: NcclProgress) -> None:
+        self._lifetime = lifetime
+        self._rank, self._size = lifetime.peers.rank, lifetime.peers.size
         self._kernels = kernels
         self._progress = progress
         self._memory: Buffer | None = None
-        self._connected = size == 1
+        self._connected = self._size == 1
 
     def connect(self, what: str = "connecting the ranks for messages") -> None:
         """Connect the ranks for messages, once; collective, with a deadline."""
         if self._connected:
             return
-        if self._progress.graphs.recording is not None:
+        if self._lifetime.graphs.recording is not None:
             raise UsageError(
                 "capture: the ranks are not connected for messages, and cannot be in a capture; "
                 "make the same step once before it"
             )
         self._connected = True
-        scratch = self._streams.allocate(1 + len(self._peers))
+        scratch = self._lifetime.streams.allocate(self._size)
         bytes_at = address(scratch), address(scratch) + 1
+        peers = [rank for rank in range(self._size) if rank != self._rank]
 
         def enqueue(handle: Handle, stream: int) -> None:
-            self._binding.connect(handle, self._peers, bytes_at, stream)
+            self._lifetime.binding.connect(handle, peers, bytes_at, stream)
 
         self._progress.launch(what, enqueue, None, scratch)
 
@@ -164,7 +140,7 @@ class GpuMessages:
         order = [[rank] for rank in range(self._size)]
 
         def enqueue(handle: Handle, stream: int) -> None:
-            wire = self._wire(handle, stream, scratch)
+            wire = self._wire(stream, scratch)
             for _ in two_step.reduce(wire, [send], order, receive, op, to):
                 pass
 
@@ -174,35 +150,26 @@ class GpuMessages:
         """Return the function that puts an all_to_all on a stream."""
 
         def enqueue(handle: Handle, stream: int) -> None:
-            wire = self._wire(handle, stream, send[0])
+            wire = self._wire(stream, send[0])
             wire.copy(send[self._rank], receive[self._rank])
             for _ in two_step.all_to_all(wire, send, receive):
                 pass
 
         return enqueue
 
-    def _wire(self, handle: Handle, stream: int, memory: Buffer) -> StreamWire:
+    def _wire(self, stream: int, memory: Buffer) -> StreamWire:
         """Return the messages of one launch."""
-        return StreamWire(
-            self._rank,
-            self._peers,
-            self._binding,
-            handle,
-            self._streams,
-            stream,
-            self._kernels,
-            memory,
-        )
+        return StreamWire(self._lifetime, self._kernels, stream, memory)
 
     def _scratch(self, nbytes: int) -> Buffer:
         """Return scratch memory, which grows and is never freed."""
         if self._memory is None or self._memory.size < nbytes:
-            if self._progress.graphs.recording is not None:
+            if self._lifetime.graphs.recording is not None:
                 raise UsageError(
                     f"capture: sums in rank order need {nbytes} bytes of scratch memory, and a "
                     f"capture cannot allocate; make the same step once before it"
                 )
-            self._memory = self._streams.allocate(nbytes)
+            self._memory = self._lifetime.streams.allocate(nbytes)
         return self._memory
 
 

@@ -88,9 +88,9 @@ MUTANTS = (
         name="sum-off-its-stream",
         file=MESSAGES,
         old="""\
-        with self.streams.on(self.stream):
-            self.kernels.reduce(parts, total, op)""",
-        new="        self.kernels.reduce(parts, total, op)",
+        with self._lifetime.streams.on(self._stream):
+            self._kernels.reduce(parts, total, op)""",
+        new="        self._kernels.reduce(parts, total, op)",
         why="parts are added up before they have come",
         tests=(
             Selection("2", "nccl/test_standin_rank_order.py", "every_length_to_all and 3-True"),
@@ -112,9 +112,9 @@ MUTANTS = (
         name="own-message-off-its-stream",
         file=MESSAGES,
         old="""\
-            with self.streams.on(self.stream):
-                self.kernels.pack(data, into)""",
-        new="            self.kernels.pack(data, into)",
+            with self._lifetime.streams.on(self._stream):
+                self._kernels.pack(data, into)""",
+        new="            self._kernels.pack(data, into)",
         why="a rank's message to itself is copied before it is written",
         tests=(Selection("2", "nccl/test_standin_communicator.py", "all_to_all_of and lazy"),),
     ),

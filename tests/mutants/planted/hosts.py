@@ -98,8 +98,8 @@ MUTANTS = (
     Mutant(
         name="update-of-later-pieces-at-the-beginning",
         file=TWO_STEP,
-        old="    return [(part[0] + lo, part[0] + hi) for lo, hi in ranges]\n",
-        new="    return [*ranges]\n",
+        old="            yield Round(slices(hi - lo, size, unit, lo), True)\n",
+        new="            yield Round(slices(hi - lo, size, unit), True)\n",
         why="long arrays are updated at their beginning alone",
         tests=(COMM,),
     ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +11,16 @@ import pytest
 
 from ncclkv.comm import two_step
 from ncclkv.comm.transport import Request
-from ncclkv.comm.two_step import LEAST, Limits, Round, rounds, scratch_count, slices, wire_bytes
+from ncclkv.comm.two_step import (
+    LEAST,
+    Limits,
+    Round,
+    Wire,
+    rounds,
+    scratch_count,
+    slices,
+    wire_bytes,
+)
 from ncclkv.comm.types import EVERYONE, Apply, Buffer, Owners, Root, To
 from ncclkv.kernels.host import HostKernels
 
@@ -54,29 +62,17 @@ class Sent(Request):
         return True
 
 
-@dataclass
-class MemoryWire:
+class MemoryWire(Wire):
     """A wire between ranks of one thread."""
 
-    network: Network
-    rank: int
-    limits: Limits
-    most_scratch: int = 0
-
-    @property
-    def size(self) -> int:
-        return self.network.size
-
-    @property
-    def peers(self) -> Sequence[int]:
-        return [peer for peer in range(self.size) if peer != self.rank]
+    def __init__(self, network: Network, rank: int, limits: Limits) -> None:
+        super().__init__(rank, network.size, limits)
+        self.network = network
+        self.most_scratch = 0
 
     def scratch(self, nbytes: int) -> Buffer:
         self.most_scratch = max(self.most_scratch, nbytes)
         return np.full(nbytes, 0xA5, np.uint8)
-
-    def group(self) -> nullcontext[None]:
-        return nullcontext()
 
     def send(self, data: Buffer, peer: int) -> Request:
         self.network.box(self.rank, peer).append(data.copy())
