@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ncclkv.comm.types import Buffer
@@ -26,6 +27,24 @@ class Request(Protocol):
     def awaited(self) -> Sequence[int]:
         """Return the ranks that this request waits for."""
         return (self.peer,)
+
+
+@dataclass(frozen=True)
+class LocalRequest(Request):
+    """A request that needs no message: it is done once a condition holds on this rank.
+
+    Attributes
+    ----------
+    peer : int
+    condition : callable
+        Returns whether the condition holds; by default always True.
+    """
+
+    peer: int = -1
+    condition: Callable[[], bool] = lambda: True
+
+    def done(self) -> bool:
+        return self.condition()
 
 
 Steps = Generator[Sequence[Request], None, None]

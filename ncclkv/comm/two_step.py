@@ -50,6 +50,11 @@ A sum with these limits sends the fewest bytes.
 """
 
 
+def others(rank: int, size: int) -> list[int]:
+    """Return the other ranks from the next one on: else all would send to rank 0 first."""
+    return [(rank + step) % size for step in range(1, size)]
+
+
 class Wire(ABC):
     """One rank's messages of one collective, and the arithmetic of the memory that they are in.
 
@@ -69,8 +74,7 @@ class Wire(ABC):
 
     def __init__(self, rank: int, size: int, limits: Limits) -> None:
         self.rank, self.size, self.limits = rank, size, limits
-        # From the next rank on: else all would send to rank 0 first.
-        self.peers = [(rank + step) % size for step in range(1, size)]
+        self.peers = others(rank, size)
 
     @abstractmethod
     def scratch(self, nbytes: int) -> Buffer:

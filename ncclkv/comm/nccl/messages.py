@@ -16,7 +16,7 @@ from ncclkv.comm.nccl import dtypes
 from ncclkv.comm.nccl.binding import Handle, group
 from ncclkv.comm.nccl.lifetime import Lifetime
 from ncclkv.comm.nccl.progress import Enqueue, NcclProgress
-from ncclkv.comm.transport import Request
+from ncclkv.comm.transport import LocalRequest, Request
 from ncclkv.comm.two_step import Limits, Wire
 from ncclkv.comm.types import ALIGNMENT, Buffer, To
 from ncclkv.errors import UsageError
@@ -29,11 +29,8 @@ SCRATCH_BYTES = 64 * 1024 * 1024
 """Approximate memory for the parts of the peers; longer arrays are reduced piece by piece."""
 
 
-class _Queued(Request):
-    """Message in the order of a stream, for which the host does not wait."""
-
-    def done(self) -> bool:
-        return True
+_QUEUED = LocalRequest()
+"""A message in the order of a stream, for which the host does not wait."""
 
 
 class StreamWire(Wire):
@@ -66,13 +63,13 @@ class StreamWire(Wire):
         if data.size:
             lifetime = self._lifetime
             lifetime.binding.send(lifetime.handle, *_message(data), peer, self._stream)
-        return _Queued()
+        return _QUEUED
 
     def receive(self, into: Buffer, peer: int) -> Request:
         if into.size:
             lifetime = self._lifetime
             lifetime.binding.receive(lifetime.handle, *_message(into), peer, self._stream)
-        return _Queued()
+        return _QUEUED
 
     def fold(self, parts: Sequence[Buffer], total: Buffer, op: str) -> None:
         with self._lifetime.streams.on(self._stream):
@@ -122,7 +119,7 @@ class GpuMessages:
         self._connected = True
         scratch = self._lifetime.streams.allocate(self._size)
         bytes_at = address(scratch), address(scratch) + 1
-        peers = [rank for rank in range(self._size) if rank != self._rank]
+        peers = two_step.others(self._rank, self._size)
 
         def enqueue(handle: Handle, stream: int) -> None:
             self._lifetime.binding.connect(handle, peers, bytes_at, stream)

@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,8 @@ import numpy as np
 from ncclkv.arrays.memory import address
 from ncclkv.comm.shm.segment import Segment
 from ncclkv.comm.types import ALIGNMENT, Buffer
+
+_address = itemgetter(0)
 
 
 class Offset(NamedTuple):
@@ -51,8 +54,7 @@ class Allocator:
         self._free: list[tuple[int, int, Buffer]] = []
         # The garbage collector appends, at any time: a deque needs no lock for that.
         self._returned: deque[tuple[int, int, Buffer]] = deque()
-        self._addresses: list[int] = []
-        self._extents: list[tuple[int, Buffer]] = []
+        self._extents: list[tuple[int, int, Buffer]] = []
 
     def take(self, nbytes: int) -> Buffer | None:
         """Allocate zeroed bytes, aligned to `ALIGNMENT`; None when no memory is left."""
@@ -75,11 +77,11 @@ class Allocator:
     @contextmanager
     def rolling_back(self) -> Iterator[None]:
         """Give back what a block took if it raises: the next arrays get the same offsets."""
-        before = self._next, [*self._free], [*self._addresses], [*self._extents]
+        before = self._next, [*self._free], [*self._extents]
         try:
             yield
         except BaseException:
-            self._next, self._free, self._addresses, self._extents = before
+            self._next, self._free, self._extents = before
             raise
 
     def _cut(self, lo: int, nbytes: int, size: int, extent: Buffer) -> Buffer:
@@ -114,22 +116,18 @@ class Allocator:
         if length < size:
             return None
         extent = self._segment.map(self._next, length)
-        number = bisect.bisect(self._addresses, address(extent))
-        self._addresses.insert(number, address(extent))
-        self._extents.insert(number, (self._next, extent))
+        bisect.insort(self._extents, (address(extent), self._next, extent), key=_address)
         self._next += length
         return extent
 
     def offset_of(self, array: Buffer) -> Offset | None:
         """Return the offset of a contiguous array; None outside this allocator."""
-        if not self._extents:
-            return None
         where = address(array)
-        number = bisect.bisect(self._addresses, where) - 1
+        number = bisect.bisect(self._extents, where, key=_address) - 1
         if number < 0:
             return None
-        start, extent = self._extents[number]
-        offset = where - self._addresses[number]
+        begin, start, extent = self._extents[number]
+        offset = where - begin
         if offset + array.nbytes > extent.size:
             return None
         return Offset(start, extent.size, offset)

@@ -8,12 +8,11 @@ owner enters the collective, or by the owner of the slice while all ranks are in
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ncclkv.comm.shm import header
 from ncclkv.comm.shm.allocator import Offset
-from ncclkv.comm.shm.hierarchical import CrossNode
+from ncclkv.comm.shm.hierarchical import CrossNode, refusing
 from ncclkv.comm.shm.node import BLOCK_BYTES, Node
 from ncclkv.comm.shm.sequence import DONE, ENTERED
 from ncclkv.comm.shm.staging import HALF_BYTES
@@ -201,7 +200,7 @@ class AllReduce:
     def steps_across(self, cross: CrossNode) -> Steps:
         """Take `steps`, with `cross` between nodes; refuse other calls at all ranks."""
         self._cross = cross
-        return cross.refusing(self.slot, self.steps())
+        return refusing(cross, self.slot, self.steps())
 
     def steps(self) -> Steps:
         """Reduce slices of mapped arrays in place, or slices of copied chunks."""
@@ -229,10 +228,10 @@ class AllReduce:
     def _in_chunks(self) -> Steps:
         """Reduce chunk after chunk: for other nodes, or with copies of unmapped arrays."""
         node, slot, plan, count = self._node, self.slot, self._plan, self._send.size
-        yield node.double_buffer.until_first(slot)
-        if not plan.in_place:
-            yield node.double_buffer.take(slot)
-        node.double_buffer.dequeue(slot)
+        if plan.in_place:
+            node.double_buffer.dequeue(slot)
+        else:
+            yield from node.double_buffer.acquire(slot)
         phase = ENTERED
         step = HALF_BYTES // self._send.itemsize
         for number, start in enumerate(range(0, count, step)):
@@ -254,12 +253,16 @@ class AllReduce:
         nbytes = (chunk.stop - chunk.start) * self._send.itemsize
         return self._node.double_buffer.copy(index, chunk.number, nbytes).view(self._send.dtype)
 
+    def _slices(self, chunk: _Chunk) -> list[tuple[int, int]]:
+        """Return the elements of a chunk that each owner reduces."""
+        return slices(chunk.stop - chunk.start, self._node.owners, start=chunk.start)
+
     def _reduce_chunk(self, chunk: _Chunk) -> Steps:
         """Reduce this rank's slice of a chunk; into its own copy if a `receive` is not mapped."""
         node, plan = self._node, self._plan
         if node.index >= node.owners:
             return
-        lo, hi = chunk.slices(node.owners)[node.index]
+        lo, hi = self._slices(chunk)[node.index]
         if plan.sends is None:
             copies = [self._staged(each, chunk) for each in range(len(node.ranks))]
             parts = [copy[lo - chunk.start : hi - chunk.start] for copy in copies]
@@ -271,24 +274,22 @@ class AllReduce:
         else:
             mine = [self._receive] if plan.is_local else []
             targets = [receive[lo:hi] for receive in (*mine, *plan.receives.values())]
-        apply = _shifted(self._apply, lo) if self._plan.sharded_update else None
         if self._cross is None:
-            self._in_blocks(targets, apply, lambda block, a, b: self._reduce(parts, block, a, b))
+            self._in_blocks(
+                lo, targets, lambda block, a, b: plan.reduce([part[a:b] for part in parts], block)
+            )
             return
-        total = yield from self._cross.reduce(parts, self._plan.op)
+        total = yield from self._cross.reduce(parts, plan.op)
         if targets:
-            self._in_blocks(targets, apply, lambda block, a, b: total.finish(block, a, b))
-
-    def _reduce(self, parts: Sequence[Buffer], block: Buffer, lo: int, hi: int) -> None:
-        self._plan.reduce([part[lo:hi] for part in parts], block)
+            self._in_blocks(lo, targets, total.finish)
 
     def _in_blocks(
-        self,
-        targets: Sequence[Buffer],
-        apply: Apply | None,
-        make: Callable[[Buffer, int, int], None],
+        self, begin: int, targets: Sequence[Buffer], make: Callable[[Buffer, int, int], None]
     ) -> None:
-        """Make the first target, copy it to the other targets, and update, block by block."""
+        """Make the first target, copy it to the other targets, and update, block by block.
+
+        The targets hold the elements of the array from `begin` on.
+        """
         first, *copies = targets
         step = BLOCK_BYTES // first.itemsize
         for lo in range(0, first.size, step):
@@ -297,33 +298,21 @@ class AllReduce:
             make(block, lo, hi)
             for copy in copies:
                 copy[lo:hi] = block
-            if apply is not None:
-                apply(lo, hi)
+            if self._apply is not None and self._plan.sharded_update:
+                self._apply(begin + lo, begin + hi)
 
     def _copy_out(self, chunk: _Chunk) -> None:
         """Copy each slice of a chunk from the staging memory of its owner."""
         if not self._plan.is_local:
             return
-        for index, (lo, hi) in enumerate(chunk.slices(self._node.owners)):
+        for index, (lo, hi) in enumerate(self._slices(chunk)):
             summed = self._staged(index, chunk)[lo - chunk.start : hi - chunk.start]
             move(self._receive[lo:hi], summed, self._receive.nbytes)
 
 
-@dataclass(frozen=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     """Elements ``[start, stop)``, and the number of this chunk of the array."""
 
     number: int
     start: int
     stop: int
-
-    def slices(self, owners: int) -> list[tuple[int, int]]:
-        """Return the elements that each owner reduces."""
-        return [
-            (self.start + lo, self.start + hi) for lo, hi in slices(self.stop - self.start, owners)
-        ]
-
-
-def _shifted(apply: Apply | None, by: int) -> Apply | None:
-    """Return `apply` for ranges counted from element `by`."""
-    return None if apply is None else lambda lo, hi: apply(by + lo, by + hi)

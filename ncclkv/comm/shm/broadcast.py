@@ -12,13 +12,12 @@ from ncclkv.comm.messages import algorithms
 from ncclkv.comm.messages.channel import Channel
 from ncclkv.comm.shm import header
 from ncclkv.comm.shm.allocator import Offset
-from ncclkv.comm.shm.hierarchical import NodeGroup
+from ncclkv.comm.shm.hierarchical import NodeGroup, refusing
 from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.sequence import DONE, ENTERED
 from ncclkv.comm.shm.staging import HALF_BYTES, INLINE_BYTES
 from ncclkv.comm.transport import Request, Steps
 from ncclkv.comm.types import Buffer
-from ncclkv.errors import OrderMismatch
 
 
 class Broadcast:
@@ -54,20 +53,10 @@ class Broadcast:
     def steps(self) -> Steps:
         """Take this rank's part."""
         if len(self._node.nodes) > 1:
-            return self._refusing()
+            return refusing(self._group, self._slot, self._long())
         if self._bytes.size <= INLINE_BYTES:
             return self._inline()
         return self._long()
-
-    def _refusing(self) -> Steps:
-        """Run, and refuse other calls also at the ranks that cannot read this rank's header."""
-        try:
-            yield from self._long()
-        except OrderMismatch:
-            self._slot.fail()
-            if self._group is not None:
-                self._group.refuse()
-            raise
 
     def _inline(self) -> Steps:
         """Copy a short array whole, through staging memory."""
@@ -95,9 +84,7 @@ class Broadcast:
         if node.rank != self._source:
             yield from self._receive()
         elif staged:
-            yield node.double_buffer.until_first(slot)
-            yield node.double_buffer.take(slot)
-            node.double_buffer.dequeue(slot)
+            yield from node.double_buffer.acquire(slot)
             yield from self._send(staged=True)
         else:
             yield from self._send(staged=False)

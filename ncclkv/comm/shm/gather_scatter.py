@@ -14,7 +14,7 @@ import numpy as np
 
 from ncclkv.comm.shm import header
 from ncclkv.comm.shm.allocator import Offset
-from ncclkv.comm.shm.hierarchical import CrossNode
+from ncclkv.comm.shm.hierarchical import CrossNode, refusing
 from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.sequence import DONE, ENTERED, CollectiveSlot
 from ncclkv.comm.shm.staging import HALF_BYTES, INLINE_BYTES
@@ -113,10 +113,10 @@ class PeerReads:
         yield slot.until_free()
         offset = node.offset_of(self._own)
         if offset is None:
-            yield node.double_buffer.until_first(slot)
-            yield node.double_buffer.take(slot)
+            yield from node.double_buffer.acquire(slot)
             self._copy(self._chunks(0)[node.index], 0, step)
-        node.double_buffer.dequeue(slot)
+        else:
+            node.double_buffer.dequeue(slot)
         yield from enter(node, slot, self._call, offset, self._nbytes)
         offsets = [header.offsets(text)[0] for text in slot.headers()]
         wholes = [self._whole(index, where) for index, where in enumerate(offsets)]
@@ -220,7 +220,7 @@ def reduce_scatter(
 
     rows = [list(pairwise(bounds))] * len(node.ranks)
     reads = PeerReads(node, call, send, rows, ranks, consume)
-    return reads.steps() if cross is None else cross.refusing(reads.slot, reads.steps())
+    return reads.steps() if cross is None else refusing(cross, reads.slot, reads.steps())
 
 
 def barrier(node: Node) -> Steps:

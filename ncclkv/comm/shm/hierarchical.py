@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from ncclkv.comm import two_step
 from ncclkv.comm.messages.channel import Channel, limits
 from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.sequence import CollectiveSlot
-from ncclkv.comm.transport import Messages, Request, Steps
+from ncclkv.comm.transport import LocalRequest, Messages, Request, Steps
 from ncclkv.comm.two_step import slices
 from ncclkv.comm.types import EVERYONE, Buffer, Owners, Root, To
 from ncclkv.errors import OrderMismatch
@@ -49,15 +48,16 @@ class NodeGroup:
         for peer in self.channel.peers:
             self._messages.refuse(peer, self.channel.tag)
 
-    def refusing(self, slot: CollectiveSlot, steps: Steps) -> Steps:
-        """Take the steps of a collective; refuse other calls at all ranks."""
-        try:
-            yield from steps
-        except OrderMismatch:
-            # Ranks of other nodes cannot read this rank's header.
-            slot.fail()
-            self.refuse()
-            raise
+
+def refusing(group: NodeGroup | None, slot: CollectiveSlot, steps: Steps) -> Steps:
+    """Take the steps of a collective over several nodes; refuse other calls at all ranks."""
+    try:
+        yield from steps
+    except OrderMismatch:
+        slot.fail()
+        if group is not None:  # ranks of other nodes cannot read this rank's header
+            group.refuse()
+        raise
 
 
 class CrossNode(NodeGroup):
@@ -143,10 +143,10 @@ def _among_nodes(node: Node, to: To) -> To:
     return Root(next(number for number, each in enumerate(node.nodes) if to.rank in each))
 
 
-class Reduced:
+class Reduced(NamedTuple):
     """The total of a slice over all ranks, before it is rounded and averaged.
 
-    Parameters
+    Attributes
     ----------
     total : ndarray
     size : int
@@ -154,14 +154,13 @@ class Reduced:
     op : str
     """
 
-    def __init__(self, total: Buffer, size: int, op: str) -> None:
-        self._total = total
-        self._size = size
-        self._op = op
+    total: Buffer
+    size: int
+    op: str
 
     def finish(self, block: Buffer, lo: int, hi: int) -> None:
         """Write elements ``[lo, hi)`` as a reduction gives them."""
-        finish(self._total[lo:hi], self._size, block, self._op)
+        finish(self.total[lo:hi], self.size, block, self.op)
 
 
 class _Subset(Messages):
@@ -177,24 +176,14 @@ class _Subset(Messages):
 
     def send(self, data: Buffer, peer: int, tag: int) -> Request:
         if not data.size:
-            return _Nothing(self._ranks[peer])
+            return LocalRequest(self._ranks[peer])
         return self._transport.send(data, self._ranks[peer], tag)
 
     def receive(self, into: Buffer, peer: int, tag: int) -> Request:
         if not into.size:
-            return _Nothing(self._ranks[peer])
+            return LocalRequest(self._ranks[peer])
         return self._transport.receive(into, self._ranks[peer], tag)
 
     def refuse(self, peer: int, tag: int) -> None:
         """Send a peer an empty message."""
         self._transport.send(_REFUSAL, self._ranks[peer], tag)
-
-
-@dataclass
-class _Nothing(Request):
-    """An empty message, which is not sent."""
-
-    peer: int
-
-    def done(self) -> bool:
-        return True

@@ -105,21 +105,14 @@ class MemfdSegment(Segment):
         return segment
 
     def map(self, start: int, nbytes: int) -> Buffer:
-        return _mapped(self._descriptor, start, nbytes)
+        # Before Python 3.13 each mmap.mmap keeps a descriptor open: a closed store would then hold
+        # descriptors as long as any of its arrays exists.
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        where = libc().mmap(None, nbytes, protection, mmap.MAP_SHARED, self._descriptor, start)
+        return mapped_array(where, nbytes, libc().munmap)
 
     def close(self) -> None:
         self._close()
-
-
-def _mapped(descriptor: int, start: int, nbytes: int) -> Buffer:
-    """Map a part of a file.
-
-    Before Python 3.13 each `mmap.mmap` keeps a descriptor open.  A closed store would then hold
-    descriptors as long as any of its arrays exists.
-    """
-    protection = mmap.PROT_READ | mmap.PROT_WRITE
-    where = libc().mmap(None, nbytes, protection, mmap.MAP_SHARED, descriptor, start)
-    return mapped_array(where, nbytes, libc().munmap)
 
 
 def mapped_array(where: int, nbytes: int, unmap: Callable[[int, int], object]) -> Buffer:

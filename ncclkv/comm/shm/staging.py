@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ncclkv.comm.shm.segment import MIB
 from ncclkv.comm.shm.sequence import CollectiveSlot
-from ncclkv.comm.transport import Request
+from ncclkv.comm.transport import LocalRequest, Steps
 from ncclkv.comm.types import Buffer
 
 RINGS = ((16 * 1024, 16), (256 * 1024, 4))
@@ -89,36 +89,18 @@ class DoubleBuffer:
         """Append a collective that may need this rank's halves to the queue."""
         self._queue.append(slot.number)
 
+    def acquire(self, slot: CollectiveSlot) -> Steps:
+        """Take the halves, after the earlier collectives and once no rank reads their content."""
+        yield [LocalRequest(self._rank, lambda: self._queue[0] == slot.number)]
+        previous, self._holder = self._holder, slot
+        yield [] if previous is None else previous.unfinished()
+        self.dequeue(slot)
+
     def dequeue(self, slot: CollectiveSlot) -> None:
         """Remove a collective that has the halves, or needs none."""
         self._queue.remove(slot.number)
-
-    def until_first(self, slot: CollectiveSlot) -> list[Request]:
-        """Return a request that is pending while an earlier collective may need the halves."""
-        return [] if self.is_first(slot) else [_First(self, slot, self._rank)]
-
-    def is_first(self, slot: CollectiveSlot) -> bool:
-        """Return whether no earlier collective may need the halves."""
-        return self._queue[0] == slot.number
-
-    def take(self, slot: CollectiveSlot) -> Sequence[Request]:
-        """Take the halves; return the requests of the ranks that may still read their content."""
-        previous, self._holder = self._holder, slot
-        return [] if previous is None else previous.unfinished()
 
     def copy(self, index: int, number: int, nbytes: int) -> Buffer:
         """Return a rank's copy of the chunk of that number."""
         lo = number % _HALVES * HALF_BYTES
         return self._pages[index][lo : lo + nbytes]
-
-
-class _First(Request):
-    """Request that is done once no earlier collective may need this rank's halves."""
-
-    def __init__(self, double_buffer: DoubleBuffer, slot: CollectiveSlot, rank: int) -> None:
-        self.peer = rank
-        self._double_buffer = double_buffer
-        self._slot = slot
-
-    def done(self) -> bool:
-        return self._double_buffer.is_first(self._slot)

@@ -14,7 +14,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import threads
 from ncclkv.comm.shm import gather_scatter, header
 from ncclkv.comm.shm.sequence import DONE, ENTERED, CollectiveSlot
-from ncclkv.comm.shm.staging import INLINE_BYTES, DoubleBuffer
+from ncclkv.comm.shm.staging import INLINE_BYTES
 from tests.harness.slow import stretched
 
 RANKS = 4
@@ -178,7 +178,7 @@ def test_without_a_phase_results_are_wrong(
 def test_copies_that_ignore_earlier_readers_are_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(DoubleBuffer, "take", lambda halves, turn: [])
+    monkeypatch.setattr(CollectiveSlot, "unfinished", lambda slot: [])
     linger(monkeypatch)
     with pytest.raises(Exception, match=WRONG):
         testing.run_ranks(RANKS, pairs, plain, timeout=stretched(20.0))
