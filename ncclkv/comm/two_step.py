@@ -173,18 +173,10 @@ def wire_bytes(
     return sent * itemsize
 
 
-def reduce(
-    wire: Wire,
-    parts: Sequence[Buffer],
-    order: Sequence[Sequence[int]],
-    total: Buffer,
-    op: str,
-    to: To,
-    apply: Apply | None = None,
-) -> Steps:
-    """Reduce the parts of all ranks.
+class Sum(NamedTuple):
+    """A sum of the parts of all ranks, as one rank makes it.
 
-    Parameters
+    Attributes
     ----------
     wire : Wire
     parts : sequence of ndarray, shape (n,)
@@ -198,20 +190,77 @@ def reduce(
     apply : callable, optional
         Called with each range of the sum as it arrives, on ranks that receive.
     """
-    rank, count, itemsize = wire.rank, parts[0].size, parts[0].itemsize
-    first = to.bounds[rank] if isinstance(to, Owners) else 0
-    if not to.receives(rank):
-        apply = None
-    for shares, sends_on in rounds(count, itemsize, to, wire.size, wire.limits):
-        own = shares[rank]
-        out = None if own is None else total[own[0] - first : own[1] - first]
-        # A peer's share of `total` may be the memory that is being sent to it: the sums are
-        # received only after all messages of the fold have left.
-        yield from _fold(wire, parts, order, shares, out, op)
-        if sends_on and out is not None:
-            yield from _send_on(wire, shares, out, total, to, apply)
-        elif apply is not None and own is not None:
-            apply(*own)
+
+    wire: Wire
+    parts: Sequence[Buffer]
+    order: Sequence[Sequence[int]]
+    total: Buffer
+    op: str
+    to: To
+    apply: Apply | None = None
+
+    def steps(self) -> Steps:
+        """Make the sum."""
+        wire, to, part = self.wire, self.to, self.parts[0]
+        first = to.bounds[wire.rank] if isinstance(to, Owners) else 0
+        for shares, sends_on in rounds(part.size, part.itemsize, to, wire.size, wire.limits):
+            own = shares[wire.rank]
+            out = None if own is None else self.total[own[0] - first : own[1] - first]
+            # A peer's share of `total` may be the memory that is being sent to it: the sums are
+            # received only after all messages of the fold have left.
+            yield from self._fold(shares, out)
+            if sends_on and out is not None:
+                yield from self._send_on(shares, out)
+            else:
+                self._update(own)
+
+    def _fold(self, shares: Sequence[Range | None], out: Buffer | None) -> Steps:
+        """Send each rank the parts of its share, and fold those of this rank's share into `out`."""
+        wire, parts, order = self.wire, self.parts, self.order
+        rank, dtype = wire.rank, parts[0].dtype
+        share = shares[rank]
+        placed: dict[int, Buffer] = {}
+        arriving: list[Buffer | None] = [None] * wire.size
+        if share is not None:
+            lo, hi = share
+            placed.update(zip(order[rank], (part[lo:hi] for part in parts), strict=True))
+            counts = [len(order[peer]) * (hi - lo) for peer in wire.peers]
+            space = wire.scratch(sum(counts) * dtype.itemsize).view(dtype)
+            stop = 0
+            for peer, count in zip(wire.peers, counts, strict=True):
+                start, stop = stop, stop + count
+                arriving[peer] = rows = space[start:stop]
+                placed.update(
+                    zip(order[peer], rows.reshape(len(order[peer]), hi - lo), strict=True)
+                )
+        leaving = [
+            None if wanted is None or peer == rank else _joined(parts, *wanted)
+            for peer, wanted in enumerate(shares)
+        ]
+        yield from all_to_all(wire, leaving, arriving)
+        if out is not None:
+            wire.fold([placed[position] for position in sorted(placed)], out, self.op)
+
+    def _send_on(self, shares: Sequence[Range | None], own: Buffer) -> Steps:
+        """Send this rank's share of the sum to the receivers, and receive the other shares."""
+        wire, to = self.wire, self.to
+        arriving: list[tuple[Range, Request]] = []
+        with wire.group():
+            for peer in wire.peers if to.receives(wire.rank) else ():
+                share = shares[peer]
+                if share is not None:
+                    arriving.append((share, wire.receive(self.total[slice(*share)], peer)))
+            leaving = [wire.send(own, peer) for peer in wire.peers if to.receives(peer)]
+        self._update(shares[wire.rank])
+        for share, message in arriving:
+            yield [message]
+            self._update(share)
+        yield leaving
+
+    def _update(self, share: Range | None) -> None:
+        """Call `apply` with a complete share."""
+        if self.apply is not None and share is not None and self.to.receives(self.wire.rank):
+            self.apply(*share)
 
 
 def all_to_all(
@@ -226,64 +275,6 @@ def all_to_all(
             wire.send(data, peer) for peer in wire.peers if (data := send[peer]) is not None
         ]
     yield pending
-
-
-def _fold(
-    wire: Wire,
-    parts: Sequence[Buffer],
-    order: Sequence[Sequence[int]],
-    shares: Sequence[Range | None],
-    out: Buffer | None,
-    op: str,
-) -> Steps:
-    """Send each rank the parts of its share, and fold the parts of this rank's share into `out`."""
-    rank, dtype = wire.rank, parts[0].dtype
-    share = shares[rank]
-    placed: dict[int, Buffer] = {}
-    arriving: list[Buffer | None] = [None] * wire.size
-    if share is not None:
-        lo, hi = share
-        placed.update(zip(order[rank], (part[lo:hi] for part in parts), strict=True))
-        counts = [len(order[peer]) * (hi - lo) for peer in wire.peers]
-        space = wire.scratch(sum(counts) * dtype.itemsize).view(dtype)
-        stop = 0
-        for peer, count in zip(wire.peers, counts, strict=True):
-            start, stop = stop, stop + count
-            arriving[peer] = rows = space[start:stop]
-            placed.update(zip(order[peer], rows.reshape(len(order[peer]), hi - lo), strict=True))
-    leaving = [
-        None if wanted is None or peer == rank else _joined(parts, *wanted)
-        for peer, wanted in enumerate(shares)
-    ]
-    yield from all_to_all(wire, leaving, arriving)
-    if out is not None:
-        wire.fold([placed[position] for position in sorted(placed)], out, op)
-
-
-def _send_on(
-    wire: Wire,
-    shares: Sequence[Range | None],
-    own: Buffer,
-    total: Buffer,
-    to: To,
-    apply: Apply | None,
-) -> Steps:
-    """Send the sum of this rank's share to the receivers, and receive the sums of other shares."""
-    arriving: list[tuple[Range, Request]] = []
-    with wire.group():
-        for peer in wire.peers if to.receives(wire.rank) else ():
-            share = shares[peer]
-            if share is not None:
-                arriving.append((share, wire.receive(total[slice(*share)], peer)))
-        leaving = [wire.send(own, peer) for peer in wire.peers if to.receives(peer)]
-    share = shares[wire.rank]
-    if apply is not None and share is not None:
-        apply(*share)
-    for share, message in arriving:
-        yield [message]
-        if apply is not None:
-            apply(*share)
-    yield leaving
 
 
 def _joined(parts: Sequence[Buffer], lo: int, hi: int) -> Buffer:

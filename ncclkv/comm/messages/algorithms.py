@@ -8,7 +8,7 @@ import numpy as np
 
 from ncclkv.comm.messages.channel import SHORT_BYTES, Channel
 from ncclkv.comm.transport import Steps
-from ncclkv.comm.two_step import all_to_all, reduce, slices
+from ncclkv.comm.two_step import Sum, all_to_all, slices
 from ncclkv.comm.types import Apply, Buffer, To
 
 
@@ -17,7 +17,7 @@ def reduction(
 ) -> Steps:
     """Reduce in rank order; of `Owners`, `receive` is this rank's part alone."""
     order = [[rank] for rank in range(channel.size)]
-    return reduce(channel, [send], order, receive, op, to, apply)
+    return Sum(channel, [send], order, receive, op, to, apply).steps()
 
 
 def broadcast(channel: Channel, buffer: Buffer, root: int) -> Steps:

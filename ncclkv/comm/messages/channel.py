@@ -79,7 +79,7 @@ class Channel(Wire):
         into = into.view(np.uint8)
         if not self._is_first("receive", peer):
             return self.transport.receive(into, peer, self.tag)
-        return framing.receive(self.transport, into, peer, self.tag, self._digest)
+        return framing.Received(self.transport, into, peer, self.tag, self._digest)
 
     def _is_first(self, direction: str, peer: int) -> bool:
         """Return whether a message is the first to a peer, or the first from it."""

@@ -6,6 +6,8 @@ long message follows a message of the digest alone.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from ncclkv.comm.transport import Messages, Request, WrongLength
@@ -26,12 +28,6 @@ def send(transport: Messages, data: Buffer, peer: int, tag: int, digest: int) ->
     return _Both(transport.send(head, peer, tag), transport.send(data, peer, tag))
 
 
-def receive(transport: Messages, into: Buffer, peer: int, tag: int, digest: int) -> Request:
-    """Start to receive bytes; nothing is written if their digest is not `digest`."""
-    copied = into.size if into.size <= COPIED_BYTES else 0
-    return _Received(transport, np.empty(_DIGEST_BYTES + copied, np.uint8), into, peer, tag, digest)
-
-
 class _Both(Request):
     """Two messages to a peer."""
 
@@ -44,19 +40,15 @@ class _Both(Request):
         return not self._pending
 
 
-class _Received(Request):
-    """A message whose digest is compared before its data are received."""
+class Received(Request):
+    """Bytes whose digest is compared before they are received; of no other are any written."""
 
-    def __init__(
-        self, transport: Messages, head: Buffer, into: Buffer, peer: int, tag: int, digest: int
-    ) -> None:
-        self._transport = transport
-        self._head = head
-        self._into = into
-        self._tag = tag
-        self._digest = digest
-        self._peer = peer
-        self._first = transport.receive(head, peer, tag)
+    def __init__(self, transport: Messages, into: Buffer, peer: int, tag: int, digest: int) -> None:
+        copied = into.size if into.size <= COPIED_BYTES else 0
+        self._head = np.empty(_DIGEST_BYTES + copied, np.uint8)
+        self._into, self._digest = into, digest
+        self._first = transport.receive(self._head, peer, tag)
+        self._receive_rest = partial(transport.receive, into, peer, tag)
         self._second: Request | None = None
         self.peer = self._first.peer
 
@@ -68,7 +60,7 @@ class _Received(Request):
             if self._head.size > _DIGEST_BYTES or not self._into.size:
                 self._into[...] = self._head[_DIGEST_BYTES:]
                 return True
-            self._second = self._transport.receive(self._into, self._peer, self._tag)
+            self._second = self._receive_rest()
         return self._second.done()
 
     def _has_arrived(self) -> bool:

@@ -138,7 +138,7 @@ class GpuMessages:
 
         def enqueue(handle: Handle, stream: int) -> None:
             wire = self._wire(stream, scratch)
-            for _ in two_step.reduce(wire, [send], order, receive, op, to):
+            for _ in two_step.Sum(wire, [send], order, receive, op, to).steps():
                 pass
 
         return enqueue, scratch

@@ -49,12 +49,6 @@ class NcclWork(Work):
     def __str__(self) -> str:
         return f"{self._what} ({self.label})" if self.label else self._what
 
-    def complete(self) -> bool:
-        """Return whether the device has completed the collective, and release it then."""
-        if self._event is not None and self._event.done():
-            self.release()
-        return self._event is None
-
     def reached(self) -> bool:
         """Return whether the device has completed the collective; release nothing."""
         return self._event is None or self._event.done()
@@ -71,7 +65,9 @@ class NcclWork(Work):
         if self._event is None:
             return True
         with self._guard:
-            return self.complete()
+            if self.reached():
+                self.release()
+            return self._event is None
 
     def wait(self, timeout: float | None = None) -> None:
         event = self._event  # the watcher may release it meanwhile

@@ -8,6 +8,7 @@ reaches a phase has read the chunk of the phase before, so a double buffer is en
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -46,6 +47,7 @@ def enter(
     header.check_all(call, node, slot.headers(), nbytes)
 
 
+@dataclass
 class PeerReads:
     """A collective in which every rank reads the arrays of all, as one rank carries it out.
 
@@ -67,57 +69,49 @@ class PeerReads:
         The size of each rank's array; empty if all arrays have the same size.
     """
 
-    def __init__(
-        self,
-        node: Node,
-        call: header.CollectiveHeader,
-        own: Buffer,
-        rows: Sequence[Rows],
-        reads: Sequence[int],
-        consume: Consume,
-        nbytes: Sequence[int] = (),
-    ) -> None:
-        self._node = node
-        self._call = call
-        self._own = own
-        self._rows = rows
-        self._reads = reads
-        self._longest = max(hi - lo for each in rows for lo, hi in each)
-        self._column_bytes = len(rows[0]) * own.itemsize
-        self._consume = consume
-        self._nbytes = nbytes
-        self.slot = node.sequence.next_slot()
+    node: Node
+    call: header.CollectiveHeader
+    own: Buffer
+    rows: Sequence[Rows]
+    reads: Sequence[int]
+    consume: Consume
+    nbytes: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self._longest = max(hi - lo for each in self.rows for lo, hi in each)
+        self._column_bytes = len(self.rows[0]) * self.own.itemsize
+        self.slot = self.node.sequence.next_slot()
 
     def steps(self) -> Steps:
         """Take this rank's part."""
         if self._longest * self._column_bytes <= INLINE_BYTES:
             return self._inline()
-        self._node.double_buffer.enqueue(self.slot)
+        self.node.double_buffer.enqueue(self.slot)
         return self._long()
 
     def _inline(self) -> Steps:
         """Copy short arrays whole."""
-        node, slot, nbytes = self._node, self.slot, self._longest * self._column_bytes
+        node, slot, nbytes = self.node, self.slot, self._longest * self._column_bytes
         ring = node.ring(nbytes)
         position, previous = ring.take(slot)
         yield [*slot.until_free(), *(previous.unfinished() if previous is not None else ())]
         copies = ring.copies(position, nbytes)
         self._copy(copies[node.index], 0, self._longest)
-        yield from enter(node, slot, self._call, None, self._nbytes)
-        yield from self._consume(0, self._parts([None] * len(copies), copies, 0, self._longest))
+        yield from enter(node, slot, self.call, None, self.nbytes)
+        yield from self.consume(0, self._parts([None] * len(copies), copies, 0, self._longest))
         slot.publish(DONE)
 
     def _long(self) -> Steps:
         """Read mapped arrays in place, and other arrays from staging memory, chunk by chunk."""
-        node, slot, step = self._node, self.slot, HALF_BYTES // self._column_bytes
+        node, slot, step = self.node, self.slot, HALF_BYTES // self._column_bytes
         yield slot.until_free()
-        offset = node.offset_of(self._own)
+        offset = node.offset_of(self.own)
         if offset is None:
             yield from node.double_buffer.acquire(slot)
             self._copy(self._chunks(0)[node.index], 0, step)
         else:
             node.double_buffer.dequeue(slot)
-        yield from enter(node, slot, self._call, offset, self._nbytes)
+        yield from enter(node, slot, self.call, offset, self.nbytes)
         offsets = [header.offsets(text)[0] for text in slot.headers()]
         wholes = [self._whole(index, where) for index, where in enumerate(offsets)]
         if None not in offsets and len(node.nodes) == 1:
@@ -128,29 +122,29 @@ class PeerReads:
                     self._copy(self._chunks(number)[node.index], lo, step)
                 slot.publish(ENTERED + number)
                 yield slot.stragglers(ENTERED + number)
-            yield from self._consume(lo, self._parts(wholes, self._chunks(number), lo, step))
+            yield from self.consume(lo, self._parts(wholes, self._chunks(number), lo, step))
         slot.publish(DONE)
         if offset is not None:
             yield slot.stragglers(DONE)
 
     def _chunks(self, number: int) -> list[Buffer]:
         """Return every rank's copy of the chunk of that number."""
-        ranks, halves = range(len(self._node.ranks)), self._node.double_buffer
+        ranks, halves = range(len(self.node.ranks)), self.node.double_buffer
         return [halves.copy(index, number, HALF_BYTES) for index in ranks]
 
     def _whole(self, index: int, offset: Offset | None) -> Buffer | None:
         """Return a rank's mapped array; None when that rank copies its array in chunks."""
         if offset is None:
             return None
-        nbytes = self._rows[index][-1][1] * self._own.itemsize
-        return self._node.view(index, offset, nbytes).view(self._own.dtype)
+        nbytes = self.rows[index][-1][1] * self.own.itemsize
+        return self.node.view(index, offset, nbytes).view(self.own.dtype)
 
     def _copy(self, chunk: Buffer, lo: int, step: int) -> None:
         """Copy elements ``[lo, lo + step)`` of each row that peers read, to staging memory."""
-        copy = chunk.view(self._own.dtype)
-        for number, (first, stop) in enumerate(self._rows[self._node.index]):
-            if len(self._rows[0]) == 1 or number not in self._reads:
-                part = self._own[first + lo : min(first + lo + step, stop)]
+        copy = chunk.view(self.own.dtype)
+        for number, (first, stop) in enumerate(self.rows[self.node.index]):
+            if len(self.rows[0]) == 1 or number not in self.reads:
+                part = self.own[first + lo : min(first + lo + step, stop)]
                 copy[number * step : number * step + part.size] = part
 
     def _parts(
@@ -159,12 +153,10 @@ class PeerReads:
         """Return elements ``[lo, lo + step)`` of the rows that this rank reads, array by array."""
         parts = []
         for index, (whole, chunk) in enumerate(zip(wholes, chunks, strict=True)):
-            staged = whole is None and index != self._node.index
-            source = (
-                chunk.view(self._own.dtype) if staged else self._own if whole is None else whole
-            )
-            for row in self._reads:
-                first, stop = self._rows[index][row]
+            staged = whole is None and index != self.node.index
+            source = chunk.view(self.own.dtype) if staged else self.own if whole is None else whole
+            for row in self.reads:
+                first, stop = self.rows[index][row]
                 begin = row * step if staged else first + lo
                 parts.append(source[begin : begin + max(0, min(step, stop - first - lo))])
         return parts

@@ -13,7 +13,7 @@ from ncclkv.comm.messages.channel import Channel, limits
 from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.sequence import CollectiveSlot
 from ncclkv.comm.transport import LocalRequest, Messages, Request, Steps
-from ncclkv.comm.two_step import slices
+from ncclkv.comm.two_step import Sum, slices
 from ncclkv.comm.types import EVERYONE, Buffer, Owners, Root, To
 from ncclkv.errors import OrderMismatch
 from ncclkv.kernels.host.chunks import working_dtype
@@ -96,13 +96,13 @@ class CrossNode(NodeGroup):
         own = slice(None) if owners is None else owners.part(self.channel.rank)
         if self._ordered:
             total = np.empty(count, dtype)[own]
-            yield from two_step.reduce(self.channel, parts, self._nodes, total, op, to)
+            yield from Sum(self.channel, parts, self._nodes, total, op, to).steps()
             return Reduced(total, 1, "sum")
         summed = "sum" if op == "avg" else op
         total = np.empty(count, working_dtype(dtype))
         self.channel.kernels.reduce(parts, total, summed)
         order = [[number] for number in range(len(self._nodes))]
-        yield from two_step.reduce(self.channel, [total], order, total[own], summed, to)
+        yield from Sum(self.channel, [total], order, total[own], summed, to).steps()
         return Reduced(total[own], self._size, op)
 
 

@@ -106,8 +106,8 @@ MUTANTS = (
     Mutant(
         name="own-slice-alone-is-updated",
         file=TWO_STEP,
-        old="        if apply is not None:\n            apply(*share)\n",
-        new="        pass\n",
+        old="            yield [message]\n            self._update(share)\n",
+        new="            yield [message]\n",
         why="most of a long array is not updated",
         tests=(COMM,),
     ),
@@ -181,8 +181,8 @@ MUTANTS = (
     Mutant(
         name="rows-behind-the-own-not-shown",
         file=GATHER,
-        old="            if len(self._rows[0]) == 1 or number not in self._reads:\n",
-        new="            if len(self._rows[0]) == 1 or number < self._reads[0]:\n",
+        old="            if len(self.rows[0]) == 1 or number not in self.reads:\n",
+        new="            if len(self.rows[0]) == 1 or number < self.reads[0]:\n",
         why="parts of ranks without shared memory are garbage",
         tests=(COMM,),
     ),

@@ -140,7 +140,7 @@ def check(seed: int) -> None:
     run(
         wires,
         [
-            two_step.reduce(wire, [send], order, total, "sum", to, applied(each))
+            two_step.Sum(wire, [send], order, total, "sum", to, applied(each)).steps()
             for wire, send, total, each in zip(wires, sends, totals, seen, strict=True)
         ],
     )
@@ -173,14 +173,14 @@ def test_several_parts_a_rank_are_folded_in_their_order() -> None:
         wires = [MemoryWire(network, rank, limits) for rank in range(3)]
         totals = [np.zeros(40, np.float32) for _ in wires]
         steps = [
-            two_step.reduce(
+            two_step.Sum(
                 wire,
                 [np.full(40, values[position], np.float32) for position in order[wire.rank]],
                 order,
                 total,
                 "sum",
                 EVERYONE,
-            )
+            ).steps()
             for wire, total in zip(wires, totals, strict=True)
         ]
         run(wires, steps)

@@ -85,7 +85,7 @@ def finish(message: Any) -> None:
 def test_data_arrive_with_an_equal_digest(size: int, mark: int) -> None:
     loop, into = Loop(), np.full(size, 7, np.uint8)
     sent = framing.send(loop, bytes_of(size), 1, TAG, mark)
-    received = framing.receive(loop, into, 1, TAG, mark)
+    received = framing.Received(loop, into, 1, TAG, mark)
     assert received.peer == sent.peer == 1
     finish(received)
     finish(sent)
@@ -97,7 +97,7 @@ def test_data_arrive_with_an_equal_digest(size: int, mark: int) -> None:
 def test_nothing_is_written_with_another_digest(size: int) -> None:
     loop, into = Loop(), np.full(size, 7, np.uint8)
     framing.send(loop, bytes_of(size), 1, TAG, 4)
-    received = framing.receive(loop, into, 1, TAG, 5)
+    received = framing.Received(loop, into, 1, TAG, 5)
     with pytest.raises(OrderMismatch, match="rank 1 made this call after other calls"):
         finish(received)
     assert (into == 7).all()
@@ -121,14 +121,14 @@ def test_short_data_may_change_after_the_send() -> None:
     loop, data, into = Loop(), bytes_of(10), np.zeros(10, np.uint8)
     framing.send(loop, data, 1, TAG, 0)
     data[:] = 99
-    finish(framing.receive(loop, into, 1, TAG, 0))
+    finish(framing.Received(loop, into, 1, TAG, 0))
     assert (into == bytes_of(10)).all()
 
 
 @pytest.mark.parametrize("size", [3, COPIED_BYTES + 1])
 def test_a_message_that_has_not_arrived_is_not_complete(size: int) -> None:
     loop, into = Loop(), np.zeros(size, np.uint8)
-    received = framing.receive(loop, into, 1, TAG, 9)
+    received = framing.Received(loop, into, 1, TAG, 9)
     assert not received.done()
     sent = framing.send(loop, bytes_of(size), 1, TAG, 9)
     assert not sent.done()
@@ -141,6 +141,6 @@ def test_consecutive_messages_arrive_in_order() -> None:
     for number, size in enumerate(SIZES):
         into = np.zeros(size, np.uint8)
         sent = framing.send(loop, bytes_of(size), 1, TAG, number)
-        finish(framing.receive(loop, into, 1, TAG, number))
+        finish(framing.Received(loop, into, 1, TAG, number))
         finish(sent)
         assert (into == bytes_of(size)).all()
