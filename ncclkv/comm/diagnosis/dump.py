@@ -12,11 +12,12 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 from ncclkv import env
 from ncclkv.comm.backoff import Backoff
+from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis.mismatch import REPORT_CALLS, CallComparison
 from ncclkv.comm.diagnosis.reports import Report
 
@@ -77,15 +78,7 @@ def write(error: BaseException, calls: CallComparison | None, transport: str = "
             )
 
 
-class Ranks(Protocol):
-    """The parts of a communicator that `write_of` needs."""
-
-    lock: threading.RLock
-    calls: CallComparison | None
-    name: str
-
-
-def write_of(ranks: Ranks, error: BaseException) -> None:
+def write_of(ranks: Communicator, error: BaseException) -> None:
     """Write the file of a store's rank, under the lock that protects its received reports."""
     with ranks.lock:
         write(error, ranks.calls, ranks.name)

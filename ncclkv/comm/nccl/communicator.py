@@ -80,15 +80,22 @@ class NcclCommunicator(Communicator):
         if shared:
             self.name += ", several ranks on one GPU"
         self.kernels = kernels
-        self._shared = shared
         self._peers = peers
         self._binding, self._streams = binding, streams
-        self._settings = settings
         handle = create(peers, binding, settings)
         self._lifetime = lifetime = Lifetime(peers, binding, streams, handle)
         self._progress = NcclProgress(lifetime, settings, watcher)
         self._progress.background.end_with(self)
-        self._watcher = watcher
+        # Refers to no communicator: else one that is dropped would live until a collection.
+        self._another: Callable[[Communicator], NcclCommunicator] = lambda peers: NcclCommunicator(
+            peers,
+            binding,
+            streams.another(),
+            kernels,
+            settings=settings,
+            watcher=watcher,
+            shared=shared,
+        )
         self.lock, self.thread_multiple = peers.lock, peers.thread_multiple
         self._messages = GpuMessages(lifetime, kernels, self._progress)
         self.control = NcclObjectComm(lifetime, peers.control)
@@ -189,7 +196,7 @@ class NcclCommunicator(Communicator):
 
         def start(apply: Apply | None) -> Work:
             update = partial(apply, own.start, own.stop) if apply is not None and own else None
-            if self._orders:
+            if self.reproducible and self.size > 1:
                 ordered, scratch = self._messages.reduction(send, receive, op, to)
                 return self._launch(what, ordered, (send, receive, scratch), update)
             return self._launch(what, enqueue, (send, receive), update)
@@ -197,11 +204,6 @@ class NcclCommunicator(Communicator):
         return Collective(
             start, partial(wire_bytes, send.size, send.itemsize, to, self.rank, self.size, LEAST)
         )
-
-    @property
-    def _orders(self) -> bool:
-        """Return whether reductions keep the rank order, which matters for several ranks."""
-        return self.reproducible and self.size > 1
 
     def _broadcast(self, buffer: Buffer, root: int) -> Work:
         arguments = dtypes.move_arguments(buffer, buffer, buffer.size)
@@ -274,16 +276,7 @@ class NcclCommunicator(Communicator):
 
     def _child(self, peers: Communicator) -> NcclCommunicator:
         """Return a communicator of `peers` on the same device."""
-        streams = self._streams.another()
-        made = NcclCommunicator(
-            peers,
-            self._binding,
-            streams,
-            self.kernels,
-            settings=self._settings,
-            watcher=self._watcher,
-            shared=self._shared,
-        )
+        made = self._another(peers)
         made.reproducible = self.reproducible
         return made
 

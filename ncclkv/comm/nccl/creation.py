@@ -33,25 +33,20 @@ def create(peers: Communicator, binding: Binding, settings: Mapping[str, str]) -
         When a rank does not join.
     """
     with env.temporarily(settings):
-        return _create(peers, binding)
-
-
-def _create(peers: Communicator, binding: Binding) -> Handle:
-    """Create the communicator, with the settings in the environment."""
-    begun: tuple[bytes, str] = b"", ""
-    if peers.rank == 0:
+        begun: tuple[bytes, str] = b"", ""
+        if peers.rank == 0:
+            try:
+                begun = binding.unique_id(), ""
+            except KVStoreError as error:
+                begun = b"", str(error)
+        unique_id, problem = peers.control.broadcast(begun, 0, "the id of a communicator")
+        if problem:
+            raise LaunchError(f"rank 0 of {peers.size} could not begin a communicator: {problem}")
         try:
-            begun = binding.unique_id(), ""
+            return binding.create(peers.size, unique_id, peers.rank, partial(_check, peers))
         except KVStoreError as error:
-            begun = b"", str(error)
-    unique_id, problem = peers.control.broadcast(begun, 0, "the id of a communicator")
-    if problem:
-        raise LaunchError(f"rank 0 of {peers.size} could not begin a communicator: {problem}")
-    try:
-        return binding.create(peers.size, unique_id, peers.rank, partial(_check, peers))
-    except KVStoreError as error:
-        peers.abort(f"{type(error).__name__}: {error}")
-        raise type(error)(f"rank {peers.rank} of {peers.size}: {error}") from error
+            peers.abort(f"{type(error).__name__}: {error}")
+            raise type(error)(f"rank {peers.rank} of {peers.size}: {error}") from error
 
 
 def _check(peers: Communicator) -> None:

@@ -89,19 +89,15 @@ def _local_info(peers: Communicator) -> DeviceInfo:
         return DeviceInfo(rank, host, share, obstacle=str(error))
 
 
-def _find_driver() -> None:
-    """Raise `LaunchError` if there is no driver, before the slow import of CuPy."""
+def _import_cupy() -> Any:
+    """Return CuPy; raise `LaunchError` without a driver, or with the command that installs CuPy."""
     try:
-        ctypes.CDLL(DRIVER)
+        ctypes.CDLL(DRIVER)  # fails faster than the import of CuPy
     except OSError as error:
         raise LaunchError(
             f"there is no NVIDIA driver ({DRIVER}); with one, pip install 'ncclkv[cuda12]' (or "
             f"'ncclkv[cuda13]', as the driver needs it)"
         ) from error
-
-
-def _import_cupy() -> Any:
-    """Return CuPy; raise `LaunchError` with the command that installs it."""
     try:
         import cupy
     except ImportError as error:
@@ -114,7 +110,6 @@ def _import_cupy() -> Any:
 
 def _gpu(peers: Communicator, host: str, share: bool) -> DeviceInfo:
     """Return the GPU and libraries of a rank that has a GPU."""
-    _find_driver()
     cupy = _import_cupy()
     nccl = load().version
     runtime = cupy.cuda.runtime

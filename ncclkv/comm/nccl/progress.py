@@ -17,7 +17,6 @@ from ncclkv.comm.nccl.diagnosis import Diagnosis
 from ncclkv.comm.nccl.graph import NcclGraph
 from ncclkv.comm.nccl.lifetime import Lifetime
 from ncclkv.comm.nccl.order_check import OrderCheck
-from ncclkv.comm.nccl.streams import Event
 from ncclkv.comm.nccl.waiting import LEEWAY
 from ncclkv.comm.nccl.watcher import Watcher
 from ncclkv.comm.nccl.work import NcclWork
@@ -132,13 +131,13 @@ class NcclProgress:
             # `apply` writes arrays that it refers to: they must outlive its kernels.
             objects = (*kept, apply)
             if self.graphs.recording is not None:
-                work = self._work(self._put(what, enqueue, apply), (), what)
+                work = self._put(what, enqueue, apply, ())
                 self.graphs.recording.add(work, objects)
                 return work
             try:
                 self._lifetime.drop_complete()
                 self._order_check.submit(what)
-                work = self._work(self._put(what, enqueue, apply), objects, what)
+                work = self._put(what, enqueue, apply, objects)
             except KVStoreError:
                 raise
             except BaseException as error:
@@ -150,14 +149,14 @@ class NcclProgress:
             self.background.watch()
             return work
 
-    def _work(self, events: tuple[Event, Event], kept: tuple[object, ...], what: str) -> NcclWork:
-        """Return the work of a launched collective."""
-        return NcclWork(self._lifetime, self._streams, events, kept, what)
-
     def _put(
-        self, what: str, enqueue: Enqueue, apply: Callable[[], None] | None
-    ) -> tuple[Event, Event]:
-        """Put a collective on the stream; return the events before and after all of it."""
+        self,
+        what: str,
+        enqueue: Enqueue,
+        apply: Callable[[], None] | None,
+        kept: tuple[object, ...],
+    ) -> NcclWork:
+        """Put a collective on the stream; return its work, which keeps objects alive."""
         streams, stream = self._streams, self._streams.communication
         # The caller's stream writes the gradients: the collective must wait for it.
         ready = streams.record(streams.current())
@@ -166,7 +165,7 @@ class NcclProgress:
         if apply is not None:
             with streams.on(stream):
                 apply()
-        return ready, streams.record(stream)
+        return NcclWork(self._lifetime, streams, (ready, streams.record(stream)), kept, what)
 
     def _enqueue(self, what: str, enqueue: Enqueue, stream: int) -> None:
         """Call the binding; its errors get this rank and the collective.

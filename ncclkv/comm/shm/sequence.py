@@ -75,6 +75,11 @@ class PeerFlags(Request):
                     return True
         return reached
 
+    def of(self, rank: int) -> PeerFlags:
+        """Return a request that awaits only one of the ranks."""
+        only = [each for each in self._flags if each[0] == rank]
+        return PeerFlags(self._rank, only, self._index, self._value)
+
     def awaited(self) -> list[int]:
         return [peer for peer, flags in self._flags if flags[self._index] < self._value]
 
@@ -221,9 +226,7 @@ class CollectiveSlot:
 
     def waiting_for(self, rank: int, phase: int) -> list[PeerFlags]:
         """Return a request that one rank reaches a phase."""
-        table = self._table
-        only = [each for each in table.peers if each[0] == rank]
-        return [PeerFlags(table.rank, only, self._index, self._base + phase)]
+        return [request.of(rank) for request in self.stragglers(phase)]
 
     def is_complete(self) -> bool:
         """Return whether all ranks are done, this rank included."""

@@ -32,13 +32,13 @@ MUTANTS = (
         if apply is not None:
             with streams.on(stream):
                 apply()
-        return ready, streams.record(stream)""",
+        return NcclWork(self._lifetime, streams, (ready, streams.record(stream)), kept, what)""",
         new="""\
         event = streams.record(stream)
         if apply is not None:
             with streams.on(stream):
                 apply()
-        return ready, event""",
+        return NcclWork(self._lifetime, streams, (ready, event), kept, what)""",
         why="a pull reads weights that are still being updated",
         tests=(
             Selection("2", "nccl/test_standin_pushpull.py", "arrays and 2"),
@@ -62,8 +62,8 @@ MUTANTS = (
     Mutant(
         name="buffers-not-kept",
         file=FLIGHT,
-        old="self._work(self._put(what, enqueue, apply), objects, what)",
-        new="self._work(self._put(what, enqueue, apply), (), what)",
+        old="self._put(what, enqueue, apply, objects)",
+        new="self._put(what, enqueue, apply, ())",
         why="memory of a collective in flight is given to others",
         tests=(Selection("2", "nccl/test_nccl_buffers.py", "kept_until"),),
     ),
