@@ -220,7 +220,7 @@ def test_memory_lacking_after_the_record_of_a_call_breaks_the_store():
                 raise OutOfMemory(f"device 0 has no memory for {nbytes:,} bytes")
 
             context_of(kv).comm._messages._memory = None
-            context_of(kv).comm._messages._streams = SimpleNamespace(allocate=allocate)
+            context_of(kv).comm._streams.allocate = allocate
             kv.push("large", LARGE)
             no_memory(lambda: kv.pull("large"))
             with pytest.raises(CommAborted, match="pull was interrupted by OutOfMemory"):

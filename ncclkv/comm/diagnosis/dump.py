@@ -86,7 +86,7 @@ def write_of(ranks: Communicator, error: BaseException) -> None:
 
 def _await_others(folder: Path, store: str, calls: CallComparison) -> None:
     """Wait a moment for the files of other ranks: an uncaught error here would end them first."""
-    ranks = {*range(calls.transport.size)} - {calls.transport.rank}
+    ranks = {*calls.peers}
     for _ in Backoff(_OTHERS_SECONDS):
         ranks -= calls.transport.left_ranks().keys()
         files = {rank: folder / f"{store}-rank{rank}.json" for rank in ranks}
@@ -128,16 +128,15 @@ def _content(error: BaseException, calls: CallComparison | None, transport: str)
 
 def _of_store(calls: CallComparison, now: float) -> dict[str, Any]:
     """Return this rank's calls, and the reports about other ranks."""
-    rank, size = calls.transport.rank, calls.transport.size
     left: dict[int, str] = {}
     with suppress(Exception):  # MPI may be gone
         left = dict(calls.transport.left_ranks())
         calls.receive()
-    others = {each: calls.report(each, REPORT_CALLS) for each in range(size) if each != rank}
+    others = {each: calls.report(each, REPORT_CALLS) for each in calls.peers}
     members = [] if calls.roster is None else calls.roster.members
     return {
         "ranks": [{"host": member.host, "pid": member.pid} for member in members],
-        **_of_rank(calls.recorder.read(rank), now),
+        **_of_rank(calls.recorder.read(calls.transport.rank), now),
         "others": {
             str(each): {
                 **_of_rank(report, now),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -48,10 +49,11 @@ class AwaitedWork(Protocol):
         Number of lines on stderr about this wait.
     """
 
-    finished: bool
-    reports_requested: int
-    reported: int
+    finished: bool = False
+    reports_requested: int = 0
+    reported: int = 0
 
+    @abstractmethod
     def missing(self) -> set[int]:
         """Return the ranks that the collective waits for."""
 

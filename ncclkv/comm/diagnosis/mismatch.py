@@ -43,12 +43,7 @@ import numpy as np
 
 from ncclkv.comm.backoff import Backoff
 from ncclkv.comm.diagnosis.flight_recorder import NBYTES, FlightRecorder
-from ncclkv.comm.diagnosis.reports import (
-    RecordedCall,
-    Report,
-    describe_last_call,
-    first_difference,
-)
+from ncclkv.comm.diagnosis.reports import RecordedCall, Report, describe_last_call, first_difference
 from ncclkv.comm.roster import Roster
 from ncclkv.comm.transport import Transport
 from ncclkv.errors import OrderMismatch
@@ -100,6 +95,8 @@ class CallComparison:
         two calls and returns the key that only the first has, and the key that only the second
         has; None for a key that it cannot find.
     transport : Transport
+    peers : list of int
+        The other ranks.
     last_received : dict of int to float
         Times of the last notice from each rank, by ``time.monotonic()``.
     roster : Roster or None
@@ -114,7 +111,7 @@ class CallComparison:
         self.transport = transport
         self.last_received: dict[int, float] = {}
         self._prefix = f"rank {transport.rank} of {transport.size}: "
-        self._peers = [rank for rank in range(transport.size) if rank != transport.rank]
+        self.peers = [rank for rank in range(transport.size) if rank != transport.rank]
         self._reports: dict[int, tuple[Report, float]] = {}
         self._uncompared: dict[int, Report] = {}
         self._verdict = ""
@@ -142,7 +139,7 @@ class CallComparison:
         """
         self._reports = {rank: each for rank, each in self._reports.items() if each[1] >= since}
         here = self.transport.rank
-        far = [rank for rank in self._peers if rank not in self.recorder]
+        far = [rank for rank in self.peers if rank not in self.recorder]
         if not far or not self.recorder.log.count:
             return
         wanted = [rank for rank in ranks if rank not in self.recorder]
@@ -158,7 +155,7 @@ class CallComparison:
     def notify(self, verdict: str) -> None:
         """Send a verdict, which may be empty, and this rank's report to all ranks."""
         reports = self._own_reports([self.transport.rank], VERDICT_CALLS)
-        self._post(self._peers, [*reports, (VERDICT, verdict)])
+        self._post(self.peers, [*reports, (VERDICT, verdict)])
 
     def _own_reports(
         self, ranks: Iterable[int], max_calls: int = REPORT_CALLS
@@ -202,7 +199,7 @@ class CallComparison:
 
     def ended_ranks(self) -> set[int]:
         """Return the ranks whose processes are known to have ended."""
-        return {rank for rank in self._peers if self.transport.has_ended(rank)}
+        return {rank for rank in self.peers if self.transport.has_ended(rank)}
 
     def compare_reports(self) -> OrderMismatch | None:
         """Return the error of the first received report or verdict that differs; else None."""
@@ -221,7 +218,7 @@ class CallComparison:
 
     def compare_pages(self) -> OrderMismatch | None:
         """Return the error if a neighbour's page has other calls than this rank made; else None."""
-        neighbours = (rank for rank in self._peers if rank in self.recorder)
+        neighbours = (rank for rank in self.peers if rank in self.recorder)
         return self._compare({rank: self.recorder.read(rank) for rank in neighbours})
 
     def _compare(self, reports: dict[int, Report]) -> OrderMismatch | None:

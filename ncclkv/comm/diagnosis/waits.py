@@ -34,8 +34,8 @@ def chain_ends(calls: CallComparison, ranks: Collection[int]) -> set[int]:
 
 def of_node(calls: CallComparison) -> dict[int, Wait]:
     """Return the current waits of the other ranks of this node."""
-    others = [rank for rank in range(calls.transport.size) if rank != calls.transport.rank]
-    waits = {rank: calls.recorder.read(rank, 1).wait for rank in others if rank in calls.recorder}
+    near = [rank for rank in calls.peers if rank in calls.recorder]
+    waits = {rank: calls.recorder.read(rank, 1).wait for rank in near}
     return {rank: wait for rank, wait in waits.items() if wait and wait.age < _FRESH_SECONDS}
 
 

@@ -148,18 +148,17 @@ class HostCommunicator(Communicator):
             even = node.owners * len(node.nodes) == self.size
             node = node if even and send.nbytes > SHORT_BYTES else None
 
-        def by_messages(channel: Channel, apply: Apply | None) -> Steps:
-            if node is None:
-                return algorithms.reduction(channel, send, own, op, to, apply)
-            cross = CrossNode(node, channel, to, ordered=ordered)
-            return reduce_scatter(node, call, send, own, to.bounds, apply, cross)
-
         def start(apply: Apply | None) -> Work:
-            return self._start(
-                call,
-                lambda node: reduce_scatter(node, call, send, own, to.bounds, apply),
-                lambda channel: by_messages(channel, apply),
-            )
+            def across_nodes(channel: Channel) -> Steps:
+                if node is None:
+                    return algorithms.reduction(channel, send, own, op, to, apply)
+                cross = CrossNode(node, channel, to, ordered=ordered)
+                return reduce_scatter(node, call, send, own, to.bounds, apply, cross)
+
+            def on_node(node: Node) -> Steps:
+                return reduce_scatter(node, call, send, own, to.bounds, apply)
+
+            return self._start(call, on_node, across_nodes)
 
         if node is None:
             ranks = self.rank, self.size, limits(self.size)

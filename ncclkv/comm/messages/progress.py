@@ -211,7 +211,7 @@ class ProgressEngine:
         return next((ranks for ranks in each if rank not in ranks), missing)
 
 
-class HostWork(Work):
+class HostWork(Work, AwaitedWork):
     """A collective of hosts, which advances only during calls of this package.
 
     Attributes
@@ -228,8 +228,6 @@ class HostWork(Work):
 
     what: object
     progress: ProgressEngine
-    finished = False
-    reports_requested = reported = 0
 
     def __str__(self) -> str:
         return f"{self.what} ({self.label})" if self.label else str(self.what)
@@ -241,10 +239,6 @@ class HostWork(Work):
     @abstractmethod
     def blocked(self) -> bool:
         """Return whether a poll shows that it cannot advance."""
-
-    @abstractmethod
-    def missing(self) -> set[int]:
-        """Return the ranks that it waits for."""
 
     def done(self) -> bool:
         if not self.finished:

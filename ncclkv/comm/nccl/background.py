@@ -32,12 +32,7 @@ class BackgroundCheck:
         None: no thread polls.
     """
 
-    def __init__(
-        self,
-        lifetime: Lifetime,
-        diagnosis: Diagnosis,
-        watcher: Watcher | None,
-    ) -> None:
+    def __init__(self, lifetime: Lifetime, diagnosis: Diagnosis, watcher: Watcher | None) -> None:
         self._lifetime = lifetime
         self._diagnosis = diagnosis
         # A check sends messages to other ranks, and the program's thread may do so concurrently.

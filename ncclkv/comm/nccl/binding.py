@@ -45,6 +45,13 @@ def version_text(code: int) -> str:
     return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
 
 
+Collective = Callable[..., None]
+"""Function that puts a collective on a stream, by a communicator and numbers.
+
+The arguments are a `Handle`, then the ints that `Binding` names.
+"""
+
+
 class Binding(Protocol):
     """NCCL, or its stand-in under test."""
 
@@ -89,59 +96,47 @@ class Binding(Protocol):
     def group_end(self) -> None:
         """End a group: the outermost end starts all its calls, in any order."""
 
-    def all_reduce(
-        self, comm: Handle, send: int, receive: int, count: int, dtype: int, op: int, stream: int
-    ) -> None:
-        """Reduce into `receive` of every rank; it may be `send`."""
+    all_reduce: Collective
+    """``(comm, send, receive, count, dtype, op, stream)``: reduce into `receive` of every rank.
 
-    def reduce(
-        self,
-        comm: Handle,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: int,
-        op: int,
-        root: int,
-        stream: int,
-    ) -> None:
-        """Reduce into `receive` of the root; it may be `send`."""
+    `receive` may be `send`.
+    """
 
-    def broadcast(
-        self,
-        comm: Handle,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: int,
-        root: int,
-        stream: int,
-    ) -> None:
-        """Copy `send` of the root into `receive` of every rank; it may be `send`."""
+    reduce: Collective
+    """``(comm, send, receive, count, dtype, op, root, stream)``: reduce into the root's `receive`.
 
-    def reduce_scatter(
-        self, comm: Handle, send: int, receive: int, count: int, dtype: int, op: int, stream: int
-    ) -> None:
-        """Reduce; rank r receives part r of `count` elements.
+    `receive` may be `send`.
+    """
 
-        `receive` may be part r of `send`.
-        """
+    broadcast: Collective
+    """``(comm, send, receive, count, dtype, root, stream)``: copy the root's `send` to all ranks.
 
-    def all_gather(
-        self, comm: Handle, send: int, receive: int, count: int, dtype: int, stream: int
-    ) -> None:
-        """Gather parts of `count` elements in rank order.
+    `receive` may be `send`.
+    """
 
-        `send` may be this rank's part of `receive`.
-        """
+    reduce_scatter: Collective
+    """``(comm, send, receive, count, dtype, op, stream)``: reduce; rank r receives part r.
 
-    def send(self, comm: Handle, send: int, count: int, dtype: int, peer: int, stream: int) -> None:
-        """Send to a rank, which must receive the same count; outside a group this may deadlock."""
+    A part has `count` elements; `receive` may be part r of `send`.
+    """
 
-    def receive(
-        self, comm: Handle, receive: int, count: int, dtype: int, peer: int, stream: int
-    ) -> None:
-        """Receive from a rank; in a group with the message in the other direction."""
+    all_gather: Collective
+    """``(comm, send, receive, count, dtype, stream)``: gather parts of `count` in rank order.
+
+    `send` may be this rank's part of `receive`.
+    """
+
+    send: Collective
+    """``(comm, send, count, dtype, peer, stream)``: send to a rank, which receives the same count.
+
+    Outside a group this may deadlock.
+    """
+
+    receive: Collective
+    """``(comm, receive, count, dtype, peer, stream)``: receive from a rank.
+
+    Made in a group with the message in the other direction.
+    """
 
 
 @contextmanager
@@ -155,11 +150,7 @@ def group(binding: Binding) -> Iterator[None]:
 
 
 def connect(
-    binding: Binding,
-    comm: Handle,
-    peers: Sequence[int],
-    scratch: tuple[int, int],
-    stream: int,
+    binding: Binding, comm: Handle, peers: Sequence[int], scratch: tuple[int, int], stream: int
 ) -> None:
     """Exchange a byte with each peer: NCCL connects two ranks in their first message.
 

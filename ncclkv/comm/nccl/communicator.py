@@ -246,11 +246,7 @@ class NcclCommunicator(Communicator):
         return self._progress.launch(what, enqueue, then, *send, *receive)
 
     def _launch(
-        self,
-        what: str,
-        enqueue: Enqueue,
-        buffers: tuple[Buffer, ...],
-        apply: Callable[[], None] | None = None,
+        self, what: str, enqueue: Enqueue, buffers: tuple[Buffer, ...], apply: Then | None = None
     ) -> Work:
         """Launch a collective; an empty one is done at once, on all ranks alike."""
         self._lifetime.check()

@@ -20,7 +20,7 @@ from ncclkv.comm.nccl.order_check import OrderCheck
 from ncclkv.comm.nccl.waiting import LEEWAY
 from ncclkv.comm.nccl.watcher import Watcher
 from ncclkv.comm.nccl.work import NcclWork
-from ncclkv.comm.types import Work
+from ncclkv.comm.types import Then, Work
 from ncclkv.errors import CommAborted, KVStoreError
 from ncclkv.system import watchdog
 
@@ -47,10 +47,7 @@ class NcclProgress:
     """
 
     def __init__(
-        self,
-        lifetime: Lifetime,
-        settings: Mapping[str, str],
-        watcher: Watcher | None,
+        self, lifetime: Lifetime, settings: Mapping[str, str], watcher: Watcher | None
     ) -> None:
         self._lifetime = lifetime
         self._streams = lifetime.streams
@@ -116,13 +113,7 @@ class NcclProgress:
         what = f"a captured step (collectives: {len(graph.calls)})"
         return self.launch(what, lambda _, stream: graph.enqueue(stream), None, graph)
 
-    def launch(
-        self,
-        what: str,
-        enqueue: Enqueue,
-        apply: Callable[[], None] | None,
-        *kept: object,
-    ) -> NcclWork:
+    def launch(self, what: str, enqueue: Enqueue, apply: Then | None, *kept: object) -> NcclWork:
         """Put a collective, and the kernels of `apply` after it, on the communication stream.
 
         An error breaks the communicator.  In a capture, a wrong call spoils the graph alone.
@@ -150,11 +141,7 @@ class NcclProgress:
             return work
 
     def _put(
-        self,
-        what: str,
-        enqueue: Enqueue,
-        apply: Callable[[], None] | None,
-        kept: tuple[object, ...],
+        self, what: str, enqueue: Enqueue, apply: Then | None, kept: tuple[object, ...]
     ) -> NcclWork:
         """Put a collective on the stream; return its work, which keeps objects alive."""
         streams, stream = self._streams, self._streams.communication

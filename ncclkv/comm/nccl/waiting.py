@@ -81,10 +81,7 @@ class Deadline:
 
 
 def call_with_timeout(
-    what: str,
-    function: Callable[[], Any],
-    seconds: float,
-    look: Callable[[], None] | None = None,
+    what: str, function: Callable[[], Any], seconds: float, look: Callable[[], None] | None = None
 ) -> Any:
     """Make a call in a thread, and abandon the thread if the call hangs.
 

@@ -182,12 +182,7 @@ class AllReduce:
     """
 
     def __init__(
-        self,
-        node: Node,
-        plan: ReductionPlan,
-        send: Buffer,
-        receive: Buffer,
-        apply: Apply | None,
+        self, node: Node, plan: ReductionPlan, send: Buffer, receive: Buffer, apply: Apply | None
     ) -> None:
         self._node = node
         self._plan = plan

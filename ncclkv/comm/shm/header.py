@@ -172,10 +172,7 @@ def check(call: CollectiveHeader, digest: int, rank: int, peer: int, words: Sequ
 
 
 def check_all(
-    call: CollectiveHeader,
-    node: Node,
-    headers: Sequence[Sequence[int]],
-    nbytes: Sequence[int] = (),
+    call: CollectiveHeader, node: Node, headers: Sequence[Sequence[int]], nbytes: Sequence[int] = ()
 ) -> None:
     """Compare the headers of all ranks of a node with this rank's; as `check`.
 

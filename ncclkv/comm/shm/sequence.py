@@ -116,11 +116,7 @@ class SequenceTable:
     """
 
     def __init__(
-        self,
-        pages: Sequence[Buffer],
-        ranks: Sequence[int],
-        index: int,
-        notify: Callable[[], None],
+        self, pages: Sequence[Buffer], ranks: Sequence[int], index: int, notify: Callable[[], None]
     ) -> None:
         self.ranks = ranks
         self.rank = ranks[index]
