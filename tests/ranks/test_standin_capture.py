@@ -12,6 +12,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import launch
 from tests.conformance.capabilities import use_buffers
 from tests.conformance.captures_all import CAPTURES, MISUSES
+from tests.harness.extent import combinations
 from tests.harness.slow import stretched
 from tests.nccl.standin import Worker
 from tests.nccl.standin.buffers import StandInBuffers
@@ -36,8 +37,7 @@ def world() -> Iterator[Communicator]:
     comm.close()
 
 
-@pytest.mark.parametrize("update_on", ["every_rank", "root"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "update_on"), combinations(NAMES, ["every_rank", "root"]))
 def test_case(name: str, update_on: str, world: Communicator) -> None:
     worker = Worker(world, lazy=True)
     try:
