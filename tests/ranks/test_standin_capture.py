@@ -37,7 +37,7 @@ def world() -> Iterator[Communicator]:
     comm.close()
 
 
-@pytest.mark.parametrize(("name", "update_on"), combinations(NAMES, ["every_rank", "root"]))
+@pytest.mark.parametrize(("name", "update_on"), combinations(NAMES, ["root", "every_rank"]))
 def test_case(name: str, update_on: str, world: Communicator) -> None:
     worker = Worker(world, lazy=True)
     try:
