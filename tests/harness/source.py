@@ -7,7 +7,7 @@ import io
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,14 +86,15 @@ class Module:
         return ".".join([*parts, node.module] if node.module else parts)
 
 
-def modules() -> list[Module]:
-    """Return all files of the package, by name."""
+@cache
+def modules() -> tuple[Module, ...]:
+    """Return all files of the package, by name; each is read and parsed once."""
     found = []
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         found.append(Module(path, name))
-    return found
+    return tuple(found)
 
 
 def code_lines(module: Module) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -31,7 +32,7 @@ def part_of(module: str, layers: Layers) -> str:
     return max(parts, key=len, default=f"{inside}, which the page does not list")
 
 
-def breaches(found: list[Module], layers: Layers) -> list[str]:
+def breaches(found: Sequence[Module], layers: Layers) -> list[str]:
     """Describe the imports that the page does not allow."""
     known = {module.name for module in found}
     wrong = []
@@ -46,7 +47,7 @@ def breaches(found: list[Module], layers: Layers) -> list[str]:
     return wrong
 
 
-def foreign(found: list[Module]) -> list[str]:
+def foreign(found: Sequence[Module]) -> list[str]:
     """Describe forbidden imports: array frameworks, and CuPy and mpi4py elsewhere or too early."""
     wrong = []
     for module in found:
@@ -89,7 +90,7 @@ def test_import_of_the_package_starts_nothing():
     assert not {"mpi4py", "ml_dtypes", *FRAMEWORKS} & set(loaded)
 
 
-def circles(found: list[Module]) -> list[set[str]]:
+def circles(found: Sequence[Module]) -> list[set[str]]:
     """Return the sets of files that import each other in a circle, type-only imports included."""
     known = {module.name for module in found}
     beneath = {
