@@ -34,12 +34,12 @@ class ObjectComm(ABC):
 
     @abstractmethod
     def allgather(self, item: Any, label: str = "") -> list[Any]:
-        """Every rank's `item`, in rank order."""
+        """Return every rank's `item`, in rank order."""
 
     def broadcast(self, item: Any, root: int = 0, label: str = "") -> Any:
-        """The root's `item`; what other ranks pass is ignored."""
+        """Return the root's `item`; the items of other ranks are ignored."""
         return self.allgather(item if self.rank == root else None, label)[root]
 
     @abstractmethod
     def barrier(self, label: str = "") -> None:
-        """Wait until every rank has come here."""
+        """Wait until every rank has arrived."""
