@@ -143,8 +143,7 @@ class AgreedFlush(FlushPolicy):
             return None
         rule, leader = self._updates.rule, self._updates.placement.leader
         first = min(
-            range(len(all_ranks)),
-            key=lambda rank: (all_ranks[rank].part, rank != leader, rank),
+            range(len(all_ranks)), key=lambda rank: (all_ranks[rank].part, rank != leader, rank)
         )
         numbers = all_ranks[first].hyperparameters
         if adopts:

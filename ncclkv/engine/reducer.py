@@ -35,10 +35,7 @@ class Reducer:
     events: Events
 
     def launch(
-        self,
-        state: BucketState,
-        active: int | None = None,
-        skip_flag: Array | None = None,
+        self, state: BucketState, active: int | None = None, skip_flag: Array | None = None
     ) -> None:
         """Launch the reduction of the keys that were pushed into a bucket, if any were.
 

@@ -253,11 +253,7 @@ class Verb:
     """
 
     def __init__(
-        self,
-        session: Session,
-        name: str,
-        allowed_inside: Collection[str],
-        updates: Updates | None,
+        self, session: Session, name: str, allowed_inside: Collection[str], updates: Updates | None
     ) -> None:
         self._session = session
         self._events = session.events

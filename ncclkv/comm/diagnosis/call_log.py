@@ -49,11 +49,6 @@ _MAX_SITE_LENGTH = 48
 _DIGEST_FACTOR = 0x9E3779B97F4A7C15
 
 
-def advance_digest(digest: int, code: int, keys: int) -> int:
-    """Return the digest of all calls in their order, after one more call."""
-    return (digest * _DIGEST_FACTOR + _term(code, keys)) & MASK
-
-
 def _term(code: int, keys: int) -> int:
     """Return what a call adds to the digest."""
     return (code * 0xBF58476D1CE4E5B9 + keys + 1) & MASK

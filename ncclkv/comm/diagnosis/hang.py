@@ -180,12 +180,8 @@ class HangDetector:
         """Return the error to raise for an error of a message: its cause, if found."""
         if isinstance(error, OrderMismatch):
             return self._calls.explain(error)
-        return self._peer_error(work, error)
-
-    def _peer_error(self, work: AwaitedWork, failure: PeerFailed) -> KVStoreError:
-        """Return the error to raise for a failed message, with the reason of its peer, if found."""
-        peer = failure.peer
-        report = f"; MPI reports: {failure.report}" if failure.report else ""
+        peer = error.peer
+        report = f"; MPI reports: {error.report}" if error.report else ""
         for waited in Backoff(_FAILED_SECONDS, self._transport.pause):
             departed = self._transport.left_ranks()
             if peer in departed:
@@ -280,11 +276,9 @@ class HangDetector:
         The neighbours of a rank can read its page, and answer for it.  A rank that shares no page
         is left out: it does not answer while it is busy, which is no failure.
         """
-        calls, rank = self._calls, self._transport.rank
-        shares = any(each in calls.recorder for each in range(self._transport.size) if each != rank)
-        if calls.roster is None or not (calls.recorder.log.count and shares):
-            return set()
-        if waited < _MEANINGFUL_SECONDS:
+        calls, recorder, rank = self._calls, self._calls.recorder, self._transport.rank
+        shares = any(each in recorder for each in range(self._transport.size) if each != rank)
+        if waited < _MEANINGFUL_SECONDS or not (calls.roster and recorder.log.count and shares):
             return set()
         members = calls.roster.members
         return {each for each in ranks if len(members[each].node) > 1 and not calls.report(each)}

@@ -80,12 +80,7 @@ UPDATES = np.dtype(
 """Argument of the kernels of ``update.cu``."""
 
 SUMS = np.dtype(
-    [
-        ("source", ADDRESS, (PIECES,)),
-        ("nbytes", np.uint64, (PIECES,)),
-        ("out", ADDRESS),
-        *_BLOCKS,
-    ],
+    [("source", ADDRESS, (PIECES,)), ("nbytes", np.uint64, (PIECES,)), ("out", ADDRESS), *_BLOCKS],
     align=True,
 )
 """Argument of ``checksum``."""

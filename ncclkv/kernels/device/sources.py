@@ -108,10 +108,7 @@ COPY = KernelSource("copy", "", kernel_args.COPIES, {"PER_BLOCK": str(kernel_arg
 
 COMBINE = {
     (dtype, op): KernelSource(
-        "combine",
-        f"{op} of {dtype}",
-        kernel_args.COMBINATION,
-        {"STEP": step, **macros},
+        "combine", f"{op} of {dtype}", kernel_args.COMBINATION, {"STEP": step, **macros}
     )
     for dtype, macros in _ELEMENTS.items()
     for op, step in _STEP.items()
