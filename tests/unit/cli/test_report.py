@@ -108,8 +108,7 @@ def test_a_launcher_that_starts_nothing():
 
 
 def test_a_signal_to_the_runner_is_no_failure_of_a_rank():
-    ended = outcome(rank(0, -9, 1.0))
-    ended.interrupted_by = 2
+    ended = outcome(rank(0, -9, 1.0))._replace(interrupted_by=2)
     assert ended.code == 130
 
 
