@@ -41,7 +41,7 @@ class _Both(Request):
 
 
 class Received(Request):
-    """Bytes whose digest is compared before they are received; of no other are any written."""
+    """A message whose digest is compared first; the bytes of a wrong message are not written."""
 
     def __init__(self, transport: Messages, into: Buffer, peer: int, tag: int, digest: int) -> None:
         copied = into.size if into.size <= COPIED_BYTES else 0
