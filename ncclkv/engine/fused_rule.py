@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ncclkv.arrays.dtypes import dtype_name, is_low_precision
 from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.reduction import Span
 from ncclkv.engine.update_rule import Rule
-from ncclkv.errors import DTypeMismatch, NotSupported
+from ncclkv.errors import NotSupported
 from ncclkv.kernels.base import Kernels
 from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.captured import CapturedUpdates
@@ -70,13 +69,7 @@ class FusedRule(Rule):
         DTypeMismatch
             When the key's dtype is not a real floating dtype.
         """
-        dtype = spec.dtype
-        if dtype.kind != "f" and not is_low_precision(dtype):
-            raise DTypeMismatch(
-                f"key {spec.key!r} is {dtype_name(dtype)}, and {self.name} updates float16, "
-                "bfloat16, float32 and float64; keep such a key in a store without an optimizer, "
-                "or give set_updater a function"
-            )
+        self.source.check_weights(spec.key, spec.dtype)
 
     # Hyperparameters
 

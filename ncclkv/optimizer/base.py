@@ -10,7 +10,8 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
-from ncclkv.arrays.dtypes import is_low_precision
+from ncclkv.arrays.dtypes import dtype_name, is_low_precision
+from ncclkv.errors import DTypeMismatch
 from ncclkv.optimizer.numbers import checked_factors, clipping_bound, finite
 from ncclkv.typing import Key
 
@@ -181,6 +182,21 @@ class Optimizer(ABC):
         count : int
             Number of this update of the key, from 1.
         """
+
+    def check_weights(self, key: Key, dtype: np.dtype[Any]) -> None:
+        """Refuse a key whose weights the optimizer cannot update.
+
+        Raises
+        ------
+        DTypeMismatch
+            When `dtype` is not a real floating dtype.
+        """
+        if dtype.kind != "f" and not is_low_precision(dtype):
+            raise DTypeMismatch(
+                f"key {key!r} is {dtype_name(dtype)}, and {type(self).__name__} updates float16, "
+                "bfloat16, float32 and float64; keep such a key in a store without an optimizer, "
+                "or give set_updater a function"
+            )
 
     def config(self) -> dict[str, Any]:
         """Return all numbers that an update depends on, as plain values that ranks can compare.

@@ -1,0 +1,175 @@
+"""`Updater`: an optimizer as a function of key, gradient and weight, with states of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ncclkv.errors import ShapeMismatch, UsageError
+from ncclkv.kernels.base import Array, Segments
+from ncclkv.kernels.host import HostKernels
+from ncclkv.optimizer.base import Optimizer
+from ncclkv.typing import ArrayLike, Key
+
+
+class Updater:
+    """An optimizer that updates arrays in host memory, key by key.
+
+    Use it without a store, or as a store's updater.  `set_optimizer` is faster: it updates whole
+    buckets, and shares weights and states between the ranks of a node.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+
+    Attributes
+    ----------
+    optimizer : Optimizer
+        Each call reads its numbers.
+
+    Raises
+    ------
+    UsageError
+        When `optimizer` is no optimizer.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise UsageError(
+                f"get_updater takes an Optimizer, not a {type(optimizer).__name__}; make one by "
+                f"ncclkv.optimizer.create('sgd', learning_rate=0.1)"
+            )
+        self.optimizer = optimizer
+        self._kernels = HostKernels()
+        self._states: dict[Key, dict[str, Array]] = {}
+        self._counts: dict[Key, int] = {}
+
+    def __call__(self, key: Key, grad: ArrayLike, weight: ArrayLike) -> None:
+        """Update `weight` in place by a gradient of its shape and dtype.
+
+        Parameters
+        ----------
+        key : int or str
+            Selects the states and the factors; a new key has new states.
+        grad, weight : array
+            In host memory, as stores on hosts take them.
+
+        Raises
+        ------
+        UsageError
+            When an argument is no such array, or a factor is not a finite number.
+        DTypeMismatch
+            When the optimizer cannot update the dtype.
+        ShapeMismatch
+            When the shapes differ.
+        """
+        what = f"update of key {key!r}"
+        gradient, stored = self._kernels.value(grad, what), self._kernels.out(weight, what)
+        self.optimizer.check_weights(key, stored.dtype)
+        if (gradient.shape, gradient.dtype) != (stored.shape, stored.dtype):
+            raise ShapeMismatch(
+                f"{what}: the gradient is {gradient.dtype} {gradient.shape}, the weight "
+                f"{stored.dtype} {stored.shape}; give a gradient of the weight's shape and dtype"
+            )
+        states = self._states_of(key, stored)
+        step = self.optimizer.snapshot()
+        count = self._counts[key] = self._counts.get(key, 0) + 1
+        flat = stored.reshape(-1)  # a copy, if the weight is not in C order
+        self._kernels.update(
+            step.program,
+            flat,
+            gradient.reshape(-1),
+            tuple(state.reshape(-1) for state in states.values()),
+            np.array([step.scalars(key, count)], np.float64),
+            Segments(np.array([0, flat.size], np.int64)),
+        )
+        if not np.may_share_memory(flat, stored):
+            stored[...] = flat.reshape(stored.shape)
+
+    def _states_of(self, key: Key, weight: Array) -> dict[str, Array]:
+        """Return the states of a key by name; a new key's have their first elements."""
+        states = self._states.get(key)
+        if states is None:
+            states = self._states[key] = {
+                each.name: weight.astype(each.dtype_for(weight.dtype), order="C")
+                if each.init == "weights"
+                else np.zeros(weight.shape, each.dtype_for(weight.dtype))
+                for each in self.optimizer.states
+            }
+        for name, state in states.items():
+            if state.shape != weight.shape:
+                raise ShapeMismatch(
+                    f"update of key {key!r}: its {name} has shape {state.shape}, the weight "
+                    f"{weight.shape}; give the weight that the key had before, or another key"
+                )
+        return states
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states and counts of all keys, as checkpoints hold them.
+
+        Returns
+        -------
+        dict
+            ``"updates"`` is a list of ``[key, count]``; ``"state.3.momentum"`` is the momentum of
+            the key with index 3 in this list.
+        """
+        keys = list(self._counts)
+        found: dict[str, Any] = {"updates": [[key, self._counts[key]] for key in keys]}
+        for index, key in enumerate(keys):
+            for name, state in self._states[key].items():
+                found[f"state.{index}.{name}"] = state
+        return found
+
+    def load_state_dict(self, state: Mapping[Any, Any]) -> None:
+        """Replace all states and counts by the result of another updater's `state_dict`.
+
+        Raises
+        ------
+        UsageError
+            When `state` is no such result, or of an optimizer with other states.
+        """
+        names = [each.name for each in self.optimizer.states]
+        counts = {key: int(count) for key, count in state.get("updates", [])}
+        wanted = {f"state.{index}.{name}" for index in range(len(counts)) for name in names}
+        if wanted | {"updates"} != set(state):
+            raise UsageError(
+                f"load_state_dict: the items are {sorted(map(str, state))}, and {self.optimizer!r} "
+                f"has {sorted(wanted)} and 'updates'; load the state of such an optimizer"
+            )
+        self._counts = counts
+        self._states = {
+            key: {name: np.array(state[f"state.{index}.{name}"], order="C") for name in names}
+            for index, key in enumerate(counts)
+        }
+
+
+def get_updater(optimizer: Optimizer) -> Updater:
+    """Return a function that updates arrays by an optimizer; MXNet's name.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+
+    Returns
+    -------
+    Updater
+        A callable of (key, grad, weight), also for `set_updater`.
+
+    Raises
+    ------
+    UsageError
+        When `optimizer` is no optimizer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ncclkv.optimizer import SGD
+    >>> update = get_updater(SGD(learning_rate=0.5))
+    >>> weight = np.ones(2)
+    >>> update("w", np.array([1.0, 2.0]), weight)
+    >>> weight
+    array([0.5, 0. ])
+    """
+    return Updater(optimizer)

@@ -1,0 +1,142 @@
+"""`get_updater`: an optimizer as a function, without a store and as a store's updater."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ncclkv
+from ncclkv.errors import DTypeMismatch, ShapeMismatch, UsageError
+from ncclkv.optimizer import SGD, State, get_updater
+
+
+def test_each_key_has_a_momentum_of_its_own() -> None:
+    update = get_updater(SGD(learning_rate=0.5, momentum=0.5))
+    a, b = np.zeros((2, 3)), np.zeros(2, np.float32)
+    for _ in range(3):
+        update("a", np.ones((2, 3)), a)
+    update(7, np.ones(2, np.float32), b)
+    assert a.tolist() == [[-2.125] * 3] * 2  # -0.5 - 0.75 - 0.875
+    assert b.tolist() == [-0.5] * 2
+
+
+def test_numbers_and_factors_are_read_at_each_call() -> None:
+    sgd = SGD(learning_rate=1.0)
+    update, weight = get_updater(sgd), np.zeros(1)
+    sgd.learning_rate = 0.5
+    sgd.lr_mult["w"] = 3.0
+    update("w", np.ones(1), weight)
+    assert weight[0] == -1.5
+    sgd.lr_mult["w"] = float("nan")
+    with pytest.raises(UsageError, match="lr_mult of key 'w' is nan"):
+        update("w", np.ones(1), weight)
+    assert weight[0] == -1.5
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        np.zeros((4, 6))[::2, ::3],
+        np.zeros((3, 2), order="F"),
+        np.zeros(()),
+        np.zeros((0, 3)),
+        np.zeros(3, ml_dtypes.bfloat16),
+    ],
+    ids=["strided", "fortran", "0-d", "empty", "bfloat16"],
+)
+def test_any_layout_is_updated_in_place(weight: Any) -> None:
+    update = get_updater(SGD(learning_rate=0.5, momentum=0.5))
+    for _ in range(2):
+        update(0, np.ones(weight.shape, weight.dtype), weight)
+    assert (weight == -1.25).all()
+
+
+def test_torch_tensors_are_updated_in_place() -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.zeros(3, requires_grad=True)
+    get_updater(SGD(learning_rate=0.5))("w", torch.ones(3), weight.detach())
+    assert weight.tolist() == [-0.5] * 3
+
+
+def test_wrong_arrays_are_refused_with_the_key() -> None:
+    update = get_updater(SGD())
+    with pytest.raises(ShapeMismatch) as caught:
+        update("w", np.ones(2), np.ones(3))
+    assert str(caught.value) == (
+        "update of key 'w': the gradient is float64 (2,), the weight float64 (3,); give a "
+        "gradient of the weight's shape and dtype"
+    )
+    with pytest.raises(DTypeMismatch, match="key 'n' is int64, and SGD updates float16"):
+        update("n", np.ones(2, np.int64), np.ones(2, np.int64))
+    with pytest.raises(UsageError, match="update of key 'w'"):
+        update("w", [1.0], np.ones(1))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="get_updater takes an Optimizer, not a str"):
+        get_updater("sgd")  # type: ignore[arg-type]
+
+
+def test_a_key_keeps_its_shape() -> None:
+    update = get_updater(SGD(momentum=0.5))
+    update("w", np.ones(2), np.ones(2))
+    with pytest.raises(ShapeMismatch) as caught:
+        update("w", np.ones(3), np.ones(3))
+    assert str(caught.value) == (
+        "update of key 'w': its momentum has shape (2,), the weight (3,); give the weight that "
+        "the key had before, or another key"
+    )
+
+
+class Copying(SGD):
+    """An optimizer whose state begins with the weights."""
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return (State("copy", "float32", "weights"),)
+
+
+def test_states_may_begin_with_the_weights() -> None:
+    update = get_updater(Copying(momentum=0.5))
+    update("w", np.zeros(2, np.float16), np.full(2, 8, np.float16))
+    (copy,) = (x for name, x in update.state_dict().items() if name != "updates")
+    assert (copy.dtype, copy.tolist()) == (np.float32, [4, 4])  # as momentum: halved once
+
+
+def test_a_loaded_state_continues_bit_for_bit() -> None:
+    rng = np.random.default_rng(0)
+    gradients = rng.normal(size=(6, 5))
+    one = get_updater(SGD(learning_rate=0.1, momentum=0.9))
+    weights = {"w": np.ones(5), 3: np.ones(5)}
+    for gradient in gradients[:3]:
+        for key, weight in weights.items():
+            one(key, gradient, weight)
+    other = get_updater(SGD(learning_rate=0.1, momentum=0.9))
+    other.load_state_dict(one.state_dict())
+    copies = {key: weight.copy() for key, weight in weights.items()}
+    for gradient in gradients[3:]:
+        for key in weights:
+            one(key, gradient, weights[key])
+            other(key, gradient, copies[key])
+    for key, weight in weights.items():
+        assert weight.tobytes() == copies[key].tobytes()
+    assert other.state_dict()["updates"] == [["w", 6], [3, 6]]
+    with pytest.raises(UsageError, match=r"load_state_dict: the items are .*state\.0\.momentum"):
+        get_updater(SGD()).load_state_dict(one.state_dict())
+
+
+def test_a_store_takes_it_as_updater(tmp_path: Any) -> None:
+    def trained(load: bool) -> Any:
+        with ncclkv.create("local") as kv:
+            kv.init("w", np.zeros(3))
+            kv.set_updater(get_updater(SGD(learning_rate=0.5, momentum=0.5)))
+            if load:
+                kv.load(tmp_path)
+            kv.push("w", np.ones(3))
+            if not load:
+                kv.save(tmp_path)
+            kv.push("w", np.ones(3))
+            return kv.pull("w").tolist()
+
+    assert trained(load=False) == [-1.25] * 3
+    assert trained(load=True) == [-2.125] * 3
