@@ -170,6 +170,7 @@ class Engine:
                 self.rule.reset(slot)
             else:
                 self.layout.pending[key] = value
+        self.rule.counts_set()
 
     def _claim(self, state: BucketState) -> None:
         """Wait for the collectives of a bucket that a call is about to write or read."""
@@ -222,7 +223,12 @@ class Engine:
         """
         if push.in_place or self._missing_zeros:
             self.check_free(push)
-        return self.updates.rule.step()
+        if self.policy.allows_missing:
+            # Ranks may push different keys: the flush counts the updates, equally on all ranks.
+            return self.updates.rule.step()
+        return self.updates.rule.step(
+            (part.state.bucket, part.keys, part.keys & part.state.pushed) for part in push.parts
+        )
 
     def check_free(self, push: Push) -> None:
         """Refuse a push whose gradients are in use.
@@ -306,6 +312,15 @@ class Engine:
             state.in_flight.complete()
         part.copy_in(arrays, self.kernels)
         state.pushed |= part.keys
+
+    def step_of(self, keys: Iterable[Key]) -> Any:
+        """Return the optimizer's step of keys that are all packed, each for one update."""
+        if self.policy.allows_missing:
+            return self.updates.rule.step()
+        slots = (self.layout[key] for key in keys)
+        return self.updates.rule.step(
+            (slot.state.bucket, {slot.entry.key}, set()) for slot in slots
+        )
 
     def launch_full(self, priorities: Mapping[int, int], keys: Collection[Key], step: Any) -> None:
         """Launch packed buckets in the order of their priorities, if the policy selects them.

@@ -124,7 +124,9 @@ class AgreedFlush(FlushPolicy):
             self._report.skip([each.nonfinite for each in all_ranks], 1)
             counts = {}
         self._updates.receive(all_ranks[self._updates.placement.leader].failure)
-        self._reduce(counts, self._step(all_ranks, adopts=part != Part.PUSHES and active > 0))
+        self._reduce(
+            counts, self._step(all_ranks, counts, adopts=part != Part.PUSHES and active > 0)
+        )
         # Also before no read here: a rank that leaves an uneven block reads meanwhile.
         numbers = sorted({number for each in all_ranks for number in each.buckets})
         states = [self._layout.states[number] for number in numbers]
@@ -132,8 +134,12 @@ class AgreedFlush(FlushPolicy):
         self._reducer.complete(states)
         return active
 
-    def _step(self, all_ranks: Sequence[Contribution], *, adopts: bool) -> Any:
-        """Return the optimizer's step, equal on all ranks; None if all ranks push the same keys.
+    def _step(
+        self, all_ranks: Sequence[Contribution], keys: Collection[Key], *, adopts: bool
+    ) -> Any:
+        """Return the optimizer's step of a flush of `keys`, equal on all ranks.
+
+        The step is None if all ranks push the same keys: each push has brought its own.
 
         The hyperparameters are those of the placement's leader if it still pushes.  Else they are
         those of the first rank that pushes or, if none does, of the first rank that leaves.  With
@@ -148,7 +154,10 @@ class AgreedFlush(FlushPolicy):
         numbers = all_ranks[first].hyperparameters
         if adopts:
             rule.adopt(numbers)
-        return rule.step_from(numbers)
+        slots = (self._layout[key] for key in keys)
+        return rule.step_from(
+            numbers, ((slot.state.bucket, {slot.entry.key}, set()) for slot in slots)
+        )
 
     def _reduce(self, counts: Mapping[Key, int], step: Any) -> None:
         """Reduce keys on all ranks; `counts` are the numbers of ranks in their averages."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ncclkv.comm.types import Apply
@@ -13,8 +13,9 @@ from ncclkv.errors import NotSupported
 from ncclkv.kernels.base import Kernels
 from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.captured import CapturedUpdates
-from ncclkv.optimizer.restore import set_config
-from ncclkv.optimizer.scalar_rows import RowCache, UpdateCounts
+from ncclkv.optimizer.restore import copied, set_config
+from ncclkv.optimizer.scalar_rows import Pushed, RowCache, UpdateCounts
+from ncclkv.optimizer.steps import Steps
 from ncclkv.table.registry import KeySpec
 
 
@@ -56,10 +57,10 @@ class FusedRule(Rule):
         self._declared = optimizer.states
         self._states: dict[int, dict[str, Array]] = {}
         self._rows = RowCache(self.counts)
-        self._version: object = None
-        self._config: dict[str, Any] = {}
-        self._step = optimizer
-        self._other: tuple[Mapping[str, Any], Optimizer] | None = None
+        # The largest number of updates of a key; None if there was no schedule to count for.
+        self._num_update: int | None = None
+        self._steps = Steps(optimizer)
+        self._other: Steps | None = None
 
     def check(self, spec: KeySpec) -> None:
         """Refuse a key that the optimizer cannot update.
@@ -73,39 +74,57 @@ class FusedRule(Rule):
 
     # Hyperparameters
 
-    def step(self) -> Optimizer:
-        """Return the step of the next push: a snapshot of the optimizer's numbers.
+    def step(self, pushes: Iterable[Pushed] = ()) -> Optimizer:
+        """Return the step of a push: a snapshot of the optimizer's numbers.
 
-        Each push keeps its step, because its update may run after a later change of a number.  The
-        snapshot is the same object until a number changes.
+        A schedule's learning rate is that of the largest number of updates of a key, these
+        included.  All keys of a push have one rate.
 
         Raises
         ------
         UsageError
-            When a factor of the optimizer is not a finite number.
+            When a factor, or the learning rate of the schedule, is not a finite number.
         """
-        version = self.source.version
-        if version != self._version:
-            # Compared by value: a rank that assigns an equal number must launch like the others.
-            config = self.source.config()
-            if config != self._config:
-                self._config, self._step = config, self.source.snapshot()
-            self._version = version
-        return self._step
+        number = self._number_of(pushes)
+        step = self._steps.at(self._scheduled(number))
+        self._record(number)
+        return step
+
+    def _number_of(self, pushes: Iterable[Pushed]) -> int:
+        """Return the largest number of updates of a key after these; 0 without a schedule."""
+        if self.source.lr_scheduler is None:
+            self._num_update = None
+            return 0
+        before = self.counts.largest() if self._num_update is None else self._num_update
+        if self.recording is not None:
+            return before
+        return max(before, *(self.counts.next(*pushed) for pushed in pushes), 0)
+
+    def _scheduled(self, number: int) -> int:
+        """Return the argument of the schedule, which counts from 1."""
+        return self.source.begin_num_update + max(1, number)
+
+    def _record(self, number: int) -> None:
+        """Record the largest number of updates of a key, if there is a schedule."""
+        if self.source.lr_scheduler is not None:
+            self._num_update = number
+            self.source.count_updates(self.source.begin_num_update + number)
 
     def hyperparameters(self) -> dict[str, Any]:
         self.step()
-        return self._config
+        return self._steps.config
 
-    def step_from(self, numbers: Mapping[str, Any]) -> Optimizer:
-        step = self.step()
-        if numbers == self._config:
-            return step
-        if self._other is None or self._other[0] != numbers:
-            other = self.source.snapshot()
-            set_config(other, numbers)
-            self._other = numbers, other.snapshot()
-        return self._other[1]
+    def step_from(self, numbers: Mapping[str, Any], pushes: Iterable[Pushed]) -> Optimizer:
+        number = self._number_of(pushes)
+        step = self._steps.at(self._scheduled(number))
+        if numbers != self._steps.config:
+            if self._other is None or self._other.config != numbers:
+                other = copied(self.source)
+                set_config(other, numbers)
+                self._other = Steps(other)
+            step = self._other.at(self._scheduled(number))
+        self._record(number)
+        return step
 
     def adopt(self, numbers: Mapping[str, Any]) -> None:
         set_config(self.source, numbers)
@@ -141,19 +160,26 @@ class FusedRule(Rule):
     def set_count(self, slot: Slot, count: int) -> None:
         self.counts.set(slot.state.bucket, slot.entry.key, count)
 
+    def counts_set(self) -> None:
+        self._record(self.counts.largest())
+
     # Updates
+
+    def count_update(self, state: BucketState) -> None:
+        if self.recording is None:
+            self.counts.add(state.bucket, state.pushed)
+        else:
+            self.recording.add(state.bucket, state.pushed)
 
     def target(
         self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
     ) -> list[tuple[Array, Apply | None]]:
         bucket, kernels = state.bucket, self._kernels
-        # Counted here, once for all spans: `apply` runs for each block of a span.
         if self.recording is None:
-            self.counts.add(bucket, state.pushed)
             rows = self._rows.rows(state.step, bucket)
         else:
             kernels = self.recording.kernels
-            rows = self.recording.rows(bucket, state.pushed)
+            rows = self.recording.rows(bucket)
         arrays = state.weights, state.gradients, tuple(self._states[bucket.index].values())
 
         def update(start: int) -> Apply:
@@ -171,4 +197,5 @@ class FusedRule(Rule):
 
     def captured(self, states: Sequence[BucketState], kernels: Kernels) -> CapturedUpdates:
         buckets = [state.bucket for state in states]
-        return CapturedUpdates(self.step, self.counts, buckets, self._kernels, kernels)
+        counted = self.source.counted or self.source.lr_scheduler is not None
+        return CapturedUpdates(self.step, counted, self.counts, buckets, self._kernels, kernels)

@@ -94,7 +94,7 @@ class Group:
         self._engine.pack(push, arrays)
         self._engine.keep(arrays)
         self._engine.layout.check_outs(unchecked, flushed=True)
-        self._step = self._engine.rule.step()
+        self._step = self._engine.step_of(self._priorities)
 
     def commit(self) -> None:
         """Launch the pushes of the block as one push."""

@@ -54,6 +54,7 @@ class Reducer:
         state.launched = True
         since = perf_counter() if len(state.pushed) == state.key_count else None
         spans = state.pushed_spans()
+        updates.rule.count_update(state)
         if placement.updates:
             targets = updates.rule.target(state, spans, skip_flag)
         else:

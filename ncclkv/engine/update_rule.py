@@ -7,7 +7,7 @@ updater key by key, before push returns.  `Updates` holds the rule in force.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ncclkv.comm.base import Communicator
@@ -18,6 +18,7 @@ from ncclkv.engine.reduction import Span
 from ncclkv.errors import UpdaterError, UsageError, annotate
 from ncclkv.kernels.base import Kernels
 from ncclkv.optimizer.captured import CapturedUpdates
+from ncclkv.optimizer.scalar_rows import Pushed
 from ncclkv.table.registry import Key, KeySpec
 
 UpdaterFunction = Callable[[Key, Array, Array], object]
@@ -55,10 +56,11 @@ class Rule:
     def allocate(self, state: BucketState) -> None:
         """Allocate and initialise the optimizer's states of a bucket whose weights are set."""
 
-    def step(self) -> Any:
-        """Return the step of the next push: the optimizer's numbers, which its update will use.
+    def step(self, pushes: Iterable[Pushed] = ()) -> Any:
+        """Return the step of a push of keys: the optimizer's numbers, which its update will use.
 
-        A launch reduces only pushes that have equal steps.
+        A launch reduces only pushes that have equal steps.  Without `pushes` the step is only
+        checked: no key is to be updated.
         """
         return None
 
@@ -66,12 +68,15 @@ class Rule:
         """Return this rank's current hyperparameters as plain values."""
         return None
 
-    def step_from(self, numbers: Any) -> Any:
-        """Return a step with another rank's hyperparameters."""
+    def step_from(self, numbers: Any, pushes: Iterable[Pushed]) -> Any:
+        """Return a step of a flush of keys, with another rank's hyperparameters."""
         return None
 
     def adopt(self, numbers: Any) -> None:
         """Replace this rank's hyperparameters by another rank's."""
+
+    def count_update(self, state: BucketState) -> None:
+        """Count an update of the pushed keys of a bucket, on every rank, also without `target`."""
 
     def target(
         self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
@@ -96,6 +101,9 @@ class Rule:
 
     def set_count(self, slot: Slot, count: int) -> None:
         """Set the number of updates of a key."""
+
+    def counts_set(self) -> None:
+        """Derive what depends on the counts of all keys, after calls of `set_count` or `reset`."""
 
     def dispose(self) -> Exception | None:
         """End the use of the rule; return the exception of the user's ``dispose``, if any."""

@@ -6,14 +6,19 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict, cast
 
 import numpy as np
 
+from ncclkv.arguments import check_count
 from ncclkv.arrays.dtypes import dtype_name, is_low_precision
-from ncclkv.errors import DTypeMismatch
+from ncclkv.errors import DTypeMismatch, UsageError
 from ncclkv.optimizer.numbers import checked_factors, clipping_bound, finite
+from ncclkv.optimizer.schedule import Schedule, checked_schedule, describe, with_base_lr
 from ncclkv.typing import Key
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 
 class State(NamedTuple):
@@ -47,9 +52,22 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "wd": partial(finite, least=0.0),
     "rescale_grad": finite,
     "clip_gradient": clipping_bound,
+    "lr_scheduler": checked_schedule,
+    "begin_num_update": check_count,
     **dict.fromkeys(_FACTORS, checked_factors),
 }
 """Checks by attribute: ``check(name, value)`` returns the value to assign, or raises UsageError."""
+
+
+class Settings(TypedDict, total=False):
+    """Arguments that every optimizer passes on to `Optimizer` as ``**settings``."""
+
+    lr_scheduler: Schedule | None
+    begin_num_update: int
+
+
+SETTINGS = tuple(Settings.__annotations__)
+"""Names of these arguments, for `known_arguments`."""
 
 
 class Optimizer(ABC):
@@ -60,19 +78,26 @@ class Optimizer(ABC):
 
     Parameters
     ----------
-    learning_rate : float
-        At least 0.
+    learning_rate : float, optional
+        At least 0.  If None, the rate is `default_learning_rate`, or that of `lr_scheduler`.
     wd : float
         Weight decay, at least 0.
     rescale_grad : float
         Factor of every gradient, applied first.
     clip_gradient : float, optional
         Bound, above 0, on the absolute value of each element of the rescaled gradient.
+    lr_scheduler : callable, optional
+        Schedule of the learning rate: a function of the largest number of updates of a key, such as
+        `ncclkv.optimizer.CosineScheduler`.  A `learning_rate` beside it replaces its ``base_lr``.
+    begin_num_update : int
+        Number of updates that count as made, for the schedule and for `scalars`.
 
     Attributes
     ----------
-    learning_rate, wd, rescale_grad, clip_gradient
+    wd, rescale_grad, clip_gradient, lr_scheduler, begin_num_update
         As given; an assignment takes effect at the next push.  All ranks must assign equal numbers.
+    num_update : int
+        The largest number of updates of a key, counted by the store under a schedule.
     lr_mult, wd_mult : dict
         Factors of the learning rate and of the weight decay by key; 1 for other keys.  Assigned
         dicts are copied.  The next push checks items that were put into the dicts.
@@ -82,6 +107,8 @@ class Optimizer(ABC):
         Names of the arguments, in the order of ``repr``.
     program : str
         Name of the arithmetic in `ncclkv.kernels.programs.PROGRAMS`.
+    default_learning_rate : float
+        The learning rate if none is given.
     counted : bool
         Whether `scalars` reads its `count`.  If not, pushes with equal numbers reuse a table.
     norms : bool
@@ -91,37 +118,61 @@ class Optimizer(ABC):
     Raises
     ------
     UsageError
-        When an argument, or a value assigned to an attribute, is not such a number.
+        When an argument, or a value assigned to an attribute, is not such a value.
+
+    Examples
+    --------
+    >>> from ncclkv.optimizer import SGD, FactorScheduler
+    >>> sgd = SGD(lr_scheduler=FactorScheduler(step=100, factor=0.5, base_lr=0.2))
+    >>> sgd.learning_rate
+    0.2
+    >>> sgd.learning_rate = 0.1
+    Traceback (most recent call last):
+        ...
+    ncclkv.errors.UsageError: learning_rate cannot be set to 0.1: it is that of the lr_scheduler; \
+assign another schedule, or None, to lr_scheduler first
     """
 
     name: ClassVar[str]
     hyperparameters: ClassVar[tuple[str, ...]]
     program: ClassVar[str]
+    default_learning_rate: ClassVar[float] = 0.01
     counted: ClassVar[bool] = False
     norms: ClassVar[bool] = False
 
-    learning_rate: float
     wd: float
     rescale_grad: float
     clip_gradient: float | None
+    lr_scheduler: Schedule | None
+    begin_num_update: int
+    num_update: int
     lr_mult: dict[Key, float]
     wd_mult: dict[Key, float]
+    _rate: float
     _assignments = 0
 
     def __init__(
         self,
         *,
-        learning_rate: float,
+        learning_rate: float | None,
         wd: float = 0.0,
         rescale_grad: float = 1.0,
         clip_gradient: float | None = None,
+        **settings: Unpack[Settings],
     ) -> None:
-        self.learning_rate = learning_rate
+        self.lr_scheduler = None
+        self.learning_rate = self.default_learning_rate if learning_rate is None else learning_rate
         self.wd = wd
         self.rescale_grad = rescale_grad
         self.clip_gradient = clip_gradient
         self.lr_mult = {}
         self.wd_mult = {}
+        self.begin_num_update = settings.get("begin_num_update", 0)
+        self.num_update = self.begin_num_update
+        schedule = checked_schedule("lr_scheduler", settings.get("lr_scheduler"))
+        if schedule is not None and learning_rate is not None:
+            schedule = with_base_lr(schedule, self._rate)
+        self.lr_scheduler = schedule
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Assign a checked value, and count the assignment for `version`."""
@@ -130,8 +181,55 @@ class Optimizer(ABC):
         self.__dict__["_assignments"] = self._assignments + 1
 
     def __repr__(self) -> str:
-        numbers = [f"{name}={getattr(self, name)}" for name in self.hyperparameters]
+        numbers = [f"{name}={value}" for name, value in self._numbers().items()]
         return f"{type(self).__name__}({', '.join(numbers)})"
+
+    def _numbers(self) -> dict[str, Any]:
+        """Return the arguments that make an equal optimizer; settings only if they are set."""
+        scheduled = self.lr_scheduler is not None
+        numbers = {
+            name: None if scheduled and name == "learning_rate" else getattr(self, name)
+            for name in self.hyperparameters
+        }
+        if scheduled:
+            numbers["lr_scheduler"] = self.lr_scheduler
+        if self.begin_num_update:
+            numbers["begin_num_update"] = self.begin_num_update
+        return numbers
+
+    @property
+    def learning_rate(self) -> float:
+        """The present learning rate; with a schedule it is read-only.
+
+        An assignment takes effect at the next push.  All ranks must assign equal numbers.
+        """
+        return self.rate_at(self.num_update)
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        if self.lr_scheduler is not None:
+            raise UsageError(
+                f"learning_rate cannot be set to {rate!r}: it is that of the lr_scheduler; assign "
+                f"another schedule, or None, to lr_scheduler first"
+            )
+        self._rate = rate
+
+    def rate_at(self, num_update: int) -> float:
+        """Return the learning rate of an update.
+
+        Raises
+        ------
+        UsageError
+            When the schedule returns no finite number of at least 0.
+        """
+        if self.lr_scheduler is None:
+            return self._rate
+        what = f"lr_scheduler(num_update={num_update})"
+        return finite(what, self.lr_scheduler(num_update), least=0.0)
+
+    def count_updates(self, num_update: int) -> None:
+        """Set `num_update`; the store calls it, and the number is none of the rank's settings."""
+        self.__dict__["num_update"] = num_update
 
     @property
     def version(self) -> tuple[int, int, int]:
@@ -141,7 +239,13 @@ class Optimizer(ABC):
         return self._assignments, lr_mult.version, wd_mult.version
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Assign to `learning_rate`."""
+        """Assign to `learning_rate`.
+
+        Raises
+        ------
+        UsageError
+            When the number is refused, or the optimizer has a schedule.
+        """
         self.learning_rate = learning_rate
 
     def set_lr_mult(self, factors: Mapping[Key, float]) -> None:
@@ -206,7 +310,9 @@ class Optimizer(ABC):
         UsageError
             When `lr_mult` or `wd_mult` has an item that is not a finite number.
         """
-        numbers = {name: getattr(self, name) for name in self.hyperparameters}
+        numbers = self._numbers()
+        if self.lr_scheduler is not None:
+            numbers["lr_scheduler"] = describe(self.lr_scheduler)
         factors = {name: dict(self.__dict__[name].frozen(name)) for name in _FACTORS}
         return {"name": self.name, **numbers, **factors}
 
@@ -218,10 +324,15 @@ class Optimizer(ABC):
         """Return the weight decay of a key."""
         return self.wd * self.wd_mult.get(key, 1.0)
 
-    def snapshot(self) -> Optimizer:
+    def snapshot(self, num_update: int | None = None) -> Optimizer:
         """Return a copy that later changes do not affect.
 
         Snapshots between two changes of a factor share their dicts.
+
+        Parameters
+        ----------
+        num_update : int, optional
+            A schedule is replaced by its learning rate at this number, by default `num_update`.
 
         Raises
         ------
@@ -231,4 +342,6 @@ class Optimizer(ABC):
         made = copy.copy(self)
         for name in _FACTORS:
             made.__dict__[name] = self.__dict__[name].frozen(name)
+        rate = self.rate_at(self.num_update if num_update is None else num_update)
+        made.__dict__.update(lr_scheduler=None, _rate=rate)
         return made

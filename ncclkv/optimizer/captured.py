@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from ncclkv.errors import UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.kernels.programs import PROGRAMS
 from ncclkv.optimizer.base import Optimizer
-from ncclkv.optimizer.scalar_rows import RowCache, ScalarRows, UpdateCounts
+from ncclkv.optimizer.scalar_rows import Pushed, RowCache, ScalarRows, UpdateCounts
 from ncclkv.table.bucket import Bucket
 from ncclkv.typing import Key
 
@@ -24,7 +25,9 @@ class CapturedUpdates:
     Parameters
     ----------
     step : callable
-        Returns a snapshot of the optimizer, as `FusedRule.step` does.
+        Returns a snapshot of the optimizer for the updates of given keys, as `FusedRule.step` does.
+    counted : bool
+        Whether the numbers of an update depend on counts.
     counts : UpdateCounts
     buckets : sequence of Bucket
         All buckets that the step may update.
@@ -36,7 +39,8 @@ class CapturedUpdates:
 
     def __init__(
         self,
-        step: Callable[[], Optimizer],
+        step: Callable[[Iterable[Pushed]], Optimizer],
+        counted: bool,
         counts: UpdateCounts,
         buckets: Sequence[Bucket],
         store: Kernels,
@@ -44,24 +48,25 @@ class CapturedUpdates:
     ) -> None:
         self.kernels = recording
         self._step = step
+        self._counted = counted
         self._counts = counts
         self._store = store
         self._buckets = buckets
         self._layouts = RowCache(counts, by_key=True)
-        columns = len(PROGRAMS[step().program].scalars)
+        columns = len(PROGRAMS[step(()).program].scalars)
         keys = sum(len(bucket.entries) for bucket in buckets)
         self._memory = store.zeros(keys * columns, np.dtype(np.float64)).reshape(keys, columns)
         self._rows: dict[int, ScalarRows] = {}
         last = 0
         for bucket in buckets:
             first, last = last, last + len(bucket.entries)
-            layout = self._layouts.layout(step(), bucket)
+            layout = self._layouts.layout(step(()), bucket)
             self._rows[bucket.index] = ScalarRows(layout, self._memory[first:last], copied=True)
         self._launches: list[tuple[Bucket, frozenset[Key]]] = []
         self._written: Optimizer | None = None
 
-    def rows(self, bucket: Bucket, keys: Collection[Key]) -> ScalarRows:
-        """Record an update of `keys` in the step, and return the rows that it reads.
+    def add(self, bucket: Bucket, keys: AbstractSet[Key]) -> None:
+        """Record an update of `keys`, which are keys of `bucket`, in the step.
 
         Raises
         ------
@@ -69,14 +74,17 @@ class CapturedUpdates:
             When the optimizer counts updates and the step updates a key twice.
         """
         before = [earlier.intersection(keys) for each, earlier in self._launches if each is bucket]
-        if self._step().counted and any(before):
-            key, optimizer = min(set().union(*before)), type(self._step()).__name__
+        if self._counted and any(before):
+            key, optimizer = min(set().union(*before)), type(self._step(())).__name__
             raise UsageError(
                 f"capture: key {key!r} is updated twice in the step, and {optimizer} counts "
                 f"updates: a replay would give both the same count; capture a step with one update "
                 f"of each key"
             )
         self._launches.append((bucket, frozenset(keys)))
+
+    def rows(self, bucket: Bucket) -> ScalarRows:
+        """Return the rows that the updates of a bucket read."""
         return self._rows[bucket.index]
 
     def write(self) -> None:
@@ -84,7 +92,8 @@ class CapturedUpdates:
 
         The copy is in the order of the current stream.
         """
-        counts, optimizer = self._counts, self._step()
+        counts = self._counts
+        optimizer = self._step((bucket, keys, frozenset()) for bucket, keys in self._launches)
         for bucket, keys in self._launches:
             counts.add(bucket, keys)
         if self._launches and (optimizer.counted or optimizer is not self._written):

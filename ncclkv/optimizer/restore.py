@@ -9,6 +9,7 @@ from typing import Any
 from ncclkv.errors import UsageError
 from ncclkv.optimizer import create
 from ncclkv.optimizer.base import Optimizer
+from ncclkv.optimizer.schedule import from_description
 
 
 def check_config(optimizer: Optimizer, config: Mapping[str, Any]) -> None:
@@ -18,9 +19,7 @@ def check_config(optimizer: Optimizer, config: Mapping[str, Any]) -> None:
     ------
     UsageError
     """
-    trial = copy.copy(optimizer)
-    # An assignment copies the factors: the trial must not change those of the optimizer.
-    trial.lr_mult, trial.wd_mult = optimizer.lr_mult, optimizer.wd_mult
+    trial = copied(optimizer)
     _assign(trial, config)
     reached = trial.config()
     for name in sorted({*reached, *config}):
@@ -29,6 +28,14 @@ def check_config(optimizer: Optimizer, config: Mapping[str, Any]) -> None:
                 f"{name} of {optimizer!r} cannot become {config.get(name)!r}; call set_optimizer "
                 f"with an optimizer of that {name}"
             )
+
+
+def copied(optimizer: Optimizer) -> Optimizer:
+    """Return a copy whose changes do not affect the optimizer."""
+    made = copy.copy(optimizer)
+    # An assignment copies the factors.
+    made.lr_mult, made.wd_mult = optimizer.lr_mult, optimizer.wd_mult
+    return made
 
 
 def set_config(optimizer: Optimizer, config: Mapping[str, Any]) -> None:
@@ -59,7 +66,14 @@ def set_config(optimizer: Optimizer, config: Mapping[str, Any]) -> None:
 
 def _assign(optimizer: Optimizer, config: Mapping[str, Any]) -> None:
     """Assign the numbers that differ and can be assigned."""
-    for name, value in config.items():
+    present = optimizer.config()
+    # First of all, because a learning rate can be assigned only without a schedule.
+    schedule = config.get("lr_scheduler")
+    if present.get("lr_scheduler") != schedule:
+        optimizer.lr_scheduler = None if schedule is None else from_description(schedule)
+    for name, value in {"begin_num_update": 0, **config}.items():
+        if name == "lr_scheduler" or (name == "learning_rate" and schedule is not None):
+            continue
         try:
             if getattr(optimizer, name, value) != value:
                 setattr(optimizer, name, value)
@@ -82,8 +96,9 @@ def from_config(config: Mapping[str, Any]) -> Optimizer:
     SGD(learning_rate=0.5, momentum=0.9, wd=0.0, rescale_grad=1.0, clip_gradient=None)
     """
     apart = ("name", "lr_mult", "wd_mult")
-    optimizer = create(
-        config.get("name", ""), **{name: x for name, x in config.items() if name not in apart}
-    )
+    arguments = {name: x for name, x in config.items() if name not in apart}
+    if "lr_scheduler" in arguments:
+        arguments["lr_scheduler"] = from_description(arguments["lr_scheduler"])
+    optimizer = create(config.get("name", ""), **arguments)
     set_config(optimizer, config)
     return optimizer

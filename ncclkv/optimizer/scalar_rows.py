@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,9 @@ from ncclkv.table.bucket import Bucket
 from ncclkv.typing import Key
 
 _MAX_CUTS = 4096
+
+Pushed = tuple[Bucket, AbstractSet[Key], AbstractSet[Key]]
+"""A bucket, keys of it that are pushed, and those of them that wait for an earlier update."""
 
 Cut = tuple[Segments, int, int]
 """Segments of a range of elements, and the first and the last of their rows, exclusive."""
@@ -43,9 +47,11 @@ class UpdateCounts:
         self.offsets: dict[Key, int] = {}
         self.version = 0
         self.whole: Counter[int] = Counter()
+        self._buckets: dict[int, Bucket] = {}
 
     def add(self, bucket: Bucket, keys: Collection[Key]) -> None:
         """Count one update of `keys`, which are keys of `bucket`."""
+        self._buckets[bucket.index] = bucket
         if len(keys) == len(bucket.entries):
             self.whole[bucket.index] += 1
             return
@@ -61,6 +67,27 @@ class UpdateCounts:
         """Make `count` the number of updates of a key of `bucket`."""
         self.version += 1
         self.offsets[key] = count - self.whole[bucket.index]
+        self._buckets[bucket.index] = bucket
+
+    def next(self, bucket: Bucket, keys: AbstractSet[Key], waiting: AbstractSet[Key]) -> int:
+        """Return the largest number of the next updates of `keys`, which are keys of `bucket`.
+
+        An update that waits to be launched is counted before the next update of its key.
+        """
+        if not waiting and self.offsets.keys().isdisjoint(keys):
+            return self.whole[bucket.index] + 1
+        return 1 + max(self.count(bucket, key) + (key in waiting) for key in keys)
+
+    def largest(self) -> int:
+        """Return the largest number of updates of a key."""
+        return max(
+            (
+                self.count(bucket, entry.key)
+                for bucket in self._buckets.values()
+                for entry in bucket.entries
+            ),
+            default=0,
+        )
 
 
 class RowLayout:
@@ -104,8 +131,9 @@ class RowLayout:
     def rows(self, optimizer: Optimizer, counts: UpdateCounts) -> NDArray[np.float64]:
         """Return the row of each segment, shape (segments, k), at the keys' counts."""
         # No update reads the row of a key that was never updated; an optimizer may divide by 0.
+        begin, bucket = optimizer.begin_num_update, self._bucket
         of_groups = [
-            optimizer.scalars(key, max(1, counts.count(self._bucket, key))) for key in self._keys
+            optimizer.scalars(key, begin + max(1, counts.count(bucket, key))) for key in self._keys
         ]
         return np.array(of_groups, np.float64)[self._rows]
 

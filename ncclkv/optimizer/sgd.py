@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ncclkv.arguments import known_arguments
-from ncclkv.optimizer.base import Optimizer, State
+from ncclkv.optimizer.base import SETTINGS, Optimizer, Settings, State
 from ncclkv.optimizer.numbers import finite
 from ncclkv.typing import Key
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 
 class SGD(Optimizer):
@@ -24,11 +29,11 @@ class SGD(Optimizer):
 
     Parameters
     ----------
-    learning_rate : float
-        At least 0.  The default is MXNet 1.9's; MXNet 2.0's is 0.1.
+    learning_rate : float, optional
+        At least 0.  The default is MXNet 1.9's, 0.01; MXNet 2.0's is 0.1.
     momentum : float
         At least 0.
-    wd, rescale_grad, clip_gradient
+    wd, rescale_grad, clip_gradient, **settings
         As for `Optimizer`.
 
     Raises
@@ -46,21 +51,23 @@ class SGD(Optimizer):
     hyperparameters = ("learning_rate", "momentum", "wd", "rescale_grad", "clip_gradient")
 
     # Keywords only: the first argument is learning_rate in MXNet 2.0, and momentum in 1.9.
-    @known_arguments("SGD", lr="learning_rate", weight_decay="wd")
+    @known_arguments("SGD", SETTINGS, lr="learning_rate", weight_decay="wd")
     def __init__(
         self,
         *,
-        learning_rate: float = 0.01,
+        learning_rate: float | None = None,
         momentum: float = 0.0,
         wd: float = 0.0,
         rescale_grad: float = 1.0,
         clip_gradient: float | None = None,
+        **settings: Unpack[Settings],
     ) -> None:
         super().__init__(
             learning_rate=learning_rate,
             wd=wd,
             rescale_grad=rescale_grad,
             clip_gradient=clip_gradient,
+            **settings,
         )
         self._momentum = finite("momentum", momentum, least=0.0)
 

@@ -74,15 +74,19 @@ class Updater:
                 f"{stored.dtype} {stored.shape}; give a gradient of the weight's shape and dtype"
             )
         states = self._states_of(key, stored)
-        step = self.optimizer.snapshot()
-        count = self._counts[key] = self._counts.get(key, 0) + 1
+        count = self._counts.get(key, 0) + 1
+        before = self.optimizer.begin_num_update
+        number = max(self.optimizer.num_update, before + count)
+        step = self.optimizer.snapshot(number)
+        self._counts[key] = count
+        self.optimizer.count_updates(number)
         flat = stored.reshape(-1)  # a copy, if the weight is not in C order
         self._kernels.update(
             step.program,
             flat,
             gradient.reshape(-1),
             tuple(state.reshape(-1) for state in states.values()),
-            np.array([step.scalars(key, count)], np.float64),
+            np.array([step.scalars(key, before + count)], np.float64),
             Segments(np.array([0, flat.size], np.int64)),
         )
         if not np.may_share_memory(flat, stored):
@@ -143,6 +147,8 @@ class Updater:
             key: {name: np.array(state[f"state.{index}.{name}"], order="C") for name in names}
             for index, key in enumerate(counts)
         }
+        number = self.optimizer.begin_num_update + max(counts.values(), default=0)
+        self.optimizer.count_updates(number)
 
 
 def get_updater(optimizer: Optimizer) -> Updater:

@@ -164,6 +164,7 @@ class Restoring(Component):
             for target, array in zip(targets, given, strict=True):
                 self._engine.kernels.pack(array, target)
             self._comm.keep_alive(*given)
+        rule.counts_set()
 
     def _copy(self, given: Array) -> Array:
         """Return a copy of an array in the store's kind of memory."""

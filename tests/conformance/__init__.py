@@ -38,6 +38,7 @@ MODULES = (
     "missing_pushes",
     "pulls",
     "reproducible",
+    "schedules",
     "several_stores",
     "uneven",
     "updaters",

@@ -67,6 +67,21 @@ def clipping(create: Stores) -> None:
 
 
 @captured
+def a_schedule(create: Stores) -> None:
+    """Compare steps in which the rate changes, and steps with the rate of the step before."""
+
+    def make() -> optimizer.SGD:
+        halving = optimizer.FactorScheduler(step=2, factor=0.5, base_lr=0.5)
+        return optimizer.SGD(momentum=0.5, lr_scheduler=halving)
+
+    pair = StorePair(create, make=make)
+    pair.steps(4)
+    assert [side.optimizer.num_update for side in pair.sides] == [5, 5]
+    pair.each(lambda side: setattr(side.optimizer, "lr_scheduler", lambda number: 1 / number))
+    pair.steps(2)
+
+
+@captured
 def factors_of_keys(create: Stores) -> None:
     def make() -> optimizer.SGD:
         made = momentum()

@@ -39,6 +39,7 @@ PLACED_MODULES = frozenset(
         "pulls",
         "regressions",
         "reproducible",
+        "schedules",
         "uneven",
         "updaters",
         "updaters_raising",

@@ -75,6 +75,7 @@ def _begin(
     """Begin an update of some keys of a bucket, by default of all."""
     state.step = step
     state.pushed = set(state.bucket.numbers if keys is None else keys)
+    rule.count_update(state)
     ((_, update),) = rule.target(state, [state.span((0, state.bucket.count))], skip)
     assert update is not None
     return update

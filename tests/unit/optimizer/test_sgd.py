@@ -102,6 +102,9 @@ def test_a_config_does_not_change_with_its_optimizer() -> None:
 @pytest.mark.parametrize("name", ["learning_rate", "momentum", "wd", "rescale_grad"])
 @pytest.mark.parametrize("value", NO_NUMBERS)
 def test_arguments_are_finite_numbers(name: str, value: Any) -> None:
+    if (name, value) == ("learning_rate", None):
+        assert SGD(learning_rate=None).learning_rate == 0.01
+        return
     with pytest.raises(UsageError) as caught:
         SGD(**{name: value})
     assert str(caught.value) == f"{name} is {value!r}; give a finite number"
@@ -207,7 +210,7 @@ def test_unknown_arguments_are_refused_with_the_nearest_known_one(
     hint = f"did you mean {meant!r}? " if meant else ""
     assert str(caught.value) == (
         f"SGD has no argument {given!r}; {hint}Valid: learning_rate, momentum, wd, "
-        "rescale_grad, clip_gradient"
+        "rescale_grad, clip_gradient, lr_scheduler, begin_num_update"
     )
 
 

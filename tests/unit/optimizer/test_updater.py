@@ -10,7 +10,7 @@ import pytest
 
 import ncclkv
 from ncclkv.errors import DTypeMismatch, ShapeMismatch, UsageError
-from ncclkv.optimizer import SGD, State, get_updater
+from ncclkv.optimizer import SGD, FactorScheduler, State, get_updater
 
 
 def test_each_key_has_a_momentum_of_its_own() -> None:
@@ -140,3 +140,19 @@ def test_a_store_takes_it_as_updater(tmp_path: Any) -> None:
 
     assert trained(load=False) == [-1.25] * 3
     assert trained(load=True) == [-2.125] * 3
+
+
+def test_schedules_count_as_mxnet_does() -> None:
+    """Compare with MXNet 1.9.1, where the second key is updated in every second step."""
+    halving = FactorScheduler(step=2, factor=0.5, base_lr=0.5)
+    sgd = SGD(momentum=0.5, lr_scheduler=halving, begin_num_update=1)
+    update, weights = get_updater(sgd), [np.ones(1), np.ones(1)]
+    for number in range(8):
+        update(0, np.ones(1), weights[0])
+        if number % 2:
+            update(1, np.ones(1), weights[1])
+    assert [float(weight[0]) for weight in weights] == [-1.6953125, 0.1875]
+    assert (sgd.num_update, sgd.learning_rate) == (9, 0.03125)
+    other = SGD(momentum=0.5, lr_scheduler=halving, begin_num_update=1)
+    get_updater(other).load_state_dict(update.state_dict())
+    assert other.num_update == sgd.num_update

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 import ncclkv
-from ncclkv import optimizer
 from ncclkv.errors import UsageError
-from ncclkv.optimizer import SGD, create, register
+from ncclkv.optimizer import SGD, create, register, registry
 
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restore the registered classes at the end of a test."""
-    monkeypatch.setattr(optimizer, "_BY_NAME", dict(optimizer._BY_NAME))
+    monkeypatch.setattr(registry, "_BY_NAME", dict(registry._BY_NAME))
     yield
     SGD.name = "sgd"
 

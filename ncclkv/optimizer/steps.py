@@ -1,0 +1,55 @@
+"""`Steps`: snapshots of an optimizer's numbers, a new one only after a number has changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ncclkv.optimizer.base import Optimizer
+
+
+class Steps:
+    """The steps of one optimizer.
+
+    Each push keeps its step, because its update may run after a later change of a number.  A bucket
+    is launched before a push with another step, so an equal number must not make a new step: a rank
+    that assigns it would launch other collectives.
+
+    Parameters
+    ----------
+    source : Optimizer
+
+    Attributes
+    ----------
+    source : Optimizer
+    config : dict
+        The numbers of the last step, as `Optimizer.config` returns them.
+    """
+
+    def __init__(self, source: Optimizer) -> None:
+        self.source = source
+        self.config: dict[str, Any] = {}
+        self._version: object = None
+        self._step = source
+
+    def at(self, num_update: int) -> Optimizer:
+        """Return the present step: the same object until a number changes.
+
+        Parameters
+        ----------
+        num_update : int
+            Number of the update, for a schedule of the learning rate.
+
+        Raises
+        ------
+        UsageError
+            When a factor, or the learning rate of the schedule, is not a finite number.
+        """
+        source, version = self.source, self.source.version
+        unchanged = version == self._version
+        if unchanged and source.lr_scheduler is None:
+            return self._step
+        config = self.config if unchanged else source.config()
+        if config != self.config or source.rate_at(num_update) != self._step.learning_rate:
+            self._step = source.snapshot(num_update)
+        self._version, self.config = version, config
+        return self._step
