@@ -6,13 +6,14 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from ncclkv.arguments import check_count
 from ncclkv.arrays.dtypes import dtype_name, is_low_precision
 from ncclkv.errors import DTypeMismatch, UsageError
+from ncclkv.optimizer.common import Settings
 from ncclkv.optimizer.numbers import checked_factors, clipping_bound, finite
 from ncclkv.optimizer.schedule import Schedule, checked_schedule, describe, with_base_lr
 from ncclkv.typing import Key
@@ -47,7 +48,10 @@ class State(NamedTuple):
 
 _FACTORS = ("lr_mult", "wd_mult")
 
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+Checks: TypeAlias = Mapping[str, Callable[[str, Any], Any]]
+"""Checks by attribute: ``check(name, value)`` returns the value to assign, or raises UsageError."""
+
+_CHECKS: Checks = {
     "learning_rate": partial(finite, least=0.0),
     "wd": partial(finite, least=0.0),
     "rescale_grad": finite,
@@ -56,18 +60,6 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "begin_num_update": check_count,
     **dict.fromkeys(_FACTORS, checked_factors),
 }
-"""Checks by attribute: ``check(name, value)`` returns the value to assign, or raises UsageError."""
-
-
-class Settings(TypedDict, total=False):
-    """Arguments that every optimizer passes on to `Optimizer` as ``**settings``."""
-
-    lr_scheduler: Schedule | None
-    begin_num_update: int
-
-
-SETTINGS = tuple(Settings.__annotations__)
-"""Names of these arguments, for `known_arguments`."""
 
 
 class Optimizer(ABC):
@@ -109,6 +101,8 @@ class Optimizer(ABC):
         Name of the arithmetic in `ncclkv.kernels.programs.PROGRAMS`.
     default_learning_rate : float
         The learning rate if none is given.
+    checks : mapping of str to callable
+        `Checks` of the attributes that a subclass adds.
     counted : bool
         Whether `scalars` reads its `count`.  If not, pushes with equal numbers reuse a table.
     norms : bool
@@ -137,6 +131,7 @@ assign another schedule, or None, to lr_scheduler first
     hyperparameters: ClassVar[tuple[str, ...]]
     program: ClassVar[str]
     default_learning_rate: ClassVar[float] = 0.01
+    checks: ClassVar[Checks] = {}
     counted: ClassVar[bool] = False
     norms: ClassVar[bool] = False
 
@@ -176,7 +171,7 @@ assign another schedule, or None, to lr_scheduler first
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Assign a checked value, and count the assignment for `version`."""
-        check = _CHECKS.get(name)
+        check = _CHECKS.get(name) or self.checks.get(name)
         super().__setattr__(name, value if check is None else check(name, value))
         self.__dict__["_assignments"] = self._assignments + 1
 
@@ -323,6 +318,17 @@ assign another schedule, or None, to lr_scheduler first
     def wd_of(self, key: Key) -> float:
         """Return the weight decay of a key."""
         return self.wd * self.wd_mult.get(key, 1.0)
+
+    def common_scalars(self, key: Key) -> tuple[float, float, float]:
+        """Return the last numbers of a row, in the order of ``kernels/programs/gradient.h``.
+
+        Returns
+        -------
+        wd, rescale_grad, clip_gradient : float
+            The bound is -1 if there is none.
+        """
+        clip = self.clip_gradient
+        return self.wd_of(key), self.rescale_grad, -1.0 if clip is None else clip
 
     def snapshot(self, num_update: int | None = None) -> Optimizer:
         """Return a copy that later changes do not affect.

@@ -1,0 +1,46 @@
+"""`Common`: the arguments that every optimizer takes, beside its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypedDict
+
+from ncclkv.arguments import P, Result, known_arguments
+from ncclkv.optimizer.schedule import Schedule
+
+
+class Settings(TypedDict, total=False):
+    """Arguments that `ncclkv.optimizer.Optimizer` takes as ``**settings``, and documents."""
+
+    lr_scheduler: Schedule | None
+    begin_num_update: int
+
+
+class Common(Settings, total=False):
+    """All arguments of `ncclkv.optimizer.Optimizer`; all have defaults."""
+
+    wd: float
+    rescale_grad: float
+    clip_gradient: float | None
+
+
+COMMON = ("wd", "rescale_grad", "clip_gradient")
+"""Names of the arguments that are hyperparameters of every optimizer."""
+
+
+def optimizer_arguments(name: str) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
+    """Make a constructor refuse unknown arguments; its ``**common`` stands for those of `Common`.
+
+    Parameters
+    ----------
+    name : str
+        Name of the class.
+
+    Raises
+    ------
+    UnknownArgument
+        As for `known_arguments`.
+    """
+    every = (*COMMON, *Settings.__annotations__)
+    # Names in torch, which a program may have used before.
+    return known_arguments(name, every, lr="learning_rate", weight_decay="wd", eps="epsilon")
