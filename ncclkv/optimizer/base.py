@@ -14,7 +14,7 @@ from ncclkv.arguments import check_count
 from ncclkv.arrays.dtypes import dtype_name, is_low_precision
 from ncclkv.errors import DTypeMismatch, UsageError
 from ncclkv.optimizer.common import Settings
-from ncclkv.optimizer.numbers import checked_factors, clipping_bound, finite
+from ncclkv.optimizer.numbers import checked_factors, checked_names, clipping_bound, finite
 from ncclkv.optimizer.schedule import Schedule, checked_schedule, describe, with_base_lr
 from ncclkv.typing import Key
 
@@ -47,6 +47,10 @@ class State(NamedTuple):
 
 
 _FACTORS = ("lr_mult", "wd_mult")
+_BY_KEY = (*_FACTORS, "idx2name")
+
+_DECAYED = ("_weight", "_gamma")
+"""Ends of names to which MXNet applies the weight decay."""
 
 Checks: TypeAlias = Mapping[str, Callable[[str, Any], Any]]
 """Checks by attribute: ``check(name, value)`` returns the value to assign, or raises UsageError."""
@@ -58,6 +62,7 @@ _CHECKS: Checks = {
     "clip_gradient": clipping_bound,
     "lr_scheduler": checked_schedule,
     "begin_num_update": check_count,
+    "idx2name": checked_names,
     **dict.fromkeys(_FACTORS, checked_factors),
 }
 
@@ -83,6 +88,9 @@ class Optimizer(ABC):
         `ncclkv.optimizer.CosineScheduler`.  A `learning_rate` beside it replaces its ``base_lr``.
     begin_num_update : int
         Number of updates that count as made, for the schedule and for `scalars`.
+    param_idx2name : dict of int to str, optional
+        Names of integer keys, under which `lr_mult` and `wd_mult` may have their factors, too.
+        As in MXNet, `wd_mult` is 0 for names that end neither in ``_weight`` nor in ``_gamma``.
 
     Attributes
     ----------
@@ -91,8 +99,11 @@ class Optimizer(ABC):
     num_update : int
         The largest number of updates of a key, counted by the store under a schedule.
     lr_mult, wd_mult : dict
-        Factors of the learning rate and of the weight decay by key; 1 for other keys.  Assigned
-        dicts are copied.  The next push checks items that were put into the dicts.
+        Factors of the learning rate and of the weight decay by key or, if it has none, by its name;
+        1 for other keys.  Assigned dicts are copied.  The next push checks items that were put into
+        the dicts.
+    idx2name : dict
+        The names as given.
     name : str
         Name of the optimizer in `create` and in checkpoints.
     hyperparameters : tuple of str
@@ -143,6 +154,7 @@ assign another schedule, or None, to lr_scheduler first
     num_update: int
     lr_mult: dict[Key, float]
     wd_mult: dict[Key, float]
+    idx2name: dict[int, str]
     _rate: float
     _assignments = 0
 
@@ -160,8 +172,10 @@ assign another schedule, or None, to lr_scheduler first
         self.wd = wd
         self.rescale_grad = rescale_grad
         self.clip_gradient = clip_gradient
-        self.lr_mult = {}
-        self.wd_mult = {}
+        names = settings.get("param_idx2name")
+        self.__dict__["idx2name"] = checked_names("param_idx2name", {} if names is None else names)
+        self.set_lr_mult({})
+        self.set_wd_mult({})
         self.begin_num_update = settings.get("begin_num_update", 0)
         self.num_update = self.begin_num_update
         schedule = checked_schedule("lr_scheduler", settings.get("lr_scheduler"))
@@ -227,11 +241,12 @@ assign another schedule, or None, to lr_scheduler first
         self.__dict__["num_update"] = num_update
 
     @property
-    def version(self) -> tuple[int, int, int]:
-        """A value that is new after an assignment to an attribute, or a change in a factor dict."""
-        # The dicts are `Factors`, which count their changes.
-        lr_mult, wd_mult = self.__dict__["lr_mult"], self.__dict__["wd_mult"]
-        return self._assignments, lr_mult.version, wd_mult.version
+    def version(self) -> tuple[int, ...]:
+        """A value that is new after an assignment to an attribute, or a change in a dict."""
+        # The dicts count their changes.
+        found = self.__dict__
+        changes = found["lr_mult"].version, found["wd_mult"].version, found["idx2name"].version
+        return self._assignments, *changes
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Assign to `learning_rate`.
@@ -256,12 +271,16 @@ assign another schedule, or None, to lr_scheduler first
     def set_wd_mult(self, factors: Mapping[Key, float]) -> None:
         """Replace the factors of the weight decay by key.
 
+        The factors of names without weight decay, as of `param_idx2name`, are 0 unless given.
+
         Raises
         ------
         UsageError
             When `factors` is not a mapping of keys to finite numbers.
         """
-        self.wd_mult = cast("dict[Key, float]", factors)
+        given = checked_factors("wd_mult", factors)
+        undecayed = [name for name in self.idx2name.values() if not name.endswith(_DECAYED)]
+        self.wd_mult = {**dict.fromkeys(undecayed, 0.0), **given}
 
     @property
     @abstractmethod
@@ -308,16 +327,26 @@ assign another schedule, or None, to lr_scheduler first
         numbers = self._numbers()
         if self.lr_scheduler is not None:
             numbers["lr_scheduler"] = describe(self.lr_scheduler)
-        factors = {name: dict(self.__dict__[name].frozen(name)) for name in _FACTORS}
-        return {"name": self.name, **numbers, **factors}
+        by_key = {name: dict(self.__dict__[name].frozen(name)) for name in _BY_KEY}
+        if not by_key["idx2name"]:
+            del by_key["idx2name"]
+        return {"name": self.name, **numbers, **by_key}
 
     def learning_rate_of(self, key: Key) -> float:
         """Return the learning rate of a key."""
-        return self.learning_rate * self.lr_mult.get(key, 1.0)
+        return self.learning_rate * self.factors_of(key)[0]
 
     def wd_of(self, key: Key) -> float:
         """Return the weight decay of a key."""
-        return self.wd * self.wd_mult.get(key, 1.0)
+        return self.wd * self.factors_of(key)[1]
+
+    def factors_of(self, key: Key) -> tuple[float, float]:
+        """Return the factors of a key's learning rate and weight decay."""
+        name = self.idx2name.get(key, key) if isinstance(key, int) else key
+        lr_mult, wd_mult = (
+            factors.get(key, factors.get(name, 1.0)) for factors in (self.lr_mult, self.wd_mult)
+        )
+        return lr_mult, wd_mult
 
     def common_scalars(self, key: Key) -> tuple[float, float, float]:
         """Return the last numbers of a row, in the order of ``kernels/programs/gradient.h``.
@@ -346,7 +375,7 @@ assign another schedule, or None, to lr_scheduler first
             As for `config`.
         """
         made = copy.copy(self)
-        for name in _FACTORS:
+        for name in _BY_KEY:
             made.__dict__[name] = self.__dict__[name].frozen(name)
         rate = self.rate_at(self.num_update if num_update is None else num_update)
         made.__dict__.update(lr_scheduler=None, _rate=rate)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypedDict
 
 from ncclkv.arguments import P, Result, known_arguments
@@ -14,6 +14,7 @@ class Settings(TypedDict, total=False):
 
     lr_scheduler: Schedule | None
     begin_num_update: int
+    param_idx2name: Mapping[int, str] | None
 
 
 class Common(Settings, total=False):

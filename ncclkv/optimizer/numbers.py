@@ -1,16 +1,20 @@
-"""Checks of optimizers' numbers; `Factors`: factors of numbers by key."""
+"""Checks of optimizers' numbers; `Factors`: numbers by key; `Names`: names of keys."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ncclkv.arguments import check_length
 from ncclkv.errors import UsageError
 from ncclkv.typing import Key
+
+Value = TypeVar("Value")
+Counted = TypeVar("Counted", bound="CountedDict[Any]")
 
 # `float` accepts text, and drops the imaginary part of NumPy's complex numbers.
 _NO_NUMBERS = (str, bytes, np.complexfloating)
@@ -82,15 +86,15 @@ def clipping_bound(name: str, value: Any) -> float | None:
 def _counted(method: Callable[..., Any]) -> Any:
     """Make a method of dict count a change."""
 
-    def change(self: Factors, *arguments: Any, **items: Any) -> Any:
+    def change(self: CountedDict[Any], *arguments: Any, **items: Any) -> Any:
         self.version += 1
         return method(self, *arguments, **items)
 
     return change
 
 
-class Factors(dict[Key, float]):
-    """A dict that counts its changes, so that a push need not read an unchanged dict.
+class CountedDict(dict[Key, Value], ABC):
+    """A dict by key that counts its changes, so that a push need not read an unchanged dict.
 
     Attributes
     ----------
@@ -100,7 +104,7 @@ class Factors(dict[Key, float]):
 
     # On the class too: pickle puts the items in before it sets attributes.
     version = 0
-    _frozen: tuple[int, Factors] | None = None
+    _frozen: tuple[int, Any] | None = None
 
     __setitem__ = _counted(dict.__setitem__)
     __delitem__ = _counted(dict.__delitem__)
@@ -111,17 +115,36 @@ class Factors(dict[Key, float]):
     setdefault = _counted(dict.setdefault)
     update = _counted(dict.update)
 
-    def frozen(self, name: str) -> Factors:
-        """Return a copy of floats, the same object until the next change; callers only read it.
+    @abstractmethod
+    def checked(self: Counted, name: str) -> Counted:
+        """Return a checked copy; `name` begins an error's text."""
+
+    def frozen(self: Counted, name: str) -> Counted:
+        """Return a checked copy, the same object until the next change; callers only read it.
 
         Raises
         ------
         UsageError
-            When a factor is not a finite number; `name` begins the error's text.
+            When an item is wrong; `name` begins the error's text.
         """
         if self._frozen is None or self._frozen[0] != self.version:
-            self._frozen = self.version, checked_factors(name, self)
-        return self._frozen[1]
+            self._frozen = self.version, self.checked(name)
+        found: Counted = self._frozen[1]
+        return found
+
+
+class Factors(CountedDict[float]):
+    """Factors of a number, by key or by its name."""
+
+    def checked(self, name: str) -> Factors:
+        return checked_factors(name, self)
+
+
+class Names(CountedDict[str]):
+    """Names of keys."""
+
+    def checked(self, name: str) -> Names:
+        return checked_names(name, self)
 
 
 def checked_factors(name: str, factors: Mapping[Key, float]) -> Factors:
@@ -137,3 +160,20 @@ def checked_factors(name: str, factors: Mapping[Key, float]) -> Factors:
     for key in factors:
         check_length(f"a key of {name}", key)
     return Factors((key, finite(f"{name} of key {key!r}", x)) for key, x in factors.items())
+
+
+def checked_names(name: str, names: Mapping[Any, str]) -> Names:
+    """Return a copy of `names`, the names of integer keys.
+
+    Raises
+    ------
+    UsageError
+        When `names` is not a mapping of int to str.
+    """
+    if not isinstance(names, Mapping):
+        raise UsageError(f"{name} is a {type(names).__name__}; give a dict of names by key")
+    for key, text in names.items():
+        check_length(f"a key of {name}", key)
+        if type(key) is not int or not isinstance(text, str):
+            raise UsageError(f"{name} has the item {key!r}: {text!r}; give names (str) by int")
+    return Names(names)

@@ -33,8 +33,9 @@ def check_config(optimizer: Optimizer, config: Mapping[str, Any]) -> None:
 def copied(optimizer: Optimizer) -> Optimizer:
     """Return a copy whose changes do not affect the optimizer."""
     made = copy.copy(optimizer)
-    # An assignment copies the factors.
+    # An assignment copies the dict.
     made.lr_mult, made.wd_mult = optimizer.lr_mult, optimizer.wd_mult
+    made.idx2name = optimizer.idx2name
     return made
 
 
@@ -71,7 +72,7 @@ def _assign(optimizer: Optimizer, config: Mapping[str, Any]) -> None:
     schedule = config.get("lr_scheduler")
     if present.get("lr_scheduler") != schedule:
         optimizer.lr_scheduler = None if schedule is None else from_description(schedule)
-    for name, value in {"begin_num_update": 0, **config}.items():
+    for name, value in {"begin_num_update": 0, "idx2name": {}, **config}.items():
         if name == "lr_scheduler" or (name == "learning_rate" and schedule is not None):
             continue
         try:
@@ -95,7 +96,7 @@ def from_config(config: Mapping[str, Any]) -> Optimizer:
     >>> from_config(SGD(learning_rate=0.5, momentum=0.9).config())
     SGD(learning_rate=0.5, momentum=0.9, wd=0.0, rescale_grad=1.0, clip_gradient=None)
     """
-    apart = ("name", "lr_mult", "wd_mult")
+    apart = ("name", "lr_mult", "wd_mult", "idx2name")
     arguments = {name: x for name, x in config.items() if name not in apart}
     if "lr_scheduler" in arguments:
         arguments["lr_scheduler"] = from_description(arguments["lr_scheduler"])

@@ -109,14 +109,13 @@ class RowLayout:
     def __init__(
         self, bucket: Bucket, optimizer: Optimizer, offsets: Mapping[Key, int], *, by_key: bool
     ) -> None:
-        lr_mult, wd_mult = optimizer.lr_mult, optimizer.wd_mult
         groups: dict[tuple[float, float, int], int] = {}
         self._keys: list[Key] = []
         starts: list[int] = []
         rows: list[int] = []
         for entry in bucket.entries:
             key = entry.key
-            numbers = lr_mult.get(key, 1.0), wd_mult.get(key, 1.0), offsets.get(key, 0)
+            numbers = *optimizer.factors_of(key), offsets.get(key, 0)
             if numbers not in groups:
                 groups[numbers] = len(groups)
                 self._keys.append(key)
@@ -212,7 +211,7 @@ class RowCache:
     def layout(self, optimizer: Optimizer, bucket: Bucket) -> RowLayout:
         """Return the bucket's segments for the present factors and counts."""
         version = self._counts.version if optimizer.counted else 0
-        wanted = optimizer.lr_mult, optimizer.wd_mult, version
+        wanted = optimizer.lr_mult, optimizer.wd_mult, optimizer.idx2name, version
         found = self._layouts.get(bucket.index)
         if found is None or found[0] != wanted:
             offsets = self._counts.offsets if optimizer.counted else {}

@@ -209,6 +209,23 @@ def wrong_numbers_never_reach_the_store(create: Stores) -> None:
 
 
 @case()
+def factors_by_the_names_of_keys(create: Stores) -> None:
+    kv = create()
+    kv.init([0, 1, 2], [full(4), full(4), full(4)])
+    names = {0: "a_weight", 1: "a_bias", 2: "b_weight"}
+    sgd = optimizer.SGD(learning_rate=1.0, wd=0.25, param_idx2name=names)
+    kv.set_optimizer(sgd)
+    kv.push([0, 1, 2], [full(1), full(1), full(1)])
+    for key, value in enumerate([4 - 1, 4, 4 - 1]):
+        same(kv.pull(key), value - kv.num_workers)
+    sgd.lr_mult["a_bias"] = 0.0
+    sgd.idx2name[2] = "a_bias"
+    kv.push([1, 2], [full(1), full(1)])
+    same(kv.pull(1), 4 - kv.num_workers)
+    same(kv.pull(2), 3 - kv.num_workers)
+
+
+@case()
 def wrong_factors_are_not_set(create: Stores) -> None:
     kv = probed(create)
     sgd = optimizer.SGD()

@@ -13,6 +13,7 @@ import pytest
 from ncclkv.errors import UsageError
 from ncclkv.kernels.host import HostKernels
 from ncclkv.optimizer import SGD, Optimizer, State, create
+from ncclkv.optimizer.restore import from_config, set_config
 from tests.sgd_steps import segments_of
 
 NO_NUMBERS = [float("nan"), float("inf"), "0.1", b"0.1", None, 1j, [0.1], 10**400]
@@ -210,7 +211,8 @@ def test_unknown_arguments_are_refused_with_the_nearest_known_one(
     hint = f"did you mean {meant!r}? " if meant else ""
     assert str(caught.value) == (
         f"SGD has no argument {given!r}; {hint}Valid: learning_rate, momentum, wd, "
-        "rescale_grad, clip_gradient, lr_scheduler, begin_num_update"
+        "rescale_grad, clip_gradient, lr_scheduler, begin_num_update, "
+        "param_idx2name"
     )
 
 
@@ -243,6 +245,7 @@ def test_arguments_go_by_name() -> None:
         lambda sgd: sgd.lr_mult.popitem(),
         lambda sgd: sgd.lr_mult.__delitem__("a"),
         lambda sgd: sgd.wd_mult.clear(),
+        lambda sgd: sgd.idx2name.update({0: "a"}),
     ],
 )
 def test_every_change_makes_another_version(change: Any) -> None:
@@ -277,3 +280,48 @@ def test_snapshots_between_two_changes_share_their_factors() -> None:
     assert (before.learning_rate, after.learning_rate) == (0.01, 0.5)
     optimizer.lr_mult["a"] = 3
     assert (after.lr_mult, optimizer.snapshot().lr_mult) == ({"a": 2.0}, {"a": 3.0})
+
+
+NAMES = {0: "fc_weight", 1: "fc_bias", 2: "bn_gamma", 3: "bn_beta", 4: "conv.weight"}
+
+
+def test_keys_may_have_their_factors_by_name() -> None:
+    """Compare with MXNet 1.9.1's weight decays and learning rates of keys 0 to 5."""
+    sgd = SGD(learning_rate=0.01, wd=0.5, param_idx2name=NAMES)
+    assert sgd.wd_mult == {"fc_bias": 0, "bn_beta": 0, "conv.weight": 0}
+    assert [sgd.wd_of(key) for key in range(6)] == [0.5, 0.0, 0.5, 0.0, 0.0, 0.5]
+    sgd.set_wd_mult({"fc_bias": 2.0, 0: 3.0})
+    assert [sgd.wd_of(key) for key in range(6)] == [1.5, 1.0, 0.5, 0.0, 0.0, 0.5]
+    sgd.set_lr_mult({"fc_bias": 2.0, 0: 3.0, "fc_weight": 9})
+    assert [sgd.learning_rate_of(key) for key in range(6)] == [0.03, 0.02, 0.01, 0.01, 0.01, 0.01]
+    sgd.wd_mult = {}
+    assert [sgd.wd_of(key) for key in range(6)] == [0.5] * 6
+
+
+def test_names_are_part_of_the_config() -> None:
+    sgd = SGD(wd=0.5, param_idx2name=NAMES)
+    assert sgd.config()["idx2name"] == NAMES
+    other = from_config(sgd.config())
+    assert (other.config(), other.wd_of(1)) == (sgd.config(), 0.0)
+    set_config(other, SGD().config())
+    assert other.idx2name == {}
+    assert sgd.idx2name == NAMES
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ({"a": "b"}, "idx2name has the item 'a': 'b'"),
+        ({1: 2}, "idx2name has the item 1: 2"),
+        ({True: "x"}, "idx2name has the item True: 'x'"),
+    ],
+)
+def test_names_are_text_by_int(names: Any, reason: str) -> None:
+    with pytest.raises(UsageError, match=rf"^param_{reason}; give names \(str\) by int$"):
+        SGD(param_idx2name=names)
+    sgd = SGD()
+    sgd.idx2name.update(names)
+    with pytest.raises(UsageError, match=f"^{reason}"):
+        sgd.config()
+    with pytest.raises(UsageError, match="^idx2name is a list; give a dict of names by key$"):
+        sgd.idx2name = ["a"]  # type: ignore[assignment]
