@@ -44,6 +44,7 @@ def sgd(
     put: Callable[[np.ndarray], Any] = np.asarray,
     segments: Segments | None = None,
     skip: Any = None,
+    master: Any = None,
     **numbers: Any,
 ) -> None:
     """Make a step on all elements, or on `segments`; `put` copies to the kernels' memory."""
@@ -55,4 +56,5 @@ def sgd(
         put(rows(**numbers)),
         segments or segments_of(0, weights.size),
         skip,
+        master,
     )

@@ -11,7 +11,7 @@ from ncclkv.engine.reduction import Span
 from ncclkv.engine.update_rule import Rule
 from ncclkv.errors import NotSupported
 from ncclkv.kernels.base import Kernels
-from ncclkv.optimizer.base import Optimizer
+from ncclkv.optimizer.base import MASTER, Optimizer
 from ncclkv.optimizer.captured import CapturedUpdates
 from ncclkv.optimizer.restore import copied, set_config
 from ncclkv.optimizer.scalar_rows import Pushed, RowCache, UpdateCounts
@@ -54,7 +54,6 @@ class FusedRule(Rule):
         self.source = optimizer
         self.counts = UpdateCounts()
         self._kernels = kernels
-        self._declared = optimizer.states
         self._states: dict[int, dict[str, Array]] = {}
         self._rows = RowCache(self.counts)
         # The largest number of updates of a key; None if there was no schedule to count for.
@@ -135,15 +134,15 @@ class FusedRule(Rule):
         dtype = state.bucket.dtype
         states = self._states[state.bucket.index] = {
             each.name: state.optimizer_state(each.name, each.dtype_for(dtype))
-            for each in self._declared
+            for each in self.source.states_for(dtype)
         }
-        for each in self._declared:
+        for each in self.source.states_for(dtype):
             if each.init == "weights":
                 self._kernels.unpack(state.weights, states[each.name])
 
     def reset(self, slot: Slot) -> None:
         states = self.states(slot)
-        for each in self._declared if states else ():
+        for each in self.source.states_for(slot.entry.spec.dtype) if states else ():
             if each.init == "weights":
                 self._kernels.unpack(slot.weight, states[each.name])
             else:
@@ -180,14 +179,16 @@ class FusedRule(Rule):
         else:
             kernels = self.recording.kernels
             rows = self.recording.rows(bucket)
-        arrays = state.weights, state.gradients, tuple(self._states[bucket.index].values())
+        states = dict(self._states[bucket.index])
+        master = states.pop(MASTER.name, None) if self.source.multi_precision else None
+        arrays = state.weights, state.gradients, tuple(states.values())
 
         def update(start: int) -> Apply:
             """Return the update of a span that begins at element `start` of the bucket."""
 
             def apply(lo: int, hi: int) -> None:
                 segments, scalars = rows.cut(kernels, start + lo, start + hi)
-                kernels.update(self.source.program, *arrays, scalars, segments, skip_flag)
+                kernels.update(self.source.program, *arrays, scalars, segments, skip_flag, master)
 
             return apply
 

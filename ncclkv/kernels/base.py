@@ -106,6 +106,7 @@ class Kernels(Protocol):
         scalars: Array,
         segments: Segments,
         skip: Array | None = None,
+        master: Array | None = None,
     ) -> None:
         """Update `weights` and `states` in place by one step of a program, segment by segment.
 
@@ -125,6 +126,9 @@ class Kernels(Protocol):
             Ranges to update; elements outside of them are left unchanged.
         skip : array of int32, shape (1,), optional
             As for `assign`: if ``skip[0]`` is not 0, nothing is changed.
+        master : array of float32, shape (n,), optional
+            Weights in float32, for 16-bit `weights`: they are updated, and `weights` receive their
+            rounding.
         """
 
     def checksums(self, arrays: Arrays) -> Array:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from ncclkv.arguments import check_count
+from ncclkv.arguments import check_count, check_flag
 from ncclkv.arrays.dtypes import dtype_name, is_low_precision
 from ncclkv.errors import DTypeMismatch, UsageError
 from ncclkv.optimizer.common import Settings
@@ -45,6 +45,9 @@ class State(NamedTuple):
             return np.dtype(self.dtype)
         return np.dtype(np.float32) if is_low_precision(weights) else weights
 
+
+MASTER = State("master", "float32", "weights")
+"""State of 16-bit weights with ``multi_precision=True``: the weights in float32."""
 
 _FACTORS = ("lr_mult", "wd_mult")
 _BY_KEY = (*_FACTORS, "idx2name")
@@ -91,6 +94,10 @@ class Optimizer(ABC):
     param_idx2name : dict of int to str, optional
         Names of integer keys, under which `lr_mult` and `wd_mult` may have their factors, too.
         As in MXNet, `wd_mult` is 0 for names that end neither in ``_weight`` nor in ``_gamma``.
+    multi_precision : bool
+        Whether float16 and bfloat16 weights have a master copy in float32, as a state.  An update
+        changes the master, and the weight is its rounding.  Otherwise such a weight is updated in
+        float32 and rounded, so a change of less than half a unit in its last place is lost.
 
     Attributes
     ----------
@@ -178,6 +185,9 @@ assign another schedule, or None, to lr_scheduler first
         self.set_wd_mult({})
         self.begin_num_update = settings.get("begin_num_update", 0)
         self.num_update = self.begin_num_update
+        self._multi_precision = check_flag(
+            "multi_precision", settings.get("multi_precision", False)
+        )
         schedule = checked_schedule("lr_scheduler", settings.get("lr_scheduler"))
         if schedule is not None and learning_rate is not None:
             schedule = with_base_lr(schedule, self._rate)
@@ -202,6 +212,8 @@ assign another schedule, or None, to lr_scheduler first
         }
         if scheduled:
             numbers["lr_scheduler"] = self.lr_scheduler
+        if self.multi_precision:
+            numbers["multi_precision"] = True
         if self.begin_num_update:
             numbers["begin_num_update"] = self.begin_num_update
         return numbers
@@ -281,6 +293,16 @@ assign another schedule, or None, to lr_scheduler first
         given = checked_factors("wd_mult", factors)
         undecayed = [name for name in self.idx2name.values() if not name.endswith(_DECAYED)]
         self.wd_mult = {**dict.fromkeys(undecayed, 0.0), **given}
+
+    @property
+    def multi_precision(self) -> bool:
+        """Return the flag as given; it is read-only, since a store allocates the master copies."""
+        return self._multi_precision
+
+    def states_for(self, dtype: np.dtype[Any]) -> tuple[State, ...]:
+        """Return the states of weights of a dtype: `states`, and a master copy if they have one."""
+        has_master = self.multi_precision and is_low_precision(dtype)
+        return (*self.states, MASTER) if has_master else self.states
 
     @property
     @abstractmethod

@@ -15,6 +15,7 @@ class Settings(TypedDict, total=False):
     lr_scheduler: Schedule | None
     begin_num_update: int
     param_idx2name: Mapping[int, str] | None
+    multi_precision: bool
 
 
 class Common(Settings, total=False):

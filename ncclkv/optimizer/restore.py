@@ -22,8 +22,10 @@ def check_config(optimizer: Optimizer, config: Mapping[str, Any]) -> None:
     trial = copied(optimizer)
     _assign(trial, config)
     reached = trial.config()
-    for name in sorted({*reached, *config}):
-        if reached.get(name) != config.get(name):
+    # Without master copies in the config, those of the optimizer start from the weights.
+    wanted = {"multi_precision": True, **config} if optimizer.multi_precision else config
+    for name in sorted({*reached, *wanted}):
+        if reached.get(name) != wanted.get(name):
             raise UsageError(
                 f"{name} of {optimizer!r} cannot become {config.get(name)!r}; call set_optimizer "
                 f"with an optimizer of that {name}"

@@ -10,7 +10,7 @@ import numpy as np
 from ncclkv.errors import ShapeMismatch, UsageError
 from ncclkv.kernels.base import Array, Segments
 from ncclkv.kernels.host import HostKernels
-from ncclkv.optimizer.base import Optimizer
+from ncclkv.optimizer.base import MASTER, Optimizer
 from ncclkv.typing import ArrayLike, Key
 
 
@@ -74,6 +74,7 @@ class Updater:
                 f"{stored.dtype} {stored.shape}; give a gradient of the weight's shape and dtype"
             )
         states = self._states_of(key, stored)
+        master = states.get(MASTER.name) if self.optimizer.multi_precision else None
         count = self._counts.get(key, 0) + 1
         before = self.optimizer.begin_num_update
         number = max(self.optimizer.num_update, before + count)
@@ -85,23 +86,23 @@ class Updater:
             step.program,
             flat,
             gradient.reshape(-1),
-            tuple(state.reshape(-1) for state in states.values()),
+            tuple(states[each.name].reshape(-1) for each in step.states),
             np.array([step.scalars(key, before + count)], np.float64),
             Segments(np.array([0, flat.size], np.int64)),
+            master=None if master is None else master.reshape(-1),
         )
         if not np.may_share_memory(flat, stored):
             stored[...] = flat.reshape(stored.shape)
 
     def _states_of(self, key: Key, weight: Array) -> dict[str, Array]:
-        """Return the states of a key by name; a new key's have their first elements."""
-        states = self._states.get(key)
-        if states is None:
-            states = self._states[key] = {
-                each.name: weight.astype(each.dtype_for(weight.dtype), order="C")
-                if each.init == "weights"
-                else np.zeros(weight.shape, each.dtype_for(weight.dtype))
-                for each in self.optimizer.states
-            }
+        """Return the states of a key by name; new states have their first elements."""
+        states = self._states.setdefault(key, {})
+        for each in self.optimizer.states_for(weight.dtype):
+            if each.name not in states:
+                dtype, copied = each.dtype_for(weight.dtype), each.init == "weights"
+                states[each.name] = (
+                    weight.astype(dtype, order="C") if copied else np.zeros(weight.shape, dtype)
+                )
         for name, state in states.items():
             if state.shape != weight.shape:
                 raise ShapeMismatch(
@@ -134,19 +135,28 @@ class Updater:
         UsageError
             When `state` is no such result, or of an optimizer with other states.
         """
-        names = [each.name for each in self.optimizer.states]
         counts = {key: int(count) for key, count in state.get("updates", [])}
-        wanted = {f"state.{index}.{name}" for index in range(len(counts)) for name in names}
-        if wanted | {"updates"} != set(state):
+        wanted = {
+            f"state.{index}.{each.name}": (key, each.name)
+            for index, key in enumerate(counts)
+            for each in self.optimizer.states
+        }
+        masters = {
+            f"state.{index}.{MASTER.name}": (key, MASTER.name)
+            for index, key in enumerate(counts)
+            if self.optimizer.multi_precision
+        }
+        given = state.keys() - {"updates"}
+        if not wanted.keys() <= given <= wanted.keys() | masters.keys():
             raise UsageError(
                 f"load_state_dict: the items are {sorted(map(str, state))}, and {self.optimizer!r} "
                 f"has {sorted(wanted)} and 'updates'; load the state of such an optimizer"
             )
         self._counts = counts
-        self._states = {
-            key: {name: np.array(state[f"state.{index}.{name}"], order="C") for name in names}
-            for index, key in enumerate(counts)
-        }
+        self._states = {key: {} for key in counts}
+        for item in given:
+            key, name = (wanted | masters)[item]
+            self._states[key][name] = np.array(state[item], order="C")
         number = self.optimizer.begin_num_update + max(counts.values(), default=0)
         self.optimizer.count_updates(number)
 

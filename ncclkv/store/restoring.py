@@ -223,9 +223,12 @@ def _check_keys(saved: Sequence[KeySpec], registered: Sequence[KeySpec]) -> None
 def _check_states(manifest: Manifest, optimizer: Optimizer) -> None:
     """Refuse states that the optimizer does not have."""
     for spec, dtypes, _ in manifest.keys:
-        expected = {state.name: state.dtype_for(spec.dtype) for state in optimizer.states}
+        states = optimizer.states_for(spec.dtype)
+        expected = {state.name: state.dtype_for(spec.dtype) for state in states}
         # A key without a slot at the save has no states in the checkpoint: its states start anew.
-        if dtypes and dtypes != expected:
+        # So does a master copy that the checkpoint lacks: it starts from the weights.
+        own = {state.name: expected[state.name] for state in optimizer.states}
+        if dtypes and dtypes not in (expected, own):
             raise CheckpointError(
                 f"the states of key {spec.key!r} in the checkpoint are {_describe(dtypes)}, and "
                 f"{optimizer!r} has {_describe(expected)}"

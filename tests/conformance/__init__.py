@@ -34,6 +34,7 @@ MODULES = (
     "mxnet_unit",
     "optimizers",
     "plans",
+    "precision",
     "nonfinite",
     "missing_pushes",
     "pulls",

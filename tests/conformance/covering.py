@@ -35,6 +35,7 @@ PLACED_MODULES = frozenset(
         "nonfinite",
         "optimizers",
         "plans",
+        "precision",
         "missing_pushes",
         "pulls",
         "regressions",

@@ -180,6 +180,27 @@ class UpdateCases:
             for array, expected in zip(device, arrays, strict=True):
                 assert same_bits(stage.get(array), expected)
 
+    @pytest.mark.parametrize("name", ["float16", "bfloat16"])
+    @pytest.mark.parametrize("moving", [False, True], ids=["plain", "momentum"])
+    @pytest.mark.parametrize("offset", [0, 1], ids=["aligned", "unaligned"])
+    def test_masters(self, stage: Stage, name: str, moving: bool, offset: int) -> None:
+        size = offset + UPDATED_ELEMENTS + 37
+        rng = np.random.default_rng(3)
+        weights, gradients = (rng.standard_normal(size).astype(dtype_of(name)) for _ in range(2))
+        momenta, master = np.zeros(size, np.float32), weights.astype(np.float32)
+        arrays = (weights, gradients, momenta, master)
+        device = [stage.put(array) for array in arrays]
+        w, g, m, wide = (array[offset:] for array in arrays)
+        dw, dg, dm, dwide = (array[offset:] for array in device)
+        segments = segments_of(3, 40, w.size)
+        numbers = STEP | {"segments": segments, "lr_mult": (1e-3, 0.1), "wd_mult": (1, 1)}
+        for _ in range(3):
+            sgd(HOST, w, g, m if moving else None, master=wide, **numbers)
+            put = stage.put
+            sgd(stage.kernels, dw, dg, dm if moving else None, put=put, master=dwide, **numbers)
+            for array, expected in zip(device, arrays, strict=True):
+                assert same_bits(stage.get(array), expected)
+
     def test_segments_have_rows_of_their_own(self, stage: Stage) -> None:
         rng = np.random.default_rng(2)
         sizes = [0, 1, 63, UPDATED_ELEMENTS + 1, *rng.integers(0, 300, 2 * PIECES), 0]

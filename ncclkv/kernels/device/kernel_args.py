@@ -70,6 +70,7 @@ UPDATES = np.dtype(
         ("weights", ADDRESS),
         ("gradients", ADDRESS),
         ("states", ADDRESS, (MAX_STATES,)),
+        ("master", ADDRESS),
         ("start", np.uint64, (PIECES + 1,)),
         ("scalars", ADDRESS),
         ("skip", ADDRESS),

@@ -205,6 +205,7 @@ class DeviceKernels:
         scalars: DeviceArray,
         segments: Segments,
         skip: DeviceArray | None = None,
+        master: DeviceArray | None = None,
     ) -> None:
         """Update `weights` and `states` by a program, with one launch for 128 segments.
 
@@ -221,6 +222,7 @@ class DeviceKernels:
             argument["states"][: len(states)] = [state.data.ptr for state in states]
             argument["scalars"] = scalars.data.ptr + pieces.start * scalars.strides[0]
             argument["skip"] = 0 if skip is None else skip.data.ptr
+            argument["master"] = 0 if master is None else master.data.ptr
             self._launch(kernel, blocks, argument)
 
     def checksums(self, arrays: Arrays) -> DeviceArray:

@@ -28,6 +28,7 @@ def update(
     scalars: Array,
     segments: Segments,
     skip: Array | None = None,
+    master: Array | None = None,
 ) -> None:
     """Update `weights` and `states` in place, in C if possible, else in NumPy.
 
@@ -42,13 +43,18 @@ def update(
     arithmetic = PROGRAMS[program]
     # Python floats: with its own float64 scalars NumPy 2 would compute in float64.
     for (lo, hi), row in zip(pairwise(segments.bounds.tolist()), scalars.tolist(), strict=True):
-        _update_range(
-            arithmetic, weights[lo:hi], gradients[lo:hi], [state[lo:hi] for state in states], row
-        )
+        parts = [state[lo:hi] for state in states]
+        wide = None if master is None else master[lo:hi]
+        _update_range(arithmetic, weights[lo:hi], gradients[lo:hi], parts, row, wide)
 
 
 def _update_range(
-    program: Program, weights: Array, gradients: Array, states: Arrays, row: Sequence[float]
+    program: Program,
+    weights: Array,
+    gradients: Array,
+    states: Arrays,
+    row: Sequence[float],
+    master: Array | None,
 ) -> None:
     """Update one segment chunk by chunk; 16-bit weights and gradients are widened first."""
     rows = scratch(1 + program.scratch, weights.size, weights.dtype)
@@ -60,7 +66,10 @@ def _update_range(
             if stored.dtype == widened.dtype:
                 program.step(stored, given, parts, free, row)
                 continue
-            np.copyto(widened, stored)
+            if master is None:
+                np.copyto(widened, stored)
+            else:
+                widened = master[chunk]
             np.copyto(free[0], given)
             program.step(widened, free[0], parts, free, row)
             np.copyto(stored, widened, casting="same_kind")

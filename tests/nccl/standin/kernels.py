@@ -90,17 +90,21 @@ class StandInKernels:
         scalars: Any,
         segments: Segments,
         skip: Any | None = None,
+        master: Any | None = None,
     ) -> None:
         lo, hi = int(segments.bounds[0]), int(segments.bounds[-1])
         reads = [scalars, *([] if skip is None else [skip]), gradients[lo:hi]]
-        changed = [array[lo:hi] for array in (weights, *states)]
+        masters = [] if master is None else [master]
+        changed = [array[lo:hi] for array in (weights, *states, *masters)]
         inside = Segments(segments.bounds - lo)
-        has_skip = skip is not None  # not the arrays: recorded work must not keep them alive
+        # Not the arrays: recorded work must not keep them alive.
+        has_skip, has_master = skip is not None, master is not None
 
         def run(scalars: Any, *views: Any) -> None:
             skip, views = (views[0], views[1:]) if has_skip else (None, views)
             gradients, weights, *states = views
-            _HOST.update(program, weights, gradients, states, scalars, inside, skip)
+            wide = states.pop() if has_master else None
+            _HOST.update(program, weights, gradients, states, scalars, inside, skip, wide)
 
         self._streams.work(program, reads, changed, run)
 

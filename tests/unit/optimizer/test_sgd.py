@@ -212,7 +212,7 @@ def test_unknown_arguments_are_refused_with_the_nearest_known_one(
     assert str(caught.value) == (
         f"SGD has no argument {given!r}; {hint}Valid: learning_rate, momentum, wd, "
         "rescale_grad, clip_gradient, lr_scheduler, begin_num_update, "
-        "param_idx2name"
+        "param_idx2name, multi_precision"
     )
 
 
@@ -325,3 +325,21 @@ def test_names_are_text_by_int(names: Any, reason: str) -> None:
         sgd.config()
     with pytest.raises(UsageError, match="^idx2name is a list; give a dict of names by key$"):
         sgd.idx2name = ["a"]  # type: ignore[assignment]
+
+
+def test_multi_precision_is_a_flag_that_stays() -> None:
+    sgd = SGD(momentum=0.5, multi_precision=True)
+    assert (sgd.multi_precision, sgd.config()["multi_precision"]) == (True, True)
+    assert "multi_precision" not in SGD().config()
+    assert [state.name for state in sgd.states_for(np.dtype("float16"))] == ["momentum", "master"]
+    for dtype, optimizer in (("float32", sgd), ("float16", SGD(momentum=0.5))):
+        assert [state.name for state in optimizer.states_for(np.dtype(dtype))] == ["momentum"]
+    with pytest.raises(AttributeError):
+        sgd.multi_precision = False  # type: ignore[misc]
+    with pytest.raises(UsageError, match="^multi_precision=1 is not a bool"):
+        SGD(multi_precision=1)  # type: ignore[arg-type]
+    set_config(sgd, SGD(momentum=0.5).config())
+    with pytest.raises(
+        UsageError, match="^multi_precision of SGD.* cannot become True; call set_op"
+    ):
+        set_config(SGD(momentum=0.5), sgd.config())

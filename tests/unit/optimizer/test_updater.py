@@ -156,3 +156,40 @@ def test_schedules_count_as_mxnet_does() -> None:
     other = SGD(momentum=0.5, lr_scheduler=halving, begin_num_update=1)
     get_updater(other).load_state_dict(update.state_dict())
     assert other.num_update == sgd.num_update
+
+
+def test_a_master_copy_keeps_what_16_bits_would_lose() -> None:
+    """Compare with MXNet 1.9.1 on float16."""
+    for multi_precision, expected in ((True, 0.9990234375), (False, 1.0)):
+        update = get_updater(SGD(learning_rate=1e-4, multi_precision=multi_precision))
+        weight = np.ones(1, np.float16)
+        for _ in range(10):
+            update("w", np.ones(1, np.float16), weight)
+        assert weight[0] == expected
+    update = get_updater(SGD(learning_rate=1e-3, momentum=0.9, wd=0.1, multi_precision=True))
+    weight, gradient = (np.array(x, np.float16) for x in ([1.0, 0.37], [0.3, -1.7]))
+    for _ in range(10):
+        update(0, gradient, weight)
+    assert weight.tolist() == [0.9833984375, 0.43896484375]
+    master = update.state_dict()["state.0.master"]
+    np.testing.assert_allclose(master, [0.9834599494934082, 0.43888139724731445], rtol=2e-7)
+
+
+def test_a_state_without_masters_starts_them_from_the_weights() -> None:
+    plain = get_updater(SGD(learning_rate=1e-4, momentum=0.5))
+    weight, gradient = np.ones(1, np.float16), np.ones(1, np.float16)
+    plain("w", gradient, weight)
+    wide = get_updater(SGD(learning_rate=1e-4, momentum=0.5, multi_precision=True))
+    wide.load_state_dict(plain.state_dict())
+    wide("w", gradient, weight)
+    state = wide.state_dict()
+    assert state["state.0.master"][0] == np.float32(1) + state["state.0.momentum"][0]
+    wide.load_state_dict(state)
+    with pytest.raises(UsageError, match="load_state_dict: the items are"):
+        plain.load_state_dict(state)
+
+
+def test_float32_weights_have_no_master() -> None:
+    update = get_updater(SGD(multi_precision=True))
+    update("w", np.ones(2, np.float32), np.ones(2, np.float32))
+    assert list(update.state_dict()) == ["updates"]

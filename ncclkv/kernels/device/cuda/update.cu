@@ -17,6 +17,7 @@ struct Updates {
     ELEMENT* weights;
     const ELEMENT* gradients;
     WORKING* states[MAX_STATES];
+    WORKING* master;  // null, or weights that `weights` are the rounding of
     // Segment i is elements [start[i], start[i + 1]), with row i of the scalars.
     u64 start[MAX_PIECES + 1];
     const double* scalars;
@@ -33,15 +34,28 @@ struct alignas(16) Lanes {
     T lane[LANES];
 };
 
+// Only such weights can have a master.
+constexpr bool NARROW = sizeof(ELEMENT) < sizeof(WORKING);
+
 // C++ has no arrays of no elements.
 constexpr int SLOTS = STATES > 0 ? STATES : 1;
 
 __device__ inline void update_groups(const scalars& s, Lanes<ELEMENT>* weights,
                                      const Lanes<ELEMENT>* gradients,
-                                     Lanes<WORKING>* const* states, u64 groups) {
+                                     Lanes<WORKING>* const* states, Lanes<WORKING>* master,
+                                     u64 groups) {
     for (u64 i = threadIdx.x; i < groups; i += blockDim.x) {
         Lanes<ELEMENT> w = weights[i];
         const Lanes<ELEMENT> g = gradients[i];
+        Lanes<WORKING> wide;
+        if (NARROW && master) {
+            wide = master[i];
+        } else {
+#pragma unroll
+            for (int lane = 0; lane < LANES; ++lane) {
+                wide.lane[lane] = widen(w.lane[lane]);
+            }
+        }
         Lanes<WORKING> old[SLOTS];
 #pragma unroll
         for (int k = 0; k < STATES; ++k) {
@@ -54,13 +68,17 @@ __device__ inline void update_groups(const scalars& s, Lanes<ELEMENT>* weights,
             for (int k = 0; k < STATES; ++k) {
                 state[k] = old[k].lane[lane];
             }
-            w.lane[lane] = narrow(step(&s, widen(w.lane[lane]), widen(g.lane[lane]), state));
+            wide.lane[lane] = step(&s, wide.lane[lane], widen(g.lane[lane]), state);
+            w.lane[lane] = narrow(wide.lane[lane]);
 #pragma unroll
             for (int k = 0; k < STATES; ++k) {
                 old[k].lane[lane] = state[k];
             }
         }
         weights[i] = w;
+        if (NARROW && master) {
+            master[i] = wide;
+        }
 #pragma unroll
         for (int k = 0; k < STATES; ++k) {
             states[k][i] = old[k];
@@ -85,6 +103,8 @@ extern "C" __global__ void PROGRAM(const __grid_constant__ Updates updates) {
         states[k] = updates.states[k] + low;
         addresses |= reinterpret_cast<u64>(states[k]);
     }
+    WORKING* master = updates.master ? updates.master + low : nullptr;
+    addresses |= reinterpret_cast<u64>(master);
     u64 done = 0;
     if (addresses % 16 == 0) {
         Lanes<WORKING>* groups[SLOTS];
@@ -92,7 +112,8 @@ extern "C" __global__ void PROGRAM(const __grid_constant__ Updates updates) {
             groups[k] = reinterpret_cast<Lanes<WORKING>*>(states[k]);
         }
         update_groups(s, reinterpret_cast<Lanes<ELEMENT>*>(weights),
-                      reinterpret_cast<const Lanes<ELEMENT>*>(gradients), groups, size / LANES);
+                      reinterpret_cast<const Lanes<ELEMENT>*>(gradients), groups,
+                      reinterpret_cast<Lanes<WORKING>*>(master), size / LANES);
         done = size / LANES * LANES;
     }
     for (u64 j = done + threadIdx.x; j < size; j += blockDim.x) {
@@ -100,7 +121,12 @@ extern "C" __global__ void PROGRAM(const __grid_constant__ Updates updates) {
         for (int k = 0; k < STATES; ++k) {
             state[k] = states[k][j];
         }
-        weights[j] = narrow(step(&s, widen(weights[j]), widen(gradients[j]), state));
+        const WORKING old = NARROW && master ? master[j] : widen(weights[j]);
+        const WORKING updated = step(&s, old, widen(gradients[j]), state);
+        weights[j] = narrow(updated);
+        if (NARROW && master) {
+            master[j] = updated;
+        }
         for (int k = 0; k < STATES; ++k) {
             states[k][j] = state[k];
         }

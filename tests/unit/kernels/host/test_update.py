@@ -90,6 +90,28 @@ def test_16_bit_weights_are_updated_in_float32_and_rounded_once(
             assert np.array_equal(g, before), "gradients were written"
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
+def test_a_master_is_updated_and_the_weights_are_its_rounding(
+    dtype: str, step: dict[str, Any]
+) -> None:
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes", reason="bfloat16 needs it").bfloat16
+    step = step | {"learning_rate": 1e-4, "rescale": step["rescale"] / 3}
+    for size in SIZES:
+        w, g = (x.astype(dtype) for x in _start(size))
+        m = np.zeros(size, np.float32) if step["momentum"] else None
+        master, before = w.astype(np.float32), g.copy()
+        wide, momenta = master.copy(), None if m is None else m.copy()
+        for _ in range(3):
+            sgd(KERNELS, w, g, m, master=master, **step)
+            sgd(KERNELS, wide, g.astype(np.float32), momenta, **step)
+            assert np.array_equal(master, wide)
+            assert np.array_equal(w, wide.astype(dtype))
+            assert m is None or np.array_equal(m, momenta)
+            assert np.array_equal(g, before), "gradients were written"
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_float64_is_computed_in_float64(momentum: float) -> None:
     rng = np.random.default_rng(1)
