@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncclkv.errors import DTypeMismatch, NotSupported
 
@@ -93,6 +94,20 @@ def is_low_precision(dtype: DType) -> bool:
     """
     # bfloat16 is of kind "V" to NumPy; no other supported dtype of that kind exists.
     return dtype.itemsize == 2 and dtype.kind in "fV"
+
+
+def real_numbers(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a view of a contiguous array as real numbers: each complex number is a pair.
+
+    Examples
+    --------
+    >>> real_numbers(np.array([1 + 2j]))
+    array([1., 2.])
+    """
+    if array.dtype.kind != "c":
+        return array
+    view: NDArray[Any] = array.view(f"f{array.dtype.itemsize // 2}")
+    return view
 
 
 def dtype_name(dtype: DType) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ncclkv.arrays.dtypes import real_numbers
 from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.reduction import Span
@@ -181,14 +182,25 @@ class FusedRule(Rule):
             rows = self.recording.rows(bucket)
         states = dict(self._states[bucket.index])
         master = states.pop(MASTER.name, None) if self.source.multi_precision else None
-        arrays = state.weights, state.gradients, tuple(states.values())
+        weights, gradients, *kept = map(
+            real_numbers, (state.weights, state.gradients, *states.values())
+        )
 
         def update(start: int) -> Apply:
             """Return the update of a span that begins at element `start` of the bucket."""
 
             def apply(lo: int, hi: int) -> None:
                 segments, scalars = rows.cut(kernels, start + lo, start + hi)
-                kernels.update(self.source.program, *arrays, scalars, segments, skip_flag, master)
+                kernels.update(
+                    self.source.program,
+                    weights,
+                    gradients,
+                    kept,
+                    scalars,
+                    segments,
+                    skip_flag,
+                    master,
+                )
 
             return apply
 

@@ -121,6 +121,8 @@ class Optimizer(ABC):
         The learning rate if none is given.
     checks : mapping of str to callable
         `Checks` of the attributes that a subclass adds.
+    complex_weights : bool
+        Whether complex weights are updated, as pairs of real numbers.
     counted : bool
         Whether `scalars` reads its `count`.  If not, pushes with equal numbers reuse a table.
     norms : bool
@@ -150,6 +152,7 @@ assign another schedule, or None, to lr_scheduler first
     program: ClassVar[str]
     default_learning_rate: ClassVar[float] = 0.01
     checks: ClassVar[Checks] = {}
+    complex_weights: ClassVar[bool] = False
     counted: ClassVar[bool] = False
     norms: ClassVar[bool] = False
 
@@ -329,13 +332,15 @@ assign another schedule, or None, to lr_scheduler first
         Raises
         ------
         DTypeMismatch
-            When `dtype` is not a real floating dtype.
+            When `dtype` is not a floating dtype, or is a complex dtype that the optimizer refuses.
         """
-        if dtype.kind != "f" and not is_low_precision(dtype):
+        kinds = "fc" if self.complex_weights else "f"
+        if dtype.kind not in kinds and not is_low_precision(dtype):
+            also = " (and complex64 and complex128)" if self.complex_weights else ""
             raise DTypeMismatch(
                 f"key {key!r} is {dtype_name(dtype)}, and {type(self).__name__} updates float16, "
-                "bfloat16, float32 and float64; keep such a key in a store without an optimizer, "
-                "or give set_updater a function"
+                f"bfloat16, float32 and float64{also}; keep such a key in a store without an "
+                f"optimizer, or give set_updater a function"
             )
 
     def config(self) -> dict[str, Any]:

@@ -123,6 +123,8 @@ class RowLayout:
                 starts.append(entry.lo)
                 rows.append(groups[numbers])
         self._bounds = [*starts, bucket.count]
+        # The kernels update a complex number as two real numbers.
+        self._width = 2 if bucket.dtype.kind == "c" else 1
         self._rows = np.array(rows, np.intp)
         self._bucket = bucket
         self._cuts: dict[tuple[int, int], Cut] = {}
@@ -137,14 +139,17 @@ class RowLayout:
         return np.array(of_groups, np.float64)[self._rows]
 
     def cut(self, lo: int, hi: int) -> Cut:
-        """Return the segments of elements ``[lo, hi)``; the same object again for a range."""
+        """Return the segments of elements ``[lo, hi)``; the same object again for a range.
+
+        Their bounds count real numbers.
+        """
         cached = self._cuts.get((lo, hi))
         if cached is None:
             if len(self._cuts) == _MAX_CUTS:
                 self._cuts.clear()
             bounds = self._bounds
             first, last = bisect_right(bounds, lo) - 1, bisect_left(bounds, hi)
-            inside = np.array([lo, *bounds[first + 1 : last], hi], np.int64)
+            inside = np.array([lo, *bounds[first + 1 : last], hi], np.int64) * self._width
             cached = self._cuts[lo, hi] = Segments(inside), first, last
         return cached
 

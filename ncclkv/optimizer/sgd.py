@@ -26,6 +26,7 @@ class SGD(Optimizer):
     ``src/operator/optimizer_op-inl.h``).  The learning rate is inside the momentum, so its change
     affects only later gradients; torch multiplies the whole momentum by the learning rate.
     16-bit weights are updated in float32, with float32 momenta, and rounded once an update.
+    Complex weights are updated as pairs of real numbers, as in torch, and so are they clipped.
 
     Parameters
     ----------
@@ -48,6 +49,7 @@ class SGD(Optimizer):
     """
 
     name = program = "sgd"
+    complex_weights = True
     hyperparameters = ("learning_rate", "momentum", *COMMON)
 
     # Keywords only: the first argument is learning_rate in MXNet 2.0, and momentum in 1.9.

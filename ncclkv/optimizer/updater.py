@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ncclkv.arrays.dtypes import real_numbers
 from ncclkv.errors import ShapeMismatch, UsageError
 from ncclkv.kernels.base import Array, Segments
 from ncclkv.kernels.host import HostKernels
@@ -82,13 +83,14 @@ class Updater:
         self._counts[key] = count
         self.optimizer.count_updates(number)
         flat = stored.reshape(-1)  # a copy, if the weight is not in C order
+        weights = real_numbers(flat)
         self._kernels.update(
             step.program,
-            flat,
-            gradient.reshape(-1),
-            tuple(states[each.name].reshape(-1) for each in step.states),
+            weights,
+            real_numbers(gradient.reshape(-1)),
+            tuple(real_numbers(states[each.name].reshape(-1)) for each in step.states),
             np.array([step.scalars(key, before + count)], np.float64),
-            Segments(np.array([0, flat.size], np.int64)),
+            Segments(np.array([0, weights.size], np.int64)),
             master=None if master is None else master.reshape(-1),
         )
         if not np.may_share_memory(flat, stored):

@@ -57,7 +57,7 @@ class Updaters(Component):
         UsageError
             When the argument is no `Optimizer`.
         DTypeMismatch
-            When the store has a complex key, which no optimizer can update.
+            When the store has a complex key, and the optimizer updates no complex weights.
         """
         if not isinstance(optimizer, Optimizer):
             raise UsageError(

@@ -164,24 +164,49 @@ def integer_keys_have_no_gradient_step(create: Stores) -> None:
     same(pulled(kv, "w"), 3 - kv.num_workers)
 
 
+class RealDescent(optimizer.SGD):
+    """An optimizer that updates no complex weights."""
+
+    complex_weights = False
+
+
 @case()
 def complex_keys_are_refused_before_a_push(create: Stores) -> None:
-    sgd = optimizer.SGD(learning_rate=1.0)
+    sgd = RealDescent(learning_rate=1.0)
     kv = create()
     kv.init(["c", "w"], [full(3, dtype=np.complex64), full(3)])
-    with refused(kv, DTypeMismatch, "'c'", "complex64", "SGD", "set_updater"):
+    with refused(kv, DTypeMismatch, "'c'", "complex64", "RealDescent", "set_updater"):
         kv.set_optimizer(sgd)
     kv.push("c", full(2j, dtype=np.complex64))
     same(kv.pull("c"), 2j * kv.num_workers)
     kv = create()
     kv.set_optimizer(sgd)
     for call in (kv.init, lambda key, value: kv.broadcast(key, value, value)):
-        with refused(kv, DTypeMismatch, "'c'", "complex128", "SGD", "set_updater"):
+        with refused(kv, DTypeMismatch, "'c'", "complex128", "RealDescent", "set_updater"):
             call(["w", "c"], [full(3), full(3, dtype=np.complex128)])
     assert list(kv.keys()) == []
     kv.init("w", full(3))
     kv.push("w", full(1))
     same(kv.pull("w"), 3 - kv.num_workers)
+
+
+@case()
+def complex_weights_are_pairs_of_real_numbers(create: Stores) -> None:
+    for dtype in (np.complex64, np.complex128):
+        for size in (3, 9000):  # the large bucket's weights may be shared
+            kv, pairs = create(), create()
+            value, gradient = np.arange(size) - 2j, (1 + 2j) * np.arange(size)
+            value, gradient = value.astype(dtype), gradient.astype(dtype)
+            for store, view in ((kv, lambda x: x), (pairs, lambda x: x.view(x.real.dtype))):
+                store.init(["a", "b", "c"], [view(value), view(value), view(value)])
+                sgd = optimizer.SGD(learning_rate=0.5, momentum=0.5, wd=0.25, clip_gradient=7.0)
+                sgd.lr_mult["b"] = 0.5
+                store.set_optimizer(sgd)
+                for number in range(3):
+                    store.push("b", view(gradient))
+                    store.push(["a", "c"], [view(gradient * number), view(gradient)])
+            for key in ("a", "b", "c"):
+                same(kv.pull(key).view(value.real.dtype), pairs.pull(key))
 
 
 @case()

@@ -78,12 +78,17 @@ class Descent(Replace):
         self.momenta: dict[Key, Array] = {}
 
     def takes(self, dtype: np.dtype[Any]) -> bool:
-        return is_real_float(dtype)
-
-    def admits(self, dtype: np.dtype[Any]) -> bool:
-        return dtype.kind != "c"
+        return is_real_float(dtype) or dtype.kind == "c"
 
     def fold(self, key: Key, total: Array, stored: Array) -> None:
+        if stored.dtype.kind == "c":
+            parts = np.stack([stored.real, stored.imag])
+            self._descend(key, np.stack([total.real, total.imag]), parts)
+            stored[...] = parts[0] + 1j * parts[1]
+        else:
+            self._descend(key, total, stored)
+
+    def _descend(self, key: Key, total: Array, stored: Array) -> None:
         now, weight = self.numbers, stored.astype(np.float64)
         gradient = now.rescale_grad * total.astype(np.float64)
         if now.clip_gradient is not None:
@@ -209,6 +214,8 @@ class Model:
 
 def _is_coarse(array: Array) -> bool:
     """Return whether all numbers are small multiples of 1/256."""
+    if array.dtype.kind == "c":
+        return _is_coarse(array.real) and _is_coarse(array.imag)
     wide = array.astype(np.float64) * 256
     return bool(np.all((wide == np.rint(wide)) & (np.abs(wide) <= 256 * 256)))
 

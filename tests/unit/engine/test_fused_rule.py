@@ -224,7 +224,7 @@ def test_16_bit_weights_have_float32_states(dtype: Any) -> None:
         assert np.array_equal(state.weights.astype(np.float32), wide)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
 def test_floating_keys_pass_the_check(dtype: str) -> None:
     _rule(SGD()).check(KeySpec("w", 0, (2,), np.dtype(dtype)))
 
@@ -234,11 +234,39 @@ def test_bfloat16_keys_pass_the_check() -> None:
     _rule(SGD()).check(KeySpec(3, 0, (2,), np.dtype(ml_dtypes.bfloat16)))
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int16", "uint16", "int64", "complex64"])
+@pytest.mark.parametrize("dtype", ["bool", "int16", "uint16", "int64"])
 def test_other_keys_are_refused_with_key_and_dtype(dtype: str) -> None:
     with pytest.raises(DTypeMismatch) as caught:
         _rule(SGD()).check(KeySpec("w", 0, (2,), np.dtype(dtype)))
     assert str(caught.value).startswith(f"key 'w' is {dtype}, and SGD updates float16, bfloat16")
+
+
+def test_complex_keys_are_for_optimizers_that_update_pairs() -> None:
+    class Real(SGD):
+        complex_weights = False
+
+    with pytest.raises(DTypeMismatch) as caught:
+        _rule(Real()).check(KeySpec("w", 0, (2,), np.dtype("complex64")))
+    assert str(caught.value) == (
+        "key 'w' is complex64, and Real updates float16, bfloat16, float32 and float64; keep such "
+        "a key in a store without an optimizer, or give set_updater a function"
+    )
+
+
+def test_a_complex_number_is_updated_as_two_real_numbers() -> None:
+    state, kernels = _bucket("complex64"), CountingKernels()
+    a, b, _ = state.bucket.entries
+    optimizer = SGD(learning_rate=0.5, momentum=0.5)
+    optimizer.set_lr_mult({"a": 2.0})
+    rule = _rule(optimizer, state, kernels=kernels)
+    state.gradients[:] = 1 - 2j
+    _apply(rule, rule.step(), state, (a.lo + 1, b.lo + 3))
+    assert kernels.lengths == [[2 * (b.lo - a.lo - 1), 6]]
+    expected = np.zeros(state.bucket.count, np.complex64)
+    expected[a.lo + 1 : b.lo] = -1 + 2j
+    expected[b.lo : b.lo + 3] = -0.5 + 1j
+    assert np.array_equal(state.weights, expected)
+    assert rule.states(_slot(state, "b"))["momentum"][:4].tolist() == [-0.5 + 1j] * 3 + [0]
 
 
 def test_a_wrong_factor_is_refused_until_it_is_corrected() -> None:

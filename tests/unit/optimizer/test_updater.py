@@ -193,3 +193,20 @@ def test_float32_weights_have_no_master() -> None:
     update = get_updater(SGD(multi_precision=True))
     update("w", np.ones(2, np.float32), np.ones(2, np.float32))
     assert list(update.state_dict()) == ["updates"]
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_complex_weights_agree_with_torch(dtype: Any) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    weight = (rng.normal(size=8) + 1j * rng.normal(size=8)).astype(dtype).reshape(2, 4)
+    theirs = torch.tensor(weight)
+    other = torch.optim.SGD([theirs], lr=0.1, momentum=0.9, weight_decay=0.01)
+    update = get_updater(SGD(learning_rate=0.1, momentum=0.9, wd=0.01))
+    mine = np.asfortranarray(weight)
+    for _ in range(5):
+        gradient = (rng.normal(size=(2, 4)) + 1j * rng.normal(size=(2, 4))).astype(dtype)
+        theirs.grad = torch.tensor(gradient)
+        other.step()
+        update("w", gradient, mine)
+    np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-5)
