@@ -56,6 +56,8 @@ class FusedRule(Rule):
         self.counts = UpdateCounts()
         self._kernels = kernels
         self._states: dict[int, dict[str, Array]] = {}
+        # Numbers of the buckets whose states are those of the rule that this rule continues.
+        self._inherited: frozenset[int] = frozenset()
         self._rows = RowCache(self.counts)
         # The largest number of updates of a key; None if there was no schedule to count for.
         self._num_update: int | None = None
@@ -71,6 +73,33 @@ class FusedRule(Rule):
             When the key's dtype is not a real floating dtype.
         """
         self.source.check_weights(spec.key, spec.dtype)
+
+    def continued_by(
+        self, optimizer: Optimizer, buckets: Sequence[BucketState]
+    ) -> FusedRule | None:
+        """Return a rule of another optimizer with these states and counts.
+
+        Parameters
+        ----------
+        optimizer : Optimizer
+        buckets : sequence of BucketState
+            All buckets of the store.
+
+        Returns
+        -------
+        FusedRule or None
+            None if the optimizer is of another class, or keeps other states.
+        """
+        mine = self.source
+        if type(optimizer) is not type(mine) or optimizer.states != mine.states:
+            return None
+        if optimizer.multi_precision != mine.multi_precision:
+            return None
+        rule = FusedRule(optimizer, self._kernels)
+        rule.counts, rule._states, rule._rows = self.counts, self._states, RowCache(self.counts)
+        # Not all of `_states`: memory may have run out while a later bucket was made.
+        rule._inherited = frozenset(state.bucket.index for state in buckets)
+        return rule
 
     # Hyperparameters
 
@@ -132,6 +161,8 @@ class FusedRule(Rule):
     # States
 
     def allocate(self, state: BucketState) -> None:
+        if state.bucket.index in self._inherited:
+            return
         dtype = state.bucket.dtype
         states = self._states[state.bucket.index] = {
             each.name: state.optimizer_state(each.name, each.dtype_for(dtype))

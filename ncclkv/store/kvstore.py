@@ -529,20 +529,22 @@ are ints, such as 3; use one kind
 
     _set_updater = set_updater
 
-    def set_optimizer(self, optimizer: Optimizer) -> None:
+    def set_optimizer(self, optimizer: Optimizer, *, reset_states: bool = False) -> None:
         """Run an optimizer at each push of gradients; a pull returns weights; collective.
 
         Parameters
         ----------
         optimizer : Optimizer
             Such as ``ncclkv.optimizer.SGD(learning_rate=0.1, momentum=0.9)``, equal on all ranks.
-            Changes of its learning rate and other attributes take effect at the next push.  Setting
-            the same object again keeps its state; another object starts with an empty state.
+            Changes of its learning rate and other attributes take effect at the next push.
+        reset_states : bool
+            Whether states and counts of updates start anew.  Otherwise they are kept if the store
+            has an optimizer of the same class and with the same states, as momenta.
 
         Raises
         ------
         UsageError
-            When `optimizer` is not an `Optimizer`.
+            When `optimizer` is not an `Optimizer`, or `reset_states` not a bool.
         SpecMismatch
             On every rank, when ranks set different optimizers.
 
@@ -556,7 +558,7 @@ are ints, such as 3; use one kind
         ...     kv.pull("w")
         array([0.5, 0.5])
         """
-        self._updaters.use_optimizer(optimizer)
+        self._updaters.use_optimizer(optimizer, reset_states=reset_states)
 
     # Checkpoints
 

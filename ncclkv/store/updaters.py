@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ncclkv.arguments import check_length
+from ncclkv.arguments import check_flag, check_length
 from ncclkv.engine.fused_rule import FusedRule
 from ncclkv.engine.update_rule import FunctionRule, Rule
 from ncclkv.errors import UsageError
@@ -26,15 +26,19 @@ class Updaters(Component):
         with self._session.verb("set_updater", raises=True):
             self._use("set_updater", lambda: (self._function_rule(updater), ["an updater"]))
 
-    def use_optimizer(self, optimizer: Any) -> None:
+    def use_optimizer(self, optimizer: Any, *, reset_states: Any) -> None:
         """Fold sums into values by an optimizer."""
         with self._session.verb("set_optimizer", raises=True):
-            again = self._engine.rule.source is optimizer
+            before = self._engine.rule
+            again = before.source is optimizer and reset_states is False
 
             def make() -> tuple[Rule, list[str]]:
                 rule = self._fused_rule(optimizer)
                 config = [f"{name}={value}" for name, value in optimizer.config().items()]
-                return rule, [*config, f"its state is kept: {again}"]
+                kept = None
+                if isinstance(before, FusedRule) and not check_flag("reset_states", reset_states):
+                    kept = before.continued_by(optimizer, self._engine.layout.states)
+                return kept or rule, [*config, f"its state is kept: {kept is not None}"]
 
             self._use("set_optimizer", make, again=again)
 

@@ -64,6 +64,48 @@ def the_same_optimizer_set_again_keeps_its_momentum(create: Stores) -> None:
 
 
 @case()
+def another_optimizer_of_the_class_keeps_the_momentum(create: Stores) -> None:
+    for options, expected in (({}, -1.0), ({"reset_states": True}, -0.75)):
+        kv = create()
+        kv.init("a", full(0))
+        kv.set_optimizer(optimizer.SGD(learning_rate=0.5, momentum=0.5))
+        kv.push("a", full(1))  # waits, and is updated by the first optimizer
+        kv.set_optimizer(optimizer.SGD(learning_rate=0.25, momentum=0.5), **options)
+        kv.push("a", full(1))
+        # m: -1/2, then -1/4 - 1/4 or, if it is reset, -1/4.
+        same(pulled(kv, "a"), expected * kv.num_workers)
+
+
+@case()
+def a_reset_of_the_states_also_resets_counts(create: Stores) -> None:
+    halving = optimizer.FactorScheduler(step=1, factor=0.5, base_lr=0.5)
+    sgd = optimizer.SGD(momentum=0.5, lr_scheduler=halving)
+    kv = create()
+    kv.init("a", full(0))
+    kv.set_optimizer(sgd)
+    kv.push("a", full(1))
+    kv.set_optimizer(sgd)
+    kv.push("a", full(1))  # m = -1/4 - 1/4
+    assert sgd.num_update == 2
+    kv.set_optimizer(sgd, reset_states=True)
+    kv.push("a", full(1))
+    assert sgd.num_update == 1
+    same(pulled(kv, "a"), -1.5 * kv.num_workers)
+
+
+@case()
+def an_optimizer_with_other_states_starts_them_anew(create: Stores) -> None:
+    kv = create()
+    kv.init("a", full(0))
+    for momentum in (0.5, 0.0, 0.5):
+        kv.set_optimizer(optimizer.SGD(learning_rate=0.5, momentum=momentum))
+        kv.push("a", full(1))
+    same(pulled(kv, "a"), -1.5 * kv.num_workers)
+    with refused(kv, UsageError, "reset_states=1 is not a bool"):
+        kv.set_optimizer(optimizer.SGD(momentum=0.5), reset_states=1)
+
+
+@case()
 def only_pushed_keys_take_a_step(create: Stores) -> None:
     kv = create()
     kv.init(["a", "b", "c"], [full(0), full(0), full(0)])

@@ -34,6 +34,8 @@ def set_optimizer(interpreter: Interpreter, store: ModelledStore, op: SetOptimiz
     store.call(lambda: store.kv.set_optimizer(chosen), errors)
     same = isinstance(rule, Descent) and rule.numbers is numbers
     if not errors and not same:
+        if isinstance(rule, Descent) and bool(rule.numbers.momentum) == bool(numbers.momentum):
+            new.momenta = rule.momenta
         _replaced(store)
         store.model.rule = new
 

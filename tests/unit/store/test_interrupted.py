@@ -117,11 +117,11 @@ def test_an_optimizer_that_lacks_memory_leaves_the_old_rule_on_one_rank(number: 
         kv.push(KEYS, ones())
         raise_once(context_of(kv).comm.kernels, "zeros", MemoryError, number)
         with pytest.raises(MemoryError, match="today"):
-            kv.set_optimizer(SGD(learning_rate=4.0, momentum=0.25))
+            kv.set_optimizer(SGD(learning_rate=4.0, momentum=0.25), reset_states=True)
         kv.push(KEYS, ones())
         # Momenta -1 and -1.5.
         assert first(kv) == [-2.5, -2.5]
-        kv.set_optimizer(SGD(learning_rate=4.0, momentum=0.25))
+        kv.set_optimizer(SGD(learning_rate=4.0, momentum=0.25), reset_states=True)
         kv.push(KEYS, ones())
         assert first(kv) == [-6.5, -6.5]
 
