@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -81,7 +81,7 @@ class BucketState:
         self.weights: Buffer = self._own_memory() if weights is None else weights.view(bucket.dtype)
         self._optimizer_states: dict[tuple[str, np.dtype[Any]], Buffer] = {}
         self._spans: dict[Range, Span] = {}
-        self._whole: list[Span] | None = None
+        self._pushed_spans: dict[Key | None, list[Span]] = {}
         self.pushed: set[Key] = set()
         self.step: Any = None
         self.in_flight = InFlight()
@@ -100,7 +100,7 @@ class BucketState:
             self.weights, self.node_shared = own, False
             self._optimizer_states.clear()
             self._spans.clear()
-            self._whole = None
+            self._pushed_spans.clear()
 
     def optimizer_state(self, name: str, dtype: np.dtype[Any]) -> Buffer:
         """Return the zeroed optimizer state of that name, with one element for each weight.
@@ -121,13 +121,20 @@ class BucketState:
 
     def pushed_spans(self) -> Sequence[Span]:
         """Return the ranges that hold the pushed keys and no other key."""
-        whole = len(self.pushed) == self.key_count
-        if whole and self._whole is not None:
-            return self._whole
-        spans = [self.span(bounds) for bounds in plan.spans(self.bucket, self.pushed)]
-        if whole:
-            self._whole = spans
-        return spans
+        # Cached for pushes of all keys, under None, and for pushes of one key after another.
+        pushed, which = self.pushed, None
+        if len(pushed) != self.key_count:
+            if len(pushed) > 1:
+                return self._spans_of(pushed)
+            (which,) = pushed
+        cached = self._pushed_spans.get(which)
+        if cached is None:
+            cached = self._pushed_spans[which] = self._spans_of(pushed)
+        return cached
+
+    def _spans_of(self, keys: Set[Key]) -> list[Span]:
+        """Return the ranges that hold `keys` and no other key."""
+        return [self.span(bounds) for bounds in plan.spans(self.bucket, keys)]
 
     def span(self, bounds: Range) -> Span:
         """Return a range of elements; the same object for the same bounds."""

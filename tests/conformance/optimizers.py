@@ -64,6 +64,20 @@ def the_same_optimizer_set_again_keeps_its_momentum(create: Stores) -> None:
 
 
 @case()
+def an_optimizer_after_a_function_updates_all_of_each_key(create: Stores) -> None:
+    # Both keys lie in one bucket, long enough for the ranks of a node to share its weights.
+    shape = (32 * 1024,)
+    kv = create()
+    kv.init(["a", "b"], [full(0, shape), full(0, shape)])
+    kv.push("b", full(1, shape))
+    same(pulled(kv, "b", full(0, shape)), kv.num_workers)
+    kv.set_updater(lambda key, total, stored: None)
+    kv.set_optimizer(optimizer.SGD(learning_rate=0.5))
+    kv.push("b", full(1, shape))
+    same(pulled(kv, "b", full(0, shape)), 0.5 * kv.num_workers)
+
+
+@case()
 def only_pushed_keys_take_a_step(create: Stores) -> None:
     kv = create()
     kv.init(["a", "b", "c"], [full(0), full(0), full(0)])

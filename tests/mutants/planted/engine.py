@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.matrix import NODES, THREADS
+from tests.mutants.matrix import NODES, RANKS, THREADS
 from tests.mutants.mutant import Mutant, Selection
 
 AGREEMENT = "ncclkv/engine/flush_agreement.py"
@@ -35,6 +35,14 @@ MUTANTS = (
         new="            pass\n",
         why="ranks other than the root pull some keys as they were",
         tests=(THREADS,),
+    ),
+    Mutant(
+        name="ranges-of-shared-weights-kept",
+        file=BUCKET_STATE,
+        old="            self._pushed_spans.clear()\n",
+        new="            pass\n",
+        why="an optimizer after a function updates only a part of each key on each rank",
+        tests=(RANKS,),
     ),
     Mutant(
         name="average-over-ranks-that-have-left",
