@@ -74,7 +74,7 @@ ArrayLike: TypeAlias = NDArray[Any] | np.generic | SupportsDLPack | SupportsGPU
 Arrays: TypeAlias = Sequence[ArrayLike | Sequence[ArrayLike]]
 """Several arrays of one key; for a list of keys, an array or several arrays each."""
 
-Op: TypeAlias = Literal["sum", "avg", "max", "min"]
+Op: TypeAlias = Literal["sum", "avg", "max", "min", "prod"]
 """Reductions of a key over ranks."""
 
 Placement: TypeAlias = Literal["every_rank", "root"]

@@ -66,7 +66,8 @@ class AgreedFlush(FlushPolicy):
     reducer : Reducer
     report : NonfiniteReport
     missing_zeros : bool
-        Whether ranks may push different keys: a missing key counts as zeros.
+        Whether ranks may push different keys: a missing key counts as zeros, or as the neutral
+        element of its op.
     uneven : bool
         Whether ranks may be drained while others push.
     """
@@ -248,7 +249,7 @@ def _neutral(state: BucketState) -> float:
     """Return the neutral element of the bucket's op."""
     op, dtype = state.bucket.op, state.bucket.dtype
     if op not in ("max", "min"):
-        return 0
+        return 1 if op == "prod" else 0
     if dtype.kind == "b":
         return op == "min"
     if dtype.kind in "iu":

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from ncclkv.arguments import check_length
-from ncclkv.arrays.dtypes import check_dtype
+from ncclkv.arrays.dtypes import DType, check_dtype
 from ncclkv.arrays.memory import bounds, identity, share
+from ncclkv.comm.base import Communicator
 from ncclkv.engine.bucket_state import Array
-from ncclkv.errors import DTypeMismatch, ShapeMismatch, UsageError
+from ncclkv.errors import DTypeMismatch, NotSupported, ShapeMismatch, UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.store.keys import pairs
 from ncclkv.table.registry import Key, KeySpec, Registry
@@ -40,6 +41,18 @@ def value(verb: str, spec: KeySpec, array: Any, kernels: Kernels) -> Array:
             f"convert it with {_conversion(array, spec)}"
         )
     return view.astype(spec.dtype)
+
+
+def reducible(comm: Communicator, op: str, dtype: DType, what: str) -> None:
+    """Refuse a reduction that the store's ranks cannot make; `what` begins the message.
+
+    NCCL has no products of complex numbers, and stores have the same ops on every device.
+    """
+    if op == "prod" and dtype.kind == "c":
+        raise NotSupported(
+            f"{what}: prod of {dtype}: stores multiply real numbers only; use sum or avg"
+        )
+    comm.check(op, dtype, f"{what}: ")
 
 
 def updatable(refuse: Callable[[KeySpec], None], spec: KeySpec) -> None:

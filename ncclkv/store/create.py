@@ -70,8 +70,9 @@ def create(
         Communicator, and of ``run_ranks`` for ``threads``; else ``NCCLKV_TIMEOUT``, or 300.
     missing : {"error", "zeros"}
         The treatment of a key that not all ranks have pushed: `OrderMismatch`, or zeros from the
-        ranks that have not pushed it.  With ``"zeros"`` an optimizer uses its hyperparameters as
-        they are at the flush.
+        ranks that have not pushed it.  In place of zeros, a key of op max, min or prod gets the
+        number that changes no result; for prod this number is 1.  With ``"zeros"`` an optimizer
+        uses its hyperparameters as they are at the flush.
     nonfinite : {"ignore", "raise", "skip_step"}
         The treatment of a push that holds NaN or infinity on a rank: no check; `NonFinite` on
         every rank; or no rank applies any push of that flush.  On a GPU an optimizer that counts

@@ -64,9 +64,10 @@ class KVStore(KVStoreBase):
         value : array, or list of arrays
             One array for each key: any shape; a boolean, integer, floating or complex dtype.  The
             store copies rank 0's array; other ranks give arrays of the same shape and dtype.
-        op : {"sum", "avg", "max", "min"}
-            The reduction of pushes over ranks.  A sum of bool is a logical or; ``avg`` divides the
-            sum over ranks by their number, integers toward zero.
+        op : {"sum", "avg", "max", "min", "prod"}
+            The reduction of pushes over ranks.  A sum of bool is a logical or, a product a logical
+            and; ``avg`` divides the sum over ranks by their number, integers toward zero.
+            Complex numbers have ``sum`` and ``avg`` only.
 
         Raises
         ------

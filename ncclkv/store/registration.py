@@ -8,6 +8,7 @@ from typing import Any
 
 from ncclkv.arguments import check_known
 from ncclkv.arrays.dtypes import check_dtype
+from ncclkv.comm.types import OPS
 from ncclkv.engine.bucket_state import Array
 from ncclkv.errors import KeyTypeMismatch, UsageError
 from ncclkv.store import check
@@ -17,8 +18,6 @@ from ncclkv.store.keys import Singles, one_key, single
 from ncclkv.store.session import BLOCKS
 from ncclkv.table import plan
 from ncclkv.table.registry import Key, KeySpec
-
-_OPS = ("sum", "avg", "max", "min")
 
 
 @dataclass(frozen=True)
@@ -134,13 +133,13 @@ class Registration(Component):
     ) -> Assignment:
         """Check first values of keys that are new, and new values of keys that the store has."""
         registry, kernels = self._engine.layout.registry, self._engine.kernels
-        check_known(f"{verb}: op", op, _OPS)
+        check_known(f"{verb}: op", op, OPS)
         registry.check_new(name for name, _ in new)
         made = Assignment([], [], {})
         for index, (name, given) in enumerate(new, start=len(registry)):
             view = kernels.value(given, f"{verb} of key {name!r}")
             dtype = check_dtype(view.dtype, f"{verb} of key {name!r}")
-            self._comm.check(op, dtype, f"{verb} of key {name!r}: ")
+            check.reducible(self._comm, op, dtype, f"{verb} of key {name!r}")
             made.specs.append(KeySpec(name, index, view.shape, dtype, op))
             check.updatable(self._engine.rule.check, made.specs[-1])
             made.first.append(view.astype(dtype, copy=False))

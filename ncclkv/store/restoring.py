@@ -17,6 +17,7 @@ from ncclkv.errors import CheckpointError, UsageError
 from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.restore import check_config, from_config, set_config
 from ncclkv.store.agreement import from_rank, propose
+from ncclkv.store.check import reducible
 from ncclkv.store.context import Component
 from ncclkv.table.registry import Key, KeySpec
 
@@ -98,7 +99,7 @@ class Restoring(Component):
 
         def make() -> tuple[Optimizer | None, list[str]]:
             for spec in new:
-                self._comm.check(spec.op, spec.dtype, f"{verb} of key {spec.key!r}: ")
+                reducible(self._comm, spec.op, spec.dtype, f"{verb} of key {spec.key!r}")
             return self._optimizer_of(manifest), []
 
         optimizer, notes = propose(self._comm, verb, make, note=self._engine.layout.sealed)

@@ -36,8 +36,8 @@ def a_sum_replaces_the_value(create: Stores) -> None:
 
 
 @captured
-def averages_and_maxima(create: Stores) -> None:
-    for op in ("avg", "max"):
+def averages_maxima_and_products(create: Stores) -> None:
+    for op in ("avg", "max", "prod"):
         StorePair(create, op=op).steps(2)
 
 

@@ -176,6 +176,7 @@ def every_dtype_and_op(create: Stores) -> None:
         kv = create()
         kv.init(names, arrays)
         kv.init(10**30, full(-1), op="max")
+        kv.init(10**29, full(-1), op="prod")
         kv.save(directory)
         with new_store(create) as other:
             other.load(directory)
@@ -186,6 +187,8 @@ def every_dtype_and_op(create: Stores) -> None:
                 same(pulled(other, key, array), array)
             other.push(10**30, full(other.rank))
             same(pulled(other, 10**30), other.num_workers - 1)
+            other.push(10**29, full(-2))
+            same(pulled(other, 10**29), (-2) ** other.num_workers)
 
 
 @case(needs="ml_dtypes")

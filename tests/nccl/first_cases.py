@@ -11,7 +11,7 @@ FIRST = frozenset(
         "buckets.the_same_numbers_for_every_bucket_size",
         "checkpoints.a_loaded_run_continues_bit_for_bit",
         "checkpoints.every_dtype_and_op",
-        "reductions.bool_sums_are_logical_or",
+        "reductions.bool_sums_are_logical_or_and_products_logical_and",
         "reductions.complex_sums_and_averages",
         "reductions.every_op_over_values_and_ranks",
         "reductions.half_precision_is_summed_in_float32",

@@ -17,7 +17,13 @@ from tests.conformance.programs.plan import Key, KeyPlan, SgdPlan, StorePlan
 Contributions = Mapping[Key, Sequence[Sequence[Array]]]
 """Arrays by key and rank."""
 
-_STEP = {"sum": np.add, "avg": np.add, "max": np.maximum, "min": np.minimum}
+_STEP = {
+    "sum": np.add,
+    "avg": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+}
 
 
 class UpdaterFailed(Exception):

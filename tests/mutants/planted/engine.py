@@ -77,6 +77,14 @@ MUTANTS = (
         tests=(THREADS,),
     ),
     Mutant(
+        name="missing-key-is-a-zero-factor",
+        file=AGREEMENT,
+        old='        return 1 if op == "prod" else 0\n',
+        new="        return 0\n",
+        why="a rank that did not push a key makes the product of the others 0",
+        tests=(THREADS,),
+    ),
+    Mutant(
         name="missing-integer-is-a-zero-maximum",
         file=AGREEMENT,
         old='        return int(limits.min if op == "max" else limits.max)\n',
