@@ -24,12 +24,15 @@ __all__ = [
     "Keys",
     "MissingPolicy",
     "NonfinitePolicy",
+    "Number",
     "Op",
     "Placement",
     "SupportsDLPack",
     "SupportsGPU",
     "SupportsUpdate",
     "Updater",
+    "ValueLike",
+    "Values",
 ]
 
 
@@ -73,6 +76,15 @@ ArrayLike: TypeAlias = NDArray[Any] | np.generic | SupportsDLPack | SupportsGPU
 
 Arrays: TypeAlias = Sequence[ArrayLike | Sequence[ArrayLike]]
 """Several arrays of one key; for a list of keys, an array or several arrays each."""
+
+Number: TypeAlias = bool | int | float | complex
+"""Python number, which stands for an array of shape ()."""
+
+ValueLike: TypeAlias = ArrayLike | Number
+"""Value passed to a verb that reads values."""
+
+Values: TypeAlias = Sequence[ValueLike | Sequence[ValueLike]]
+"""Several values of one key; for a list of keys, a value or several values each."""
 
 Op: TypeAlias = Literal["sum", "avg", "max", "min", "prod"]
 """Reductions of a key over ranks."""

@@ -10,6 +10,7 @@ import numpy as np
 from ncclkv.arguments import check_length
 from ncclkv.arrays.dtypes import DType, check_dtype
 from ncclkv.arrays.memory import bounds, identity, share
+from ncclkv.arrays.number import as_array, dtype_of, is_number
 from ncclkv.comm.base import Communicator
 from ncclkv.engine.bucket_state import Array
 from ncclkv.errors import DTypeMismatch, NotSupported, ShapeMismatch, UsageError
@@ -30,7 +31,12 @@ def values(
 
 
 def value(verb: str, spec: KeySpec, array: Any, kernels: Kernels) -> Array:
-    """Return an array to read, of the key's shape and dtype."""
+    """Return an array to read, of the key's shape and dtype.
+
+    A Python number stands for an array if the key has no dimensions.
+    """
+    if is_number(array):
+        array = _array_of(verb, spec, array)
     view = kernels.value(array, f"{verb} of key {spec.key!r}")
     _check_shape(verb, spec, view)
     if view.dtype == spec.dtype:
@@ -41,6 +47,26 @@ def value(verb: str, spec: KeySpec, array: Any, kernels: Kernels) -> Array:
             f"convert it with {_conversion(array, spec)}"
         )
     return view.astype(spec.dtype)
+
+
+def _array_of(verb: str, spec: KeySpec, number: complex) -> Array:
+    """Return an array of shape () with a Python number, in the key's dtype."""
+    what = f"{verb} of key {spec.key!r}"
+    if spec.shape != ():
+        raise ShapeMismatch(
+            f"{what}: the key has shape {spec.shape}, and a Python {type(number).__name__} stands "
+            f"for an array of shape () alone; a list means several arrays: pass np.asarray(...)"
+        )
+    return as_array(number, spec.dtype, what)
+
+
+def first_value(verb: str, key: Key, given: Any, kernels: Kernels) -> Array:
+    """Return an array to read whose shape and dtype become the key's."""
+    what = f"{verb} of key {key!r}"
+    if is_number(given):
+        given = as_array(given, dtype_of(given), what)
+    view = kernels.value(given, what)
+    return view.astype(check_dtype(view.dtype, what), copy=False)
 
 
 def reducible(comm: Communicator, op: str, dtype: DType, what: str) -> None:

@@ -19,7 +19,18 @@ from ncclkv.store.transfers import Transfers
 from ncclkv.store.updaters import Updaters
 from ncclkv.store.waiting import Waiting
 from ncclkv.table.registry import Key, KeySpec
-from ncclkv.typing import Array, ArrayLike, Arrays, KeyLike, Keys, KeyT, Op, Updater
+from ncclkv.typing import (
+    Array,
+    ArrayLike,
+    Arrays,
+    KeyLike,
+    Keys,
+    KeyT,
+    Op,
+    Updater,
+    ValueLike,
+    Values,
+)
 
 Self = TypeVar("Self", bound="KVStore")
 
@@ -54,7 +65,7 @@ class KVStore(KVStoreBase):
 
     # Keys
 
-    def init(self, key: KeyLike | Keys[KeyT], value: ArrayLike | Arrays, *, op: Op = "sum") -> None:
+    def init(self, key: KeyLike | Keys[KeyT], value: ValueLike | Values, *, op: Op = "sum") -> None:
         """Give keys their first value, which is rank 0's on every rank; collective.
 
         Parameters
@@ -63,7 +74,8 @@ class KVStore(KVStoreBase):
             All keys of a store are ints, or all are strs.
         value : array, or list of arrays
             One array for each key: any shape; a boolean, integer, floating or complex dtype.  The
-            store copies rank 0's array; other ranks give arrays of the same shape and dtype.
+            store copies rank 0's array; other ranks give arrays of the same shape and dtype.  A
+            Python number makes a key of shape (): bool, int64, float64 or complex128.
         op : {"sum", "avg", "max", "min", "prod"}
             The reduction of pushes over ranks.  A sum of bool is a logical or, a product a logical
             and; ``avg`` divides the sum over ranks by their number, integers toward zero.
@@ -91,14 +103,14 @@ are ints, such as 3; use one kind
         """
         self._registration.initialize(key, value, op)
 
-    def reset(self, key: KeyLike | Keys[KeyT], value: ArrayLike | Arrays) -> None:
+    def reset(self, key: KeyLike | Keys[KeyT], value: ValueLike | Values) -> None:
         """Replace values by rank 0's, and clear an optimizer's state of them; collective.
 
         Parameters
         ----------
         key : int or str, or list of them
         value : array, or list of arrays
-            One array for each key, of the key's shape and dtype.
+            One array for each key, of the key's shape and dtype; or a number, as for `push`.
 
         Raises
         ------
@@ -110,7 +122,7 @@ are ints, such as 3; use one kind
     def broadcast(
         self,
         key: KeyLike | Keys[KeyT],
-        value: ArrayLike | Arrays,
+        value: ValueLike | Values,
         out: ArrayLike | Arrays,
         priority: int = 0,
     ) -> None:
@@ -224,7 +236,7 @@ are ints, such as 3; use one kind
 
     # Transfers
 
-    def push(self, key: KeyLike | Keys[KeyT], value: ArrayLike | Arrays, priority: int = 0) -> None:
+    def push(self, key: KeyLike | Keys[KeyT], value: ValueLike | Values, priority: int = 0) -> None:
         """Reduce values over all ranks and fold them into the store; collective.
 
         Parameters
@@ -234,6 +246,8 @@ are ints, such as 3; use one kind
         value : array, or list of arrays; for a list of keys a list of such
             Arrays of the key's shape and dtype.  Several arrays of a key are first combined on this
             rank by the key's op; ``avg`` adds them.  The caller may change them once push returns.
+            For a key of shape () a Python number stands for an array.  The number is rounded to the
+            key's dtype; `DTypeMismatch` if the dtype has no such numbers.
         priority : int
             Buckets of higher priority are launched first, within one call or group.
 
@@ -264,6 +278,13 @@ are ints, such as 3; use one kind
         >>> kv.push([5, 7], [np.ones(1), [np.ones(1), np.ones(1)]])
         >>> kv.pull([5, 7])
         [array([1.]), array([2.])]
+
+        A key without dimensions:
+
+        >>> kv.init(9, 0.0)
+        >>> kv.push(9, 2.5)
+        >>> float(kv.pull(9))
+        2.5
         >>> kv.close()
         """
         self._transfers.push_arrays(key, value, priority)
@@ -353,7 +374,7 @@ are ints, such as 3; use one kind
     def pushpull(
         self,
         key: KeyLike | Keys[KeyT],
-        value: ArrayLike | Arrays,
+        value: ValueLike | Values,
         out: ArrayLike | Arrays | None = None,
         priority: int = 0,
     ) -> None:

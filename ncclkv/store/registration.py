@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ncclkv.arguments import check_known
-from ncclkv.arrays.dtypes import check_dtype
 from ncclkv.comm.types import OPS
 from ncclkv.engine.bucket_state import Array
 from ncclkv.errors import KeyTypeMismatch, UsageError
@@ -137,12 +136,11 @@ class Registration(Component):
         registry.check_new(name for name, _ in new)
         made = Assignment([], [], {})
         for index, (name, given) in enumerate(new, start=len(registry)):
-            view = kernels.value(given, f"{verb} of key {name!r}")
-            dtype = check_dtype(view.dtype, f"{verb} of key {name!r}")
-            check.reducible(self._comm, op, dtype, f"{verb} of key {name!r}")
-            made.specs.append(KeySpec(name, index, view.shape, dtype, op))
+            value = check.first_value(verb, name, given, kernels)
+            check.reducible(self._comm, op, value.dtype, f"{verb} of key {name!r}")
+            made.specs.append(KeySpec(name, index, value.shape, value.dtype, op))
             check.updatable(self._engine.rule.check, made.specs[-1])
-            made.first.append(view.astype(dtype, copy=False))
+            made.first.append(value)
         for name, given in replaced:
             if name in made.replaced:
                 raise UsageError(f"{verb}: key {name!r} is twice in the list; name it once")

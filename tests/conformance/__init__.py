@@ -35,6 +35,7 @@ MODULES = (
     "optimizers",
     "plans",
     "nonfinite",
+    "numbers",
     "missing_pushes",
     "pulls",
     "reproducible",

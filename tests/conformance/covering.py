@@ -61,6 +61,7 @@ PAIRED_MODULES = frozenset(
         "misuse_lists",
         "mxnet_nightly",
         "mxnet_unit",
+        "numbers",
     ]
 )
 """Modules of cases about the calls of one rank: two ranks show as much as more."""

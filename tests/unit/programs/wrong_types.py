@@ -21,9 +21,9 @@ kv.init({"a", "b"}, [weight, weight])  # E: arg-type "set[str]"
 kv.value(["a"])  # E: arg-type "list[str]"
 
 # Arrays
-kv.push("w", 3)  # E: arg-type "int"
-kv.push("w", 3.0)  # E: arg-type "float"
-kv.push("w", [1.0, 2.0])  # E: list-item "float"
+kv.pull("w", out=3.0)  # E: call-overload "pull"
+kv.pushpull("w", 3.0, out=3.0)  # E: arg-type "float"
+kv.push("w", [1.0, "2.0"])  # E: list-item "str"
 kv.init("w", "zeros")  # E: arg-type "str"
 kv.push("w", None)  # E: arg-type "None"
 kv.broadcast("w", weight)  # E: call-arg "out"
