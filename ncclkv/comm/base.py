@@ -159,6 +159,13 @@ class Communicator(ABC):
     lock: threading.RLock
     thread_multiple: bool = True
 
+    def lend(self) -> AbstractContextManager[None]:
+        """Let other threads launch and advance collectives in a ``with`` block.
+
+        A thread holds `lock` meanwhile.  On hosts it may do so only if `thread_multiple` is set.
+        """
+        return nullcontext()
+
     def allocate(self, nbytes: int) -> Buffer:
         """Return zeroed uint8 memory, aligned to `ALIGNMENT`; collectives are fastest there."""
         return allocate(nbytes)

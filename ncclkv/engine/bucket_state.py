@@ -14,6 +14,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import Buffer
 from ncclkv.engine.in_flight import InFlight
 from ncclkv.engine.reduction import Reduction, Span
+from ncclkv.kernels.base import Kernels
 from ncclkv.table import plan
 from ncclkv.table.bucket import Bucket, Entry, Range
 from ncclkv.table.registry import Key
@@ -87,6 +88,19 @@ class BucketState:
         self.in_flight = InFlight()
         self.launched = False
         self.stale: tuple[int, int] | None = None
+
+    @property
+    def neutral(self) -> float:
+        """Return the neutral element of the bucket's op: a missing push counts as this number."""
+        op, dtype = self.bucket.op, self.bucket.dtype
+        if op not in ("max", "min"):
+            return 1 if op == "prod" else 0
+        if dtype.kind == "b":
+            return op == "min"
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            return int(limits.min if op == "max" else limits.max)
+        return float("-inf") if op == "max" else float("inf")
 
     def _own_memory(self) -> Buffer:
         """Allocate memory for the weights that no other rank shares."""
@@ -186,6 +200,12 @@ class Slot:
         """Set `weight` to a view of the bucket's weights, which may have moved."""
         self.weight = self.state.weights[self.entry.lo : self.entry.hi]
         self.weight_view: Array = protected(self.weight).reshape(self.entry.spec.shape)
+
+    def push_neutral(self, kernels: Kernels) -> None:
+        """Push the neutral element of the key's op, in place of an array of this rank."""
+        self.state.in_flight.complete()
+        kernels.fill(self.gradient, self.state.neutral)
+        self.state.pushed.add(self.entry.key)
 
     def holds(self, value: Array) -> bool:
         """Return whether `value` is a view of this key's whole gradient."""

@@ -297,6 +297,14 @@ class Engine:
         for part in push.parts:
             self._pack(part, arrays)
 
+    def stage(self, push: Push, arrays: Sequence[Array]) -> None:
+        """Pack a push of a block, which launches it later; an error leaves nothing of it."""
+        try:
+            self.pack(push, arrays)
+        except BaseException:
+            self.drop(push.indices)
+            raise
+
     def _pack(self, part: BucketPush, arrays: Sequence[Array]) -> None:
         """Write the sums of one bucket's keys to their gradients."""
         state = part.state
@@ -324,12 +332,16 @@ class Engine:
         if self.updates.rule.by_key:
             self.policy.update_by_key(keys)
 
-    def _launch_packed(self, state: BucketState, step: Any) -> None:
+    def launch_last(self, state: BucketState, step: Any) -> None:
+        """Launch a bucket that gets no further push, if the policy launches before a flush."""
+        self._launch_packed(state, step, last=True)
+
+    def _launch_packed(self, state: BucketState, step: Any, *, last: bool = False) -> None:
         """Launch a bucket, packed under an optimizer's step, if the policy selects it."""
         state.step = step
         if self.recorder is not None:
             self.recorder.check_launch(state)
-        self.policy.packed(state)
+        self.policy.packed(state, last=last)
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Drop packed pushes of `keys` that are not launched."""

@@ -237,22 +237,8 @@ class AgreedFlush(FlushPolicy):
         for key in keys:
             slot = self._layout[key]
             if key not in slot.state.pushed:
-                slot.state.in_flight.complete()
                 if slot.lent:
+                    slot.state.in_flight.complete()
                     lent.append((slot, self._kernels.copy(slot.gradient)))
-                self._kernels.fill(slot.gradient, _neutral(slot.state))
-                slot.state.pushed.add(key)
+                slot.push_neutral(self._kernels)
         return lent
-
-
-def _neutral(state: BucketState) -> float:
-    """Return the neutral element of the bucket's op."""
-    op, dtype = state.bucket.op, state.bucket.dtype
-    if op not in ("max", "min"):
-        return 1 if op == "prod" else 0
-    if dtype.kind == "b":
-        return op == "min"
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return int(limits.min if op == "max" else limits.max)
-    return float("-inf") if op == "max" else float("inf")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, Literal, NoReturn, TypeVar, overload
 
 from ncclkv.comm.base import Communicator
 from ncclkv.optimizer.base import Optimizer
@@ -13,6 +13,7 @@ from ncclkv.store.capture import CapturedStep, Captures
 from ncclkv.store.checkpoints import Checkpoints, Loaded
 from ncclkv.store.context import Context, open_context
 from ncclkv.store.options import Options
+from ncclkv.store.overlaps import Overlaps
 from ncclkv.store.plugin import KVStoreBase
 from ncclkv.store.registration import Registration
 from ncclkv.store.transfers import Transfers
@@ -58,6 +59,7 @@ class KVStore(KVStoreBase):
         self._context = context
         self._registration = Registration(context)
         self._transfers = Transfers(context, self._registration)
+        self._overlaps = Overlaps(context, self._transfers)
         self._waiting = Waiting(context)
         self._updaters = Updaters(context)
         self._checkpoints = Checkpoints(context)
@@ -175,7 +177,8 @@ are ints, such as 3; use one kind
         ndarray
             Writable, of the key's shape.  From a push of the key until its next pull, wait or flush
             the array belongs to the store.  At other times its content stays until the key is
-            pushed, also while other ranks push the key without this rank.
+            pushed, also while other ranks push the key without this rank.  The end of an overlap
+            block with ``missing="zeros"`` pushes zeros there.
 
         Raises
         ------
@@ -417,6 +420,63 @@ are ints, such as 3; use one kind
         {1: array([1., 1.]), 2: array([2., 2.])}
         """
         return self._transfers.group_calls()
+
+    def overlap(
+        self,
+        keys: Keys[KeyT] | None = None,
+        *,
+        missing: Literal["error", "zeros"] = "error",
+    ) -> AbstractContextManager[None]:
+        """Take pushes from any thread in a ``with`` block, each key once, in any order; collective.
+
+        A bucket is reduced when its keys are pushed and the buckets before it are launched.  So
+        reductions overlap with the code of the block, such as a backward pass, and ranks may push
+        in different orders.  On hosts a reduction progresses during pushes, and after the block.
+
+        Only push and grad_view may be called inside.  Both are local there: the whole block is one
+        collective call, of the keys given.  One thread pushes at a time; the others wait.  The
+        store's own thread opens and ends the block, after the last push of other threads.
+
+        Parameters
+        ----------
+        keys : list of int or str, optional
+            The keys that the block pushes, equal on all ranks; by default all keys of the store.
+        missing : {"error", "zeros"}
+            What a key counts as that this rank has not pushed at the end of the block.  ``"zeros"``
+            writes zeros to its gradient; for ``max`` and ``min`` the number that changes nothing.
+
+        Raises
+        ------
+        UsageError
+            On a push of a key that was pushed in the block, or is not in `keys`; at the end, when a
+            key was not pushed; on a push of another thread outside of the block.
+        OrderMismatch
+            On every rank, when ranks give different keys, or leave the block in different states.
+
+        Notes
+        -----
+        Pushes that wait are flushed first.  An optimizer uses its hyperparameters as they are at
+        the begin of the block.  A function as updater is called at the end, in MXNet's order.
+        Priorities have no effect: buckets are launched in the order of `explain_plan`.
+
+        An exception that leaves the block drops the keys whose bucket is not launched.  A note of
+        the exception tells how many keys were reduced.  If an optimizer has updated them, the store
+        breaks, since another push would update them twice.
+
+        Examples
+        --------
+        >>> import threading, numpy as np, ncclkv
+        >>> with ncclkv.create("local") as kv:
+        ...     kv.init(["w", "b"], [np.zeros(2), np.zeros(1)])
+        ...     with kv.overlap():
+        ...         thread = threading.Thread(target=kv.push, args=("b", np.ones(1)))
+        ...         thread.start()
+        ...         kv.push("w", np.full(2, 3.0))
+        ...         thread.join()
+        ...     kv.pull(["w", "b"])
+        [array([3., 3.]), array([1.])]
+        """
+        return self._overlaps.overlap_block(keys, missing)
 
     def wait(self, key: KeyLike | Keys[KeyT] | None = None) -> None:
         """Flush pushes of the given keys or of all keys, and wait for their end; collective.

@@ -33,6 +33,7 @@ MODULES = (
     "mxnet_nightly",
     "mxnet_unit",
     "optimizers",
+    "overlaps",
     "plans",
     "nonfinite",
     "numbers",

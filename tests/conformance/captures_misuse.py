@@ -84,6 +84,7 @@ def every_other_verb(create: Stores) -> None:
         "set_updater": lambda: kv.set_updater(print),
         "set_optimizer": lambda: kv.set_optimizer(optimizer.SGD()),
         "close": kv.close,
+        "overlap": lambda: kv.overlap().__enter__(),
         "capture": lambda: kv.capture().__enter__(),
     }
     for name, call in calls.items():

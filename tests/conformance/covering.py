@@ -34,6 +34,7 @@ PLACED_MODULES = frozenset(
         "mxnet_nightly",
         "nonfinite",
         "optimizers",
+        "overlaps",
         "plans",
         "missing_pushes",
         "pulls",

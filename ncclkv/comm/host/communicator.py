@@ -109,6 +109,9 @@ class HostCommunicator(Communicator):
             raise
         return setup_node(self._transport, control, roster)
 
+    def lend(self) -> AbstractContextManager[None]:
+        return self._progress.lend()
+
     def allocate(self, nbytes: int) -> Buffer:
         memory = None if self._node is None else self._node.allocate(nbytes)
         return super().allocate(nbytes) if memory is None else memory

@@ -116,6 +116,9 @@ class NcclCommunicator(Communicator):
             self._messages.connect()
         self._reproducible = wanted
 
+    def lend(self) -> AbstractContextManager[None]:
+        return self._peers.lend()
+
     def allocate(self, nbytes: int) -> Buffer:
         memory: Buffer = self._streams.allocate(nbytes)
         return memory
