@@ -25,6 +25,7 @@ __all__ = [
     "MissingPolicy",
     "NonfinitePolicy",
     "Number",
+    "NumberT",
     "Op",
     "Placement",
     "SupportsDLPack",
@@ -79,6 +80,8 @@ Arrays: TypeAlias = Sequence[ArrayLike | Sequence[ArrayLike]]
 
 Number: TypeAlias = bool | int | float | complex
 """Python number, which stands for an array of shape ()."""
+
+NumberT = TypeVar("NumberT", bool, int, float, complex)
 
 ValueLike: TypeAlias = ArrayLike | Number
 """Value passed to a verb that reads values."""

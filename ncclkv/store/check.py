@@ -38,7 +38,7 @@ def value(verb: str, spec: KeySpec, array: Any, kernels: Kernels) -> Array:
     if is_number(array):
         array = _array_of(verb, spec, array)
     view = kernels.value(array, f"{verb} of key {spec.key!r}")
-    _check_shape(verb, spec, view)
+    check_shape(f"{verb} of key {spec.key!r}", "the key", spec.shape, view)
     if view.dtype == spec.dtype:
         return view
     if check_dtype(view.dtype, f"{verb} of key {spec.key!r}") != spec.dtype:
@@ -60,9 +60,8 @@ def _array_of(verb: str, spec: KeySpec, number: complex) -> Array:
     return as_array(number, spec.dtype, what)
 
 
-def first_value(verb: str, key: Key, given: Any, kernels: Kernels) -> Array:
-    """Return an array to read whose shape and dtype become the key's."""
-    what = f"{verb} of key {key!r}"
+def first_value(what: str, given: Any, kernels: Kernels) -> Array:
+    """Return an array to read, of any shape and of a dtype that stores can hold."""
     if is_number(given):
         given = as_array(given, dtype_of(given), what)
     view = kernels.value(given, what)
@@ -112,29 +111,44 @@ def outs(
     for key, arrays in found:
         spec = registry[key]
         for array in arrays:
-            view = kernels.out(array, f"{verb} of key {key!r}")
-            _check_shape(verb, spec, view)
-            check_dtype(view.dtype, f"{verb} of key {key!r}")
-            if spec.dtype.kind == "c" and view.dtype.kind != "c":
-                raise DTypeMismatch(
-                    f"{verb} of key {key!r}: {spec.dtype} into {view.dtype} would drop the "
-                    f"imaginary part; pull into a complex array and take .real"
-                )
+            what = f"{verb} of key {key!r}"
+            view = result_out(what, array, spec.dtype, kernels)
+            check_shape(what, "the key", spec.shape, view)
             writes.append((key, view))
     check_disjoint(verb, writes)
     return writes
 
 
-def _check_shape(verb: str, spec: KeySpec, view: Array) -> None:
-    """Refuse an array whose shape is not the key's."""
-    if view.shape != spec.shape:
+def result_out(what: str, array: Any, dtype: DType, kernels: Kernels) -> Array:
+    """Return an array to write, which can hold values of a dtype after a cast."""
+    view = kernels.out(array, what)
+    check_dtype(view.dtype, what)
+    if dtype.kind == "c" and view.dtype.kind != "c":
+        raise DTypeMismatch(
+            f"{what}: {dtype} into {view.dtype} would drop the imaginary part; give a complex "
+            f"array and take its .real"
+        )
+    return view
+
+
+def check_shape(what: str, owner: str, shape: tuple[int, ...], view: Array) -> None:
+    """Refuse an array whose shape is not its owner's, such as the key's."""
+    if view.shape != shape:
         raise ShapeMismatch(
-            f"{verb} of key {spec.key!r}: the key has shape {spec.shape}, the array {view.shape}; "
-            f"give an array of the key's shape"
+            f"{what}: {owner} has shape {shape}, the array {view.shape}; give an array of "
+            f"{owner}'s shape"
         )
 
 
-def check_disjoint(verb: str, writes: Sequence[tuple[Key, Array]]) -> None:
+def check_apart(verb: str, outs: Sequence[Array]) -> None:
+    """Refuse arrays to write that share memory, and an array that is given twice."""
+    places = [identity(view) for view in outs if view.size]
+    if len(set(places)) < len(places):
+        raise UsageError(f"{verb}: out has an array twice; give each result its own array")
+    check_disjoint(verb, [*enumerate(outs)], "items")
+
+
+def check_disjoint(verb: str, writes: Sequence[tuple[Key, Array]], owners: str = "keys") -> None:
     """Refuse two arrays to write that share memory, and are not the same array."""
     distinct = {identity(view): (key, view) for key, view in writes if view.size}
     spans = sorted(
@@ -144,16 +158,18 @@ def check_disjoint(verb: str, writes: Sequence[tuple[Key, Array]]) -> None:
     for (low, high), key, view in spans:
         open_spans = [other for other in open_spans if other[0] > low]
         for _, other_key, other in open_spans:
-            _refuse_shared(verb, (other_key, other), (key, view))
+            _refuse_shared(verb, owners, (other_key, other), (key, view))
         open_spans.append((high, key, view))
 
 
-def _refuse_shared(verb: str, one: tuple[Key, Array], other: tuple[Key, Array]) -> None:
+def _refuse_shared(
+    verb: str, owners: str, one: tuple[Key, Array], other: tuple[Key, Array]
+) -> None:
     """Refuse two arrays whose spans overlap, unless they interleave without sharing an element."""
     if share(one[1], other[1]):
         raise UsageError(
-            f"{verb}: the arrays to write for keys {one[0]!r} and {other[0]!r} overlap in memory; "
-            f"give each key its own array"
+            f"{verb}: the arrays to write for {owners} {one[0]!r} and {other[0]!r} overlap in "
+            f"memory; give each its own array"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NoReturn, TypeVar, overload
 
@@ -12,6 +13,7 @@ from ncclkv.store import plugin
 from ncclkv.store.capture import CapturedStep, Captures
 from ncclkv.store.checkpoints import Checkpoints, Loaded
 from ncclkv.store.context import Context, open_context
+from ncclkv.store.one_off import OneOff
 from ncclkv.store.options import Options
 from ncclkv.store.overlaps import Overlaps
 from ncclkv.store.plugin import KVStoreBase
@@ -27,6 +29,7 @@ from ncclkv.typing import (
     KeyLike,
     Keys,
     KeyT,
+    NumberT,
     Op,
     Updater,
     ValueLike,
@@ -60,6 +63,7 @@ class KVStore(KVStoreBase):
         self._registration = Registration(context)
         self._transfers = Transfers(context, self._registration)
         self._overlaps = Overlaps(context, self._transfers)
+        self._one_off = OneOff(context)
         self._waiting = Waiting(context)
         self._updaters = Updaters(context)
         self._checkpoints = Checkpoints(context)
@@ -443,7 +447,7 @@ are ints, such as 3; use one kind
             The keys that the block pushes, equal on all ranks; by default all keys of the store.
         missing : {"error", "zeros"}
             What a key counts as that this rank has not pushed at the end of the block.  ``"zeros"``
-            writes zeros to its gradient; for ``max`` and ``min`` the number that changes nothing.
+            writes zeros to its gradient; for max, min and prod the number that changes nothing.
 
         Raises
         ------
@@ -477,6 +481,117 @@ are ints, such as 3; use one kind
         [array([3., 3.]), array([1.])]
         """
         return self._overlaps.overlap_block(keys, missing)
+
+    # Arrays without keys
+
+    @overload
+    def allreduce(self, x: ArrayLike, op: Op = "sum", *, out: None = None) -> Array: ...
+
+    @overload
+    def allreduce(self, x: NumberT, op: Op = "sum", *, out: None = None) -> NumberT: ...
+
+    @overload
+    def allreduce(
+        self, x: Sequence[ValueLike], op: Op = "sum", *, out: None = None
+    ) -> list[Any]: ...
+
+    @overload
+    def allreduce(
+        self,
+        x: ValueLike | Sequence[ValueLike],
+        op: Op = "sum",
+        *,
+        out: ArrayLike | Sequence[ArrayLike],
+    ) -> None: ...
+
+    def allreduce(self, x: Any, op: Op = "sum", *, out: Any = None) -> Any:
+        """Reduce arrays without keys over all ranks; collective.
+
+        Parameters
+        ----------
+        x : array or number, or list of them
+            Any shape and dtype that `init` takes, equal on all ranks.
+        op : {"sum", "avg", "max", "min", "prod"}
+            As for `init`.
+        out : array, or list of them, optional
+            Written in any layout, with a cast to its dtype; may be `x`.
+
+        Returns
+        -------
+        ndarray or number, or list of them, or None
+            New arrays when `out` is not given: NumPy's, or CuPy's from a store on a GPU.  The
+            result for a Python number is a Python number, for which the host waits.
+
+        Raises
+        ------
+        OrderMismatch
+            When ranks give other shapes, dtypes or ops; the error has both calls.
+        ShapeMismatch, DTypeMismatch, NotSupported, UsageError
+            Before anything is sent.
+
+        Notes
+        -----
+        allreduce neither flushes pushes nor changes values.  The call is refused in blocks of
+        `group`, `uneven` and `capture`, and in an updater.  The arrays of a list share a collective
+        for each dtype.  A repeated call is faster if its shapes and dtypes are those of a recent
+        call.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> def work():
+        ...     with ncclkv.create("threads") as kv:
+        ...         worst = kv.allreduce(0.5 + kv.rank, "max")
+        ...         total = kv.allreduce(np.full(2, kv.rank + 1))
+        ...     return worst, total
+        >>> ncclkv.testing.run_ranks(2, work)
+        [(1.5, array([3, 3])), (1.5, array([3, 3]))]
+        """
+        return self._one_off.reduce_over_ranks(x, op, out)
+
+    @overload
+    def allgather(self, x: ValueLike, *, out: None = None) -> Array: ...
+
+    @overload
+    def allgather(self, x: Sequence[ValueLike], *, out: None = None) -> list[Array]: ...
+
+    @overload
+    def allgather(
+        self, x: ValueLike | Sequence[ValueLike], *, out: ArrayLike | Sequence[ArrayLike]
+    ) -> None: ...
+
+    def allgather(self, x: Any, *, out: Any = None) -> Any:
+        """Stack all ranks' arrays along a new first axis, in rank order; collective.
+
+        Parameters
+        ----------
+        x : array or number, or list of them
+            As for `allreduce`: of the same shapes on all ranks.
+        out : array, or list of them, optional
+            As for `allreduce`, of shape ``(num_workers, *x.shape)``.
+
+        Returns
+        -------
+        ndarray, or list of them, or None
+            New arrays when `out` is not given, of shape ``(num_workers, *x.shape)``.
+
+        Raises
+        ------
+        OrderMismatch, ShapeMismatch, DTypeMismatch, NotSupported, UsageError
+            As for `allreduce`.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> def work():
+        ...     with ncclkv.create("threads") as kv:
+        ...         return kv.allgather(10 * kv.rank)
+        >>> ncclkv.testing.run_ranks(2, work)
+        [array([ 0, 10]), array([ 0, 10])]
+        """
+        return self._one_off.gather_from_ranks(x, out)
+
+    # Waiting
 
     def wait(self, key: KeyLike | Keys[KeyT] | None = None) -> None:
         """Flush pushes of the given keys or of all keys, and wait for their end; collective.

@@ -136,7 +136,7 @@ class Registration(Component):
         registry.check_new(name for name, _ in new)
         made = Assignment([], [], {})
         for index, (name, given) in enumerate(new, start=len(registry)):
-            value = check.first_value(verb, name, given, kernels)
+            value = check.first_value(f"{verb} of key {name!r}", given, kernels)
             check.reducible(self._comm, op, value.dtype, f"{verb} of key {name!r}")
             made.specs.append(KeySpec(name, index, value.shape, value.dtype, op))
             check.updatable(self._engine.rule.check, made.specs[-1])

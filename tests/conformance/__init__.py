@@ -37,6 +37,8 @@ MODULES = (
     "plans",
     "nonfinite",
     "numbers",
+    "one_off",
+    "one_off_misuse",
     "missing_pushes",
     "pulls",
     "reproducible",

@@ -68,7 +68,17 @@ PAIRED_MODULES = frozenset(
 """Modules of cases about the calls of one rank: two ranks show as much as more."""
 
 SIZED_MODULES = frozenset(
-    ["buckets", "reductions", "contract", "missing_pushes", "reproducible", "uneven", "late_ranks"]
+    [
+        "buckets",
+        "reductions",
+        "contract",
+        "missing_pushes",
+        "one_off",
+        "one_off_misuse",
+        "reproducible",
+        "uneven",
+        "late_ranks",
+    ]
 )
 """Modules of cases in which the number of ranks makes a difference."""
 

@@ -173,8 +173,8 @@ def push_before_init_with_an_updater_leaves_the_key_free(create: Stores) -> None
 @case()
 def failed_init_leaves_the_key_free(create: Stores) -> None:
     kv = create()
-    with refused(kv, UsageError, "'w'", "float"):
-        kv.init("w", 1.5)
+    with refused(kv, UsageError, "'w'", "str"):
+        kv.init("w", "1.5")
     assert "w" not in kv
     kv.init("w", full(2))
     same(pulled(kv, "w"), 2)

@@ -69,6 +69,16 @@ def train(weight: NDArray[np.float32], tensor: Tensor, reduction: Op) -> NDArray
     kv.grad_view("w")[:] = 1
     kv.wait()
     kv.wait(["a", "b"])
+    summed: NDArray[Any] = kv.allreduce(weight)
+    worst: float = kv.allreduce(0.5, "max")
+    steps: int = kv.allreduce(3, op=reduction)
+    every: list[Any] = kv.allreduce([weight, tensor, 1.5], "avg")
+    kv.allreduce(weight, out=weight)
+    kv.allreduce([weight, steps], out=[summed, tensor])
+    ranks: NDArray[Any] = kv.allgather(worst)
+    parts: list[NDArray[Any]] = kv.allgather([weight, *every])
+    kv.allgather(tensor, out=ranks)
+    kv.allgather((weight, 2), out=parts)
     loaded = kv.load("saved", required=False, fallback=True)
     step: int = 0 if loaded is None else loaded.step
     kv.save("saved", step=step, extra={"epoch": 1})

@@ -44,6 +44,13 @@ ncclkv.create("dist", bucket_bytes="25 MiB")  # E: arg-type "Literal['25 MiB']"
 ncclkv.create(3)  # E: arg-type "int"
 kv.push("w", weight, priority="high")  # E: arg-type "str"
 
+# Arrays without keys
+kv.allreduce("w")  # E: arg-type "allreduce"
+kv.allreduce(weight, "median")  # E: call-overload "allreduce"
+number = kv.allreduce(0.5)  # E: assignment "float"
+kv.allreduce(weight, out=1.5)  # E: call-overload "allreduce"
+kv.allgather(1.5).append(2)  # E: attr-defined "append"
+
 # Updaters, optimizers, verbs
 kv.set_updater(lambda gradient, stored: None)  # E: arg-type "Callable[[Any, Any], None]"
 kv.set_updater(3)  # E: arg-type "int"
