@@ -133,7 +133,7 @@ def check_flag(what: str, given: Any) -> bool:
 
 
 def known_arguments(
-    what: str, **aliases: str
+    what: str, more: Collection[str] = (), /, **aliases: str
 ) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
     """Make a callable refuse unknown keyword arguments; the error names the nearest known one.
 
@@ -141,6 +141,8 @@ def known_arguments(
     ----------
     what : str
         Name of the callable in the user's program.
+    more : collection of str
+        Names of the arguments that the callable takes as ``**``.
     **aliases : str
         Names of arguments by their names in other libraries.
 
@@ -161,7 +163,9 @@ def known_arguments(
     """
 
     def decorate(call: Callable[P, Result]) -> Callable[P, Result]:
-        names = [name for name in inspect.signature(call).parameters if name != "self"]
+        taken = inspect.signature(call).parameters.values()
+        named = [each.name for each in taken if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        names = [name for name in (*named, *more) if name != "self"]
 
         @functools.wraps(call)
         def checked(*args: P.args, **kwargs: P.kwargs) -> Result:

@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -41,14 +41,16 @@ class State(NamedTuple):
 
 _FACTORS = ("lr_mult", "wd_mult")
 
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+Checks: TypeAlias = Mapping[str, Callable[[str, Any], Any]]
+"""Checks by attribute: ``check(name, value)`` returns the value to assign, or raises UsageError."""
+
+_CHECKS: Checks = {
     "learning_rate": partial(finite, least=0.0),
     "wd": partial(finite, least=0.0),
     "rescale_grad": finite,
     "clip_gradient": clipping_bound,
     **dict.fromkeys(_FACTORS, checked_factors),
 }
-"""Checks by attribute: ``check(name, value)`` returns the value to assign, or raises UsageError."""
 
 
 class Optimizer(ABC):
@@ -81,6 +83,8 @@ class Optimizer(ABC):
         Names of the arguments, in the order of ``repr``.
     program : str
         Name of the arithmetic in `ncclkv.kernels.programs.PROGRAMS`.
+    checks : mapping of str to callable
+        `Checks` of the attributes that a subclass adds.
     counted : bool
         Whether `scalars` reads its `count`.  If not, pushes with equal numbers reuse a table.
     norms : bool
@@ -96,6 +100,7 @@ class Optimizer(ABC):
     name: ClassVar[str]
     hyperparameters: ClassVar[tuple[str, ...]]
     program: ClassVar[str]
+    checks: ClassVar[Checks] = {}
     counted: ClassVar[bool] = False
     norms: ClassVar[bool] = False
 
@@ -124,7 +129,7 @@ class Optimizer(ABC):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Assign a checked value, and count the assignment for `version`."""
-        check = _CHECKS.get(name)
+        check = _CHECKS.get(name) or self.checks.get(name)
         super().__setattr__(name, value if check is None else check(name, value))
         self.__dict__["_assignments"] = self._assignments + 1
 
@@ -201,6 +206,17 @@ class Optimizer(ABC):
     def wd_of(self, key: Key) -> float:
         """Return the weight decay of a key."""
         return self.wd * self.wd_mult.get(key, 1.0)
+
+    def common_scalars(self, key: Key) -> tuple[float, float, float]:
+        """Return the last numbers of a row, in the order of ``kernels/programs/gradient.h``.
+
+        Returns
+        -------
+        wd, rescale_grad, clip_gradient : float
+            The bound is -1 if there is none.
+        """
+        clip = self.clip_gradient
+        return self.wd_of(key), self.rescale_grad, -1.0 if clip is None else clip
 
     def snapshot(self) -> Optimizer:
         """Return a copy that later changes do not affect.

@@ -49,6 +49,20 @@ def finite(name: str, value: Any, *, least: float | None = None) -> float:
     return number
 
 
+def fraction(name: str, value: Any) -> float:
+    """Return a number of at least 0 and below 1 as a float.
+
+    Raises
+    ------
+    UsageError
+        When `value` is not such a number.
+    """
+    number = finite(name, value)
+    if not 0 <= number < 1:
+        raise UsageError(f"{name} is {value!r}; give a number of at least 0 and below 1")
+    return number
+
+
 def clipping_bound(name: str, value: Any) -> float | None:
     """Return a bound above 0 as a float, or None.
 

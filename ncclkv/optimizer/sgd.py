@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from ncclkv.arguments import known_arguments
+from typing import TYPE_CHECKING
+
 from ncclkv.optimizer.base import Optimizer, State
+from ncclkv.optimizer.common import COMMON, Common, optimizer_arguments
 from ncclkv.optimizer.numbers import finite
 from ncclkv.typing import Key
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class SGD(Optimizer):
@@ -43,25 +48,14 @@ class SGD(Optimizer):
     """
 
     name = program = "sgd"
-    hyperparameters = ("learning_rate", "momentum", "wd", "rescale_grad", "clip_gradient")
+    hyperparameters = ("learning_rate", "momentum", *COMMON)
 
     # Keywords only: the first argument is learning_rate in MXNet 2.0, and momentum in 1.9.
-    @known_arguments("SGD", lr="learning_rate", weight_decay="wd")
+    @optimizer_arguments("SGD")
     def __init__(
-        self,
-        *,
-        learning_rate: float = 0.01,
-        momentum: float = 0.0,
-        wd: float = 0.0,
-        rescale_grad: float = 1.0,
-        clip_gradient: float | None = None,
+        self, *, learning_rate: float = 0.01, momentum: float = 0.0, **common: Unpack[Common]
     ) -> None:
-        super().__init__(
-            learning_rate=learning_rate,
-            wd=wd,
-            rescale_grad=rescale_grad,
-            clip_gradient=clip_gradient,
-        )
+        super().__init__(learning_rate=learning_rate, **common)
         self._momentum = finite("momentum", momentum, least=0.0)
 
     @property
@@ -75,12 +69,5 @@ class SGD(Optimizer):
         return (State("momentum"),) if self.momentum else ()
 
     def scalars(self, key: Key, count: int) -> tuple[float, ...]:
-        """Return learning rate, momentum, weight decay, rescale_grad and the clipping bound."""
-        clip = self.clip_gradient
-        return (
-            self.learning_rate_of(key),
-            self.momentum,
-            self.wd_of(key),
-            self.rescale_grad,
-            -1.0 if clip is None else clip,
-        )
+        """Return the learning rate, the momentum and the common numbers."""
+        return self.learning_rate_of(key), self.momentum, *self.common_scalars(key)

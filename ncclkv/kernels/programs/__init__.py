@@ -14,7 +14,8 @@ define before:
     The square root, correctly rounded.
 
 The header defines ``SCALARS``, the length of a row, and two functions: ``read``, which rounds a row
-of doubles, and ``step``, which updates the states of an element and returns its new weight.
+of doubles, and ``step``, which updates the states of an element and returns its new weight.  The
+last numbers of every row are those of ``gradient.h``, which rescales, clips and decays.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ncclkv.kernels.base import Array, Arrays
+from ncclkv.kernels.programs.gradient import COMMON
 from ncclkv.kernels.programs.sgd import sgd
 
 FOLDER = Path(__file__).parent
@@ -66,7 +68,7 @@ _SGD = Program(
     "sgd",
     sgd,
     states=(0, 1),
-    scalars=("learning_rate", "momentum", "weight_decay", "rescale", "clip"),
+    scalars=("learning_rate", "momentum", *COMMON),
     scratch=2,
 )
 

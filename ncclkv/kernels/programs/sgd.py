@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ncclkv.kernels.base import Array, Arrays
+from ncclkv.kernels.programs.gradient import clipped_and_decayed
 
 
 def sgd(
@@ -20,16 +21,9 @@ def sgd(
         without a state:  weight -= learning_rate * g
         with a state:     m = momentum * m - learning_rate * g;  weight += m
     """
-    learning_rate, momentum, weight_decay, rescale, clip = scalars
-    change, decay = scratch
-    # A factor of 1 and a decay of 0 are skipped: neither changes a bit of a finite number.
-    if rescale != 1:
-        gradients = np.multiply(gradients, rescale, out=change)
-    if clip >= 0:
-        gradients = np.clip(gradients, -clip, clip, out=change)
-    if weight_decay:
-        np.multiply(weights, weight_decay, out=decay)
-        gradients = np.add(gradients, decay, out=change)
+    learning_rate, momentum, *common = scalars
+    change = scratch[0]
+    gradients = clipped_and_decayed(gradients, weights, scratch, *common)
     np.multiply(gradients, learning_rate, out=change)
     if not states:
         np.subtract(weights, change, out=weights)

@@ -3,10 +3,9 @@
 #define PROGRAM sgd
 #define STATES 0
 #include "update.h"
-#undef STATES
+
+#define PROGRAM sgd
 #define STATES 1
 #include "update.h"
-#undef STATES
-#undef PROGRAM
 
 static const struct program programs[] = {ROW(sgd, 0), ROW(sgd, 1)};

@@ -1,7 +1,9 @@
 /* Updates of arrays by one program.  Included once for each number of states, with
 
      PROGRAM  the name of its header in kernels/programs
-     STATES   the number of states of each weight */
+     STATES   the number of states of each weight
+
+   Both are undefined at the end. */
 
 #define FUNCTION static inline __attribute__((always_inline))
 #define STRING(x) #x
@@ -24,6 +26,8 @@
 enum { NAMED(count_of, PROGRAM, STATES, scalars) = SCALARS };
 #undef SCALARS
 
+#undef PROGRAM
+#undef STATES
 #undef FUNCTION
 #undef STRING
 #undef HEADER_OF

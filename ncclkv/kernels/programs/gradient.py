@@ -1,0 +1,51 @@
+"""The gradient as programs read it, in NumPy, with the operations of ``gradient.h``.
+
+`scratch` has two rows or more.  Its first row may be the gradients; it receives the result.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ncclkv.kernels.base import Array
+
+COMMON = ("weight_decay", "rescale", "clip")
+"""Names of the last numbers of every row."""
+
+
+def clipped(gradients: Array, scratch: Array, rescale: float, clip: float) -> Array:
+    """Return ``clamp(rescale * gradients, -clip, clip)``; a negative bound clamps nothing."""
+    return _clamped(_rescaled(gradients, scratch, rescale), scratch, clip)
+
+
+def clipped_and_decayed(
+    gradients: Array, weights: Array, scratch: Array, decay: float, rescale: float, clip: float
+) -> Array:
+    """Return ``clamp(rescale * gradients, -clip, clip) + decay * weights``."""
+    return _decayed(clipped(gradients, scratch, rescale, clip), weights, scratch, decay)
+
+
+def decayed_and_clipped(
+    gradients: Array, weights: Array, scratch: Array, decay: float, rescale: float, clip: float
+) -> Array:
+    """Return ``clamp(rescale * gradients + decay * weights, -clip, clip)``."""
+    rescaled = _rescaled(gradients, scratch, rescale)
+    return _clamped(_decayed(rescaled, weights, scratch, decay), scratch, clip)
+
+
+# A factor of 1 and a decay of 0 are skipped: neither changes a bit of a finite number.
+
+
+def _rescaled(gradients: Array, scratch: Array, rescale: float) -> Array:
+    return gradients if rescale == 1 else np.multiply(gradients, rescale, out=scratch[0])
+
+
+def _clamped(gradients: Array, scratch: Array, clip: float) -> Array:
+    return gradients if clip < 0 else np.clip(gradients, -clip, clip, out=scratch[0])
+
+
+def _decayed(gradients: Array, weights: Array, scratch: Array, decay: float) -> Array:
+    if decay:
+        np.multiply(weights, decay, out=scratch[1])
+        gradients = np.add(gradients, scratch[1], out=scratch[0])
+    return gradients
