@@ -5,10 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from ncclkv.arguments import check_known
+from ncclkv.optimizer.adagrad import AdaGrad
+from ncclkv.optimizer.adam import Adam
+from ncclkv.optimizer.adamw import AdamW
 from ncclkv.optimizer.base import Optimizer, State
+from ncclkv.optimizer.ftrl import Ftrl
+from ncclkv.optimizer.nag import NAG
+from ncclkv.optimizer.rmsprop import RMSProp
 from ncclkv.optimizer.sgd import SGD
+from ncclkv.optimizer.signum import Signum
+from ncclkv.optimizer.test import Test
 
-__all__ = ["SGD", "Optimizer", "State", "create"]
+__all__ = [
+    "SGD",
+    "NAG",
+    "Adam",
+    "AdamW",
+    "RMSProp",
+    "AdaGrad",
+    "Ftrl",
+    "Signum",
+    "Test",
+    "Optimizer",
+    "State",
+    "create",
+]
 
 
 def __dir__() -> list[str]:
@@ -16,7 +37,18 @@ def __dir__() -> list[str]:
     return [*__all__, *(name for name in globals() if name.startswith("__"))]
 
 
-_BY_NAME: dict[str, type[Optimizer]] = {each.name: each for each in (SGD,)}
+_CLASSES: tuple[type[Optimizer], ...] = (
+    SGD,
+    NAG,
+    Adam,
+    AdamW,
+    RMSProp,
+    AdaGrad,
+    Ftrl,
+    Signum,
+    Test,
+)
+_BY_NAME = {each.name: each for each in _CLASSES}
 
 
 def create(name: str, **kwargs: Any) -> Optimizer:
@@ -25,7 +57,7 @@ def create(name: str, **kwargs: Any) -> Optimizer:
     Parameters
     ----------
     name : str
-        ``"sgd"``, in any case.
+        Name of a class of this module, such as ``"sgd"``, in any case.
     **kwargs
         Arguments of the optimizer's class.
 
@@ -42,10 +74,10 @@ def create(name: str, **kwargs: Any) -> Optimizer:
     --------
     >>> create("SGD", learning_rate=0.5, momentum=0.9)
     SGD(learning_rate=0.5, momentum=0.9, wd=0.0, rescale_grad=1.0, clip_gradient=None)
-    >>> create("sgdd")
+    >>> create("sgdd")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    ncclkv.errors.UsageError: optimizer 'sgdd' is unknown; did you mean 'sgd'? use one of sgd
+    ncclkv.errors.UsageError: optimizer 'sgdd' is unknown; did you mean 'sgd'? use one of sgd, ...
     """
     lower = name.lower() if isinstance(name, str) else name
     check_known("optimizer", lower, _BY_NAME)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from ncclkv.arrays.dtypes import is_low_precision
-from ncclkv.optimizer.numbers import checked_factors, clipping_bound, finite
+from ncclkv.optimizer.numbers import checked_factors, clipping_bound, finite, not_negative
 from ncclkv.typing import Key
 
 
@@ -45,8 +44,8 @@ Checks: TypeAlias = Mapping[str, Callable[[str, Any], Any]]
 """Checks by attribute: ``check(name, value)`` returns the value to assign, or raises UsageError."""
 
 _CHECKS: Checks = {
-    "learning_rate": partial(finite, least=0.0),
-    "wd": partial(finite, least=0.0),
+    "learning_rate": not_negative,
+    "wd": not_negative,
     "rescale_grad": finite,
     "clip_gradient": clipping_bound,
     **dict.fromkeys(_FACTORS, checked_factors),
@@ -57,7 +56,8 @@ class Optimizer(ABC):
     """An optimizer that a store runs; names are MXNet's.
 
     A subclass declares its `program`, its `states`, and in `scalars` the numbers of a key's update.
-    The store allocates the states, counts the updates and calls the kernels.
+    The store allocates the states, counts the updates and calls the kernels.  16-bit weights are
+    updated in float32, with float32 states, and rounded once an update.
 
     Parameters
     ----------

@@ -65,9 +65,9 @@ MUTANTS = (
     ),
     Mutant(
         name="no-clipping-without-c",
-        file="ncclkv/kernels/programs/sgd.py",
-        old="    if clip >= 0:\n",
-        new="    if False:\n",
+        file="ncclkv/kernels/programs/gradient.py",
+        old="return gradients if clip < 0 else",
+        new="return gradients if clip < 9e9 else",
         why="gradients are not clipped where there is no compiler",
         tests=(PLAIN,),
     ),
