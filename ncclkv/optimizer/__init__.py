@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from ncclkv.arguments import check_known
+from ncclkv.optimizer.adadelta import AdaDelta
 from ncclkv.optimizer.adagrad import AdaGrad
 from ncclkv.optimizer.adam import Adam
+from ncclkv.optimizer.adamax import Adamax
 from ncclkv.optimizer.adamw import AdamW
 from ncclkv.optimizer.base import Optimizer, State
+from ncclkv.optimizer.ftml import FTML
 from ncclkv.optimizer.ftrl import Ftrl
+from ncclkv.optimizer.lion import Lion
+from ncclkv.optimizer.nadam import Nadam
 from ncclkv.optimizer.nag import NAG
 from ncclkv.optimizer.rmsprop import RMSProp
 from ncclkv.optimizer.sgd import SGD
@@ -26,6 +31,11 @@ __all__ = [
     "Ftrl",
     "Signum",
     "Test",
+    "Adamax",
+    "Nadam",
+    "AdaDelta",
+    "FTML",
+    "Lion",
     "Optimizer",
     "State",
     "create",
@@ -47,6 +57,11 @@ _CLASSES: tuple[type[Optimizer], ...] = (
     Ftrl,
     Signum,
     Test,
+    Adamax,
+    Nadam,
+    AdaDelta,
+    FTML,
+    Lion,
 )
 _BY_NAME = {each.name: each for each in _CLASSES}
 

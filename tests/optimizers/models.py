@@ -34,8 +34,19 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "ftrl": {"lamda1": 0.01, "learning_rate": 0.1, "beta": 1.0},
     "signum": {"learning_rate": 0.01, "momentum": 0.9, "wd_lh": 0.0},
     "test": {"learning_rate": 0.01},
+    "adamax": {"learning_rate": 0.002, "beta1": 0.9, "beta2": 0.999},
+    "nadam": {
+        "learning_rate": 0.001,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "epsilon": 1e-8,
+        "schedule_decay": 0.004,
+    },
+    "adadelta": {"rho": 0.9, "epsilon": 1e-5, "learning_rate": 0.01},
+    "ftml": {"learning_rate": 0.01, "beta1": 0.6, "beta2": 0.999, "epsilon": 1e-8},
+    "lion": {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.99},
 }
-"""Defaults of the arguments: of MXNet 1.9.1, and torch's of AdamW."""
+"""Defaults of the arguments: of MXNet 1.9.1; torch's of AdamW, and the paper's betas of Lion."""
 
 COMMON = {"wd": 0.0, "rescale_grad": 1.0, "clip_gradient": None}
 
@@ -130,6 +141,53 @@ def test(w: Vector, g: Vector, kept: Kept, o: Any) -> Vector:
     return w + o.rescale_grad * g
 
 
+def adamax(w: Vector, g: Vector, kept: Kept, o: Any) -> Vector:
+    """Return the weights by algorithm 2 of "Adam: A Method for Stochastic Optimization"."""
+    g = inside(w, g, o)
+    m = mean(kept, "m", o.beta1, g)
+    u = kept["u"] = np.maximum(o.beta2 * kept.get("u", 0.0), np.abs(g))
+    return w - o.learning_rate / (1 - o.beta1**o.t) * m / u
+
+
+def nadam(w: Vector, g: Vector, kept: Kept, o: Any) -> Vector:
+    g = inside(w, g, o)
+    now, ahead = (
+        o.beta1 * (1 - 0.5 * 0.96 ** (step * o.schedule_decay)) for step in (o.t, o.t + 1)
+    )
+    kept["p"] = kept.get("p", 1.0) * now
+    m = mean(kept, "m", o.beta1, g) / (1 - kept["p"] * ahead)
+    v = mean(kept, "v", o.beta2, g**2) / (1 - o.beta2**o.t)
+    step = (1 - now) * g / (1 - kept["p"]) + ahead * m
+    return w - o.learning_rate * step / (np.sqrt(v) + o.epsilon)
+
+
+def adadelta(w: Vector, g: Vector, kept: Kept, o: Any) -> Vector:
+    g = plain(g, o)
+    n = mean(kept, "n", o.rho, g**2)
+    change = np.sqrt(kept.get("d", 0.0) + o.epsilon) / np.sqrt(n + o.epsilon) * g
+    mean(kept, "d", o.rho, change**2)
+    return w - change - o.wd * w
+
+
+def ftml(w: Vector, g: Vector, kept: Kept, o: Any) -> Vector:
+    """Return the weights by algorithm 1 of "Follow the Moving Leader in Deep Learning"."""
+    g = inside(w, g, o)
+    v = mean(kept, "v", o.beta2, g**2) / (1 - o.beta2**o.t)
+    d = (1 - o.beta1**o.t) / o.learning_rate * (np.sqrt(v) + o.epsilon)
+    sigma = d - o.beta1 * kept.get("d", 0.0)
+    z = o.beta1 * kept.get("z", 0.0) + (1 - o.beta1) * g - sigma * w
+    kept.update(d=d, z=z)
+    return -z / d
+
+
+def lion(w: Vector, g: Vector, kept: Kept, o: Any) -> Vector:
+    """Return the weights by algorithm 2 of "Symbolic Discovery of Optimization Algorithms"."""
+    g, m = plain(g, o), kept.get("m", 0.0)
+    update = np.sign(o.beta1 * m + (1 - o.beta1) * g)
+    kept["m"] = o.beta2 * m + (1 - o.beta2) * g
+    return w - o.learning_rate * (update + o.wd * w)
+
+
 # A collector of tests would take a function of that name in a test's module.
 MODELS: dict[str, Model] = {
     "sgd": sgd,
@@ -141,6 +199,11 @@ MODELS: dict[str, Model] = {
     "ftrl": ftrl,
     "signum": signum,
     "test": test,
+    "adamax": adamax,
+    "nadam": nadam,
+    "adadelta": adadelta,
+    "ftml": ftml,
+    "lion": lion,
 }
 
 

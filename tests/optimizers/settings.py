@@ -52,6 +52,19 @@ SETTINGS: dict[str, list[Settings]] = {
         {"learning_rate": 0.1, "momentum": 0.5, "wd_lh": 0.1, **_ALL},
     ],
     "test": [{}, {"rescale_grad": -0.25, "wd": 0.1}],
+    "adamax": [{}, {"learning_rate": 0.01, "beta1": 0.5, "beta2": 0.75, **_ALL}],
+    "nadam": [
+        {},
+        {"learning_rate": 0.01, **_ALL},
+        {"beta1": 0.5, "beta2": 0.75, "epsilon": 0.001, "schedule_decay": 0.5},
+    ],
+    "adadelta": [{}, {"rho": 0.5, "epsilon": 0.001, **_ALL, "wd": 0.01}],
+    "ftml": [{}, {"learning_rate": 0.05, "beta1": 0.75, "beta2": 0.9, "epsilon": 0.001, **_ALL}],
+    "lion": [
+        {"learning_rate": 0.01},
+        {"learning_rate": 0.01, **_ALL},
+        {"beta1": 0.5, "beta2": 0.75, "wd": 0.1},
+    ],
 }
 """Arguments of each optimizer, by its name."""
 

@@ -25,10 +25,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ncclkv.kernels.base import Array, Arrays
+from ncclkv.kernels.programs.adadelta import adadelta
 from ncclkv.kernels.programs.adagrad import adagrad
 from ncclkv.kernels.programs.adam import adam
+from ncclkv.kernels.programs.adamax import adamax
+from ncclkv.kernels.programs.ftml import ftml
 from ncclkv.kernels.programs.ftrl import ftrl
 from ncclkv.kernels.programs.gradient import COMMON
+from ncclkv.kernels.programs.lion import lion
+from ncclkv.kernels.programs.nadam import nadam
 from ncclkv.kernels.programs.nag import nag
 from ncclkv.kernels.programs.rmsprop import rmsprop
 from ncclkv.kernels.programs.sgd import sgd
@@ -98,6 +103,52 @@ _ALL = (
         scratch=2,
     ),
     Program("test", test, (1,), COMMON, scratch=1),
+    Program(
+        "adamax", adamax, (2,), ("learning_rate", "beta1", "share", "beta2", *COMMON), scratch=2
+    ),
+    Program(
+        "nadam",
+        nadam,
+        (2,),
+        (
+            "learning_rate",
+            "beta1",
+            "share1",
+            "beta2",
+            "share2",
+            "epsilon",
+            "now",
+            "ahead",
+            "correction",
+            *COMMON,
+        ),
+        scratch=2,
+    ),
+    Program("adadelta", adadelta, (2,), ("rho", "share", "epsilon", *COMMON), scratch=3),
+    Program(
+        "ftml",
+        ftml,
+        (3,),
+        (
+            "learning_rate",
+            "beta1",
+            "share1",
+            "beta2",
+            "share2",
+            "epsilon",
+            "bias1",
+            "bias2",
+            *COMMON,
+        ),
+        scratch=2,
+    ),
+    Program(
+        "lion",
+        lion,
+        (1,),
+        ("learning_rate", "beta1", "share1", "beta2", "share2", *COMMON),
+        scratch=3,
+    ),
 )
 
 PROGRAMS = {program.name: program for program in _ALL}
