@@ -6,6 +6,7 @@ These cases cover the content of a step; `tests.conformance.captures_between_cal
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -64,6 +65,12 @@ def sixteen_bits(create: Stores) -> None:
 @captured
 def clipping(create: Stores) -> None:
     StorePair(create, make=lambda: optimizer.SGD(learning_rate=0.1, clip_gradient=2.5)).steps()
+
+
+@captured
+def optimizers_that_count_updates(create: Stores) -> None:
+    for name in ("adam", "adamw", "ftml"):
+        StorePair(create, make=partial(optimizer.create, name, learning_rate=0.1)).steps()
 
 
 @captured

@@ -84,6 +84,22 @@ def a_loaded_run_continues_bit_for_bit(create: Stores) -> None:
 
 
 @case(needs="safetensors")
+def other_optimizers_continue_bit_for_bit(create: Stores) -> None:
+    for name, numbers in (("adam", {}), ("nadam", {"wd": 0.1}), ("rmsprop", {"centered": True})):
+        with TemporaryDirectory() as directory, new_store(create) as kv:
+            kv.init(NAMES, values(1))
+            kv.set_optimizer(optimizer.create(name, learning_rate=0.1, **numbers))
+            for number in range(3):
+                step(kv, number)
+            kv.save(directory)
+            step(kv, 3)
+            with new_store(create) as other:
+                other.load(directory)
+                step(other, 3)
+                assert bits(other) == bits(kv), name
+
+
+@case(needs="safetensors")
 def the_root_writes_and_reads(create: Stores) -> None:
     with TemporaryDirectory() as directory:
         last = create(update_on="root").num_workers - 1

@@ -64,6 +64,9 @@ def train(weight: NDArray[np.float32], tensor: Tensor, reduction: Op) -> NDArray
     updater: Updater = lambda key, gradient, stored: None  # noqa: E731
     kv.set_updater(updater)
     kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=0.1, momentum=0.9))
+    kv.set_optimizer(
+        ncclkv.optimizer.AdamW(learning_rate=0.1, beta1=0.8, wd=0.1, clip_gradient=None)
+    )
     given: ArrayLike = tensor
     kv.reset("w", given)
     kv.grad_view("w")[:] = 1
