@@ -28,6 +28,16 @@ def test_the_form_decides_the_states() -> None:
         RMSProp(centered="yes")  # type: ignore[arg-type]
 
 
+def test_the_states_are_means_and_the_last_change() -> None:
+    optimizer = RMSProp(learning_rate=0.5, gamma1=0.75, centered=True, epsilon=0.0)
+    run = Run(optimizer, np.ones(1), np.dtype(np.float64))
+    run.step(np.array([8.0]))
+    # 0.5 * 8 / sqrt(16 - 4)
+    change = pytest.approx(-2 / 3**0.5)
+    assert [float(state[0]) for state in run.states] == [16.0, 2.0, change]
+    assert run.weights[0] == 1 + run.states[2][0]
+
+
 def test_equal_gradients_keep_the_weights_finite() -> None:
     """Check the centered form in float32, where rounding makes a variance of 0 negative."""
     given = np.linspace(0.5, 3.0, 101)

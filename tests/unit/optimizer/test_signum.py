@@ -38,3 +38,9 @@ def test_both_decays_shrink_the_weights_without_a_momentum() -> None:
 def test_without_a_momentum_factor_and_bound_have_no_effect() -> None:
     optimizer = Signum(learning_rate=0.5, momentum=0.0, rescale_grad=-2.0, clip_gradient=0.5)
     assert Run(optimizer, np.zeros(1), np.dtype(np.float64)).step(np.ones(1)).tolist() == [-0.5]
+
+
+def test_the_momentum_is_a_mean_of_the_negative_gradients() -> None:
+    run = Run(Signum(momentum=0.75, wd=0.5), np.array([4.0]), np.dtype(np.float64))
+    run.step(np.array([6.0]))
+    assert run.states[0].tolist() == [-0.25 * (6 + 0.5 * 4)]
