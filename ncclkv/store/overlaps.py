@@ -28,7 +28,7 @@ class Overlaps(Component):
     def __init__(self, context: Context, transfers: Transfers) -> None:
         super().__init__(context)
         self._transfers = transfers
-        self._last: tuple[Keys, LoggedKeys] = {}, LoggedKeys()
+        self._last: tuple[Keys, LoggedKeys, LoggedKeys] = {}, LoggedKeys(), LoggedKeys()
 
     @contextmanager
     def overlap_block(self, keys: Any, missing: Any) -> Iterator[None]:
@@ -41,15 +41,18 @@ class Overlaps(Component):
                 step = self._engine.rule.step()
                 self._seal(wanted)
             if wanted != self._last[0]:
-                self._last = wanted, LoggedKeys()
-            self._calls.record("overlap", wanted, (), self._last[1])
+                self._last = wanted, LoggedKeys(), LoggedKeys()
+            _, begin, end = self._last
+            self._calls.record("overlap", wanted, (), begin)
             any_thread = self._comm.thread_multiple
             block = OrderedLaunch(self._engine, wanted, step, any_thread=any_thread)
         try:
             with self._transfers.lent(block):
                 yield
             with session.verb("overlap", allowed_inside=(IN_UNEVEN,)):
-                self._end(block, zeros=missing == "zeros")
+                self._check_missing(block, zeros=missing == "zeros")
+                self._calls.record("end of an overlap", wanted, (), end)
+                block.commit()
         except BaseException as error:
             self._end_early(block, error)
             raise
@@ -70,8 +73,8 @@ class Overlaps(Component):
         except MemoryError as error:
             raise out_of_memory("overlap", list(keys), error) from error
 
-    def _end(self, block: OrderedLaunch, *, zeros: bool) -> None:
-        """Launch what is left of a block.
+    def _check_missing(self, block: OrderedLaunch, *, zeros: bool) -> None:
+        """Refuse the end of a block without some keys, or fill these with zeros.
 
         Raises
         ------
@@ -90,8 +93,6 @@ class Overlaps(Component):
                 f"{threads}); push each key, name the keys that you push in keys=, or set "
                 f"missing='zeros'"
             )
-        self._calls.record("end of an overlap", block.pushed)
-        block.commit()
 
     def _end_early(self, block: OrderedLaunch, error: BaseException) -> None:
         """Drop the pushes of a block that an exception has left, and record this end.
