@@ -116,14 +116,13 @@ COVERING: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "stand-in-2": (PAIRED_MODULES, NONE),
     "stand-in-3": (ALL - PAIRED_MODULES, SHARED_MODULES | STREAM_MODULES),
     **dict.fromkeys(
-        ("threads-1", "threads-2", "threads-4", "ranks-4"),
-        (SIZED_MODULES, SIZED_MODULES & PLACED_MODULES),
+        ("threads-1", "threads-2", "threads-4"), (SIZED_MODULES, SIZED_MODULES & PLACED_MODULES)
     ),
+    "ranks-4": (SIZED_MODULES, NONE),
     "ranks-2": (PAIRED_MODULES | SIZED_MODULES, NONE),
     "ranks-3": (ALL - PAIRED_MODULES, SHARED_MODULES),
     "nodes-3": (SIZED_MODULES, NONE),
     "nodes-4": (SPLIT_MODULES, SPLIT_MODULES & SHARED_MODULES),
-    "hosts-4": (SIZED_MODULES, NONE),
 }
 """Modules that run on each layout, with an updater on every rank and on rank 0 alone."""
 
