@@ -73,6 +73,16 @@ class Owners:
         """Return the elements that a rank receives."""
         return slice(self.bounds[rank], self.bounds[rank + 1])
 
+    def within(self, lo: int, hi: int) -> Owners:
+        """Return the owners of elements ``[lo, hi)``, which are then counted from `lo`.
+
+        Examples
+        --------
+        >>> Owners([0, 4, 8, 12]).within(2, 8)
+        Owners(bounds=[0, 2, 6, 6])
+        """
+        return Owners([min(max(bound, lo), hi) - lo for bound in self.bounds])
+
 
 To = Everyone | Root | Owners
 """A destination of a sum."""

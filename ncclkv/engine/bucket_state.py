@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ncclkv.arrays.memory import address, protected
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.types import Buffer
+from ncclkv.comm.types import EVERYONE, Buffer, Owners, To
 from ncclkv.engine.in_flight import InFlight
 from ncclkv.engine.reduction import Reduction, Span
 from ncclkv.kernels.base import Kernels
@@ -40,6 +40,8 @@ class BucketState:
     comm : Communicator
     reduction : Reduction
         Makes the sums of its gradients.
+    to : To
+        The destination of the sum of the whole bucket.
     share_weights : bool
         Whether the ranks of a node with shared memory share one copy of the weights.  A bucket
         smaller than `SHARED_FROM_BYTES` is never shared.
@@ -50,6 +52,7 @@ class BucketState:
     key_count : int
         Number of keys in the bucket; it is full when `pushed` has as many.
     gradients, weights : ndarray, shape (bucket.count,)
+    to : To
     node_shared : bool
         Whether the ranks of the node share one copy of the weights, and update it together.
     pushed : set of keys
@@ -69,10 +72,12 @@ class BucketState:
         comm: Communicator,
         reduction: Reduction,
         *,
+        to: To = EVERYONE,
         share_weights: bool = False,
     ) -> None:
         self.bucket = bucket
         self.reduction = reduction
+        self.to = to
         self.key_count = len(bucket.entries)
         self._comm = comm
         self.gradients: Buffer = comm.allocate(bucket.nbytes).view(bucket.dtype)
@@ -113,23 +118,42 @@ class BucketState:
             own[...] = self.weights
             self.weights, self.node_shared = own, False
             self._optimizer_states.clear()
-            self._spans.clear()
-            self._pushed_spans.clear()
+            self._forget_spans()
 
-    def optimizer_state(self, name: str, dtype: np.dtype[Any]) -> Buffer:
-        """Return the zeroed optimizer state of that name, with one element for each weight.
+    def set_destination(self, to: To) -> None:
+        """Change the destination of sums; all earlier updates are published."""
+        self.to = to
+        self._forget_spans()
 
-        Collective if the ranks of the node share the weights: then they share the state, too.
+    def _forget_spans(self) -> None:
+        """Drop the ranges, whose weights or destination have changed."""
+        self._spans.clear()
+        self._pushed_spans.clear()
+
+    def part(self, to: To) -> Range:
+        """Return the elements that this rank updates, if sums go to `to` and this rank updates."""
+        if not isinstance(to, Owners):
+            return 0, self.bucket.count
+        own = to.part(self._comm.rank)
+        return own.start, own.stop
+
+    def optimizer_state(self, name: str, dtype: np.dtype[Any], to: To) -> Buffer:
+        """Return the zeroed optimizer state of that name.
+
+        The state has one element for each weight that this rank updates, if sums go to `to`.
+        Collective if the ranks of the node share the weights and update all of them together: then
+        they share the state, too.
         """
         which = name, dtype
-        cached = self._optimizer_states.get(which)
+        lo, hi = self.part(to)
+        shares = self.node_shared and not isinstance(to, Owners)
+        cached = self._optimizer_states.get(which) if shares else None
         if cached is not None:
             cached[...] = 0
             return cached
-        nbytes = self.bucket.count * dtype.itemsize
-        memory = self._comm.node_shared(nbytes) if self.node_shared else None
+        memory = self._comm.node_shared((hi - lo) * dtype.itemsize) if shares else None
         if memory is None:
-            return self._comm.kernels.zeros(self.bucket.count, dtype)
+            return self._comm.kernels.zeros(hi - lo, dtype)
         self._optimizer_states[which] = memory.view(dtype)
         return self._optimizer_states[which]
 
@@ -159,7 +183,8 @@ class BucketState:
             lo, hi = bounds
             gradients, weights = self.gradients[lo:hi], self.weights[lo:hi]
             label = plan.label(self.bucket, bounds)
-            cached = Span(lo, hi, gradients, weights, label, self.node_shared)
+            to = self.to.within(lo, hi) if isinstance(self.to, Owners) else self.to
+            cached = Span(lo, hi, gradients, weights, label, to, self.node_shared)
             self._spans[bounds] = cached
         return cached
 

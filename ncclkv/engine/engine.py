@@ -80,9 +80,15 @@ class Engine:
         self.placement = placement
         self.events = Events()
         self.updates = Updates(comm, placement)
-        reduction = reduction_for(comm, placement, None, self.events)
-        shares = placement.shares_weights
-        self.layout = Layout(comm, sizing, self.updates.allocate, reduction, share_weights=shares)
+        reduction = reduction_for(comm, None, self.events)
+        self.layout = Layout(
+            comm,
+            sizing,
+            self.updates.plan,
+            self.updates.allocate,
+            reduction,
+            share_weights=placement.shares_weights,
+        )
         self._reducer = Reducer(comm, self.layout, self.updates, self.events)
         self._missing_zeros = missing_zeros
         self._nonfinite = NonfiniteReport(comm, self.layout.registry, nonfinite)
@@ -198,12 +204,16 @@ class Engine:
         if rule.by_key:
             # A function may write to the weights at any time, also outside a reduction.
             self.layout.unshare_weights()
-        for state in self.layout.states:
-            updates.allocate(state, rule)
+        states = self.layout.states
+        plan = updates.plan([state.bucket for state in states], rule)
+        for state, to in zip(states, plan, strict=True):
+            updates.allocate(state, rule, to)
         self.epoch = updates.rule = rule
         self.policy = self._own_policy()
-        for state in self.layout.states:
+        for state, to in zip(states, plan, strict=True):
             state.launched = False
+            if to != state.to:
+                state.set_destination(to)
         if rule.source is not before.source:
             updates.dispose(before)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ncclkv.arrays.dtypes import dtype_name, is_low_precision
-from ncclkv.comm.types import Apply
+from ncclkv.comm.types import Apply, To
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.reduction import Span
 from ncclkv.engine.update_rule import Rule
@@ -16,7 +16,21 @@ from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.captured import CapturedUpdates
 from ncclkv.optimizer.restore import set_config
 from ncclkv.optimizer.scalar_rows import RowCache, UpdateCounts
+from ncclkv.table.bucket import Entry, Range
 from ncclkv.table.registry import KeySpec
+
+
+class _Part(NamedTuple):
+    """Elements ``[lo, hi)`` of a bucket, which this rank updates, with their states by name."""
+
+    lo: int
+    hi: int
+    states: dict[str, Array]
+
+    def of(self, entry: Entry) -> slice:
+        """Return the elements of a key that lie in this part, counted from `lo`."""
+        lo, hi = (min(max(bound, self.lo), self.hi) - self.lo for bound in (entry.lo, entry.hi))
+        return slice(lo, hi)
 
 
 class FusedRule(Rule):
@@ -55,7 +69,7 @@ class FusedRule(Rule):
         self.counts = UpdateCounts()
         self._kernels = kernels
         self._declared = optimizer.states
-        self._states: dict[int, dict[str, Array]] = {}
+        self._parts: dict[int, _Part] = {}
         self._rows = RowCache(self.counts)
         self._version: object = None
         self._config: dict[str, Any] = {}
@@ -119,28 +133,41 @@ class FusedRule(Rule):
 
     # States
 
-    def allocate(self, state: BucketState) -> None:
+    def allocate(self, state: BucketState, to: To) -> None:
         dtype = state.bucket.dtype
-        states = self._states[state.bucket.index] = {
-            each.name: state.optimizer_state(each.name, each.dtype_for(dtype))
+        states = {
+            each.name: state.optimizer_state(each.name, each.dtype_for(dtype), to)
             for each in self._declared
         }
+        lo, hi = state.part(to)
+        self._parts[state.bucket.index] = _Part(lo, hi, states)
         for each in self._declared:
             if each.init == "weights":
-                self._kernels.unpack(state.weights, states[each.name])
+                self._kernels.unpack(state.weights[lo:hi], states[each.name])
 
     def reset(self, slot: Slot) -> None:
         states = self.states(slot)
+        lo, hi = self.part(slot)
         for each in self._declared if states else ():
             if each.init == "weights":
-                self._kernels.unpack(slot.weight, states[each.name])
+                self._kernels.unpack(slot.weight[lo:hi], states[each.name])
             else:
                 states[each.name][...] = 0
         self.set_count(slot, 0)
 
     def states(self, slot: Slot) -> dict[str, Array]:
-        states = self._states.get(slot.state.bucket.index, {})
-        return {name: state[slot.entry.lo : slot.entry.hi] for name, state in states.items()}
+        part = self._parts.get(slot.state.bucket.index)
+        if part is None:
+            return {}
+        own = part.of(slot.entry)
+        return {name: state[own] for name, state in part.states.items()}
+
+    def part(self, slot: Slot) -> Range:
+        part = self._parts.get(slot.state.bucket.index)
+        if part is None:
+            return super().part(slot)
+        own, first = part.of(slot.entry), slot.entry.lo - part.lo
+        return own.start - first, own.stop - first
 
     def count(self, slot: Slot) -> int:
         return self.counts.count(slot.state.bucket, slot.entry.key)
@@ -154,17 +181,18 @@ class FusedRule(Rule):
         self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
     ) -> list[tuple[Array, Apply | None]]:
         bucket, kernels = state.bucket, self._kernels
+        first, last, states = self._parts[bucket.index]
         # Counted here, once for all spans: `apply` runs for each block of a span.
         if self.recording is None:
             self.counts.add(bucket, state.pushed)
-            rows = self._rows.rows(state.step, bucket)
+            rows = self._rows.rows(state.step, bucket, first)
         else:
             kernels = self.recording.kernels
             rows = self.recording.rows(bucket, state.pushed)
-        arrays = state.weights, state.gradients, tuple(self._states[bucket.index].values())
+        arrays = state.weights[first:last], state.gradients[first:last], tuple(states.values())
 
         def update(start: int) -> Apply:
-            """Return the update of a span that begins at element `start` of the bucket."""
+            """Return the update of a span that begins at element `start` of this rank's part."""
 
             def apply(lo: int, hi: int) -> None:
                 segments, scalars = rows.cut(kernels, start + lo, start + hi)
@@ -172,10 +200,11 @@ class FusedRule(Rule):
 
             return apply
 
-        return [(span.gradients, update(span.lo)) for span in spans]
+        return [(span.gradients, update(span.lo - first)) for span in spans]
 
     # Captures
 
     def captured(self, states: Sequence[BucketState], kernels: Kernels) -> CapturedUpdates:
-        buckets = [state.bucket for state in states]
-        return CapturedUpdates(self.step, self.counts, buckets, self._kernels, kernels)
+        origins = {index: part.lo for index, part in self._parts.items()}
+        parts = [(state.bucket, origins.get(state.bucket.index, 0)) for state in states]
+        return CapturedUpdates(self.step, self.counts, parts, self._kernels, kernels)

@@ -10,13 +10,15 @@ root           the root (reduce)        the root alone        a broadcast of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.buffers import check_root
-from ncclkv.comm.types import EVERYONE, Buffer, DoneWork, Root, To, Work
+from ncclkv.comm.types import EVERYONE, DoneWork, Root, To, Work
+from ncclkv.engine.reduction import Span
 from ncclkv.errors import NotSupported, UsageError
+from ncclkv.table.bucket import Bucket
 
 
 class Placement(Protocol):
@@ -43,10 +45,17 @@ class Placement(Protocol):
     shares_weights: bool
 
     def to(self, count: int) -> To:
-        """Return the destination of a sum of `count` elements."""
+        """Return the destination of the sum of a bucket of `count` elements."""
 
-    def publish(self, weights: Buffer) -> Work:
-        """Launch the collective that gives every rank the updated weights."""
+    def by_key(self, buckets: Sequence[Bucket]) -> Sequence[To]:
+        """Return the destinations of the sums of all buckets, if a rule updates whole keys.
+
+        A bucket's destination depends on the buckets before it alone: it is the same after a later
+        bucket has been added.
+        """
+
+    def publish(self, span: Span) -> Work:
+        """Launch the collective that gives every rank the updated weights of a span."""
 
 
 class EveryRank:
@@ -63,7 +72,10 @@ class EveryRank:
     def to(self, count: int) -> To:
         return EVERYONE
 
-    def publish(self, weights: Buffer) -> Work:
+    def by_key(self, buckets: Sequence[Bucket]) -> Sequence[To]:
+        return [EVERYONE] * len(buckets)
+
+    def publish(self, span: Span) -> Work:
         return DoneWork()
 
 
@@ -83,8 +95,11 @@ class AtRoot:
     def to(self, count: int) -> To:
         return self._to
 
-    def publish(self, weights: Buffer) -> Work:
-        return self._comm.broadcast(weights, self.leader)
+    def by_key(self, buckets: Sequence[Bucket]) -> Sequence[To]:
+        return [self._to] * len(buckets)
+
+    def publish(self, span: Span) -> Work:
+        return self._comm.broadcast(span.weights, self.leader)
 
 
 _PLACEMENTS: dict[str, Callable[[Communicator, int], Placement]] = {

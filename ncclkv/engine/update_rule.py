@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.types import Apply
+from ncclkv.comm.types import Apply, To
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.reduction import Span
 from ncclkv.errors import UpdaterError, UsageError, annotate
 from ncclkv.kernels.base import Kernels
 from ncclkv.optimizer.captured import CapturedUpdates
+from ncclkv.table.bucket import Bucket, Range
 from ncclkv.table.registry import Key, KeySpec
 
 UpdaterFunction = Callable[[Key, Array, Array], object]
@@ -52,8 +53,11 @@ class Rule:
     def check(self, spec: KeySpec) -> None:
         """Refuse a key that the rule cannot update."""
 
-    def allocate(self, state: BucketState) -> None:
-        """Allocate and initialise the optimizer's states of a bucket whose weights are set."""
+    def allocate(self, state: BucketState, to: To) -> None:
+        """Allocate and initialise the optimizer's states of a bucket whose weights are set.
+
+        `to` is the destination of the sums under this rule.
+        """
 
     def step(self) -> Any:
         """Return the step of the next push: the optimizer's numbers, which its update will use.
@@ -87,8 +91,12 @@ class Rule:
         """Reset the states of a key."""
 
     def states(self, slot: Slot) -> dict[str, Array]:
-        """Return the states of a key by name: flat views, to be read or written."""
+        """Return the states of a key by name: flat views of this rank's part, to read or write."""
         return {}
+
+    def part(self, slot: Slot) -> Range:
+        """Return the elements of a key of which this rank has the states."""
+        return 0, slot.entry.spec.size
 
     def count(self, slot: Slot) -> int:
         """Return the number of updates of a key."""
@@ -233,7 +241,13 @@ class Updates:
         """
         return self.applying and not (self.rule.replaces or self.rule.by_key)
 
-    def allocate(self, state: BucketState, rule: Rule | None = None) -> None:
+    def plan(self, buckets: Sequence[Bucket], rule: Rule | None = None) -> Sequence[To]:
+        """Return the destinations of the sums of all buckets, by default for the rule in force."""
+        if (rule or self.rule).by_key:
+            return self.placement.by_key(buckets)
+        return [self.placement.to(bucket.count) for bucket in buckets]
+
+    def allocate(self, state: BucketState, rule: Rule | None = None, to: To | None = None) -> None:
         """Allocate a rule's states of a bucket that has its values, if this rank updates.
 
         Parameters
@@ -241,9 +255,11 @@ class Updates:
         state : BucketState
         rule : Rule, optional
             By default the rule in force.
+        to : To, optional
+            The destination of sums under the rule; by default the bucket's own.
         """
         if self.placement.updates:
-            (rule or self.rule).allocate(state)
+            (rule or self.rule).allocate(state, to or state.to)
 
     def dispose(self, rule: Rule) -> None:
         """End the use of a rule; an exception of the user's ``dispose`` becomes `error`."""

@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         name="ranges-of-shared-weights-kept",
         file=BUCKET_STATE,
-        old="            self._pushed_spans.clear()\n",
-        new="            pass\n",
+        old="        self._pushed_spans.clear()\n",
+        new="        pass\n",
         why="an optimizer after a function updates only a part of each key on each rank",
         tests=(RANKS,),
     ),

@@ -15,7 +15,6 @@ from ncclkv.comm.types import Apply
 from ncclkv.engine.bucket_state import BucketState, Slot
 from ncclkv.engine.events import Events
 from ncclkv.engine.fused_rule import FusedRule
-from ncclkv.engine.placement import placement
 from ncclkv.engine.reduction import reduction_for
 from ncclkv.errors import DTypeMismatch, NotSupported, UsageError
 from ncclkv.kernels.host import HostKernels
@@ -46,7 +45,7 @@ def _bucket(dtype: Any = "float32", index: int = 0) -> BucketState:
     ]
     (bucket,) = make_buckets(specs, 1 << 20, first=index)
     comm = SoloCommunicator(60.0)
-    reduction = reduction_for(comm, placement("every_rank", 0, comm), None, Events())
+    reduction = reduction_for(comm, None, Events())
     return BucketState(bucket, comm, reduction)
 
 
@@ -61,7 +60,7 @@ def _rule(
     """Return a rule with the states of some buckets."""
     rule = FusedRule(optimizer, kernels or HostKernels())
     for state in states:
-        rule.allocate(state)
+        rule.allocate(state, state.to)
     return rule
 
 

@@ -7,12 +7,18 @@ import pytest
 
 from ncclkv.comm.host import threads
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.comm.types import EVERYONE, Root
+from ncclkv.comm.types import EVERYONE, Buffer, Root
 from ncclkv.engine.placement import placement
+from ncclkv.engine.reduction import Span
 from ncclkv.errors import NotSupported, UsageError
 from ncclkv.testing import run_ranks
 
 RANKS = 3
+
+
+def span(weights: Buffer) -> Span:
+    """Return a range of a bucket with these weights."""
+    return Span(0, weights.size, weights, weights, "key 'w'")
 
 
 def test_every_rank_receives_and_updates() -> None:
@@ -22,7 +28,7 @@ def test_every_rank_receives_and_updates() -> None:
     assert made.updates
     assert made.replicated
     assert made.shares_weights
-    assert made.publish(np.zeros(10)).done()
+    assert made.publish(span(np.zeros(10))).done()
 
 
 @pytest.mark.parametrize("root", range(RANKS))
@@ -36,7 +42,7 @@ def test_the_root_alone_receives_updates_and_publishes(root: int) -> None:
         assert not made.replicated
         assert not made.shares_weights
         weights = np.full(10, float(comm.rank))
-        made.publish(weights).wait()
+        made.publish(span(weights)).wait()
         assert (weights == root).all()
         comm.close()
 
