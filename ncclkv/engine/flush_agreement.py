@@ -124,7 +124,7 @@ class AgreedFlush(FlushPolicy):
                 state.pushed.clear()
             self._report.skip([each.nonfinite for each in all_ranks], 1)
             counts = {}
-        self._updates.receive(all_ranks[self._updates.placement.leader].failure)
+        self._updates.receive([each.failure for each in all_ranks])
         self._reduce(counts, self._step(all_ranks, adopts=part != Part.PUSHES and active > 0))
         # Also before no read here: a rank that leaves an uneven block reads meanwhile.
         numbers = sorted({number for each in all_ranks for number in each.buckets})

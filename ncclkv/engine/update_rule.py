@@ -216,12 +216,12 @@ class Updates:
     error : Exception or None
         Pending exception of the user's updater, which no verb has raised yet.
     failure : str or None
-        On the root, the text of its updater's exception, until the other ranks have received it.
+        The text of the updater's exception on this rank, until the other ranks have received it.
     applying : bool
         True while a push is applied, and after an exception in the middle of a push.
     unshared : bool
-        Whether the root has run a function, and its exception, if any, was not yet sent to the
-        other ranks by `share_failure`; equal on all ranks.
+        Whether only a part of the ranks has run a function for each key, and the exceptions, if
+        any, were not yet sent to the other ranks by `share_failure`; equal on all ranks.
     """
 
     def __init__(self, comm: Communicator, placement: Placement) -> None:
@@ -292,18 +292,24 @@ class Updates:
                     return
 
     def share_failure(self) -> None:
-        """Broadcast the text of the root's exception to all ranks; collective, if `unshared`."""
+        """Send the text of each rank's exception to all ranks; collective, if `unshared`."""
         if self.unshared:
-            control, leader = self._comm.control, self.placement.leader
-            self.receive(control.broadcast(self.failure, leader, "the updater's exception"))
+            self.receive(self._comm.control.allgather(self.failure, "the updater's exception"))
 
-    def receive(self, failure: str | None) -> None:
-        """Set `error` to an exception with the root's text, on ranks that run no updater."""
-        self.unshared, self.failure = False, None
-        if failure is not None and not self.placement.updates:
-            leader = self.placement.leader
-            self.error = self.error or UpdaterError(
-                f"rank {self._comm.rank} of {self._comm.size}: the updater raised {failure}, on "
-                f"rank {leader}; the flush updated no later key, and all ranks have the values of "
-                f"rank {leader}: correct the updater there"
-            )
+    def receive(self, failures: Sequence[str | None]) -> None:
+        """Set `error` to an exception with the first rank's text, if this rank has raised none.
+
+        Parameters
+        ----------
+        failures : sequence of str or None
+            `failure` of each rank.
+        """
+        own, self.failure, self.unshared = self.failure, None, False
+        first = next((rank for rank, text in enumerate(failures) if text is not None), None)
+        if self.placement.replicated or own is not None or first is None:
+            return
+        self.error = self.error or UpdaterError(
+            f"rank {self._comm.rank} of {self._comm.size}: the updater raised {failures[first]}, "
+            f"on rank {first}; rank {first} updated no later key, and all ranks have the values "
+            f"of rank {first} of the keys it updates: correct the updater there"
+        )

@@ -119,8 +119,8 @@ MUTANTS = (
     Mutant(
         name="updater-error-stays-on-the-root",
         file=UPDATES,
-        old="        if failure is not None and not self.placement.updates:\n",
-        new="        if False:\n",
+        old="        if self.placement.replicated or own is not None or first is None:\n",
+        new="        if True:\n",
         why="ranks go on with values that were not updated",
         tests=(THREADS,),
     ),
