@@ -288,7 +288,8 @@ class Communicator(ABC):
         Parameters
         ----------
         send, receive : ndarray
-            `send` may be this rank's part of `receive`.
+            `send` may be this rank's part of `receive`.  A `receive` in `node_shared` memory is
+            written once a node; then `send` is this rank's part of it, on all ranks.
         counts : sequence of int
             The elements that each rank sends, the same on all ranks.
         then : callable, optional
