@@ -104,8 +104,8 @@ class Collective:
         ----------
         apply : callable, optional
             ``apply(lo, hi)``, called for each range whose result is complete.  The ranges contain
-            each element once, in any order.  The calls are made while this rank launches or waits
-            for any collective.
+            each element once, in any order; a range to an owner is not empty.  The calls are made
+            while this rank launches or waits for any collective.
         """
         work = self._start(apply)
         work.label = self.label
