@@ -34,6 +34,8 @@ class Placement(Protocol):
         Whether this rank updates.
     replicated : bool
         Whether every rank makes each update, and so has all values and optimizer states.
+    divides : bool
+        Whether ranks update, and have the optimizer states of, different parts of a bucket.
     shares_weights : bool
         Whether the ranks of a node may share weights, of which each rank updates a slice.
     """
@@ -42,6 +44,7 @@ class Placement(Protocol):
     leader: int
     updates: bool
     replicated: bool
+    divides: bool
     shares_weights: bool
 
     def to(self, count: int) -> To:
@@ -65,6 +68,7 @@ class EveryRank:
     leader = 0
     updates = True
     replicated = True
+    divides = False
     shares_weights = True
 
     def __init__(self, comm: Communicator, root: int) -> None: ...
@@ -83,6 +87,7 @@ class AtRoot:
     """The root alone receives the sums and updates, and broadcasts the weights."""
 
     replicated = False
+    divides = False
     shares_weights = False
 
     def __init__(self, comm: Communicator, root: int) -> None:

@@ -144,6 +144,7 @@ class Restoring(Component):
     def _broadcast_states(self, manifest: Manifest, arrays: Mapping[str, Array]) -> None:
         """Broadcast the optimizer's state of each key to the ranks that update."""
         layout, rule = self._engine.layout, self._engine.rule
+        placement = self._engine.placement
         layout.seal()
         for part in _parts(manifest):
             wanted = [
@@ -152,18 +153,18 @@ class Restoring(Component):
                 for name, dtype in states.items()
             ]
             given: list[Array] = _arrays_or_zeros(wanted, arrays)
-            if self._engine.placement.replicated and given:
-                given = from_rank(self._comm, given, self._engine.placement.leader)
+            if (placement.replicated or placement.divides) and given:
+                given = from_rank(self._comm, given, placement.leader)
             for spec, _, updates in part:
                 rule.reset(layout[spec.key])
                 rule.set_count(layout[spec.key], updates)
-            if not self._engine.placement.updates:
+            if not placement.updates:
                 continue
-            targets = [
-                rule.states(layout[spec.key])[name] for spec, states, _ in part for name in states
-            ]
-            for target, array in zip(targets, given, strict=True):
-                self._engine.kernels.pack(array, target)
+            slots = [layout[spec.key] for spec, states, _ in part for _ in states]
+            names = [name for _, states, _ in part for name in states]
+            for slot, name, array in zip(slots, names, given, strict=True):
+                lo, hi = rule.part(slot)
+                self._engine.kernels.pack(array.reshape(-1)[lo:hi], rule.states(slot)[name])
             self._comm.keep_alive(*given)
 
     def _copy(self, given: Array) -> Array:
