@@ -92,7 +92,7 @@ Values: TypeAlias = Sequence[ValueLike | Sequence[ValueLike]]
 Op: TypeAlias = Literal["sum", "avg", "max", "min", "prod"]
 """Reductions of a key over ranks."""
 
-Placement: TypeAlias = Literal["every_rank", "root"]
+Placement: TypeAlias = Literal["every_rank", "root", "sharded"]
 """Values of the option `update_on` of ``ncclkv.create``."""
 
 MissingPolicy: TypeAlias = Literal["error", "zeros"]

@@ -137,6 +137,14 @@ class BucketState:
         own = to.part(self._comm.rank)
         return own.start, own.stop
 
+    def shares_states(self, to: To) -> bool:
+        """Return whether the ranks of the node share optimizer states, if sums go to `to`."""
+        return self.node_shared and not isinstance(to, Owners)
+
+    def updates_key(self, entry: Entry) -> bool:
+        """Return whether this rank updates a key, if it updates and its rule updates whole keys."""
+        return not isinstance(self.to, Owners) or self.to.owner(entry.lo) == self._comm.rank
+
     def optimizer_state(self, name: str, dtype: np.dtype[Any], to: To) -> Buffer:
         """Return the zeroed optimizer state of that name.
 
@@ -146,7 +154,7 @@ class BucketState:
         """
         which = name, dtype
         lo, hi = self.part(to)
-        shares = self.node_shared and not isinstance(to, Owners)
+        shares = self.shares_states(to)
         cached = self._optimizer_states.get(which) if shares else None
         if cached is not None:
             cached[...] = 0

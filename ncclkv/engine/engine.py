@@ -199,7 +199,8 @@ class Engine:
         """
         if any(sealed):
             self.layout.seal()
-        self.policy.flush()
+        # Other ranks may update an element under the new rule: its value must be on all ranks.
+        self.settle()
         updates, before = self.updates, self.updates.rule
         if rule.by_key:
             # A function may write to the weights at any time, also outside a reduction.

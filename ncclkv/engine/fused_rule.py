@@ -27,10 +27,10 @@ class _Part(NamedTuple):
     hi: int
     states: dict[str, Array]
 
-    def of(self, entry: Entry) -> slice:
-        """Return the elements of a key that lie in this part, counted from `lo`."""
-        lo, hi = (min(max(bound, self.lo), self.hi) - self.lo for bound in (entry.lo, entry.hi))
-        return slice(lo, hi)
+    def of(self, entry: Entry) -> Range:
+        """Return the elements of a key that lie in this part."""
+        size = entry.spec.size
+        return min(max(self.lo - entry.lo, 0), size), min(max(self.hi - entry.lo, 0), size)
 
 
 class FusedRule(Rule):
@@ -159,15 +159,19 @@ class FusedRule(Rule):
         part = self._parts.get(slot.state.bucket.index)
         if part is None:
             return {}
-        own = part.of(slot.entry)
-        return {name: state[own] for name, state in part.states.items()}
+        lo, hi = part.of(slot.entry)
+        if lo == hi:
+            return {name: state[:0] for name, state in part.states.items()}
+        first = slot.entry.lo - part.lo
+        return {name: state[first + lo : first + hi] for name, state in part.states.items()}
 
     def part(self, slot: Slot) -> Range:
         part = self._parts.get(slot.state.bucket.index)
-        if part is None:
-            return super().part(slot)
-        own, first = part.of(slot.entry), slot.entry.lo - part.lo
-        return own.start - first, own.stop - first
+        return super().part(slot) if part is None else part.of(slot.entry)
+
+    def state_bytes(self, state: BucketState) -> int:
+        part = self._parts.get(state.bucket.index)
+        return 0 if part is None else sum(each.nbytes for each in part.states.values())
 
     def count(self, slot: Slot) -> int:
         return self.counts.count(slot.state.bucket, slot.entry.key)

@@ -98,6 +98,10 @@ class Rule:
         """Return the elements of a key of which this rank has the states."""
         return 0, slot.entry.spec.size
 
+    def state_bytes(self, state: BucketState) -> int:
+        """Return the bytes of the states of a bucket on this rank."""
+        return 0
+
     def count(self, slot: Slot) -> int:
         """Return the number of updates of a key."""
         return 0
@@ -272,7 +276,7 @@ class Updates:
         return error
 
     def run(self, slots: Sequence[Slot]) -> None:
-        """Call the user's updater for keys in the order given, if this rank updates.
+        """Call the user's updater for the keys that this rank updates, in the order given.
 
         An exception ends the updates, and becomes `error`, which the verb raises at its end.  If
         `run` raised the exception, ranks without an updater would wait in vain for the verb's
@@ -284,6 +288,8 @@ class Updates:
             return
         with self._comm.on_comm_stream():
             for slot in slots:
+                if not slot.state.updates_key(slot.entry):
+                    continue
                 error = self.rule.run(slot)
                 if error is not None:
                     self.error = error

@@ -55,9 +55,10 @@ def create(
     comm : mpi4py.MPI.Intracomm or Communicator, optional
         The ranks of a ``dist`` store; by default all of the job.  The store communicates on a
         duplicate of it.
-    update_on : {"every_rank", "root"}
+    update_on : {"every_rank", "root", "sharded"}
         Where updaters run: on every rank with the same sum, or on one rank whose values are
-        broadcast by the next pull.
+        broadcast by the next pull.  ``"sharded"``: each rank updates a part of the values, and has
+        the optimizer states of this part alone; the next pull gathers the parts.
     root : int
         The rank of ``update_on="root"``; also the rank whose values `repair` gives to all.
     bucket_bytes : int or "auto"

@@ -164,8 +164,8 @@ are ints, such as 3; use one kind
 
         Notes
         -----
-        value waits for a flush that has begun.  With ``update_on="root"`` other ranks see the value
-        as of their last pull, wait or barrier.
+        value waits for a flush that has begun.  With ``update_on="root"`` or ``"sharded"`` a rank
+        sees what other ranks have updated as of its last pull, wait or barrier.
         """
         return self._registration.view_value(key)
 
@@ -222,7 +222,7 @@ are ints, such as 3; use one kind
     def explain_plan(self) -> str:
         """Return the buckets as a table, in the order of launching unless priorities change it.
 
-        Local: each rank shows its own times.
+        Local: each rank shows its own times, and the bytes of its optimizer's states.
 
         The columns are dtype, op, bytes (padding included), keys, the ranks that update them, two
         times of the bucket's reduction in milliseconds, and the first and last key.
@@ -704,9 +704,11 @@ are ints, such as 3; use one kind
         `key` is as the user gave it; `input` is the sum over all ranks.  Both arrays are NumPy
         arrays of the key's shape and belong to the store: copy them to keep them.
 
-        The updater is called before ``push`` returns, once for each key pushed: ints ascending,
+        With ``update_on="sharded"`` each key has one rank that calls the updater for it.  The
+        updater is called before ``push`` returns, once for each key pushed: ints ascending,
         strings in the order of their initialisation.  ``push`` raises the updater's exception; with
-        ``update_on="root"`` other ranks raise `UpdaterError` at their next pull or wait.
+        ``update_on="root"`` or ``"sharded"`` other ranks raise `UpdaterError` at their next pull or
+        wait.
 
         ``dispose()`` is called when the updater is replaced or the store closed.
 
@@ -796,7 +798,8 @@ are ints, such as 3; use one kind
             On every rank, when it cannot be written, with the rank, its host, the path and the
             system's reason.  The store and the older checkpoints are unchanged.
         NotSupported
-            When the package safetensors is not installed there.
+            When the package safetensors is not installed there; with ``update_on="sharded"`` on
+            several ranks, when an updater object has ``state_dict()``.
 
         Warns
         -----

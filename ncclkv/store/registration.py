@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,17 @@ class Registration(Component):
         layout, owner = self._engine.layout, self._engine.placement.owner
         buckets = [state.bucket for state in layout.states]
         times = [state.in_flight.seconds for state in layout.states]
-        return plan.explain(buckets, layout.pending, owner, layout.sizing, times)
+        text = plan.explain(buckets, layout.pending, owner, layout.sizing, times)
+        return "\n".join([text, *self._explain_states()])
+
+    def _explain_states(self) -> Iterator[str]:
+        """Yield a line with the size of the optimizer's states, if there are any."""
+        states, rule = self._engine.layout.states, self._engine.rule
+        total = sum(map(rule.state_bytes, states))
+        shared = sum(rule.state_bytes(each) for each in states if each.shares_states(each.to))
+        if total:
+            note = f", {shared:,} of them shared with the ranks of its node" if shared else ""
+            yield f"states of {rule.name}: {total:,} bytes on this rank{note}"
 
     # For other components
 

@@ -42,6 +42,7 @@ MODULES = (
     "missing_pushes",
     "pulls",
     "reproducible",
+    "sharded",
     "several_stores",
     "uneven",
     "updaters",

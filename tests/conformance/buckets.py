@@ -43,7 +43,7 @@ def whole_lists_between_sublists(create: Stores) -> None:
         kv.push("a", full(99))
         kv.push(["a", "b"], values)
         values[0][:] = values[1][:] = -1
-        if create.updates_here(kv):
+        if create.updates_here(kv, "a"):
             same(kv.pull("a", local=True), step * total(kv))
         same(pulled(kv, "b"), 10 * step * total(kv))
         same(pulled(kv, "a"), step * total(kv))

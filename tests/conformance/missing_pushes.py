@@ -94,7 +94,7 @@ def an_updater_is_called_for_keys_that_any_rank_pushed(create: Stores) -> None:
         if is_even(kv):
             kv.push(5, full(kv.rank + 1))
         kv.wait()
-    assert seen == ([5, 5] if create.updates_here(kv) else [])
+    assert seen == ([5, 5] if create.updates_here(kv, 5) else [])
     same(pulled(kv, 5), 4 + 2 * of_even(kv))
 
 
