@@ -64,7 +64,7 @@ def stores(draw: st.DrawFn) -> p.StorePlan:
         keys.append(p.KeyPlan(name, draw(st.sampled_from(SHAPES)), dtype, _op_for(dtype, op)))
     return p.StorePlan(
         tuple(keys),
-        draw(st.sampled_from(("every_rank", "root"))),
+        draw(st.sampled_from(("every_rank", "root", "sharded"))),
         draw(st.integers(0, 3)),
         draw(st.sampled_from((1024, 0, 256, None))),
     )
