@@ -53,7 +53,7 @@ def programs(draw: Callable[..., Any], *, uneven: bool) -> Program:
     one = alike if uneven else st.tuples(*[step] * size)
     steps = tuple(draw(st.lists(one, min_size=1, max_size=6)))
     options = {
-        "update_on": draw(st.sampled_from(["every_rank", "root"])),
+        "update_on": draw(st.sampled_from(["every_rank", "root", "sharded"])),
         "bucket_bytes": draw(st.sampled_from([0, 1024])),
         "missing": "error" if uneven else "zeros",
     }
