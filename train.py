@@ -42,7 +42,7 @@ def parse(argv: list[str] | None = None) -> Options:
     option(
         "--update-on",
         default="every_rank",
-        choices=["every_rank", "root"],
+        choices=["every_rank", "root", "sharded"],
         help="where the optimizer runs",
     )
     option("--optimizer", default="sgd", help="name of the optimizer")

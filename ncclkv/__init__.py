@@ -18,8 +18,10 @@ array([[8., 8., 8.],
 ====================================  ==========================================================
 ``init``, ``reset``, ``broadcast``    set keys to rank 0's value, for the first time or again
 ``push``, ``pull``, ``pushpull``      sum over ranks into the store, copy values out, or both
+``allreduce``, ``allgather``          reduce or gather arrays and numbers that have no key
 ``group``, ``uneven``, ``capture``    blocks: one flush for many calls; ranks with different numbers
                                       of batches; a step captured as a CUDA graph
+``overlap``                           a block of pushes from any thread, reduced meanwhile
 ``wait``, ``barrier``, ``close``      complete all pushes; wait for all ranks; end the store
 ``set_optimizer``, ``set_updater``    choose how a sum changes the value
 ``save``, ``load``                    write and read a checkpoint

@@ -24,12 +24,16 @@ __all__ = [
     "Keys",
     "MissingPolicy",
     "NonfinitePolicy",
+    "Number",
+    "NumberT",
     "Op",
     "Placement",
     "SupportsDLPack",
     "SupportsGPU",
     "SupportsUpdate",
     "Updater",
+    "ValueLike",
+    "Values",
 ]
 
 
@@ -74,10 +78,21 @@ ArrayLike: TypeAlias = NDArray[Any] | np.generic | SupportsDLPack | SupportsGPU
 Arrays: TypeAlias = Sequence[ArrayLike | Sequence[ArrayLike]]
 """Several arrays of one key; for a list of keys, an array or several arrays each."""
 
-Op: TypeAlias = Literal["sum", "avg", "max", "min"]
+Number: TypeAlias = bool | int | float | complex
+"""Python number, which stands for an array of shape ()."""
+
+NumberT = TypeVar("NumberT", bool, int, float, complex)
+
+ValueLike: TypeAlias = ArrayLike | Number
+"""Value passed to a verb that reads values."""
+
+Values: TypeAlias = Sequence[ValueLike | Sequence[ValueLike]]
+"""Several values of one key; for a list of keys, a value or several values each."""
+
+Op: TypeAlias = Literal["sum", "avg", "max", "min", "prod"]
 """Reductions of a key over ranks."""
 
-Placement: TypeAlias = Literal["every_rank", "root"]
+Placement: TypeAlias = Literal["every_rank", "root", "sharded"]
 """Values of the option `update_on` of ``ncclkv.create``."""
 
 MissingPolicy: TypeAlias = Literal["error", "zeros"]

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 
 from tests.harness import layers
+from tests.harness.frozen import Frozen
 from tests.harness.limit import limits_of
 from tests.nccl import gpu
 
 
 def pytest_configure(config: pytest.Config) -> None:
     limits_of(config)
-
-
-def pytest_collection_finish() -> None:
-    # Modules and tests live to the end: no collection of garbage need look through them again.
-    gc.collect()
-    gc.freeze()
+    config.pluginmanager.register(Frozen(), "ncclkv-frozen")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

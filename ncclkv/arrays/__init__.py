@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ncclkv.arrays import cupy, device, dlpack, numpy, torch
 from ncclkv.arrays.memory import is_on_host
+from ncclkv.arrays.number import is_number
 from ncclkv.errors import UsageError
 
 Array = NDArray[Any]
@@ -150,12 +151,17 @@ def _view(x: Any, what: str, libraries: tuple[_Library, ...], *, write: bool) ->
             ) from error
         if recognised:
             return library.view(x, what, write=write)
+    if write and is_number(x):
+        raise UsageError(
+            f"{what}: out is a Python {type(x).__name__}, which cannot be written; pass an "
+            "array of shape () as out"
+        )
     raise UsageError(_not_an_array(x, what))
 
 
 def _not_an_array(x: Any, what: str) -> str:
     """Return the text of the error for an object that is no array."""
-    if isinstance(x, (bool, int, float, complex)):
+    if is_number(x):
         advice = "a list means several arrays: pass np.asarray(...)"
     else:
         advice = "pass a NumPy array, a torch tensor, or an array that offers DLPack"

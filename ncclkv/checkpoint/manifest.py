@@ -18,7 +18,7 @@ from ncclkv.checkpoint.strict_json import ANY, DamagedCheckpoint, by_key, check_
 from ncclkv.checkpoint.tensors import Tensor, tensor
 from ncclkv.table.registry import Key, KeySpec
 
-_OPS = ("sum", "avg", "max", "min")
+_OPS = ("sum", "avg", "max", "min", "prod")
 _STATE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _RUN = re.compile(r"[0-9a-f]{32}")
 

@@ -104,8 +104,8 @@ class Collective:
         ----------
         apply : callable, optional
             ``apply(lo, hi)``, called for each range whose result is complete.  The ranges contain
-            each element once, in any order.  The calls are made while this rank launches or waits
-            for any collective.
+            each element once, in any order; a range to an owner is not empty.  The calls are made
+            while this rank launches or waits for any collective.
         """
         work = self._start(apply)
         work.label = self.label
@@ -158,6 +158,13 @@ class Communicator(ABC):
     reproducible: bool = False
     lock: threading.RLock
     thread_multiple: bool = True
+
+    def lend(self) -> AbstractContextManager[None]:
+        """Let other threads launch and advance collectives in a ``with`` block.
+
+        A thread holds `lock` meanwhile.  On hosts it may do so only if `thread_multiple` is set.
+        """
+        return nullcontext()
 
     def allocate(self, nbytes: int) -> Buffer:
         """Return zeroed uint8 memory, aligned to `ALIGNMENT`; collectives are fastest there."""
@@ -281,7 +288,8 @@ class Communicator(ABC):
         Parameters
         ----------
         send, receive : ndarray
-            `send` may be this rank's part of `receive`.
+            `send` may be this rank's part of `receive`.  A `receive` in `node_shared` memory is
+            written once a node; then `send` is this rank's part of it, on all ranks.
         counts : sequence of int
             The elements that each rank sends, the same on all ranks.
         then : callable, optional

@@ -109,6 +109,15 @@ def check_counts(counts: Sequence[int], size: int) -> None:
         raise UsageError(f"counts={counts!r}: give {size} counts, one for each rank, none negative")
 
 
+def check_in_place(send: Buffer, part: Buffer) -> None:
+    """Refuse a `send` that is not this rank's part of memory that the ranks of a node share."""
+    if send.size and address(send) != address(part):
+        raise UsageError(
+            "receive is memory that the ranks of this node share, and send is not this rank's part "
+            "of it; write the part there, and pass it as send"
+        )
+
+
 def check_exchange(
     send: Sequence[Any], receive: Sequence[Any], rank: int, size: int, check_memory: CheckMemory
 ) -> None:

@@ -66,7 +66,7 @@ class SoloCommunicator(Communicator):
     ) -> Collective:
         def start(apply: Apply | None) -> Work:
             self._copy(send, receive)
-            if apply is not None:
+            if apply is not None and receive.size:
                 apply(0, receive.size)
             return DoneWork()
 

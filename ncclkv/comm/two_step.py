@@ -258,8 +258,10 @@ class Sum(NamedTuple):
         yield leaving
 
     def _update(self, share: Range | None) -> None:
-        """Call `apply` with a complete share."""
-        if self.apply is not None and share is not None and self.to.receives(self.wire.rank):
+        """Call `apply` with a complete share that has elements."""
+        if self.apply is None or share is None or share[0] == share[1]:
+            return
+        if self.to.receives(self.wire.rank):
             self.apply(*share)
 
 

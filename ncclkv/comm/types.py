@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,20 @@ class Owners:
     def part(self, rank: int) -> slice:
         """Return the elements that a rank receives."""
         return slice(self.bounds[rank], self.bounds[rank + 1])
+
+    def owner(self, element: int) -> int:
+        """Return the rank that receives an element; some rank for an element past the end."""
+        return min(bisect_right(self.bounds, element), len(self.bounds) - 1) - 1
+
+    def within(self, lo: int, hi: int) -> Owners:
+        """Return the owners of elements ``[lo, hi)``, which are then counted from `lo`.
+
+        Examples
+        --------
+        >>> Owners([0, 4, 8, 12]).within(2, 8)
+        Owners(bounds=[0, 2, 6, 6])
+        """
+        return Owners([min(max(bound, lo), hi) - lo for bound in self.bounds])
 
 
 To = Everyone | Root | Owners

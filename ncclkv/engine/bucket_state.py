@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from ncclkv.arrays.memory import address, protected
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.types import Buffer
+from ncclkv.comm.types import EVERYONE, Buffer, Owners, To
 from ncclkv.engine.in_flight import InFlight
 from ncclkv.engine.reduction import Reduction, Span
+from ncclkv.kernels.base import Kernels
 from ncclkv.table import plan
 from ncclkv.table.bucket import Bucket, Entry, Range
 from ncclkv.table.registry import Key
@@ -39,6 +40,8 @@ class BucketState:
     comm : Communicator
     reduction : Reduction
         Makes the sums of its gradients.
+    to : To
+        The destination of the sum of the whole bucket.
     share_weights : bool
         Whether the ranks of a node with shared memory share one copy of the weights.  A bucket
         smaller than `SHARED_FROM_BYTES` is never shared.
@@ -49,6 +52,7 @@ class BucketState:
     key_count : int
         Number of keys in the bucket; it is full when `pushed` has as many.
     gradients, weights : ndarray, shape (bucket.count,)
+    to : To
     node_shared : bool
         Whether the ranks of the node share one copy of the weights, and update it together.
     pushed : set of keys
@@ -68,10 +72,12 @@ class BucketState:
         comm: Communicator,
         reduction: Reduction,
         *,
+        to: To = EVERYONE,
         share_weights: bool = False,
     ) -> None:
         self.bucket = bucket
         self.reduction = reduction
+        self.to = to
         self.key_count = len(bucket.entries)
         self._comm = comm
         self.gradients: Buffer = comm.allocate(bucket.nbytes).view(bucket.dtype)
@@ -81,12 +87,25 @@ class BucketState:
         self.weights: Buffer = self._own_memory() if weights is None else weights.view(bucket.dtype)
         self._optimizer_states: dict[tuple[str, np.dtype[Any]], Buffer] = {}
         self._spans: dict[Range, Span] = {}
-        self._whole: list[Span] | None = None
+        self._pushed_spans: dict[Key | None, list[Span]] = {}
         self.pushed: set[Key] = set()
         self.step: Any = None
         self.in_flight = InFlight()
         self.launched = False
         self.stale: tuple[int, int] | None = None
+
+    @property
+    def neutral(self) -> float:
+        """Return the neutral element of the bucket's op: a missing push counts as this number."""
+        op, dtype = self.bucket.op, self.bucket.dtype
+        if op not in ("max", "min"):
+            return 1 if op == "prod" else 0
+        if dtype.kind == "b":
+            return op == "min"
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            return int(limits.min if op == "max" else limits.max)
+        return float("-inf") if op == "max" else float("inf")
 
     def _own_memory(self) -> Buffer:
         """Allocate memory for the weights that no other rank shares."""
@@ -99,35 +118,69 @@ class BucketState:
             own[...] = self.weights
             self.weights, self.node_shared = own, False
             self._optimizer_states.clear()
-            self._spans.clear()
-            self._whole = None
+            self._forget_spans()
 
-    def optimizer_state(self, name: str, dtype: np.dtype[Any]) -> Buffer:
-        """Return the zeroed optimizer state of that name, with one element for each weight.
+    def set_destination(self, to: To) -> None:
+        """Change the destination of sums; all earlier updates are published."""
+        self.to = to
+        self._forget_spans()
 
-        Collective if the ranks of the node share the weights: then they share the state, too.
+    def _forget_spans(self) -> None:
+        """Drop the ranges, whose weights or destination have changed."""
+        self._spans.clear()
+        self._pushed_spans.clear()
+
+    def part(self, to: To) -> Range:
+        """Return the elements that this rank updates, if sums go to `to` and this rank updates."""
+        if not isinstance(to, Owners):
+            return 0, self.bucket.count
+        own = to.part(self._comm.rank)
+        return own.start, own.stop
+
+    def shares_states(self, to: To) -> bool:
+        """Return whether the ranks of the node share optimizer states, if sums go to `to`."""
+        return self.node_shared and not isinstance(to, Owners)
+
+    def updates_key(self, entry: Entry) -> bool:
+        """Return whether this rank updates a key, if it updates and its rule updates whole keys."""
+        return not isinstance(self.to, Owners) or self.to.owner(entry.lo) == self._comm.rank
+
+    def optimizer_state(self, name: str, dtype: np.dtype[Any], to: To) -> Buffer:
+        """Return the zeroed optimizer state of that name.
+
+        The state has one element for each weight that this rank updates, if sums go to `to`.
+        Collective if the ranks of the node share the weights and update all of them together: then
+        they share the state, too.
         """
         which = name, dtype
-        cached = self._optimizer_states.get(which)
+        lo, hi = self.part(to)
+        shares = self.shares_states(to)
+        cached = self._optimizer_states.get(which) if shares else None
         if cached is not None:
             cached[...] = 0
             return cached
-        nbytes = self.bucket.count * dtype.itemsize
-        memory = self._comm.node_shared(nbytes) if self.node_shared else None
+        memory = self._comm.node_shared((hi - lo) * dtype.itemsize) if shares else None
         if memory is None:
-            return self._comm.kernels.zeros(self.bucket.count, dtype)
+            return self._comm.kernels.zeros(hi - lo, dtype)
         self._optimizer_states[which] = memory.view(dtype)
         return self._optimizer_states[which]
 
     def pushed_spans(self) -> Sequence[Span]:
         """Return the ranges that hold the pushed keys and no other key."""
-        whole = len(self.pushed) == self.key_count
-        if whole and self._whole is not None:
-            return self._whole
-        spans = [self.span(bounds) for bounds in plan.spans(self.bucket, self.pushed)]
-        if whole:
-            self._whole = spans
-        return spans
+        # Cached for pushes of all keys, under None, and for pushes of one key after another.
+        pushed, which = self.pushed, None
+        if len(pushed) != self.key_count:
+            if len(pushed) > 1:
+                return self._spans_of(pushed)
+            (which,) = pushed
+        cached = self._pushed_spans.get(which)
+        if cached is None:
+            cached = self._pushed_spans[which] = self._spans_of(pushed)
+        return cached
+
+    def _spans_of(self, keys: Set[Key]) -> list[Span]:
+        """Return the ranges that hold `keys` and no other key."""
+        return [self.span(bounds) for bounds in plan.spans(self.bucket, keys)]
 
     def span(self, bounds: Range) -> Span:
         """Return a range of elements; the same object for the same bounds."""
@@ -138,7 +191,8 @@ class BucketState:
             lo, hi = bounds
             gradients, weights = self.gradients[lo:hi], self.weights[lo:hi]
             label = plan.label(self.bucket, bounds)
-            cached = Span(lo, hi, gradients, weights, label, self.node_shared)
+            to = self.to.within(lo, hi) if isinstance(self.to, Owners) else self.to
+            cached = Span(lo, hi, gradients, weights, label, to, self.node_shared)
             self._spans[bounds] = cached
         return cached
 
@@ -179,6 +233,12 @@ class Slot:
         """Set `weight` to a view of the bucket's weights, which may have moved."""
         self.weight = self.state.weights[self.entry.lo : self.entry.hi]
         self.weight_view: Array = protected(self.weight).reshape(self.entry.spec.shape)
+
+    def push_neutral(self, kernels: Kernels) -> None:
+        """Push the neutral element of the key's op, in place of an array of this rank."""
+        self.state.in_flight.complete()
+        kernels.fill(self.gradient, self.state.neutral)
+        self.state.pushed.add(self.entry.key)
 
     def holds(self, value: Array) -> bool:
         """Return whether `value` is a view of this key's whole gradient."""

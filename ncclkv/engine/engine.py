@@ -80,9 +80,15 @@ class Engine:
         self.placement = placement
         self.events = Events()
         self.updates = Updates(comm, placement)
-        reduction = reduction_for(comm, placement, None, self.events)
-        shares = placement.shares_weights
-        self.layout = Layout(comm, sizing, self.updates.allocate, reduction, share_weights=shares)
+        reduction = reduction_for(comm, None, self.events)
+        self.layout = Layout(
+            comm,
+            sizing,
+            self.updates.plan,
+            self.updates.allocate,
+            reduction,
+            share_weights=placement.shares_weights,
+        )
         self._reducer = Reducer(comm, self.layout, self.updates, self.events)
         self._missing_zeros = missing_zeros
         self._nonfinite = NonfiniteReport(comm, self.layout.registry, nonfinite)
@@ -194,17 +200,22 @@ class Engine:
         """
         if any(sealed):
             self.layout.seal()
-        self.policy.flush()
+        # Other ranks may update an element under the new rule: its value must be on all ranks.
+        self.settle()
         updates, before = self.updates, self.updates.rule
         if rule.by_key:
             # A function may write to the weights at any time, also outside a reduction.
             self.layout.unshare_weights()
-        for state in self.layout.states:
-            updates.allocate(state, rule)
+        states = self.layout.states
+        plan = updates.plan([state.bucket for state in states], rule)
+        for state, to in zip(states, plan, strict=True):
+            updates.allocate(state, rule, to)
         self.epoch = updates.rule = rule
         self.policy = self._own_policy()
-        for state in self.layout.states:
+        for state, to in zip(states, plan, strict=True):
             state.launched = False
+            if to != state.to:
+                state.set_destination(to)
         if rule.source is not before.source:
             updates.dispose(before)
 
@@ -303,6 +314,14 @@ class Engine:
         for part in push.parts:
             self._pack(part, arrays)
 
+    def stage(self, push: Push, arrays: Sequence[Array]) -> None:
+        """Pack a push of a block, which launches it later; an error leaves nothing of it."""
+        try:
+            self.pack(push, arrays)
+        except BaseException:
+            self.drop(push.indices)
+            raise
+
     def _pack(self, part: BucketPush, arrays: Sequence[Array]) -> None:
         """Write the sums of one bucket's keys to their gradients."""
         state = part.state
@@ -313,13 +332,21 @@ class Engine:
         part.copy_in(arrays, self.kernels)
         state.pushed |= part.keys
 
-    def step_of(self, keys: Iterable[Key]) -> Any:
-        """Return the optimizer's step of keys that are all packed, each for one update."""
+    def step_of(self, keys: Iterable[Key], *, packed: bool) -> Any:
+        """Return the optimizer's step of one update of each key; the keys have slots.
+
+        `packed` means that pushes in the buckets are these, and none waits for an earlier update.
+        """
         if self.policy.allows_missing:
             return self.updates.rule.step()
         slots = (self.layout[key] for key in keys)
         return self.updates.rule.step(
-            (slot.state.bucket, {slot.entry.key}, set()) for slot in slots
+            (
+                slot.state.bucket,
+                {slot.entry.key},
+                set() if packed else {slot.entry.key} & slot.state.pushed,
+            )
+            for slot in slots
         )
 
     def launch_full(self, priorities: Mapping[int, int], keys: Collection[Key], step: Any) -> None:
@@ -339,12 +366,16 @@ class Engine:
         if self.updates.rule.by_key:
             self.policy.update_by_key(keys)
 
-    def _launch_packed(self, state: BucketState, step: Any) -> None:
+    def launch_last(self, state: BucketState, step: Any) -> None:
+        """Launch a bucket that gets no further push, if the policy launches before a flush."""
+        self._launch_packed(state, step, last=True)
+
+    def _launch_packed(self, state: BucketState, step: Any, *, last: bool = False) -> None:
         """Launch a bucket, packed under an optimizer's step, if the policy selects it."""
         state.step = step
         if self.recorder is not None:
             self.recorder.check_launch(state)
-        self.policy.packed(state)
+        self.policy.packed(state, last=last)
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Drop packed pushes of `keys` that are not launched."""

@@ -35,8 +35,15 @@ class FlushPolicy:
         """Launch the pushes waiting in a bucket, so that a push that conflicts can be packed."""
         self.flush()
 
-    def packed(self, state: BucketState) -> None:
-        """Launch a bucket into which a push has been packed, if the bucket is ready."""
+    def packed(self, state: BucketState, *, last: bool = False) -> None:
+        """Launch a bucket into which a push has been packed, if the bucket is ready.
+
+        Parameters
+        ----------
+        state : BucketState
+        last : bool
+            Whether the bucket gets no further push before it is launched, even if it is not full.
+        """
 
     def update_by_key(self, keys: Collection[Key]) -> None:
         """End a push of `keys` for a rule that updates by key: run the user's function now."""
@@ -64,8 +71,8 @@ class EagerFlush(FlushPolicy):
     def make_room(self, state: BucketState) -> None:
         self._reducer.launch(state)
 
-    def packed(self, state: BucketState) -> None:
-        if len(state.pushed) == state.key_count or self._updates.rule.by_key:
+    def packed(self, state: BucketState, *, last: bool = False) -> None:
+        if last or len(state.pushed) == state.key_count or self._updates.rule.by_key:
             self._reducer.launch(state)
 
     def update_by_key(self, keys: Collection[Key]) -> None:

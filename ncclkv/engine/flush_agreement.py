@@ -66,7 +66,8 @@ class AgreedFlush(FlushPolicy):
     reducer : Reducer
     report : NonfiniteReport
     missing_zeros : bool
-        Whether ranks may push different keys: a missing key counts as zeros.
+        Whether ranks may push different keys: a missing key counts as zeros, or as the neutral
+        element of its op.
     uneven : bool
         Whether ranks may be drained while others push.
     """
@@ -123,7 +124,7 @@ class AgreedFlush(FlushPolicy):
                 state.pushed.clear()
             self._report.skip([each.nonfinite for each in all_ranks], 1)
             counts = {}
-        self._updates.receive(all_ranks[self._updates.placement.leader].failure)
+        self._updates.receive([each.failure for each in all_ranks])
         self._reduce(
             counts, self._step(all_ranks, counts, adopts=part != Part.PUSHES and active > 0)
         )
@@ -245,22 +246,8 @@ class AgreedFlush(FlushPolicy):
         for key in keys:
             slot = self._layout[key]
             if key not in slot.state.pushed:
-                slot.state.in_flight.complete()
                 if slot.lent:
+                    slot.state.in_flight.complete()
                     lent.append((slot, self._kernels.copy(slot.gradient)))
-                self._kernels.fill(slot.gradient, _neutral(slot.state))
-                slot.state.pushed.add(key)
+                slot.push_neutral(self._kernels)
         return lent
-
-
-def _neutral(state: BucketState) -> float:
-    """Return the neutral element of the bucket's op."""
-    op, dtype = state.bucket.op, state.bucket.dtype
-    if op not in ("max", "min"):
-        return 0
-    if dtype.kind == "b":
-        return op == "min"
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return int(limits.min if op == "max" else limits.max)
-    return float("-inf") if op == "max" else float("inf")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ncclkv.arrays.dtypes import real_numbers
-from ncclkv.comm.types import Apply
+from ncclkv.comm.types import Apply, To
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.reduction import Span
 from ncclkv.engine.update_rule import Rule
@@ -17,7 +17,21 @@ from ncclkv.optimizer.captured import CapturedUpdates
 from ncclkv.optimizer.restore import copied, set_config
 from ncclkv.optimizer.scalar_rows import Pushed, RowCache, UpdateCounts
 from ncclkv.optimizer.steps import Steps
+from ncclkv.table.bucket import Entry, Range
 from ncclkv.table.registry import KeySpec
+
+
+class _Part(NamedTuple):
+    """Elements ``[lo, hi)`` of a bucket, which this rank updates, with their states by name."""
+
+    lo: int
+    hi: int
+    states: dict[str, Array]
+
+    def of(self, entry: Entry) -> Range:
+        """Return the elements of a key that lie in this part."""
+        size = entry.spec.size
+        return min(max(self.lo - entry.lo, 0), size), min(max(self.hi - entry.lo, 0), size)
 
 
 class FusedRule(Rule):
@@ -55,7 +69,7 @@ class FusedRule(Rule):
         self.source = optimizer
         self.counts = UpdateCounts()
         self._kernels = kernels
-        self._states: dict[int, dict[str, Array]] = {}
+        self._parts: dict[int, _Part] = {}
         # Numbers of the buckets whose states are those of the rule that this rule continues.
         self._inherited: frozenset[int] = frozenset()
         self._rows = RowCache(self.counts)
@@ -96,8 +110,8 @@ class FusedRule(Rule):
         if optimizer.multi_precision != mine.multi_precision:
             return None
         rule = FusedRule(optimizer, self._kernels)
-        rule.counts, rule._states, rule._rows = self.counts, self._states, RowCache(self.counts)
-        # Not all of `_states`: memory may have run out while a later bucket was made.
+        rule.counts, rule._parts, rule._rows = self.counts, self._parts, RowCache(self.counts)
+        # Not all of `_parts`: memory may have run out while a later bucket was made.
         rule._inherited = frozenset(state.bucket.index for state in buckets)
         return rule
 
@@ -160,30 +174,48 @@ class FusedRule(Rule):
 
     # States
 
-    def allocate(self, state: BucketState) -> None:
+    def allocate(self, state: BucketState, to: To) -> None:
         if state.bucket.index in self._inherited:
             return
         dtype = state.bucket.dtype
-        states = self._states[state.bucket.index] = {
-            each.name: state.optimizer_state(each.name, each.dtype_for(dtype))
-            for each in self.source.states_for(dtype)
+        declared = self.source.states_for(dtype)
+        states = {
+            each.name: state.optimizer_state(each.name, each.dtype_for(dtype), to)
+            for each in declared
         }
-        for each in self.source.states_for(dtype):
+        lo, hi = state.part(to)
+        self._parts[state.bucket.index] = _Part(lo, hi, states)
+        for each in declared:
             if each.init == "weights":
-                self._kernels.unpack(state.weights, states[each.name])
+                self._kernels.unpack(state.weights[lo:hi], states[each.name])
 
     def reset(self, slot: Slot) -> None:
         states = self.states(slot)
+        lo, hi = self.part(slot)
         for each in self.source.states_for(slot.entry.spec.dtype) if states else ():
             if each.init == "weights":
-                self._kernels.unpack(slot.weight, states[each.name])
+                self._kernels.unpack(slot.weight[lo:hi], states[each.name])
             else:
                 states[each.name][...] = 0
         self.set_count(slot, 0)
 
     def states(self, slot: Slot) -> dict[str, Array]:
-        states = self._states.get(slot.state.bucket.index, {})
-        return {name: state[slot.entry.lo : slot.entry.hi] for name, state in states.items()}
+        part = self._parts.get(slot.state.bucket.index)
+        if part is None:
+            return {}
+        lo, hi = part.of(slot.entry)
+        if lo == hi:
+            return {name: state[:0] for name, state in part.states.items()}
+        first = slot.entry.lo - part.lo
+        return {name: state[first + lo : first + hi] for name, state in part.states.items()}
+
+    def part(self, slot: Slot) -> Range:
+        part = self._parts.get(slot.state.bucket.index)
+        return super().part(slot) if part is None else part.of(slot.entry)
+
+    def state_bytes(self, state: BucketState) -> int:
+        part = self._parts.get(state.bucket.index)
+        return 0 if part is None else sum(each.nbytes for each in part.states.values())
 
     def count(self, slot: Slot) -> int:
         return self.counts.count(slot.state.bucket, slot.entry.key)
@@ -206,19 +238,21 @@ class FusedRule(Rule):
         self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
     ) -> list[tuple[Array, Apply | None]]:
         bucket, kernels = state.bucket, self._kernels
+        first, last, states = self._parts[bucket.index]
         if self.recording is None:
-            rows = self._rows.rows(state.step, bucket)
+            rows = self._rows.rows(state.step, bucket, first)
         else:
             kernels = self.recording.kernels
             rows = self.recording.rows(bucket)
-        states = dict(self._states[bucket.index])
+        states = dict(states)
         master = states.pop(MASTER.name, None) if self.source.multi_precision else None
         weights, gradients, *kept = map(
-            real_numbers, (state.weights, state.gradients, *states.values())
+            real_numbers,
+            (state.weights[first:last], state.gradients[first:last], *states.values()),
         )
 
         def update(start: int) -> Apply:
-            """Return the update of a span that begins at element `start` of the bucket."""
+            """Return the update of a span that begins at element `start` of this rank's part."""
 
             def apply(lo: int, hi: int) -> None:
                 segments, scalars = rows.cut(kernels, start + lo, start + hi)
@@ -235,11 +269,12 @@ class FusedRule(Rule):
 
             return apply
 
-        return [(span.gradients, update(span.lo)) for span in spans]
+        return [(span.gradients, update(span.lo - first)) for span in spans]
 
     # Captures
 
     def captured(self, states: Sequence[BucketState], kernels: Kernels) -> CapturedUpdates:
-        buckets = [state.bucket for state in states]
+        origins = {index: part.lo for index, part in self._parts.items()}
+        parts = [(state.bucket, origins.get(state.bucket.index, 0)) for state in states]
         counted = self.source.counted or self.source.lr_scheduler is not None
-        return CapturedUpdates(self.step, counted, self.counts, buckets, self._kernels, kernels)
+        return CapturedUpdates(self.step, counted, self.counts, parts, self._kernels, kernels)

@@ -8,6 +8,7 @@ from typing import Any
 from ncclkv.engine.batch import Pull, Push, select
 from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.engine import Engine
+from ncclkv.errors import UsageError
 from ncclkv.table.registry import Key
 
 
@@ -52,11 +53,7 @@ class Group:
         copies = {key: [copy(array) for array in several] for key, several in values.items()}
         for key in repeated - self._copies.keys():
             copies[key].insert(0, copy(engine.layout[key].gradient_view))
-        try:
-            engine.pack(push, arrays)
-        except BaseException:
-            engine.drop(push.indices)
-            raise
+        engine.stage(push, arrays)
         # Recorded last: a push that lacks memory adds nothing to the block.
         for key, made in copies.items():
             self._copies.setdefault(key, []).extend(made)
@@ -81,6 +78,19 @@ class Group:
         """The keys that were pushed."""
         return self._priorities
 
+    def check_view(self, key: Key) -> None:
+        """Refuse a view of a gradient that the block has.
+
+        Raises
+        ------
+        UsageError
+        """
+        if key in self._priorities:
+            raise UsageError(
+                f"grad_view of key {key!r}: it was pushed in this group, so its gradient is "
+                f"the store's; call grad_view after the group's end"
+            )
+
     def prepare(self, unchecked: Sequence[tuple[Key, Array]]) -> None:
         """Pack the copied values into their buckets.
 
@@ -94,7 +104,7 @@ class Group:
         self._engine.pack(push, arrays)
         self._engine.keep(arrays)
         self._engine.layout.check_outs(unchecked, flushed=True)
-        self._step = self._engine.step_of(self._priorities)
+        self._step = self._engine.step_of(self._priorities, packed=True)
 
     def commit(self) -> None:
         """Launch the pushes of the block as one push."""

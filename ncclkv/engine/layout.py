@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ncclkv.comm.base import Communicator
+from ncclkv.comm.types import To
 from ncclkv.engine.bucket_state import Array, BucketMemory, BucketState, Slot
 from ncclkv.engine.reduction import Reduction
 from ncclkv.errors import NotSupported, UsageError
@@ -20,6 +21,8 @@ class Layout:
     ----------
     comm : Communicator
     sizing : Sizing
+    plan : callable
+        Returns the destinations of sums of the buckets, those of earlier buckets as before.
     allocate : callable
         Called with each new bucket once its weights are set, before the bucket joins the layout.
     reduction : Reduction
@@ -45,6 +48,7 @@ class Layout:
         self,
         comm: Communicator,
         sizing: Sizing,
+        plan: Callable[[Sequence[Bucket]], Sequence[To]],
         allocate: Callable[[BucketState], object],
         reduction: Reduction,
         *,
@@ -57,6 +61,7 @@ class Layout:
         self.pending: dict[Key, Array] = {}
         self.pending_bytes = 0
         self._comm = comm
+        self._plan = plan
         self._allocate = allocate
         self._reduction = reduction
         self._slots: dict[Key, Slot] = {}
@@ -79,9 +84,10 @@ class Layout:
             return
         specs = [spec for spec in self.registry if spec.key in self.pending]
         buckets = make_buckets(specs, self.sizing.bucket_bytes, len(self.states))
+        plan = self._plan([*(state.bucket for state in self.states), *buckets])[len(self.states) :]
         # Nothing is recorded before all is allocated: a MemoryError leaves the layout unchanged.
         with self._comm.rolling_back_node_shared():
-            states = [self._state(bucket) for bucket in buckets]
+            states = [self._state(bucket, to) for bucket, to in zip(buckets, plan, strict=True)]
             slots = {
                 entry.key: Slot(state, entry) for state in states for entry in state.bucket.entries
             }
@@ -113,13 +119,15 @@ class Layout:
             # Ranks share memory: no first value may be written after the values written next.
             self._comm.control.barrier(verb)
 
-    def _state(self, bucket: Bucket) -> BucketState:
+    def _state(self, bucket: Bucket, to: To) -> BucketState:
         """Return the memory of a new bucket, by the storage of its keys."""
         if bucket.storage != DENSE:
             raise NotSupported(
                 f"storage {bucket.storage!r} of keys is not in this version; use {DENSE!r}"
             )
-        return BucketState(bucket, self._comm, self._reduction, share_weights=self.share_weights)
+        return BucketState(
+            bucket, self._comm, self._reduction, to=to, share_weights=self.share_weights
+        )
 
     def unshare_weights(self) -> None:
         """Move the weights to this rank's own memory, in present and future buckets."""

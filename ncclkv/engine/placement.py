@@ -5,18 +5,29 @@
 =============  =======================  ====================  ===================================
 every_rank     every rank (allreduce)   every rank            no collective
 root           the root (reduce)        the root alone        a broadcast of the updated ranges
+sharded        owners (reduce-scatter)  each part's owner     an allgather of the updated ranges
 =============  =======================  ====================  ===================================
+
+An optimizer updates an equal slice of each bucket on each rank, and a function whole keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Protocol, cast
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.buffers import check_root
-from ncclkv.comm.types import EVERYONE, Buffer, DoneWork, Root, To, Work
-from ncclkv.errors import NotSupported, UsageError
+from ncclkv.comm.two_step import slices
+from ncclkv.comm.types import EVERYONE, DoneWork, Owners, Root, To, Work
+from ncclkv.engine.reduction import Span
+from ncclkv.errors import UsageError
+from ncclkv.table import plan
+from ncclkv.table.bucket import Bucket
+
+_SLICE_UNIT = 16
+"""Slices begin at multiples of this number of elements: two ranks share no line of a cache."""
 
 
 class Placement(Protocol):
@@ -25,28 +36,38 @@ class Placement(Protocol):
     Attributes
     ----------
     owner : str
-        The ranks that update, as a text: "every rank", or "rank 0".
+        The ranks that update, as a text: "every rank", "rank 0", or "owners".
     leader : int
         The first rank that updates; it writes and reads checkpoints.
     updates : bool
-        Whether this rank updates.
+        Whether this rank updates the sums that it receives.
     replicated : bool
         Whether every rank makes each update, and so has all values and optimizer states.
+    divides : bool
+        Whether ranks update, and have the optimizer states of, different parts of a bucket.
     shares_weights : bool
-        Whether the ranks of a node may share weights, of which each rank updates a slice.
+        Whether the ranks of a node may share weights, of which each rank updates a part.
     """
 
     owner: str
     leader: int
     updates: bool
     replicated: bool
+    divides: bool
     shares_weights: bool
 
     def to(self, count: int) -> To:
-        """Return the destination of a sum of `count` elements."""
+        """Return the destination of the sum of a bucket of `count` elements."""
 
-    def publish(self, weights: Buffer) -> Work:
-        """Launch the collective that gives every rank the updated weights."""
+    def by_key(self, buckets: Sequence[Bucket]) -> Sequence[To]:
+        """Return the destinations of the sums of all buckets, if a rule updates whole keys.
+
+        A bucket's destination depends on the buckets before it alone: it is the same after a later
+        bucket has been added.
+        """
+
+    def publish(self, span: Span) -> Work:
+        """Launch the collective that gives every rank the updated weights of a span."""
 
 
 class EveryRank:
@@ -56,6 +77,7 @@ class EveryRank:
     leader = 0
     updates = True
     replicated = True
+    divides = False
     shares_weights = True
 
     def __init__(self, comm: Communicator, root: int) -> None: ...
@@ -63,7 +85,10 @@ class EveryRank:
     def to(self, count: int) -> To:
         return EVERYONE
 
-    def publish(self, weights: Buffer) -> Work:
+    def by_key(self, buckets: Sequence[Bucket]) -> Sequence[To]:
+        return [EVERYONE] * len(buckets)
+
+    def publish(self, span: Span) -> Work:
         return DoneWork()
 
 
@@ -71,6 +96,7 @@ class AtRoot:
     """The root alone receives the sums and updates, and broadcasts the weights."""
 
     replicated = False
+    divides = False
     shares_weights = False
 
     def __init__(self, comm: Communicator, root: int) -> None:
@@ -83,13 +109,43 @@ class AtRoot:
     def to(self, count: int) -> To:
         return self._to
 
-    def publish(self, weights: Buffer) -> Work:
-        return self._comm.broadcast(weights, self.leader)
+    def by_key(self, buckets: Sequence[Bucket]) -> Sequence[To]:
+        return [self._to] * len(buckets)
+
+    def publish(self, span: Span) -> Work:
+        return self._comm.broadcast(span.weights, self.leader)
+
+
+class Sharded:
+    """Each rank receives and updates a part of every bucket; the ranks gather the parts."""
+
+    owner = "owners"
+    leader = 0
+    updates = True
+    replicated = False
+    divides = True
+    shares_weights = True
+
+    def __init__(self, comm: Communicator, root: int) -> None:
+        self._comm = comm
+
+    def to(self, count: int) -> To:
+        return Owners([0, *(hi for _, hi in slices(count, self._comm.size, _SLICE_UNIT))])
+
+    def by_key(self, buckets: Sequence[Bucket]) -> Sequence[To]:
+        return [Owners(bounds) for bounds in plan.divide(buckets, self._comm.size)]
+
+    def publish(self, span: Span) -> Work:
+        owners = cast("Owners", span.to)
+        own = span.weights[owners.part(self._comm.rank)]
+        counts = [hi - lo for lo, hi in pairwise(owners.bounds)]
+        return self._comm.allgatherv(own, span.weights, counts)
 
 
 _PLACEMENTS: dict[str, Callable[[Communicator, int], Placement]] = {
     "every_rank": EveryRank,
     "root": AtRoot,
+    "sharded": Sharded,
 }
 
 
@@ -98,11 +154,9 @@ def placement(update_on: str, root: int, comm: Communicator) -> Placement:
 
     Raises
     ------
-    UsageError, NotSupported
+    UsageError
     """
-    if isinstance(update_on, str) and update_on == "sharded":
-        raise NotSupported("update_on='sharded' is not in this version; use every_rank or root")
     if not isinstance(update_on, str) or update_on not in _PLACEMENTS:
-        raise UsageError(f"update_on={update_on!r} is unknown; use every_rank or root")
+        raise UsageError(f"update_on={update_on!r} is unknown; use every_rank, root or sharded")
     check_root(root, comm.size)
     return _PLACEMENTS[update_on](comm, int(root))

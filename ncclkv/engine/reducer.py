@@ -100,7 +100,7 @@ class Reducer:
             if state.stale is None:
                 continue
             span = state.span(state.stale)
-            publish = partial(placement.publish, span.weights)
+            publish = partial(placement.publish, span)
             self.events.sequence += 1
             work = self.events.launch(publish, span.label, span.weights.nbytes, 0)
             state.in_flight.add(work)

@@ -7,10 +7,9 @@ from functools import partial
 from typing import Protocol
 
 from ncclkv.comm.base import Collective, Communicator
-from ncclkv.comm.types import Apply, Buffer, Work
+from ncclkv.comm.types import EVERYONE, Apply, Buffer, To, Work
 from ncclkv.compress.base import Codec
 from ncclkv.engine.events import Events
-from ncclkv.engine.placement import Placement
 from ncclkv.errors import NotSupported
 
 
@@ -24,6 +23,8 @@ class Span:
         The range of the bucket's arrays.
     label : str
         Name of its collectives, for errors.
+    to : To
+        The destination of its sums.
     node_shared : bool
         Whether the ranks of the node share the weights, and update them together.
     collective : Collective or None
@@ -37,6 +38,7 @@ class Span:
     gradients: Buffer
     weights: Buffer
     label: str
+    to: To = EVERYONE
     node_shared: bool = False
     collective: Collective | None = None
     prepared_for: tuple[str, bool] | None = None
@@ -68,13 +70,11 @@ class DenseReduction:
     Parameters
     ----------
     comm : Communicator
-    placement : Placement
     events : Events
     """
 
-    def __init__(self, comm: Communicator, placement: Placement, events: Events) -> None:
+    def __init__(self, comm: Communicator, events: Events) -> None:
         self._comm = comm
-        self._placement = placement
         self._events = events
 
     def launch(self, span: Span, receive: Buffer, op: str, apply: Apply | None) -> Work:
@@ -85,7 +85,7 @@ class DenseReduction:
                 span.gradients,
                 receive,
                 op,
-                to=self._placement.to(span.hi - span.lo),
+                to=span.to,
                 sharded_update=span.node_shared,
             )
             collective.label = span.label
@@ -98,9 +98,7 @@ class DenseReduction:
         return events.launch(start, span.label, nbytes, collective.wire_bytes)
 
 
-def reduction_for(
-    comm: Communicator, placement: Placement, codec: Codec | None, events: Events
-) -> Reduction:
+def reduction_for(comm: Communicator, codec: Codec | None, events: Events) -> Reduction:
     """Return the reduction of the buckets of a store.
 
     Raises
@@ -112,4 +110,4 @@ def reduction_for(
         raise NotSupported(
             f"codec {codec.name!r}: this version does not encode gradients; leave out the codec"
         )
-    return DenseReduction(comm, placement, events)
+    return DenseReduction(comm, events)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.types import Apply
+from ncclkv.comm.types import Apply, To
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.reduction import Span
@@ -19,6 +19,7 @@ from ncclkv.errors import UpdaterError, UsageError, annotate
 from ncclkv.kernels.base import Kernels
 from ncclkv.optimizer.captured import CapturedUpdates
 from ncclkv.optimizer.scalar_rows import Pushed
+from ncclkv.table.bucket import Bucket, Range
 from ncclkv.table.registry import Key, KeySpec
 
 UpdaterFunction = Callable[[Key, Array, Array], object]
@@ -53,8 +54,11 @@ class Rule:
     def check(self, spec: KeySpec) -> None:
         """Refuse a key that the rule cannot update."""
 
-    def allocate(self, state: BucketState) -> None:
-        """Allocate and initialise the optimizer's states of a bucket whose weights are set."""
+    def allocate(self, state: BucketState, to: To) -> None:
+        """Allocate and initialise the optimizer's states of a bucket whose weights are set.
+
+        `to` is the destination of the sums under this rule.
+        """
 
     def step(self, pushes: Iterable[Pushed] = ()) -> Any:
         """Return the step of a push of keys: the optimizer's numbers, which its update will use.
@@ -92,8 +96,16 @@ class Rule:
         """Reset the states of a key."""
 
     def states(self, slot: Slot) -> dict[str, Array]:
-        """Return the states of a key by name: flat views, to be read or written."""
+        """Return the states of a key by name: flat views of this rank's part, to read or write."""
         return {}
+
+    def part(self, slot: Slot) -> Range:
+        """Return the elements of a key of which this rank has the states."""
+        return 0, slot.entry.spec.size
+
+    def state_bytes(self, state: BucketState) -> int:
+        """Return the bytes of the states of a bucket on this rank."""
+        return 0
 
     def count(self, slot: Slot) -> int:
         """Return the number of updates of a key."""
@@ -216,12 +228,12 @@ class Updates:
     error : Exception or None
         Pending exception of the user's updater, which no verb has raised yet.
     failure : str or None
-        On the root, the text of its updater's exception, until the other ranks have received it.
+        The text of the updater's exception on this rank, until the other ranks have received it.
     applying : bool
         True while a push is applied, and after an exception in the middle of a push.
     unshared : bool
-        Whether the root has run a function, and its exception, if any, was not yet sent to the
-        other ranks by `share_failure`; equal on all ranks.
+        Whether only a part of the ranks has run a function for each key, and the exceptions, if
+        any, were not yet sent to the other ranks by `share_failure`; equal on all ranks.
     """
 
     def __init__(self, comm: Communicator, placement: Placement) -> None:
@@ -241,7 +253,13 @@ class Updates:
         """
         return self.applying and not (self.rule.replaces or self.rule.by_key)
 
-    def allocate(self, state: BucketState, rule: Rule | None = None) -> None:
+    def plan(self, buckets: Sequence[Bucket], rule: Rule | None = None) -> Sequence[To]:
+        """Return the destinations of the sums of all buckets, by default for the rule in force."""
+        if (rule or self.rule).by_key:
+            return self.placement.by_key(buckets)
+        return [self.placement.to(bucket.count) for bucket in buckets]
+
+    def allocate(self, state: BucketState, rule: Rule | None = None, to: To | None = None) -> None:
         """Allocate a rule's states of a bucket that has its values, if this rank updates.
 
         Parameters
@@ -249,9 +267,11 @@ class Updates:
         state : BucketState
         rule : Rule, optional
             By default the rule in force.
+        to : To, optional
+            The destination of sums under the rule; by default the bucket's own.
         """
         if self.placement.updates:
-            (rule or self.rule).allocate(state)
+            (rule or self.rule).allocate(state, to or state.to)
 
     def dispose(self, rule: Rule) -> None:
         """End the use of a rule; an exception of the user's ``dispose`` becomes `error`."""
@@ -264,7 +284,7 @@ class Updates:
         return error
 
     def run(self, slots: Sequence[Slot]) -> None:
-        """Call the user's updater for keys in the order given, if this rank updates.
+        """Call the user's updater for the keys that this rank updates, in the order given.
 
         An exception ends the updates, and becomes `error`, which the verb raises at its end.  If
         `run` raised the exception, ranks without an updater would wait in vain for the verb's
@@ -276,6 +296,8 @@ class Updates:
             return
         with self._comm.on_comm_stream():
             for slot in slots:
+                if not slot.state.updates_key(slot.entry):
+                    continue
                 error = self.rule.run(slot)
                 if error is not None:
                     self.error = error
@@ -284,18 +306,24 @@ class Updates:
                     return
 
     def share_failure(self) -> None:
-        """Broadcast the text of the root's exception to all ranks; collective, if `unshared`."""
+        """Send the text of each rank's exception to all ranks; collective, if `unshared`."""
         if self.unshared:
-            control, leader = self._comm.control, self.placement.leader
-            self.receive(control.broadcast(self.failure, leader, "the updater's exception"))
+            self.receive(self._comm.control.allgather(self.failure, "the updater's exception"))
 
-    def receive(self, failure: str | None) -> None:
-        """Set `error` to an exception with the root's text, on ranks that run no updater."""
-        self.unshared, self.failure = False, None
-        if failure is not None and not self.placement.updates:
-            leader = self.placement.leader
-            self.error = self.error or UpdaterError(
-                f"rank {self._comm.rank} of {self._comm.size}: the updater raised {failure}, on "
-                f"rank {leader}; the flush updated no later key, and all ranks have the values of "
-                f"rank {leader}: correct the updater there"
-            )
+    def receive(self, failures: Sequence[str | None]) -> None:
+        """Set `error` to an exception with the first rank's text, if this rank has raised none.
+
+        Parameters
+        ----------
+        failures : sequence of str or None
+            `failure` of each rank.
+        """
+        own, self.failure, self.unshared = self.failure, None, False
+        first = next((rank for rank, text in enumerate(failures) if text is not None), None)
+        if self.placement.replicated or own is not None or first is None:
+            return
+        self.error = self.error or UpdaterError(
+            f"rank {self._comm.rank} of {self._comm.size}: the updater raised {failures[first]}, "
+            f"on rank {first}; rank {first} updated no later key, and all ranks have the values "
+            f"of rank {first} of the keys it updates: correct the updater there"
+        )

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from ncclkv.optimizer.adadelta import AdaDelta
+from ncclkv.optimizer.adagrad import AdaGrad
+from ncclkv.optimizer.adam import Adam
+from ncclkv.optimizer.adamax import Adamax
+from ncclkv.optimizer.adamw import AdamW
 from ncclkv.optimizer.base import Optimizer, State
+from ncclkv.optimizer.ftml import FTML
+from ncclkv.optimizer.ftrl import Ftrl
+from ncclkv.optimizer.lion import Lion
+from ncclkv.optimizer.nadam import Nadam
+from ncclkv.optimizer.nag import NAG
 from ncclkv.optimizer.registry import create, register
+from ncclkv.optimizer.rmsprop import RMSProp
 from ncclkv.optimizer.schedule import (
     CosineScheduler,
     FactorScheduler,
@@ -11,15 +22,30 @@ from ncclkv.optimizer.schedule import (
     PolyScheduler,
 )
 from ncclkv.optimizer.sgd import SGD
+from ncclkv.optimizer.signum import Signum
+from ncclkv.optimizer.test import Test
 from ncclkv.optimizer.updater import get_updater
 
 __all__ = [
     "SGD",
+    "NAG",
+    "Adam",
+    "AdamW",
+    "RMSProp",
+    "AdaGrad",
+    "Ftrl",
+    "Signum",
+    "Test",
+    "Adamax",
+    "Nadam",
+    "AdaDelta",
+    "FTML",
+    "Lion",
     "CosineScheduler",
     "FactorScheduler",
     "MultiFactorScheduler",
-    "Optimizer",
     "PolyScheduler",
+    "Optimizer",
     "State",
     "create",
     "get_updater",
@@ -32,5 +58,21 @@ def __dir__() -> list[str]:
     return [*__all__, *(name for name in globals() if name.startswith("__"))]
 
 
-for _each in (SGD,):
+_CLASSES: tuple[type[Optimizer], ...] = (
+    SGD,
+    NAG,
+    Adam,
+    AdamW,
+    RMSProp,
+    AdaGrad,
+    Ftrl,
+    Signum,
+    Test,
+    Adamax,
+    Nadam,
+    AdaDelta,
+    FTML,
+    Lion,
+)
+for _each in _CLASSES:
     register(_each)

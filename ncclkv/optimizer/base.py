@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -14,7 +13,13 @@ from ncclkv.arguments import check_count, check_flag
 from ncclkv.arrays.dtypes import dtype_name, is_low_precision
 from ncclkv.errors import DTypeMismatch, UsageError
 from ncclkv.optimizer.common import Settings
-from ncclkv.optimizer.numbers import checked_factors, checked_names, clipping_bound, finite
+from ncclkv.optimizer.numbers import (
+    checked_factors,
+    checked_names,
+    clipping_bound,
+    finite,
+    not_negative,
+)
 from ncclkv.optimizer.schedule import Schedule, checked_schedule, describe, with_base_lr
 from ncclkv.typing import Key
 
@@ -59,8 +64,8 @@ Checks: TypeAlias = Mapping[str, Callable[[str, Any], Any]]
 """Checks by attribute: ``check(name, value)`` returns the value to assign, or raises UsageError."""
 
 _CHECKS: Checks = {
-    "learning_rate": partial(finite, least=0.0),
-    "wd": partial(finite, least=0.0),
+    "learning_rate": not_negative,
+    "wd": not_negative,
     "rescale_grad": finite,
     "clip_gradient": clipping_bound,
     "lr_scheduler": checked_schedule,
@@ -74,7 +79,8 @@ class Optimizer(ABC):
     """An optimizer that a store runs; names are MXNet's.
 
     A subclass declares its `program`, its `states`, and in `scalars` the numbers of a key's update.
-    The store allocates the states, counts the updates and calls the kernels.
+    The store allocates the states, counts the updates and calls the kernels.  16-bit weights are
+    updated in float32, with float32 states, and rounded once an update.
 
     Parameters
     ----------

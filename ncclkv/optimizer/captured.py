@@ -29,8 +29,8 @@ class CapturedUpdates:
     counted : bool
         Whether the numbers of an update depend on counts.
     counts : UpdateCounts
-    buckets : sequence of Bucket
-        All buckets that the step may update.
+    parts : sequence of (Bucket, int)
+        All buckets that the step may update, each with the element from which updates count.
     store : Kernels
         Kernels of the store, which allocate and write the rows.
     recording : Kernels
@@ -42,7 +42,7 @@ class CapturedUpdates:
         step: Callable[[Iterable[Pushed]], Optimizer],
         counted: bool,
         counts: UpdateCounts,
-        buckets: Sequence[Bucket],
+        parts: Sequence[tuple[Bucket, int]],
         store: Kernels,
         recording: Kernels,
     ) -> None:
@@ -51,16 +51,16 @@ class CapturedUpdates:
         self._counted = counted
         self._counts = counts
         self._store = store
-        self._buckets = buckets
+        self._parts = parts
         self._layouts = RowCache(counts, by_key=True)
         columns = len(PROGRAMS[step(()).program].scalars)
-        keys = sum(len(bucket.entries) for bucket in buckets)
+        keys = sum(len(bucket.entries) for bucket, _ in parts)
         self._memory = store.zeros(keys * columns, np.dtype(np.float64)).reshape(keys, columns)
         self._rows: dict[int, ScalarRows] = {}
         last = 0
-        for bucket in buckets:
+        for bucket, origin in parts:
             first, last = last, last + len(bucket.entries)
-            layout = self._layouts.layout(step(()), bucket)
+            layout = self._layouts.layout(step(()), bucket, origin)
             self._rows[bucket.index] = ScalarRows(layout, self._memory[first:last], copied=True)
         self._launches: list[tuple[Bucket, frozenset[Key]]] = []
         self._written: Optimizer | None = None
@@ -98,8 +98,8 @@ class CapturedUpdates:
             counts.add(bucket, keys)
         if self._launches and (optimizer.counted or optimizer is not self._written):
             rows = [
-                self._layouts.layout(optimizer, bucket).rows(optimizer, counts)
-                for bucket in self._buckets
+                self._layouts.layout(optimizer, bucket, origin).rows(optimizer, counts)
+                for bucket, origin in self._parts
             ]
             self._store.pack(np.concatenate(rows), self._memory.reshape(-1))
             self._written = optimizer

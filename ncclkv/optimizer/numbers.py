@@ -53,6 +53,17 @@ def finite(name: str, value: Any, *, least: float | None = None) -> float:
     return number
 
 
+def not_negative(name: str, value: Any) -> float:
+    """Return a number of at least 0 as a float.
+
+    Raises
+    ------
+    UsageError
+        When `value` is not such a number.
+    """
+    return finite(name, value, least=0.0)
+
+
 def fraction(name: str, value: Any) -> float:
     """Return a number of at least 0 and below 1 as a float.
 
@@ -81,6 +92,10 @@ def clipping_bound(name: str, value: Any) -> float | None:
     if bound <= 0:
         raise UsageError(f"{name} is {value!r}; give a bound above 0, or None to clip nothing")
     return bound
+
+
+MOMENTS = {"beta1": fraction, "beta2": fraction, "epsilon": not_negative}
+"""Checks of the attributes that optimizers with moving means of g and of its square add."""
 
 
 def _counted(method: Callable[..., Any]) -> Any:

@@ -91,10 +91,10 @@ def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
     --------
     >>> create("SGD", learning_rate=0.5, momentum=0.9)
     SGD(learning_rate=0.5, momentum=0.9, wd=0.0, rescale_grad=1.0, clip_gradient=None)
-    >>> create("sgdd")
+    >>> create("sgdd")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    ncclkv.errors.UsageError: optimizer 'sgdd' is unknown; did you mean 'sgd'? use one of sgd
+    ncclkv.errors.UsageError: optimizer 'sgdd' is unknown; did you mean 'sgd'? use one of sgd, ...
     """
     if isinstance(name, Optimizer):
         if kwargs:

@@ -102,12 +102,20 @@ class RowLayout:
         Keys with equal factors, and equal offsets, have equal rows.
     offsets : mapping of key to int
         Offsets of the keys' counts.
+    origin : int
+        The element of the bucket from which segments count.
     by_key : bool
         Whether every key has its own segment; else neighbours with equal rows share a segment.
     """
 
     def __init__(
-        self, bucket: Bucket, optimizer: Optimizer, offsets: Mapping[Key, int], *, by_key: bool
+        self,
+        bucket: Bucket,
+        optimizer: Optimizer,
+        offsets: Mapping[Key, int],
+        origin: int,
+        *,
+        by_key: bool,
     ) -> None:
         groups: dict[tuple[float, float, int], int] = {}
         self._keys: list[Key] = []
@@ -122,7 +130,7 @@ class RowLayout:
             if by_key or not rows or rows[-1] != groups[numbers]:
                 starts.append(entry.lo)
                 rows.append(groups[numbers])
-        self._bounds = [*starts, bucket.count]
+        self._bounds = [start - origin for start in (*starts, bucket.count)]
         # The kernels update a complex number as two real numbers.
         self._width = 2 if bucket.dtype.kind == "c" else 1
         self._rows = np.array(rows, np.intp)
@@ -139,7 +147,7 @@ class RowLayout:
         return np.array(of_groups, np.float64)[self._rows]
 
     def cut(self, lo: int, hi: int) -> Cut:
-        """Return the segments of elements ``[lo, hi)``; the same object again for a range.
+        """Return the segments of elements ``[lo, hi)`` from the origin; one object a range.
 
         Their bounds count real numbers.
         """
@@ -202,24 +210,28 @@ class RowCache:
         self._layouts: dict[int, tuple[object, RowLayout]] = {}
         self._rows: dict[int, tuple[object, ScalarRows]] = {}
 
-    def rows(self, optimizer: Optimizer, bucket: Bucket) -> ScalarRows:
-        """Return the rows of an update of `bucket`; `optimizer` is a snapshot."""
+    def rows(self, optimizer: Optimizer, bucket: Bucket, origin: int) -> ScalarRows:
+        """Return the rows of an update of `bucket`, whose segments count from `origin`.
+
+        `optimizer` is a snapshot.
+        """
         counts, index = self._counts, bucket.index
-        wanted = optimizer, (counts.whole[index], counts.version) if optimizer.counted else None
+        version = (counts.whole[index], counts.version) if optimizer.counted else None
+        wanted = optimizer, origin, version
         found = self._rows.get(index)
         if found is None or found[0] != wanted:
-            layout = self.layout(optimizer, bucket)
+            layout = self.layout(optimizer, bucket, origin)
             rows = ScalarRows(layout, layout.rows(optimizer, counts))
             found = self._rows[index] = wanted, rows
         return found[1]
 
-    def layout(self, optimizer: Optimizer, bucket: Bucket) -> RowLayout:
-        """Return the bucket's segments for the present factors and counts."""
+    def layout(self, optimizer: Optimizer, bucket: Bucket, origin: int) -> RowLayout:
+        """Return the bucket's segments from `origin`, for the present factors and counts."""
         version = self._counts.version if optimizer.counted else 0
-        wanted = optimizer.lr_mult, optimizer.wd_mult, optimizer.idx2name, version
+        wanted = optimizer.lr_mult, optimizer.wd_mult, optimizer.idx2name, origin, version
         found = self._layouts.get(bucket.index)
         if found is None or found[0] != wanted:
             offsets = self._counts.offsets if optimizer.counted else {}
-            layout = RowLayout(bucket, optimizer, offsets, by_key=self._by_key)
+            layout = RowLayout(bucket, optimizer, offsets, origin, by_key=self._by_key)
             found = self._layouts[bucket.index] = wanted, layout
         return found[1]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ncclkv.optimizer.base import Optimizer, State
 from ncclkv.optimizer.common import COMMON, Common, optimizer_arguments
-from ncclkv.optimizer.numbers import finite
+from ncclkv.optimizer.numbers import not_negative
 from ncclkv.typing import Key
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ class SGD(Optimizer):
         otherwise:     m = momentum * m - learning_rate * g;  weight += m
 
     The arithmetic is that of ``sgd_update`` and ``sgd_mom_update`` (MXNet
-    ``src/operator/optimizer_op-inl.h``).  The learning rate is inside the momentum, so its change
-    affects only later gradients; torch multiplies the whole momentum by the learning rate.
-    16-bit weights are updated in float32, with float32 momenta, and rounded once an update.
-    Complex weights are updated as pairs of real numbers, as in torch, and so are they clipped.
+    ``src/operator/optimizer_op-inl.h``).  The learning rate is inside the momentum, so its
+    change affects only later gradients; torch multiplies the whole momentum by the learning
+    rate.  Complex weights are updated as pairs of real numbers, as in torch, and so are they
+    clipped.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class SGD(Optimizer):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(learning_rate=learning_rate, **common)
-        self._momentum = finite("momentum", momentum, least=0.0)
+        self._momentum = not_negative("momentum", momentum)
 
     @property
     def momentum(self) -> float:

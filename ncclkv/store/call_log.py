@@ -80,6 +80,7 @@ class CallLog:
         read: Sequence[Key] = (),
         logged: LoggedKeys | None = None,
         priority: int = 0,
+        arguments: str = "",
     ) -> None:
         """Record a call: append it to the log, with its text if it is new; advance the digest.
 
@@ -92,6 +93,8 @@ class CallLog:
         logged : LoggedKeys, optional
             The same object whenever the call has these keys.
         priority : int
+        arguments : str
+            A text of arguments that are no keys; `logged` has their code.
         """
         if self.disabled:
             return
@@ -109,7 +112,8 @@ class CallLog:
         if following is None:
             keys, frame = self._code(logged, pushed, read), _getframe(1)
             while (following := log.append(verb_code, keys, digest.value, frame)) is None:
-                text = contract.describe(verb, dict.fromkeys([*pushed, *read]), priority)
+                named = dict.fromkeys([*pushed, *read])
+                text = contract.describe(verb, named, priority, arguments)
                 log.intern(verb_code, keys, f"{text} at {call_site(frame)}", frame)
             logged.last = log.find(verb_code, keys, frame)
         digest.value = following

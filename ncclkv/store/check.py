@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from ncclkv.arguments import check_length
-from ncclkv.arrays.dtypes import check_dtype
+from ncclkv.arrays.dtypes import DType, check_dtype
 from ncclkv.arrays.memory import bounds, identity, share
+from ncclkv.arrays.number import as_array, dtype_of, is_number
+from ncclkv.comm.base import Communicator
 from ncclkv.engine.bucket_state import Array
-from ncclkv.errors import DTypeMismatch, ShapeMismatch, UsageError
+from ncclkv.errors import DTypeMismatch, NotSupported, ShapeMismatch, UsageError
 from ncclkv.kernels.base import Kernels
 from ncclkv.store.keys import pairs
 from ncclkv.table.registry import Key, KeySpec, Registry
@@ -29,9 +31,14 @@ def values(
 
 
 def value(verb: str, spec: KeySpec, array: Any, kernels: Kernels) -> Array:
-    """Return an array to read, of the key's shape and dtype."""
+    """Return an array to read, of the key's shape and dtype.
+
+    A Python number stands for an array if the key has no dimensions.
+    """
+    if is_number(array):
+        array = _array_of(verb, spec, array)
     view = kernels.value(array, f"{verb} of key {spec.key!r}")
-    _check_shape(verb, spec, view)
+    check_shape(f"{verb} of key {spec.key!r}", "the key", spec.shape, view)
     if view.dtype == spec.dtype:
         return view
     if check_dtype(view.dtype, f"{verb} of key {spec.key!r}") != spec.dtype:
@@ -40,6 +47,37 @@ def value(verb: str, spec: KeySpec, array: Any, kernels: Kernels) -> Array:
             f"convert it with {_conversion(array, spec)}"
         )
     return view.astype(spec.dtype)
+
+
+def _array_of(verb: str, spec: KeySpec, number: complex) -> Array:
+    """Return an array of shape () with a Python number, in the key's dtype."""
+    what = f"{verb} of key {spec.key!r}"
+    if spec.shape != ():
+        raise ShapeMismatch(
+            f"{what}: the key has shape {spec.shape}, and a Python {type(number).__name__} stands "
+            f"for an array of shape () alone; a list means several arrays: pass np.asarray(...)"
+        )
+    return as_array(number, spec.dtype, what)
+
+
+def first_value(what: str, given: Any, kernels: Kernels) -> Array:
+    """Return an array to read, of any shape and of a dtype that stores can hold."""
+    if is_number(given):
+        given = as_array(given, dtype_of(given), what)
+    view = kernels.value(given, what)
+    return view.astype(check_dtype(view.dtype, what), copy=False)
+
+
+def reducible(comm: Communicator, op: str, dtype: DType, what: str) -> None:
+    """Refuse a reduction that the store's ranks cannot make; `what` begins the message.
+
+    NCCL has no products of complex numbers, and stores have the same ops on every device.
+    """
+    if op == "prod" and dtype.kind == "c":
+        raise NotSupported(
+            f"{what}: prod of {dtype}: stores multiply real numbers only; use sum or avg"
+        )
+    comm.check(op, dtype, f"{what}: ")
 
 
 def updatable(refuse: Callable[[KeySpec], None], spec: KeySpec) -> None:
@@ -73,29 +111,44 @@ def outs(
     for key, arrays in found:
         spec = registry[key]
         for array in arrays:
-            view = kernels.out(array, f"{verb} of key {key!r}")
-            _check_shape(verb, spec, view)
-            check_dtype(view.dtype, f"{verb} of key {key!r}")
-            if spec.dtype.kind == "c" and view.dtype.kind != "c":
-                raise DTypeMismatch(
-                    f"{verb} of key {key!r}: {spec.dtype} into {view.dtype} would drop the "
-                    f"imaginary part; pull into a complex array and take .real"
-                )
+            what = f"{verb} of key {key!r}"
+            view = result_out(what, array, spec.dtype, kernels)
+            check_shape(what, "the key", spec.shape, view)
             writes.append((key, view))
     check_disjoint(verb, writes)
     return writes
 
 
-def _check_shape(verb: str, spec: KeySpec, view: Array) -> None:
-    """Refuse an array whose shape is not the key's."""
-    if view.shape != spec.shape:
+def result_out(what: str, array: Any, dtype: DType, kernels: Kernels) -> Array:
+    """Return an array to write, which can hold values of a dtype after a cast."""
+    view = kernels.out(array, what)
+    check_dtype(view.dtype, what)
+    if dtype.kind == "c" and view.dtype.kind != "c":
+        raise DTypeMismatch(
+            f"{what}: {dtype} into {view.dtype} would drop the imaginary part; give a complex "
+            f"array and take its .real"
+        )
+    return view
+
+
+def check_shape(what: str, owner: str, shape: tuple[int, ...], view: Array) -> None:
+    """Refuse an array whose shape is not its owner's, such as the key's."""
+    if view.shape != shape:
         raise ShapeMismatch(
-            f"{verb} of key {spec.key!r}: the key has shape {spec.shape}, the array {view.shape}; "
-            f"give an array of the key's shape"
+            f"{what}: {owner} has shape {shape}, the array {view.shape}; give an array of "
+            f"{owner}'s shape"
         )
 
 
-def check_disjoint(verb: str, writes: Sequence[tuple[Key, Array]]) -> None:
+def check_apart(verb: str, outs: Sequence[Array]) -> None:
+    """Refuse arrays to write that share memory, and an array that is given twice."""
+    places = [identity(view) for view in outs if view.size]
+    if len(set(places)) < len(places):
+        raise UsageError(f"{verb}: out has an array twice; give each result its own array")
+    check_disjoint(verb, [*enumerate(outs)], "items")
+
+
+def check_disjoint(verb: str, writes: Sequence[tuple[Key, Array]], owners: str = "keys") -> None:
     """Refuse two arrays to write that share memory, and are not the same array."""
     distinct = {identity(view): (key, view) for key, view in writes if view.size}
     spans = sorted(
@@ -105,16 +158,18 @@ def check_disjoint(verb: str, writes: Sequence[tuple[Key, Array]]) -> None:
     for (low, high), key, view in spans:
         open_spans = [other for other in open_spans if other[0] > low]
         for _, other_key, other in open_spans:
-            _refuse_shared(verb, (other_key, other), (key, view))
+            _refuse_shared(verb, owners, (other_key, other), (key, view))
         open_spans.append((high, key, view))
 
 
-def _refuse_shared(verb: str, one: tuple[Key, Array], other: tuple[Key, Array]) -> None:
+def _refuse_shared(
+    verb: str, owners: str, one: tuple[Key, Array], other: tuple[Key, Array]
+) -> None:
     """Refuse two arrays whose spans overlap, unless they interleave without sharing an element."""
     if share(one[1], other[1]):
         raise UsageError(
-            f"{verb}: the arrays to write for keys {one[0]!r} and {other[0]!r} overlap in memory; "
-            f"give each key its own array"
+            f"{verb}: the arrays to write for {owners} {one[0]!r} and {other[0]!r} overlap in "
+            f"memory; give each its own array"
         )
 
 

@@ -21,7 +21,7 @@ from ncclkv.store.agreement import propose
 from ncclkv.store.context import Component, Context
 from ncclkv.store.restoring import Restoring
 from ncclkv.store.saving import Saving
-from ncclkv.store.single_rank import run_on_one_rank
+from ncclkv.store.single_rank import request_assistance, run_on_one_rank
 
 
 class Loaded(NamedTuple):
@@ -105,20 +105,27 @@ class Checkpoints(Component):
         def work() -> Generator[None, None, str]:
             where = _directory(verb, directory)
             strict_json.check(extra, "extra")
+            request = partial(request_assistance, self._comm, self._leader, verb)
             manifest, arrays = self._saving.content(
-                int(step), extra, self._run.id, values=values, config=config
+                int(step), extra, self._run.id, request, values=values, config=config
             )
             self._run.warn(where, values=values)
             path = yield from write(where, manifest, arrays, int(keep), _author())
             self._run.add(path, self._run.id)
             return path
 
+        def check() -> tuple[None, list[str]]:
+            self._saving.check(verb)
+            return None, _numbers(verb, step, keep)
+
         self._calls.record(verb)
         # Ranks share memory: the agreement completes all their earlier writes to it.
-        propose(self._comm, verb, lambda: (None, _numbers(verb, step, keep)))
+        propose(self._comm, verb, check)
         self._engine.settle()
         self._comm.synchronize()
-        return run_on_one_rank(self._comm, self._leader, verb, work())
+        return run_on_one_rank(
+            self._comm, self._leader, verb, work(), assist=self._saving.gather_states
+        )
 
     # Reading
 

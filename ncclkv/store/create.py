@@ -55,9 +55,10 @@ def create(
     comm : mpi4py.MPI.Intracomm or Communicator, optional
         The ranks of a ``dist`` store; by default all of the job.  The store communicates on a
         duplicate of it.
-    update_on : {"every_rank", "root"}
+    update_on : {"every_rank", "root", "sharded"}
         Where updaters run: on every rank with the same sum, or on one rank whose values are
-        broadcast by the next pull.
+        broadcast by the next pull.  ``"sharded"``: each rank updates a part of the values, and has
+        the optimizer states of this part alone; the next pull gathers the parts.
     root : int
         The rank of ``update_on="root"``; also the rank whose values `repair` gives to all.
     bucket_bytes : int or "auto"
@@ -70,8 +71,9 @@ def create(
         Communicator, and of ``run_ranks`` for ``threads``; else ``NCCLKV_TIMEOUT``, or 300.
     missing : {"error", "zeros"}
         The treatment of a key that not all ranks have pushed: `OrderMismatch`, or zeros from the
-        ranks that have not pushed it.  With ``"zeros"`` an optimizer uses its hyperparameters as
-        they are at the flush.
+        ranks that have not pushed it.  In place of zeros, a key of op max, min or prod gets the
+        number that changes no result; for prod this number is 1.  With ``"zeros"`` an optimizer
+        uses its hyperparameters as they are at the flush.
     nonfinite : {"ignore", "raise", "skip_step"}
         The treatment of a push that holds NaN or infinity on a rank: no check; `NonFinite` on
         every rank; or no rank applies any push of that flush.  On a GPU an optimizer that counts

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, Literal, NoReturn, TypeVar, overload
 
 from ncclkv.comm.base import Communicator
 from ncclkv.optimizer.base import Optimizer
@@ -12,14 +13,28 @@ from ncclkv.store import plugin
 from ncclkv.store.capture import CapturedStep, Captures
 from ncclkv.store.checkpoints import Checkpoints, Loaded
 from ncclkv.store.context import Context, open_context
+from ncclkv.store.one_off import OneOff
 from ncclkv.store.options import Options
+from ncclkv.store.overlaps import Overlaps
 from ncclkv.store.plugin import KVStoreBase
 from ncclkv.store.registration import Registration
 from ncclkv.store.transfers import Transfers
 from ncclkv.store.updaters import Updaters
 from ncclkv.store.waiting import Waiting
 from ncclkv.table.registry import Key, KeySpec
-from ncclkv.typing import Array, ArrayLike, Arrays, KeyLike, Keys, KeyT, Op, Updater
+from ncclkv.typing import (
+    Array,
+    ArrayLike,
+    Arrays,
+    KeyLike,
+    Keys,
+    KeyT,
+    NumberT,
+    Op,
+    Updater,
+    ValueLike,
+    Values,
+)
 
 Self = TypeVar("Self", bound="KVStore")
 
@@ -47,6 +62,8 @@ class KVStore(KVStoreBase):
         self._context = context
         self._registration = Registration(context)
         self._transfers = Transfers(context, self._registration)
+        self._overlaps = Overlaps(context, self._transfers)
+        self._one_off = OneOff(context)
         self._waiting = Waiting(context)
         self._updaters = Updaters(context)
         self._checkpoints = Checkpoints(context)
@@ -54,7 +71,7 @@ class KVStore(KVStoreBase):
 
     # Keys
 
-    def init(self, key: KeyLike | Keys[KeyT], value: ArrayLike | Arrays, *, op: Op = "sum") -> None:
+    def init(self, key: KeyLike | Keys[KeyT], value: ValueLike | Values, *, op: Op = "sum") -> None:
         """Give keys their first value, which is rank 0's on every rank; collective.
 
         Parameters
@@ -63,10 +80,12 @@ class KVStore(KVStoreBase):
             All keys of a store are ints, or all are strs.
         value : array, or list of arrays
             One array for each key: any shape; a boolean, integer, floating or complex dtype.  The
-            store copies rank 0's array; other ranks give arrays of the same shape and dtype.
-        op : {"sum", "avg", "max", "min"}
-            The reduction of pushes over ranks.  A sum of bool is a logical or; ``avg`` divides the
-            sum over ranks by their number, integers toward zero.
+            store copies rank 0's array; other ranks give arrays of the same shape and dtype.  A
+            Python number makes a key of shape (): bool, int64, float64 or complex128.
+        op : {"sum", "avg", "max", "min", "prod"}
+            The reduction of pushes over ranks.  A sum of bool is a logical or, a product a logical
+            and; ``avg`` divides the sum over ranks by their number, integers toward zero.
+            Complex numbers have ``sum`` and ``avg`` only.
 
         Raises
         ------
@@ -90,14 +109,14 @@ are ints, such as 3; use one kind
         """
         self._registration.initialize(key, value, op)
 
-    def reset(self, key: KeyLike | Keys[KeyT], value: ArrayLike | Arrays) -> None:
+    def reset(self, key: KeyLike | Keys[KeyT], value: ValueLike | Values) -> None:
         """Replace values by rank 0's, and clear an optimizer's state of them; collective.
 
         Parameters
         ----------
         key : int or str, or list of them
         value : array, or list of arrays
-            One array for each key, of the key's shape and dtype.
+            One array for each key, of the key's shape and dtype; or a number, as for `push`.
 
         Raises
         ------
@@ -109,7 +128,7 @@ are ints, such as 3; use one kind
     def broadcast(
         self,
         key: KeyLike | Keys[KeyT],
-        value: ArrayLike | Arrays,
+        value: ValueLike | Values,
         out: ArrayLike | Arrays,
         priority: int = 0,
     ) -> None:
@@ -145,8 +164,8 @@ are ints, such as 3; use one kind
 
         Notes
         -----
-        value waits for a flush that has begun.  With ``update_on="root"`` other ranks see the value
-        as of their last pull, wait or barrier.
+        value waits for a flush that has begun.  With ``update_on="root"`` or ``"sharded"`` a rank
+        sees what other ranks have updated as of its last pull, wait or barrier.
         """
         return self._registration.view_value(key)
 
@@ -162,7 +181,8 @@ are ints, such as 3; use one kind
         ndarray
             Writable, of the key's shape.  From a push of the key until its next pull, wait or flush
             the array belongs to the store.  At other times its content stays until the key is
-            pushed, also while other ranks push the key without this rank.
+            pushed, also while other ranks push the key without this rank.  The end of an overlap
+            block with ``missing="zeros"`` pushes zeros there.
 
         Raises
         ------
@@ -202,7 +222,7 @@ are ints, such as 3; use one kind
     def explain_plan(self) -> str:
         """Return the buckets as a table, in the order of launching unless priorities change it.
 
-        Local: each rank shows its own times.
+        Local: each rank shows its own times, and the bytes of its optimizer's states.
 
         The columns are dtype, op, bytes (padding included), keys, the ranks that update them, two
         times of the bucket's reduction in milliseconds, and the first and last key.
@@ -223,7 +243,7 @@ are ints, such as 3; use one kind
 
     # Transfers
 
-    def push(self, key: KeyLike | Keys[KeyT], value: ArrayLike | Arrays, priority: int = 0) -> None:
+    def push(self, key: KeyLike | Keys[KeyT], value: ValueLike | Values, priority: int = 0) -> None:
         """Reduce values over all ranks and fold them into the store; collective.
 
         Parameters
@@ -233,6 +253,8 @@ are ints, such as 3; use one kind
         value : array, or list of arrays; for a list of keys a list of such
             Arrays of the key's shape and dtype.  Several arrays of a key are first combined on this
             rank by the key's op; ``avg`` adds them.  The caller may change them once push returns.
+            For a key of shape () a Python number stands for an array.  The number is rounded to the
+            key's dtype; `DTypeMismatch` if the dtype has no such numbers.
         priority : int
             Buckets of higher priority are launched first, within one call or group.
 
@@ -263,6 +285,13 @@ are ints, such as 3; use one kind
         >>> kv.push([5, 7], [np.ones(1), [np.ones(1), np.ones(1)]])
         >>> kv.pull([5, 7])
         [array([1.]), array([2.])]
+
+        A key without dimensions:
+
+        >>> kv.init(9, 0.0)
+        >>> kv.push(9, 2.5)
+        >>> float(kv.pull(9))
+        2.5
         >>> kv.close()
         """
         self._transfers.push_arrays(key, value, priority)
@@ -352,7 +381,7 @@ are ints, such as 3; use one kind
     def pushpull(
         self,
         key: KeyLike | Keys[KeyT],
-        value: ArrayLike | Arrays,
+        value: ValueLike | Values,
         out: ArrayLike | Arrays | None = None,
         priority: int = 0,
     ) -> None:
@@ -395,6 +424,174 @@ are ints, such as 3; use one kind
         {1: array([1., 1.]), 2: array([2., 2.])}
         """
         return self._transfers.group_calls()
+
+    def overlap(
+        self,
+        keys: Keys[KeyT] | None = None,
+        *,
+        missing: Literal["error", "zeros"] = "error",
+    ) -> AbstractContextManager[None]:
+        """Take pushes from any thread in a ``with`` block, each key once, in any order; collective.
+
+        A bucket is reduced when its keys are pushed and the buckets before it are launched.  So
+        reductions overlap with the code of the block, such as a backward pass, and ranks may push
+        in different orders.  On hosts a reduction progresses during pushes, and after the block.
+
+        Only push and grad_view may be called inside.  Both are local there: the whole block is one
+        collective call, of the keys given.  One thread pushes at a time; the others wait.  The
+        store's own thread opens and ends the block, after the last push of other threads.
+
+        Parameters
+        ----------
+        keys : list of int or str, optional
+            The keys that the block pushes, equal on all ranks; by default all keys of the store.
+        missing : {"error", "zeros"}
+            What a key counts as that this rank has not pushed at the end of the block.  ``"zeros"``
+            writes zeros to its gradient; for max, min and prod the number that changes nothing.
+
+        Raises
+        ------
+        UsageError
+            On a push of a key that was pushed in the block, or is not in `keys`; at the end, when a
+            key was not pushed; on a push of another thread outside of the block.
+        OrderMismatch
+            On every rank, when ranks give different keys, or leave the block in different states.
+
+        Notes
+        -----
+        Pushes that wait are flushed first.  An optimizer uses its hyperparameters as they are at
+        the begin of the block.  A function as updater is called at the end, in MXNet's order.
+        Priorities have no effect: buckets are launched in the order of `explain_plan`.
+
+        An exception that leaves the block drops the keys whose bucket is not launched.  A note of
+        the exception tells how many keys were reduced.  If an optimizer has updated them, the store
+        breaks, since another push would update them twice.
+
+        Examples
+        --------
+        >>> import threading, numpy as np, ncclkv
+        >>> with ncclkv.create("local") as kv:
+        ...     kv.init(["w", "b"], [np.zeros(2), np.zeros(1)])
+        ...     with kv.overlap():
+        ...         thread = threading.Thread(target=kv.push, args=("b", np.ones(1)))
+        ...         thread.start()
+        ...         kv.push("w", np.full(2, 3.0))
+        ...         thread.join()
+        ...     kv.pull(["w", "b"])
+        [array([3., 3.]), array([1.])]
+        """
+        return self._overlaps.overlap_block(keys, missing)
+
+    # Arrays without keys
+
+    @overload
+    def allreduce(self, x: ArrayLike, op: Op = "sum", *, out: None = None) -> Array: ...
+
+    @overload
+    def allreduce(self, x: NumberT, op: Op = "sum", *, out: None = None) -> NumberT: ...
+
+    @overload
+    def allreduce(
+        self, x: Sequence[ValueLike], op: Op = "sum", *, out: None = None
+    ) -> list[Any]: ...
+
+    @overload
+    def allreduce(
+        self,
+        x: ValueLike | Sequence[ValueLike],
+        op: Op = "sum",
+        *,
+        out: ArrayLike | Sequence[ArrayLike],
+    ) -> None: ...
+
+    def allreduce(self, x: Any, op: Op = "sum", *, out: Any = None) -> Any:
+        """Reduce arrays without keys over all ranks; collective.
+
+        Parameters
+        ----------
+        x : array or number, or list of them
+            Any shape and dtype that `init` takes, equal on all ranks.
+        op : {"sum", "avg", "max", "min", "prod"}
+            As for `init`.
+        out : array, or list of them, optional
+            Written in any layout, with a cast to its dtype; may be `x`.
+
+        Returns
+        -------
+        ndarray or number, or list of them, or None
+            New arrays when `out` is not given: NumPy's, or CuPy's from a store on a GPU.  The
+            result for a Python number is a Python number, for which the host waits.
+
+        Raises
+        ------
+        OrderMismatch
+            When ranks give other shapes, dtypes or ops; the error has both calls.
+        ShapeMismatch, DTypeMismatch, NotSupported, UsageError
+            Before anything is sent.
+
+        Notes
+        -----
+        allreduce neither flushes pushes nor changes values.  The call is refused in blocks of
+        `group`, `uneven` and `capture`, and in an updater.  The arrays of a list share a collective
+        for each dtype.  A repeated call is faster if its shapes and dtypes are those of a recent
+        call.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> def work():
+        ...     with ncclkv.create("threads") as kv:
+        ...         worst = kv.allreduce(0.5 + kv.rank, "max")
+        ...         total = kv.allreduce(np.full(2, kv.rank + 1))
+        ...     return worst, total
+        >>> ncclkv.testing.run_ranks(2, work)
+        [(1.5, array([3, 3])), (1.5, array([3, 3]))]
+        """
+        return self._one_off.reduce_over_ranks(x, op, out)
+
+    @overload
+    def allgather(self, x: ValueLike, *, out: None = None) -> Array: ...
+
+    @overload
+    def allgather(self, x: Sequence[ValueLike], *, out: None = None) -> list[Array]: ...
+
+    @overload
+    def allgather(
+        self, x: ValueLike | Sequence[ValueLike], *, out: ArrayLike | Sequence[ArrayLike]
+    ) -> None: ...
+
+    def allgather(self, x: Any, *, out: Any = None) -> Any:
+        """Stack all ranks' arrays along a new first axis, in rank order; collective.
+
+        Parameters
+        ----------
+        x : array or number, or list of them
+            As for `allreduce`: of the same shapes on all ranks.
+        out : array, or list of them, optional
+            As for `allreduce`, of shape ``(num_workers, *x.shape)``.
+
+        Returns
+        -------
+        ndarray, or list of them, or None
+            New arrays when `out` is not given, of shape ``(num_workers, *x.shape)``.
+
+        Raises
+        ------
+        OrderMismatch, ShapeMismatch, DTypeMismatch, NotSupported, UsageError
+            As for `allreduce`.
+
+        Examples
+        --------
+        >>> import numpy as np, ncclkv
+        >>> def work():
+        ...     with ncclkv.create("threads") as kv:
+        ...         return kv.allgather(10 * kv.rank)
+        >>> ncclkv.testing.run_ranks(2, work)
+        [array([ 0, 10]), array([ 0, 10])]
+        """
+        return self._one_off.gather_from_ranks(x, out)
+
+    # Waiting
 
     def wait(self, key: KeyLike | Keys[KeyT] | None = None) -> None:
         """Flush pushes of the given keys or of all keys, and wait for their end; collective.
@@ -507,9 +704,11 @@ are ints, such as 3; use one kind
         `key` is as the user gave it; `input` is the sum over all ranks.  Both arrays are NumPy
         arrays of the key's shape and belong to the store: copy them to keep them.
 
-        The updater is called before ``push`` returns, once for each key pushed: ints ascending,
+        With ``update_on="sharded"`` each key has one rank that calls the updater for it.  The
+        updater is called before ``push`` returns, once for each key pushed: ints ascending,
         strings in the order of their initialisation.  ``push`` raises the updater's exception; with
-        ``update_on="root"`` other ranks raise `UpdaterError` at their next pull or wait.
+        ``update_on="root"`` or ``"sharded"`` other ranks raise `UpdaterError` at their next pull or
+        wait.
 
         ``dispose()`` is called when the updater is replaced or the store closed.
 
@@ -601,7 +800,8 @@ are ints, such as 3; use one kind
             On every rank, when it cannot be written, with the rank, its host, the path and the
             system's reason.  The store and the older checkpoints are unchanged.
         NotSupported
-            When the package safetensors is not installed there.
+            When the package safetensors is not installed there; with ``update_on="sharded"`` on
+            several ranks, when an updater object has ``state_dict()``.
 
         Warns
         -----

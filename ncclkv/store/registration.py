@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ncclkv.arguments import check_known
-from ncclkv.arrays.dtypes import check_dtype
+from ncclkv.comm.types import OPS
 from ncclkv.engine.bucket_state import Array
 from ncclkv.errors import KeyTypeMismatch, UsageError
 from ncclkv.store import check
@@ -17,8 +17,6 @@ from ncclkv.store.keys import Singles, one_key, single
 from ncclkv.store.session import BLOCKS
 from ncclkv.table import plan
 from ncclkv.table.registry import Key, KeySpec
-
-_OPS = ("sum", "avg", "max", "min")
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,17 @@ class Registration(Component):
         layout, owner = self._engine.layout, self._engine.placement.owner
         buckets = [state.bucket for state in layout.states]
         times = [state.in_flight.seconds for state in layout.states]
-        return plan.explain(buckets, layout.pending, owner, layout.sizing, times)
+        text = plan.explain(buckets, layout.pending, owner, layout.sizing, times)
+        return "\n".join([text, *self._explain_states()])
+
+    def _explain_states(self) -> Iterator[str]:
+        """Yield a line with the size of the optimizer's states, if there are any."""
+        states, rule = self._engine.layout.states, self._engine.rule
+        total = sum(map(rule.state_bytes, states))
+        shared = sum(rule.state_bytes(each) for each in states if each.shares_states(each.to))
+        if total:
+            note = f", {shared:,} of them shared with the ranks of its node" if shared else ""
+            yield f"states of {rule.name}: {total:,} bytes on this rank{note}"
 
     # For other components
 
@@ -134,16 +142,15 @@ class Registration(Component):
     ) -> Assignment:
         """Check first values of keys that are new, and new values of keys that the store has."""
         registry, kernels = self._engine.layout.registry, self._engine.kernels
-        check_known(f"{verb}: op", op, _OPS)
+        check_known(f"{verb}: op", op, OPS)
         registry.check_new(name for name, _ in new)
         made = Assignment([], [], {})
         for index, (name, given) in enumerate(new, start=len(registry)):
-            view = kernels.value(given, f"{verb} of key {name!r}")
-            dtype = check_dtype(view.dtype, f"{verb} of key {name!r}")
-            self._comm.check(op, dtype, f"{verb} of key {name!r}: ")
-            made.specs.append(KeySpec(name, index, view.shape, dtype, op))
+            value = check.first_value(f"{verb} of key {name!r}", given, kernels)
+            check.reducible(self._comm, op, value.dtype, f"{verb} of key {name!r}")
+            made.specs.append(KeySpec(name, index, value.shape, value.dtype, op))
             check.updatable(self._engine.rule.check, made.specs[-1])
-            made.first.append(view.astype(dtype, copy=False))
+            made.first.append(value)
         for name, given in replaced:
             if name in made.replaced:
                 raise UsageError(f"{verb}: key {name!r} is twice in the list; name it once")

@@ -17,6 +17,7 @@ from ncclkv.errors import CheckpointError, UsageError
 from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.restore import check_config, from_config, set_config
 from ncclkv.store.agreement import from_rank, propose
+from ncclkv.store.check import reducible
 from ncclkv.store.context import Component
 from ncclkv.table.registry import Key, KeySpec
 
@@ -98,7 +99,7 @@ class Restoring(Component):
 
         def make() -> tuple[Optimizer | None, list[str]]:
             for spec in new:
-                self._comm.check(spec.op, spec.dtype, f"{verb} of key {spec.key!r}: ")
+                reducible(self._comm, spec.op, spec.dtype, f"{verb} of key {spec.key!r}")
             return self._optimizer_of(manifest), []
 
         optimizer, notes = propose(self._comm, verb, make, note=self._engine.layout.sealed)
@@ -143,6 +144,7 @@ class Restoring(Component):
     def _broadcast_states(self, manifest: Manifest, arrays: Mapping[str, Array]) -> None:
         """Broadcast the optimizer's state of each key to the ranks that update."""
         layout, rule = self._engine.layout, self._engine.rule
+        placement = self._engine.placement
         layout.seal()
         for part in _parts(manifest):
             wanted = [
@@ -151,18 +153,18 @@ class Restoring(Component):
                 for name, dtype in states.items()
             ]
             given: list[Array] = _arrays_or_zeros(wanted, arrays)
-            if self._engine.placement.replicated and given:
-                given = from_rank(self._comm, given, self._engine.placement.leader)
+            if (placement.replicated or placement.divides) and given:
+                given = from_rank(self._comm, given, placement.leader)
             for spec, _, updates in part:
                 rule.reset(layout[spec.key])
                 rule.set_count(layout[spec.key], updates)
-            if not self._engine.placement.updates:
+            if not placement.updates:
                 continue
-            targets = [
-                rule.states(layout[spec.key])[name] for spec, states, _ in part for name in states
-            ]
-            for target, array in zip(targets, given, strict=True):
-                self._engine.kernels.pack(array, target)
+            slots = [layout[spec.key] for spec, states, _ in part for _ in states]
+            names = [name for _, states, _ in part for name in states]
+            for slot, name, array in zip(slots, names, given, strict=True):
+                lo, hi = rule.part(slot)
+                self._engine.kernels.pack(array.reshape(-1)[lo:hi], rule.states(slot)[name])
             self._comm.keep_alive(*given)
         rule.counts_set()
 

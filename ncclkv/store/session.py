@@ -32,8 +32,9 @@ from ncclkv.store.running import running
 IN_GROUP = "a group"
 IN_CAPTURE = "a capture"
 IN_UNEVEN = "an uneven block"
+IN_OVERLAP = "an overlap block"
 BLOCKS = (IN_GROUP, IN_CAPTURE, IN_UNEVEN)
-"""Blocks that may enclose a verb, as `Session.block` names them."""
+"""Blocks that may enclose the verbs of one thread, as `Session.block` names them."""
 
 _IN_UPDATER = "an updater"
 
@@ -71,7 +72,8 @@ class Session:
     failure : ContractError or CommError or None
         The error that broke the store; every later call raises it again.
     block : str
-        The block that encloses the program's calls now, of `BLOCKS`, or an updater; else empty.
+        The block that encloses the program's calls now: of `BLOCKS`, an overlap block, an updater;
+        else empty.
     recording : bool
         Whether calls are captured, not executed.
     running : Running
@@ -178,14 +180,13 @@ class Session:
         """
         if self.failure is not None or (self._alone and not self.updates.torn):
             return
-        effect = (
-            "some keys may be updated and others not"
-            if self._alone
-            else "this rank may be a call behind the other ranks"
-        )
+        effects = ["some keys may be updated and others not"] if self.updates.torn else []
+        if not self._alone:
+            effects.append("this rank may be a call behind the other ranks")
         self.fail(
             CommAborted(
-                f"{self._prefix}{name} was interrupted by {type(error).__name__}, so {effect}; "
+                f"{self._prefix}{name} was interrupted by {type(error).__name__}, so "
+                f"{', and '.join(effects)}; "
                 f"close the store and make a new one"
             )
         )
@@ -230,7 +231,8 @@ class Session:
             )
         raise UsageError(
             f"{name} was called from thread {current_thread().name!r}, which did not "
-            f"create the store {self._name!r}; a store belongs to one thread: create another store"
+            f"create the store {self._name!r}; a store belongs to one thread: create another "
+            f"store, or push inside kv.overlap()"
         )
 
     def refuse(self, verb: str, instead: str) -> NoReturn:
@@ -250,15 +252,32 @@ class Verb:
     """The ``with`` block that a verb runs in; the same object serves all calls of the verb.
 
     A generator would take several times as long to enter and leave.
+
+    Parameters
+    ----------
+    session : Session
+    name : str
+    allowed_inside : collection of str
+        Blocks that may enclose the verb.
+    updates : Updates, optional
+        Raises the pending exception of an updater at the end of the verb.
+    owner : tuple of int, optional
+        The process, and the calling thread, in place of those that created the store.
     """
 
     def __init__(
-        self, session: Session, name: str, allowed_inside: Collection[str], updates: Updates | None
+        self,
+        session: Session,
+        name: str,
+        allowed_inside: Collection[str],
+        updates: Updates | None = None,
+        owner: tuple[int, int] | None = None,
     ) -> None:
         self._session = session
+        self._owner = owner or session.owner
         self._events = session.events
         self._begin: float | None = None
-        self._running = session.running
+        self._running = running() if owner else session.running
         self._name = name
         self._allowed_inside = allowed_inside
         self._updates = updates
@@ -266,7 +285,7 @@ class Verb:
     def __enter__(self) -> None:
         session, name = self._session, self._name
         try:
-            if session.closed or (getpid(), get_ident()) != session.owner:
+            if session.closed or (getpid(), get_ident()) != self._owner:
                 session.refuse_call(name)
             if self._running.verb:
                 self._running.check(name)

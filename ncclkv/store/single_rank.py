@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any, TypeVar
 
@@ -13,11 +13,15 @@ from ncclkv.errors import CheckpointError, CommError, ContractError, UsageError
 
 T = TypeVar("T")
 
-_RUNNING, _ENDED, _FAILED = "running", "ended", "failed"
+_RUNNING, _ASSIST, _ENDED, _FAILED = "running", "assist", "ended", "failed"
 
 
 def run_on_one_rank(
-    comm: Communicator, leader: int, verb: str, work: Generator[None, None, T]
+    comm: Communicator,
+    leader: int,
+    verb: str,
+    work: Generator[None, None, T],
+    assist: Callable[[Any], object] | None = None,
 ) -> T:
     """Run work on one rank, and return or raise its outcome on all ranks; collective.
 
@@ -33,6 +37,8 @@ def run_on_one_rank(
         The call, for messages.
     work : generator
         Run on the leader alone.  Its result is sent to all ranks, and must be picklable.
+    assist : callable, optional
+        Called on the other ranks with each argument of `request_assistance`.
 
     Raises
     ------
@@ -41,19 +47,33 @@ def run_on_one_rank(
     UsageError
         On every rank, when the work raises it on the leader.
     """
-    label = f"{verb} on rank {leader}"
     state, failure = _RUNNING, None
     result: Any = None
     # Closed also when a rank is lost during the work, which may have files to remove.
     with closing(work):
-        while state == _RUNNING:
+        while state in (_RUNNING, _ASSIST):
             message, failure = _step(comm, verb, work) if comm.rank == leader else (None, None)
-            state, result = comm.control.broadcast(message, leader, label)
+            state, result = comm.control.broadcast(message, leader, _label(verb, leader))
+            if state == _ASSIST and assist is not None:
+                assist(result)
     if state == _ENDED:
         ended: T = result
         return ended
     kind, text = result
     raise failure or kind(text)
+
+
+def request_assistance(comm: Communicator, leader: int, verb: str, argument: Any) -> None:
+    """Let the other ranks call `assist` of `run_on_one_rank`; the leader calls this in its work.
+
+    The leader then takes its own part of the collectives that `assist` launches.
+    """
+    comm.control.broadcast((_ASSIST, argument), leader, _label(verb, leader))
+
+
+def _label(verb: str, leader: int) -> str:
+    """Return the label of the leader's messages."""
+    return f"{verb} on rank {leader}"
 
 
 def _step(comm: Communicator, verb: str, work: Generator[None, None, Any]) -> Any:

@@ -12,30 +12,35 @@ from ncclkv.arrays.torch import tensors
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.group import Group
+from ncclkv.engine.overlap import OrderedLaunch
 from ncclkv.errors import OutOfMemory, UsageError
 from ncclkv.store import check
 from ncclkv.store.call_cache import CallCache
 from ncclkv.store.context import Component, Context
 from ncclkv.store.keys import is_list, key_list, one_key, single
 from ncclkv.store.registration import Assignment, Registration
-from ncclkv.store.session import BLOCKS, IN_CAPTURE, IN_GROUP, IN_UNEVEN
+from ncclkv.store.session import BLOCKS, IN_CAPTURE, IN_GROUP, IN_OVERLAP, IN_UNEVEN, Verb
+from ncclkv.store.shared_verb import SharedVerb
 from ncclkv.table.registry import Key
 
 
 class Transfers(Component):
-    """Checks arrays, records the call, and passes the arrays to the engine or to the open group.
+    """Checks arrays, records the call, and passes the arrays to the engine or to the open block.
 
-    Owns the open group, and the cache of calls that were checked before.
+    Owns the open group or overlap block, and the cache of calls that were checked before.
     """
 
     def __init__(self, context: Context, registration: Registration) -> None:
         super().__init__(context)
         self._registration = registration
-        self._group: Group | None = None
+        self._block: Group | OrderedLaunch | None = None
         self._cache = CallCache(context.engine.layout.registry)
         # Made once, because a program may call these verbs for every key.
         verb = partial(context.session.verb, allowed_inside=BLOCKS, raises=True)
-        self._pushing, self._pulling, self._pushpulling = map(verb, ("push", "pull", "pushpull"))
+        self._pulling, self._pushpulling = map(verb, ("pull", "pushpull"))
+        # The verbs of other threads replace these two in an overlap block.
+        self._pushing: Verb | SharedVerb = verb("push")
+        self._viewing: Verb | SharedVerb = context.session.verb("grad_view", allowed_inside=BLOCKS)
 
     # Verbs
 
@@ -48,8 +53,8 @@ class Transfers(Component):
             push, row = self._cache.find_call("push", key, value, epoch) or self._new_push(
                 "push", key, value
             )
-            if self._group is not None:
-                self._group.add_push(push, row, priority)
+            if self._block is not None:
+                self._block.add_push(push, row, priority)
             else:
                 self._record_and_push("push", key, push, row, priority)
 
@@ -68,8 +73,8 @@ class Transfers(Component):
             )
             if local:
                 self._engine.read_values(pull, row)
-            elif self._group is not None:
-                self._group.add_pull(pull, row)
+            elif isinstance(self._block, Group):
+                self._block.add_pull(pull, row)
             else:
                 self._calls.record("pull", (), pull.keys, pull.logged)
                 self._flush_and_read(pull, row)
@@ -88,9 +93,9 @@ class Transfers(Component):
             pull, outs = self._cache.find_call("pull", key, out, epoch) or self._new_pull(
                 "pushpull", key, out
             )
-            if self._group is not None:
-                self._group.add_push(push, values, priority)
-                self._group.add_pull(pull, outs)
+            if isinstance(self._block, Group):
+                self._block.add_push(push, values, priority)
+                self._block.add_pull(pull, outs)
                 return
             self._record_and_push("pushpull", key, push, values, priority, pull)
             self._end_push(pull, outs)
@@ -119,13 +124,10 @@ class Transfers(Component):
 
     def lend_gradient(self, key: Any) -> Array:
         """Return a key's gradient in its bucket, for the program to write."""
-        with self._session.verb("grad_view", allowed_inside=BLOCKS):
+        with self._viewing:
             name = one_key(key)
-            if self._group is not None and name in self._group.pushed:
-                raise UsageError(
-                    f"grad_view of key {name!r}: it was pushed in this group, so its gradient is "
-                    f"the store's; call grad_view after the group's end"
-                )
+            if self._block is not None:
+                self._block.check_view(name)
             self._registration.assign_slot(name)
             return self._engine.gradient(name)
 
@@ -137,17 +139,33 @@ class Transfers(Component):
             group = Group(self._engine)
         try:
             with self._session.enclosing(IN_GROUP):
-                self._group = group
+                self._block = group
                 try:
                     yield
                 finally:
-                    self._group = None
+                    self._block = None
             with self._session.verb("group", allowed_inside=(IN_CAPTURE, IN_UNEVEN)):
                 self._end_group(group)
         except BaseException:
             group.cancel()
             raise
         self._session.raise_updater_error()
+
+    @contextmanager
+    def lent(self, block: OrderedLaunch) -> Iterator[None]:
+        """Pass pushes to a block, from any thread, until the end of a ``with`` block."""
+        session, lock = self._session, self._comm.lock
+        own = self._pushing, self._viewing
+        pushing, viewing = SharedVerb(session, "push"), SharedVerb(session, "grad_view")
+        with session.enclosing(IN_OVERLAP), self._comm.lend():
+            self._block, self._pushing, self._viewing = block, pushing, viewing
+            try:
+                yield
+            finally:
+                with lock:  # after the pushes under way; later pushes of other threads are refused
+                    pushing.closed = viewing.closed = True
+                    self._block = None
+                    self._pushing, self._viewing = own
 
     # Pushes
 
@@ -161,7 +179,7 @@ class Transfers(Component):
         try:
             push, row = self._engine.plan_push(values)
         except MemoryError as error:  # of the first push, which makes the buckets
-            problem = _out_of_memory(verb, key, error)
+            problem = out_of_memory(verb, key, error)
             self._session.checks.raised = problem  # nothing has been recorded
             raise problem from error
         self._cache.keep_call("push", key, value, row, push)
@@ -187,7 +205,7 @@ class Transfers(Component):
             self._engine.pack_and_launch(push, row, step)
         except MemoryError as error:
             self._session.mark_interrupted(verb, error)
-            raise _out_of_memory(verb, key, error) from error
+            raise out_of_memory(verb, key, error) from error
 
     # Pulls
 
@@ -201,7 +219,7 @@ class Transfers(Component):
         layout = self._engine.layout
         with self._session.checks:
             reads = check.outs(verb, key, out, layout.registry, self._engine.kernels)
-            if local or self._group is None:  # the end of a group checks where they lie
+            if local or self._block is None:  # the end of a group checks where they lie
                 layout.check_outs(reads, flushed=not local)
         pull, row = self._engine.plan_pull(reads)
         if kept:
@@ -217,7 +235,7 @@ class Transfers(Component):
 
     def _new_outs(self, key: Any, *, local: bool) -> Array | list[Array]:
         """Return new arrays to pull a key, or a list of keys, into."""
-        if self._group is not None and not local:
+        if self._block is not None and not local:
             raise UsageError(
                 "pull inside a group needs out, because the group's end writes the value; give the "
                 "array to write"
@@ -256,7 +274,7 @@ class Transfers(Component):
         self._end_push(pull, row)
 
 
-def _out_of_memory(verb: str, key: Any, error: MemoryError) -> OutOfMemory:
+def out_of_memory(verb: str, key: Any, error: MemoryError) -> OutOfMemory:
     """Return the error of a push for which no memory is left."""
     keys = key_list(key)
     names = f"key {keys[0]!r}" if len(keys) == 1 else f"{len(keys)} keys, {keys[0]!r} the first"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from hashlib import blake2b
 
 from ncclkv.table.registry import Key
 
@@ -24,6 +25,9 @@ VERBS = (
     "pushpull",
     "group",
     "end of a group",
+    "overlap",
+    "end of an overlap",
+    "early end of an overlap",
     "wait",
     "barrier",
     "set_updater",
@@ -36,6 +40,8 @@ VERBS = (
     "load_optimizer_states",
     "uneven",
     "close",
+    "allreduce",
+    "allgather",
 )
 
 _MAX_KEYS = 3
@@ -73,6 +79,12 @@ def pull_code(index: int) -> int:
     return mixed(_READ + index)
 
 
+def text_code(text: str) -> int:
+    """Return the code of arguments that are no keys, by a text that has all of them."""
+    digest = blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & MASK
+
+
 def differing_key(
     mine: int, theirs: int, numbers: Mapping[int, Key]
 ) -> tuple[Key | None, Key | None]:
@@ -99,11 +111,11 @@ def differing_key(
     return None, None
 
 
-def describe(verb: str, keys: Iterable[Key], priority: int = 0) -> str:
+def describe(verb: str, keys: Iterable[Key], priority: int = 0, arguments: str = "") -> str:
     """Return a text of a call, nearly as a user writes the call."""
     names = [repr(key) for key in keys]
     if len(names) > _MAX_KEYS:
         names = [*names[:_MAX_KEYS], f"... {len(names)} keys"]
     shown = [name if len(name) <= _MAX_LENGTH else f"{name[:_MAX_LENGTH]}..." for name in names]
-    rest = [f"priority={priority}"] if priority else []
+    rest = [arguments] if arguments else [f"priority={priority}"] if priority else []
     return f"{verb}({', '.join([*shown, *rest])})"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence, Set
+from itertools import accumulate
 
 from ncclkv.table.bucket import Bucket, Range
 from ncclkv.table.cost import Sizing
@@ -15,6 +16,50 @@ def spans(bucket: Bucket, keys: Set[Key]) -> list[Range]:
     if len(keys) == len(bucket.entries):
         return [(0, bucket.count)] if bucket.count else []
     return bucket.runs(keys)
+
+
+def divide(buckets: Iterable[Bucket], size: int) -> list[list[int]]:
+    """Divide the keys of buckets between ranks, so that all ranks have about as many bytes.
+
+    The keys of a rank are neighbours in each bucket.  The bounds of a bucket depend on the buckets
+    before it alone, so a key keeps its rank when others are added.
+
+    Returns
+    -------
+    list of list of int
+        For each bucket the bounds of the ranks' elements: rank r has elements ``[bounds[r],
+        bounds[r + 1])``.
+    """
+    loads = [0] * size
+    return [_bounds(bucket, loads) for bucket in buckets]
+
+
+def _bounds(bucket: Bucket, loads: list[int]) -> list[int]:
+    """Return the bounds of the ranks' keys, and add the bytes of the keys to the ranks' `loads`."""
+    sizes = [entry.spec.nbytes for entry in bucket.entries]
+    ends = [*accumulate(_rooms(loads, sum(sizes)))]
+    owners: list[int] = []
+    for size, end in zip(sizes, accumulate(sizes), strict=True):
+        # A key goes to the rank in whose room its middle lies; alone, to the rank with most room.
+        owner = min(bisect_right(ends, end - size + size // 2), len(loads) - 1)
+        if len(sizes) == 1:
+            owner = loads.index(min(loads))
+        loads[owner] += size
+        owners.append(owner)
+    lows = [*bucket.lows, bucket.count]
+    firsts = [lows[bisect_left(owners, rank)] for rank in range(1, len(loads))]
+    return [0, *firsts, bucket.count]
+
+
+def _rooms(loads: Sequence[int], nbytes: int) -> list[int]:
+    """Return the bytes that each rank may add, so that `nbytes` more level the loads."""
+    level = held = 0
+    for number, load in enumerate(sorted(loads)):
+        if number and load >= level:
+            break
+        held += load
+        level = -(-(nbytes + held) // (number + 1))
+    return [max(0, level - load) for load in loads]
 
 
 def launch_order(priorities: Mapping[int, int]) -> list[int]:

@@ -26,6 +26,13 @@ CALLS = {
     "missing_push": ("push('b')", "pull('a', 'b')"),
     "missing_key_of_a_list": ("push('a', 'b')", "push('a')"),
     "missing_push_in_a_group": ("end of a group('a', 'b')", "end of a group('a')"),
+    "other_keys_of_an_overlap": ("overlap('a', 'b')", "overlap('a')"),
+    "missing_push_in_an_overlap": ("end of an overlap('a', 'b')", "early end of an overlap('a')"),
+    "other_key_missing_in_an_overlap": (
+        "early end of an overlap('b')",
+        "early end of an overlap('a')",
+    ),
+    "overlap_against_push": ("overlap('a', 'b', 'large', ... 4", "push('a', 'b', 'large', ... 4"),
     "extra_pull_on_rank_0": ("push('b')", "pull('a')"),
     "another_key_of_the_same_size": ("pushpull('a')", "pushpull('b')"),
     "another_priority": ("push('a', 'b')", "push('a', 'b', priority=1)"),

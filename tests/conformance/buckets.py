@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def whole_lists_between_sublists(create: Stores) -> None:
         kv.push("a", full(99))
         kv.push(["a", "b"], values)
         values[0][:] = values[1][:] = -1
-        if create.updates_here(kv):
+        if create.updates_here(kv, "a"):
             same(kv.pull("a", local=True), step * total(kv))
         same(pulled(kv, "b"), 10 * step * total(kv))
         same(pulled(kv, "a"), step * total(kv))
@@ -54,7 +55,7 @@ def whole_lists_between_sublists(create: Stores) -> None:
 
 @case()
 def whole_lists_of_every_kind_of_values(create: Stores) -> None:
-    for op in ("sum", "avg", "max", "min"):
+    for op in ("sum", "avg", "max", "min", "prod"):
         kv = create()
         kv.init(["a", "b", "c"], [full(7), full(7, (4, 2)), full(7, (5,))], op=op)
         for factor in (1, 2, 3):
@@ -63,8 +64,10 @@ def whole_lists_of_every_kind_of_values(create: Stores) -> None:
             kv.push(["c", "a", "b"], [full(own, (5,)), [full(own), full(own)], row])
             most = factor * kv.num_workers
             whole = {"sum": factor * total(kv), "avg": factor * total(kv) / kv.num_workers}
-            want = {**whole, "max": most, "min": factor}[op]
-            same(pulled(kv, "a"), 2 * want if op in whole else want)
+            product = factor**kv.num_workers * math.factorial(kv.num_workers)
+            want = {**whole, "max": most, "min": factor, "prod": product}[op]
+            twice = want**2 if op == "prod" else 2 * want if op in whole else want
+            same(pulled(kv, "a"), twice)
             same(pulled(kv, "b", full(0, (4, 2))), want)
             same(pulled(kv, "c", full(0, (5,))), want)
 
@@ -90,13 +93,14 @@ def keys_of_several_dtypes_and_ops_pushed_together(create: Stores) -> None:
     kinds: list[tuple[Any, str]] = [
         (dtype, op)
         for dtype in (np.float32, np.float64, np.int32, np.float16)
-        for op in ("sum", "max", "min")
+        for op in ("sum", "max", "min", "prod")
     ]
     keys = [f"{np.dtype(dtype).name}-{op}" for dtype, op in kinds]
     for key, (dtype, op) in zip(keys, kinds, strict=True):
         kv.init(key, full(0, (5,), dtype), op=op)
     kv.push(keys, [full(kv.rank + 1, (5,), dtype) for dtype, _ in kinds])
     wanted = {"sum": total(kv), "max": kv.num_workers, "min": 1}
+    wanted["prod"] = math.factorial(kv.num_workers)
     for key, (dtype, op) in zip(keys, kinds, strict=True):
         same(pulled(kv, key, full(0, (5,), dtype)), wanted[op])
 

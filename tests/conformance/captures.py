@@ -6,6 +6,7 @@ These cases cover the content of a step; `tests.conformance.captures_between_cal
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -36,8 +37,8 @@ def a_sum_replaces_the_value(create: Stores) -> None:
 
 
 @captured
-def averages_and_maxima(create: Stores) -> None:
-    for op in ("avg", "max"):
+def averages_maxima_and_products(create: Stores) -> None:
+    for op in ("avg", "max", "prod"):
         StorePair(create, op=op).steps(2)
 
 
@@ -79,6 +80,12 @@ def a_schedule(create: Stores) -> None:
     assert [side.optimizer.num_update for side in pair.sides] == [5, 5]
     pair.each(lambda side: setattr(side.optimizer, "lr_scheduler", lambda number: 1 / number))
     pair.steps(2)
+
+
+@captured
+def optimizers_that_count_updates(create: Stores) -> None:
+    for name in ("adam", "adamw", "ftml"):
+        StorePair(create, make=partial(optimizer.create, name, learning_rate=0.1)).steps()
 
 
 @captured

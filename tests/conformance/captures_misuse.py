@@ -81,9 +81,12 @@ def every_other_verb(create: Stores) -> None:
         "broadcast": lambda: kv.broadcast(3, value, value),
         "wait": kv.wait,
         "barrier": kv.barrier,
+        "allreduce": lambda: kv.allreduce(value),
+        "allgather": lambda: kv.allgather(1.5),
         "set_updater": lambda: kv.set_updater(print),
         "set_optimizer": lambda: kv.set_optimizer(optimizer.SGD()),
         "close": kv.close,
+        "overlap": lambda: kv.overlap().__enter__(),
         "capture": lambda: kv.capture().__enter__(),
     }
     for name, call in calls.items():

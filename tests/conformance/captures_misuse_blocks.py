@@ -85,7 +85,8 @@ def ranks_capture_different_calls(create: Stores) -> None:
     key = 3 if kv.rank == 0 else 5
     with pytest.raises(SpecMismatch) as caught, kv.capture():
         kv.push(key, ready.gradients[0])
-    words = "at capture: rank 0 has a reduction of 256 bytes", "(key 3); rank 1", "(key 5)"
+    verb = "reduce_scatter" if create.update_on == "sharded" else "reduction"
+    words = f"at capture: rank 0 has a {verb} of 256 bytes", "(key 3); rank 1", "(key 5)"
     assert all(word in str(caught.value) for word in words), caught.value
 
 

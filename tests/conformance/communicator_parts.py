@@ -96,6 +96,7 @@ def to_owners(
     what = f"rank {comm.rank}: {op} of {counts} {dtype} to owners, {kind}, in place {in_place}"
 
     def apply(first: int, stop: int) -> None:
+        assert lo <= first < stop <= hi, f"{what}: apply of {first} to {stop}"
         seen[first:stop] += 1
         current_buffers().copy(receive[first:stop], into=ready[first - lo : stop - lo])
 

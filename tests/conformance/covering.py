@@ -2,7 +2,8 @@
 
 Every store case runs on one rank, on 3 threads, on 2 or 3 processes, and on 2 or 3 stand-ins.
 On other layouts the modules run in which the layout makes a difference, and a few cases of all
-others.  With an updater on rank 0, the modules run in which the placement makes a difference.  Long
+others.  With an updater on rank 0, or on owners, the modules run in which the placement makes a
+difference; the modules of owners run on one layout of each kind.  Long
 communicator cases run on one layout of each kind.  ``NCCLKV_TEST_CASES=all`` runs each case
 everywhere.  ``python -m tests.mutants`` shows that no planted fault escapes the covering set.
 """
@@ -20,7 +21,7 @@ from tests.conformance.communicator_all import SWEEPS
 from tests.harness.extent import complete
 from tests.nccl.first_cases import FIRST
 
-PLACEMENTS = ("every_rank", "root")
+PLACEMENTS = ("every_rank", "root", "sharded")
 
 PLACED_MODULES = frozenset(
     [
@@ -34,6 +35,7 @@ PLACED_MODULES = frozenset(
         "mxnet_nightly",
         "nonfinite",
         "optimizers",
+        "overlaps",
         "plans",
         "precision",
         "missing_pushes",
@@ -63,12 +65,23 @@ PAIRED_MODULES = frozenset(
         "misuse_lists",
         "mxnet_nightly",
         "mxnet_unit",
+        "numbers",
     ]
 )
 """Modules of cases about the calls of one rank: two ranks show as much as more."""
 
 SIZED_MODULES = frozenset(
-    ["buckets", "reductions", "contract", "missing_pushes", "reproducible", "uneven", "late_ranks"]
+    [
+        "buckets",
+        "reductions",
+        "contract",
+        "missing_pushes",
+        "one_off",
+        "one_off_misuse",
+        "reproducible",
+        "uneven",
+        "late_ranks",
+    ]
 )
 """Modules of cases in which the number of ranks makes a difference."""
 
@@ -86,36 +99,44 @@ SHARED_MODULES = frozenset(
 )
 """Modules of cases in which processes read what the updater on rank 0 has written."""
 
-SPLIT_MODULES = frozenset([*SIZED_MODULES, "divergence", "divergence_repair", "nonfinite", "pulls"])
+SPLIT_MODULES = frozenset(
+    [*SIZED_MODULES, "divergence", "divergence_repair", "nonfinite", "pulls", "sharded"]
+)
 """Modules of cases whose messages between nodes differ from those of other cases."""
 
 STREAM_MODULES = frozenset(["divergence", "groups", "nonfinite", "optimizers"])
 """Modules of cases whose work on a device depends on the placement, besides `SHARED_MODULES`."""
 
+UNDIVIDED_MODULES = frozenset(["checkpoints_refused"])
+"""Modules of cases with the state of an updater object, which stores with owners do not save."""
+
+DIVIDED_MODULES = frozenset(["checkpoints", "optimizers", "uneven", "updaters"])
+"""Modules of cases with a function or an optimizer, which owners of parts run."""
+
 ALL = frozenset(case.name.partition(".")[0] for case in CASES)
 NONE: frozenset[str] = frozenset()
 
-WHOLE = (ALL, PLACED_MODULES)
+WHOLE = (ALL, PLACED_MODULES, PLACED_MODULES - UNDIVIDED_MODULES)
 """Modules that run on more than four ranks, and on the layouts that run every case."""
 
-FEW = (NONE, NONE)
+FEW = (NONE, NONE, NONE)
 """Modules that run on layouts that `COVERING` does not name: only the cases of `FIRST` run."""
 
-COVERING: dict[str, tuple[frozenset[str], frozenset[str]]] = {
+COVERING: dict[str, tuple[frozenset[str], frozenset[str], frozenset[str]]] = {
     **dict.fromkeys(("solo-1", "threads-3"), WHOLE),
-    "stand-in-2": (PAIRED_MODULES, NONE),
-    "stand-in-3": (ALL - PAIRED_MODULES, SHARED_MODULES | STREAM_MODULES),
+    "stand-in-2": (PAIRED_MODULES, NONE, NONE),
+    "stand-in-3": (ALL - PAIRED_MODULES, SHARED_MODULES | STREAM_MODULES, DIVIDED_MODULES),
     **dict.fromkeys(
-        ("threads-1", "threads-2", "threads-4", "ranks-4"),
-        (SIZED_MODULES, SIZED_MODULES & PLACED_MODULES),
+        ("threads-1", "threads-2", "threads-4"),
+        (SIZED_MODULES, SIZED_MODULES & PLACED_MODULES, NONE),
     ),
-    "ranks-2": (PAIRED_MODULES | SIZED_MODULES, NONE),
-    "ranks-3": (ALL - PAIRED_MODULES, SHARED_MODULES),
-    "nodes-3": (SIZED_MODULES, NONE),
-    "nodes-4": (SPLIT_MODULES, SPLIT_MODULES & SHARED_MODULES),
-    "hosts-4": (SIZED_MODULES, NONE),
+    "ranks-4": (SIZED_MODULES, NONE, NONE),
+    "ranks-2": (PAIRED_MODULES | SIZED_MODULES, NONE, NONE),
+    "ranks-3": (ALL - PAIRED_MODULES, SHARED_MODULES, DIVIDED_MODULES),
+    "nodes-3": (SIZED_MODULES | {"sharded"}, NONE, NONE),
+    "nodes-4": (SPLIT_MODULES, SPLIT_MODULES & SHARED_MODULES, DIVIDED_MODULES),
 }
-"""Modules that run on each layout, with an updater on every rank and on rank 0 alone."""
+"""Modules that run on each layout: with an updater on every rank, on rank 0 alone, on owners."""
 
 
 def covers(case: Case, layout: str, size: int, update_on: str) -> bool:
@@ -124,11 +145,11 @@ def covers(case: Case, layout: str, size: int, update_on: str) -> bool:
         return False
     if complete():
         return True
-    on_every_rank, on_root = WHOLE if size > 4 else COVERING.get(f"{layout}-{size}", FEW)
+    modules = WHOLE if size > 4 else COVERING.get(f"{layout}-{size}", FEW)
     module = case.name.partition(".")[0]
-    if update_on == "root":
-        return module in on_root
-    return module in on_every_rank or (case.name in FIRST and case.needs != "torch")
+    if module in modules[PLACEMENTS.index(update_on)]:
+        return True
+    return update_on == "every_rank" and case.name in FIRST and case.needs != "torch"
 
 
 def chosen(layout: str, *sizes: int) -> list[Any]:

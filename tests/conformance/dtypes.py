@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -85,12 +86,13 @@ def bfloat16_ops_and_updater(create: Stores) -> None:
     from ml_dtypes import bfloat16
 
     kv = create()
-    for op in ("max", "min", "avg"):
+    for op in ("max", "min", "avg", "prod"):
         kv.init(op, full(0, dtype=bfloat16), op=op)
     n = kv.num_workers
     mine = full(n * (kv.rank + 1), dtype=bfloat16)
-    kv.push(["max", "min", "avg"], [mine, mine, mine])
-    for op, want in {"max": n * n, "min": n, "avg": total(kv)}.items():
+    kv.push(["max", "min", "avg", "prod"], [mine] * 4)
+    product = np.float32(bfloat16(n**n * math.factorial(n)))
+    for op, want in {"max": n * n, "min": n, "avg": total(kv), "prod": product}.items():
         same(kv.pull(op).astype(np.float32), want)
     kv.set_updater(lambda key, grad, stored: np.add(stored, grad, out=stored))
     kv.push("max", mine)

@@ -72,7 +72,8 @@ def repr_shows_rank_keys_and_updater(create: Stores) -> None:
     kv = probed(create)
     text = repr(kv)
     here = f"rank {kv.rank} of {kv.num_workers}"
-    where = "update on rank 0" if create.update_on == "root" else "update on every rank"
+    owner = {"root": "rank 0", "sharded": "owners"}.get(create.update_on, "every rank")
+    where = f"update on {owner}"
     for word in (create.name, here, "2 keys", where, "updater none"):
         assert word in text, text
     kv.close()

@@ -94,12 +94,12 @@ def an_updater_is_called_for_keys_that_any_rank_pushed(create: Stores) -> None:
         if is_even(kv):
             kv.push(5, full(kv.rank + 1))
         kv.wait()
-    assert seen == ([5, 5] if create.updates_here(kv) else [])
+    assert seen == ([5, 5] if create.updates_here(kv, 5) else [])
     same(pulled(kv, 5), 4 + 2 * of_even(kv))
 
 
 @case()
-def zeros_of_missing_pushes_are_no_maximum(create: Stores) -> None:
+def zeros_of_missing_pushes_are_no_maximum_and_no_factor(create: Stores) -> None:
     kv = create(missing="zeros")
     for number, (op, dtype) in enumerate([("max", "f4"), ("min", "i8"), ("max", "u1")]):
         kv.init(number, np.zeros(3, dtype), op=op)
@@ -107,6 +107,11 @@ def zeros_of_missing_pushes_are_no_maximum(create: Stores) -> None:
             kv.push(number, np.full(3, 5 + kv.rank).astype(dtype) * (-1 if dtype == "f4" else 1))
         expected = {"f4": -5, "i8": 5, "u1": 5 + max(range(0, kv.num_workers, 2))}[dtype]
         same(kv.pull(number), expected)
+    for number, dtype in enumerate(("f4", "i8", "u1", "?"), start=10):
+        kv.init(number, np.zeros(3, dtype), op="prod")
+        if is_even(kv):
+            kv.push(number, np.full(3, 3).astype(dtype))
+        same(kv.pull(number), 3 ** len(range(0, kv.num_workers, 2)))
 
 
 @case()

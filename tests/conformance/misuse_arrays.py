@@ -59,7 +59,7 @@ def outs_of_another_shape(create: Stores) -> None:
 
 
 @case()
-def python_numbers_and_other_things_as_values(create: Stores) -> None:
+def python_numbers_and_other_things_for_keys_with_dimensions(create: Stores) -> None:
     kv = probed(create)
     for wrong in (1, 1.5, True, 2j, "text", b"bytes", None, {"a": 1}, {1}, object()):
         name = "None" if wrong is None else type(wrong).__name__
@@ -73,10 +73,11 @@ def python_numbers_and_other_things_as_values(create: Stores) -> None:
         for call in calls:
             with refused(kv, UsageError, "3", name, "array"):
                 call()
-        with refused(kv, UsageError, "7", name, "array"):
-            kv.init(7, wrong)
-        with refused(kv, UsageError, "7", name, "array"):
-            kv.broadcast(7, wrong, full(0))
+        if not isinstance(wrong, (int, float, complex)):
+            with refused(kv, UsageError, "7", name, "array"):
+                kv.init(7, wrong)
+            with refused(kv, UsageError, "7", name, "array"):
+                kv.broadcast(7, wrong, full(0))
         assert 7 not in kv
     intact(kv)
 

@@ -97,7 +97,7 @@ def updater_that_adds(create: Stores) -> None:
             kv.push(several, [[square(1) for _ in range(4)] for _ in several])
         for key in several:
             same(pulled(kv, key, square(0)), 16 * kv.num_workers)
-        assert seen == ([single, *several * 4] if create.updates_here(kv) else [])
+        assert seen == [key for key in (single, *several * 4) if create.updates_here(kv, key)]
 
 
 @case()

@@ -81,7 +81,7 @@ def an_updater_never_sees_nan(create: Stores) -> None:
     kv.set_updater(lambda key, value, stored: seen.append((key, float(np.sum(value)))))
     kv.push([3, 5], [full(1), unsound(kv, NAN)])
     kv.push(3, full(kv.rank + 1))
-    assert seen == ([(3, 6.0 * total(kv))] if create.updates_here(kv) else [])
+    assert seen == ([(3, 6.0 * total(kv))] if create.updates_here(kv, 3) else [])
     assert kv.skipped == 1
 
 

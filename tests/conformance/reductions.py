@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from ncclkv.errors import UsageError
+from ncclkv.errors import NotSupported, UsageError
 from tests.conformance.capabilities import current_buffers
 from tests.conformance.expect import full, intact, probed, pulled, refused, same, total
 from tests.conformance.registry import case
@@ -17,7 +18,8 @@ from tests.conformance.stores import Stores
 def every_op_over_ranks(create: Stores) -> None:
     kv = create()
     n = kv.num_workers
-    wanted = {"sum": n * total(kv), "avg": total(kv), "max": n * n, "min": n}
+    product = n**n * math.factorial(n)
+    wanted = {"sum": n * total(kv), "avg": total(kv), "max": n * n, "min": n, "prod": product}
     for op in wanted:
         kv.init(op, full(0), op=op)
     for op, want in wanted.items():
@@ -31,11 +33,12 @@ def every_op_over_values_and_ranks(create: Stores) -> None:
     kv = create()
     n = kv.num_workers
     wanted = {"sum": 4 * n * total(kv), "avg": 4 * total(kv), "max": 3 * n * n, "min": -n * n}
+    wanted["prod"] = math.prod(-6 * (n * (rank + 1)) ** 3 for rank in range(n))
     for op, want in wanted.items():
-        kv.init(op, full(0), op=op)
+        kv.init(op, full(0, dtype=np.float64), op=op)
         mine = n * (kv.rank + 1)
-        kv.push(op, [full(mine * factor) for factor in (2, 3, -1)])
-        same(pulled(kv, op), want)
+        kv.push(op, [full(mine * factor, dtype=np.float64) for factor in (2, 3, -1)])
+        same(kv.pull(op), want)
 
 
 @case()
@@ -43,10 +46,13 @@ def repeats_in_a_list_are_combined_by_the_op(create: Stores) -> None:
     kv = create()
     kv.init("most", full(0), op="max")
     kv.init("least", full(0), op="min")
+    kv.init("all", full(0), op="prod")
     pairs = [("most", 5), ("least", 5), ("most", 9), ("least", -kv.rank), ("most", kv.rank)]
+    pairs += [("all", 2), ("all", -1)]
     kv.push([key for key, _ in pairs], [full(value) for _, value in pairs])
     same(pulled(kv, "most"), 9)
     same(pulled(kv, "least"), 1 - kv.num_workers)
+    same(pulled(kv, "all"), (-2) ** kv.num_workers)
 
 
 @case()
@@ -83,18 +89,23 @@ def integers_wrap(create: Stores) -> None:
         kv.push(key, [full(big, (3,), dtype), full(big, (3,), dtype)])
         want = np.array(2 * big * kv.num_workers).astype(dtype)
         same(pulled(kv, key, full(0, (3,), dtype)), want)
+        kv.init(f"{key} product", full(0, (3,), dtype), op="prod")
+        kv.push(f"{key} product", [full(big, (3,), dtype), full(big, (3,), dtype)])
+        want = np.array(big ** (2 * kv.num_workers) % 2**64, np.uint64).astype(dtype)
+        same(pulled(kv, f"{key} product", full(0, (3,), dtype)), want)
 
 
 @case()
-def bool_sums_are_logical_or(create: Stores) -> None:
+def bool_sums_are_logical_or_and_products_logical_and(create: Stores) -> None:
     kv = create()
     mine = np.array([False, True, kv.rank == 0, kv.rank == kv.num_workers - 1])
-    for op in ("sum", "max", "min"):
+    for op in ("sum", "max", "min", "prod"):
         kv.init(op, np.zeros(4, bool), op=op)
         kv.push(op, [mine, mine])
     one = kv.num_workers == 1
     some = [False, True, True, True]
-    for op, want in {"sum": some, "max": some, "min": [False, True, one, one]}.items():
+    every = [False, True, one, one]
+    for op, want in {"sum": some, "max": some, "min": every, "prod": every}.items():
         same(pulled(kv, op, np.zeros(4, bool)), want)
 
 
@@ -117,6 +128,22 @@ def half_precision_over_ranks_is_rounded_once(create: Stores) -> None:
     same(pulled(kv, "h", full(0, (3,), np.float16)), want)
 
 
+@case(needs="ml_dtypes")
+def products_of_16_bit_floats_are_made_in_float32(create: Stores) -> None:
+    from ml_dtypes import bfloat16
+
+    kv = create()
+    last = kv.num_workers - 1
+    # In float16 the first product is infinite, in bfloat16 129 * 129 is rounded.
+    for dtype, values in (np.float16, (1024, 128, 0.125)), (bfloat16, (129, 129, 129)):
+        key = np.dtype(dtype).name
+        kv.init(key, full(0, dtype=dtype), op="prod")
+        one_rank = [full(value, dtype=dtype) for value in values]
+        kv.push(key, one_rank if kv.rank == last else full(1, dtype=dtype))
+        want = np.float32(dtype(np.prod(values, dtype=np.float32)))
+        same(kv.pull(key).astype(np.float32), want)
+
+
 @case()
 def overflow_infinity_and_nan_follow_ieee(create: Stores) -> None:
     kv = create()
@@ -125,11 +152,12 @@ def overflow_infinity_and_nan_follow_ieee(create: Stores) -> None:
     same(pulled(kv, "half", full(0, (2,), np.float16)), np.inf)
     first = kv.rank == 0
     mine = np.array([np.nan if first else 1, np.inf if first else 1, -np.inf], np.float32)
-    for op in ("sum", "max", "min"):
+    for op in ("sum", "max", "min", "prod"):
         kv.init(op, full(0, (3,)), op=op)
         kv.push(op, mine)
     least = np.inf if kv.num_workers == 1 else 1
     same(pulled(kv, "sum", mine), [np.nan, np.inf, -np.inf])
+    same(pulled(kv, "prod", mine), [np.nan, np.inf, np.inf * (-1) ** kv.num_workers])
     extremes = {"max": [np.nan, np.inf, -np.inf], "min": [np.nan, least, -np.inf]}
     for op, want in extremes.items():
         got = pulled(kv, op, mine)
@@ -157,17 +185,17 @@ def the_same_bits_every_time(create: Stores) -> None:
 @case()
 def unknown_ops_are_refused(create: Stores) -> None:
     kv = probed(create)
-    for wrong in ("mean", "prod", "", "SUM!", None, 3):
-        with refused(kv, UsageError, "init", repr(wrong), "sum", "avg", "max", "min"):
+    for wrong in ("mean", "product", "", "SUM!", None, 3):
+        with refused(kv, UsageError, "init", repr(wrong), "sum", "avg", "max", "min", "prod"):
             kv.init(7, full(0), op=wrong)
     intact(kv)
 
 
 @case()
-def complex_numbers_have_no_order(create: Stores) -> None:
+def complex_numbers_are_only_added(create: Stores) -> None:
     kv = probed(create)
-    for op in ("max", "min"):
-        with refused(kv, UsageError, "7", op, "complex64", "sum"):
+    for op, why in ("max", "no order"), ("min", "no order"), ("prod", "real numbers"):
+        with refused(kv, NotSupported, "init of key 7", op, "complex64", why, "sum"):
             kv.init(7, full(0, dtype=np.complex64), op=op)
     intact(kv)
 

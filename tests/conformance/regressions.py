@@ -99,14 +99,15 @@ def updater_exception_leaves_push(create: Stores) -> None:
 
     kv.set_updater(divide)
     out = full(0)
-    if create.updates_here(kv):
+    if create.updates_here(kv, "weight"):
         with pytest.raises(ZeroDivisionError) as caught:
             kv.push("weight", full(1))
         check_words(caught.value, "by the reader's own code", "weight", f"rank {kv.rank}")
         kv.pull("weight", out=out)
     else:
         kv.push("weight", full(1))
-        with refused(kv, UpdaterError, "by the reader's own code, at key 'weight', on rank 0"):
+        at = f"at key 'weight', on rank {create.owner(kv, 'weight')}"
+        with refused(kv, UpdaterError, f"by the reader's own code, {at}"):
             kv.pull("weight", out=out)
     same(out, 2)
     kv.set_updater(add_three_times)
@@ -173,8 +174,8 @@ def push_before_init_with_an_updater_leaves_the_key_free(create: Stores) -> None
 @case()
 def failed_init_leaves_the_key_free(create: Stores) -> None:
     kv = create()
-    with refused(kv, UsageError, "'w'", "float"):
-        kv.init("w", 1.5)
+    with refused(kv, UsageError, "'w'", "str"):
+        kv.init("w", "1.5")
     assert "w" not in kv
     kv.init("w", full(2))
     same(pulled(kv, "w"), 2)
@@ -242,4 +243,4 @@ def updater_sees_whole_arrays_and_given_keys(create: Stores) -> None:
     kv.set_updater(look)
     kv.push("w", full(1, (30, 40)))
     wanted = [("w", str, (30, 40), (30, 40))]
-    assert seen == (wanted if create.updates_here(kv) else [])
+    assert seen == (wanted if create.updates_here(kv, "w") else [])

@@ -72,6 +72,22 @@ def keys_of_one_push_have_one_rate(create: Stores) -> None:
 
 
 @case()
+def an_overlap_block_is_one_update_of_its_keys(create: Stores) -> None:
+    kv, sgd = create(), halving()
+    kv.init([0, 1], [full(0), full(0)], op="avg")
+    kv.set_optimizer(sgd)
+    for _ in range(2):
+        kv.push(1, full(1))  # the second push waits
+    for _ in range(2):
+        with kv.overlap():
+            kv.push(1, full(1))
+            kv.push(0, full(1))
+    assert sgd.num_update == 4
+    same(kv.pull(0), -0.25 - 0.25)
+    same(kv.pull(1), -0.5 - 0.5 - 0.25 - 0.25)
+
+
+@case()
 def any_function_is_a_schedule(create: Stores) -> None:
     def rate(num_update: int) -> float:
         return 1 / num_update if num_update != 3 else float("nan")

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 import ncclkv
+from tests.harness.context import context_of
 
 
 class Stores:
@@ -26,9 +27,14 @@ class Stores:
         """Open a new store that this opener does not close."""
         return ncclkv.create(self.name, **options)
 
-    def updates_here(self, kv: Any) -> bool:
-        """Return whether a function given to `set_updater` is called on this rank."""
-        return self.update_on != "root" or kv.rank == 0
+    def updates_here(self, kv: Any, key: Any) -> bool:
+        """Return whether a function given to `set_updater` is called for a key on this rank."""
+        return self.update_on == "every_rank" or kv.rank == self.owner(kv, key)
+
+    def owner(self, kv: Any, key: Any) -> int:
+        """Return the rank that calls the function for a key, if one rank does."""
+        slot = context_of(kv).engine.layout[key]
+        return slot.state.to.owner(slot.entry.lo) if self.update_on == "sharded" else 0
 
     def __enter__(self) -> Stores:
         return self

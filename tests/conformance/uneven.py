@@ -73,6 +73,16 @@ def averages_count_the_ranks_that_push(create: Stores) -> None:
 
 
 @case()
+def products_are_those_of_the_ranks_that_push(create: Stores) -> None:
+    kv = create()
+    kv.init("product", np.zeros(3), op="prod")
+    with kv.uneven():
+        for batch in batches(kv):
+            kv.push("product", np.full(3, -2.0))
+            same(kv.pull("product"), (-2.0) ** len(active(kv, batch)))
+
+
+@case()
 def an_optimizer_updates_all_ranks(create: Stores) -> None:
     kv, model = probed(create), probed(create)
     for store in kv, model:

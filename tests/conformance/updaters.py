@@ -27,8 +27,8 @@ class Log:
         self.disposed += 1
 
     def saw(self, create: Stores, kv: Any, *calls: tuple[Any, float]) -> None:
-        """Check the calls since the last check: exactly these, or none off the root."""
-        wanted = list(calls) if create.updates_here(kv) else []
+        """Check the calls since the last check: of these, the calls for keys updated here."""
+        wanted = [call for call in calls if create.updates_here(kv, call[0])]
         assert self.calls == wanted
         self.calls.clear()
 
@@ -160,7 +160,7 @@ def arrays_have_the_shape_and_dtype_of_the_key(create: Stores) -> None:
     kv.set_updater(look)
     kv.push(list(shapes), [full(1, s, np.float64) for s in shapes.values()])
     for name, shape in shapes.items():
-        if create.updates_here(kv):
+        if create.updates_here(kv, name):
             assert seen[name] == [(shape, np.float64)] * 2
         same(pulled(kv, name, full(0, shape, np.float64)), full(7, shape))
 

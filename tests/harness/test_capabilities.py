@@ -41,7 +41,7 @@ def test_whole_numbers_are_equal_or_not() -> None:
     assert not near(one, one + 1, 4)
 
 
-OPS = {"sum": np.add, "max": np.fmax, "min": np.fmin}
+OPS = {"sum": np.add, "max": np.fmax, "min": np.fmin, "prod": np.multiply}
 OTHER = {3: np.array([1, 1, -np.inf], np.float32), 2: np.zeros(2, np.float16)}
 """Values of rank 1, by their size."""
 

@@ -8,6 +8,7 @@ from tests.conformance import CASES, MODULES, communicator_all
 from tests.conformance.communicator_all import SWEEPS
 from tests.conformance.covering import (
     COVERING,
+    DIVIDED_MODULES,
     PAIRED_MODULES,
     PLACED_MODULES,
     PLACEMENTS,
@@ -15,6 +16,7 @@ from tests.conformance.covering import (
     SIZED_MODULES,
     SPLIT_MODULES,
     STREAM_MODULES,
+    UNDIVIDED_MODULES,
     chosen,
 )
 from tests.harness.extent import VARIABLE
@@ -41,6 +43,8 @@ def test_these_layouts_run_every_case_that_fits(layout: str, size: int) -> None:
     assert names(layout, size) == fitting
     placed = {name for name in fitting if name.partition(".")[0] in PLACED_MODULES}
     assert names(layout, size, update_on="root") == placed
+    divided = {name for name in placed if name.partition(".")[0] not in UNDIVIDED_MODULES}
+    assert names(layout, size, update_on="sharded") == divided
 
 
 @pytest.mark.parametrize(
@@ -67,6 +71,8 @@ def test_the_lists_name_what_is_there() -> None:
         | SHARED_MODULES
         | SPLIT_MODULES
         | STREAM_MODULES
+        | DIVIDED_MODULES
+        | UNDIVIDED_MODULES
     )
     assert set(MODULES) >= named
     assert NAMES >= FIRST

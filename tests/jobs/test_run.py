@@ -72,7 +72,8 @@ def test_a_rank_that_is_stopped_and_continued(run: Run) -> None:
 @pytest.mark.parametrize(("end", "where"), combinations(ENDS, ["before", "between"]))
 def test_a_rank_that_fails(run: Run, where: str, end: tuple[str, int, str]) -> None:
     way, code, said = end
-    ended = run(f"bad_end {where} {way}", ranks=3)
+    # Ranks that wait for MPI's start keep a core busy each, so there only one waits.
+    ended = run(f"bad_end {where} {way}", ranks=2 if where == "before" else 3)
     assert ended.code == code, ended.err
     assert ended.seconds < SECONDS, ended.err
     report = next(line for line in ended.err.splitlines() if ": the job failed after " in line)

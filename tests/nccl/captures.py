@@ -11,8 +11,8 @@ from tests.nccl.standin import Worker
 from tests.nccl.standin.stores import StandInStores
 
 PLACEMENTS = some_or_all(
-    [("every_rank", 3), ("root", 2)],
-    list(itertools.product(["every_rank", "root"], [1, 2, 3, 4])),
+    [("every_rank", 3), ("root", 2), ("sharded", 3)],
+    list(itertools.product(["every_rank", "root", "sharded"], [1, 2, 3, 4])),
 )
 """Placements of the updater, and numbers of ranks, on which each case of a capture runs."""
 

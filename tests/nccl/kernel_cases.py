@@ -21,6 +21,8 @@ from ncclkv.kernels.device.kernels import DeviceKernels
 from ncclkv.kernels.device.launch import Launch
 from ncclkv.kernels.device.sources import CHECKSUM, COMBINE, COPY, UPDATE, KernelSource
 from ncclkv.kernels.host import HostKernels
+from ncclkv.kernels.programs import PROGRAMS
+from tests.harness.extent import some_or_all
 from tests.sgd_steps import segments_of, sgd
 
 HOST: Kernels = HostKernels()
@@ -154,8 +156,43 @@ STEPS = {
 }
 
 
+VARIANTS = [(each.name, states) for each in PROGRAMS.values() for states in each.states]
+"""All programs, with their numbers of states."""
+ROWS = {"all": (1e-3, 1 / 3, 1.5), "no clip": (1e-3, 1.0, -1.0), "no decay": (0.0, 1 / 3, 0.5)}
+"""Last numbers of a row: decay, factor of the gradient, and bound."""
+
+
 class UpdateCases:
-    """Cases of `update` by the program ``sgd``."""
+    """Cases of `update`: by every program, and by ``sgd`` in detail."""
+
+    @pytest.mark.parametrize("name", some_or_all(["float32"], UPDATED))
+    @pytest.mark.parametrize(("program", "states"), VARIANTS)
+    @pytest.mark.parametrize("common", ROWS.values(), ids=ROWS)
+    def test_every_program(
+        self,
+        stage: Stage,
+        program: str,
+        states: int,
+        name: str,
+        common: tuple[float, float, float],
+    ) -> None:
+        size = UPDATED_ELEMENTS + 37
+        rng = np.random.default_rng(9)
+        own = rng.random(len(PROGRAMS[program].scalars) - len(common))
+        row, segments = np.array([[*own, *common]]), segments_of(0, size)
+        weights, gradients = (rng.standard_normal(size).astype(dtype_of(name)) for _ in range(2))
+        working = np.float64 if name == "float64" else np.float32
+        arrays = [weights, gradients, *rng.random((states, size)).astype(working)]
+        weights[-3:] = np.nan, np.inf, 0
+        gradients[-30:-27] = np.nan, np.inf, -np.inf
+        device = [stage.put(array) for array in arrays]
+        for _ in range(3):
+            for kernels, (w, g, *kept) in ((HOST, arrays), (stage.kernels, device)):
+                scalars = row if kernels is HOST else stage.put(row)
+                kernels.update(program, w, g, kept, scalars, segments)
+            for array, expected in zip(device, arrays, strict=True):
+                assert same_bits(stage.get(array), expected)
+        assert stage.launched == [UPDATE[program, states, name]] * 3
 
     @pytest.mark.parametrize("name", UPDATED)
     @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)

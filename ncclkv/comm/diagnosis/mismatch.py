@@ -253,6 +253,9 @@ class CallComparison:
     def explain(self, error: OrderMismatch) -> OrderMismatch:
         """Return the first difference between the ranks' calls; if none is found, `error`'s text.
 
+        Some ranks may have made the same calls and then further calls, while the others are still
+        in an earlier call: the text then has the first further call.
+
         All ranks receive this rank's report.  The comparison may take one second.
         """
         if not self.recorder.log.count:
@@ -263,7 +266,21 @@ class CallComparison:
             found = self.compare_pages() or self.compare_reports()
             if found is not None:
                 return found
-        return OrderMismatch(str(error))
+        return OrderMismatch(f"{error}{self._describe_further_call()}")
+
+    def _describe_further_call(self) -> str:
+        """Name a rank that has made more calls than another, and its first further call."""
+        here = self.transport.rank
+        mine = self.recorder.read(here).calls
+        for rank in self.peers:
+            report = self.report(rank, REPORT_CALLS)
+            theirs = report.calls if report is not None else ()
+            common = min(mine[-1].number, theirs[-1].number) if mine and theirs else 0
+            for who, calls in (here, mine), (rank, theirs):
+                further = [call for call in calls if call.number > common > 0]
+                if further:
+                    return f"; after the same calls rank {who} called {further[0].text}"
+        return ""
 
     # Descriptions for errors
 

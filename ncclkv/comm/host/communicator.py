@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.comm.base import Collective, Communicator, closed, left
-from ncclkv.comm.buffers import check_color
+from ncclkv.comm.buffers import check_color, check_in_place
 from ncclkv.comm.control import ObjectComm
 from ncclkv.comm.diagnosis.flight_recorder import FlightRecorder
 from ncclkv.comm.host import finalize
@@ -31,6 +31,7 @@ from ncclkv.comm.shm.gather_scatter import allgather, barrier, reduce_scatter
 from ncclkv.comm.shm.hierarchical import CrossNode
 from ncclkv.comm.shm.node import Node
 from ncclkv.comm.shm.setup import setup_node
+from ncclkv.comm.shm.shared_gather import SharedGather
 from ncclkv.comm.transport import Steps, Transport
 from ncclkv.comm.two_step import wire_bytes
 from ncclkv.comm.types import EVERYONE, Apply, Buffer, Owners, Then, To, Work
@@ -109,6 +110,9 @@ class HostCommunicator(Communicator):
             raise
         return setup_node(self._transport, control, roster)
 
+    def lend(self) -> AbstractContextManager[None]:
+        return self._progress.lend()
+
     def allocate(self, nbytes: int) -> Buffer:
         memory = None if self._node is None else self._node.allocate(nbytes)
         return super().allocate(nbytes) if memory is None else memory
@@ -182,6 +186,15 @@ class HostCommunicator(Communicator):
     ) -> Work:
         call, ends = header.allgather(send, counts), [0, *accumulate(counts)]
         parts = [receive[lo:hi] for lo, hi in pairwise(ends)]
+        node = self._node
+        if node is not None and node.is_node_shared(receive):
+            check_in_place(send, parts[self.rank])
+            return self._start(
+                call,
+                lambda node: SharedGather(node, call, parts).steps(),
+                lambda channel: SharedGather(node, call, parts, channel).steps(),
+                then,
+            )
         return self._start(
             call,
             lambda node: allgather(node, call, send, parts),

@@ -6,8 +6,8 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import filterfalse
 from operator import methodcaller
 from typing import TypeVar
@@ -91,6 +91,7 @@ class ProgressEngine:
         self._timeout = timeout
         self.spin_limit = transport.spin_limit
         self._thread = threading.get_ident()
+        self._lent = False
         self._active: list[HostWork] = []
         self.failure: KVStoreError | None = None
         self.multi_node = False
@@ -109,6 +110,18 @@ class ProgressEngine:
             self._transport.left_ranks()
             self.calls.receive()
 
+    @contextmanager
+    def lend(self) -> Iterator[None]:
+        """Let other threads launch and advance collectives in a ``with`` block, under `lock`.
+
+        The waits of the calling thread advance them meanwhile, and afterwards.
+        """
+        self._thread, within, self._lent = threading.get_ident(), self._lent, True
+        try:
+            yield
+        finally:
+            self._lent = within
+
     def end(self, failure: KVStoreError) -> None:
         """Raise `failure` in all later calls."""
         self.failure = self.failure or again(failure)
@@ -118,7 +131,8 @@ class ProgressEngine:
         if self.failure is not None:
             raise again(self.failure)
         work.progress = self
-        self._thread = threading.get_ident()
+        if not self._lent:
+            self._thread = threading.get_ident()
         # Kept before its first step: MPI may still write into the messages of a failed step.
         self._active.append(work)
         _in_flight.add(self)

@@ -116,6 +116,9 @@ class NcclCommunicator(Communicator):
             self._messages.connect()
         self._reproducible = wanted
 
+    def lend(self) -> AbstractContextManager[None]:
+        return self._peers.lend()
+
     def allocate(self, nbytes: int) -> Buffer:
         memory: Buffer = self._streams.allocate(nbytes)
         return memory
@@ -233,8 +236,10 @@ class NcclCommunicator(Communicator):
                         arguments = dtypes.move_arguments(source, part, part.size)
                         self._binding.broadcast(handle, *arguments, root, stream)
 
-        verb, sender = ("allgather", "each") if even else ("allgatherv", "this")
-        what = f"an {verb} of {send.nbytes} bytes from {sender} rank"
+        # Ranks compare the text of a captured collective, so it has no number of this rank alone.
+        what = f"an allgather of {send.nbytes} bytes from each rank"
+        if not even:
+            what = f"an allgatherv of {receive.nbytes} bytes"
         return self._launch(what, enqueue, (receive, send), then)
 
     def _exchange(

@@ -116,7 +116,7 @@ COMBINE = {
 }
 """Kernels that combine arrays of one shape, by dtype and op; ``avg`` is ``sum`` with a divisor.
 
-Complex numbers are only added: they have no order, and stores do not multiply them.
+Complex numbers are only added: they have no order, and NCCL does not multiply them.
 """
 
 UPDATE = {

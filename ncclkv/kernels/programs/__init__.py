@@ -25,8 +25,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ncclkv.kernels.base import Array, Arrays
+from ncclkv.kernels.programs.adadelta import adadelta
+from ncclkv.kernels.programs.adagrad import adagrad
+from ncclkv.kernels.programs.adam import adam
+from ncclkv.kernels.programs.adamax import adamax
+from ncclkv.kernels.programs.ftml import ftml
+from ncclkv.kernels.programs.ftrl import ftrl
 from ncclkv.kernels.programs.gradient import COMMON
+from ncclkv.kernels.programs.lion import lion
+from ncclkv.kernels.programs.nadam import nadam
+from ncclkv.kernels.programs.nag import nag
+from ncclkv.kernels.programs.rmsprop import rmsprop
 from ncclkv.kernels.programs.sgd import sgd
+from ncclkv.kernels.programs.signum import signum
+from ncclkv.kernels.programs.test import test
 
 FOLDER = Path(__file__).parent
 """Directory of the headers."""
@@ -64,13 +76,80 @@ class Program(NamedTuple):
     scratch: int
 
 
-_SGD = Program(
-    "sgd",
-    sgd,
-    states=(0, 1),
-    scalars=("learning_rate", "momentum", *COMMON),
-    scratch=2,
+_ALL = (
+    Program("sgd", sgd, (0, 1), ("learning_rate", "momentum", *COMMON), scratch=2),
+    Program(
+        "adam",
+        adam,
+        (2,),
+        ("learning_rate", "beta1", "share1", "beta2", "share2", "epsilon", "keep", *COMMON),
+        scratch=2,
+    ),
+    Program("nag", nag, (0, 1), ("learning_rate", "momentum", "ahead", *COMMON), scratch=3),
+    Program(
+        "rmsprop",
+        rmsprop,
+        (1, 3),
+        ("learning_rate", "gamma1", "share", "gamma2", "epsilon", "bound", *COMMON),
+        scratch=2,
+    ),
+    Program("adagrad", adagrad, (1,), ("learning_rate", "epsilon", *COMMON), scratch=2),
+    Program("ftrl", ftrl, (2,), ("learning_rate", "lamda1", "beta", *COMMON), scratch=3),
+    Program(
+        "signum",
+        signum,
+        (0, 1),
+        ("learning_rate", "momentum", "share", "decay", "keep", *COMMON),
+        scratch=2,
+    ),
+    Program("test", test, (1,), COMMON, scratch=1),
+    Program(
+        "adamax", adamax, (2,), ("learning_rate", "beta1", "share", "beta2", *COMMON), scratch=2
+    ),
+    Program(
+        "nadam",
+        nadam,
+        (2,),
+        (
+            "learning_rate",
+            "beta1",
+            "share1",
+            "beta2",
+            "share2",
+            "epsilon",
+            "now",
+            "ahead",
+            "correction",
+            *COMMON,
+        ),
+        scratch=2,
+    ),
+    Program("adadelta", adadelta, (2,), ("rho", "share", "epsilon", *COMMON), scratch=3),
+    Program(
+        "ftml",
+        ftml,
+        (3,),
+        (
+            "learning_rate",
+            "beta1",
+            "share1",
+            "beta2",
+            "share2",
+            "epsilon",
+            "bias1",
+            "bias2",
+            *COMMON,
+        ),
+        scratch=2,
+    ),
+    Program(
+        "lion",
+        lion,
+        (1,),
+        ("learning_rate", "beta1", "share1", "beta2", "share2", *COMMON),
+        scratch=3,
+    ),
 )
 
-PROGRAMS = {program.name: program for program in (_SGD,)}
+PROGRAMS = {program.name: program for program in _ALL}
 """All programs by name; ``kernels/host/c/programs.h`` is the same list for C."""

@@ -26,6 +26,9 @@ FUNCTION NAME(common_scalars) NAME(read_common)(const double *row)
 /* Clamp to a bound.  A NaN passes: both comparisons are false. */
 FUNCTION REAL NAME(clamp)(REAL x, REAL bound) { return x < -bound ? -bound : x > bound ? bound : x; }
 
+/* The sign: 1, -1 or 0; a NaN passes. */
+FUNCTION REAL NAME(sign)(REAL x) { return x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x; }
+
 /* The gradient without weight decay. */
 FUNCTION REAL NAME(clipped)(const NAME(common_scalars) *s, REAL gradient)
 {
@@ -34,20 +37,22 @@ FUNCTION REAL NAME(clipped)(const NAME(common_scalars) *s, REAL gradient)
     return s->clips ? NAME(clamp)(change, s->clip) : change;
 }
 
+/* A number with weight decay. */
+FUNCTION REAL NAME(decayed)(const NAME(common_scalars) *s, REAL x, REAL weight)
+{
+    return s->decays ? x + weight * s->weight_decay : x;
+}
+
 /* The gradient with weight decay, which the bound does not limit. */
 FUNCTION REAL NAME(clipped_and_decayed)(const NAME(common_scalars) *s, REAL gradient, REAL weight)
 {
-    REAL change = NAME(clipped)(s, gradient);
-
-    return s->decays ? change + weight * s->weight_decay : change;
+    return NAME(decayed)(s, NAME(clipped)(s, gradient), weight);
 }
 
 /* The gradient with weight decay, both within the bound. */
 FUNCTION REAL NAME(decayed_and_clipped)(const NAME(common_scalars) *s, REAL gradient, REAL weight)
 {
-    REAL change = gradient * s->rescale;
+    REAL change = NAME(decayed)(s, gradient * s->rescale, weight);
 
-    if (s->decays)
-        change = change + weight * s->weight_decay;
     return s->clips ? NAME(clamp)(change, s->clip) : change;
 }

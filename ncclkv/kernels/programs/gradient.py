@@ -18,11 +18,19 @@ def clipped(gradients: Array, scratch: Array, rescale: float, clip: float) -> Ar
     return _clamped(_rescaled(gradients, scratch, rescale), scratch, clip)
 
 
+def decayed(x: Array, weights: Array, scratch: Array, decay: float) -> Array:
+    """Return ``x + decay * weights``."""
+    if decay:
+        np.multiply(weights, decay, out=scratch[1])
+        x = np.add(x, scratch[1], out=scratch[0])
+    return x
+
+
 def clipped_and_decayed(
     gradients: Array, weights: Array, scratch: Array, decay: float, rescale: float, clip: float
 ) -> Array:
     """Return ``clamp(rescale * gradients, -clip, clip) + decay * weights``."""
-    return _decayed(clipped(gradients, scratch, rescale, clip), weights, scratch, decay)
+    return decayed(clipped(gradients, scratch, rescale, clip), weights, scratch, decay)
 
 
 def decayed_and_clipped(
@@ -30,7 +38,7 @@ def decayed_and_clipped(
 ) -> Array:
     """Return ``clamp(rescale * gradients + decay * weights, -clip, clip)``."""
     rescaled = _rescaled(gradients, scratch, rescale)
-    return _clamped(_decayed(rescaled, weights, scratch, decay), scratch, clip)
+    return _clamped(decayed(rescaled, weights, scratch, decay), scratch, clip)
 
 
 # A factor of 1 and a decay of 0 are skipped: neither changes a bit of a finite number.
@@ -42,10 +50,3 @@ def _rescaled(gradients: Array, scratch: Array, rescale: float) -> Array:
 
 def _clamped(gradients: Array, scratch: Array, clip: float) -> Array:
     return gradients if clip < 0 else np.clip(gradients, -clip, clip, out=scratch[0])
-
-
-def _decayed(gradients: Array, weights: Array, scratch: Array, decay: float) -> Array:
-    if decay:
-        np.multiply(weights, decay, out=scratch[1])
-        gradients = np.add(gradients, scratch[1], out=scratch[0])
-    return gradients

@@ -69,6 +69,44 @@ def missing_push_in_a_group(kv: Any, odd: bool) -> None:
 
 
 @scenario
+def other_keys_of_an_overlap(kv: Any, odd: bool) -> None:
+    keys = ["a"] if odd else ["a", "b"]
+    with kv.overlap(keys):
+        for key in keys:
+            kv.push(key, full())
+    kv.wait()
+
+
+@scenario
+def missing_push_in_an_overlap(kv: Any, odd: bool) -> None:
+    with suppress(UsageError), kv.overlap(["a", "b"]):
+        kv.push("a", full())
+        if not odd:
+            kv.push("b", full())
+    kv.barrier()
+
+
+@scenario
+def other_key_missing_in_an_overlap(kv: Any, odd: bool) -> None:
+    with suppress(UsageError), kv.overlap(["a", "b"]):
+        kv.push("a" if odd else "b", full())
+    kv.barrier()
+
+
+@scenario
+def overlap_against_push(kv: Any, odd: bool) -> None:
+    if odd:
+        kv.push(
+            ["a", "b", "large", "huge"], [full(), full(), full(size=300_000), full(size=300_000)]
+        )
+    else:
+        with kv.overlap(["a", "b", "large", "huge"]):
+            for key, size in ("huge", 300_000), ("a", SIZE), ("b", SIZE), ("large", 300_000):
+                kv.push(key, full(size=size))
+    kv.wait()
+
+
+@scenario
 def extra_pull_on_rank_0(kv: Any, odd: bool) -> None:
     kv.push("a", full())
     if kv.rank == 0:

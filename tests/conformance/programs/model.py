@@ -17,7 +17,13 @@ from tests.conformance.programs.plan import Key, KeyPlan, SgdPlan, StorePlan
 Contributions = Mapping[Key, Sequence[Sequence[Array]]]
 """Arrays by key and rank."""
 
-_STEP = {"sum": np.add, "avg": np.add, "max": np.maximum, "min": np.minimum}
+_STEP = {
+    "sum": np.add,
+    "avg": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+}
 
 
 class UpdaterFailed(Exception):
@@ -120,6 +126,8 @@ class Model:
         What an updating rank's updater is called with.
     block : dict or None
         What was pushed in the group that is open.
+    divided : bool
+        Whether each updater runs on one rank a key, and only a pull shows all of a value.
     unreported : bool
         Whether an updater has raised on the root, and the other ranks have not heard of it.
     """
@@ -127,6 +135,7 @@ class Model:
     def __init__(self, plan: StorePlan, size: int) -> None:
         self.size = size
         self.root = plan.root % size if plan.update_on == "root" else None
+        self.divided = plan.update_on == "sharded" and size > 1
         self.values: dict[Key, Array] = {}
         self.ops: dict[Key, str] = {}
         self.seen: dict[Key, str] = {}
@@ -136,8 +145,8 @@ class Model:
         self.unreported = False
 
     def updates(self, rank: int) -> bool:
-        """Return whether updaters run on `rank`."""
-        return self.root in (None, rank)
+        """Return whether updaters run for every key on `rank`."""
+        return not self.divided and self.root in (None, rank)
 
     def sees(self, rank: int, key: Key) -> bool:
         """Return whether `rank` must have a key's value without a pull."""
@@ -161,7 +170,7 @@ class Model:
         """Apply all pushes of `keys`, on the ranks that update them."""
         for key in keys:
             if self.seen[key] == "nobody":
-                self.seen[key] = "all" if self.root is None else "root"
+                self.seen[key] = "all" if self.root is None and not self.divided else "root"
 
     def update_order(self, keys: Iterable[Key]) -> list[Key]:
         """Return keys in update order: ints ascending, strings in the order of initialisation."""

@@ -17,6 +17,22 @@ STORE = "ranks/test_gpu_store.py"
 
 MUTANTS = (
     Mutant(
+        name="one-part-a-node-crosses",
+        file="ncclkv/comm/shm/shared_gather.py",
+        old="            if index % len(node.ranks) == node.index\n",
+        new="            if index == node.index\n",
+        why="on the smaller of two nodes a part of the larger does not arrive",
+        tests=(Selection("0", "unit/comm/shm/test_shared_gather.py"),),
+    ),
+    Mutant(
+        name="shared-gather-leaves-early",
+        file="ncclkv/comm/shm/shared_gather.py",
+        old="        yield slot.stragglers(DONE)\n",
+        new="        yield []\n",
+        why="a rank reads parts of other nodes before its neighbours have received them",
+        tests=(Selection("0", "unit/comm/shm/test_shared_gather.py"),),
+    ),
+    Mutant(
         name="wait-of-a-work-does-nothing",
         file=WORK,
         old="                self._streams.wait(self._streams.current(), event)\n",

@@ -2,24 +2,93 @@
 
 from __future__ import annotations
 
-from tests.mutants.matrix import NODES, THREADS
+from tests.mutants.matrix import NODES, RANKS, THREADS
 from tests.mutants.mutant import Mutant, Selection
+
+SHARDED = Selection("0", "threads/test_store_cases.py", "sharded")
 
 AGREEMENT = "ncclkv/engine/flush_agreement.py"
 BATCH = "ncclkv/engine/batch.py"
 BUCKET = "ncclkv/table/bucket.py"
 BUCKET_STATE = "ncclkv/engine/bucket_state.py"
+ENGINE = "ncclkv/engine/engine.py"
+FUSED = "ncclkv/engine/fused_rule.py"
 LAYOUT = "ncclkv/engine/layout.py"
 PLACEMENT = "ncclkv/engine/placement.py"
 PLAN = "ncclkv/table/plan.py"
 REDUCER = "ncclkv/engine/reducer.py"
 REDUCTION = "ncclkv/engine/reduction.py"
 RESTORING = "ncclkv/store/restoring.py"
+SAVING = "ncclkv/store/saving.py"
 UPDATES = "ncclkv/engine/update_rule.py"
 UPDATERS = "ncclkv/store/updaters.py"
 VERIFY = "ncclkv/engine/verify.py"
 
 MUTANTS = (
+    Mutant(
+        name="states-of-another-owner",
+        file=BUCKET_STATE,
+        old="        own = to.part(self._comm.rank)\n",
+        new="        own = to.part((self._comm.rank + 1) % self._comm.size)\n",
+        why="a rank allocates the states of another slice than it updates",
+        tests=(SHARDED,),
+    ),
+    Mutant(
+        name="updates-counted-from-the-bucket",
+        file=FUSED,
+        old="update(span.lo - first)) for span",
+        new="update(span.lo)) for span",
+        why="a rank updates other elements than those of which it has the sums",
+        tests=(SHARDED,),
+    ),
+    Mutant(
+        name="rows-counted-from-the-bucket",
+        file="ncclkv/optimizer/scalar_rows.py",
+        old="[start - origin for start in (*starts, bucket.count)]\n",
+        new="[*starts, bucket.count - origin]\n",
+        why="an owner updates with the learning rates of other keys",
+        tests=(SHARDED,),
+    ),
+    Mutant(
+        name="slice-of-one-rank-too-long",
+        file=PLACEMENT,
+        old="        own = span.weights[owners.part(self._comm.rank)]\n",
+        new="        own = span.weights[: owners.bounds[1]]\n",
+        why="a rank publishes the elements of another owner",
+        tests=(SHARDED,),
+    ),
+    Mutant(
+        name="functions-at-every-owner",
+        file=UPDATES,
+        old="                if not slot.state.updates_key(slot.entry):\n",
+        new="                if False:\n",
+        why="a function is called with sums that its rank has not received",
+        tests=(SHARDED,),
+    ),
+    Mutant(
+        name="new-rule-before-publication",
+        file=ENGINE,
+        old="        self.settle()\n        updates, before",
+        new="        self.policy.flush()\n        updates, before",
+        why="another owner updates an old value after the rule has changed",
+        tests=(SHARDED,),
+    ),
+    Mutant(
+        name="states-of-the-leader-saved",
+        file=SAVING,
+        old="            work = self._comm.allgatherv(own, wholes[name], counts)\n",
+        new="            work = self._comm.allgatherv(own * 0, wholes[name], counts)\n",
+        why="a checkpoint has no states of some ranks",
+        tests=(SHARDED,),
+    ),
+    Mutant(
+        name="states-loaded-from-the-first-element",
+        file=RESTORING,
+        old="array.reshape(-1)[lo:hi]",
+        new="array.reshape(-1)[: hi - lo]",
+        why="a rank continues with the states of other elements",
+        tests=(SHARDED,),
+    ),
     Mutant(
         name="root-does-not-publish",
         file=REDUCER,
@@ -35,6 +104,14 @@ MUTANTS = (
         new="            pass\n",
         why="ranks other than the root pull some keys as they were",
         tests=(THREADS,),
+    ),
+    Mutant(
+        name="ranges-of-shared-weights-kept",
+        file=BUCKET_STATE,
+        old="        self._pushed_spans.clear()\n",
+        new="        pass\n",
+        why="an optimizer after a function updates only a part of each key on each rank",
+        tests=(RANKS,),
     ),
     Mutant(
         name="average-over-ranks-that-have-left",
@@ -54,25 +131,33 @@ MUTANTS = (
     ),
     Mutant(
         name="missing-key-sums-old-gradients",
-        file=AGREEMENT,
-        old="                self._kernels.fill(slot.gradient, _neutral(slot.state))\n",
-        new="                pass\n",
+        file=BUCKET_STATE,
+        old="        kernels.fill(self.gradient, self.state.neutral)\n",
+        new="        pass\n",
         why="a rank that did not push a key adds its last gradient again",
         tests=(THREADS,),
     ),
     Mutant(
         name="missing-key-is-a-zero-maximum",
-        file=AGREEMENT,
-        old='    return float("-inf") if op == "max" else float("inf")\n',
-        new="    return 0.0\n",
+        file=BUCKET_STATE,
+        old='        return float("-inf") if op == "max" else float("inf")\n',
+        new="        return 0.0\n",
         why="a rank that did not push a key bounds the maximum of the others",
         tests=(THREADS,),
     ),
     Mutant(
+        name="missing-key-is-a-zero-factor",
+        file=BUCKET_STATE,
+        old='            return 1 if op == "prod" else 0\n',
+        new="            return 0\n",
+        why="a rank that did not push a key makes the product of the others 0",
+        tests=(THREADS,),
+    ),
+    Mutant(
         name="missing-integer-is-a-zero-maximum",
-        file=AGREEMENT,
-        old='        return int(limits.min if op == "max" else limits.max)\n',
-        new="        return 0\n",
+        file=BUCKET_STATE,
+        old='            return int(limits.min if op == "max" else limits.max)\n',
+        new="            return 0\n",
         why="a rank that did not push a key bounds the maximum of the others",
         tests=(THREADS,),
     ),
@@ -103,8 +188,8 @@ MUTANTS = (
     Mutant(
         name="updater-error-stays-on-the-root",
         file=UPDATES,
-        old="        if failure is not None and not self.placement.updates:\n",
-        new="        if False:\n",
+        old="        if self.placement.replicated or own is not None or first is None:\n",
+        new="        if True:\n",
         why="ranks go on with values that were not updated",
         tests=(THREADS,),
     ),

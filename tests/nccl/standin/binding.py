@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl.binding import connect
@@ -46,6 +47,21 @@ class RecordingBinding:
     def offer(self, host: Communicator) -> None:
         """Keep a host communicator for the next communicator created of its ranks."""
         self._offered.append(host)
+
+    @contextmanager
+    def lend(self) -> Iterator[None]:
+        """Let other threads use the device and its communicators in a block, one at a time."""
+        handles = [handle for handle in self._handles if not (handle.ended or handle.lent)]
+        with ExitStack() as stack:
+            stack.enter_context(self._device.lend())
+            for handle in handles:
+                stack.enter_context(handle.host.lend())
+                handle.lent = True
+            try:
+                yield
+            finally:
+                for handle in handles:
+                    handle.lent = False
 
     def version(self) -> int:
         return 22907

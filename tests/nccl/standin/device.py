@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ncclkv.comm.messages.progress import ProgressEngine, StepWork
@@ -110,6 +111,10 @@ class Device:
     def _new_progress(self) -> ProgressEngine:
         """Return the progress engine that lets every wait of this thread advance the device."""
         return ProgressEngine(NoFallback(self.rank), self.limit)  # type: ignore[arg-type]
+
+    def lend(self) -> AbstractContextManager[None]:
+        """Let other threads use the device within a ``with`` block, one at a time."""
+        return self._progress.lend()
 
     def leave(self, nbytes: int | None) -> None:
         """Set the free memory in bytes; None sets no limit."""

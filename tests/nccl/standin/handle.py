@@ -20,6 +20,8 @@ class Handle:
     launched, started, completed : int
         Numbers of collectives whose group has ended, that have sent their call, and that have
         written their outputs.
+    lent : bool
+        Whether other threads may use it, one at a time.
     graphs : set of str
         Graphs with collectives of this communicator that are not freed.
     hung : int or None
@@ -33,6 +35,7 @@ class Handle:
     started: int = 0
     completed: int = 0
     ended: str = ""
+    lent: bool = False
     streams: set[int] = field(default_factory=set)
     graphs: set[str] = field(default_factory=set)
     thread: int = field(default_factory=threading.get_ident)
@@ -50,12 +53,12 @@ class Handle:
         return self.ended == "aborted"
 
     def check(self, what: str) -> None:
-        """Refuse use after the end, and use by two threads."""
+        """Refuse use after the end, and use by two threads unless it is lent."""
         if self.ended:
             raise RefusedByStandIn(
                 f"{what} of {self.name} on rank {self.rank}, which was {self.ended}"
             )
-        if threading.get_ident() != self.thread:
+        if threading.get_ident() != self.thread and not self.lent:
             raise RefusedByStandIn(
                 f"{what} of {self.name} on rank {self.rank} by a thread other than the one that "
                 f"created it; one thread issues all its calls"

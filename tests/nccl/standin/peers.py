@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.control import ObjectComm
 from ncclkv.comm.types import Work
+from tests.nccl.standin.binding import RecordingBinding
 from tests.nccl.standin.log import CallLog
 
 
@@ -22,18 +24,23 @@ class Peers:
     def __init__(
         self,
         host: Communicator,
-        offer: Callable[[Communicator], None],
+        binding: RecordingBinding,
         limit: float,
         log: CallLog,
     ) -> None:
         self._host = host
-        self._offer = offer
+        self._binding = binding
         self._limit = limit
         self._log = log
         self.control = LoggedControl(host.control, log)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._host, name)
+
+    @contextmanager
+    def lend(self) -> Iterator[None]:
+        with self._host.lend(), self._binding.lend():
+            yield
 
     def barrier(self) -> Work:
         self._log.add("hosts: barrier")
@@ -44,13 +51,13 @@ class Peers:
         child = self._host.split(color, key)
         if own is None or child is None:
             return None
-        self._offer(own)
-        return Peers(child, self._offer, self._limit, self._log)
+        self._binding.offer(own)
+        return Peers(child, self._binding, self._limit, self._log)
 
     def duplicate(self, timeout: float | None = None) -> Any:
         child = self._host.duplicate(timeout)  # the first, because it obeys the deadline
-        self._offer(self._host.duplicate(self._limit))
-        return Peers(child, self._offer, self._limit, self._log)
+        self._binding.offer(self._host.duplicate(self._limit))
+        return Peers(child, self._binding, self._limit, self._log)
 
 
 class LoggedControl:

@@ -55,7 +55,7 @@ class Worker:
         self.binding = RecordingBinding(self.device, faults)
         self.kernels = StandInKernels(self.streams)
         self.binding.offer(host.duplicate(limit))
-        self.peers: Any = Peers(host, self.binding.offer, limit, self.device.log)
+        self.peers: Any = Peers(host, self.binding, limit, self.device.log)
         self.log = self.device.log
         self.broken_on_purpose = False
 

@@ -6,6 +6,7 @@ each rank has its own number of steps, and leaves with or without waiting pushes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from tests.harness.extent import examples
 
 pytestmark = pytest.mark.limit(60)
 
-OPS = ("sum", "avg", "max")
+OPS = ("sum", "avg", "max", "prod")
 RATE = 0.5
 COUNT = 3
 """Elements of a key."""
@@ -52,7 +53,7 @@ def programs(draw: Callable[..., Any], *, uneven: bool) -> Program:
     one = alike if uneven else st.tuples(*[step] * size)
     steps = tuple(draw(st.lists(one, min_size=1, max_size=6)))
     options = {
-        "update_on": draw(st.sampled_from(["every_rank", "root"])),
+        "update_on": draw(st.sampled_from(["every_rank", "root", "sharded"])),
         "bucket_bytes": draw(st.sampled_from([0, 1024])),
         "missing": "error" if uneven else "zeros",
     }
@@ -160,7 +161,7 @@ def model(program: Program) -> list[Any]:
                     else:
                         pushed.append(value)
             if pushed:
-                total = float(max(pushed) if op == "max" else sum(pushed))
+                total = float({"max": max, "prod": math.prod}.get(op, sum)(pushed))
                 if op == "avg":
                     total /= len(pushed) if program.lengths else program.size
                 values[key] = updated(program.rule, values[key], total)

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.comm.types import Apply
+from ncclkv.comm.types import EVERYONE, Apply, Owners, To
 from ncclkv.engine.bucket_state import BucketState, Slot
 from ncclkv.engine.events import Events
 from ncclkv.engine.fused_rule import FusedRule
-from ncclkv.engine.placement import placement
 from ncclkv.engine.reduction import reduction_for
 from ncclkv.errors import DTypeMismatch, NotSupported, UsageError
 from ncclkv.kernels.host import HostKernels
@@ -37,8 +36,10 @@ class CountingKernels(HostKernels):
         HostKernels.update(*arguments)
 
 
-def _bucket(dtype: Any = "float32", index: int = 0) -> BucketState:
-    """Return one bucket of keys a, b, c, of 10, 100 and 3 elements."""
+def _bucket(
+    dtype: Any = "float32", index: int = 0, to: To = EVERYONE, rank: int = 0
+) -> BucketState:
+    """Return one bucket of keys a, b, c, of 10, 100 and 3 elements, as a rank has it."""
     sizes = {"a": 10, "b": 100, "c": 3}
     specs = [
         KeySpec(key, number, (size,), np.dtype(dtype))
@@ -46,8 +47,9 @@ def _bucket(dtype: Any = "float32", index: int = 0) -> BucketState:
     ]
     (bucket,) = make_buckets(specs, 1 << 20, first=index)
     comm = SoloCommunicator(60.0)
-    reduction = reduction_for(comm, placement("every_rank", 0, comm), None, Events())
-    return BucketState(bucket, comm, reduction)
+    comm.rank = rank
+    reduction = reduction_for(comm, None, Events())
+    return BucketState(bucket, comm, reduction, to=to)
 
 
 def _slot(state: BucketState, key: Key) -> Slot:
@@ -61,7 +63,7 @@ def _rule(
     """Return a rule with the states of some buckets."""
     rule = FusedRule(optimizer, kernels or HostKernels())
     for state in states:
-        rule.allocate(state)
+        rule.allocate(state, state.to)
     return rule
 
 
@@ -428,3 +430,70 @@ def test_norms_are_refused() -> None:
 
     with pytest.raises(NotSupported, match="Lars needs the norms of weights and gradients"):
         _rule(Lars())
+
+
+class Averaging(Counting):
+    """An optimizer with a second state, which begins as a copy of the weights."""
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return (State("momentum", init="weights"),)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 256), min_size=2, max_size=2),
+    st.lists(st.sets(st.sampled_from("abc"), min_size=1), min_size=1, max_size=4),
+    st.sampled_from([SGD, Counting, Averaging]),
+    st.sampled_from(["float16", "float32"]),
+    st.integers(1, 100),
+)
+def test_parts_of_three_ranks_are_the_whole(
+    cuts: list[int], steps: list[set[str]], make: Any, dtype: str, block: int
+) -> None:
+    """Update a bucket whole, and in the parts of its owners."""
+    count = _bucket(dtype).bucket.count
+    to = Owners([0, *sorted(min(cut, count) for cut in cuts), count])
+    whole = _bucket(dtype)
+    parts = [_bucket(dtype, to=to, rank=rank) for rank in range(3)]
+    rng = np.random.default_rng(len(steps))
+    first, gradients = rng.integers(-4, 5, (2, count)).astype(dtype)
+    optimizer = make(learning_rate=0.5, momentum=0.5)
+    optimizer.lr_mult = {"b": 2.0}
+    for state in (whole, *parts):
+        state.weights[:], state.gradients[:] = first, gradients
+    rules = [_rule(optimizer, state) for state in (whole, *parts)]
+    for keys in steps:
+        for rule, state in zip(rules, (whole, *parts), strict=True):
+            update = _begin(rule, rule.step(), state, keys)
+            own_lo, own_hi = state.part(state.to)
+            for lo, hi in state.bucket.runs(keys):
+                for at in range(max(lo, own_lo), min(hi, own_hi), block):
+                    update(at, min(at + block, hi, own_hi))
+    for rank, (rule, state) in enumerate(zip(rules[1:], parts, strict=True)):
+        own = to.part(rank)
+        assert state.weights[own].tobytes() == whole.weights[own].tobytes()
+        assert state.weights[: own.start].tobytes() == first[: own.start].tobytes()
+        assert state.weights[own.stop :].tobytes() == first[own.stop :].tobytes()
+        for entry in state.bucket.entries:
+            slot = _slot(state, entry.key)
+            lo, hi = rule.part(slot)
+            assert 0 <= lo <= hi <= entry.spec.size
+            assert rule.count(slot) == rules[0].count(_slot(whole, entry.key))
+            all_of_key = rules[0].states(_slot(whole, entry.key))["momentum"]
+            assert rule.states(slot)["momentum"].tobytes() == all_of_key[lo:hi].tobytes()
+    sizes = [rule.state_bytes(state) for rule, state in zip(rules[1:], parts, strict=True)]
+    assert sum(sizes) == rules[0].state_bytes(whole)
+
+
+def test_a_reset_key_has_a_copy_of_its_weights_in_each_part() -> None:
+    for rank in range(2):
+        state = _bucket(to=Owners([0, 80, 192]), rank=rank)
+        state.weights[:] = np.arange(state.bucket.count)
+        rule = _rule(Averaging(), state)
+        slot = _slot(state, "b")
+        slot.weight[:] = -np.arange(100)
+        rule.reset(slot)
+        lo, hi = rule.part(slot)
+        assert (lo, hi) == [(0, 16), (16, 100)][rank]
+        assert rule.states(slot)["momentum"].tolist() == (-np.arange(100.0))[lo:hi].tolist()

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ncclkv.comm.solo import SoloCommunicator
+from ncclkv.comm.types import EVERYONE, To
 from ncclkv.engine.events import Events
 from ncclkv.engine.layout import Layout
-from ncclkv.engine.placement import placement
 from ncclkv.engine.reduction import reduction_for
 from ncclkv.errors import NotSupported
+from ncclkv.table.bucket import Bucket
 from ncclkv.table.cost import Sizing
 from ncclkv.table.registry import KeySpec
+
+
+def to_everyone(buckets: Sequence[Bucket]) -> list[To]:
+    """Return the destinations of sums that every rank receives."""
+    return [EVERYONE] * len(buckets)
 
 
 def ignore(state: Any) -> None:
@@ -24,8 +31,8 @@ def ignore(state: Any) -> None:
 @pytest.fixture
 def layout() -> Layout:
     comm = SoloCommunicator(1.0)
-    reduction = reduction_for(comm, placement("every_rank", 0, comm), None, Events())
-    return Layout(comm, Sizing(4096), ignore, reduction, share_weights=False)
+    reduction = reduction_for(comm, None, Events())
+    return Layout(comm, Sizing(4096), to_everyone, ignore, reduction, share_weights=False)
 
 
 def specs(*storages: str) -> list[KeySpec]:

@@ -7,12 +7,20 @@ import pytest
 
 from ncclkv.comm.host import threads
 from ncclkv.comm.solo import SoloCommunicator
-from ncclkv.comm.types import EVERYONE, Root
+from ncclkv.comm.types import EVERYONE, Buffer, Owners, Root, To
 from ncclkv.engine.placement import placement
-from ncclkv.errors import NotSupported, UsageError
+from ncclkv.engine.reduction import Span
+from ncclkv.errors import UsageError
+from ncclkv.table.bucket import make_buckets
+from ncclkv.table.registry import KeySpec
 from ncclkv.testing import run_ranks
 
 RANKS = 3
+
+
+def span(weights: Buffer, to: To = EVERYONE) -> Span:
+    """Return a range of a bucket with these weights."""
+    return Span(0, weights.size, weights, weights, "key 'w'", to)
 
 
 def test_every_rank_receives_and_updates() -> None:
@@ -22,7 +30,7 @@ def test_every_rank_receives_and_updates() -> None:
     assert made.updates
     assert made.replicated
     assert made.shares_weights
-    assert made.publish(np.zeros(10)).done()
+    assert made.publish(span(np.zeros(10))).done()
 
 
 @pytest.mark.parametrize("root", range(RANKS))
@@ -36,22 +44,57 @@ def test_the_root_alone_receives_updates_and_publishes(root: int) -> None:
         assert not made.replicated
         assert not made.shares_weights
         weights = np.full(10, float(comm.rank))
-        made.publish(weights).wait()
+        made.publish(span(weights)).wait()
         assert (weights == root).all()
         comm.close()
 
     run_ranks(RANKS, body, timeout=20)
 
 
-@pytest.mark.parametrize("name", ["sharded"])
-def test_a_placement_of_a_later_version_is_refused(name: str) -> None:
-    with pytest.raises(NotSupported, match="update_on='sharded' is not in this version"):
-        placement(name, 0, SoloCommunicator(1.0))
+@pytest.mark.parametrize("count", [0, 1, 16, 64, 65, 1000, 4096])
+def test_owners_have_equal_slices_and_gather_them(count: int) -> None:
+    def body() -> None:
+        comm = threads.world()
+        made = placement("sharded", 0, comm)
+        assert (made.owner, made.leader) == ("owners", 0)
+        assert made.updates
+        assert made.divides
+        assert not made.replicated
+        assert made.shares_weights
+        to = made.to(count)
+        assert isinstance(to, Owners)
+        assert (to.bounds[0], to.bounds[-1]) == (0, count)
+        lengths = np.diff(to.bounds)
+        assert (lengths >= 0).all()
+        assert max(lengths) - min(lengths) <= 16
+        assert all(bound % 16 == 0 for bound in to.bounds[:-1] if bound < count)
+        weights = np.full(count, float(comm.rank))
+        made.publish(span(weights, to)).wait()
+        assert weights.tolist() == [to.owner(element) for element in range(count)]
+        comm.close()
+
+    run_ranks(RANKS, body, timeout=20)
+
+
+def test_owners_of_whole_keys_have_their_bounds_at_keys() -> None:
+    specs = [KeySpec(key, key, (size,), np.dtype(np.float32)) for key, size in enumerate((90, 30))]
+    buckets = make_buckets(specs, 1 << 20)
+
+    def body() -> None:
+        comm = threads.world()
+        (to,) = placement("sharded", 0, comm).by_key(buckets)
+        assert isinstance(to, Owners)
+        lows = buckets[0].lows
+        assert {to.owner(low) for low in lows} == {0, 1}
+        assert set(to.bounds) <= {*lows, buckets[0].count}
+        comm.close()
+
+    run_ranks(2, body, timeout=20)
 
 
 @pytest.mark.parametrize("name", ["everywhere", None, 3, ["root"]])
 def test_an_unknown_placement_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="is unknown; use every_rank or root"):
+    with pytest.raises(UsageError, match="is unknown; use every_rank, root or sharded"):
         placement(name, 0, SoloCommunicator(1.0))
 
 

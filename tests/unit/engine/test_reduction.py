@@ -10,7 +10,6 @@ import pytest
 from ncclkv.comm.base import Collective
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.engine.events import Events, Instrument
-from ncclkv.engine.placement import placement
 from ncclkv.engine.reduction import DenseReduction, Span, reduction_for
 from ncclkv.errors import NotSupported
 
@@ -36,7 +35,7 @@ def span() -> Span:
 
 
 def dense(comm: Counting) -> DenseReduction:
-    return DenseReduction(comm, placement("every_rank", 0, comm), Events())
+    return DenseReduction(comm, Events())
 
 
 def test_a_range_is_prepared_once(comm: Counting) -> None:
@@ -75,7 +74,7 @@ class Wire(Instrument):
 def test_a_rank_alone_sends_nothing(comm: Counting) -> None:
     events, wire, part = Events(), Wire(), span()
     events.add(wire)
-    reduction = DenseReduction(comm, placement("every_rank", 0, comm), events)
+    reduction = DenseReduction(comm, events)
     reduction.launch(part, part.weights, "sum", None).wait()
     assert wire.nbytes == [(32, 0)]
     assert part.collective is not None
@@ -97,4 +96,4 @@ def test_encoded_gradients_are_refused(comm: Counting) -> None:
 
     codec: Any = Half()
     with pytest.raises(NotSupported, match="codec 'half'"):
-        reduction_for(comm, placement("every_rank", 0, comm), codec, Events())
+        reduction_for(comm, codec, Events())

@@ -10,7 +10,7 @@ import pytest
 
 import ncclkv
 from ncclkv.errors import DTypeMismatch, ShapeMismatch, UsageError
-from ncclkv.optimizer import SGD, FactorScheduler, State, get_updater
+from ncclkv.optimizer import NAG, SGD, Adam, FactorScheduler, State, get_updater
 
 
 def test_each_key_has_a_momentum_of_its_own() -> None:
@@ -210,3 +210,17 @@ def test_complex_weights_agree_with_torch(dtype: Any) -> None:
         other.step()
         update("w", gradient, mine)
     np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-5)
+
+
+def test_adam_updates_complex_weights_as_pairs() -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=8) + 1j * rng.normal(size=8)
+    pairs = weight.view(np.float64).copy()
+    one, other = get_updater(Adam(learning_rate=0.1)), get_updater(Adam(learning_rate=0.1))
+    for _ in range(3):
+        gradient = rng.normal(size=8) + 1j * rng.normal(size=8)
+        one("w", gradient, weight)
+        other("w", gradient.view(np.float64), pairs)
+    assert weight.view(np.float64).tobytes() == pairs.tobytes()
+    with pytest.raises(DTypeMismatch, match="key 'w' is complex128, and NAG updates float16"):
+        get_updater(NAG())("w", gradient, weight)

@@ -45,6 +45,13 @@ def train(weight: NDArray[np.float32], tensor: Tensor, reduction: Op) -> NDArray
     kv.push([Name.W], [weight])
     kv.push(("a", "b"), [[weight, weight], tensor])
     kv.push(3, [np.float32(1), np.float32(2)])
+    kv.init("loss", 0.0)
+    kv.init(["count", "done"], (0, False))
+    kv.push("loss", [0.5, weight[0], 2])
+    kv.push(["count", "w"], [1, weight])
+    kv.pushpull("loss", 1j, out=weight)
+    kv.reset("loss", 0)
+    kv.broadcast("loss", 1.5, out=weight)
     several: list[NDArray[Any]] = kv.pull(["a", "b"])
     one: NDArray[Any] = kv.pull("w", local=True)
     kv.pull("w", out=one)
@@ -57,11 +64,24 @@ def train(weight: NDArray[np.float32], tensor: Tensor, reduction: Op) -> NDArray
     updater: Updater = lambda key, gradient, stored: None  # noqa: E731
     kv.set_updater(updater)
     kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=0.1, momentum=0.9))
+    kv.set_optimizer(
+        ncclkv.optimizer.AdamW(learning_rate=0.1, beta1=0.8, wd=0.1, clip_gradient=None)
+    )
     given: ArrayLike = tensor
     kv.reset("w", given)
     kv.grad_view("w")[:] = 1
     kv.wait()
     kv.wait(["a", "b"])
+    summed: NDArray[Any] = kv.allreduce(weight)
+    worst: float = kv.allreduce(0.5, "max")
+    steps: int = kv.allreduce(3, op=reduction)
+    every: list[Any] = kv.allreduce([weight, tensor, 1.5], "avg")
+    kv.allreduce(weight, out=weight)
+    kv.allreduce([weight, steps], out=[summed, tensor])
+    ranks: NDArray[Any] = kv.allgather(worst)
+    parts: list[NDArray[Any]] = kv.allgather([weight, *every])
+    kv.allgather(tensor, out=ranks)
+    kv.allgather((weight, 2), out=parts)
     loaded = kv.load("saved", required=False, fallback=True)
     step: int = 0 if loaded is None else loaded.step
     kv.save("saved", step=step, extra={"epoch": 1})

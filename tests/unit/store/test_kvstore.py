@@ -37,6 +37,8 @@ VERBS: dict[str, tuple[str, ...]] = {
     "grad_view": ("key",),
     "spec": ("key",),
     "__contains__": ("key",),
+    "allreduce": ("value",),
+    "allgather": ("value",),
     "is_capable": ("key",),
     "set_gradient_compression": ("value",),
     "row_sparse_pull": ("key", "out"),
@@ -49,6 +51,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "pull": ("priority", "ignore_sparse", "local"),
     "pushpull": ("priority",),
     "broadcast": ("priority",),
+    "allreduce": ("op", "out"),
+    "allgather": ("out",),
 }
 
 keys = st.one_of(

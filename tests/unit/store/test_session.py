@@ -60,6 +60,7 @@ CALLS: dict[str, Callable[[ncclkv.KVStore], object]] = {
     "value": lambda kv: kv.value("b"),
     "grad_view": lambda kv: kv.grad_view("b"),
     "group": lambda kv: kv.group().__enter__(),
+    "overlap": lambda kv: kv.overlap().__enter__(),
     "uneven": lambda kv: kv.uneven().__enter__(),
     "set_updater": lambda kv: kv.set_updater(print),
     "set_optimizer": lambda kv: kv.set_optimizer(ncclkv.optimizer.SGD()),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ncclkv.table.bucket import ALIGNMENT, Bucket, make_buckets
 from ncclkv.table.cost import CostModel, Sizing
-from ncclkv.table.plan import explain, label, launch_order, spans
+from ncclkv.table.plan import divide, explain, label, launch_order, spans
 from ncclkv.table.registry import Key, KeySpec
 from tests.harness.extent import examples
 
@@ -287,3 +287,37 @@ def test_the_plan_predicts_by_the_cost_model() -> None:
         "bucket_bytes=1048576 and predictions are by measurement: a collective takes 2.000 ms and "
         "4096.000 ms a MiB"
     )
+
+
+@few
+@given(layouts, st.integers(1, 5))
+def test_each_key_has_one_rank_of_a_division(layout: tuple[list[KeySpec], int], size: int) -> None:
+    buckets = make_buckets(*layout)
+    divided = divide(buckets, size)
+    loads = [0] * size
+    for bucket, bounds in zip(buckets, divided, strict=True):
+        assert len(bounds) == size + 1
+        assert (bounds[0], bounds[-1]) == (0, bucket.count)
+        assert bounds == sorted(bounds)
+        assert {*bounds} <= {0, *bucket.lows, bucket.count}
+        for entry in bucket.entries:
+            inside = [rank for rank in range(size) if bounds[rank] <= entry.lo < bounds[rank + 1]]
+            assert len(inside) == (1 if entry.lo < bucket.count else 0)
+            for rank in inside:
+                assert entry.hi <= bounds[rank + 1]
+                loads[rank] += entry.spec.nbytes
+    largest = max(entry.spec.nbytes for bucket in buckets for entry in bucket.entries)
+    assert max(loads) - min(loads) <= 2 * largest
+    # Buckets that are added later move no key.
+    for count in range(len(buckets)):
+        assert divide(buckets[:count], size) == divided[:count]
+
+
+def test_large_keys_go_to_the_rank_with_the_fewest_bytes() -> None:
+    specs = [
+        KeySpec(index, index, (size,), np.dtype(np.float32))
+        for index, size in enumerate((900, 500, 700, 100))
+    ]
+    bounds = divide(make_buckets(specs, 0), 3)
+    owners = [next(rank for rank in range(3) if each[rank + 1]) for each in bounds]
+    assert owners == [0, 1, 2, 1]

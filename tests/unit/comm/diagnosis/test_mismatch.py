@@ -234,3 +234,21 @@ def test_an_old_report_has_its_age() -> None:
     module.time.sleep(0.25)
     seconds = float(re.findall(r"(\d+\.\d) s ago", first.describe_calls({1}))[0])
     assert seconds >= 0.2
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_the_first_further_call_of_a_rank_is_named(
+    ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 0.01)
+    both = ranks(2)
+    for each in both:
+        note(each, 1, 2)
+    note(both[ahead], 3, 4)
+    both[0].notify("")
+    both[1].notify("")
+    for each in both:
+        error = each.explain(OrderMismatch("the digests differ"))
+        assert str(error) == (
+            f"the digests differ; after the same calls rank {ahead} called call 3 at train.py:3"
+        )

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from ncclkv.kernels.host import HostKernels, compiled
 from ncclkv.kernels.host.reduce import Reducer
 from ncclkv.kernels.programs import PROGRAMS
-from tests.sgd_steps import sgd
+from tests.harness.extent import examples
+from tests.sgd_steps import segments_of, sgd
 
 pytestmark = pytest.mark.usefixtures("in_c")
 
@@ -126,6 +127,50 @@ def test_steps_have_numpys_bits(
     assert _bits(weights) == _bits(expected[0])
     assert _bits(momenta) == _bits(expected[1] if has_momenta else found[1])
     assert gradients.tobytes() == before, "gradients were written"
+
+
+VARIANTS = [(each.name, states) for each in PROGRAMS.values() for states in each.states]
+
+
+@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize(("name", "states"), VARIANTS)
+@settings(deadline=None, max_examples=examples(60))
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(SIZES),
+    # As optimizers check them.
+    st.lists(NUMBERS.filter(lambda x: x >= 0), min_size=9, max_size=9),
+    st.tuples(
+        st.sampled_from([0.0, 0.1, 1e-60]),
+        st.sampled_from([1.0, -1.0, 1 / 3]),
+        st.sampled_from([-1.0, 0.0, 1.0, 0.1]),
+    ),
+    st.integers(0, 15),
+)
+def test_programs_have_numpys_bits(
+    name: str,
+    states: int,
+    dtype: str,
+    seed: int,
+    size: int,
+    numbers: list[float],
+    common: tuple[float, float, float],
+    offset: int,
+) -> None:
+    arrays = [_numbers(seed + n, dtype, size, offset) for n in range(2 + states)]
+    if name == "adamax":
+        # Its maximum is never -0: of zeros of both signs NumPy may return either.
+        np.abs(arrays[3], out=arrays[3])
+    own = len(PROGRAMS[name].scalars) - len(common)
+    row, segments = np.array([[*numbers[:own], *common]]), segments_of(0, size)
+    expected, gradients = [array.copy() for array in arrays], arrays[1].tobytes()
+    for _ in range(2):
+        with _numpy_alone():
+            KERNELS.update(name, *expected[:2], expected[2:], row, segments)
+        KERNELS.update(name, *arrays[:2], arrays[2:], row, segments)
+    for array, wanted in zip(arrays, expected, strict=True):
+        assert _bits(array) == _bits(wanted)
+    assert arrays[1].tobytes() == gradients, "gradients were written"
 
 
 @settings(deadline=None)

@@ -1,0 +1,162 @@
+"""`OrderedLaunch`: launches the buckets of a ``with kv.overlap()`` block in one order.
+
+Threads push the keys of the block in any order.  Each push is packed at once.  A bucket is launched
+when its keys are pushed and all buckets before it are launched.  So ranks launch the same buckets
+in the same order, whatever the order of their pushes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from threading import current_thread, get_ident
+from typing import Any
+
+from ncclkv.engine.batch import Push
+from ncclkv.engine.bucket_state import Array
+from ncclkv.engine.engine import Engine
+from ncclkv.errors import UsageError
+from ncclkv.table.registry import Key
+
+
+class OrderedLaunch:
+    """The pushes of a block so far, and the buckets that they have filled.
+
+    Each method is called under the communicator's lock, or while no other thread can push.
+
+    Parameters
+    ----------
+    engine : Engine
+    keys : collection of keys
+        The keys that the block pushes, each once; they have slots.
+    step : Any
+        The optimizer's step of all pushes of the block.
+    any_thread : bool
+        Whether threads other than the caller's may launch collectives.  If not, their pushes wait
+        for the next push of the caller's thread, or for the end of the block.
+    """
+
+    def __init__(
+        self, engine: Engine, keys: Collection[Key], step: Any, *, any_thread: bool
+    ) -> None:
+        engine.flush()
+        self._engine = engine
+        self._keys = keys
+        self._step = step
+        self._states = engine.layout.buckets(keys)
+        self._waiting = Counter(engine.layout[key].state.bucket.index for key in keys)
+        self._threads: dict[Key, str] = {}
+        self._launcher = None if any_thread else get_ident()
+        self._launched = self._complete = 0
+
+    @property
+    def pushed(self) -> Collection[Key]:
+        """The keys that were pushed."""
+        return self._threads
+
+    @property
+    def missing(self) -> list[Key]:
+        """The keys that were not pushed, in the order of the block's keys."""
+        return [key for key in self._keys if key not in self._threads]
+
+    @property
+    def threads(self) -> list[str]:
+        """The names of the threads that pushed."""
+        return sorted(set(self._threads.values()))
+
+    @property
+    def launched(self) -> list[Key]:
+        """The keys whose collectives are launched."""
+        layout = self._engine.layout
+        return [key for key in self._threads if key not in layout[key].state.pushed]
+
+    # Pushes
+
+    def add_push(self, push: Push, arrays: Sequence[Array], priority: int) -> None:
+        """Pack a push, and launch the buckets whose turn it is.
+
+        The caller may change its arrays afterwards.  Priorities have no effect.
+
+        Raises
+        ------
+        UsageError
+            When a key is not of the block, or was pushed before.
+        """
+        for key in push.indices:
+            self._check_key("push", key)
+            if key in self._threads:
+                raise UsageError(
+                    f"push of key {key!r} {_here()}: thread {self._threads[key]!r} has pushed it "
+                    f"in this overlap block; push each key once, as a list if it has several arrays"
+                )
+        self._engine.stage(push, arrays)
+        self._threads.update(dict.fromkeys(push.indices, current_thread().name))
+        for part in push.parts:
+            self._waiting[part.state.bucket.index] -= len(part.keys)
+        if self._launcher in (None, get_ident()):
+            self._launch_ready()
+            self._advance()
+
+    def check_view(self, key: Key) -> None:
+        """Refuse a view of a gradient that the block has, or that is not of the block.
+
+        Raises
+        ------
+        UsageError
+        """
+        self._check_key("grad_view", key)
+        if key in self._threads:
+            raise UsageError(
+                f"grad_view of key {key!r} {_here()}: thread {self._threads[key]!r} has pushed it "
+                f"in this overlap block, so its gradient is the store's; write to it after the "
+                f"block's end and a pull or wait"
+            )
+
+    def _check_key(self, verb: str, key: Key) -> None:
+        """Refuse a key that is not of the block."""
+        if key not in self._keys:
+            raise UsageError(
+                f"{verb} of key {key!r} {_here()}: it is not one of the {len(self._keys)} keys of "
+                f"this overlap block; add it to keys= of overlap"
+            )
+
+    def _launch_ready(self) -> None:
+        """Launch the buckets whose keys are pushed, up to the first bucket that lacks a key."""
+        for state in self._states[self._launched :]:
+            if self._waiting[state.bucket.index]:
+                return
+            self._launched += 1
+            self._engine.launch_last(state, self._step)
+
+    def _advance(self) -> None:
+        """Advance the collectives in flight: on hosts they progress during calls alone."""
+        for state in self._states[self._complete : self._launched]:
+            if not all(work.done() for work in state.in_flight.works):
+                return
+            self._complete += 1
+
+    # The end of the block
+
+    def fill_missing(self) -> None:
+        """Push zeros, or the neutral element of its op, for each key that was not pushed."""
+        for key in self.missing:
+            self._engine.layout[key].push_neutral(self._engine.kernels)
+        self._waiting.clear()
+
+    def commit(self) -> None:
+        """Launch the last buckets; call a function as updater for all keys."""
+        updates = self._engine.updates
+        updates.applying = True
+        self._launch_ready()
+        if updates.rule.by_key:
+            self._engine.policy.update_by_key(self._keys)
+        updates.applying = False
+
+    def cancel(self) -> None:
+        """Drop the pushes that are not launched."""
+        self._engine.drop(self._threads)
+
+
+def _here() -> str:
+    """Return text that names the calling thread."""
+    return f"from thread {current_thread().name!r}"

@@ -1,0 +1,37 @@
+"""Adam in NumPy, with the operations of ``adam.h``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ncclkv.kernels.base import Array, Arrays
+from ncclkv.kernels.programs.gradient import decayed_and_clipped
+
+
+def adam(
+    weights: Array, gradients: Array, states: Arrays, scratch: Array, scalars: Sequence[float]
+) -> None:
+    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`.
+
+    ::
+
+        g = clamp(rescale * gradient + weight_decay * weight, -clip, clip)
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g * g
+        weight = keep * weight - learning_rate * m / (sqrt(v) + epsilon)
+    """
+    learning_rate, beta1, share1, beta2, share2, epsilon, keep, *common = scalars
+    change, other = scratch
+    mean, variance = states
+    gradients = decayed_and_clipped(gradients, weights, scratch, *common)
+    np.multiply(mean, beta1, out=mean)
+    np.add(mean, np.multiply(gradients, share1, out=other), out=mean)
+    np.multiply(variance, beta2, out=variance)
+    np.multiply(gradients, share2, out=other)
+    np.add(variance, np.multiply(other, gradients, out=other), out=variance)
+    np.add(np.sqrt(variance, out=other), epsilon, out=other)
+    np.divide(np.multiply(mean, learning_rate, out=change), other, out=change)
+    np.multiply(weights, keep, out=weights)
+    np.subtract(weights, change, out=weights)

@@ -1,0 +1,44 @@
+"""Follow the regularized leader in NumPy, with the operations of ``ftrl.h``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ncclkv.kernels.base import Array, Arrays
+from ncclkv.kernels.programs.gradient import clipped
+
+
+def ftrl(
+    weights: Array, gradients: Array, states: Arrays, scratch: Array, scalars: Sequence[float]
+) -> None:
+    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`.
+
+    ::
+
+        g = clamp(rescale * gradient, -clip, clip)
+        z += g - (sqrt(n + g * g) - sqrt(n)) * weight / learning_rate;  n += g * g
+        d = (beta + sqrt(n)) / learning_rate + weight_decay
+        weight = (sign(z) * lamda1 - z) / d if abs(z) > lamda1 else 0
+
+    A learning rate of 0 changes nothing.
+    """
+    learning_rate, lamda1, beta, decay, *common = scalars
+    # As rounded to the dtype, so that no division is by 0.
+    if weights.dtype.type(learning_rate) == 0:
+        return
+    _, other, divisor = scratch
+    z, n = states
+    gradients = clipped(gradients, scratch, *common)
+    np.sqrt(n, out=other)
+    np.add(n, np.multiply(gradients, gradients, out=divisor), out=n)
+    np.sqrt(n, out=divisor)
+    np.multiply(np.subtract(divisor, other, out=other), weights, out=other)
+    np.subtract(gradients, np.divide(other, learning_rate, out=other), out=other)
+    np.add(z, other, out=z)
+    np.divide(np.add(divisor, beta, out=divisor), learning_rate, out=divisor)
+    np.add(divisor, decay, out=divisor)
+    np.subtract(np.copysign(lamda1, z, out=other), z, out=other)
+    np.divide(other, divisor, out=weights)
+    np.copyto(weights, 0, where=np.abs(z, out=other) <= lamda1)

@@ -1,0 +1,39 @@
+"""Nesterov's accelerated gradient in NumPy, with the operations of ``nag.h``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ncclkv.kernels.base import Array, Arrays
+from ncclkv.kernels.programs.gradient import clipped, decayed
+
+
+def nag(
+    weights: Array, gradients: Array, states: Arrays, scratch: Array, scalars: Sequence[float]
+) -> None:
+    """Update a chunk of weights in place; parameters as of `ncclkv.kernels.programs.Step`.
+
+    ::
+
+        g = clamp(rescale * gradient, -clip, clip)
+        d = learning_rate * (g + weight_decay * weight)
+        without a state:  weight -= d
+        with a state:     old = momentum * m;  weight += (1 + momentum) * (old - d) - old
+                          m = old - learning_rate * (g + weight_decay * weight)
+    """
+    learning_rate, momentum, ahead, decay, *common = scalars
+    change, free = scratch[1], scratch[1:]
+    gradients = clipped(gradients, scratch, *common)
+    np.multiply(decayed(gradients, weights, free, decay), learning_rate, out=change)
+    if not states:
+        np.subtract(weights, change, out=weights)
+        return
+    (momenta,) = states
+    np.multiply(momenta, momentum, out=momenta)
+    np.subtract(weights, momenta, out=weights)
+    np.multiply(np.subtract(momenta, change, out=change), ahead, out=change)
+    np.add(weights, change, out=weights)
+    np.multiply(decayed(gradients, weights, free, decay), learning_rate, out=change)
+    np.subtract(momenta, change, out=momenta)

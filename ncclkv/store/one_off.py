@@ -1,0 +1,187 @@
+"""One-off collectives: arrays that have no key, reduced over the ranks or gathered from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from ncclkv.arguments import check_known
+from ncclkv.arrays.dtypes import DType
+from ncclkv.arrays.memory import is_on_host
+from ncclkv.arrays.number import is_number
+from ncclkv.arrays.torch import mark_written, tensors
+from ncclkv.comm.base import Collective
+from ncclkv.comm.types import OPS, Work
+from ncclkv.engine.bucket_state import Array
+from ncclkv.errors import UsageError
+from ncclkv.store import check
+from ncclkv.store.context import Component, Context
+from ncclkv.store.keys import is_list
+from ncclkv.store.staging import Kind, Staging, StagingCache
+
+
+class OneOff(Component):
+    """Collectives of arrays without keys, through staging memory that the store keeps.
+
+    A collective in memory of the communicator copies less than a collective of any other array.
+    So arrays are packed into staging memory, all arrays of a dtype side by side.
+    """
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._cache = StagingCache(context.comm)
+        self._reducing = context.session.verb("allreduce")
+        self._gathering = context.session.verb("allgather")
+
+    # Verbs
+
+    def reduce_over_ranks(self, x: Any, op: Any, out: Any) -> Any:
+        """Return the reductions of arrays over all ranks, or write them to `out`."""
+        with self._reducing:
+            with self._session.checks:
+                given = self._given("allreduce", x)
+                check_known("allreduce: op", op, OPS)
+                staging = self._cache.find(Kind("allreduce", op, given.forms))
+                results = self._results("allreduce", given, (), out)
+            self._record("allreduce", staging, given)
+            reductions = zip(staging.collectives, staging.sizes, strict=True)
+            _wait(self._reduce(staging, *reduction) for reduction in reductions)
+            if out is not None:
+                self._write(staging.slots, results, out)
+                return None
+            self._engine.kernels.unpack_all(staging.slots, results)
+            return given.returned(map(self._as_given, given.items, results))
+
+    def gather_from_ranks(self, x: Any, out: Any) -> Any:
+        """Return all ranks' arrays, stacked in rank order, or write them to `out`."""
+        with self._gathering:
+            with self._session.checks:
+                given = self._given("allgather", x)
+                results = self._results("allgather", given, (self._comm.size,), out)
+                gathered = results if out is None else self._new(given, (self._comm.size,))
+                staging = self._cache.find(Kind("allgather", "", given.forms))
+            self._record("allgather", staging, given)
+            flat = [array.reshape(-1) for array in gathered]
+            _wait(map(partial(self._gather, staging), staging.slots, flat))
+            if out is not None:
+                self._write(flat, results, out)
+                return None
+            return given.returned(results)
+
+    # Arguments
+
+    def _given(self, verb: str, x: Any) -> Given:
+        """Return the arrays to read; a Python number becomes an array of shape ()."""
+        items = list(x) if is_list(x) else [x]
+        if not items:
+            raise UsageError(f"{verb} was given an empty list; give at least one array")
+        kernels = self._engine.kernels
+        views = [
+            check.first_value(_named(verb, x, index), item, kernels)
+            for index, item in enumerate(items)
+        ]
+        return Given(items, views, several=is_list(x))
+
+    def _results(self, verb: str, given: Given, stacked: tuple[int, ...], out: Any) -> list[Array]:
+        """Return the arrays for the results: new arrays, or those of `out`."""
+        if out is None:
+            return self._new(given, stacked)
+        if is_list(out) != given.several or (given.several and len(out) != len(given.items)):
+            raise UsageError(
+                f"{verb}: out must have the form of the input, "
+                f"{f'a list of {len(given.items)} arrays' if given.several else 'one array'}"
+            )
+        outs = []
+        for index, array in enumerate(out if given.several else [out]):
+            what, view = _named(verb, out, index), given.views[index]
+            outs.append(check.result_out(what, array, view.dtype, self._engine.kernels))
+            check.check_shape(what, "the result", (*stacked, *view.shape), outs[-1])
+            if self._engine.layout.bucket_of(outs[-1]) is not None:
+                raise UsageError(
+                    f"{what}: out is a view of a value or a gradient in the store; pass another "
+                    f"array"
+                )
+        check.check_apart(verb, outs)
+        return outs
+
+    def _new(self, given: Given, stacked: tuple[int, ...]) -> list[Array]:
+        """Return new arrays for the results."""
+        empty = self._engine.kernels.empty
+        return [empty((*stacked, *view.shape), view.dtype) for view in given.views]
+
+    # The call
+
+    def _record(self, verb: str, staging: Staging, given: Given) -> None:
+        """Record the call, then copy its arrays to staging memory."""
+        self._calls.record(verb, logged=staging.logged, arguments=staging.arguments)
+        staging.table = self._engine.kernels.pack_all(given.views, staging.slots, staging.table)
+
+    def _reduce(self, staging: Staging, collective: Collective, nbytes: int) -> Work:
+        """Launch the reduction of all arrays of one dtype, in place."""
+        return self._launch(staging, collective.launch, nbytes, collective.wire_bytes)
+
+    def _gather(self, staging: Staging, send: Array, receive: Array) -> Work:
+        """Launch the gathering of one array of each rank."""
+        start = partial(self._comm.allgather, send, receive)
+        return self._launch(staging, start, send.nbytes, receive.nbytes - send.nbytes)
+
+    def _launch(self, staging: Staging, start: Callable[[], Work], nbytes: int, wire: int) -> Work:
+        """Launch a collective, with its events."""
+        events, label = self._engine.events, staging.label
+        events.sequence += 1
+        if events.listeners:
+            return events.launch(start, label, nbytes, wire)
+        work = start()
+        work.label = label
+        return work
+
+    def _write(self, sources: Sequence[Array], outs: Sequence[Array], out: Any) -> None:
+        """Copy results to the arrays that the program gave."""
+        mark_written(tensors(out))
+        if not self._comm.blocks and any(map(is_on_host, outs)):
+            # A copy to the host would wait for the device without a deadline: wait here first.
+            self._comm.synchronize()
+        self._engine.kernels.unpack_all(sources, outs)
+
+    def _as_given(self, item: Any, result: Array) -> Any:
+        """Return the result for an item: a Python number for a number, else an array."""
+        return self._comm.to_host(result.reshape(1)).item() if is_number(item) else result
+
+
+class Given(NamedTuple):
+    """The arrays of a call.
+
+    Attributes
+    ----------
+    items : list
+        Arrays and numbers, as the program gave them.
+    views : list of ndarray
+        The items as arrays to read.
+    several : bool
+        Whether the program gave a list.
+    """
+
+    items: list[Any]
+    views: list[Array]
+    several: bool
+
+    @property
+    def forms(self) -> tuple[tuple[DType, tuple[int, ...]], ...]:
+        """The dtype and shape of each array, the same on all ranks."""
+        return tuple((view.dtype, view.shape) for view in self.views)
+
+    def returned(self, results: Any) -> Any:
+        """Return the results in the form of the items: a list of them, or the only one."""
+        return [*results] if self.several else next(iter(results))
+
+
+def _named(verb: str, given: Any, index: int) -> str:
+    """Return the begin of a message about an item of a call."""
+    return f"{verb}: item {index} of the list" if is_list(given) else verb
+
+
+def _wait(launches: Iterable[Work]) -> None:
+    """Wait for collectives, after the launch of the last."""
+    for work in [*launches]:
+        work.wait()

@@ -1,0 +1,58 @@
+"""`SharedVerb`: the ``with`` block of a verb that every thread may call, one thread at a time."""
+
+from __future__ import annotations
+
+from threading import get_ident
+
+from ncclkv.store.session import IN_OVERLAP, Session, Verb
+
+
+class SharedVerb:
+    """The ``with`` block of a verb in an overlap block, in which the store is lent to all threads.
+
+    The calling thread holds the communicator's lock meanwhile.
+
+    Attributes
+    ----------
+    closed : bool
+        Whether the overlap block has ended; then only the store's own thread may call.  Set under
+        the lock.
+    """
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.closed = False
+        self._session = session
+        self._name = name
+        self._verbs: dict[int, Verb] = {}
+        self._entered: Verb | None = None
+
+    def __enter__(self) -> None:
+        session = self._session
+        session.comm.lock.acquire()
+        try:
+            verb = self._verb()
+            verb.__enter__()
+        except BaseException:
+            session.comm.lock.release()
+            raise
+        self._entered = verb
+
+    def _verb(self) -> Verb:
+        """Return the calling thread's own block, which refuses a verb inside another verb."""
+        session, thread = self._session, get_ident()
+        if self.closed:  # while this thread waited for the lock
+            with session.prefixing_rank():
+                session.refuse_call(self._name)
+        found = self._verbs.get(thread)
+        if found is None:
+            owner = session.owner[0], thread
+            found = self._verbs[thread] = Verb(session, self._name, (IN_OVERLAP,), owner=owner)
+        return found
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        verb, self._entered = self._entered, None
+        try:
+            if verb is not None:
+                verb.__exit__(kind, error, trace)
+        finally:
+            self._session.comm.lock.release()

@@ -1,0 +1,1 @@
+"""Settings, models and cases of all optimizers."""
