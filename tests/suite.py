@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 from tests.harness.extent import VARIABLE
 from tests.harness.side_by_side import ALONE
@@ -96,7 +97,7 @@ def suite() -> list[Run]:
         Run("faults", (*pytest, "tests/faults"), 300),
         _on_ranks(2, but=(*CONTRACT, PROGRAMS)),
         _on_ranks(1, but=(*CONTRACT, PROGRAMS)),
-        Run("doctests", (*pytest, "--doctest-modules", "ncclkv"), 60),
+        Run("doctests", (*pytest, "--doctest-modules", "ncclkv", *_without_torch()), 60),
     ]
 
 
@@ -114,6 +115,14 @@ def _on_ranks(size: int, but: Sequence[str] = ()) -> Run:
     """Return the run of ``tests/ranks`` on a node, but for some files and those of a GPU."""
     left_out = _ignored((*ON_GPU, *but))
     return Run(f"ranks-{size}", (*ranks(size), "tests/ranks", *left_out), 240, _weight(size))
+
+
+def _without_torch() -> list[str]:
+    """Return pytest's options that leave out ``ncclkv.torch`` if torch is not installed."""
+    if find_spec("torch") is not None:
+        return []
+    print("torch is not installed: the examples of ncclkv.torch are left out")
+    return ["--ignore=ncclkv/torch"]
 
 
 def _ignored(paths: Sequence[str]) -> list[str]:

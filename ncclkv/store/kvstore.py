@@ -947,6 +947,11 @@ are ints, such as 3; use one kind
         return self._context.comm.local_rank
 
     @property
+    def update_on(self) -> str:
+        """The ranks that run updaters: ``"every rank"``, or one, such as ``"rank 0"``."""
+        return self._context.engine.placement.owner
+
+    @property
     def repaired(self) -> int:
         """The number of values that ``repair=True`` has replaced so far; equal on all ranks."""
         return self._context.repaired

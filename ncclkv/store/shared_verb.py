@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from threading import get_ident
 
+from ncclkv.store.running import Running, running
 from ncclkv.store.session import IN_OVERLAP, Session, Verb
 
 
@@ -23,7 +24,7 @@ class SharedVerb:
         self.closed = False
         self._session = session
         self._name = name
-        self._verbs: dict[int, Verb] = {}
+        self._verbs: dict[Running, Verb] = {}
         self._entered: Verb | None = None
 
     def __enter__(self) -> None:
@@ -39,13 +40,13 @@ class SharedVerb:
 
     def _verb(self) -> Verb:
         """Return the calling thread's own block, which refuses a verb inside another verb."""
-        session, thread = self._session, get_ident()
+        session, thread = self._session, running()
         if self.closed:  # while this thread waited for the lock
             with session.prefixing_rank():
                 session.refuse_call(self._name)
         found = self._verbs.get(thread)
         if found is None:
-            owner = session.owner[0], thread
+            owner = session.owner[0], get_ident()
             found = self._verbs[thread] = Verb(session, self._name, (IN_OVERLAP,), owner=owner)
         return found
 

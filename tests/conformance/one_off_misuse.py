@@ -164,7 +164,7 @@ def inside_blocks_and_updaters(create: Stores) -> None:
 
     kv.set_updater(update)
     kv.push(3, full(kv.rank + 1))
-    assert seen == ([3] if create.updates_here(kv) else [])
+    assert seen == ([3] if create.updates_here(kv, 3) else [])
     same(kv.pull(3), total(kv))
     kv.close()
     for verb in (kv.allreduce, kv.allgather):

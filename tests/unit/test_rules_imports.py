@@ -12,6 +12,7 @@ from tests.harness.source import PACKAGE, ROOT, Module, modules
 
 FRAMEWORKS = {"cupy", "jax", "mxnet", "tensorflow", "torch"}
 ON_GPUS = (f"{PACKAGE}.comm.nccl", f"{PACKAGE}.kernels.device")
+OF_TORCH = (f"{PACKAGE}.torch",)
 PAGE = ROOT / "docs" / "architecture.md"
 
 Layers = dict[str, set[str]]
@@ -53,7 +54,8 @@ def foreign(found: Sequence[Module]) -> list[str]:
     for module in found:
         for each in module.imports(set()):
             top = each.name.split(".")[0]
-            if top in FRAMEWORKS and not (top == "cupy" and module.name.startswith(ON_GPUS)):
+            allowed = module.name.startswith({"cupy": ON_GPUS, "torch": OF_TORCH}.get(top, ()))
+            if top in FRAMEWORKS and not allowed:
                 wrong.append(f"{module.where(each.line)}: imports {top}; look in sys.modules")
             if top == "mpi4py" and not module.name.startswith(f"{PACKAGE}.comm.host"):
                 wrong.append(f"{module.where(each.line)}: imports mpi4py; only comm/host does")

@@ -26,7 +26,7 @@ MASK = 2**63 - 1
 """Keeps a code or digest within a signed 64-bit word."""
 
 # Paths that begin so are not the user's program.
-_OWN = (f"{Path(__file__).resolve().parents[2]}/", contextlib.__file__)
+_own = [f"{Path(__file__).resolve().parents[2]}/", contextlib.__file__]
 
 # Native words are stored whole: a neighbour never reads half of a call's number.
 _CALL = struct.Struct("qqq")
@@ -64,7 +64,13 @@ def user_frame(frame: FrameType) -> FrameType:
 @lru_cache(1024)
 def _is_own(path: str) -> bool:
     """Return whether a source file belongs to the package."""
-    return path.startswith(_OWN)
+    return path.startswith(tuple(_own))
+
+
+def skip_frames(folder: str) -> None:
+    """Leave a library's files out of call sites: it calls the package for the user's program."""
+    _own.append(f"{folder}/")
+    _is_own.cache_clear()
 
 
 def call_site(frame: FrameType) -> str:

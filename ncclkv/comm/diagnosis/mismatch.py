@@ -254,7 +254,7 @@ class CallComparison:
         """Return the first difference between the ranks' calls; if none is found, `error`'s text.
 
         Some ranks may have made the same calls and then further calls, while the others are still
-        in an earlier call: the text then has the first further call.
+        in an earlier call: the text then has the first further calls.
 
         All ranks receive this rank's report.  The comparison may take one second.
         """
@@ -266,21 +266,21 @@ class CallComparison:
             found = self.compare_pages() or self.compare_reports()
             if found is not None:
                 return found
-        return OrderMismatch(f"{error}{self._describe_further_call()}")
+        return OrderMismatch(f"{error}{self._describe_further_calls()}")
 
-    def _describe_further_call(self) -> str:
-        """Name a rank that has made more calls than another, and its first further call."""
+    def _describe_further_calls(self) -> str:
+        """Describe the first calls of ranks beyond the calls that another rank has made, too."""
         here = self.transport.rank
-        mine = self.recorder.read(here).calls
-        for rank in self.peers:
-            report = self.report(rank, REPORT_CALLS)
-            theirs = report.calls if report is not None else ()
-            common = min(mine[-1].number, theirs[-1].number) if mine and theirs else 0
-            for who, calls in (here, mine), (rank, theirs):
-                further = [call for call in calls if call.number > common > 0]
-                if further:
-                    return f"; after the same calls rank {who} called {further[0].text}"
-        return ""
+        known = {rank: self.report(rank, REPORT_CALLS) for rank in self.peers}
+        calls = {rank: report.calls for rank, report in known.items() if report is not None}
+        calls[here] = self.recorder.read(here).calls
+        common = min(each[-1].number if each else 0 for each in calls.values())
+        ranks: dict[str, int] = {}
+        for rank, made in sorted(calls.items()):
+            text = next((call.text for call in made if call.number == common + 1), "")
+            ranks.setdefault(text, rank)
+        found = [f"rank {rank} called {text}" for text, rank in ranks.items() if text]
+        return f"; after the same calls {', '.join(found[:_MAX_DESCRIBED])}" if found else ""
 
     # Descriptions for errors
 

@@ -102,3 +102,39 @@ def test_a_push_inside_a_push_of_the_same_thread_is_refused(kv: ncclkv.KVStore) 
         thread.join()
     assert raised == []
     assert np.array_equal(kv.pull("a"), np.ones(2))
+
+
+def test_a_thread_with_the_number_of_an_ended_thread_has_a_record_of_its_own(
+    kv: ncclkv.KVStore,
+) -> None:
+    """A verb inside another store's verb is refused, also in such a thread."""
+    first: list[int] = []
+    raised: list[BaseException] = []
+
+    class Nested:
+        def __dlpack__(self, **options: object) -> object:
+            with pytest.raises(UsageError, match="push was called inside push") as caught:
+                kv.push("b", np.ones(2))
+            raised.append(caught.value)
+            return np.ones(2).__dlpack__()
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+    def push() -> None:
+        if not first:
+            first.append(threading.get_ident())
+            kv.push("a", np.ones(2))
+        elif threading.get_ident() == first[0] and not raised:
+            other.push("c", Nested())
+
+    with ncclkv.create("local") as other:
+        other.init("c", np.zeros(2))
+        with kv.overlap(missing="zeros"), other.overlap(missing="zeros"):
+            for _ in range(200):
+                thread = threading.Thread(target=push)
+                thread.start()
+                thread.join()
+    if not raised:
+        pytest.skip("the system gave no thread the number of an ended thread")
+    assert len(raised) == 1

@@ -252,3 +252,16 @@ def test_the_first_further_call_of_a_rank_is_named(
         assert str(error) == (
             f"the digests differ; after the same calls rank {ahead} called call 3 at train.py:3"
         )
+
+
+def test_a_rank_behind_names_both_calls_of_the_ranks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 0.01)
+    behind, *ahead = ranks(4)
+    note(behind, 1)
+    for each, call in zip(ahead, (2, 3, 2), strict=True):
+        note(each, 1, call)
+        each.notify("")
+    assert str(behind.explain(OrderMismatch("the digests differ"))) == (
+        "the digests differ; after the same calls rank 1 called call 2 at train.py:2, rank 2 "
+        "called call 3 at train.py:3"
+    )

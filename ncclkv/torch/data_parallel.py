@@ -1,0 +1,248 @@
+"""DataParallel: a torch module whose gradients are averaged over the ranks of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+import ncclkv
+from ncclkv.errors import UsageError
+from ncclkv.torch.buffers import Buffers, Updater, follow_once
+from ncclkv.torch.gradients import Gradients
+from ncclkv.torch.views import check_on_host
+
+_UPDATES = "every rank"
+
+
+class DataParallel(torch.nn.Module):  # type: ignore[misc]
+    """A module in host memory that is trained by data parallelism, as by torch's DDP.
+
+    Every rank wraps the same module, and passes its own part of each batch.  All parameters and
+    buffers take rank 0's values first.  A backward pass averages the gradients over the ranks,
+    while it runs.  `.grad` then holds the average, so every optimizer of torch works unchanged.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        At least one parameter must require a gradient.
+    kvstore : str or KVStore
+        Name of a new store, or a store without keys, which then serves this module alone.  The
+        module is in host memory, so ``"dist"`` means ``"dist_sync"``.
+    average : bool
+        Whether gradients are divided by the number of ranks.  If not, set gradients to zero or None
+        before each backward pass that reduces: a sum would be summed again.
+    broadcast_buffers : bool
+        Whether buffers follow rank 0 at each forward pass that comes after a training pass, as
+        those of BatchNorm.
+    find_unused_parameters : bool
+        Whether a backward pass may leave out parameters.  A parameter that a rank has not used
+        counts as zeros there.  If no rank has used it since the last reduction, its `.grad` stays
+        as it was, None included.
+    gradient_as_view : bool
+        Whether `.grad` becomes a view of a bucket of the store, which saves a copy and memory.
+
+    Attributes
+    ----------
+    module : torch.nn.Module
+        The wrapped module.
+    kvstore : KVStore
+        Its store, which `close` closes.
+
+    Raises
+    ------
+    UsageError
+        When no parameter requires a gradient, or `kvstore` is not a store for gradients.
+    NotSupported
+        When a parameter or buffer is not a dense tensor in host memory.
+    SpecMismatch
+        On every rank, when ranks wrap different modules.
+
+    Notes
+    -----
+    ``state_dict``, ``load_state_dict``, ``named_parameters`` and the like are those of the wrapped
+    module: names have no prefix.
+
+    All ranks make the same passes.  Forward and backward run in the thread that created the store.
+    Backward may run several times after a forward pass.  The next forward pass follows changes of
+    ``requires_grad``, which all ranks make alike.  A checkpointed part of a module needs
+    ``use_reentrant=False``.
+
+    Examples
+    --------
+    >>> import torch, ncclkv
+    >>> def work():
+    ...     model = DataParallel(torch.nn.Linear(2, 1, bias=False), "threads")
+    ...     rank = model.kvstore.rank
+    ...     model(torch.full((1, 2), rank + 1.0)).sum().backward()
+    ...     gradient = model.module.weight.grad.tolist()
+    ...     model.close()
+    ...     return gradient
+    >>> ncclkv.testing.run_ranks(2, work)
+    [[[1.5, 1.5]], [[1.5, 1.5]]]
+    """
+
+    module: torch.nn.Module
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        kvstore: str | ncclkv.KVStore = "dist",
+        average: bool = True,
+        broadcast_buffers: bool = True,
+        find_unused_parameters: bool = False,
+        gradient_as_view: bool = True,
+    ) -> None:
+        super().__init__()
+        parameters, buffers = _checked(module)
+        self.__dict__["module"] = module  # not as a submodule, whose names would get a prefix
+        self.training = module.training
+        self.kvstore = kv = _store(kvstore)
+        updater = Updater()
+        kv.set_updater(updater)
+        self._following = Buffers(kv, buffers, updater) if broadcast_buffers else None
+        follow_once(kv, [*parameters.values(), *([] if broadcast_buffers else buffers.values())])
+        self._gradients = Gradients(
+            kv,
+            parameters,
+            "avg" if average else "sum",
+            find_unused=find_unused_parameters,
+            as_view=gradient_as_view,
+        )
+        self._reduces = True
+        self._buffers_are_stale = False
+
+    # Passes
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Pass the arguments to the wrapped module, and return its result."""
+        if self._buffers_are_stale and self._following is not None:
+            self._following.follow()
+        self._buffers_are_stale = self._reduces and torch.is_grad_enabled()
+        if torch.is_grad_enabled():
+            self._gradients.reducing = self._reduces
+            self._gradients.prepare()
+        return self.module(*inputs, **named)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients on each rank in a ``with`` block, without a reduction.
+
+        The first pass after the block reduces the accumulated gradients, too.  Both forward and
+        backward must be in the block.
+
+        Examples
+        --------
+        >>> model = DataParallel(torch.nn.Linear(1, 1), "local")
+        >>> with model.no_sync():
+        ...     model(torch.ones(1, 1)).sum().backward()
+        >>> model(torch.ones(1, 1)).sum().backward()
+        >>> model.module.weight.grad
+        tensor([[2.]])
+        >>> model.close()
+        """
+        before, self._reduces = self._reduces, False
+        try:
+            yield
+        finally:
+            self._reduces = before
+
+    def close(self) -> None:
+        """Drop what a failed backward pass has left, and close the store; collective."""
+        self._gradients.drop()
+        self.kvstore.close()
+
+    # The wrapped module's names and state
+
+    def state_dict(self, *arguments: Any, **named: Any) -> Any:
+        """Return the state of the wrapped module, as its own ``state_dict``."""
+        return self.module.state_dict(*arguments, **named)
+
+    def load_state_dict(self, *arguments: Any, **named: Any) -> Any:
+        """Load the state of the wrapped module, the same on all ranks."""
+        return self.module.load_state_dict(*arguments, **named)
+
+    def named_parameters(self, *arguments: Any, **named: Any) -> Any:
+        """Return the parameters of the wrapped module by name, without a prefix."""
+        return self.module.named_parameters(*arguments, **named)
+
+    def named_buffers(self, *arguments: Any, **named: Any) -> Any:
+        """Return the buffers of the wrapped module by name, without a prefix."""
+        return self.module.named_buffers(*arguments, **named)
+
+    def named_modules(self, *arguments: Any, **named: Any) -> Any:
+        """Return the wrapped module and its submodules by name, without a prefix."""
+        return self.module.named_modules(*arguments, **named)
+
+    def named_children(self) -> Any:
+        """Return the children of the wrapped module by name."""
+        return self.module.named_children()
+
+    def train(self, mode: bool = True) -> DataParallel:
+        """Set training mode in the wrapped module."""
+        self.training = mode
+        self.module.train(mode)
+        return self
+
+    def _apply(self, convert: Callable[..., Any], recurse: bool = True) -> DataParallel:
+        """Convert the wrapped module, as ``to`` does; refuse another dtype or device."""
+        for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
+            probe = tensor.detach().reshape(-1)[:0]
+            made = convert(probe)
+            if (made.dtype, made.device) != (probe.dtype, probe.device):
+                raise UsageError(
+                    f"DataParallel: {name!r} would become {made.dtype} on {made.device}, and its "
+                    f"bucket holds {probe.dtype} on {probe.device}; convert the module before you "
+                    f"wrap it"
+                )
+        self.module._apply(convert, recurse)
+        return self
+
+
+def _checked(
+    module: torch.nn.Module,
+) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.Tensor]]:
+    """Return a module's parameters and buffers by name; refuse those that no store can hold."""
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(
+            f"DataParallel: {type(module).__name__} is not a torch.nn.Module; wrap a module"
+        )
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    if not any(each.requires_grad for each in parameters.values()):
+        raise UsageError(
+            f"DataParallel: no parameter of {type(module).__name__} requires a gradient, so there "
+            f"is nothing to reduce; call the module without DataParallel"
+        )
+    devices = {str(each.device) for each in (*parameters.values(), *buffers.values())}
+    if len(devices) > 1:
+        raise UsageError(
+            f"DataParallel: the module is on several devices, {', '.join(sorted(devices))}; move "
+            f"it to one device"
+        )
+    for name, tensor in (*parameters.items(), *buffers.items()):
+        check_on_host(name, tensor)
+    return parameters, buffers
+
+
+def _store(kvstore: str | ncclkv.KVStore) -> ncclkv.KVStore:
+    """Return the store of a module: a new store, or the store given if it can serve."""
+    if isinstance(kvstore, str):
+        return ncclkv.create("dist_sync" if kvstore.lower() == "dist" else kvstore)
+    if not isinstance(kvstore, ncclkv.KVStore):
+        raise UsageError(
+            f"DataParallel: kvstore is a {type(kvstore).__name__}; give a name or a store of "
+            f"ncclkv.create"
+        )
+    if kvstore.keys():
+        raise UsageError(
+            f"DataParallel: the store has keys, {kvstore.keys()[0]!r} the first, and the module "
+            f"needs a store of its own; create another store"
+        )
+    if kvstore.update_on != _UPDATES:
+        raise UsageError(
+            f"DataParallel: the store updates on {kvstore.update_on}, and every rank needs the "
+            f"gradients; create it with update_on='every_rank'"
+        )
+    return kvstore

@@ -1,0 +1,241 @@
+"""Gradients: averages the gradients of a module's parameters while backward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd import Variable
+
+from ncclkv.errors import NotSupported, UsageError
+from ncclkv.store.kvstore import KVStore
+from ncclkv.torch.views import as_tensor
+
+_USED = "ncclkv.torch: parameters used"
+"""Key of the numbers of ranks that have used each parameter since the last reduction."""
+
+
+class Gradients:
+    """The gradients of a module's parameters, in the buckets of a store.
+
+    A hook of each parameter pushes its gradient.  The first hook of a backward pass opens an
+    overlap block, and a callback at the end of the pass ends it.  The store's updater leaves each
+    sum in the bucket's gradients, which `.grad` is a view of.  So nothing is copied back.
+
+    Parameters
+    ----------
+    kv : KVStore
+    parameters : mapping of str to torch.nn.Parameter
+        All parameters, by name.
+    op : {"avg", "sum"}
+    find_unused : bool
+        Whether a backward pass may leave out parameters that require a gradient.
+    as_view : bool
+        Whether `.grad` becomes a view of a bucket.
+
+    Attributes
+    ----------
+    reducing : bool
+        Whether a backward pass reduces; if not, it accumulates.
+    """
+
+    def __init__(
+        self,
+        kv: KVStore,
+        parameters: Mapping[str, torch.nn.Parameter],
+        op: str,
+        *,
+        find_unused: bool,
+        as_view: bool,
+    ) -> None:
+        self.reducing = False
+        self._kv = kv
+        self._parameters = parameters
+        self._op: Any = op
+        self._find_unused = find_unused
+        self._as_view = as_view
+        self._slots: dict[str, _Slot] = {}
+        self._active: dict[str, _Slot] = {}
+        self._keys: list[str] = []
+        self._touched: set[str] = set()
+        self._pushed: set[str] = set()
+        self._block: AbstractContextManager[None] | None = None
+        self._skipped = kv.skipped
+        self._counts: np.ndarray[Any, Any] = np.zeros(len(parameters), np.int32)
+        if find_unused:
+            kv.init(_USED, self._counts)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Follow changes of ``requires_grad`` on all ranks; drop what an exception has left."""
+        self.drop()
+        names = [name for name, each in self._parameters.items() if each.requires_grad]
+        if names == list(self._active):
+            return
+        # Backward computes the last parameters first: they get the buckets that are launched first.
+        new = [name for name in reversed(names) if name not in self._slots]
+        if new:
+            self._kv.init(new, [self._parameters[name] for name in new], op=self._op)
+        for name in new:
+            parameter = self._parameters[name]
+            self._slots[name] = _Slot(parameter, self._kv.grad_view(name), name)
+            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, name))
+        if self._find_unused:
+            self._counts = self._kv.grad_view(_USED)
+        self._active = {name: self._slots[name] for name in names}
+        self._keys = [*names, _USED] if self._find_unused else names
+
+    # A backward pass
+
+    def _on_gradient(self, name: str, parameter: torch.Tensor) -> None:
+        """Push the gradient that backward has just accumulated."""
+        self._touched.add(name)
+        if not self.reducing or name not in self._active:
+            return
+        if self._block is None:
+            self._begin()
+        try:
+            self._push(name)
+        except BaseException as error:
+            self.drop(error)
+            raise
+
+    def _begin(self) -> None:
+        """Open the overlap block of this backward pass."""
+        block = self._kv.overlap(self._keys)
+        block.__enter__()
+        self._block = block
+        # torch calls it at the end of the pass that calls the present hook.
+        Variable._execution_engine.queue_callback(self._end)
+
+    def _push(self, name: str) -> None:
+        """Push a gradient, from its place in the bucket."""
+        slot = self._active[name]
+        slot.take_gradient(name, as_view=self._as_view)
+        self._kv.push(name, slot.array)
+        self._pushed.add(name)
+
+    def _end(self) -> None:
+        """End the block: all gradients are reduced then."""
+        if self._block is None:  # another exception has dropped it
+            return
+        try:
+            kept = self._push_unused()
+        except BaseException as error:
+            self.drop(error)
+            raise
+        block, self._block = self._block, None
+        block.__exit__(None, None, None)
+        self._kv.wait(self._keys)
+        self._give_back(kept)
+        self._touched.clear()
+        self._pushed.clear()
+
+    def drop(self, error: BaseException | None = None) -> None:
+        """Drop the pushes of a backward pass that did not reach its end."""
+        block, self._block = self._block, None
+        self._pushed.clear()
+        if block is not None:
+            error = error or UsageError("the backward pass before did not reach its end")
+            with suppress(type(error)):
+                block.__exit__(type(error), error, error.__traceback__)
+
+    # Parameters without a gradient
+
+    def _push_unused(self) -> dict[str, torch.Tensor | None]:
+        """Push what this pass has left out: earlier gradients, or zeros.
+
+        Returns
+        -------
+        dict of torch.Tensor or None, by name
+            For each parameter that no pass on this rank has used since the last reduction, its
+            gradient before; it returns if no other rank has used the parameter either.
+        """
+        missing = [name for name in self._active if name not in self._pushed]
+        if missing and not self._find_unused:
+            more = f" and {len(missing) - 1} other parameters" if len(missing) > 1 else ""
+            raise UsageError(
+                f"rank {self._kv.rank} of {self._kv.num_workers}: backward gave no gradient to "
+                f"parameter {missing[0]!r}{more}; use all parameters in the loss, freeze those by "
+                f"requires_grad_(False), or set find_unused_parameters=True"
+            )
+        kept: dict[str, torch.Tensor | None] = {}
+        for name in missing:
+            slot = self._active[name]
+            if name not in self._touched:
+                gradient = slot.parameter.grad
+                kept[name] = gradient.clone() if gradient is slot.tensor else gradient
+            self._push(name)
+        if self._find_unused:
+            names = list(self._parameters)
+            self._counts[...] = [name in self._touched for name in names]
+            self._kv.push(_USED, self._counts)
+        return kept
+
+    def _give_back(self, kept: Mapping[str, torch.Tensor | None]) -> None:
+        """Let `.grad` of each parameter hold the result."""
+        skipped, self._skipped = self._kv.skipped > self._skipped, self._kv.skipped
+        used = dict(zip(self._parameters, self._counts, strict=True))
+        for name, slot in self._active.items():
+            if skipped:  # no rank has the sums: an optimizer leaves out parameters without gradient
+                slot.parameter.grad = None
+            elif name in kept and not used[name]:
+                slot.restore(kept[name])
+            else:
+                slot.give_back(as_view=self._as_view)
+
+
+class _Slot:
+    """A parameter and its gradient's place in a bucket.
+
+    Attributes
+    ----------
+    array : ndarray
+        The place, as the store's array.
+    tensor : torch.Tensor
+        The place, as a tensor.
+    """
+
+    def __init__(self, parameter: torch.nn.Parameter, array: Any, name: str) -> None:
+        self.parameter = parameter
+        self.array = array
+        self.tensor = as_tensor(array, parameter.dtype, f"DataParallel: parameter {name!r}")
+
+    def take_gradient(self, name: str, *, as_view: bool) -> None:
+        """Copy `.grad` to its place, unless it is there; make `.grad` a view of it if `as_view`."""
+        gradient = self.parameter.grad
+        if gradient is self.tensor:
+            return
+        if gradient is None:
+            self.tensor.zero_()
+            return
+        if gradient.layout is not torch.strided:
+            raise NotSupported(
+                f"backward: the gradient of {name!r} has the layout {gradient.layout}; build the "
+                f"module with dense gradients, such as sparse=False"
+            )
+        self.tensor.copy_(gradient.detach())
+        if as_view:
+            self.parameter.grad = self.tensor
+
+    def restore(self, gradient: torch.Tensor | None) -> None:
+        """Undo `take_gradient` for a parameter that no rank has used."""
+        if gradient is not None and self.parameter.grad is self.tensor:
+            self.tensor.copy_(gradient)
+        else:
+            self.parameter.grad = gradient
+
+    def give_back(self, *, as_view: bool) -> None:
+        """Let `.grad` hold the reduced gradient: as the view, or as a copy."""
+        gradient = self.parameter.grad
+        if as_view:
+            if gradient is not self.tensor:  # unused on this rank alone
+                self.parameter.grad = self.tensor
+        elif gradient is None:
+            self.parameter.grad = self.tensor.clone()
+        else:
+            gradient.detach().copy_(self.tensor)

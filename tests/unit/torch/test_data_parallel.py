@@ -1,0 +1,153 @@
+"""`DataParallel` on one rank: its errors, and the store it is given."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import ncclkv
+from ncclkv.errors import NotSupported, UsageError
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from torch import nn  # noqa: E402
+
+from ncclkv.torch import DataParallel  # noqa: E402
+
+
+@pytest.fixture
+def model() -> Iterator[Any]:
+    wrapped = DataParallel(nn.Linear(2, 1), "local")
+    yield wrapped
+    wrapped.close()
+
+
+def frozen() -> Any:
+    return nn.Linear(2, 1).requires_grad_(False)
+
+
+def on_two_devices() -> Any:
+    return nn.Sequential(nn.Linear(2, 1), nn.Linear(2, 1, device="meta"))
+
+
+def sparse_buffer() -> Any:
+    module = nn.Linear(2, 1)
+    module.register_buffer("mask", torch.eye(2).to_sparse())
+    return module
+
+
+WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "no module": (lambda: 3, UsageError, "int is not a torch.nn.Module"),
+    "nothing to train": (frozen, UsageError, "no parameter of Linear requires a gradient"),
+    "no parameters": (nn.ReLU, UsageError, "no parameter of ReLU requires a gradient"),
+    "two devices": (on_two_devices, UsageError, "several devices, cpu, meta; move it to one"),
+    "no data": (lambda: nn.Linear(2, 1, device="meta"), UsageError, "'weight' is on torch's meta"),
+    "sparse": (sparse_buffer, NotSupported, "the layout of 'mask' is torch.sparse_coo"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_module_is_refused(name: str) -> None:
+    make, error, words = WRONG[name]
+    with pytest.raises(error, match=words):
+        DataParallel(make(), "local")
+
+
+def test_a_store_that_cannot_serve_is_refused() -> None:
+    with ncclkv.create("local") as kv:
+        kv.init("w", torch.zeros(2))
+        with pytest.raises(UsageError, match="the store has keys, 'w' the first"):
+            DataParallel(nn.Linear(2, 1), kv)
+    kv = ncclkv.create("local", update_on="root")
+    with kv, pytest.raises(UsageError, match="updates on rank 0, .*update_on='every_rank'"):
+        DataParallel(nn.Linear(2, 1), kv)
+    with pytest.raises(UsageError, match="kvstore is a int; give a name or a store"):
+        DataParallel(nn.Linear(2, 1), 3)
+
+
+def test_a_store_that_is_given_keeps_its_options() -> None:
+    with ncclkv.create("local", bucket_bytes=0) as kv:
+        model = DataParallel(nn.Linear(2, 1), kv)
+        assert model.kvstore is kv
+        model(torch.ones(1, 2)).sum().backward()
+        assert model.module.weight.grad.tolist() == [[1, 1]]
+
+
+def test_another_thread_is_refused_by_name(model: Any) -> None:
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            model(torch.ones(1, 2)).sum().backward()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work, name="loader")
+    thread.start()
+    thread.join()
+    assert isinstance(raised[0], UsageError)
+    assert "thread 'loader'" in str(raised[0])
+
+
+def test_a_sparse_gradient_is_refused_by_name() -> None:
+    with ncclkv.create("local") as kv:
+        model = DataParallel(nn.Embedding(3, 2, sparse=True), kv)
+        with pytest.raises(NotSupported, match="gradient of 'weight' has the layout"):
+            model(torch.tensor([1])).sum().backward()
+
+
+def test_conversions_that_keep_dtype_and_device_are_allowed(model: Any) -> None:
+    assert model.to("cpu").float() is model
+    for call in (model.double, lambda: model.to("meta"), model.half):
+        with pytest.raises(UsageError, match=r"'weight' would become .*before you wrap it"):
+            call()
+    assert model.module.weight.dtype is torch.float32
+
+
+def test_a_copy_of_the_wrapper_is_refused(model: Any) -> None:
+    with pytest.raises(UsageError, match="cannot be pickled or copied"):
+        copy.deepcopy(model)
+    assert copy.deepcopy(model.module).weight.tolist() == model.module.weight.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph:UserWarning")
+def test_a_gradient_of_a_gradient_leaves_grad_without_a_graph(model: Any) -> None:
+    model(torch.ones(1, 2)).square().sum().backward(create_graph=True)
+    assert not model.module.weight.grad.requires_grad
+
+
+def test_autograd_grad_pushes_nothing(model: Any) -> None:
+    out = model(torch.ones(1, 2)).sum()
+    (gradient,) = torch.autograd.grad(out, [model.module.weight])
+    assert gradient.tolist() == [[1, 1]]
+    assert model.module.weight.grad is None
+
+
+def test_a_skipped_step_leaves_no_gradients() -> None:
+    with ncclkv.create("local", nonfinite="skip_step") as kv:
+        model = DataParallel(nn.Linear(2, 1, bias=False), kv)
+        model(torch.full((1, 2), float("inf"))).sum().backward()
+        assert model.module.weight.grad is None
+        model(torch.ones(1, 2)).sum().backward()
+        assert model.module.weight.grad.tolist() == [[1, 1]]
+
+
+def test_close_after_an_exception_in_backward(model: Any) -> None:
+    def failing(_: Any) -> None:
+        raise ZeroDivisionError
+
+    model.module.weight.register_post_accumulate_grad_hook(failing)
+    with pytest.raises(ZeroDivisionError):
+        model(torch.ones(1, 2)).sum().backward()
+    model.close()
+
+
+def test_the_package_alone_does_not_import_torch() -> None:
+    program = "import sys, ncclkv; assert 'torch' not in sys.modules; import ncclkv.torch"
+    subprocess.check_call([sys.executable, "-c", program])
