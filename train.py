@@ -3,12 +3,13 @@
 ::
 
     mpirun -n 4 python train.py
+    launch/local.sh -n 4 train.py --optimizer adam --schedule cosine --update-on sharded
     launch/local.sh -n 4 train.py --epochs 50 --update-on root --checkpoint checkpoints --resume
 
-The network is plain NumPy; its weights are in the store.  In each step a rank pushes the gradients
-of its images.  The store sums the gradients over all ranks and updates the weights, and the rank
-pulls the weights.  Exits with 1 when the accuracy is too low for a right sum, or when the weights
-differ between ranks.  Needs the extra ``train``: scikit-learn, which ships the digits, and tqdm.
+The network is plain NumPy.  In each step a rank computes the gradients of its images.  A trainer
+sums the gradients over all ranks in the store, which updates the weights.  Exits with 1 when the
+accuracy is too low for a right sum, or when the weights differ between ranks.  Needs the extra
+``train``: scikit-learn, which ships the digits, and tqdm.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 import ncclkv
 from ncclkv import env
+from ncclkv.optimizer import CosineScheduler, FactorScheduler, MultiFactorScheduler, PolyScheduler
 
 Array = NDArray[Any]
 Options = argparse.Namespace
@@ -31,6 +33,20 @@ KEYS = ["hidden.weight", "hidden.bias", "output.weight", "output.bias"]
 SHAPES = [(64, 128), (128,), (128, 10), (10,)]
 TRAIN_IMAGES = 1500  # of 1797; the other images are the test
 LOWEST_ACCURACY = 0.95
+
+ARGUMENTS = {name: {"learning_rate": 0.1, "momentum": 0.9} for name in ("sgd", "nag")}
+"""Arguments of optimizers that need other numbers than their defaults here."""
+
+SCHEDULES = {
+    "constant": None,
+    "factor": lambda steps, rate: FactorScheduler(max(1, steps // 4), factor=0.5, base_lr=rate),
+    "multifactor": lambda steps, rate: MultiFactorScheduler(
+        [1 + steps // 2, 2 + 3 * steps // 4], factor=0.1, base_lr=rate
+    ),
+    "poly": lambda steps, rate: PolyScheduler(max(1, steps), base_lr=rate),
+    "cosine": lambda steps, rate: CosineScheduler(max(1, steps), base_lr=rate),
+}
+"""Learning rates, from the number of steps and the first rate."""
 
 
 def parse(argv: list[str] | None = None) -> Options:
@@ -46,7 +62,12 @@ def parse(argv: list[str] | None = None) -> Options:
         help="where the optimizer runs",
     )
     option("--optimizer", default="sgd", help="name of the optimizer")
-    option("--lr", type=float, default=0.1, help="learning rate")
+    option(
+        "--lr",
+        type=float,
+        help="learning rate; None: 0.1 for sgd and nag, else the optimizer's default",
+    )
+    option("--schedule", default="constant", choices=list(SCHEDULES), help="learning rate by step")
     option("--epochs", type=int, default=30, help="passes over the training images")
     option("--batch-size", type=int, default=64, help="images in a step, over all ranks")
     option("--seed", type=int, default=0, help="seed of the split, the first weights and the order")
@@ -100,29 +121,40 @@ def gradients(weights: list[Array], images: Array, labels: Array) -> list[Array]
     return [images.T @ back, back.sum(axis=0), hidden.T @ error, error.sum(axis=0)]
 
 
+def optimizer(options: Options) -> ncclkv.optimizer.Optimizer:
+    """Return the optimizer, whose learning rate may follow a schedule over all steps."""
+    arguments = dict(ARGUMENTS.get(options.optimizer.lower(), {}))
+    if options.lr is not None:
+        arguments["learning_rate"] = options.lr
+    made = ncclkv.optimizer.create(options.optimizer, **arguments)
+    if (schedule := SCHEDULES[options.schedule]) is not None:
+        steps = options.epochs * -(-TRAIN_IMAGES // options.batch_size)
+        made.lr_scheduler = schedule(steps, made.learning_rate)
+    return made
+
+
 def train(
     kv: ncclkv.KVStore, options: Options, rng: np.random.Generator, images: Array, labels: Array
 ) -> tuple[list[Array], float]:
-    """Train; return this rank's last pulled weights, and the images a second of all ranks."""
+    """Train; return this rank's weights, and the images a second of all ranks."""
     from tqdm import trange
 
-    optimizer = ncclkv.optimizer.create(options.optimizer, learning_rate=options.lr, momentum=0.9)
-    # The store sums over all images of a batch, whichever ranks they were on; this makes the mean.
-    optimizer.rescale_grad = 1 / options.batch_size
-    kv.set_optimizer(optimizer)
     weights = first_weights(rng)
-    kv.init(KEYS, weights)
+    trainer = ncclkv.Trainer(zip(KEYS, weights, strict=True), optimizer(options), kvstore=kv)
     done = 0
     if options.resume and (loaded := kv.load(options.checkpoint, required=False)):
         done, rng.bit_generator.state = loaded.step, loaded.extra
-    kv.pull(KEYS, out=weights)  # rank 0's weights, on every rank
+        kv.pull(KEYS, out=weights)
     begin = time.perf_counter()
     bar = {"unit": "epoch", "disable": kv.rank != 0, "mininterval": 0.5, "ncols": 80}
     for epoch in trange(done, options.epochs, **bar):
         order = rng.permutation(len(labels))  # equal on every rank, because the seed is
         for start in range(0, len(order), options.batch_size):
             mine = order[start : start + options.batch_size][kv.rank :: kv.num_workers]
-            kv.pushpull(KEYS, gradients(weights, images[mine], labels[mine]), out=weights)
+            found = gradients(weights, images[mine], labels[mine])
+            trainer.grads.update(zip(KEYS, found, strict=True))
+            # The sums are over all images of a batch, whichever ranks they were on.
+            trainer.step(options.batch_size)
         if options.checkpoint:
             kv.save(options.checkpoint, step=epoch + 1, extra=rng.bit_generator.state)
     return weights, (options.epochs - done) * len(labels) / (time.perf_counter() - begin)

@@ -28,6 +28,8 @@ array([[8., 8., 8.],
 ``value``, ``grad_view``              views of the store's own arrays, without a copy
 ``keys``, ``spec``, ``explain_plan``  keys, their shapes and dtypes, and their buckets
 ====================================  ==========================================================
+
+`Trainer` updates the parameters of a model from gradients of all ranks, as MXNet's Gluon does.
 """
 
 from ncclkv import comm, errors, optimizer, testing, typing
@@ -37,6 +39,7 @@ from ncclkv.store.create import create
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.plugin import KVStoreBase
 from ncclkv.system import abort
+from ncclkv.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
 
@@ -45,6 +48,7 @@ __all__ = [
     "KVStore",
     "KVStoreBase",
     "KVStoreError",
+    "Trainer",
     "Work",
     "comm",
     "create",

@@ -160,9 +160,12 @@ def _refuse_comm(name: str, comm: Any) -> None:
         raise UsageError(f"create({name!r}) takes no comm; create('dist_sync', comm=...) does")
 
 
+ALONE = ("local", "local_update_cpu", "local_allreduce_cpu", "device", "local_allreduce_device")
+"""Names of stores of this process alone, the last two in its GPU's memory."""
+
 RANKS: dict[str, Callable[[str, Any, float | None], Communicator]] = {
-    **dict.fromkeys(("local", "local_update_cpu", "local_allreduce_cpu"), _alone),
-    **dict.fromkeys(("device", "local_allreduce_device"), _device),
+    **dict.fromkeys(ALONE[:3], _alone),
+    **dict.fromkeys(ALONE[3:], _device),
     "dist_sync": _hosts,
     "dist": _best,
     "threads": _threads,

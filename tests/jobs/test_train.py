@@ -19,7 +19,7 @@ pytest.importorskip("tqdm", reason="tqdm is absent; the extra `train` installs i
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = ["--kvstore", "--update-on", "--optimizer", "--lr", "--epochs", "--batch-size", "--seed"]
-OPTIONS += ["--checkpoint", "--resume"]
+OPTIONS += ["--schedule", "--checkpoint", "--resume"]
 
 # 1500 images in batches of 499: the last batch has three images, and a fourth rank gets none of
 # them.

@@ -1,0 +1,1 @@
+"""Training over public verbs of the store."""

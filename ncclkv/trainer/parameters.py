@@ -1,0 +1,134 @@
+"""`Parameters`: the arrays that a trainer updates, with their gradients, in the program's forms."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ncclkv.errors import UsageError
+
+Gradient = Callable[[], Any]
+"""Function that returns the present gradient of a parameter; None if there is none."""
+
+
+class Parameter(NamedTuple):
+    """A parameter by name.
+
+    Attributes
+    ----------
+    name : str
+    value : array
+        Written in place.
+    gradient : callable
+    """
+
+    name: str
+    value: Any
+    gradient: Gradient
+
+
+class Parameters:
+    """Parameters in the order given.
+
+    Parameters
+    ----------
+    given : torch.nn.Module, mapping, or iterable
+        A module stands for its parameters that require a gradient.  A mapping has values by name.
+        An iterable yields ``(name, value)`` or ``(name, value, gradient)``.
+
+    Attributes
+    ----------
+    names : list of str
+    values : list of arrays
+    grads : dict
+        Gradients by name, of values that have no gradient of their own; None until the program
+        assigns one.
+
+    Raises
+    ------
+    UsageError
+        When `given` holds no parameters, a name twice, or a name that is not a str.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self.grads: dict[str, Any] = {}
+        self._found = [self._parameter(item) for item in _items(given)]
+        self.names = [each.name for each in self._found]
+        self.values = [each.value for each in self._found]
+        if not self.names:
+            raise UsageError(
+                "params: there are no parameters to train; give arrays by name, or a torch module "
+                "with a parameter that requires a gradient"
+            )
+        if twice := [name for name, count in Counter(self.names).items() if count > 1]:
+            raise UsageError(f"params: {twice[0]!r} is the name of two parameters; rename one")
+
+    def _parameter(self, item: Any) -> Parameter:
+        """Return the parameter that an item of the program's parameters describes."""
+        if not isinstance(item, Sequence) or len(item) not in (2, 3):
+            raise UsageError(
+                f"params: an item is a {type(item).__name__}; give (name, value) or (name, value, "
+                f"gradient)"
+            )
+        name, value, *gradient = item
+        if not isinstance(name, str):
+            raise UsageError(f"params: the name {name!r} is a {type(name).__name__}; give a str")
+        if gradient:
+            return Parameter(name, value, lambda: gradient[0])
+        if getattr(value, "requires_grad", False):
+            return Parameter(name, value, lambda: value.grad)
+        self.grads[name] = None
+        return Parameter(name, value, lambda: self.grads[name])
+
+    def gradients(self, *, ignore_missing: bool) -> tuple[list[str], list[Any], list[Any]]:
+        """Return names, gradients and values of the parameters that have a gradient.
+
+        Parameters
+        ----------
+        ignore_missing : bool
+            Whether parameters without a gradient are left out.
+
+        Raises
+        ------
+        UsageError
+            When a parameter has no gradient, unless `ignore_missing`.
+        """
+        if unknown := [name for name in self.grads if name not in self.names]:
+            raise UsageError(
+                f"grads has {unknown[0]!r}, which is no parameter of the trainer; its parameters "
+                f"without a gradient of their own are {', '.join(map(repr, self.names))}"
+            )
+        found = [(each, each.gradient()) for each in self._found]
+        missing = [each.name for each, gradient in found if gradient is None]
+        if missing and not ignore_missing:
+            raise UsageError(
+                f"parameter {missing[0]!r} has no gradient ({len(missing)} of {len(found)} have "
+                f"none); compute one before each step, or pass ignore_stale_grad=True"
+            )
+        present = [(each, gradient) for each, gradient in found if gradient is not None]
+        return (
+            [each.name for each, _ in present],
+            [gradient for _, gradient in present],
+            [each.value for each, _ in present],
+        )
+
+    def clear(self) -> None:
+        """Forget the gradients that the program has assigned: each is used for one step."""
+        self.grads.update(dict.fromkeys(self.grads))
+
+
+def _items(given: Any) -> Iterable[Any]:
+    """Return the items of parameters in any form."""
+    module = getattr(sys.modules.get("torch.nn"), "Module", None)
+    if module is not None and isinstance(given, module):
+        return [item for item in given.named_parameters() if item[1].requires_grad]
+    if isinstance(given, Mapping):
+        return given.items()
+    if isinstance(given, Iterable) and not isinstance(given, (str, bytes)):
+        return given
+    raise UsageError(
+        f"params is a {type(given).__name__}; give arrays by name, an iterable of (name, value, "
+        f"gradient), or a torch module"
+    )

@@ -1,0 +1,97 @@
+"""The trainer over MPI: every placement gives the numbers of one process with all the samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import ncclkv
+from ncclkv.errors import OrderMismatch
+from ncclkv.optimizer import SGD
+
+RATE, MOMENTUM, STEPS = 0.125, 0.5, 4
+SHAPES = {"matrix": (64, 300), "bias": (300,), "scale": ()}
+
+
+def gradient(name: str, step: int, rank: int) -> Any:
+    """Return small integers, so that sums are exact."""
+    count = int(np.prod(SHAPES[name]))
+    return ((np.arange(count) + 3 * step + rank) % 5 - 2.0).reshape(SHAPES[name])
+
+
+def expected(size: int) -> dict[str, Any]:
+    """Return the weights after all steps, from zeros."""
+    weights = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    momenta = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    for step in range(STEPS):
+        for name in SHAPES:
+            total = sum(gradient(name, step, rank) for rank in range(size)) / 4
+            momenta[name] = MOMENTUM * momenta[name] - RATE * total
+            weights[name] = weights[name] + momenta[name]
+    return weights
+
+
+@pytest.mark.limit(60)
+@pytest.mark.parametrize(
+    ("update_on", "on_store"), [("every_rank", True), ("root", True), ("every_rank", False)]
+)
+def test_every_placement_makes_the_same_steps(
+    comm_world: MPI.Intracomm, update_on: Any, on_store: bool
+) -> None:
+    weights = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    with ncclkv.create("dist_sync", update_on=update_on) as kv:
+        sgd = SGD(learning_rate=RATE, momentum=MOMENTUM)
+        trainer = ncclkv.Trainer(weights, sgd, kvstore=kv, update_on_kvstore=on_store)
+        for step in range(STEPS):
+            trainer.grads.update({name: gradient(name, step, kv.rank) for name in SHAPES})
+            trainer.step(4)
+        wanted = expected(kv.num_workers)
+    for name, weight in weights.items():
+        np.testing.assert_array_equal(weight, wanted[name], err_msg=name)
+
+
+@pytest.mark.limit(60)
+def test_states_of_equal_ranks_are_saved_once(
+    comm_world: MPI.Intracomm, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rank = comm_world.Get_rank()
+    folder = comm_world.bcast(tmp_path_factory.mktemp("states") if rank == 0 else None)
+    weights = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    for step in range(STEPS):
+        with ncclkv.Trainer(
+            weights,
+            SGD(learning_rate=RATE, momentum=MOMENTUM),
+            kvstore="dist_sync",
+            update_on_kvstore=False,
+        ) as trainer:
+            if step > 0:
+                trainer.load_states(folder)
+            trainer.grads.update({name: gradient(name, step, rank) for name in SHAPES})
+            trainer.step(4)
+            trainer.save_states(Path(folder))
+    for name, wanted in expected(comm_world.Get_size()).items():
+        np.testing.assert_array_equal(weights[name], wanted, err_msg=name)
+
+
+@pytest.mark.limit(60)
+def test_other_parameters_on_a_rank_are_a_mismatch(comm_world: MPI.Intracomm) -> None:
+    if comm_world.Get_size() == 1:
+        pytest.skip("one rank has nobody to differ from")
+    with pytest.raises(OrderMismatch, match=r"'a'"):
+        _step_of_other_parameters()
+
+
+def _step_of_other_parameters() -> None:
+    """Take a step in which rank 0 leaves out a parameter."""
+    weights = {"a": np.zeros(2), "b": np.zeros(2)}
+    with ncclkv.create("dist_sync") as kv:
+        trainer = ncclkv.Trainer(weights, "sgd", kvstore=kv)
+        trainer.grads["a"] = np.ones(2)
+        if kv.rank > 0:
+            trainer.grads["b"] = np.ones(2)
+        trainer.step(1, ignore_stale_grad=True)
+        kv.barrier()
