@@ -37,7 +37,8 @@ def expected(size: int) -> dict[str, Any]:
 
 @pytest.mark.limit(60)
 @pytest.mark.parametrize(
-    ("update_on", "on_store"), [("every_rank", True), ("root", True), ("every_rank", False)]
+    ("update_on", "on_store"),
+    [("every_rank", True), ("root", True), ("sharded", True), ("every_rank", False)],
 )
 def test_every_placement_makes_the_same_steps(
     comm_world: MPI.Intracomm, update_on: Any, on_store: bool

@@ -14,6 +14,7 @@ BUCKET_STATE = "ncclkv/engine/bucket_state.py"
 ENGINE = "ncclkv/engine/engine.py"
 FUSED = "ncclkv/engine/fused_rule.py"
 LAYOUT = "ncclkv/engine/layout.py"
+OVERLAP = "ncclkv/engine/overlap.py"
 PLACEMENT = "ncclkv/engine/placement.py"
 PLAN = "ncclkv/table/plan.py"
 REDUCER = "ncclkv/engine/reducer.py"
@@ -23,6 +24,8 @@ SAVING = "ncclkv/store/saving.py"
 UPDATES = "ncclkv/engine/update_rule.py"
 UPDATERS = "ncclkv/store/updaters.py"
 VERIFY = "ncclkv/engine/verify.py"
+
+_OVERLAPS = Selection("0", "threads/test_store_cases.py", "overlaps")
 
 MUTANTS = (
     Mutant(
@@ -104,6 +107,38 @@ MUTANTS = (
         new="            pass\n",
         why="ranks other than the root pull some keys as they were",
         tests=(THREADS,),
+    ),
+    Mutant(
+        name="overlap-launches-buckets-that-lack-keys",
+        file=OVERLAP,
+        old="            if self._waiting[state.bucket.index]:\n                return\n",
+        new="",
+        why="a bucket is reduced before all its keys are pushed",
+        tests=(_OVERLAPS,),
+    ),
+    Mutant(
+        name="overlap-launches-in-the-order-of-pushes",
+        file=OVERLAP,
+        old="            if self._waiting[state.bucket.index]:\n                return\n",
+        new="            if self._waiting[state.bucket.index]:\n                continue\n",
+        why="ranks that push in different orders reduce different buckets",
+        tests=(_OVERLAPS,),
+    ),
+    Mutant(
+        name="overlap-leaves-missing-keys-out",
+        file=OVERLAP,
+        old="            self._engine.layout[key].push_neutral(self._engine.kernels)\n",
+        new="            pass\n",
+        why="ranks that left out different keys reduce different ranges",
+        tests=(_OVERLAPS,),
+    ),
+    Mutant(
+        name="overlap-takes-a-key-twice",
+        file=OVERLAP,
+        old="            if key in self._threads:\n                raise UsageError(\n",
+        new="            if False:\n                raise UsageError(\n",
+        why="the second gradient of a key overwrites the first",
+        tests=(_OVERLAPS,),
     ),
     Mutant(
         name="ranges-of-shared-weights-kept",
