@@ -15,6 +15,7 @@ from ncclkv.comm.diagnosis.call_log import LoggedKeys
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.layout import Layout
 from ncclkv.kernels.base import Kernels
+from ncclkv.optimizer.scalar_rows import Pushed
 from ncclkv.table.registry import Key
 
 Indices = Sequence[int]
@@ -57,6 +58,10 @@ class BucketPush:
         self._weights = [slot.weight for slot, _ in singles]
         # Caches of `pack_all` by `to_weights`, which passes them back at the next call.
         self._tables: dict[bool, Any] = {}
+
+    def pushed(self) -> Pushed:
+        """Return the bucket, the keys, and those of them that wait for an earlier launch."""
+        return self.state.bucket, self.keys, self.keys & self.state.pushed
 
     def copy_in(
         self, arrays: Sequence[Array], kernels: Kernels, *, to_weights: bool = False

@@ -237,9 +237,7 @@ class Engine:
         if self.policy.allows_missing:
             # Ranks may push different keys: the flush counts the updates, equally on all ranks.
             return self.updates.rule.step()
-        return self.updates.rule.step(
-            (part.state.bucket, part.keys, part.keys & part.state.pushed) for part in push.parts
-        )
+        return self.updates.rule.step(map(BucketPush.pushed, push.parts))
 
     def check_free(self, push: Push) -> None:
         """Refuse a push whose gradients are in use.

@@ -22,11 +22,23 @@ from ncclkv.table.registry import KeySpec
 
 
 class _Part(NamedTuple):
-    """Elements ``[lo, hi)`` of a bucket, which this rank updates, with their states by name."""
+    """Elements ``[lo, hi)`` of a bucket, which this rank updates.
+
+    Attributes
+    ----------
+    lo, hi : int
+    states : dict of ndarray
+        The states by name.
+    updated : tuple of ndarray
+        Weights, gradients and the program's states as real numbers, as `Kernels.update` takes them.
+    master : ndarray or None
+    """
 
     lo: int
     hi: int
     states: dict[str, Array]
+    updated: tuple[Array, Array, Sequence[Array]]
+    master: Array | None
 
     def of(self, entry: Entry) -> Range:
         """Return the elements of a key that lie in this part."""
@@ -128,6 +140,9 @@ class FusedRule(Rule):
         UsageError
             When a factor, or the learning rate of the schedule, is not a finite number.
         """
+        if self.source.lr_scheduler is None:
+            self._num_update = None
+            return self._steps.at(0)
         number = self._number_of(pushes)
         step = self._steps.at(self._scheduled(number))
         self._record(number)
@@ -184,7 +199,11 @@ class FusedRule(Rule):
             for each in declared
         }
         lo, hi = state.part(to)
-        self._parts[state.bucket.index] = _Part(lo, hi, states)
+        kept = dict(states)
+        master = kept.pop(MASTER.name, None) if self.source.multi_precision else None
+        weights, gradients = map(real_numbers, (state.weights[lo:hi], state.gradients[lo:hi]))
+        updated = weights, gradients, tuple(map(real_numbers, kept.values()))
+        self._parts[state.bucket.index] = _Part(lo, hi, states, updated, master)
         for each in declared:
             if each.init == "weights":
                 self._kernels.unpack(state.weights[lo:hi], states[each.name])
@@ -238,34 +257,21 @@ class FusedRule(Rule):
         self, state: BucketState, spans: Sequence[Span], skip_flag: Array | None
     ) -> list[tuple[Array, Apply | None]]:
         bucket, kernels = state.bucket, self._kernels
-        first, last, states = self._parts[bucket.index]
+        part = self._parts[bucket.index]
+        first = part.lo
         if self.recording is None:
             rows = self._rows.rows(state.step, bucket, first)
         else:
             kernels = self.recording.kernels
             rows = self.recording.rows(bucket)
-        states = dict(states)
-        master = states.pop(MASTER.name, None) if self.source.multi_precision else None
-        weights, gradients, *kept = map(
-            real_numbers,
-            (state.weights[first:last], state.gradients[first:last], *states.values()),
-        )
 
         def update(start: int) -> Apply:
             """Return the update of a span that begins at element `start` of this rank's part."""
 
             def apply(lo: int, hi: int) -> None:
                 segments, scalars = rows.cut(kernels, start + lo, start + hi)
-                kernels.update(
-                    self.source.program,
-                    weights,
-                    gradients,
-                    kept,
-                    scalars,
-                    segments,
-                    skip_flag,
-                    master,
-                )
+                arrays = *part.updated, scalars, segments
+                kernels.update(self.source.program, *arrays, skip_flag, part.master)
 
             return apply
 
