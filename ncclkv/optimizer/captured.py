@@ -63,6 +63,8 @@ class CapturedUpdates:
             layout = self._layouts.layout(step(()), bucket, origin)
             self._rows[bucket.index] = ScalarRows(layout, self._memory[first:last], copied=True)
         self._launches: list[tuple[Bucket, frozenset[Key]]] = []
+        # Every rank counts the updates, and only the ranks that update read the rows.
+        self._are_read = False
         self._written: Optimizer | None = None
 
     def add(self, bucket: Bucket, keys: AbstractSet[Key]) -> None:
@@ -85,10 +87,11 @@ class CapturedUpdates:
 
     def rows(self, bucket: Bucket) -> ScalarRows:
         """Return the rows that the updates of a bucket read."""
+        self._are_read = True
         return self._rows[bucket.index]
 
     def write(self) -> None:
-        """Count the updates of a replay, and copy their rows to the graph's memory.
+        """Count the updates of a replay, and copy their rows to the graph's memory, if they are read.
 
         The copy is in the order of the current stream.
         """
@@ -96,7 +99,7 @@ class CapturedUpdates:
         optimizer = self._step((bucket, keys, frozenset()) for bucket, keys in self._launches)
         for bucket, keys in self._launches:
             counts.add(bucket, keys)
-        if self._launches and (optimizer.counted or optimizer is not self._written):
+        if self._are_read and (optimizer.counted or optimizer is not self._written):
             rows = [
                 self._layouts.layout(optimizer, bucket, origin).rows(optimizer, counts)
                 for bucket, origin in self._parts
