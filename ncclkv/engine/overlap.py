@@ -141,6 +141,7 @@ class OrderedLaunch:
         """Push zeros, or the neutral element of its op, for each key that was not pushed."""
         for key in self.missing:
             self._engine.layout[key].push_neutral(self._engine.kernels)
+            self._threads[key] = current_thread().name
         self._waiting.clear()
 
     def commit(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ncclkv.arguments import check_known
@@ -106,7 +106,8 @@ class Overlaps(Component):
         block.cancel()
         if session.failure is not None or session.closed:
             return
-        self._calls.record("early end of an overlap", launched, dropped)
+        with suppress(UsageError):  # of an optimizer's number; the next call is refused, too
+            self._calls.record("early end of an overlap", launched, dropped)
         if launched and not updates.rule.by_key:
             updates.applying = True
             if updates.torn:

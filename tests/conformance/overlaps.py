@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import ncclkv.optimizer as optimizer
 from ncclkv.errors import CommAborted, KeyNotInitialized, ShapeMismatch, UpdaterError, UsageError
 from tests.conformance.expect import check_words, full, intact, probed, pulled, refused, same, total
-from tests.conformance.registry import case
+from tests.conformance.registry import SEVERAL, case
 from tests.conformance.stores import Stores
 
 KEYS = [f"k{number}" for number in range(12)]
@@ -401,6 +401,28 @@ def with_missing_keys_in_the_store(create: Stores) -> None:
             kv.push(5, full(10))
     same(pulled(kv, 3), total(kv))
     same(pulled(kv, 5), 10)
+
+
+@case(sizes=SEVERAL)
+def a_refused_end_leaves_no_push(create: Stores) -> None:
+    kv = probed(create, missing="zeros")
+    sgd = optimizer.SGD(learning_rate=0.5, wd=1.0)
+    kv.set_optimizer(sgd)
+    with refused(kv, UsageError, "lr_mult", "nan"), kv.overlap(missing="zeros"):
+        kv.push(3, full(100))
+        sgd.lr_mult[3] = float("nan")
+    sgd.lr_mult = {}
+    with pytest.raises(ZeroDivisionError), kv.overlap():  # noqa: PT012
+        kv.push(3, full(100))
+        sgd.lr_mult[3] = float("nan")
+        raise ZeroDivisionError
+    sgd.lr_mult = {}
+    # A pending push of zeros would decay the value.
+    same(pulled(kv, 3), 2)
+    same(pulled(kv, 5), 4)
+    kv.push([3, 5], [full(2), full(4)])
+    same(pulled(kv, 3), 1 - kv.num_workers)
+    same(pulled(kv, 5), 2 - 2 * kv.num_workers)
 
 
 @case()
