@@ -133,9 +133,11 @@ def the_optimizer_numbers_are_those_of_the_begin(create: Stores) -> None:
     sgd = optimizer.SGD(learning_rate=0.5)
     kv.set_optimizer(sgd)
     with kv.overlap():
-        push_in_order(kv, [*range(6), *range(11, 5, -1)])
-        sgd.lr = 100.0
-    sgd.lr = 0.5
+        push_in_order(kv, range(1, 6))
+        sgd.learning_rate = 100.0
+        # No bucket is launched before the first key's.
+        push_in_order(kv, [*range(11, 5, -1), 0])
+    sgd.learning_rate = 0.5
     for number, key in enumerate(KEYS):
         same(pulled(kv, key), number - 0.5 * number * total(kv))
 
