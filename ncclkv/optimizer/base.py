@@ -12,7 +12,7 @@ import numpy as np
 from ncclkv.arguments import check_count, check_flag
 from ncclkv.arrays.dtypes import dtype_name, is_low_precision
 from ncclkv.errors import DTypeMismatch, UsageError
-from ncclkv.optimizer.common import Settings
+from ncclkv.optimizer.common import OTHER_NAMES, Settings
 from ncclkv.optimizer.numbers import (
     checked_factors,
     checked_names,
@@ -138,7 +138,8 @@ class Optimizer(ABC):
     Raises
     ------
     UsageError
-        When an argument, or a value assigned to an attribute, is not such a value.
+        When an argument, or a value assigned to an attribute, is not such a value; on an
+        assignment to torch's name of an attribute, such as ``lr``.
 
     Examples
     --------
@@ -204,6 +205,12 @@ assign another schedule, or None, to lr_scheduler first
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Assign a checked value, and count the assignment for `version`."""
+        known = OTHER_NAMES.get(name)
+        if known is not None and name not in self.hyperparameters and hasattr(self, known):
+            raise UsageError(
+                f"{type(self).__name__} has no attribute {name!r}, so the assignment would change "
+                f"nothing; assign to {known!r}"
+            )
         check = _CHECKS.get(name) or self.checks.get(name)
         super().__setattr__(name, value if check is None else check(name, value))
         self.__dict__["_assignments"] = self._assignments + 1

@@ -29,6 +29,9 @@ class Common(Settings, total=False):
 COMMON = ("wd", "rescale_grad", "clip_gradient")
 """Names of the arguments that are hyperparameters of every optimizer."""
 
+OTHER_NAMES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon"}
+"""Names of arguments by their names in torch, which a program may have used before."""
+
 
 def optimizer_arguments(name: str) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
     """Make a constructor refuse unknown arguments; its ``**common`` stands for those of `Common`.
@@ -43,6 +46,4 @@ def optimizer_arguments(name: str) -> Callable[[Callable[P, Result]], Callable[P
     UnknownArgument
         As for `known_arguments`.
     """
-    every = (*COMMON, *Settings.__annotations__)
-    # Names in torch, which a program may have used before.
-    return known_arguments(name, every, lr="learning_rate", weight_decay="wd", eps="epsilon")
+    return known_arguments(name, (*COMMON, *Settings.__annotations__), **OTHER_NAMES)

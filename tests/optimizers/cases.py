@@ -112,6 +112,17 @@ class OptimizerCases:
             assert optimizer.version != version
             assert optimizer.scalars(KEY, 3) != row, f"{name} has no effect"
 
+    def test_torchs_names_are_refused(self) -> None:
+        optimizer = create(self.name)
+        named = {"lr": "learning_rate", "weight_decay": "wd"}
+        if "epsilon" in optimizer.hyperparameters:
+            named["eps"] = "epsilon"
+        for other, name in named.items():
+            words = f"{type(optimizer).__name__} has no attribute '{other}'.*'{name}'"
+            with pytest.raises(UsageError, match=words):
+                setattr(optimizer, other, 0.5)
+        assert optimizer.config() == create(self.name).config()
+
     def test_rows_depend_on_the_count_only_if_updates_are_counted(self) -> None:
         optimizer = create(self.name)
         assert optimizer.counted == (optimizer.scalars(KEY, 1) != optimizer.scalars(KEY, 2))
