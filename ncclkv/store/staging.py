@@ -39,16 +39,20 @@ class Kind(NamedTuple):
     forms: tuple[tuple[DType, tuple[int, ...]], ...]
 
     def describe(self, shown: int) -> str:
-        """Return a text of the arguments, with the first `shown` arrays.
+        """Return a text of the arguments, with the first `shown` arrays and the bytes of all.
 
         Examples
         --------
         >>> import numpy as np
         >>> Kind("allreduce", "max", ((np.dtype("f4"), (2, 3)),) * 2).describe(1)
-        "float32 (2, 3), ... 2 arrays, op='max'"
+        "float32 (2, 3), ... 2 arrays, 48 bytes, op='max'"
         """
         arrays = [f"{dtype_name(dtype)} {shape}" for dtype, shape in self.forms[:shown]]
-        more = [f"... {len(self.forms)} arrays"] if len(self.forms) > shown else []
+        more = []
+        if len(self.forms) > shown:
+            # Calls that differ in an array that is not shown get different texts.
+            nbytes = sum(dtype.itemsize * prod(shape) for dtype, shape in self.forms)
+            more = [f"... {len(self.forms)} arrays, {nbytes} bytes"]
         op = [f"op={self.op!r}"] if self.op else []
         return ", ".join([*arrays, *more, *op])
 

@@ -242,8 +242,8 @@ def ranks_with_other_arguments(create: Stores) -> None:
             lambda kv: kv.allreduce([first]),
         ),
         (
-            "allreduce(int64 (), int64 (), int64 (), ... 5 arrays, op='sum')",
-            "allreduce(int64 (), int64 (), int64 (), ... 4 arrays, op='sum')",
+            "allreduce(int64 (), int64 (), int64 (), ... 5 arrays, 40 bytes, op='sum')",
+            "allreduce(int64 (), int64 (), int64 (), ... 4 arrays, 32 bytes, op='sum')",
             lambda kv: kv.allreduce([1] * 5),
             lambda kv: kv.allreduce([1] * 4),
         ),

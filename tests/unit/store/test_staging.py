@@ -84,11 +84,18 @@ def test_reductions_that_do_not_exist_are_refused(comm: SoloCommunicator) -> Non
 def test_texts_show_three_arrays_and_codes_hold_all(comm: SoloCommunicator) -> None:
     arrays = [(I8, ()), (F4, (2, 3)), (F4, (0,)), (F4, (4,))]
     made = Staging(comm, Kind("allreduce", "max", tuple(arrays)))
-    other = Staging(comm, Kind("allreduce", "max", (*arrays[:3], (F4, (5,)))))
+    other = Staging(comm, Kind("allreduce", "max", (*arrays[:3], (F4, (2, 2)))))
     assert made.label == other.label
     assert made.label == (
-        "allreduce(int64 (), float32 (2, 3), float32 (0,), ... 4 arrays, op='max')"
+        "allreduce(int64 (), float32 (2, 3), float32 (0,), ... 4 arrays, 48 bytes, op='max')"
     )
     assert made.logged.code != other.logged.code
     again = Staging(comm, Kind("allreduce", "max", tuple(arrays)))
     assert again.logged.code == made.logged.code
+
+
+def test_texts_differ_by_the_bytes_of_arrays_that_they_do_not_show(comm: SoloCommunicator) -> None:
+    for shape in (), (5,):
+        made = Staging(comm, Kind("allgather", "", (*[(F4, ())] * 3, (F4, shape), (I8, ()))))
+        nbytes = 24 if shape == () else 40
+        assert made.label.endswith(f"float32 (), ... 5 arrays, {nbytes} bytes)")
