@@ -229,10 +229,11 @@ class Session:
                 f"{name}: the store {self._name!r} was created in process {created_in}, and "
                 f"process {process} is a fork of it; create stores after the fork"
             )
+        instead = ", or push inside kv.overlap()" if name in ("push", "grad_view") else ""
         raise UsageError(
             f"{name} was called from thread {current_thread().name!r}, which did not "
             f"create the store {self._name!r}; a store belongs to one thread: create another "
-            f"store, or push inside kv.overlap()"
+            f"store{instead}"
         )
 
     def refuse(self, verb: str, instead: str) -> NoReturn:

@@ -39,6 +39,9 @@ def collective_calls(kv: Any) -> dict[str, Callable[[], Any]]:
         "load_optimizer_states": lambda: kv.load_optimizer_states("states"),
         "value": lambda: kv.value(3),
         "grad_view": lambda: kv.grad_view(3),
+        "overlap": lambda: kv.overlap().__enter__(),
+        "allreduce": lambda: kv.allreduce(full(0)),
+        "allgather": lambda: kv.allgather(full(0)),
     }
 
 
@@ -115,6 +118,8 @@ def another_thread_is_refused(create: Stores) -> None:
         thread.join(10)
         assert errors, f"{name} from another thread was not refused"
         check_words(errors[0], "thread", f"rank {kv.rank}")
+        # Such a block allows other threads these verbs alone.
+        assert ("kv.overlap()" in str(errors[0])) == (name in ("push", "grad_view"))
     intact(kv)
 
 
