@@ -91,7 +91,7 @@ class CapturedUpdates:
         return self._rows[bucket.index]
 
     def write(self) -> None:
-        """Count the updates of a replay, and copy their rows to the graph's memory, if they are read.
+        """Count the updates of a replay; copy the rows that they read to the graph's memory.
 
         The copy is in the order of the current stream.
         """
