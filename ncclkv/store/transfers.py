@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -161,6 +161,13 @@ class Transfers(Component):
             self._block, self._pushing, self._viewing = block, pushing, viewing
             try:
                 yield
+            except BaseException:
+                # Ctrl-C between two instructions of a push leaves the lock taken: other threads
+                # would wait for it forever.
+                with suppress(RuntimeError):
+                    while True:
+                        lock.release()
+                raise
             finally:
                 with lock:  # after the pushes under way; later pushes of other threads are refused
                     pushing.closed = viewing.closed = True

@@ -138,3 +138,15 @@ def test_a_thread_with_the_number_of_an_ended_thread_has_a_record_of_its_own(
     if not raised:
         pytest.skip("the system gave no thread the number of an ended thread")
     assert len(raised) == 1
+
+
+def test_an_interrupted_push_leaves_the_lock_to_other_threads(kv: ncclkv.KVStore) -> None:
+    lock = context_of(kv).comm.lock
+    with pytest.raises(KeyboardInterrupt), kv.overlap():  # noqa: PT012
+        lock.acquire()  # as a push has done when an exception begins its ``__exit__``
+        raise KeyboardInterrupt
+    taken: list[bool] = []
+    thread = threading.Thread(target=lambda: taken.append(lock.acquire(timeout=0.5)))
+    thread.start()
+    thread.join()
+    assert taken == [True]
