@@ -64,8 +64,11 @@ class Updaters(Component):
             When the store has a complex key, and the optimizer updates no complex weights.
         """
         if not isinstance(optimizer, Optimizer):
+            given = f"a {type(optimizer).__name__}"
+            if isinstance(optimizer, type):
+                given = f"the class {optimizer.__name__}"
             raise UsageError(
-                f"set_optimizer takes an Optimizer, not a {type(optimizer).__name__}; make one by "
+                f"set_optimizer takes an Optimizer, not {given}; make one by "
                 f"ncclkv.optimizer.create('sgd', learning_rate=0.1)"
             )
         rule = FusedRule(optimizer, self._engine.kernels)

@@ -55,6 +55,15 @@ def reset_drops_the_momentum_of_that_key(create: Stores) -> None:
 
 
 @case()
+def what_is_no_optimizer_is_refused(create: Stores) -> None:
+    kv = probed(create)
+    for wrong, words in (("adam", "a str"), (optimizer.Adam, "the class Adam")):
+        with refused(kv, UsageError, "set_optimizer", f"not {words};", "create("):
+            kv.set_optimizer(wrong)
+    intact(kv)
+
+
+@case()
 def the_same_optimizer_set_again_keeps_its_momentum(create: Stores) -> None:
     kv = create()
     kv.init("a", full(0))
