@@ -38,6 +38,12 @@ BLOCKS = (IN_GROUP, IN_CAPTURE, IN_UNEVEN)
 
 _IN_UPDATER = "an updater"
 
+_IN_OTHER_THREADS = {
+    **dict.fromkeys(("push", "grad_view"), ", or push inside kv.overlap()"),
+    "overlap": ", or open kv.overlap() in the thread that created this one",
+}
+"""Advice for the verbs that overlap blocks allow to other threads, and for the block itself."""
+
 
 class Checks:
     """The ``with`` block around the part of a verb before its call is logged.
@@ -229,11 +235,10 @@ class Session:
                 f"{name}: the store {self._name!r} was created in process {created_in}, and "
                 f"process {process} is a fork of it; create stores after the fork"
             )
-        instead = ", or push inside kv.overlap()" if name in ("push", "grad_view") else ""
         raise UsageError(
             f"{name} was called from thread {current_thread().name!r}, which did not "
             f"create the store {self._name!r}; a store belongs to one thread: create another "
-            f"store{instead}"
+            f"store{_IN_OTHER_THREADS.get(name, '')}"
         )
 
     def refuse(self, verb: str, instead: str) -> NoReturn:
