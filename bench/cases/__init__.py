@@ -16,6 +16,7 @@ from bench.cases import (
     raw,
     short_flush,
     sweep,
+    torch_modules,
 )
 from bench.job import Job
 
@@ -29,6 +30,7 @@ HOST: dict[str, Callable[[Job], None]] = {
     "contract": contract.run,
     "comparing": comparing.run,
     "models": models.run,
+    "modules": torch_modules.run,
 }
 
 GPU: dict[str, Callable[[Job], None]] = {

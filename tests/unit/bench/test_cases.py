@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from bench import __main__ as program
 from bench import cases, libraries
 from bench.candidates import baselines
-from bench.cases import allreduce_64mib, comparing, contract, many_keys, models
+from bench.cases import allreduce_64mib, comparing, contract, many_keys, models, torch_modules
 from bench.data import Sum
 from bench.job import Job
 from bench.libraries.base import Absent, Ours
@@ -47,6 +48,7 @@ def _small(monkeypatch):
     monkeypatch.setattr(contract, "LONG", 64 * KIB)
     monkeypatch.setattr(contract, "SHORT_CALLS", 10)
     monkeypatch.setattr(many_keys, "MANY", 100)
+    monkeypatch.setattr(torch_modules, "WIDTH", 16)
 
 
 def on_threads(body, options=OPTIONS):
@@ -67,8 +69,15 @@ def solo() -> Job:
     return Job(comm, HostMemory(comm), OPTIONS)
 
 
+def needs_torch() -> None:
+    pytest.importorskip("torch", reason="torch is not installed: the extra `torch` has it")
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_case_runs_with_correct_results(part, capsys):
+    if part == "modules":
+        needs_torch()
+
     def body(job):
         job.libraries = [Second(job.comm)]
         PARTS[part](job)
@@ -197,12 +206,12 @@ def test_absent_libraries_are_named(monkeypatch):
 
 def test_torch_as_a_library(monkeypatch, capsys):
     """Compare sums and SGD of torch with the store's, bit for bit."""
-    pytest.importorskip("torch", reason="torch is not installed: the extra `torch` has it")
+    needs_torch()
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     job = solo()
     assert libraries.find(job, {"Gloo": TorchLibrary}) == {}
     try:
-        for part in ("sizes", "allreduce", "models"):
+        for part in ("sizes", "allreduce", "models", "modules"):
             PARTS[part](job)
     finally:
         job.libraries[0].close()
@@ -210,6 +219,32 @@ def test_torch_as_a_library(monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "  Gloo, copies in and out + SGD " in said
     assert "  Gloo, flat 25 MiB buckets + SGD " in said
+    assert "  DDP on Gloo, no_sync " in said
+    assert "  step of CNN: ncclkv.torch.DataParallel / DDP on Gloo " in said
+
+
+def test_gradients_of_modules_that_are_not_averages_are_wrong(monkeypatch):
+    needs_torch()
+    import ncclkv.torch
+
+    sums = partial(ncclkv.torch.DataParallel, average=False)
+    monkeypatch.setattr(ncclkv.torch, "DataParallel", sums)
+
+    def body(job):
+        torch_modules.run(job)
+        return job.wrong > 0
+
+    assert on_threads(body) == [True, True]
+
+
+def test_without_torch_the_steps_of_modules_are_left_out(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    job = solo()
+    torch_modules.run(job)
+    assert job.wrong == 0
+    said = capsys.readouterr().out
+    assert said.startswith("# training steps of torch modules are left out: torch cannot be ")
+    assert "make bench TORCH=1" in said
 
 
 def test_place_on_a_gpu_asks_cupy(monkeypatch):
