@@ -96,7 +96,7 @@ class FusedRule(Rule):
         Raises
         ------
         DTypeMismatch
-            When the key's dtype is not a real floating dtype.
+            When the optimizer cannot update the key's dtype, such as an integer.
         """
         self.source.check_weights(spec.key, spec.dtype)
 
@@ -141,6 +141,7 @@ class FusedRule(Rule):
             When a factor, or the learning rate of the schedule, is not a finite number.
         """
         if self.source.lr_scheduler is None:
+            # Apart from `_number_of`: every push takes this step, and each call costs it time.
             self._num_update = None
             return self._steps.at(0)
         number = self._number_of(pushes)
