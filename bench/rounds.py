@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
 from abc import ABC, abstractmethod
@@ -93,20 +94,22 @@ class Result:
 
 
 def take_turns(job: Job, title: str, candidates: Sequence[Candidate]) -> dict[str, Result]:
-    """Run all candidates in every round, in rotating order; return results by name.
+    """Run all candidates in every round, in an order drawn anew; return results by name.
 
+    A turn begins with the caches and the placement on cores that the turn before has left, so no
+    candidate may follow the same one each time.  The draw has a fixed seed: all ranks draw alike.
     Every turn has a step number of its own: the results of an earlier turn never pass as its own.
     """
     rounds = job.options.warmups + job.options.rounds
     move = job.progress(rounds * len(candidates), title)
     spans: dict[str, list[Any]] = defaultdict(list)
     wrong: dict[str, int] = defaultdict(int)
-    order = [turn + index for turn in range(rounds) for index in range(len(candidates))]
+    draw = random.Random(0)
+    order = [turn for _ in range(rounds) for turn in draw.sample(candidates, len(candidates))]
     gc.collect()
     gc.disable()
     try:
-        for step, index in enumerate(order, 1):
-            candidate = candidates[index % len(candidates)]
+        for step, candidate in enumerate(order, 1):
             spans[candidate.name].append(_turn(job, candidate, step))
             wrong[candidate.name] += candidate.wrong()
             move()

@@ -158,11 +158,16 @@ class Counting(Candidate):
 
 def test_candidates_take_turns():
     log, job = [], solo()
-    results = take_turns(job, "", [Counting(name, log) for name in "abc"])
-    assert [name for name, _ in log] == list("abcbcacab")
-    assert [step for _, step in log] == list(range(1, 10))
+    results = take_turns(job, "", [Counting(name, log) for name in "abcd"])
+    rounds = ["".join(name for name, _ in log[begin : begin + 4]) for begin in (0, 4, 8)]
+    assert [sorted(each) for each in rounds] == [list("abcd")] * 3
+    assert len(set(rounds)) > 1, "every round has the same order"
+    again = []
+    take_turns(solo(), "", [Counting(name, again) for name in "abcd"])
+    assert again == log, "ranks would draw different orders"
+    assert [step for _, step in log] == list(range(1, 13))
     assert {len(found.seconds) for found in results.values()} == {2}
-    assert job.wrong == 9
+    assert job.wrong == 12
     first = results["a"]
     assert list(first.phases) == ["half", "rest"]
     whole = [sum(parts) for parts in zip(*first.phases.values(), strict=True)]
