@@ -88,6 +88,7 @@ class Engine:
             self.updates.allocate,
             reduction,
             share_weights=placement.shares_weights,
+            multiple=placement.multiple,
         )
         self._reducer = Reducer(comm, self.layout, self.updates, self.events)
         self._missing_zeros = missing_zeros

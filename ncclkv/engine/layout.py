@@ -28,6 +28,8 @@ class Layout:
     reduction : Reduction
         Makes the sums of every bucket.
     share_weights : bool
+    multiple : int
+        The length of a bucket is a multiple of this number of elements.
 
     Attributes
     ----------
@@ -53,11 +55,13 @@ class Layout:
         reduction: Reduction,
         *,
         share_weights: bool,
+        multiple: int = 1,
     ) -> None:
         self.registry = Registry()
         self.states: list[BucketState] = []
         self.sizing = sizing
         self.share_weights = share_weights
+        self.multiple = multiple
         self.pending: dict[Key, Array] = {}
         self.pending_bytes = 0
         self._comm = comm
@@ -83,7 +87,7 @@ class Layout:
         if self.sealed:
             return
         specs = [spec for spec in self.registry if spec.key in self.pending]
-        buckets = make_buckets(specs, self.sizing.bucket_bytes, len(self.states))
+        buckets = self.buckets_of(specs)
         plan = self._plan([*(state.bucket for state in self.states), *buckets])[len(self.states) :]
         # Nothing is recorded before all is allocated: a MemoryError leaves the layout unchanged.
         with self._comm.rolling_back_node_shared():
@@ -102,6 +106,10 @@ class Layout:
         self._slots.update(slots)
         self.pending.clear()
         self.pending_bytes = 0
+
+    def buckets_of(self, specs: Iterable[KeySpec]) -> list[Bucket]:
+        """Return the buckets that keys without slots, in registry order, would get now."""
+        return make_buckets(specs, self.sizing.bucket_bytes, len(self.states), self.multiple)
 
     def seal_on_all(self, verb: str, sealed: Sequence[bool]) -> None:
         """Seal the layout if it is sealed on any rank; collective.

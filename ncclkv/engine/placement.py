@@ -47,6 +47,8 @@ class Placement(Protocol):
         Whether ranks update, and have the optimizer states of, different parts of a bucket.
     shares_weights : bool
         Whether the ranks of a node may share weights, of which each rank updates a part.
+    multiple : int
+        The length of a bucket is a multiple of this number of elements.
     """
 
     owner: str
@@ -55,6 +57,7 @@ class Placement(Protocol):
     replicated: bool
     divides: bool
     shares_weights: bool
+    multiple: int
 
     def to(self, count: int) -> To:
         """Return the destination of the sum of a bucket of `count` elements."""
@@ -79,6 +82,7 @@ class EveryRank:
     replicated = True
     divides = False
     shares_weights = True
+    multiple = 1
 
     def __init__(self, comm: Communicator, root: int) -> None: ...
 
@@ -98,6 +102,7 @@ class AtRoot:
     replicated = False
     divides = False
     shares_weights = False
+    multiple = 1
 
     def __init__(self, comm: Communicator, root: int) -> None:
         self.owner = f"rank {root}"
@@ -128,6 +133,8 @@ class Sharded:
 
     def __init__(self, comm: Communicator, root: int) -> None:
         self._comm = comm
+        # NCCL reduces and gathers parts of equal length in one collective, others in one each.
+        self.multiple = comm.size * _SLICE_UNIT
 
     def to(self, count: int) -> To:
         return Owners([0, *(hi for _, hi in slices(count, self._comm.size, _SLICE_UNIT))])

@@ -12,7 +12,6 @@ from ncclkv.errors import OutOfMemory
 from ncclkv.kernels.host import HostKernels
 from ncclkv.store.session import Checks
 from ncclkv.system.memory import memory_left
-from ncclkv.table.bucket import make_buckets
 from ncclkv.table.registry import KeySpec
 
 CHECK_BYTES = 16 * 1024 * 1024
@@ -104,7 +103,7 @@ class MemoryCheck:
 
     def _unshared(self, specs: Sequence[KeySpec]) -> int:
         """Return the bytes of new keys in buckets that are too small for shared weights."""
-        buckets = make_buckets(specs, self._layout.sizing.bucket_bytes, 0)
+        buckets = self._layout.buckets_of(specs)
         return sum(each.nbytes for each in buckets if each.nbytes < SHARED_FROM_BYTES)
 
 

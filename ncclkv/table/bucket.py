@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from math import lcm
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,8 @@ class Bucket:
         The storage of all its keys.
     entries : tuple of Entry
         In registry order, which is also the order in the array.
+    multiple : int
+        The length is a multiple of this number of elements.
     """
 
     index: int
@@ -55,11 +58,12 @@ class Bucket:
     op: str
     storage: str
     entries: tuple[Entry, ...]
+    multiple: int = 1
 
     @cached_property
     def count(self) -> int:
         """Elements, padding included."""
-        return _aligned(self.entries[-1].hi, self.dtype.itemsize)
+        return _aligned(self.entries[-1].hi, self.dtype.itemsize, self.multiple)
 
     @cached_property
     def lows(self) -> list[int]:
@@ -91,7 +95,9 @@ class Bucket:
         return [(lo, hi) for lo, hi in runs if lo < hi]
 
 
-def make_buckets(specs: Iterable[KeySpec], bucket_bytes: int, first: int = 0) -> list[Bucket]:
+def make_buckets(
+    specs: Iterable[KeySpec], bucket_bytes: int, first: int = 0, multiple: int = 1
+) -> list[Bucket]:
     """Return new buckets for keys.
 
     Parameters
@@ -103,6 +109,8 @@ def make_buckets(specs: Iterable[KeySpec], bucket_bytes: int, first: int = 0) ->
         every key has.
     first : int
         The index of the first new bucket.
+    multiple : int
+        The length of each bucket is a multiple of this number of elements.
     """
     buckets: list[list[Entry]] = []
     open_buckets: dict[tuple[np.dtype[Any], str, str], list[Entry]] = {}
@@ -118,7 +126,7 @@ def make_buckets(specs: Iterable[KeySpec], bucket_bytes: int, first: int = 0) ->
             open_buckets[kind] = [Entry(spec, 0)]
             buckets.append(open_buckets[kind])
     return [
-        Bucket(number, *_kind(entries[0].spec), tuple(entries))
+        Bucket(number, *_kind(entries[0].spec), tuple(entries), multiple)
         for number, entries in enumerate(buckets, first)
     ]
 
@@ -128,7 +136,7 @@ def _kind(spec: KeySpec) -> tuple[np.dtype[Any], str, str]:
     return spec.dtype, spec.op, spec.storage
 
 
-def _aligned(elements: int, itemsize: int) -> int:
-    """Return the next multiple of `ALIGNMENT` bytes, in elements."""
-    step = ALIGNMENT // itemsize
+def _aligned(elements: int, itemsize: int, multiple: int = 1) -> int:
+    """Return the next multiple of `ALIGNMENT` bytes and of `multiple`, in elements."""
+    step = lcm(ALIGNMENT // itemsize, multiple)
     return -(-elements // step) * step

@@ -128,3 +128,19 @@ def test_a_captured_pushpull(size: int) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_captured_pushpull_with_a_root(size: int) -> None:
     captured("captured_root_{rank}.txt", size, "root")
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_sharded_pushpull_takes_two_collectives_a_bucket(size: int) -> None:
+    """Buckets are padded to equal parts, which NCCL needs for its own two collectives."""
+
+    def on_worker(worker: Worker) -> list[str]:
+        with StandInStores(worker, "sharded") as create:
+            once = with_arrays(store(create, worker), worker)
+            once()
+            with worker.calls() as lines:
+                once()
+        return [line.split("(")[0] for line in lines if "(count=" in line]
+
+    expected = ["reduce_scatter"] * 3 + ["all_gather"] * 3
+    assert run_on_standin(size, on_worker, lazy=True) == [expected] * size

@@ -76,6 +76,21 @@ def test_owners_have_equal_slices_and_gather_them(count: int) -> None:
     run_ranks(RANKS, body, timeout=20)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_owners_of_a_bucket_have_parts_of_equal_length(size: int) -> None:
+    def body() -> None:
+        comm = threads.world()
+        made = placement("sharded", 0, comm)
+        specs = [KeySpec(n, n, (n,), np.dtype(np.float32)) for n in (0, 1, 63, 64, 65, 1000)]
+        for bucket in make_buckets(specs, 300, multiple=made.multiple):
+            to = made.to(bucket.count)
+            assert isinstance(to, Owners)
+            assert set(np.diff(to.bounds)) == {bucket.count // size}
+        comm.close()
+
+    run_ranks(size, body, timeout=20)
+
+
 def test_owners_of_whole_keys_have_their_bounds_at_keys() -> None:
     specs = [KeySpec(key, key, (size,), np.dtype(np.float32)) for key, size in enumerate((90, 30))]
     buckets = make_buckets(specs, 1 << 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import ml_dtypes
@@ -77,6 +78,19 @@ def test_capacity_is_the_need_of_the_keys(layout: tuple[list[KeySpec], int]) -> 
     for bucket in make_buckets(*layout):
         padded = [-(-entry.spec.nbytes // ALIGNMENT) * ALIGNMENT for entry in bucket.entries]
         assert bucket.nbytes == sum(padded)
+
+
+@few
+@given(layouts, st.integers(1, 5), st.sampled_from([1, 16]))
+def test_lengths_are_the_least_multiples(
+    layout: tuple[list[KeySpec], int], ranks: int, unit: int
+) -> None:
+    plain = make_buckets(*layout)
+    for before, bucket in zip(plain, make_buckets(*layout, 0, ranks * unit), strict=True):
+        assert bucket.entries == before.entries
+        step = math.lcm(ALIGNMENT // bucket.dtype.itemsize, ranks * unit)
+        assert bucket.count % step == 0
+        assert 0 <= bucket.count - before.count < step
 
 
 @few
