@@ -23,6 +23,8 @@ would leave the other ranks waiting.
                           the default, ``user``, shows the program's frames alone
 ``NCCLKV_SHARE_GPU``      ``1``: several ranks may use one GPU (sets the NCCL variables for it)
 ``NCCLKV_KERNEL_CACHE``   directory of compiled CUDA kernels; ``0``: none are kept
+``MXNET_UPDATE_ON_KVSTORE``  ``0``: by default a `Trainer` updates on each rank, not on the store;
+                          a whole number, as MXNet reads it
 launcher's variables      number of ranks, and this process's rank
 ========================  ====================================================================
 """
@@ -226,6 +228,11 @@ def abort_on_exception() -> bool:
     return _text("NCCLKV_ABORT") != "0"
 
 
+def update_on_kvstore() -> bool:
+    """Return whether a trainer's optimizer runs on a store that can run it, by default True."""
+    return _count("MXNET_UPDATE_ON_KVSTORE") != 0
+
+
 def share_gpu() -> bool:
     """Return whether ranks share GPUs on purpose."""
     return _text("NCCLKV_SHARE_GPU") == "1"
@@ -285,6 +292,7 @@ _CHECKS: dict[str, Callable[[], object]] = {
     "NCCLKV_TRACEBACK": partial(_one_of, "NCCLKV_TRACEBACK", "user", "full"),
     "NCCLKV_EXIT_TIMEOUT": exit_timeout,
     "NCCLKV_RESTART": restarts,
+    "MXNET_UPDATE_ON_KVSTORE": update_on_kvstore,
     **{name: partial(_one_of, name, "0", "1") for name in _SWITCHES},
     **{name: partial(_count, name) for pair in _LAUNCHERS for name in pair},
     **dict.fromkeys(_TEXTS, str),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, ClassVar
 
@@ -96,15 +97,20 @@ def _momentum(beta1: float, decay: float, count: int) -> float:
     return beta1 * (1 - 0.5 * math.pow(0.96, count * decay))
 
 
+@functools.lru_cache(maxsize=256)
 def _product(beta1: float, decay: float, count: int) -> float:
     """Return the product of the momenta of updates 1 to `count`.
 
     The product is computed from the count, so that no checkpoint has to keep it.  The loop ends
-    when ``1 - product`` is 1: after about 60 updates with the defaults.
+    when ``1 - product`` is 1: after about 60 updates with the defaults.  The loop also ends when
+    the momentum has grown to beta1.  So it makes at most some thousand steps for any numbers.
     """
     product = 1.0
     for each in range(1, count + 1):
-        product *= _momentum(beta1, decay, each)
+        momentum = _momentum(beta1, decay, each)
+        if momentum == beta1:
+            return product * math.pow(beta1, count - each + 1)
+        product *= momentum
         if 1 - product == 1:
             break
     return product

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from ncclkv import env
 from ncclkv.arguments import check_flag, known_arguments
 from ncclkv.errors import UsageError
 from ncclkv.optimizer import create as create_optimizer
@@ -30,9 +31,9 @@ class Trainer:
     ==========================  ===============================  =================================
     None                        False; True is refused           on this process alone
     a name of one process       False; True makes the store      on this process alone
-    another name, or a store    True if the store is capable     True: on the store, whose
-                                                                 placement selects the ranks;
-                                                                 False: on each rank, from sums
+    another name, or a store    True if the store is capable,    True: on the store, whose
+                                unless the environment has       placement selects the ranks;
+                                MXNET_UPDATE_ON_KVSTORE=0        False: on each rank, from sums
     ==========================  ===============================  =================================
 
     Parameters
@@ -71,6 +72,8 @@ class Trainer:
         When an argument is refused.
     NotSupported
         When the store lacks what `compression_params` or `update_on_kvstore` ask for.
+    LaunchError
+        When MXNET_UPDATE_ON_KVSTORE is not a whole number.
 
     Examples
     --------
@@ -303,4 +306,6 @@ def _decide(store: Any, update_on_kvstore: bool | None) -> bool:
             f"update_on_kvstore=True, but {what}; give another kvstore, or leave update_on_kvstore "
             f"out"
         )
-    return capable if update_on_kvstore is None else update_on_kvstore
+    if update_on_kvstore is None:
+        return capable and env.update_on_kvstore()
+    return update_on_kvstore

@@ -46,6 +46,7 @@ MODULES = (
     "schedules",
     "sharded",
     "several_stores",
+    "trajectories",
     "uneven",
     "updaters",
     "updaters_raising",

@@ -43,6 +43,7 @@ PLACED_MODULES = frozenset(
         "regressions",
         "reproducible",
         "schedules",
+        "trajectories",
         "uneven",
         "updaters",
         "updaters_raising",
@@ -110,8 +111,11 @@ STREAM_MODULES = frozenset(["divergence", "groups", "nonfinite", "optimizers"])
 UNDIVIDED_MODULES = frozenset(["checkpoints_refused"])
 """Modules of cases with the state of an updater object, which stores with owners do not save."""
 
-DIVIDED_MODULES = frozenset(["checkpoints", "optimizers", "uneven", "updaters"])
+DIVIDED_MODULES = frozenset(["checkpoints", "optimizers", "trajectories", "uneven", "updaters"])
 """Modules of cases with a function or an optimizer, which owners of parts run."""
+
+MANY_STEPS = frozenset(["trajectories"])
+"""Modules of cases with many steps of every optimizer, which processes of one node make."""
 
 ALL = frozenset(case.name.partition(".")[0] for case in CASES)
 NONE: frozenset[str] = frozenset()
@@ -125,14 +129,18 @@ FEW = (NONE, NONE, NONE)
 COVERING: dict[str, tuple[frozenset[str], frozenset[str], frozenset[str]]] = {
     **dict.fromkeys(("solo-1", "threads-3"), WHOLE),
     "stand-in-2": (PAIRED_MODULES, NONE, NONE),
-    "stand-in-3": (ALL - PAIRED_MODULES, SHARED_MODULES | STREAM_MODULES, DIVIDED_MODULES),
+    "stand-in-3": (
+        ALL - PAIRED_MODULES,
+        SHARED_MODULES | STREAM_MODULES | MANY_STEPS,
+        DIVIDED_MODULES,
+    ),
     **dict.fromkeys(
         ("threads-1", "threads-2", "threads-4"),
         (SIZED_MODULES, SIZED_MODULES & PLACED_MODULES, NONE),
     ),
-    "ranks-4": (SIZED_MODULES, NONE, NONE),
-    "ranks-2": (PAIRED_MODULES | SIZED_MODULES, NONE, NONE),
-    "ranks-3": (ALL - PAIRED_MODULES, SHARED_MODULES, DIVIDED_MODULES),
+    "ranks-4": (SIZED_MODULES | MANY_STEPS, NONE, MANY_STEPS),
+    "ranks-2": (PAIRED_MODULES | SIZED_MODULES | MANY_STEPS, NONE, MANY_STEPS),
+    "ranks-3": (ALL - PAIRED_MODULES, SHARED_MODULES | MANY_STEPS, DIVIDED_MODULES),
     "nodes-3": (SIZED_MODULES | {"sharded"}, NONE, NONE),
     "nodes-4": (SPLIT_MODULES, SPLIT_MODULES & SHARED_MODULES, DIVIDED_MODULES),
 }

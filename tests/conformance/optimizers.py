@@ -1,4 +1,4 @@
-"""`set_optimizer`: SGD in numbers that are exact in binary, and all optimizers by their models."""
+"""`set_optimizer`: SGD in numbers that are exact in binary."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from ncclkv.errors import DTypeMismatch, UsageError
 from tests.conformance.expect import full, intact, probed, pulled, refused, same, total
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
-from tests.optimizers.models import Trajectory
-from tests.optimizers.settings import FACTORED, FACTORS, KEY, SETTINGS, gradient, weights
 
 
 @case()
@@ -204,26 +202,6 @@ def layouts_make_no_difference(create: Stores) -> None:
             kv.push(keys, [full(kv.rank + 1, (key + 1, 30)) for key in keys])
         for key in keys:
             same(kv.pull(key), key - 1.25 * total(kv))
-
-
-@case()
-def every_optimizer_follows_its_model(create: Stores) -> None:
-    kv = create()
-    kv.init([KEY, KEY + 1], [weights().astype(np.float32)] * 2)
-    for name, several in SETTINGS.items():
-        chosen = optimizer.create(name, **several[FACTORED])
-        chosen.lr_mult, chosen.wd_mult = {KEY: FACTORS["lr_mult"]}, {KEY: FACTORS["wd_mult"]}
-        kv.set_optimizer(chosen)
-        kv.reset([KEY, KEY + 1], [weights().astype(np.float32)] * 2)
-        models = [
-            Trajectory(name, several[FACTORED], weights(), **factors) for factors in (FACTORS, {})
-        ]
-        for step in range(1, 4):
-            kv.push([KEY, KEY + 1], [(kv.rank + 1) * gradient(step).astype(np.float32)] * 2)
-            expected = [model.step(total(kv) * gradient(step)) for model in models]
-        for key, wanted in zip([KEY, KEY + 1], expected, strict=True):
-            found = pulled(kv, key, np.zeros(wanted.size, np.float32))
-            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @case()

@@ -9,6 +9,7 @@ from tests.conformance.communicator_all import SWEEPS
 from tests.conformance.covering import (
     COVERING,
     DIVIDED_MODULES,
+    MANY_STEPS,
     PAIRED_MODULES,
     PLACED_MODULES,
     PLACEMENTS,
@@ -72,6 +73,7 @@ def test_the_lists_name_what_is_there() -> None:
         | SPLIT_MODULES
         | STREAM_MODULES
         | DIVIDED_MODULES
+        | MANY_STEPS
         | UNDIVIDED_MODULES
     )
     assert set(MODULES) >= named

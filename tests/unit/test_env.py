@@ -28,6 +28,7 @@ WRONG = [
     ("NCCLKV_RESTART", "-1", "is not a whole number of at least 0"),
     ("NCCLKV_ABORT", "off", "set one of 0, 1, or unset it"),
     ("NCCLKV_SHARE_GPU", "yes", "set one of 0, 1, or unset it"),
+    ("MXNET_UPDATE_ON_KVSTORE", "False", "is not a whole number of at least 0"),
     ("PMI_SIZE", "²", "is not a whole number of at least 0"),
     ("SLURM_PROCID", "first", "is not a whole number of at least 0"),
 ]

@@ -1,8 +1,8 @@
 """Kernels in C, from ``c/compiled.c``.
 
 `total`, `update` and `copy` return whether they have done the work.  They do nothing if an array is
-not C-contiguous, or, for arithmetic, if the arrays are not all float32 or all float64 in the
-machine's byte order; NumPy then does the work.  Arrays may lie at any address.
+not C-contiguous, or, for arithmetic, if C does not have it for the arrays' dtypes, or for another
+byte order than the machine's; NumPy then does the work.  Arrays may lie at any address.
 
 All raise TypeError for a wrong number or kind of arguments.  They raise ValueError for arrays of
 different lengths, and for a read-only array that would be written.
@@ -18,7 +18,7 @@ def total(parts: Sequence[Array], out: Array, average: bool, stream: bool, /) ->
     Parameters
     ----------
     parts : sequence of ndarray
-        At least one.
+        At least one; all float32 or all float64, as `out`.
     out : ndarray
     average : bool
         Divide the sum by the number of parts.
@@ -33,12 +33,14 @@ def update(
     states: Sequence[Array],
     scalars: Array,
     bounds: Array,
+    master: Array | None,
     /,
 ) -> bool:
     """Update weights and states by a program; parameters as of `Kernels.update`.
 
-    `bounds` are those of `Segments`.  Raises ValueError for bounds outside of the weights, for
-    scalars that are not a row of float64 for each segment, and for a program that C does not have.
+    `weights` and `gradients` of bfloat16 are given as uint16, with the same bits.  `bounds` are
+    those of `Segments`.  Raises ValueError for bounds outside of the weights, for scalars that are
+    not a row of float64 for each segment, and for a program that C does not have.
     """
 
 def copy(target: Array, source: Array, stream: bool, /) -> bool:

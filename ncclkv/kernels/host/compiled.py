@@ -39,7 +39,7 @@ STREAM_PART_BYTES = 4 * 1024
 active = BUILT and env.compiled()
 
 REAL = (np.dtype(np.float32), np.dtype(np.float64))
-"""Dtypes of the arithmetic in C."""
+"""Dtypes of the sums in C."""
 
 
 def kinds() -> str:

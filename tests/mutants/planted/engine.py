@@ -25,6 +25,7 @@ UPDATES = "ncclkv/engine/update_rule.py"
 UPDATERS = "ncclkv/store/updaters.py"
 VERIFY = "ncclkv/engine/verify.py"
 
+TRAJECTORIES = Selection("0", "threads/test_store_cases.py", "trajectories")
 _OVERLAPS = Selection("0", "threads/test_store_cases.py", "overlaps")
 
 MUTANTS = (
@@ -43,6 +44,14 @@ MUTANTS = (
         new="update(span.lo)) for span",
         why="a rank updates other elements than those of which it has the sums",
         tests=(SHARDED,),
+    ),
+    Mutant(
+        name="slice-without-its-first-element",
+        file=FUSED,
+        old="rows.cut(kernels, start + lo, start + hi)",
+        new="rows.cut(kernels, start + lo + (first + lo > 0), start + hi)",
+        why="ranks that update later parts of a bucket leave an element as it was",
+        tests=(TRAJECTORIES,),
     ),
     Mutant(
         name="rows-counted-from-the-bucket",

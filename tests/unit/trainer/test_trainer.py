@@ -114,6 +114,26 @@ def test_the_table_of_decisions(
         assert trainer.update_on_kvstore is on_store
 
 
+@pytest.mark.parametrize("text", ["", "0", "1", "2"])
+def test_the_environment_decides_where_no_argument_does(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", text)
+    cases: list[tuple[Any, bool | None, bool]] = [
+        ("threads", None, text != "0"),
+        ("threads", True, True),
+        ("threads", False, False),
+        ("local", None, False),
+        (Sums(), None, False),
+        (None, None, False),
+    ]
+    for kvstore, wanted, on_store in cases:
+        with ncclkv.Trainer(
+            {"a": np.zeros(1)}, "sgd", kvstore=kvstore, update_on_kvstore=wanted
+        ) as trainer:
+            assert trainer.update_on_kvstore is on_store
+
+
 class Sums(ncclkv.KVStoreBase):
     """Store of another package, which runs no optimizer."""
 

@@ -4,7 +4,7 @@
    from memory first.  Here a tile of the result is made in the first-level cache, and a long result
    is written with non-temporal stores.
 
-   Lengths and kinds of arguments are checked.  Arrays that are not flat float32 or float64 are no
+   Lengths and kinds of arguments are checked.  Arrays that are not flat or of another dtype are no
    error: the call does nothing and returns False, and NumPy does the work. */
 
 #define PY_SSIZE_T_CLEAN
@@ -50,6 +50,8 @@ typedef double double_any __attribute__((aligned(1), may_alias));
 
 typedef void update_function(void *weights, const void *gradients, void *const *states,
                              const double *row, size_t count);
+
+#include "narrow.h"
 
 /* A program for one number of states. */
 struct program {
@@ -143,12 +145,12 @@ static int check_count(const char *name, Py_ssize_t given, Py_ssize_t wanted)
     return -1;
 }
 
-static int check_length(const Py_buffer *array, const Py_buffer *first, const char *what)
+static int check_length(const Py_buffer *array, Py_ssize_t wanted, const char *what)
 {
-    if (array->len == first->len)
+    if (array->len == wanted)
         return 0;
     PyErr_Format(PyExc_ValueError, "%s of %zd bytes, where %zd are expected", what, array->len,
-                 first->len);
+                 wanted);
     return -1;
 }
 
@@ -163,7 +165,7 @@ static int common_real(const Py_buffer *arrays, Py_ssize_t count, const char *se
         if (real_of(&arrays[i]) != real)
             return 0;
     for (Py_ssize_t i = 1; i < count && real != 0; i++)
-        if (check_length(&arrays[i], &arrays[0], i == 1 ? second : others) < 0)
+        if (check_length(&arrays[i], arrays[0].len, i == 1 ? second : others) < 0)
             return -1;
     return real;
 }
@@ -272,38 +274,81 @@ static int check_scalars(const Py_buffer *scalars, Py_ssize_t rows, int columns)
     return -1;
 }
 
-/* Update arrays[0] by the gradients in arrays[1] and by the states, the scalars and the bounds
-   that follow. */
-static int update_of(const struct program *program, const Py_buffer *arrays)
+/* The type of a flat array of 16-bit floats: float16, or bfloat16 as words; else NULL. */
+static const struct narrow *narrow_of(const Py_buffer *array)
 {
-    const int number = 2 + program->states;
-    const int real = common_real(arrays, number, "gradients", "a state");
-    const Py_buffer *scalars = &arrays[number], *bounds = &arrays[number + 1];
-    const int64_t *bound = bounds->buf;
-    const Py_ssize_t rows = bounds->len / (Py_ssize_t)sizeof(int64_t) - 1;
-    update_function *function = real == 'f' ? program->update_float : program->update_double;
-    PyThreadState *state;
+    const char format = format_of(array);
 
-    if (real <= 0)
-        return real;
+    if (array->itemsize != sizeof(uint16_t) || !PyBuffer_IsContiguous(array, 'C'))
+        return NULL;
+    return format == 'e' ? &float16 : format == 'H' ? &bfloat16 : NULL;
+}
+
+/* Check arrays of an update of 16-bit weights.  1: they fit; 0: left to NumPy; -1: an error. */
+static int check_narrow(const Py_buffer *arrays, int number)
+{
+    if (narrow_of(&arrays[1]) != narrow_of(&arrays[0]))
+        return 0;
+    for (int i = 2; i < number; i++)
+        if (real_of(&arrays[i]) != 'f')
+            return 0;
+    if (check_length(&arrays[1], arrays[0].len, "gradients") < 0)
+        return -1;
+    for (int i = 2; i < number; i++)
+        if (check_length(&arrays[i], 2 * arrays[0].len, "a state") < 0)
+            return -1;
+    return 1;
+}
+
+/* Update segment by segment: weights, gradients, states, and the master if weights have one. */
+static void update_segments(const struct program *program, const Py_buffer *arrays, int number,
+                            const int64_t *bound, const double *row, Py_ssize_t rows)
+{
+    const struct narrow *narrow = narrow_of(&arrays[0]);
+    update_function *function = narrow != NULL || real_of(&arrays[0]) == 'f'
+                                    ? program->update_float
+                                    : program->update_double;
+    void *at[3 + MAX_STATES] = {NULL};
+
+    for (Py_ssize_t i = 0; i < rows; i++, row += program->scalars) {
+        const size_t count = (size_t)(bound[i + 1] - bound[i]);
+        for (int k = 0; k < number; k++)
+            at[k] = (char *)arrays[k].buf + bound[i] * arrays[k].itemsize;
+        if (narrow != NULL)
+            update_narrow(narrow, function, at[0], at[1], at[2 + program->states], at + 2,
+                          program->states, row, count);
+        else
+            function(at[0], at[1], at + 2, row, count);
+    }
+}
+
+/* Update by scalars, bounds, and the arrays of `update_segments`. */
+static int update_of(const struct program *program, const Py_buffer *all, int has_master)
+{
+    const Py_buffer *scalars = &all[0], *bounds = &all[1], *arrays = &all[2];
+    const Py_ssize_t rows = bounds->len / (Py_ssize_t)sizeof(int64_t) - 1;
+    const int number = 2 + program->states + has_master;
+    PyThreadState *state;
+    int fit;
+
+    if (narrow_of(&arrays[0]) != NULL)
+        fit = check_narrow(arrays, number);
+    else
+        fit = has_master ? 0 : common_real(arrays, number, "gradients", "a state");
+    if (fit <= 0)
+        return fit;
     if (check_bounds(bounds, &arrays[0]) < 0 ||
         check_scalars(scalars, rows, program->scalars) < 0)
         return -1;
     state = release_lock(arrays[0].len);
-    for (Py_ssize_t i = 0; i < rows; i++) {
-        void *at[2 + MAX_STATES];
-        for (int k = 0; k < number; k++)
-            at[k] = (char *)arrays[k].buf + bound[i] * arrays[0].itemsize;
-        function(at[0], at[1], at + 2, (const double *)scalars->buf + i * program->scalars,
-                 (size_t)(bound[i + 1] - bound[i]));
-    }
+    update_segments(program, arrays, number, bounds->buf, scalars->buf, rows);
     restore_lock(state);
     return 1;
 }
 
 static PyObject *update(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    Py_buffer all[4 + MAX_STATES];
+    Py_buffer all[5 + MAX_STATES];
     struct views views = {all, 0};
     const struct program *program;
     const char *name;
@@ -311,16 +356,16 @@ static PyObject *update(PyObject *module, PyObject *const *args, Py_ssize_t give
     int done = -1;
 
     (void)module;
-    if (check_count("update", given, 6) < 0 || (name = PyUnicode_AsUTF8(args[0])) == NULL ||
+    if (check_count("update", given, 7) < 0 || (name = PyUnicode_AsUTF8(args[0])) == NULL ||
         (states = PySequence_Tuple(args[3])) == NULL)
         return NULL;
     program = find_program(name, PyTuple_GET_SIZE(states));
-    if (program != NULL && view(&views, args[1], WRITE_NUMBERS) == 0 &&
-        view(&views, args[2], READ_NUMBERS) == 0 &&
+    if (program != NULL && view(&views, args[4], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) == 0 &&
+        view(&views, args[5], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) == 0 &&
+        view(&views, args[1], WRITE_NUMBERS) == 0 && view(&views, args[2], READ_NUMBERS) == 0 &&
         view_all(&views, states, WRITE_NUMBERS) == 0 &&
-        view(&views, args[4], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) == 0 &&
-        view(&views, args[5], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) == 0)
-        done = update_of(program, all);
+        (args[6] == Py_None || view(&views, args[6], WRITE_NUMBERS) == 0))
+        done = update_of(program, all, args[6] != Py_None);
     Py_DECREF(states);
     return outcome_of(&views, done);
 }
@@ -332,7 +377,7 @@ static int copy_of(const Py_buffer *arrays, int stream)
 
     if (!PyBuffer_IsContiguous(&arrays[0], 'C') || !PyBuffer_IsContiguous(&arrays[1], 'C'))
         return 0;
-    if (check_length(&arrays[1], &arrays[0], "a source") < 0)
+    if (check_length(&arrays[1], arrays[0].len, "a source") < 0)
         return -1;
     state = release_lock(arrays[0].len);
     if (stream)
@@ -414,7 +459,7 @@ static int check_sum(const Py_buffer *arrays, size_t number, long long rank)
         PyErr_SetString(PyExc_TypeError, "arrays that are not both flat float32 or flat float64");
         return -1;
     }
-    return check_length(&arrays[1], &arrays[0], "an array for the sum");
+    return check_length(&arrays[1], arrays[0].len, "an array for the sum");
 }
 
 static PyObject *short_sum(PyObject *module, PyObject *const *args, Py_ssize_t given)

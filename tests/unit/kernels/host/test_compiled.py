@@ -205,8 +205,9 @@ def _strided(dtype: str = "float32") -> np.ndarray:
 def test_other_arrays_are_left_to_numpy_untouched(other: np.ndarray) -> None:
     array, out = np.ones(6, np.float32), np.full(6, 7, np.float32)
     assert not compiled.total([array, other], out, False, False)
-    assert not compiled.update("sgd", out, other, (), ROW, ALL_SIX)
-    assert not compiled.update("sgd", out, array, (other,), ROW, ALL_SIX)
+    assert not compiled.update("sgd", out, other, (), ROW, ALL_SIX, None)
+    assert not compiled.update("sgd", out, array, (other,), ROW, ALL_SIX, None)
+    assert not compiled.update("sgd", out, array, (), ROW, ALL_SIX, other)
     assert out.tolist() == [7] * 6
     before = other.copy()
     assert not compiled.total([array], other, False, False) or other.dtype == np.float64
@@ -221,6 +222,7 @@ def test_a_strided_copy_is_left_to_numpy() -> None:
 
 
 SIX, FIVE = np.ones(6, np.float32), np.ones(5, np.float32)
+HALF = np.ones(6, np.float16)
 ROW, ALL_SIX = np.ones((1, 5)), np.array([0, 6])
 LOCKED = np.ones(6, np.float32)
 LOCKED.flags.writeable = False
@@ -269,15 +271,19 @@ def test_wrong_calls_raise(
         (("sgd", SIX, SIX, SIX, ROW, ALL_SIX), ValueError, "no program sgd of 6 states"),
         (("sgdd", SIX, SIX, (), ROW, ALL_SIX), ValueError, "no program sgdd of 0 states"),
         ((1, SIX, SIX, (), ROW, ALL_SIX), TypeError, "bad argument type"),
-        (("sgd", SIX), TypeError, "update takes 6 arguments, and was given 2"),
+        (("sgd", SIX), TypeError, "update takes 7 arguments, and was given 3"),
+        (("sgd", HALF, HALF[:5], (), ROW, ALL_SIX), ValueError, "gradients of 10 bytes, where 12"),
+        (("sgd", HALF, HALF, (FIVE,), ROW, ALL_SIX), ValueError, "a state of 20 bytes, where 24"),
+        (("sgd", HALF, HALF, (), ROW, np.array([0, 7])), ValueError, "not in 6 elements"),
     ],
 )
 def test_wrong_updates_raise(
     arguments: tuple[Any, ...], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        compiled.update(*arguments)
+        compiled.update(*arguments, None)
     assert (SIX == 1).all()
+    assert (HALF == 1).all()
 
 
 @pytest.mark.parametrize("setting", ["", "1", "0"])
@@ -310,9 +316,8 @@ def test_c_has_every_program() -> None:
     for program in PROGRAMS.values():
         for states in program.states:
             assert compiled.update(
-                program.name, array, array, (array,) * states, rows, np.zeros(1, np.int64)
+                program.name, array, array, (array,) * states, rows, np.zeros(1, np.int64), None
             )
+            given = array, array, (array,) * states, np.ones((1, 9)), np.zeros(1, int)
             with pytest.raises(ValueError, match=f"0 rows of {len(program.scalars)} float64"):
-                compiled.update(
-                    program.name, array, array, (array,) * states, np.ones((1, 9)), np.zeros(1, int)
-                )
+                compiled.update(program.name, *given, None)

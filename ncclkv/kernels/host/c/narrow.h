@@ -1,0 +1,131 @@
+/* Floats of 16 bits: conversions, and updates whose arithmetic is in float32.
+
+   A conversion adds and multiplies normal numbers alone, so that a processor that flushes subnormal
+   numbers to 0 converts them, too. */
+
+#include <stdint.h>
+
+typedef uint16_t uint16_any __attribute__((aligned(1), may_alias));
+
+/* Elements of a tile in float32: two tiles and the arrays' lines fit into the first-level cache. */
+enum { NARROW_TILE = 1024 };
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE uint32_t bits_of(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+INLINE float float_of(uint32_t bits)
+{
+    float x;
+
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+/* One of two numbers, without a branch: loops with branches are not vectorised. */
+INLINE uint32_t choose(int condition, uint32_t yes, uint32_t no)
+{
+    const uint32_t mask = -(uint32_t)condition;
+
+    return (yes & mask) | (no & ~mask);
+}
+
+INLINE float widen_float16(uint16_t x)
+{
+    const uint32_t sign = (uint32_t)(x & 0x8000) << 16;
+    const int32_t size = x & 0x7fff;
+    /* Exponents begin 112 lower; those of infinities and NaNs are the largest of either type. */
+    const uint32_t shift = choose(size < 0x7c00, 112u << 23, 224u << 23);
+    const uint32_t normal = ((uint32_t)size << 13) + shift;
+    const uint32_t subnormal = bits_of((float)size * 0x1p-24f);
+
+    return float_of(sign | choose(size < 0x0400, subnormal, normal));
+}
+
+/* Round to nearest, ties to even. */
+INLINE uint16_t narrow_float16(float x)
+{
+    const uint32_t sign = bits_of(x) & 0x80000000, size = bits_of(x) ^ sign;
+    const uint32_t normal = (size - (112u << 23) + 0xfff + (size >> 13 & 1)) >> 13;
+    /* The last bit of a number near 0.5 is the smallest number of 16 bits: the addition rounds. */
+    const uint32_t subnormal = bits_of(float_of(size) + 0.5f) - bits_of(0.5f);
+    const uint32_t nan = 0x7e00 | (size >> 13 & 0x3ff);
+    /* Signed, as vectors are compared. */
+    const int32_t order = (int32_t)size;
+    const uint32_t finite = choose(order < 113 << 23, subnormal, normal);
+    /* Numbers from 2^16 on; the rounding makes infinity of the largest numbers below. */
+    const uint32_t infinite = choose(order > 255 << 23, nan, 0x7c00);
+
+    return (uint16_t)(choose(order < 143 << 23, finite, infinite) | sign >> 16);
+}
+
+INLINE float widen_bfloat16(uint16_t x)
+{
+    return float_of((uint32_t)x << 16);
+}
+
+/* Round to nearest, ties to even. */
+INLINE uint16_t narrow_bfloat16(float x)
+{
+    const uint32_t bits = bits_of(x), nan = bits >> 16 | 0x40;
+    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+
+    return (uint16_t)choose((int32_t)(bits & 0x7fffffff) > 255 << 23, nan, rounded);
+}
+
+typedef void widen_function(float *to, const uint16_any *from, size_t count);
+typedef void narrow_function(uint16_any *to, const float_any *from, size_t count);
+
+#define CONVERSIONS(name)                                                                          \
+    CLONES static void widen_all_##name(float *restrict to, const uint16_any *restrict from,       \
+                                        size_t count)                                              \
+    {                                                                                              \
+        for (size_t i = 0; i < count; i++)                                                         \
+            to[i] = widen_##name(from[i]);                                                         \
+    }                                                                                              \
+    CLONES static void narrow_all_##name(uint16_any *restrict to, const float_any *restrict from,  \
+                                         size_t count)                                             \
+    {                                                                                              \
+        for (size_t i = 0; i < count; i++)                                                         \
+            to[i] = narrow_##name(from[i]);                                                        \
+    }
+
+CONVERSIONS(float16)
+CONVERSIONS(bfloat16)
+
+/* A type of 16 bits. */
+struct narrow {
+    widen_function *widen;
+    narrow_function *narrow;
+};
+
+static const struct narrow float16 = {widen_all_float16, narrow_all_float16};
+static const struct narrow bfloat16 = {widen_all_bfloat16, narrow_all_bfloat16};
+
+/* Update weights tile by tile in float32.  With a master, which is not NULL, the master is updated,
+   and the weights become its rounding. */
+static void update_narrow(const struct narrow *type, update_function *function, uint16_any *weights,
+                          const uint16_any *gradients, float_any *master, void *const *states,
+                          int number, const double *row, size_t count)
+{
+    float wide[NARROW_TILE], given[NARROW_TILE];
+    void *at[MAX_STATES];
+
+    for (size_t from = 0; from < count; from += NARROW_TILE) {
+        const size_t length = count - from < NARROW_TILE ? count - from : NARROW_TILE;
+        float_any *updated = master == NULL ? wide : master + from;
+        for (int k = 0; k < number; k++)
+            at[k] = (float_any *)states[k] + from;
+        if (master == NULL)
+            type->widen(wide, weights + from, length);
+        type->widen(given, gradients + from, length);
+        function(updated, given, at, row, length);
+        type->narrow(weights + from, updated, length);
+    }
+}
