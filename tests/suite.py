@@ -45,7 +45,7 @@ LONG = (
 ALL = ("env", f"{VARIABLE}=all")
 CASES = ("tests/ranks/test_comm_conformance.py", "tests/ranks/test_store_cases.py")
 PROGRAMS = "tests/ranks/test_programs.py"
-MODULES = "tests/ranks/test_data_parallel.py"
+MODULES = ("tests/ranks/test_data_parallel.py", "tests/ranks/test_data_parallel_join.py")
 ON_NODES = (*CASES, PROGRAMS, "tests/ranks/test_store_comm.py")
 # First the memory: communicators that the cases break on purpose keep their windows mapped.
 ON_WAYS = ("tests/ranks/test_node_memory.py", *CASES, PROGRAMS)
@@ -93,10 +93,10 @@ def suite() -> list[Run]:
         Run("hosts-work", (*pytest, "--durations=20", *HOSTS_WORK), 600, 2),
         _on_ranks(3),
         *_on_layouts(ON_NODES, CASES),
-        _on_ranks(4, but=(*CONTRACT, PROGRAMS, MODULES)),
+        _on_ranks(4, but=(*CONTRACT, PROGRAMS, *MODULES)),
         Run("harness", (*pytest, "tests/harness"), 180),
         Run("faults", (*pytest, "tests/faults"), 300),
-        _on_ranks(2, but=(*CONTRACT, PROGRAMS, MODULES)),
+        _on_ranks(2, but=(*CONTRACT, PROGRAMS, *MODULES)),
         _on_ranks(1, but=(*CONTRACT, PROGRAMS)),
         Run("doctests", (*pytest, "--doctest-modules", "ncclkv", *_without_torch()), 60),
     ]

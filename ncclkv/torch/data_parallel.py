@@ -103,7 +103,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         updater = Updater()
         kv.set_updater(updater)
         self._following = Buffers(kv, buffers, updater) if broadcast_buffers else None
-        follow_once(kv, [*parameters.values(), *([] if broadcast_buffers else buffers.values())])
+        # Before the values: ranks that wrap different modules find it by their keys.
         self._gradients = Gradients(
             kv,
             parameters,
@@ -111,7 +111,10 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
             find_unused=find_unused_parameters,
             as_view=gradient_as_view,
         )
+        follow_once(kv, [*parameters.values(), *([] if broadcast_buffers else buffers.values())])
+        self._averages = average
         self._reduces = True
+        self._is_uneven = False
         self._buffers_are_stale = False
 
     # Passes
@@ -119,7 +122,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Pass the arguments to the wrapped module, and return its result."""
         if self._buffers_are_stale and self._following is not None:
-            self._following.follow()
+            self._following.follow(uneven=self._is_uneven)
         self._buffers_are_stale = self._reduces and torch.is_grad_enabled()
         if torch.is_grad_enabled():
             self._gradients.reducing = self._reduces
@@ -148,6 +151,62 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
             yield
         finally:
             self._reduces = before
+
+    @contextmanager
+    def join(self, divide_by_initial_world_size: bool = True) -> Iterator[None]:
+        """Let ranks train on different numbers of batches in a ``with`` block, as `DDP.join`.
+
+        Ranks at the end of the block contribute zeros to the other ranks' reductions, until all
+        ranks have arrived.  All ranks leave the block with the parameters, and with
+        `broadcast_buffers` the buffers, of the rank that has made the most steps.  Of several such
+        ranks the lowest counts.
+
+        Gradients are reduced at the end of backward in the block, not while it runs.  Buffers
+        follow the lowest rank that still trains.  An exception that leaves the block breaks the
+        store.  Only one module at a time can be in such a block: put modules that train together,
+        as those of a GAN, into one module.
+
+        Parameters
+        ----------
+        divide_by_initial_world_size : bool
+            Whether averages divide by all ranks, so that each sample has the same weight.  If not,
+            averages divide by the number of ranks that still train.
+
+        Notes
+        -----
+        Optimizers of torch are on each rank: at a rank that ended early, states such as momentum
+        lack the other ranks' last steps.  For training that goes on, load the states of the rank
+        that has made all steps, or make new optimizers.
+
+        Examples
+        --------
+        >>> def work():
+        ...     model = DataParallel(torch.nn.Linear(1, 1, bias=False), "threads")
+        ...     torch.nn.init.zeros_(model.module.weight)
+        ...     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+        ...     with model.join():
+        ...         for batch in range(1 + model.kvstore.rank):
+        ...             sgd.zero_grad()
+        ...             model(torch.ones(1, 1)).sum().backward()
+        ...             sgd.step()
+        ...     model.close()
+        ...     return model.module.weight.item()
+        >>> ncclkv.testing.run_ranks(2, work)
+        [-1.5, -1.5]
+        """
+        gradients, kv = self._gradients, self.kvstore
+        before = gradients.reductions
+        with kv.uneven():
+            self._is_uneven = True
+            gradients.divides_by_all = self._averages and divide_by_initial_world_size
+            try:
+                yield
+            finally:
+                self._is_uneven = gradients.divides_by_all = False
+        made = kv.allgather(gradients.reductions - before)
+        buffers = [] if self._following is None else self.buffers()
+        follow_once(kv, [*self.parameters(), *buffers], source=int(made.argmax()))
+        self._buffers_are_stale = False  # also of ranks that have made no pass
 
     def close(self) -> None:
         """Drop what a failed backward pass has left, and close the store; collective."""

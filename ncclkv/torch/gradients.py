@@ -15,8 +15,11 @@ from ncclkv.errors import NotSupported, UsageError
 from ncclkv.store.kvstore import KVStore
 from ncclkv.torch.views import as_tensor
 
-_USED = "ncclkv.torch: parameters used"
-"""Key of the numbers of ranks that have used each parameter since the last reduction."""
+_COUNTS = "ncclkv.torch: numbers of ranks"
+"""Key of the numbers of ranks that have used each parameter since the last reduction.
+
+The last number is of all ranks that reduce.
+"""
 
 
 class Gradients:
@@ -41,6 +44,11 @@ class Gradients:
     ----------
     reducing : bool
         Whether a backward pass reduces; if not, it accumulates.
+    divides_by_all : bool
+        Whether averages divide by all ranks of the store, also by those that have ended an uneven
+        block.
+    reductions : int
+        Number of backward passes that have reduced.
     """
 
     def __init__(
@@ -52,7 +60,8 @@ class Gradients:
         find_unused: bool,
         as_view: bool,
     ) -> None:
-        self.reducing = False
+        self.reducing = self.divides_by_all = False
+        self.reductions = 0
         self._kv = kv
         self._parameters = parameters
         self._op: Any = op
@@ -60,15 +69,14 @@ class Gradients:
         self._as_view = as_view
         self._slots: dict[str, _Slot] = {}
         self._active: dict[str, _Slot] = {}
-        self._keys: list[str] = []
         self._touched: set[str] = set()
         self._pushed: set[str] = set()
         self._block: AbstractContextManager[None] | None = None
         self._skipped = kv.skipped
-        self._counts: np.ndarray[Any, Any] = np.zeros(len(parameters), np.int32)
-        if find_unused:
-            kv.init(_USED, self._counts)
         self.prepare()
+        # After the first parameters: buckets are launched in order, and this is pushed last.
+        kv.init(_COUNTS, np.zeros(len(parameters) + 1, np.int32))
+        self._counts = kv.grad_view(_COUNTS)
 
     def prepare(self) -> None:
         """Follow changes of ``requires_grad`` on all ranks; drop what an exception has left."""
@@ -84,10 +92,17 @@ class Gradients:
             parameter = self._parameters[name]
             self._slots[name] = _Slot(parameter, self._kv.grad_view(name), name)
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, name))
-        if self._find_unused:
-            self._counts = self._kv.grad_view(_USED)
         self._active = {name: self._slots[name] for name in names}
-        self._keys = [*names, _USED] if self._find_unused else names
+
+    @property
+    def _counting(self) -> bool:
+        """Return whether a reduction counts ranks."""
+        return self._find_unused or self.divides_by_all
+
+    @property
+    def _keys(self) -> list[str]:
+        """Return the keys that a reduction pushes."""
+        return [*self._active, _COUNTS] if self._counting else [*self._active]
 
     # A backward pass
 
@@ -106,6 +121,7 @@ class Gradients:
 
     def _begin(self) -> None:
         """Open the overlap block of this backward pass."""
+        self._skipped = self._kv.skipped
         block = self._kv.overlap(self._keys)
         block.__enter__()
         self._block = block
@@ -131,6 +147,7 @@ class Gradients:
         block, self._block = self._block, None
         block.__exit__(None, None, None)
         self._kv.wait(self._keys)
+        self.reductions += 1
         self._give_back(kept)
         self._touched.clear()
         self._pushed.clear()
@@ -170,17 +187,19 @@ class Gradients:
                 gradient = slot.parameter.grad
                 kept[name] = gradient.clone() if gradient is slot.tensor else gradient
             self._push(name)
-        if self._find_unused:
-            names = list(self._parameters)
-            self._counts[...] = [name in self._touched for name in names]
-            self._kv.push(_USED, self._counts)
+        if self._counting:
+            self._counts[...] = [*(name in self._touched for name in self._parameters), True]
+            self._kv.push(_COUNTS, self._counts)
         return kept
 
     def _give_back(self, kept: Mapping[str, torch.Tensor | None]) -> None:
         """Let `.grad` of each parameter hold the result."""
-        skipped, self._skipped = self._kv.skipped > self._skipped, self._kv.skipped
-        used = dict(zip(self._parameters, self._counts, strict=True))
+        skipped = self._kv.skipped > self._skipped
+        *used_by, ranks = self._counts.tolist() if self._counting else (0,)
+        used = dict(zip(self._parameters, used_by, strict=self._counting))
         for name, slot in self._active.items():
+            if self.divides_by_all:
+                slot.tensor.mul_(ranks / self._kv.num_workers)
             if skipped:  # no rank has the sums: an optimizer leaves out parameters without gradient
                 slot.parameter.grad = None
             elif name in kept and not used[name]:
