@@ -45,7 +45,11 @@ LONG = (
 ALL = ("env", f"{VARIABLE}=all")
 CASES = ("tests/ranks/test_comm_conformance.py", "tests/ranks/test_store_cases.py")
 PROGRAMS = "tests/ranks/test_programs.py"
-MODULES = ("tests/ranks/test_data_parallel.py", "tests/ranks/test_data_parallel_join.py")
+MODULES = (
+    "tests/ranks/test_data_parallel.py",
+    "tests/ranks/test_data_parallel_join.py",
+    "tests/ranks/test_data_parallel_programs.py",
+)
 ON_NODES = (*CASES, PROGRAMS, "tests/ranks/test_store_comm.py")
 # First the memory: communicators that the cases break on purpose keep their windows mapped.
 ON_WAYS = ("tests/ranks/test_node_memory.py", *CASES, PROGRAMS)

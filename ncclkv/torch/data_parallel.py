@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -66,9 +66,11 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     module: names have no prefix.
 
     All ranks make the same passes.  Forward and backward run in the thread that created the store.
-    Backward may run several times after a forward pass.  The next forward pass follows changes of
-    ``requires_grad``, which all ranks make alike.  A checkpointed part of a module needs
-    ``use_reentrant=False``.
+    Backward may run several times after a forward pass.  Backward from several outputs, in turn,
+    needs `find_unused_parameters`, for each of these passes reduces.  The next forward pass follows
+    changes of ``requires_grad``, which all ranks make alike.  A parameter that is replaced by
+    another object is no longer reduced.  A checkpointed part of a module needs
+    ``use_reentrant=False``.  ``torch.compile`` takes the wrapped module or the wrapper.
 
     Examples
     --------
@@ -244,6 +246,16 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         self.training = mode
         self.module.train(mode)
         return self
+
+    def __repr__(self) -> str:
+        return f"DataParallel({self.module!r})"
+
+    def __getstate__(self) -> NoReturn:
+        """Refuse to pickle or copy the wrapper."""
+        raise UsageError(
+            "DataParallel cannot be pickled or copied: the connections of its store belong to this "
+            "process; save or copy model.module, or its state_dict()"
+        )
 
     def _apply(self, convert: Callable[..., Any], recurse: bool = True) -> DataParallel:
         """Convert the wrapped module, as ``to`` does; refuse another dtype or device."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -88,9 +89,11 @@ class Gradients:
         new = [name for name in reversed(names) if name not in self._slots]
         if new:
             self._kv.init(new, [self._parameters[name] for name in new], op=self._op)
+            layouts = crc32(repr([self._parameters[name].stride() for name in new]).encode())
+            alike = len({*self._kv.allgather(layouts).tolist()}) == 1
         for name in new:
             parameter = self._parameters[name]
-            self._slots[name] = _Slot(parameter, self._kv.grad_view(name), name)
+            self._slots[name] = _Slot(parameter, self._kv.grad_view(name), name, alike=alike)
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, name))
         self._active = {name: self._slots[name] for name in names}
 
@@ -211,6 +214,9 @@ class Gradients:
 class _Slot:
     """A parameter and its gradient's place in a bucket.
 
+    The place has the parameter's layout, such as channels last, if it is the same on all ranks.
+    Without it torch warns, and its optimizers are slower.
+
     Attributes
     ----------
     array : ndarray
@@ -219,10 +225,15 @@ class _Slot:
         The place, as a tensor.
     """
 
-    def __init__(self, parameter: torch.nn.Parameter, array: Any, name: str) -> None:
+    def __init__(
+        self, parameter: torch.nn.Parameter, array: Any, name: str, *, alike: bool
+    ) -> None:
         self.parameter = parameter
         self.array = array
         self.tensor = as_tensor(array, parameter.dtype, f"DataParallel: parameter {name!r}")
+        strides = parameter.stride()
+        if alike and torch.empty_like(parameter).stride() == strides:  # dense, without overlaps
+            self.tensor = self.tensor.as_strided(parameter.shape, strides)
 
     def take_gradient(self, name: str, *, as_view: bool) -> None:
         """Copy `.grad` to its place, unless it is there; make `.grad` a view of it if `as_view`."""

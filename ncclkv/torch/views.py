@@ -43,6 +43,11 @@ def check_on_host(name: str, tensor: torch.Tensor) -> None:
     ------
     NotSupported, UsageError
     """
+    if torch.nn.parameter.is_lazy(tensor):
+        raise UsageError(
+            f"DataParallel: {name!r} of a lazy module has no shape yet; call the module with a "
+            f"batch before you wrap it"
+        )
     if tensor.device.type == "meta":
         raise UsageError(
             f"DataParallel: {name!r} is on torch's meta device and has no data; give the module "
