@@ -56,11 +56,10 @@ class Buffers:
         self._kv = kv
         self._names, self._tensors = list(buffers), list(buffers.values())
         self._zeros = [*map(torch.zeros_like, self._tensors)] if kv.rank else []
-        self._source = np.zeros((), np.int64)
         updater.replaced.update([*self._names, _SOURCE])
         if self._names:
             kv.init(self._names, self._tensors)
-            kv.init(_SOURCE, self._source, op="min")
+            kv.init(_SOURCE, np.int64(0), op="min")
             kv.pull(self._names, out=self._tensors)
 
     def follow(self, *, uneven: bool) -> None:
@@ -70,10 +69,11 @@ class Buffers:
         """
         if not self._names:
             return
+        source = 0
         if uneven:
-            self._kv.pushpull(_SOURCE, np.int64(self._kv.rank), out=self._source)
-        is_source = self._kv.rank == (int(self._source) if uneven else 0)
-        pushed = self._tensors if is_source else self._zeros
+            self._kv.push(_SOURCE, np.int64(self._kv.rank))
+            source = int(self._kv.pull(_SOURCE))
+        pushed = self._tensors if self._kv.rank == source else self._zeros
         self._kv.pushpull(self._names, pushed, out=self._tensors)
 
 

@@ -11,14 +11,15 @@ import torch
 import ncclkv
 from ncclkv.errors import UsageError
 from ncclkv.torch.buffers import Buffers, Updater, follow_once
+from ncclkv.torch.devices import device_of
 from ncclkv.torch.gradients import Gradients
-from ncclkv.torch.views import check_on_host
+from ncclkv.torch.views import check_tensor
 
 _UPDATES = "every rank"
 
 
 class DataParallel(torch.nn.Module):  # type: ignore[misc]
-    """A module in host memory that is trained by data parallelism, as by torch's DDP.
+    """A module that is trained by data parallelism, as by torch's DDP.
 
     Every rank wraps the same module, and passes its own part of each batch.  All parameters and
     buffers take rank 0's values first.  A backward pass averages the gradients over the ranks,
@@ -29,8 +30,9 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     module : torch.nn.Module
         At least one parameter must require a gradient.
     kvstore : str or KVStore
-        Name of a new store, or a store without keys, which then serves this module alone.  The
-        module is in host memory, so ``"dist"`` means ``"dist_sync"``.
+        Name of a new store, or a store without keys, which then serves this module alone.
+        ``"dist"`` means ``"dist_sync"`` for a module in host memory, and ``"nccl"`` for a module on
+        a GPU, which must be the store's.
     average : bool
         Whether gradients are divided by the number of ranks.  If not, set gradients to zero or None
         before each backward pass that reduces: a sum would be summed again.
@@ -56,7 +58,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     UsageError
         When no parameter requires a gradient, or `kvstore` is not a store for gradients.
     NotSupported
-        When a parameter or buffer is not a dense tensor in host memory.
+        When a parameter or buffer is not a dense tensor in host memory or on a GPU of CUDA.
     SpecMismatch
         On every rank, when ranks wrap different modules.
 
@@ -64,6 +66,9 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     -----
     ``state_dict``, ``load_state_dict``, ``named_parameters`` and the like are those of the wrapped
     module: names have no prefix.
+
+    Modules on a GPU have not run on a real GPU yet.  There, backward returns before the gradients
+    are reduced, and later work on its current stream waits for them.
 
     All ranks make the same passes.  Forward and backward run in the thread that created the store.
     Backward may run several times after a forward pass.  Backward from several outputs, in turn,
@@ -101,19 +106,24 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         parameters, buffers = _checked(module)
         self.__dict__["module"] = module  # not as a submodule, whose names would get a prefix
         self.training = module.training
-        self.kvstore = kv = _store(kvstore)
+        first = next(iter(parameters.values()))
+        self.kvstore = kv = _store(kvstore, "dist_sync" if first.device.type == "cpu" else "nccl")
         updater = Updater()
         kv.set_updater(updater)
-        self._following = Buffers(kv, buffers, updater) if broadcast_buffers else None
-        # Before the values: ranks that wrap different modules find it by their keys.
-        self._gradients = Gradients(
-            kv,
-            parameters,
-            "avg" if average else "sum",
-            find_unused=find_unused_parameters,
-            as_view=gradient_as_view,
-        )
-        follow_once(kv, [*parameters.values(), *([] if broadcast_buffers else buffers.values())])
+        self._device = device_of(kv, first)
+        with self._device.calls():
+            self._following = Buffers(kv, buffers, updater) if broadcast_buffers else None
+            # Before the values: ranks that wrap different modules find it by their keys.
+            self._gradients = Gradients(
+                kv,
+                self._device,
+                parameters,
+                "avg" if average else "sum",
+                find_unused=find_unused_parameters,
+                as_view=gradient_as_view,
+            )
+            others = [] if broadcast_buffers else buffers.values()
+            follow_once(kv, [*parameters.values(), *others])
         self._averages = average
         self._reduces = True
         self._is_uneven = False
@@ -123,12 +133,13 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Pass the arguments to the wrapped module, and return its result."""
-        if self._buffers_are_stale and self._following is not None:
-            self._following.follow(uneven=self._is_uneven)
-        self._buffers_are_stale = self._reduces and torch.is_grad_enabled()
-        if torch.is_grad_enabled():
-            self._gradients.reducing = self._reduces
-            self._gradients.prepare()
+        with self._device.calls():
+            if self._buffers_are_stale and self._following is not None:
+                self._following.follow(uneven=self._is_uneven)
+            self._buffers_are_stale = self._reduces and torch.is_grad_enabled()
+            if torch.is_grad_enabled():
+                self._gradients.reducing = self._reduces
+                self._gradients.prepare()
         return self.module(*inputs, **named)
 
     @contextmanager
@@ -205,9 +216,10 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
                 yield
             finally:
                 self._is_uneven = gradients.divides_by_all = False
-        made = kv.allgather(gradients.reductions - before)
-        buffers = [] if self._following is None else self.buffers()
-        follow_once(kv, [*self.parameters(), *buffers], source=int(made.argmax()))
+        with self._device.calls():
+            made = kv.allgather(gradients.reductions - before)
+            buffers = [] if self._following is None else self.buffers()
+            follow_once(kv, [*self.parameters(), *buffers], source=int(made.argmax()))
         self._buffers_are_stale = False  # also of ranks that have made no pass
 
     def close(self) -> None:
@@ -293,14 +305,17 @@ def _checked(
             f"it to one device"
         )
     for name, tensor in (*parameters.items(), *buffers.items()):
-        check_on_host(name, tensor)
+        check_tensor(name, tensor)
     return parameters, buffers
 
 
-def _store(kvstore: str | ncclkv.KVStore) -> ncclkv.KVStore:
-    """Return the store of a module: a new store, or the store given if it can serve."""
+def _store(kvstore: str | ncclkv.KVStore, dist: str) -> ncclkv.KVStore:
+    """Return the store of a module: a new store, or the store given if it can serve.
+
+    The name ``"dist"`` stands for `dist`.
+    """
     if isinstance(kvstore, str):
-        return ncclkv.create("dist_sync" if kvstore.lower() == "dist" else kvstore)
+        return ncclkv.create(dist if kvstore.lower() == "dist" else kvstore)
     if not isinstance(kvstore, ncclkv.KVStore):
         raise UsageError(
             f"DataParallel: kvstore is a {type(kvstore).__name__}; give a name or a store of "

@@ -14,6 +14,7 @@ from torch.autograd import Variable
 
 from ncclkv.errors import NotSupported, UsageError
 from ncclkv.store.kvstore import KVStore
+from ncclkv.torch.devices import Device
 from ncclkv.torch.views import as_tensor
 
 _COUNTS = "ncclkv.torch: numbers of ranks"
@@ -33,6 +34,7 @@ class Gradients:
     Parameters
     ----------
     kv : KVStore
+    device : Device
     parameters : mapping of str to torch.nn.Parameter
         All parameters, by name.
     op : {"avg", "sum"}
@@ -55,6 +57,7 @@ class Gradients:
     def __init__(
         self,
         kv: KVStore,
+        device: Device,
         parameters: Mapping[str, torch.nn.Parameter],
         op: str,
         *,
@@ -63,7 +66,7 @@ class Gradients:
     ) -> None:
         self.reducing = self.divides_by_all = False
         self.reductions = 0
-        self._kv = kv
+        self._kv, self._device = kv, device
         self._parameters = parameters
         self._op: Any = op
         self._find_unused = find_unused
@@ -78,6 +81,8 @@ class Gradients:
         # After the first parameters: buckets are launched in order, and this is pushed last.
         kv.init(_COUNTS, np.zeros(len(parameters) + 1, np.int32))
         self._counts = kv.grad_view(_COUNTS)
+        at = next(iter(parameters.values())).device
+        self._counted = as_tensor(self._counts, torch.int32, at, "DataParallel: the module")
 
     def prepare(self) -> None:
         """Follow changes of ``requires_grad`` on all ranks; drop what an exception has left."""
@@ -114,13 +119,14 @@ class Gradients:
         self._touched.add(name)
         if not self.reducing or name not in self._active:
             return
-        if self._block is None:
-            self._begin()
-        try:
-            self._push(name)
-        except BaseException as error:
-            self.drop(error)
-            raise
+        with self._device.hooks():
+            if self._block is None:
+                self._begin()
+            try:
+                self._push(name)
+            except BaseException as error:
+                self.drop(error)
+                raise
 
     def _begin(self) -> None:
         """Open the overlap block of this backward pass."""
@@ -139,19 +145,20 @@ class Gradients:
         self._pushed.add(name)
 
     def _end(self) -> None:
-        """End the block: all gradients are reduced then."""
+        """End the block, and give back the gradients."""
         if self._block is None:  # another exception has dropped it
             return
-        try:
-            kept = self._push_unused()
-        except BaseException as error:
-            self.drop(error)
-            raise
-        block, self._block = self._block, None
-        block.__exit__(None, None, None)
-        self._kv.wait(self._keys)
-        self.reductions += 1
-        self._give_back(kept)
+        with self._device.hooks():
+            try:
+                kept = self._push_unused()
+            except BaseException as error:
+                self.drop(error)
+                raise
+            block, self._block = self._block, None
+            block.__exit__(None, None, None)
+            self._device.complete(self._keys, _COUNTS)
+            self.reductions += 1
+            self._give_back(kept)
         self._touched.clear()
         self._pushed.clear()
 
@@ -191,14 +198,15 @@ class Gradients:
                 kept[name] = gradient.clone() if gradient is slot.tensor else gradient
             self._push(name)
         if self._counting:
-            self._counts[...] = [*(name in self._touched for name in self._parameters), True]
+            used = [*(name in self._touched for name in self._parameters), True]
+            self._counted.copy_(torch.tensor(used, dtype=torch.int32))
             self._kv.push(_COUNTS, self._counts)
         return kept
 
     def _give_back(self, kept: Mapping[str, torch.Tensor | None]) -> None:
         """Let `.grad` of each parameter hold the result."""
         skipped = self._kv.skipped > self._skipped
-        *used_by, ranks = self._counts.tolist() if self._counting else (0,)
+        *used_by, ranks = self._counted.tolist() if self._counting else (0,)
         used = dict(zip(self._parameters, used_by, strict=self._counting))
         for name, slot in self._active.items():
             if self.divides_by_all:
@@ -230,7 +238,8 @@ class _Slot:
     ) -> None:
         self.parameter = parameter
         self.array = array
-        self.tensor = as_tensor(array, parameter.dtype, f"DataParallel: parameter {name!r}")
+        what = f"DataParallel: parameter {name!r}"
+        self.tensor = as_tensor(array, parameter.dtype, parameter.device, what)
         strides = parameter.stride()
         if alike and torch.empty_like(parameter).stride() == strides:  # dense, without overlaps
             self.tensor = self.tensor.as_strided(parameter.shape, strides)
