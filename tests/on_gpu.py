@@ -88,6 +88,7 @@ _PROFILER = ("ncu", "--clock-control", "none", "--kernel-name",
              "--section", "LaunchStats", "--launch-count", "30")  # fmt: skip
 _STORE, _COMM = "tests/ranks/test_gpu_store.py", "tests/ranks/test_gpu_comm.py"
 _CAPTURE = "tests/ranks/test_gpu_capture.py"
+_MODULES = "tests/ranks/test_gpu_modules.py"
 _KERNELS = "tests/nccl/test_gpu_kernels.py"
 
 PARTS = (
@@ -106,6 +107,8 @@ PARTS = (
     _tests("captures-2", "two", 120, _CAPTURE, ranks=2),
     _tests("faults", "two", 150, "tests/nccl/test_gpu_faults.py"),
     _tests("failures-2", "two", 150, _COMM, "-k", "test_failure", ranks=2),
+    _tests("modules-2", "two", 90, _MODULES, ranks=2),
+    _tests("modules", "rest", 90, _MODULES),
     _tests("captures", "rest", 120, _CAPTURE),
     _tests("store", "rest", 300, _STORE, "-m", "not first"),
     _bench("bench", "rest", 240),

@@ -14,6 +14,7 @@ ON_GPU = (
     "tests/ranks/test_gpu_comm.py",
     "tests/ranks/test_gpu_store.py",
     "tests/ranks/test_gpu_capture.py",
+    "tests/ranks/test_gpu_modules.py",
 )
 ALONE_ON_GPU = (
     "tests/nccl/test_gpu_errors.py",
@@ -45,7 +46,11 @@ LONG = (
 ALL = ("env", f"{VARIABLE}=all")
 CASES = ("tests/ranks/test_comm_conformance.py", "tests/ranks/test_store_cases.py")
 PROGRAMS = "tests/ranks/test_programs.py"
-MODULES = "tests/ranks/test_data_parallel.py"
+MODULES = (
+    "tests/ranks/test_data_parallel.py",
+    "tests/ranks/test_data_parallel_join.py",
+    "tests/ranks/test_data_parallel_programs.py",
+)
 ON_NODES = (*CASES, PROGRAMS, "tests/ranks/test_store_comm.py")
 # First the memory: communicators that the cases break on purpose keep their windows mapped.
 ON_WAYS = ("tests/ranks/test_node_memory.py", *CASES, PROGRAMS)
@@ -93,10 +98,10 @@ def suite() -> list[Run]:
         Run("hosts-work", (*pytest, "--durations=20", *HOSTS_WORK), 600, 2),
         _on_ranks(3),
         *_on_layouts(ON_NODES, CASES),
-        _on_ranks(4, but=(*CONTRACT, PROGRAMS, MODULES)),
+        _on_ranks(4, but=(*CONTRACT, PROGRAMS, *MODULES)),
         Run("harness", (*pytest, "tests/harness"), 180),
         Run("faults", (*pytest, "tests/faults"), 300),
-        _on_ranks(2, but=(*CONTRACT, PROGRAMS, MODULES)),
+        _on_ranks(2, but=(*CONTRACT, PROGRAMS, *MODULES)),
         _on_ranks(1, but=(*CONTRACT, PROGRAMS)),
         Run("doctests", (*pytest, "--doctest-modules", "ncclkv", *_without_torch()), 60),
     ]
@@ -202,7 +207,7 @@ def emulated_few() -> list[Run]:
     """Return the part of layer 3b that takes three minutes at most."""
     pytest = (sys.executable, "-m", "pytest")
     share = ("env", "NCCLKV_SHARE_GPU=1")
-    comm, store, capture = ON_GPU
+    comm, store, capture, _ = ON_GPU  # torch finds no GPU in layer 3b
     runs = [
         Run("few-rules", (*pytest, "tests/nccl/emulated", "-k", f"not ({' or '.join(LONG)})"), 240),
         Run("few-one", (*pytest, "tests/nccl/test_gpu_errors.py", *SEVERAL_GPUS), 120),

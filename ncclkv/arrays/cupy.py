@@ -47,6 +47,15 @@ def view(x: Any, what: str, *, write: bool) -> NDArray[Any]:
 
 
 @contextmanager
+def on_torch_stream(number: int) -> Iterator[None]:
+    """Make torch's current stream of a device CuPy's, for this thread in a ``with`` block."""
+    cuda = _cupy().cuda
+    stream = sys.modules["torch"].cuda.current_stream(number)
+    with cuda.Device(number), cuda.Stream.from_external(stream):
+        yield
+
+
+@contextmanager
 def memory(what: str) -> Iterator[None]:
     """Raise `OutOfMemory` if CuPy cannot allocate memory for `what` on the current device."""
     cuda = _cupy().cuda

@@ -88,6 +88,8 @@ class Session:
         The block of a verb before its call is logged.
     owner : tuple of int
         The process and the thread that created the store.
+    deputy : tuple of int or None
+        The process and the thread that may call the store for its owner, which waits meanwhile.
     """
 
     def __init__(self, name: str, comm: Communicator, events: Events, updates: Updates) -> None:
@@ -104,6 +106,7 @@ class Session:
         self._alone = comm.size == 1
         self._prefix = f"rank {comm.rank} of {comm.size}: "
         self.owner = getpid(), get_ident()
+        self.deputy: tuple[int, int] | None = None
 
     def verb(
         self, name: str, *, allowed_inside: Collection[str] = (), raises: bool = False
@@ -147,6 +150,16 @@ class Session:
                 yield
         finally:
             self.running.verb = verb
+
+    @contextmanager
+    def deputized(self) -> Iterator[None]:
+        """Let the calling thread call the store for its owner, which must wait meanwhile."""
+        before, self.deputy = self.deputy, (getpid(), get_ident())
+        try:
+            with self.comm.lend():
+                yield
+        finally:
+            self.deputy = before
 
     # Failures
 
@@ -223,13 +236,15 @@ class Session:
     def check(self, name: str) -> None:
         """Raise `UsageError` if the store is closed, or belongs to another thread or process."""
         if self.closed or (getpid(), get_ident()) != self.owner:
-            self.refuse_call(name)
+            self.check_other(name)
 
-    def refuse_call(self, name: str) -> NoReturn:
-        """Raise the `UsageError` of a refused call: store closed, or another process or thread."""
+    def check_other(self, name: str) -> None:
+        """Raise `UsageError` if the store is closed, or unless the owner's deputy calls."""
         if self.closed:
             raise UsageError(f"{name}: the store {self._name!r} is closed; create a new one")
         created_in, process = self.owner[0], getpid()
+        if self.deputy == (process, get_ident()):
+            return
         if process != created_in:
             raise UsageError(
                 f"{name}: the store {self._name!r} was created in process {created_in}, and "
@@ -292,7 +307,7 @@ class Verb:
         session, name = self._session, self._name
         try:
             if session.closed or (getpid(), get_ident()) != self._owner:
-                session.refuse_call(name)
+                session.check_other(name)
             if self._running.verb:
                 self._running.check(name)
             if session.block and session.block not in self._allowed_inside:

@@ -43,7 +43,7 @@ class SharedVerb:
         session, thread = self._session, running()
         if self.closed:  # while this thread waited for the lock
             with session.prefixing_rank():
-                session.refuse_call(self._name)
+                session.check_other(self._name)
         found = self._verbs.get(thread)
         if found is None:
             owner = session.owner[0], get_ident()

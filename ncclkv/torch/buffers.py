@@ -1,16 +1,20 @@
-"""Buffers: tensors of a module that follow rank 0, such as the statistics of BatchNorm."""
+"""Buffers: tensors of a module that follow a rank, such as the statistics of BatchNorm."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from ncclkv.store.kvstore import KVStore
 
-_SCRATCH_ELEMENTS = 1 << 20
-"""Most elements that travel in one broadcast of tensors that have no key of their own."""
+_SCRATCH_BYTES = 1 << 22
+"""Most bytes that travel in one collective of tensors that have no key of their own."""
+
+_SOURCE = "ncclkv.torch: rank that buffers follow"
+"""Key of the lowest rank that has not ended an uneven block."""
 
 
 class Updater:
@@ -35,9 +39,9 @@ class Updater:
 
 
 class Buffers:
-    """The buffers of a module, which `follow` gives rank 0's values.
+    """The buffers of a module, which `follow` gives a rank's values.
 
-    Rank 0 pushes its values and the other ranks zeros.  The sum is a broadcast of all buffers
+    This rank pushes its values and the other ranks zeros.  The sum is a broadcast of all buffers
     in one collective a dtype, and needs no agreement of the ranks before it.
 
     Parameters
@@ -51,32 +55,56 @@ class Buffers:
     def __init__(self, kv: KVStore, buffers: Mapping[str, torch.Tensor], updater: Updater) -> None:
         self._kv = kv
         self._names, self._tensors = list(buffers), list(buffers.values())
-        self._pushed = self._tensors if kv.rank == 0 else [*map(torch.zeros_like, self._tensors)]
-        updater.replaced.update(self._names)
+        self._zeros = [*map(torch.zeros_like, self._tensors)] if kv.rank else []
+        updater.replaced.update([*self._names, _SOURCE])
         if self._names:
             kv.init(self._names, self._tensors)
+            kv.init(_SOURCE, np.int64(0), op="min")
             kv.pull(self._names, out=self._tensors)
 
-    def follow(self) -> None:
-        """Give all ranks rank 0's values."""
-        if self._names:
-            self._kv.pushpull(self._names, self._pushed, out=self._tensors)
+    def follow(self, *, uneven: bool) -> None:
+        """Give all ranks the values of the lowest rank: rank 0, unless `uneven`.
+
+        In an uneven block the lowest rank that has not ended the block takes its place.
+        """
+        if not self._names:
+            return
+        source = 0
+        if uneven:
+            self._kv.push(_SOURCE, np.int64(self._kv.rank))
+            source = int(self._kv.pull(_SOURCE))
+        pushed = self._tensors if self._kv.rank == source else self._zeros
+        self._kv.pushpull(self._names, pushed, out=self._tensors)
 
 
-def follow_once(kv: KVStore, tensors: Iterable[torch.Tensor]) -> None:
-    """Give tensors rank 0's values once, without keys of their own, which would take memory.
+def follow_once(kv: KVStore, tensors: Iterable[torch.Tensor], source: int = 0) -> None:
+    """Give tensors a rank's values once, without keys of their own, which would take memory.
 
-    All ranks pass tensors of the same shapes and dtypes, in the same order.
+    All ranks pass tensors of the same shapes and dtypes, in the same order.  The bytes of the other
+    ranks count as zeros, so the sum has the bits of the source.
     """
-    scratch: dict[torch.dtype, torch.Tensor] = {}
-    for tensor in tensors:
-        flat = tensor.detach().reshape(-1)
-        for part in flat.split(_SCRATCH_ELEMENTS):
-            if tensor.dtype not in scratch:
-                scratch[tensor.dtype] = torch.zeros(_SCRATCH_ELEMENTS, dtype=tensor.dtype)
-            whole = scratch[tensor.dtype]
-            whole[: len(part)] = part
-            kv.broadcast(f"ncclkv.torch: {tensor.dtype}", whole, out=whole)
-            part.copy_(whole[: len(part)])
+    flats = [(each.detach(), each.detach().reshape(-1)) for each in tensors]
+    for group in _groups(flat.view(torch.uint8) for _, flat in flats):
+        sent = torch.cat(group)
+        if kv.rank != source:
+            sent.zero_()
+        kv.allreduce(sent, out=sent)
+        for part, value in zip(group, sent.split([*map(len, group)]), strict=True):
+            part.copy_(value)
+    for tensor, flat in flats:
         if flat.data_ptr() != tensor.data_ptr():  # a copy, since the tensor is not contiguous
-            tensor.detach().copy_(flat.view_as(tensor))
+            tensor.copy_(flat.view_as(tensor))
+
+
+def _groups(arrays: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Split arrays of bytes into parts, and return groups of these that travel together."""
+    group: list[torch.Tensor] = []
+    room = _SCRATCH_BYTES
+    for part in (part for each in arrays for part in each.split(_SCRATCH_BYTES)):
+        if len(part) > room:
+            yield group
+            group, room = [], _SCRATCH_BYTES
+        group.append(part)
+        room -= len(part)
+    if group:
+        yield group

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 import ncclkv
 from ncclkv.errors import UsageError
 from ncclkv.torch.buffers import Buffers, Updater, follow_once
+from ncclkv.torch.devices import device_of
 from ncclkv.torch.gradients import Gradients
-from ncclkv.torch.views import check_on_host
+from ncclkv.torch.views import check_tensor
 
 _UPDATES = "every rank"
 
 
 class DataParallel(torch.nn.Module):  # type: ignore[misc]
-    """A module in host memory that is trained by data parallelism, as by torch's DDP.
+    """A module that is trained by data parallelism, as by torch's DDP.
 
     Every rank wraps the same module, and passes its own part of each batch.  All parameters and
     buffers take rank 0's values first.  A backward pass averages the gradients over the ranks,
@@ -29,8 +30,9 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     module : torch.nn.Module
         At least one parameter must require a gradient.
     kvstore : str or KVStore
-        Name of a new store, or a store without keys, which then serves this module alone.  The
-        module is in host memory, so ``"dist"`` means ``"dist_sync"``.
+        Name of a new store, or a store without keys, which then serves this module alone.
+        ``"dist"`` means ``"dist_sync"`` for a module in host memory, and ``"nccl"`` for a module on
+        a GPU, which must be the store's.
     average : bool
         Whether gradients are divided by the number of ranks.  If not, set gradients to zero or None
         before each backward pass that reduces: a sum would be summed again.
@@ -56,7 +58,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     UsageError
         When no parameter requires a gradient, or `kvstore` is not a store for gradients.
     NotSupported
-        When a parameter or buffer is not a dense tensor in host memory.
+        When a parameter or buffer is not a dense tensor in host memory or on a GPU of CUDA.
     SpecMismatch
         On every rank, when ranks wrap different modules.
 
@@ -65,10 +67,15 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     ``state_dict``, ``load_state_dict``, ``named_parameters`` and the like are those of the wrapped
     module: names have no prefix.
 
+    Modules on a GPU have not run on a real GPU yet.  There, backward returns before the gradients
+    are reduced, and later work on its current stream waits for them.
+
     All ranks make the same passes.  Forward and backward run in the thread that created the store.
-    Backward may run several times after a forward pass.  The next forward pass follows changes of
-    ``requires_grad``, which all ranks make alike.  A checkpointed part of a module needs
-    ``use_reentrant=False``.
+    Backward may run several times after a forward pass.  Backward from several outputs, in turn,
+    needs `find_unused_parameters`, for each of these passes reduces.  The next forward pass follows
+    changes of ``requires_grad``, which all ranks make alike.  A parameter that is replaced by
+    another object is no longer reduced.  A checkpointed part of a module needs
+    ``use_reentrant=False``.  ``torch.compile`` takes the wrapped module or the wrapper.
 
     Examples
     --------
@@ -99,31 +106,40 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         parameters, buffers = _checked(module)
         self.__dict__["module"] = module  # not as a submodule, whose names would get a prefix
         self.training = module.training
-        self.kvstore = kv = _store(kvstore)
+        first = next(iter(parameters.values()))
+        self.kvstore = kv = _store(kvstore, "dist_sync" if first.device.type == "cpu" else "nccl")
         updater = Updater()
         kv.set_updater(updater)
-        self._following = Buffers(kv, buffers, updater) if broadcast_buffers else None
-        follow_once(kv, [*parameters.values(), *([] if broadcast_buffers else buffers.values())])
-        self._gradients = Gradients(
-            kv,
-            parameters,
-            "avg" if average else "sum",
-            find_unused=find_unused_parameters,
-            as_view=gradient_as_view,
-        )
+        self._device = device_of(kv, first)
+        with self._device.calls():
+            self._following = Buffers(kv, buffers, updater) if broadcast_buffers else None
+            # Before the values: ranks that wrap different modules find it by their keys.
+            self._gradients = Gradients(
+                kv,
+                self._device,
+                parameters,
+                "avg" if average else "sum",
+                find_unused=find_unused_parameters,
+                as_view=gradient_as_view,
+            )
+            others = [] if broadcast_buffers else buffers.values()
+            follow_once(kv, [*parameters.values(), *others])
+        self._averages = average
         self._reduces = True
+        self._is_uneven = False
         self._buffers_are_stale = False
 
     # Passes
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Pass the arguments to the wrapped module, and return its result."""
-        if self._buffers_are_stale and self._following is not None:
-            self._following.follow()
-        self._buffers_are_stale = self._reduces and torch.is_grad_enabled()
-        if torch.is_grad_enabled():
-            self._gradients.reducing = self._reduces
-            self._gradients.prepare()
+        with self._device.calls():
+            if self._buffers_are_stale and self._following is not None:
+                self._following.follow(uneven=self._is_uneven)
+            self._buffers_are_stale = self._reduces and torch.is_grad_enabled()
+            if torch.is_grad_enabled():
+                self._gradients.reducing = self._reduces
+                self._gradients.prepare()
         return self.module(*inputs, **named)
 
     @contextmanager
@@ -148,6 +164,63 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
             yield
         finally:
             self._reduces = before
+
+    @contextmanager
+    def join(self, divide_by_initial_world_size: bool = True) -> Iterator[None]:
+        """Let ranks train on different numbers of batches in a ``with`` block, as `DDP.join`.
+
+        Ranks at the end of the block contribute zeros to the other ranks' reductions, until all
+        ranks have arrived.  All ranks leave the block with the parameters, and with
+        `broadcast_buffers` the buffers, of the rank that has made the most steps.  Of several such
+        ranks the lowest counts.
+
+        Gradients are reduced at the end of backward in the block, not while it runs.  Buffers
+        follow the lowest rank that still trains.  An exception that leaves the block breaks the
+        store.  Only one module at a time can be in such a block: put modules that train together,
+        as those of a GAN, into one module.
+
+        Parameters
+        ----------
+        divide_by_initial_world_size : bool
+            Whether averages divide by all ranks, so that each sample has the same weight.  If not,
+            averages divide by the number of ranks that still train.
+
+        Notes
+        -----
+        Optimizers of torch are on each rank: at a rank that ended early, states such as momentum
+        lack the other ranks' last steps.  For training that goes on, load the states of the rank
+        that has made all steps, or make new optimizers.
+
+        Examples
+        --------
+        >>> def work():
+        ...     model = DataParallel(torch.nn.Linear(1, 1, bias=False), "threads")
+        ...     torch.nn.init.zeros_(model.module.weight)
+        ...     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+        ...     with model.join():
+        ...         for batch in range(1 + model.kvstore.rank):
+        ...             sgd.zero_grad()
+        ...             model(torch.ones(1, 1)).sum().backward()
+        ...             sgd.step()
+        ...     model.close()
+        ...     return model.module.weight.item()
+        >>> ncclkv.testing.run_ranks(2, work)
+        [-1.5, -1.5]
+        """
+        gradients, kv = self._gradients, self.kvstore
+        before = gradients.reductions
+        with kv.uneven():
+            self._is_uneven = True
+            gradients.divides_by_all = self._averages and divide_by_initial_world_size
+            try:
+                yield
+            finally:
+                self._is_uneven = gradients.divides_by_all = False
+        with self._device.calls():
+            made = kv.allgather(gradients.reductions - before)
+            buffers = [] if self._following is None else self.buffers()
+            follow_once(kv, [*self.parameters(), *buffers], source=int(made.argmax()))
+        self._buffers_are_stale = False  # also of ranks that have made no pass
 
     def close(self) -> None:
         """Drop what a failed backward pass has left, and close the store; collective."""
@@ -186,6 +259,16 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         self.module.train(mode)
         return self
 
+    def __repr__(self) -> str:
+        return f"DataParallel({self.module!r})"
+
+    def __getstate__(self) -> NoReturn:
+        """Refuse to pickle or copy the wrapper."""
+        raise UsageError(
+            "DataParallel cannot be pickled or copied: the connections of its store belong to this "
+            "process; save or copy model.module, or its state_dict()"
+        )
+
     def _apply(self, convert: Callable[..., Any], recurse: bool = True) -> DataParallel:
         """Convert the wrapped module, as ``to`` does; refuse another dtype or device."""
         for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
@@ -222,14 +305,17 @@ def _checked(
             f"it to one device"
         )
     for name, tensor in (*parameters.items(), *buffers.items()):
-        check_on_host(name, tensor)
+        check_tensor(name, tensor)
     return parameters, buffers
 
 
-def _store(kvstore: str | ncclkv.KVStore) -> ncclkv.KVStore:
-    """Return the store of a module: a new store, or the store given if it can serve."""
+def _store(kvstore: str | ncclkv.KVStore, dist: str) -> ncclkv.KVStore:
+    """Return the store of a module: a new store, or the store given if it can serve.
+
+    The name ``"dist"`` stands for `dist`.
+    """
     if isinstance(kvstore, str):
-        return ncclkv.create("dist_sync" if kvstore.lower() == "dist" else kvstore)
+        return ncclkv.create(dist if kvstore.lower() == "dist" else kvstore)
     if not isinstance(kvstore, ncclkv.KVStore):
         raise UsageError(
             f"DataParallel: kvstore is a {type(kvstore).__name__}; give a name or a store of "

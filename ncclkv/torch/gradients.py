@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -13,10 +14,14 @@ from torch.autograd import Variable
 
 from ncclkv.errors import NotSupported, UsageError
 from ncclkv.store.kvstore import KVStore
+from ncclkv.torch.devices import Device
 from ncclkv.torch.views import as_tensor
 
-_USED = "ncclkv.torch: parameters used"
-"""Key of the numbers of ranks that have used each parameter since the last reduction."""
+_COUNTS = "ncclkv.torch: numbers of ranks"
+"""Key of the numbers of ranks that have used each parameter since the last reduction.
+
+The last number is of all ranks that reduce.
+"""
 
 
 class Gradients:
@@ -29,6 +34,7 @@ class Gradients:
     Parameters
     ----------
     kv : KVStore
+    device : Device
     parameters : mapping of str to torch.nn.Parameter
         All parameters, by name.
     op : {"avg", "sum"}
@@ -41,34 +47,42 @@ class Gradients:
     ----------
     reducing : bool
         Whether a backward pass reduces; if not, it accumulates.
+    divides_by_all : bool
+        Whether averages divide by all ranks of the store, also by those that have ended an uneven
+        block.
+    reductions : int
+        Number of backward passes that have reduced.
     """
 
     def __init__(
         self,
         kv: KVStore,
+        device: Device,
         parameters: Mapping[str, torch.nn.Parameter],
         op: str,
         *,
         find_unused: bool,
         as_view: bool,
     ) -> None:
-        self.reducing = False
-        self._kv = kv
+        self.reducing = self.divides_by_all = False
+        self.reductions = 0
+        self._kv, self._device = kv, device
         self._parameters = parameters
         self._op: Any = op
         self._find_unused = find_unused
         self._as_view = as_view
         self._slots: dict[str, _Slot] = {}
         self._active: dict[str, _Slot] = {}
-        self._keys: list[str] = []
         self._touched: set[str] = set()
         self._pushed: set[str] = set()
         self._block: AbstractContextManager[None] | None = None
         self._skipped = kv.skipped
-        self._counts: np.ndarray[Any, Any] = np.zeros(len(parameters), np.int32)
-        if find_unused:
-            kv.init(_USED, self._counts)
         self.prepare()
+        # After the first parameters: buckets are launched in order, and this is pushed last.
+        kv.init(_COUNTS, np.zeros(len(parameters) + 1, np.int32))
+        self._counts = kv.grad_view(_COUNTS)
+        at = next(iter(parameters.values())).device
+        self._counted = as_tensor(self._counts, torch.int32, at, "DataParallel: the module")
 
     def prepare(self) -> None:
         """Follow changes of ``requires_grad`` on all ranks; drop what an exception has left."""
@@ -80,14 +94,23 @@ class Gradients:
         new = [name for name in reversed(names) if name not in self._slots]
         if new:
             self._kv.init(new, [self._parameters[name] for name in new], op=self._op)
+            layouts = crc32(repr([self._parameters[name].stride() for name in new]).encode())
+            alike = len({*self._kv.allgather(layouts).tolist()}) == 1
         for name in new:
             parameter = self._parameters[name]
-            self._slots[name] = _Slot(parameter, self._kv.grad_view(name), name)
+            self._slots[name] = _Slot(parameter, self._kv.grad_view(name), name, alike=alike)
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, name))
-        if self._find_unused:
-            self._counts = self._kv.grad_view(_USED)
         self._active = {name: self._slots[name] for name in names}
-        self._keys = [*names, _USED] if self._find_unused else names
+
+    @property
+    def _counting(self) -> bool:
+        """Return whether a reduction counts ranks."""
+        return self._find_unused or self.divides_by_all
+
+    @property
+    def _keys(self) -> list[str]:
+        """Return the keys that a reduction pushes."""
+        return [*self._active, _COUNTS] if self._counting else [*self._active]
 
     # A backward pass
 
@@ -96,16 +119,18 @@ class Gradients:
         self._touched.add(name)
         if not self.reducing or name not in self._active:
             return
-        if self._block is None:
-            self._begin()
-        try:
-            self._push(name)
-        except BaseException as error:
-            self.drop(error)
-            raise
+        with self._device.hooks():
+            if self._block is None:
+                self._begin()
+            try:
+                self._push(name)
+            except BaseException as error:
+                self.drop(error)
+                raise
 
     def _begin(self) -> None:
         """Open the overlap block of this backward pass."""
+        self._skipped = self._kv.skipped
         block = self._kv.overlap(self._keys)
         block.__enter__()
         self._block = block
@@ -120,18 +145,20 @@ class Gradients:
         self._pushed.add(name)
 
     def _end(self) -> None:
-        """End the block: all gradients are reduced then."""
+        """End the block, and give back the gradients."""
         if self._block is None:  # another exception has dropped it
             return
-        try:
-            kept = self._push_unused()
-        except BaseException as error:
-            self.drop(error)
-            raise
-        block, self._block = self._block, None
-        block.__exit__(None, None, None)
-        self._kv.wait(self._keys)
-        self._give_back(kept)
+        with self._device.hooks():
+            try:
+                kept = self._push_unused()
+            except BaseException as error:
+                self.drop(error)
+                raise
+            block, self._block = self._block, None
+            block.__exit__(None, None, None)
+            self._device.complete(self._keys, _COUNTS)
+            self.reductions += 1
+            self._give_back(kept)
         self._touched.clear()
         self._pushed.clear()
 
@@ -170,17 +197,20 @@ class Gradients:
                 gradient = slot.parameter.grad
                 kept[name] = gradient.clone() if gradient is slot.tensor else gradient
             self._push(name)
-        if self._find_unused:
-            names = list(self._parameters)
-            self._counts[...] = [name in self._touched for name in names]
-            self._kv.push(_USED, self._counts)
+        if self._counting:
+            used = [*(name in self._touched for name in self._parameters), True]
+            self._counted.copy_(torch.tensor(used, dtype=torch.int32))
+            self._kv.push(_COUNTS, self._counts)
         return kept
 
     def _give_back(self, kept: Mapping[str, torch.Tensor | None]) -> None:
         """Let `.grad` of each parameter hold the result."""
-        skipped, self._skipped = self._kv.skipped > self._skipped, self._kv.skipped
-        used = dict(zip(self._parameters, self._counts, strict=True))
+        skipped = self._kv.skipped > self._skipped
+        *used_by, ranks = self._counted.tolist() if self._counting else (0,)
+        used = dict(zip(self._parameters, used_by, strict=self._counting))
         for name, slot in self._active.items():
+            if self.divides_by_all:
+                slot.tensor.mul_(ranks / self._kv.num_workers)
             if skipped:  # no rank has the sums: an optimizer leaves out parameters without gradient
                 slot.parameter.grad = None
             elif name in kept and not used[name]:
@@ -192,6 +222,9 @@ class Gradients:
 class _Slot:
     """A parameter and its gradient's place in a bucket.
 
+    The place has the parameter's layout, such as channels last, if it is the same on all ranks.
+    Without it torch warns, and its optimizers are slower.
+
     Attributes
     ----------
     array : ndarray
@@ -200,10 +233,16 @@ class _Slot:
         The place, as a tensor.
     """
 
-    def __init__(self, parameter: torch.nn.Parameter, array: Any, name: str) -> None:
+    def __init__(
+        self, parameter: torch.nn.Parameter, array: Any, name: str, *, alike: bool
+    ) -> None:
         self.parameter = parameter
         self.array = array
-        self.tensor = as_tensor(array, parameter.dtype, f"DataParallel: parameter {name!r}")
+        what = f"DataParallel: parameter {name!r}"
+        self.tensor = as_tensor(array, parameter.dtype, parameter.device, what)
+        strides = parameter.stride()
+        if alike and torch.empty_like(parameter).stride() == strides:  # dense, without overlaps
+            self.tensor = self.tensor.as_strided(parameter.shape, strides)
 
     def take_gradient(self, name: str, *, as_view: bool) -> None:
         """Copy `.grad` to its place, unless it is there; make `.grad` a view of it if `as_view`."""

@@ -2,111 +2,32 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from mpi4py import MPI
 
-import ncclkv
 from ncclkv.engine.events import Instrument
-from ncclkv.errors import OrderMismatch, UsageError
+from ncclkv.errors import OrderMismatch, SpecMismatch, UsageError
 from tests.harness.context import context_of
+from tests.harness.modules import (
+    MEAN_RANK,
+    RANK,
+    SIZE,
+    Branches,
+    Network,
+    Wrap,
+    gradient,
+    linear,
+    trained,
+)
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torch import nn  # noqa: E402
 
-from ncclkv.torch import DataParallel  # noqa: E402
-
 WORLD = MPI.COMM_WORLD
-RANK, SIZE = WORLD.rank, WORLD.size
-MEAN_RANK = sum(range(SIZE)) / SIZE
-
-Wrap = Callable[..., Any]
-
-
-@pytest.fixture
-def wrap() -> Iterator[Wrap]:
-    """Return a function that wraps a module; the stores are closed at the end of the test."""
-    models = []
-
-    def wrapped(module: Any, **options: Any) -> Any:
-        kv = ncclkv.create("dist_sync", bucket_bytes=options.pop("bucket_bytes", 4096), timeout=20)
-        models.append(DataParallel(module, kv, **options))
-        return models[-1]
-
-    yield wrapped
-    for model in models:
-        model.close()
-
-
-@pytest.fixture(scope="module")
-def gloo() -> Iterator[None]:
-    """Make torch's group of all ranks, for DDP."""
-    path = WORLD.bcast(tempfile.mktemp(prefix="ncclkv-gloo-"))  # made by torch
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{path}", rank=RANK, world_size=SIZE
-    )
-    yield
-    torch.distributed.destroy_process_group()
-
-
-def linear(value: float, dtype: Any = torch.float64) -> Any:
-    """Return a layer of two inputs and one output whose weights are `value`."""
-    layer = nn.Linear(2, 1, bias=False, dtype=dtype)
-    nn.init.constant_(layer.weight, value)
-    return layer
-
-
-def gradient(parameter: Any) -> list[float]:
-    return parameter.grad.reshape(-1).tolist()
-
-
-class Network(nn.Module):
-    """A small network with convolutions, BatchNorm and linear layers."""
-
-    def __init__(self, dtype: Any) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            # No biases before BatchNorm: their gradients are rounding errors alone, which Adam
-            # scales to full steps.
-            nn.Conv2d(1, 4, 3, padding=1, bias=False, dtype=dtype),
-            nn.BatchNorm2d(4, dtype=dtype),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(64, 32, bias=False, dtype=dtype),
-            nn.BatchNorm1d(32, dtype=dtype),
-            nn.Tanh(),
-        )
-        self.head = nn.Linear(32, 3, dtype=dtype)
-
-    def forward(self, x: Any) -> Any:
-        return self.head(self.body(x))
-
-
-def trained(model: Any, steps: int, dtype: Any, optimizer: Any) -> dict[str, Any]:
-    """Train on this rank's batches, with accumulation in some steps; return the final state."""
-    random = torch.Generator().manual_seed(17 + RANK)
-    for step in range(steps):
-        for micro in range(2 if step % 3 == 1 else 1):
-            x = torch.randn(5, 1, 4, 4, generator=random, dtype=dtype)
-            y = torch.randint(3, (5,), generator=random)
-            if step % 3 == 1 and micro == 0:
-                with model.no_sync():
-                    nn.functional.cross_entropy(model(x), y).backward()
-            else:
-                nn.functional.cross_entropy(model(x), y).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=step % 2 == 0)
-    return {
-        name.removeprefix("module."): value.clone() for name, value in model.state_dict().items()
-    }
 
 
 @pytest.mark.parametrize(
@@ -137,6 +58,14 @@ def test_a_training_run_equals_that_of_ddp(
             torch.testing.assert_close(got, expected, rtol=10 * tolerance, atol=10 * tolerance)
         else:
             torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.skipif(SIZE == 1, reason="one rank differs from no other")
+@pytest.mark.parametrize("widths", [(2, 3), (2,)], ids=["shapes", "number"])
+def test_ranks_that_wrap_different_modules(wrap: Wrap, widths: tuple[int, ...]) -> None:
+    layers = [nn.Linear(2, width) for width in (widths if RANK else (2, 2))]
+    with pytest.raises(SpecMismatch, match="the ranks disagree at init: .*'1.bias'"):
+        wrap(nn.Sequential(*layers))
 
 
 def test_parameters_and_buffers_take_rank_0s_values(wrap: Wrap) -> None:
@@ -205,17 +134,6 @@ def test_no_sync_accumulates(wrap: Wrap, as_view: bool) -> None:
         assert gradient(model.module.weight) == [3 * RANK + 6.0] * 2
         model(torch.full((1, 2), 4.0 * RANK, dtype=torch.float64)).sum().backward()
         assert gradient(model.module.weight) == pytest.approx([7 * MEAN_RANK + 6] * 2)
-
-
-class Branches(nn.Module):
-    """Layers of which a pass uses some."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(linear(1.0) for _ in range(4))
-
-    def forward(self, x: Any, chosen: list[int]) -> Any:
-        return sum(self.layers[number](x) for number in chosen)
 
 
 @pytest.mark.parametrize("as_view", [True, False])
@@ -373,9 +291,10 @@ class Launched(Instrument):
         self.count += 1
 
 
-def test_reductions_start_while_backward_runs(wrap: Wrap) -> None:
+@pytest.mark.parametrize("find_unused", [False, True])
+def test_reductions_start_while_backward_runs(wrap: Wrap, find_unused: bool) -> None:
     layers = [nn.Linear(64, 64, bias=False) for _ in range(6)]
-    model = wrap(nn.Sequential(*layers), bucket_bytes=0)
+    model = wrap(nn.Sequential(*layers), bucket_bytes=0, find_unused_parameters=find_unused)
     launched, counts = Launched(), []
     context_of(model.kvstore).engine.events.add(launched)
     for layer in layers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 import sys
 import threading
@@ -48,6 +49,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "no parameters": (nn.ReLU, UsageError, "no parameter of ReLU requires a gradient"),
     "two devices": (on_two_devices, UsageError, "several devices, cpu, meta; move it to one"),
     "no data": (lambda: nn.Linear(2, 1, device="meta"), UsageError, "'weight' is on torch's meta"),
+    "no shape": (lambda: nn.LazyLinear(1), UsageError, "'weight' of a lazy module has no shape"),
     "sparse": (sparse_buffer, NotSupported, "the layout of 'mask' is torch.sparse_coo"),
 }
 
@@ -111,8 +113,9 @@ def test_conversions_that_keep_dtype_and_device_are_allowed(model: Any) -> None:
 
 
 def test_a_copy_of_the_wrapper_is_refused(model: Any) -> None:
-    with pytest.raises(UsageError, match="cannot be pickled or copied"):
-        copy.deepcopy(model)
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(UsageError, match=r"cannot be pickled or copied.*model\.module"):
+            make(model)
     assert copy.deepcopy(model.module).weight.tolist() == model.module.weight.tolist()
 
 
@@ -120,6 +123,22 @@ def test_a_copy_of_the_wrapper_is_refused(model: Any) -> None:
 def test_a_gradient_of_a_gradient_leaves_grad_without_a_graph(model: Any) -> None:
     model(torch.ones(1, 2)).square().sum().backward(create_graph=True)
     assert not model.module.weight.grad.requires_grad
+
+
+def test_the_text_of_a_wrapper_shows_the_module(model: Any) -> None:
+    assert repr(model) == f"DataParallel({model.module})"
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_compiled_modules(inside: bool) -> None:
+    compiled = torch.compile if inside else lambda module, **_: module
+    model = DataParallel(compiled(nn.Linear(2, 1, bias=False), backend="eager"), "local")
+    call = model if inside else torch.compile(model, backend="eager")
+    for _ in range(2):
+        model.zero_grad()
+        call(torch.ones(1, 2)).sum().backward()
+        assert next(model.parameters()).grad.tolist() == [[1, 1]]
+    model.close()
 
 
 def test_autograd_grad_pushes_nothing(model: Any) -> None:
