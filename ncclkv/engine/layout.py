@@ -86,9 +86,8 @@ class Layout:
         """Give every pending key a slot in a new bucket; slots never move afterwards."""
         if self.sealed:
             return
-        specs = [spec for spec in self.registry if spec.key in self.pending]
-        buckets = self.buckets_of(specs)
-        plan = self._plan([*(state.bucket for state in self.states), *buckets])[len(self.states) :]
+        every = self.buckets_with(())
+        buckets, plan = every[len(self.states) :], self._plan(every)[len(self.states) :]
         # Nothing is recorded before all is allocated: a MemoryError leaves the layout unchanged.
         with self._comm.rolling_back_node_shared():
             states = [self._state(bucket, to) for bucket, to in zip(buckets, plan, strict=True)]
@@ -110,6 +109,11 @@ class Layout:
     def buckets_of(self, specs: Iterable[KeySpec]) -> list[Bucket]:
         """Return the buckets that keys without slots, in registry order, would get now."""
         return make_buckets(specs, self.sizing.bucket_bytes, len(self.states), self.multiple)
+
+    def buckets_with(self, specs: Iterable[KeySpec]) -> list[Bucket]:
+        """Return all buckets as they will be, if new keys are added and the layout is sealed."""
+        pending = [spec for spec in self.registry if spec.key in self.pending]
+        return [*(state.bucket for state in self.states), *self.buckets_of([*pending, *specs])]
 
     def seal_on_all(self, verb: str, sealed: Sequence[bool]) -> None:
         """Seal the layout if it is sealed on any rank; collective.

@@ -36,6 +36,13 @@ def test_at_every_call_to_the_system() -> None:
 
 
 @pytest.mark.limit(200)
+def test_while_two_ranks_write() -> None:
+    kills = said("parallel", seconds=180)
+    assert len(kills) == 2
+    assert all(count >= 20 for count in kills), kills
+
+
+@pytest.mark.limit(200)
 def test_at_any_moment() -> None:
     kills = examples(200)
     (under_way,) = said("moments", str(kills), seconds=180)
