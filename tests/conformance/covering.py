@@ -3,9 +3,10 @@
 Every store case runs on one rank, on 3 threads, on 2 or 3 processes, and on 2 or 3 stand-ins.
 On other layouts the modules run in which the layout makes a difference, and a few cases of all
 others.  With an updater on rank 0, or on owners, the modules run in which the placement makes a
-difference; the modules of owners run on one layout of each kind.  Long
-communicator cases run on one layout of each kind.  ``NCCLKV_TEST_CASES=all`` runs each case
-everywhere.  ``python -m tests.mutants`` shows that no planted fault escapes the covering set.
+difference; the modules of owners run on one layout of each kind.  Long communicator cases run on
+one layout of each kind, and cases that need torch on one layout of processes.
+``NCCLKV_TEST_CASES=all`` runs each case everywhere.  ``python -m tests.mutants`` shows that no
+planted fault escapes the covering set.
 """
 
 from __future__ import annotations
@@ -143,6 +144,12 @@ COVERING: dict[str, tuple[frozenset[str], frozenset[str], frozenset[str]]] = {
 }
 """Modules that run on each layout: with an updater on every rank, on rank 0 alone, on owners."""
 
+IN_ONE_PROCESS = ("solo", "threads", "stand-in")
+"""Layouts whose ranks are one process."""
+
+PROCESSES_WITH_TORCH = "ranks-3"
+"""Layout of processes with the cases that need torch: each process takes a second to import it."""
+
 
 def covers(case: Case, layout: str, size: int, update_on: str) -> bool:
     """Return whether a case runs on `size` ranks of a layout, such as ``threads``."""
@@ -150,11 +157,14 @@ def covers(case: Case, layout: str, size: int, update_on: str) -> bool:
         return False
     if complete():
         return True
-    modules = WHOLE if size > 4 else COVERING.get(f"{layout}-{size}", FEW)
+    where = f"{layout}-{size}"
+    if case.needs == "torch" and layout not in IN_ONE_PROCESS and size <= 4:
+        return where == PROCESSES_WITH_TORCH and update_on == "every_rank"
+    modules = WHOLE if size > 4 else COVERING.get(where, FEW)
     module = case.name.partition(".")[0]
     if module in modules[PLACEMENTS.index(update_on)]:
         return True
-    return update_on == "every_rank" and case.name in FIRST and case.needs != "torch"
+    return update_on == "every_rank" and case.name in FIRST
 
 
 def chosen(layout: str, *sizes: int) -> list[Any]:

@@ -56,12 +56,21 @@ def test_every_case_runs_on_each_kind_of_ranks(layout: str, sizes: tuple[int, ..
 
 
 def test_every_layout_runs_the_first_cases() -> None:
-    """Torch takes seconds to import, and runs on 2 processes."""
     few = {case.name for case in CASES if case.name in FIRST and case.needs != "torch"}
     for where in (*COVERING, "halves-3", "plain-3", "hosts-3"):
         layout, _, size = where.rpartition("-")
         fitting = {case.name for case in CASES if case.fits(int(size))}
         assert names(layout, int(size)) >= few & fitting, where
+
+
+def test_torch_is_imported_on_one_layout_of_processes() -> None:
+    torch = {case.name for case in CASES if case.needs == "torch"}
+    found = {
+        where: names(*where) & torch
+        for where in (("ranks", 1), ("ranks", 2), ("ranks", 3), ("ranks", 4), ("nodes", 3))
+    }
+    assert {where for where, some in found.items() if some} == {("ranks", 3)}
+    assert found["ranks", 3] == torch
 
 
 def test_the_lists_name_what_is_there() -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.extent import some_or_all
-from tests.harness.job import start
-from tests.jobs.conftest import ROOT
+from tests.jobs.conftest import ROOT, Job
 
 pytest.importorskip("sklearn", reason="scikit-learn is absent; the extra `train` installs it")
 pytest.importorskip("tqdm", reason="tqdm is absent; the extra `train` installs it")
@@ -32,20 +31,19 @@ def losses(output: str) -> list[float]:
     ("ranks", "dtype"),
     some_or_all([(2, "float64")], [*itertools.product((1, 2, 3, 4), TOLERANCES)]),
 )
-def test_losses_are_those_of_ddp(ranks: int, dtype: str, tmp_path: Path) -> None:
+def test_losses_are_those_of_ddp(job: Job, ranks: int, dtype: str, tmp_path: Path) -> None:
     image = tmp_path / "losses.png"
-    plot = ["--plot", str(image)] if find_spec("matplotlib") else []
-    found = {}
-    for options in plot, ["--ddp"]:
-        given = ["--epochs", str(EPOCHS), "--dtype", dtype, *options]
-        run = start(EXAMPLE, *given, ranks=ranks, mark=tmp_path / "mark", limit=50)
-        assert run.code == 0, run.out + run.err
-        assert run.out.count("epoch") == EPOCHS, "rank 0 alone prints"
-        found["--ddp" in options] = losses(run.out)
-        accuracy = float(run.out.split()[-1].removesuffix("%"))
-        assert accuracy > 94
-    ours, ddps = found[False], found[True]
-    assert len(ours) == 2 * EPOCHS
+    plot = f"--plot {image}" if find_spec("matplotlib") else ""
+    both = [f"--epochs {EPOCHS} --dtype {dtype} {options}" for options in (plot, "--ddp")]
+    # In one process: the imports of torch and scikit-learn take longer than the training.
+    run = job("in_turn.py", str(EXAMPLE), *both, ranks=ranks, limit=50)
+    assert run.code == 0, run.out + run.err
+    assert run.out.count("epoch") == 2 * EPOCHS, "rank 0 alone prints"
+    lines = run.out.splitlines()
+    assert all(float(lines[last].split()[-1].removesuffix("%")) > 94 for last in (EPOCHS - 1, -1))
+    found = losses(run.out)
+    ours, ddps = found[: 2 * EPOCHS], found[2 * EPOCHS :]
+    assert len(ours) == len(ddps)
     assert ours[0] > 10 * ours[-2] > 0, "the training loss falls"
     assert ours == pytest.approx(ddps, rel=0, abs=TOLERANCES[dtype])
     assert not plot or image.read_bytes().startswith(b"\x89PNG")

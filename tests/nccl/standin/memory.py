@@ -36,7 +36,13 @@ class Owner:
 
 @dataclass(eq=False)
 class Allocation:
-    """Memory of the device; `stream` was current when it was allocated."""
+    """Memory of the device; `stream` was current when it was allocated.
+
+    Attributes
+    ----------
+    base, start : int
+        Addresses of `space` and of the first byte that arrays may use.
+    """
 
     name: str
     space: NDArray[np.uint8]
@@ -45,10 +51,9 @@ class Allocation:
     stream: int
     accesses: list[Any] = field(default_factory=list)
 
-    @property
-    def start(self) -> int:
-        """Return the first address."""
-        return self.space.ctypes.data + self.first
+    def __post_init__(self) -> None:
+        self.base: int = self.space.ctypes.data
+        self.start = self.base + self.first
 
     def bytes(self, lo: int, hi: int) -> NDArray[np.uint8]:
         """Return the bytes ``[lo, hi)`` as a NumPy array."""
@@ -103,18 +108,25 @@ class Memory:
 
     def find(self, address: int, nbytes: int, what: str) -> tuple[Allocation, int]:
         """Return the allocation that contains the bytes, and their offset in it."""
+        allocation = self._live.get(address) or self._around(address)
+        if allocation is None:
+            raise RefusedByStandIn(
+                f"{what} touches {nbytes} bytes at {address:#x}, where nothing is allocated"
+            )
+        offset = address - allocation.start
+        if offset + nbytes > allocation.nbytes:
+            raise RefusedByStandIn(
+                f"{what} touches {nbytes} bytes from {allocation.name}+{offset}, past its "
+                f"end at {allocation.nbytes}"
+            )
+        return allocation, offset
+
+    def _around(self, address: int) -> Allocation | None:
+        """Return the allocation that contains an address, or ends there."""
         for allocation in list(self._live.values()):  # other threads may free allocations meanwhile
-            offset = address - allocation.start
-            if 0 <= offset <= allocation.nbytes:
-                if offset + nbytes > allocation.nbytes:
-                    raise RefusedByStandIn(
-                        f"{what} touches {nbytes} bytes from {allocation.name}+{offset}, past its "
-                        f"end at {allocation.nbytes}"
-                    )
-                return allocation, offset
-        raise RefusedByStandIn(
-            f"{what} touches {nbytes} bytes at {address:#x}, where nothing is allocated"
-        )
+            if 0 <= address - allocation.start <= allocation.nbytes:
+                return allocation
+        return None
 
     def check_live(self, allocation: Allocation, what: str) -> None:
         """Refuse access to freed memory."""
@@ -136,7 +148,7 @@ class Memory:
             array.shape,
             array.dtype,
             allocation.space,
-            array.data.ptr - allocation.space.ctypes.data,
+            array.data.ptr - allocation.base,
             array.strides,
         )
         return allocation, offset, offset + hi - lo, view
