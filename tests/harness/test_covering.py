@@ -17,7 +17,6 @@ from tests.conformance.covering import (
     SIZED_MODULES,
     SPLIT_MODULES,
     STREAM_MODULES,
-    UNDIVIDED_MODULES,
     chosen,
 )
 from tests.harness.extent import VARIABLE
@@ -44,8 +43,7 @@ def test_these_layouts_run_every_case_that_fits(layout: str, size: int) -> None:
     assert names(layout, size) == fitting
     placed = {name for name in fitting if name.partition(".")[0] in PLACED_MODULES}
     assert names(layout, size, update_on="root") == placed
-    divided = {name for name in placed if name.partition(".")[0] not in UNDIVIDED_MODULES}
-    assert names(layout, size, update_on="sharded") == divided
+    assert names(layout, size, update_on="sharded") == placed
 
 
 @pytest.mark.parametrize(
@@ -83,7 +81,6 @@ def test_the_lists_name_what_is_there() -> None:
         | STREAM_MODULES
         | DIVIDED_MODULES
         | MANY_STEPS
-        | UNDIVIDED_MODULES
     )
     assert set(MODULES) >= named
     assert NAMES >= FIRST
