@@ -37,8 +37,10 @@ def update(
     if skip is not None and skip[0]:
         return
     if compiled.active:
-        words, others = _readable(weights), _readable(gradients)
-        if compiled.update(program, words, others, states, scalars, segments.bounds, master):
+        both = weights, gradients
+        if weights.dtype.kind == "V":  # the buffer protocol has no format for bfloat16
+            both = weights.view(np.uint16), gradients.view(np.uint16)
+        if compiled.update(program, *both, states, scalars, segments.bounds, master):
             return
     arithmetic = PROGRAMS[program]
     # Python floats: with its own float64 scalars NumPy 2 would compute in float64.
@@ -46,11 +48,6 @@ def update(
         parts = [state[lo:hi] for state in states]
         wide = None if master is None else master[lo:hi]
         _update_range(arithmetic, weights[lo:hi], gradients[lo:hi], parts, row, wide)
-
-
-def _readable(array: Array) -> Array:
-    """Return a view that C can read: the buffer protocol has no format for bfloat16."""
-    return array.view(np.uint16) if array.dtype.kind == "V" else array
 
 
 def _update_range(
