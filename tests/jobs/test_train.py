@@ -202,6 +202,28 @@ def test_a_resumed_run_ends_with_the_same_bits(update_on: str, tmp_path: Path) -
     assert bits(path, "--epochs", "4", "--update-on", update_on, *saved) == whole
 
 
+@pytest.mark.limit(120)
+@pytest.mark.usefixtures("copied_digits")
+@pytest.mark.parametrize("optimizer", some_or_all(["adam"], ["sgd", "adam", "lamb"]))
+def test_a_run_resumed_on_other_numbers_of_ranks_agrees(optimizer: str, tmp_path: Path) -> None:
+    """The sums of other numbers of ranks are rounded in another order, for 96 steps."""
+
+    def train(ranks: int, epochs: int, *more: str) -> list[np.ndarray]:
+        path, options = tmp_path / "weights.npz", ["--optimizer", optimizer, *more]
+        command = ["-c", TRAIN_AND_WRITE, str(path), "--epochs", str(epochs), *options]
+        run = job(ranks, *command)
+        assert run.returncode == 0, run.stdout + run.stderr
+        with np.load(path) as arrays:
+            return [arrays[name] for name in sorted(arrays)]
+
+    saved = ["--update-on", "sharded", "--checkpoint", str(tmp_path / "checkpoints"), "--resume"]
+    train(4, 1, *saved)
+    train(2, 3, *saved)
+    resumed = train(3, 5, *saved)
+    for expected, weights in zip(train(4, 5), resumed, strict=True):
+        np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.usefixtures("copied_digits")
 def test_resuming_needs_a_directory() -> None:
     run = job(1, "train.py", "--resume")
