@@ -12,6 +12,7 @@ from tests.mutants.planted import (
     hosts,
     kernels,
     streams,
+    training,
     trouble,
 )
 
@@ -25,4 +26,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *engine.MUTANTS,
     *events.MUTANTS,
     *hosts.MUTANTS,
+    *training.MUTANTS,
 )
