@@ -460,9 +460,12 @@ are ints, such as 3; use one kind
         Notes
         -----
         Pushes that wait are flushed first.  An optimizer uses its hyperparameters as they are at
-        the begin of the block; in an uneven block, or with ``missing="zeros"`` in `create`, those
-        of the flush.  A function as updater is called at the end, in MXNet's order.
+        the begin of the block.  A function as updater is called at the end, in MXNet's order.
         Priorities have no effect: buckets are launched in the order of `explain_plan`.
+
+        In an uneven block, or with ``missing="zeros"`` in `create`, nothing is reduced during the
+        block.  Its pushes wait for the next pull or wait, which uses the hyperparameters of that
+        moment, and calls a function as updater.  With that option ranks may give different keys.
 
         An exception that leaves the block drops the keys whose bucket is not launched.  A note of
         the exception tells how many keys were reduced.  If an optimizer has updated them, the store

@@ -223,8 +223,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         self._buffers_are_stale = False  # also of ranks that have made no pass
 
     def close(self) -> None:
-        """Drop what a failed backward pass has left, and close the store; collective."""
-        self._gradients.drop()
+        """Close the store; collective.  Later passes of the wrapped module are its own alone."""
+        self._gradients.close()
         self.kvstore.close()
 
     # The wrapped module's names and state

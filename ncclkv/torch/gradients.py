@@ -75,6 +75,7 @@ class Gradients:
         self._active: dict[str, _Slot] = {}
         self._touched: set[str] = set()
         self._pushed: set[str] = set()
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._block: AbstractContextManager[None] | None = None
         self._skipped = kv.skipped
         self.prepare()
@@ -99,7 +100,8 @@ class Gradients:
         for name in new:
             parameter = self._parameters[name]
             self._slots[name] = _Slot(parameter, self._kv.grad_view(name), name, alike=alike)
-            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, name))
+            hook = partial(self._on_gradient, name)
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
         self._active = {name: self._slots[name] for name in names}
 
     @property
@@ -170,6 +172,12 @@ class Gradients:
             error = error or UsageError("the backward pass before did not reach its end")
             with suppress(type(error)):
                 block.__exit__(type(error), error, error.__traceback__)
+
+    def close(self) -> None:
+        """Leave the parameters to the program, with their present gradients."""
+        self.drop()
+        for hook in self._hooks:
+            hook.remove()
 
     # Parameters without a gradient
 

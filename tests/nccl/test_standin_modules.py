@@ -37,12 +37,12 @@ class Torch:
 
     def backward(self, loss: Any) -> None:
         """Make a backward pass as on a GPU, in which the calling thread waits."""
+        self.callbacks.clear()
         self._in_thread(loss.backward, self.gradients)
         streams = self.worker.streams
         streams.wait(self.callers, streams.record(self.gradients))
         for callback in self.callbacks:
             self._in_thread(callback, self.callers)
-        self.callbacks.clear()
 
     def _in_thread(self, call: Callable[[], None], stream: int) -> None:
         """Run a call in a new thread, in which a stream is torch's current stream."""
@@ -138,3 +138,25 @@ def test_gradients_are_ordered_by_streams_alone(on_gpus: None, lazy: bool, missi
             model.close()
 
     run_on_standin(2, body, lazy=lazy)
+
+
+def failing(_: Any) -> None:
+    raise ZeroDivisionError
+
+
+def test_an_exception_in_backward_leaves_the_next_step_right(on_gpus: None) -> None:
+    def body(worker: Worker) -> None:
+        RANKS[worker.device] = its = Torch(worker)
+        with StandInStores(worker, "every_rank") as create:
+            model = DataParallel(network(), create(bucket_bytes=0))
+            handle = model.module[0].weight.register_hook(failing)
+            with pytest.raises(ZeroDivisionError):
+                its.backward(model(torch.ones(1, 2)).sum())
+            handle.remove()
+            model.zero_grad()
+            its.backward(model(torch.full((1, 2), worker.rank + 1.0)).sum())
+            for layer in model.module:
+                assert layer.weight.grad.tolist() == [[1.5] * 2] * 2
+            model.close()
+
+    run_on_standin(2, body, lazy=True)

@@ -91,7 +91,7 @@ class ProgressEngine:
         self._timeout = timeout
         self.spin_limit = transport.spin_limit
         self._thread = threading.get_ident()
-        self._lent = False
+        self._lent = 0  # blocks of `lend`, which end in any order
         self._active: list[HostWork] = []
         self.failure: KVStoreError | None = None
         self.multi_node = False
@@ -116,11 +116,11 @@ class ProgressEngine:
 
         The waits of the calling thread advance them meanwhile, and afterwards.
         """
-        self._thread, within, self._lent = threading.get_ident(), self._lent, True
+        self._thread, self._lent = threading.get_ident(), self._lent + 1
         try:
             yield
         finally:
-            self._lent = within
+            self._lent -= 1
 
     def end(self, failure: KVStoreError) -> None:
         """Raise `failure` in all later calls."""

@@ -13,6 +13,7 @@ from tests.mutants.planted import (
     hosts,
     kernels,
     streams,
+    training,
     trouble,
 )
 
@@ -27,4 +28,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *events.MUTANTS,
     *checkpoints.MUTANTS,
     *hosts.MUTANTS,
+    *training.MUTANTS,
 )

@@ -157,6 +157,13 @@ def test_a_skipped_step_leaves_no_gradients() -> None:
         assert model.module.weight.grad.tolist() == [[1, 1]]
 
 
+def test_the_module_goes_on_after_close(model: Any) -> None:
+    model(torch.ones(1, 2)).sum().backward()
+    model.close()
+    model.module(torch.ones(1, 2)).sum().backward()
+    assert model.module.weight.grad.tolist() == [[2, 2]]
+
+
 def test_close_after_an_exception_in_backward(model: Any) -> None:
     def failing(_: Any) -> None:
         raise ZeroDivisionError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Iterable, Sequence
 
@@ -188,6 +189,24 @@ def test_a_chain_of_waits_ends_at_a_rank_that_left() -> None:
     with pytest.raises(RankLost, match=r"rank 2 left while a sum waited.*ValueError: no"):
         launched(engine, [Message(1)]).wait()
     assert time.monotonic() - begin < 2
+
+
+def test_a_lent_engine_stays_with_its_thread_until_the_last_block_ends() -> None:
+    engine, own = ProgressEngine(Still(), 5.0), threading.get_ident()
+
+    def is_here_after_a_launch_elsewhere() -> bool:
+        thread = threading.Thread(target=launched, args=(engine, [Message(1)]))
+        thread.start()
+        thread.join()
+        return engine in progress.open_progress_engines(own)
+
+    outer, inner = engine.lend(), engine.lend()
+    outer.__enter__(), inner.__enter__()
+    assert is_here_after_a_launch_elsewhere()
+    outer.__exit__(None, None, None)
+    assert is_here_after_a_launch_elsewhere()
+    inner.__exit__(None, None, None)
+    assert not is_here_after_a_launch_elsewhere()
 
 
 def test_polls_go_on_after_pauses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,197 @@
+"""Faults in the training of torch modules, and in the trainer."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant, Selection
+
+BUFFERS = "ncclkv/torch/buffers.py"
+DEVICES = "ncclkv/torch/devices.py"
+GRADIENTS = "ncclkv/torch/gradients.py"
+WRAPPER = "ncclkv/torch/data_parallel.py"
+LOCAL = "ncclkv/trainer/local_updates.py"
+PARAMETERS = "ncclkv/trainer/parameters.py"
+SESSION = "ncclkv/store/session.py"
+TRAINER = "ncclkv/trainer/trainer.py"
+
+JOINED = "ranks/test_data_parallel_join.py"
+MODULES = "ranks/test_data_parallel.py"
+PROGRAMS = "ranks/test_data_parallel_programs.py"
+
+MUTANTS = (
+    Mutant(
+        name="buffers-of-all-ranks-added",
+        file=BUFFERS,
+        old="        pushed = self._tensors if self._kv.rank == source else self._zeros\n",
+        new="        pushed = self._tensors\n",
+        why="statistics of BatchNorm grow with the number of ranks",
+        tests=(Selection("0", MODULES, "buffers_follow_rank_0", ranks=3),),
+    ),
+    Mutant(
+        name="buffers-follow-a-rank-that-has-left",
+        file=WRAPPER,
+        old="            self._is_uneven = True\n",
+        new="            self._is_uneven = False\n",
+        why="buffers become zeros once rank 0 has no batch left",
+        tests=(Selection("0", JOINED, "buffers_follow_the_lowest", ranks=3),),
+    ),
+    Mutant(
+        name="buffers-stale-on-some-ranks",
+        file=WRAPPER,
+        old="        self._buffers_are_stale = False  # also of ranks that have made no pass\n",
+        new="",
+        why="a pass after an uneven block waits for ranks that trained on no batch",
+        tests=(Selection("0", JOINED, "ranks_without_any_batch", ranks=3),),
+    ),
+    Mutant(
+        name="weights-of-rank-0-at-the-end-of-uneven-inputs",
+        file=WRAPPER,
+        old="source=int(made.argmax())",
+        new="source=0",
+        why="the last steps of the ranks with the most batches are lost",
+        tests=(Selection("0", JOINED, "averages_divide", ranks=3),),
+    ),
+    Mutant(
+        name="uneven-averages-by-the-ranks-that-train",
+        file=GRADIENTS,
+        old="                slot.tensor.mul_(ranks / self._kv.num_workers)\n",
+        new="                pass\n",
+        why="the last samples of the longest rank count more than the others",
+        tests=(Selection("0", JOINED, "averages_divide", ranks=3),),
+    ),
+    Mutant(
+        name="skips-of-other-passes-counted",
+        file=GRADIENTS,
+        old="        self._skipped = self._kv.skipped\n        block",
+        new="        block",
+        why="a rank drops gradients that the others use, so weights differ",
+        tests=(Selection("0", JOINED, "skipped", ranks=3),),
+    ),
+    Mutant(
+        name="first-buckets-for-first-parameters",
+        file=GRADIENTS,
+        old="reversed(names)",
+        new="list(names)",
+        why="every bucket waits for the end of backward",
+        tests=(Selection("0", MODULES, "reductions_start", ranks=3),),
+    ),
+    Mutant(
+        name="accumulation-is-reduced",
+        file=GRADIENTS,
+        old="        if not self.reducing or name not in self._active:\n",
+        new="        if name not in self._active:\n",
+        why="no_sync reduces each time, at the cost of all passes",
+        tests=(Selection("0", MODULES, "no_sync", ranks=3),),
+    ),
+    Mutant(
+        name="use-before-the-last-pass-forgotten",
+        file=GRADIENTS,
+        old="        self._touched.add(name)\n        if not",
+        new="        if not",
+        why="a gradient accumulated in no_sync alone is not reduced",
+        tests=(Selection("0", MODULES, "use_in_no_sync", ranks=3),),
+    ),
+    Mutant(
+        name="unused-parameters-get-zeros",
+        file=GRADIENTS,
+        old="            elif name in kept and not used[name]:\n",
+        new="            elif False:\n",
+        why="momentum and weight decay move weights that no rank has used",
+        tests=(Selection("0", MODULES, "some_ranks_or_no_rank", ranks=3),),
+    ),
+    Mutant(
+        name="blocks-of-failed-passes-stay-open",
+        file=GRADIENTS,
+        old="        self.drop()\n        names =",
+        new="        names =",
+        why="after an exception in backward no pass can reduce",
+        tests=(Selection("0", MODULES, "exception_in_backward", ranks=3),),
+    ),
+    Mutant(
+        name="layouts-not-compared",
+        file=GRADIENTS,
+        old="            alike = len({*self._kv.allgather(layouts).tolist()}) == 1\n",
+        new="            self._kv.allgather(layouts)\n            alike = True\n",
+        why="ranks add gradients of other elements if their layouts differ",
+        tests=(Selection("0", PROGRAMS, "other_layouts", ranks=3),),
+    ),
+    Mutant(
+        name="gradients-in-another-layout",
+        file=GRADIENTS,
+        old="        if alike and torch",
+        new="        if False and torch",
+        why="torch warns, and optimizers are slow with parameters in channels last",
+        tests=(Selection("0", PROGRAMS, "channels", ranks=3),),
+    ),
+    Mutant(
+        name="hooks-after-close",
+        file=GRADIENTS,
+        old="            hook.remove()\n",
+        new="            pass\n",
+        why="a module cannot be trained any more after its wrapper is closed",
+        tests=(Selection("0", "unit/torch/test_data_parallel.py", "after_close"),),
+    ),
+    Mutant(
+        name="hooks-on-another-stream",
+        file=DEVICES,
+        old="        with deputized(self._kv), self.calls():\n",
+        new="        with deputized(self._kv):\n",
+        why="a collective on a GPU reads gradients before they are computed",
+        tests=(Selection("2", "nccl/test_standin_modules.py", "ordered_by_streams"),),
+    ),
+    Mutant(
+        name="host-waits-in-backward",
+        file=DEVICES,
+        old="        self._kv.pull(last)\n",
+        new="        self._kv.wait(keys)\n",
+        why="the host prepares no step while the GPU computes",
+        tests=(Selection("2", "nccl/test_standin_modules.py", "ordered_by_streams"),),
+    ),
+    Mutant(
+        name="deputy-for-ever",
+        file=SESSION,
+        old="            self.deputy = before\n",
+        new="            pass\n",
+        why="two threads call one store at the same time",
+        tests=(Selection("0", "unit/store/test_deputy.py", "ends_with_the_block"),),
+    ),
+    Mutant(
+        name="batch-size-of-the-first-step",
+        file=TRAINER,
+        old="        if self.optimizer.rescale_grad != factor:\n",
+        new="        if self.optimizer.rescale_grad == self._scale:\n",
+        why="a last batch that is smaller counts too little",
+        tests=(Selection("0", "unit/trainer/test_trainer.py"),),
+    ),
+    Mutant(
+        name="trainer-starts-from-own-values",
+        file=TRAINER,
+        old="store.broadcast(params.names, params.values, params.values)\n",
+        new="store.broadcast(params.names, params.values, [v + 0 for v in params.values])\n",
+        why="ranks train different weights",
+        tests=(Selection("0", "unit/trainer/test_trainer.py", "values_of_rank_0"),),
+    ),
+    Mutant(
+        name="gradients-used-twice",
+        file=PARAMETERS,
+        old="        self.grads.update(dict.fromkeys(self.grads))\n",
+        new="",
+        why="a step without a new gradient repeats the last one, without an error",
+        tests=(Selection("0", "unit/trainer/test_trainer.py"),),
+    ),
+    Mutant(
+        name="frozen-parameters-trained",
+        file=PARAMETERS,
+        old="given.named_parameters() if item[1].requires_grad]",
+        new="given.named_parameters()]",
+        why="a module with a frozen layer cannot be trained",
+        tests=(Selection("0", "unit/trainer/test_parameters.py", "stands_for_its_trained"),),
+    ),
+    Mutant(
+        name="states-written-by-all-ranks",
+        file=LOCAL,
+        old="        if ranks is None or ranks.rank == 0:\n",
+        new="        if True:\n",
+        why="ranks write one checkpoint at the same time",
+        tests=(Selection("0", "unit/trainer/test_local_updates.py", "failure_of_rank_0"),),
+    ),
+)
