@@ -97,7 +97,7 @@ PARTS = (
     _tests("first-cases", "first", 120, "tests/nccl/test_gpu_first.py"),
     _tests("kernels", "first", 200, _KERNELS, "-k", "not more_elements_than_32_bits_count"),
     Part("each-kernel", "first", 60, (f"{PROGRAMS}/each_kernel.py",)),
-    _bench("bench-model", "first", 150, "--only", "kernels", "cpu", "models",
+    _bench("bench-model", "first", 150, "--only", "kernels", "updates", "cpu", "models",
            "--models", "ResNet-50"),
     Part("profile", "first", 90, (f"{PROGRAMS}/each_kernel.py", "1"), before=_PROFILER),
     _tests("share", "two", 90, _COMM, "-k", "every_length_to_all or broadcast_from", "-x", ranks=2),

@@ -17,6 +17,7 @@ from bench.cases import (
     short_flush,
     sweep,
     torch_modules,
+    updates,
 )
 from bench.job import Job
 
@@ -31,12 +32,14 @@ HOST: dict[str, Callable[[Job], None]] = {
     "comparing": comparing.run,
     "models": models.run,
     "modules": torch_modules.run,
+    "updates": updates.run,
 }
 
 GPU: dict[str, Callable[[Job], None]] = {
     "raw": raw.run,
     "sizes": sweep.run,
     "kernels": kernels.run,
+    "updates": updates.run,
     "cpu": cpu_time.run,
     "lists": key_lists.run,
     "keys": many_keys.run,

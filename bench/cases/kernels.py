@@ -1,4 +1,4 @@
-"""Pack, unpack and update kernels, relative to a plain copy in the same memory."""
+"""Pack and unpack kernels, relative to a plain copy in the same memory."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from bench.data import LEARNING_RATE, MOMENTUM, addend
+from bench.data import addend
 from bench.job import Job
 from bench.models import MODELS
 from bench.options import MIB
 from bench.report import table
-from bench.rounds import Candidate, Marks, Result, take_turns
+from bench.rounds import Candidate, Marks, take_turns
 from bench.workload import Workload
-from ncclkv.kernels.base import Segments
 
 CALLS = 20
+LEAST = 0.85
+"""Bandwidth, in that of a copy, which the kernels reach at least."""
 
 
 class Kernel(Candidate):
-    """A kernel on all keys that reads and writes `passes` times the bytes of the keys."""
+    """A kernel that reads and writes all keys."""
 
     calls = CALLS
-    passes = 2
-    least = 0.85
-    """Bandwidth, in that of a copy, which the kernel reaches at least."""
 
     def __init__(self, work: Workload) -> None:
         job = work.job
@@ -87,75 +85,19 @@ class Unpack(Kernel):
         return self.off(self.work.outs)
 
 
-class Update(Kernel):
-    """SGD with momentum: reads weights, gradients and momenta, writes weights and momenta."""
-
-    passes = 5
-    program = "sgd"
-    first: tuple[float, ...] = (0.0,)
-    """First elements of each state."""
-    scalars = (LEARNING_RATE, MOMENTUM, 0.0, 1.0, -1.0)
-    divisor = 1.0
-
-    def __init__(self, work: Workload) -> None:
-        super().__init__(work)
-        self.states = [work.job.memory.bucket(work.nbytes // 4) for _ in self.first]
-        row = np.array([self.scalars])
-        self.rows = self.kernels.empty(row.shape, row.dtype)
-        self.kernels.pack(row, self.rows.reshape(-1))
-        self.segments = Segments(np.array([0, self.other.size]))
-
-    def prepare(self, step: int) -> None:
-        super().prepare(step)
-        self.other.fill(0)
-        for state, first in zip(self.states, self.first, strict=True):
-            state.fill(first)
-
-    def run(self, mark: Marks) -> None:
-        self.kernels.update(
-            self.program, self.other, self.flat, self.states, self.rows, self.segments
-        )
-
-    def wrong(self) -> int:
-        # As many steps as calls, all with the same gradient: the double sum of it.
-        scale = -LEARNING_RATE * CALLS * (CALLS + 1) / 2 / self.divisor
-        rank, pattern = self.work.job.comm.rank, self.work.job.pattern
-        return sum(
-            pattern.wrong(array, scale, scale * addend(rank, self.step, key), start=key)
-            for key, array in enumerate(self.work.views(self.other))
-        )
-
-
-class Adam(Update):
-    """Adam: reads weights, gradients, means and variances, and writes all but the gradients."""
-
-    passes = 7
-    least = 0.5
-    program = "adam"
-    # A sum in place of the mean, and a variance that stays 4: the weights are exact.
-    first = (0.0, 4.0)
-    scalars = (LEARNING_RATE, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, -1.0)
-    divisor = 2.0
-
-
 def run(job: Job) -> None:
     name = job.options.models[0]
     work = Workload(job, MODELS[name]())
-    if not job.fits(f"kernels on the keys of {name}", 15 * work.nbytes):
+    if not job.fits(f"kernels on the keys of {name}", 6 * work.nbytes):
         return
-    candidates: list[Kernel] = [Copy(work), Pack(work), Unpack(work), Update(work), Adam(work)]
+    candidates: list[Kernel] = [Copy(work), Pack(work), Unpack(work)]
     results = take_turns(job, "kernels", candidates)
     title = f"kernels on the keys of {name}, {work.nbytes / MIB:.1f} MiB; GB/s of one pass"
     table.table(job, title, results, work.nbytes, "copy")
-    copied = _speed(results["copy"], work.nbytes, Copy.passes)
-    job.print(f"# copy: {copied:.1f} GB/s read and written")
+    copied = results["copy"].median
+    job.print(f"# copy: {2 * work.nbytes / copied / 1e9:.1f} GB/s read and written")
     for candidate in candidates[1:]:
-        speed = _speed(results[candidate.name], work.nbytes, candidate.passes)
+        speed = copied / results[candidate.name].median
         text = f"{candidate.name} bandwidth / copy bandwidth"
-        table.floor(job, text, speed / copied, candidate.least, least=True)
+        table.floor(job, text, speed, LEAST, least=True)
     job.print()
-
-
-def _speed(found: Result, nbytes: int, passes: int) -> float:
-    """Return the bandwidth in GB/s."""
-    return passes * nbytes / found.median / 1e9

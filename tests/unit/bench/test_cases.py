@@ -13,7 +13,15 @@ import pytest
 from bench import __main__ as program
 from bench import cases, libraries
 from bench.candidates import baselines
-from bench.cases import allreduce_64mib, comparing, contract, many_keys, models, torch_modules
+from bench.cases import (
+    allreduce_64mib,
+    comparing,
+    contract,
+    many_keys,
+    models,
+    torch_modules,
+    updates,
+)
 from bench.data import Sum
 from bench.job import Job
 from bench.libraries.base import Absent, Ours
@@ -25,6 +33,8 @@ from bench.workload import Workload
 from ncclkv.comm.host import threads
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.comm.types import DoneWork
+from ncclkv.kernels.base import Segments
+from ncclkv.kernels.host import HostKernels
 from ncclkv.testing import run_ranks
 from tests.harness.source import ROOT, Module, length
 
@@ -101,6 +111,22 @@ def test_every_kind_of_call_is_in_the_table(capsys):
     for name in (models.LISTS, models.VIEWS, models.KEYS, models.TURN, models.GROUP, models.RAW):
         assert f"  {name} " in said
     assert "1 launches of collectives a step" in said
+
+
+def test_an_update_that_leaves_elements_out_is_found(monkeypatch):
+    right = HostKernels.update
+
+    def short(program, weights, gradients, states, scalars, segments, *others):
+        if weights.size > updates.SAMPLE:
+            segments = Segments(segments.bounds - np.array([0, 1]))
+        right(program, weights, gradients, states, scalars, segments, *others)
+
+    monkeypatch.setattr(HostKernels, "update", staticmethod(short))
+    job = solo()
+    updates.run(job)
+    # The last weight, in each turn of each optimizer.
+    turns = OPTIONS.rounds + OPTIONS.warmups
+    assert job.wrong == turns * sum(len(names) for _, names, _ in updates.ROWS)
 
 
 class Broken(SoloCommunicator):

@@ -496,14 +496,15 @@ static PyObject *short_sum(PyObject *module, PyObject *const *args, Py_ssize_t g
 static PyMethodDef functions[] = {FUNCTION(total), FUNCTION(update), FUNCTION(copy),
                                   FUNCTION(short_sum), FUNCTION(checksum), {0}};
 
-static int add_constants(PyObject *module)
+static int prepare(PyObject *module)
 {
+    choose_conversions();
     if (PyModule_AddIntConstant(module, "COMPLETE", COMPLETE) < 0)
         return -1;
     return PyModule_AddIntConstant(module, "MAX_RANKS", MAX_RANKS);
 }
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, add_constants}, {0}};
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, prepare}, {0}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,

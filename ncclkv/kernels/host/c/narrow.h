@@ -5,6 +5,11 @@
 
 #include <stdint.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
 typedef uint16_t uint16_any __attribute__((aligned(1), may_alias));
 
 /* Elements of a tile in float32: two tiles and the arrays' lines fit into the first-level cache. */
@@ -105,8 +110,48 @@ struct narrow {
     narrow_function *narrow;
 };
 
-static const struct narrow float16 = {widen_all_float16, narrow_all_float16};
+static struct narrow float16 = {widen_all_float16, narrow_all_float16};
 static const struct narrow bfloat16 = {widen_all_bfloat16, narrow_all_bfloat16};
+
+#if defined(__x86_64__)
+
+/* The processor's own conversions, which take a quarter of the time. */
+#define WITH_F16C __attribute__((target("avx,f16c")))
+
+WITH_F16C static void widen_f16c(float *to, const uint16_any *from, size_t count)
+{
+    size_t i = 0;
+
+    for (; i + 8 <= count; i += 8)
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
+    for (; i < count; i++)
+        to[i] = widen_float16(from[i]);
+}
+
+WITH_F16C static void narrow_f16c(uint16_any *to, const float_any *from, size_t count)
+{
+    size_t i = 0;
+
+    for (; i + 8 <= count; i += 8)
+        _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(_mm256_loadu_ps((const float *)from + i),
+                                                              _MM_FROUND_TO_NEAREST_INT));
+    for (; i < count; i++)
+        to[i] = narrow_float16(from[i]);
+}
+
+#endif
+
+/* Use the processor's conversions if it has them. */
+static void choose_conversions(void)
+{
+#if defined(__x86_64__)
+    unsigned a, b, c = 0, d;
+
+    /* Older compilers do not have the name f16c in __builtin_cpu_supports. */
+    if (__builtin_cpu_supports("avx") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C))
+        float16 = (struct narrow){widen_f16c, narrow_f16c};
+#endif
+}
 
 /* Update weights tile by tile in float32.  With a master, which is not NULL, the master is updated,
    and the weights become its rounding. */
