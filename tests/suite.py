@@ -55,6 +55,21 @@ ON_NODES = (*CASES, PROGRAMS, "tests/ranks/test_store_comm.py")
 # First the memory: communicators that the cases break on purpose keep their windows mapped.
 ON_WAYS = ("tests/ranks/test_node_memory.py", *CASES, PROGRAMS)
 CONTRACT = ("tests/ranks/test_standin_comm.py", "tests/ranks/test_standin_capture.py")
+ANY_SEVERAL = (
+    "tests/ranks/test_broken_stores.py",
+    "tests/ranks/test_python_calls.py",
+    "tests/ranks/test_signals.py",
+)
+"""Files about what one rank does while others wait: 3 ranks show as much as 2 or 4."""
+
+STAND_IN = (
+    "tests/nccl/test_standin_store.py",
+    "tests/nccl/test_standin_communicator.py",
+    "tests/nccl/test_standin_rank_order.py",
+    "tests/nccl/test_discovery.py",
+)
+"""Files of ``tests/nccl`` that take half of its time; the last needs no CuPy, as a run must."""
+
 JOBS_RUN = ("tests/jobs/test_run.py", "tests/jobs/test_mpi_end.py", "tests/jobs/test_train.py")
 HOSTS_WORK = ("tests/hosts/test_same_results.py", "tests/hosts/test_run.py")
 """Files of the jobs and of the hosts that take about half of the time."""
@@ -89,8 +104,9 @@ def suite() -> list[Run]:
         # messages, and miss the deadlines of their tests if all runs that wait are beside them.
         Run("hosts", (*pytest, "--durations=20", "tests/hosts", *_ignored(HOSTS_WORK)), 600, 2),
         Run("chaos", (*pytest, "tests/chaos"), 300),
-        # Without CuPy this run prints the reason, and tests the little that needs none.
-        Run("nccl", (*pytest, "--durations=20", "tests/nccl"), 900),
+        # Without CuPy these runs print the reason, and test the little that needs none.
+        Run("nccl-cases", (*pytest, "--durations=20", *STAND_IN), 900),
+        Run("nccl", (*pytest, "--durations=20", "tests/nccl", *_ignored(STAND_IN)), 900),
         Run("unit", (*pytest, "--durations=20", "tests/unit"), 1200),
         Run("jobs", (*pytest, "--durations=20", "tests/jobs", *_ignored(JOBS_RUN)), 480),
         Run("jobs-run", (*pytest, "--durations=20", *JOBS_RUN), 480),
@@ -98,10 +114,10 @@ def suite() -> list[Run]:
         Run("hosts-work", (*pytest, "--durations=20", *HOSTS_WORK), 600, 2),
         _on_ranks(3),
         *_on_layouts(ON_NODES, CASES),
-        _on_ranks(4, but=(*CONTRACT, PROGRAMS, *MODULES)),
+        _on_ranks(4, but=(*CONTRACT, *ANY_SEVERAL, PROGRAMS, *MODULES)),
         Run("harness", (*pytest, "tests/harness"), 180),
         Run("faults", (*pytest, "tests/faults"), 300),
-        _on_ranks(2, but=(*CONTRACT, PROGRAMS, *MODULES)),
+        _on_ranks(2, but=(*CONTRACT, *ANY_SEVERAL, PROGRAMS, *MODULES)),
         _on_ranks(1, but=(*CONTRACT, PROGRAMS)),
         Run("doctests", (*pytest, "--doctest-modules", "ncclkv", *_without_torch()), 60),
     ]

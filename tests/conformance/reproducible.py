@@ -31,10 +31,14 @@ BUCKETS = (0, 4096, 25 * 2**20)
 
 
 def pushed(rank: int, key: str, dtype: Any = np.float32, step: int = 0) -> Array:
-    """Return a rank's gradient: small and large numbers of both signs, which cancel.
+    """Return a rank's gradient: its period, repeated to the length of the key."""
+    return np.resize(period(rank, key, dtype, step), SIZES.get(key, VERY_LONG))
 
-    The numbers repeat after a prime number of elements, so that no cut between slices falls on a
-    period.
+
+def period(rank: int, key: str, dtype: Any, step: int) -> Array:
+    """Return the numbers that repeat: small and large ones of both signs, which cancel.
+
+    Their number is prime, so that no cut between slices falls on a period.
     """
     count = SIZES.get(key, VERY_LONG)
     length = min(count, PERIOD)
@@ -44,19 +48,19 @@ def pushed(rank: int, key: str, dtype: Any = np.float32, step: int = 0) -> Array
     high = 1e8 if np.dtype(dtype).itemsize > 2 else 3e4
     turn = (np.arange(length) + rank) % 4
     numbers[::2] = np.select([turn == 0, turn == 1, turn == 2], [high, 1.0, -high], 0.3)[::2]
-    return np.resize(numbers.astype(dtype), count)
+    return numbers.astype(dtype)
 
 
 def summed(kv: Any, key: str, dtype: Any = np.float32, op: str = "sum", step: int = 0) -> Array:
     """Return all ranks' gradients, added one after another."""
-    parts = [pushed(rank, key, dtype, step) for rank in range(kv.num_workers)]
+    parts = [period(rank, key, dtype, step) for rank in range(kv.num_workers)]
     total = in_order(parts)
     if total.size > 100 and kv.num_workers > 2:
         assert (in_order(parts[::-1]) != total).any()
         assert (in_order([in_order(parts[:1]), in_order(parts[1:])]) != total).any()
     if op == "avg":
         total = total / total.dtype.type(kv.num_workers)
-    return total.astype(dtype)
+    return np.resize(total.astype(dtype), SIZES.get(key, VERY_LONG))
 
 
 def in_order(parts: list[Array]) -> Array:

@@ -107,10 +107,10 @@ def test_deadlock_ends_at_the_limit_with_the_stack_of_the_stuck_rank():
     assert code == 1, text
     assert time.monotonic() - begin < 20
     assert "rank 1 of 3: tests/harness/samples/deadlocks.py::test_one_rank_waits_for_ever" in text
-    assert "past the limit of 2 s, and still busy" in text
+    assert "past the limit of 1 s, and still busy" in text
     assert 'deadlocks.py", line 7 in test_one_rank_waits_for_ever' in text
     assert "rank 0 of 3: " in text
-    assert "past the limit of 2 s, and done here, waiting for rank 1" in text
+    assert "past the limit of 1 s, and done here, waiting for rank 1" in text
 
 
 def test_killed_rank_ends_the_job():

@@ -91,11 +91,11 @@ class MpiTransport(Transport):
         except self._mpi.Exception as error:
             self._peers.failed.add(peer)
             raise failed(peer, error) from error
-        return Message(peer, self._peers, request)
+        return Message(peer, self._peers, self._mpi, request)
 
     def receive(self, into: Buffer, peer: int, tag: int) -> Request:
         self._check()
-        return Incoming(self._comm, into, peer, tag, self._peers)
+        return Incoming(self._comm, into, peer, tag, self._peers, self._mpi)
 
     def has_ended(self, peer: int) -> bool:
         return self._peers.has_ended(peer)

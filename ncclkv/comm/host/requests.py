@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,23 +30,30 @@ class Message(Request):
     peer : int
     peers : PeerProcesses
         Records the peers about whose messages MPI has reported an error.
+    mpi : module
+        ``mpi4py.MPI``: an import in each poll would take as long as the poll.
     request : mpi4py.MPI.Request or None
         None until MPI can make the request.
     """
 
-    def __init__(self, peer: int, peers: PeerProcesses, request: MPI.Request | None = None) -> None:
+    def __init__(
+        self,
+        peer: int,
+        peers: PeerProcesses,
+        mpi: ModuleType,
+        request: MPI.Request | None = None,
+    ) -> None:
         self.peer = peer
         self._peers = peers
+        self._mpi = mpi
         self._request = request
 
     def done(self) -> bool:
-        from mpi4py import MPI
-
         self._peers.warn_of_loss()
         try:
             request = self._request or self._begin()
             return request is not None and bool(request.Test())
-        except MPI.Exception as error:
+        except self._mpi.Exception as error:
             self._peers.failed.add(self.peer)
             raise failed(self.peer, error) from error
 
@@ -61,25 +69,29 @@ class Incoming(Message):
     """
 
     def __init__(
-        self, comm: MPI.Comm, into: Buffer, peer: int, tag: int, peers: PeerProcesses
+        self,
+        comm: MPI.Comm,
+        into: Buffer,
+        peer: int,
+        tag: int,
+        peers: PeerProcesses,
+        mpi: ModuleType,
     ) -> None:
-        super().__init__(peer, peers)
+        super().__init__(peer, peers, mpi)
         self._comm = comm
         self._into = into
         self._tag = tag
 
     def _begin(self) -> MPI.Request | None:
-        from mpi4py import MPI
-
-        status = MPI.Status()
+        status = self._mpi.Status()
         message = self._comm.Improbe(self.peer, self._tag, status)
         if message is None:
             return None
-        count, expected = status.Get_count(MPI.BYTE), self._into.size
+        count, expected = status.Get_count(self._mpi.BYTE), self._into.size
         if count != expected:
             # Received all the same, into separate memory: the sender may be waiting for that.
             self._into = np.empty(count, np.uint8)
-        self._request = message.Irecv([self._into, MPI.BYTE])
+        self._request = message.Irecv([self._into, self._mpi.BYTE])
         if count != expected:
             raise WrongLength(self._comm.Get_rank(), self.peer, count, expected)
         return self._request

@@ -209,7 +209,7 @@ class Device:
             return
         self._moving = True
         try:
-            while sum(self._move(queue, needed) for queue in self._queues.values()):
+            while sum([self._move(queue, needed) for queue in self._queues.values() if queue]):
                 pass  # completed work of one stream may unblock another
         except BaseException as error:
             self.broken = error

@@ -10,6 +10,8 @@
 
 #include <cmath>
 
+#include "bessel.h"
+
 namespace emulated {
 
 template <class T>
@@ -64,10 +66,8 @@ inline float norm3df(float a, float b, float c) { return std::hypot(a, b, c); }
 inline double normcdf(double x) { return 0.5 * std::erfc(-x * M_SQRT1_2); }
 inline float normcdff(float x) { return float(normcdf(x)); }
 
-inline double cyl_bessel_i0(double x) { return std::cyl_bessel_i(0.0, std::fabs(x)); }
-inline double cyl_bessel_i1(double x) {
-    return std::copysign(std::cyl_bessel_i(1.0, std::fabs(x)), x);
-}
+inline double cyl_bessel_i0(double x) { return emulated::bessel_i0(x); }
+inline double cyl_bessel_i1(double x) { return emulated::bessel_i1(x); }
 inline float cyl_bessel_i0f(float x) { return float(cyl_bessel_i0(x)); }
 inline float cyl_bessel_i1f(float x) { return float(cyl_bessel_i1(x)); }
 

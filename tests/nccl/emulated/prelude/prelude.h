@@ -4,6 +4,10 @@
 // g++ says its name.
 #pragma once
 
+// Without the special functions of C++17, <cmath> of libstdc++ is a fifth as long.
+#include <bits/c++config.h>
+#undef _GLIBCXX_USE_STD_SPEC_FUNCS
+
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
