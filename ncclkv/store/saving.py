@@ -138,18 +138,19 @@ class Saving(Component):
         states = tuple(state or {} for _, state in found)
         owned = states if any(state is not None for _, state in found) else None
         apart = [rank for rank, (shared, _) in enumerate(found) if not shared]
+        rank, leader = self._comm.rank, self._engine.placement.leader
         if apart:
-            _log.info(
-                "%s: the directory %s of rank %s is not on the disks of %s; rank %s writes the "
-                "parts of all ranks",
-                verb,
-                folder,
-                self._engine.placement.leader,
-                format_ranks(apart),
-                self._engine.placement.leader,
-            )
+            if rank == leader:
+                _log.info(
+                    "%s: the directory %s of rank %s is not on the disks of %s; rank %s writes the "
+                    "parts of all ranks",
+                    verb,
+                    folder,
+                    leader,
+                    format_ranks(apart),
+                    leader,
+                )
             return owned, None
-        rank = self._comm.rank
         arrays = [self._own_parts.arrays(values=values), tensors(self._items, rank)]
         work = write_files(folder, chain.from_iterable(arrays), rank)
         written = run_on_all_ranks(self._comm, verb, work)

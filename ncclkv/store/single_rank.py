@@ -61,9 +61,9 @@ def run_on_one_rank(
     Raises
     ------
     CheckpointError
-        On every rank, when the work fails on the leader.
+        On every rank, when the work fails on the leader, or on a rank that assists.
     UsageError
-        On every rank, when the work raises it on the leader.
+        On every rank, when the work raises it on such a rank.
     """
     state, failure = RUNNING, None
     result: Any = None

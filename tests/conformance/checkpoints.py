@@ -1,6 +1,6 @@
 """`save` and `load`: a store that continues from a checkpoint equals the saved one, bit for bit.
 
-One rank writes and reads, in its own directory; the directories that other ranks name are ignored.
+The leader's directory counts; the directories that other ranks name are ignored.
 """
 
 from __future__ import annotations

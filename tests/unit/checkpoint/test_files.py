@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 import ncclkv
 from ncclkv.checkpoint.files import Assembly, File, Piece, check_pieces, from_rows, rows
+from ncclkv.checkpoint.manifest import OwnedStates, from_plain, to_plain
 from ncclkv.checkpoint.strict_json import DamagedCheckpoint
 from ncclkv.checkpoint.tensors import Tensor, decode, encode
 from tests.harness.extent import examples
@@ -49,6 +51,33 @@ def test_pieces_are_read_as_whole_tensors(path: Path) -> None:
         assert found.arrays[name].dtype == array.dtype
         assert found.arrays[name].shape == array.shape
         assert found.arrays[name].tobytes() == array.tobytes()
+
+
+def test_states_of_ranks_survive_json() -> None:
+    states: Any = ({5: Tensor((2,), np.dtype("int8")), "n": [3]}, {})
+    head = replace(small_checkpoints.head(), updater=None, owned=OwnedStates(states, (1, None)))
+    assert from_plain(json.loads(json.dumps(to_plain(head)))) == head
+    assert head.tensors()["updater.0.0"] == Tensor((2,), np.dtype("int8"))
+
+
+OWNED: list[tuple[str, Any]] = [
+    ("updater_by_rank is a list, not an object", []),
+    ("updater_by_rank has no 'owners'", {"states": [[]]}),
+    ("updater_by_rank.states is a dict, not a list", {"states": {}, "owners": [0, 0]}),
+    ("updater is not a list of pairs", {"states": [3], "owners": [0, 0]}),
+    *(
+        ("owners does not name a rank for each key", {"states": [[]], "owners": owners})
+        for owners in ([0], [0, 0, 0], [0, 1], [0, -1], [0, False], [0, 0.0], [0, "0"], [0, [0]])
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "owned"), OWNED)
+def test_malformed_states_of_ranks_are_refused(words: str, owned: Any) -> None:
+    made = json.loads(json.dumps(to_plain(small_checkpoints.head())))
+    with pytest.raises(DamagedCheckpoint) as caught:
+        from_plain({**made, "updater_by_rank": owned})
+    assert words in str(caught.value), caught.value
 
 
 DTYPES = ["bool", "int8", "float16", "float32", "complex128"]

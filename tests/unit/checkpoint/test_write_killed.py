@@ -37,9 +37,8 @@ def test_at_every_call_to_the_system() -> None:
 
 @pytest.mark.limit(200)
 def test_while_two_ranks_write() -> None:
-    kills = said("parallel", seconds=180)
-    assert len(kills) == 2
-    assert all(count >= 20 for count in kills), kills
+    (kills,) = said("parallel", seconds=180)
+    assert kills >= 20
 
 
 @pytest.mark.limit(200)
