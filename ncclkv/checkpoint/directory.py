@@ -136,6 +136,26 @@ def sync(directory: str) -> None:
 
 
 @contextmanager
+def marked(directory: str) -> Iterator[str]:
+    """Put a file with a random name into a new directory; yield the name, for `has_mark`."""
+    mark = f".mark-{os.urandom(16).hex()}"
+    path = os.path.join(directory, mark)
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    try:
+        yield mark
+    finally:
+        os.unlink(path)
+
+
+def has_mark(directory: str, mark: str) -> bool:
+    """Return whether the directory of this name is the marked one, on every machine alike.
+
+    Another machine may have a directory of the same name on a disk of its own.
+    """
+    return os.path.isfile(os.path.join(directory, mark))
+
+
+@contextmanager
 def locked(directory: str) -> Iterator[None]:
     """Hold the lock of a directory, so that one process at a time saves into it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,12 @@ _KEY_BYTES = 1024
 _REST_BYTES = 4 * 1024 * 1024
 """Bytes for everything else: extra, the optimizer, the plain values of an updater."""
 
+_PIECE_BYTES = 64
+"""Bytes for a piece of a tensor that several ranks have written."""
+
+_PIECES_BYTES = 12 * 1024 * 1024
+"""Bytes for all pieces."""
+
 _UNKNOWN_BYTES = 32 * 1024 * 1024
 """Bytes for a store without keys: enough for some 200,000 keys with names of 20 characters."""
 
@@ -43,6 +49,7 @@ _FORM = {
     "optimizer": ANY,
     "updater": ANY,
 }
+_OWNED = {"states": list, "owners": list}
 _OPTIMIZER = {"class": str, "configured": bool, "numbers": dict, "factors": ANY}
 
 
@@ -78,6 +85,25 @@ class OptimizerManifest(NamedTuple):
     config: dict[str, Any] | None
 
 
+UpdaterState: TypeAlias = dict[Key, "Tensor | list[Any]"]
+"""State of an updater object by name: the form of an array, or a plain value in a list."""
+
+
+class OwnedStates(NamedTuple):
+    """States of an updater object whose ranks update different keys.
+
+    Attributes
+    ----------
+    states : tuple of dict
+        The state on each rank.
+    owners : tuple of (int or None)
+        The rank that updates each key, in the order of the keys; None if no rank had updated it.
+    """
+
+    states: tuple[UpdaterState, ...]
+    owners: tuple[int | None, ...]
+
+
 @dataclass(frozen=True)
 class Manifest:
     """A checkpoint without its arrays.
@@ -93,9 +119,11 @@ class Manifest:
         False for a checkpoint of an optimizer's states alone.
     optimizer : OptimizerManifest or None
     updater : dict of (Tensor or list) by key, or None
-        State of an updater object: the form of an array, or a plain value in a list.
+        State of an updater object on all ranks that update.
     run : str or None
         Id of the store that saved it, 32 hexadecimal digits; None in old versions.
+    owned : OwnedStates or None
+        States of an updater object, in place of `updater`, if each rank has another state.
     """
 
     step: int
@@ -103,8 +131,9 @@ class Manifest:
     keys: tuple[SavedKey, ...]
     values: bool
     optimizer: OptimizerManifest | None
-    updater: dict[Key, Tensor | list[Any]] | None
+    updater: UpdaterState | None
     run: str | None = None
+    owned: OwnedStates | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors of the checkpoint, by name."""
@@ -117,6 +146,10 @@ class Manifest:
         for index, item in enumerate((self.updater or {}).values()):
             if isinstance(item, Tensor):
                 found[updater_name(index)] = item
+        for rank, state in enumerate(self.owned.states if self.owned else ()):
+            for index, item in enumerate(state.values()):
+                if isinstance(item, Tensor):
+                    found[updater_name(index, rank)] = item
         return found
 
 
@@ -130,14 +163,14 @@ def state_name(index: int, name: str) -> str:
     return f"state.{index}.{name}"
 
 
-def updater_name(index: int) -> str:
-    """Return the tensor name of an item of an updater's state."""
-    return f"updater.{index}"
+def updater_name(index: int, rank: int | None = None) -> str:
+    """Return the tensor name of an item of an updater's state; `rank` if ranks have others."""
+    return f"updater.{index}" if rank is None else f"updater.{rank}.{index}"
 
 
 def to_plain(manifest: Manifest) -> dict[str, Any]:
     """Convert a manifest to JSON values."""
-    optimizer, updater = manifest.optimizer, manifest.updater
+    optimizer, updater, owned = manifest.optimizer, manifest.updater, manifest.owned
     return {
         "step": manifest.step,
         "extra": manifest.extra,
@@ -154,9 +187,10 @@ def to_plain(manifest: Manifest) -> dict[str, Any]:
         ],
         "values": manifest.values,
         "optimizer": None if optimizer is None else _optimizer_to_plain(*optimizer),
-        "updater": None
-        if updater is None
-        else [[key, _item_to_plain(item)] for key, item in updater.items()],
+        "updater": None if updater is None else _state_to_plain(updater),
+        "updater_by_rank": None
+        if owned is None
+        else {"states": [*map(_state_to_plain, owned.states)], "owners": owned.owners},
         "run": manifest.run,
     }
 
@@ -170,6 +204,11 @@ def _optimizer_to_plain(kind: str, config: dict[str, Any] | None) -> dict[str, A
         "numbers": {name: x for name, x in items if not isinstance(x, dict)},
         "factors": [[name, list(x.items())] for name, x in items if isinstance(x, dict)],
     }
+
+
+def _state_to_plain(state: UpdaterState) -> list[list[Any]]:
+    """Convert the state of an updater object to pairs."""
+    return [[key, _item_to_plain(item)] for key, item in state.items()]
 
 
 def _item_to_plain(item: Tensor | list[Any]) -> dict[str, Any]:
@@ -205,19 +244,28 @@ def from_plain(made: Any) -> Manifest:
         keys,
         made["values"],
         None if optimizer is None else _optimizer(optimizer),
-        None
-        if updater is None
-        else {key: _item(key, item) for key, item in by_key(updater, "updater").items()},
+        None if updater is None else _state(updater),
         run,
+        # Absent in old versions.
+        None if made.get("updater_by_rank") is None else _owned(made["updater_by_rank"], len(keys)),
     )
 
 
-def size_limit(keys: Iterable[Key] | None) -> int:
-    """Return the bytes that ``checkpoint.json`` of these keys may have; None: any keys."""
+def size_limit(keys: Iterable[Key] | None, pieces: int | None = None) -> int:
+    """Return the bytes that ``checkpoint.json`` may have.
+
+    Parameters
+    ----------
+    keys : iterable of keys, or None
+        None: any keys, and any number of pieces.
+    pieces : int, optional
+        Number of the pieces of tensors; by default any number.
+    """
     if keys is None:
         return _UNKNOWN_BYTES
+    of_pieces = _PIECES_BYTES if pieces is None else min(_PIECES_BYTES, pieces * _PIECE_BYTES)
     # In JSON a character takes up to six bytes.
-    return _REST_BYTES + sum(_KEY_BYTES + 6 * len(str(key)) for key in keys)
+    return _REST_BYTES + of_pieces + sum(_KEY_BYTES + 6 * len(str(key)) for key in keys)
 
 
 def _key(index: int, row: dict[str, Any]) -> SavedKey:
@@ -244,6 +292,23 @@ def _optimizer(made: Any) -> OptimizerManifest:
     for name, pairs in by_key(made["factors"], "optimizer.factors").items():
         config[str(name)] = by_key(pairs, f"{name!r:.60} of optimizer.factors")
     return OptimizerManifest(made["class"], config if made["configured"] else None)
+
+
+def _state(made: Any) -> UpdaterState:
+    """Return the state of an updater object."""
+    return {key: _item(key, item) for key, item in by_key(made, "updater").items()}
+
+
+def _owned(made: Any, keys: int) -> OwnedStates:
+    """Return the states of an updater object on all ranks."""
+    check_form(made, _OWNED, "updater_by_rank")
+    states, owners = tuple(map(_state, made["states"])), tuple(made["owners"])
+    named = [rank for rank in owners if rank is not None]
+    if len(owners) != keys or not all(
+        type(rank) is int and 0 <= rank < len(states) for rank in named
+    ):
+        raise DamagedCheckpoint("updater_by_rank.owners does not name a rank for each key")
+    return OwnedStates(states, owners)
 
 
 def _item(key: Key, made: Any) -> Tensor | list[Any]:

@@ -6,15 +6,15 @@ import errno
 import hashlib
 import logging
 import os
-import re
 import stat
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 from io import FileIO
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ncclkv.checkpoint import strict_json
 from ncclkv.checkpoint.directory import MANIFEST, SUMS, generations, named_step, reason
+from ncclkv.checkpoint.files import Assembly, File, from_rows
 from ncclkv.checkpoint.manifest import Manifest, from_plain, size_limit
 from ncclkv.checkpoint.strict_json import ANY, DamagedCheckpoint, check_form
 from ncclkv.checkpoint.tensors import Array, Tensor, decode
@@ -27,22 +27,12 @@ _SUMS_BYTES = 1024
 # Bytes of a tensor's name, dtype, shape and offsets in its file's header.
 _TENSOR_HEADER_BYTES = 2048
 
+_WITHOUT_PIECES = 2
+"""Version of the format before several ranks wrote; all tensors are whole."""
+
 _HEAD_FORM = {"format": ANY, "version": int}
-_FILE_FORM = {"name": str, "bytes": int, "sha256": str}
-
-_FILE_NAME = re.compile(r"tensors-[0-9]{4,}\.safetensors")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
 
 Check = Callable[[Manifest], object]
-
-
-class File(NamedTuple):
-    """Entry of ``checkpoint.json`` for a file of tensors."""
-
-    name: str
-    nbytes: int
-    sha256: str
 
 
 class LoadedCheckpoint(NamedTuple):
@@ -155,21 +145,16 @@ def _checkpoint(path: str, check: Check, limit: int) -> Generator[None, None, Lo
                 f"give the directory its old name"
             )
         wanted = manifest.tensors()
+        assembly = Assembly(files, wanted)
         _check_sizes(files, wanted)
     check(manifest)
-    arrays: dict[str, Array] = {}
     for file in files:
         where = os.path.join(path, file.name)
         with _in_file(where):
-            more = _tensors(where, file, wanted)
-            if not arrays.keys().isdisjoint(more):
-                twice = min(arrays.keys() & more)
-                raise DamagedCheckpoint(f"it has the tensor {twice}, which an earlier file has")
-        arrays.update(more)
+            assembly.add(file, _tensors(where, file, assembly.stored(file)))
         yield
-    if arrays.keys() != wanted.keys():
-        missing = min(wanted.keys() - arrays.keys())
-        raise DamagedCheckpoint(f"{path}: none of its files has the tensor {missing}")
+    with _in_file(path):
+        arrays = assembly.complete()
     return LoadedCheckpoint(path, manifest, arrays)
 
 
@@ -195,32 +180,19 @@ def _manifest(path: str, limit: int) -> tuple[Manifest, list[File]]:
     check_form(made, _HEAD_FORM)
     if made["format"] != FORMAT:
         raise DamagedCheckpoint(f"its format is {made['format']!r:.60}, not {FORMAT!r}")
-    if made["version"] != VERSION:
+    if made["version"] not in (_WITHOUT_PIECES, VERSION):
         raise DamagedCheckpoint(
-            f"it has version {made['version']} of the format, and this ncclkv reads version "
-            f"{VERSION}"
+            f"it has version {made['version']} of the format, and this ncclkv reads the versions "
+            f"{_WITHOUT_PIECES} and {VERSION}"
         )
-    return from_plain(made), _files(made)
-
-
-def _files(made: dict[str, Any]) -> list[File]:
-    """Return the files of tensors; refuse names outside the checkpoint's directory."""
-    check_form(made, {"files": [_FILE_FORM]})
-    files = [File(row["name"], row["bytes"], row["sha256"]) for row in made["files"]]
-    for file in files:
-        if not _FILE_NAME.fullmatch(file.name) or not _SHA256.fullmatch(file.sha256):
-            raise DamagedCheckpoint(
-                f"{file.name!r:.60} with SHA-256 {file.sha256!r:.70} is not a file of a checkpoint"
-            )
-    if len({file.name for file in files}) != len(files):
-        raise DamagedCheckpoint("it lists a file twice")
-    return files
+    return from_plain(made), from_rows(made, pieces=made["version"] != _WITHOUT_PIECES)
 
 
 def _check_sizes(files: list[File], wanted: dict[str, Tensor]) -> None:
     """Refuse files that are too small for the arrays, or much too large."""
     held, needed = sum(file.nbytes for file in files), sum(t.nbytes for t in wanted.values())
-    spare = _TENSOR_HEADER_BYTES * (len(wanted) + len(files))
+    stored = len(wanted) + sum(len(file.pieces) for file in files)
+    spare = _TENSOR_HEADER_BYTES * (stored + len(files))
     if not needed <= held <= needed + spare:
         raise DamagedCheckpoint(f"its arrays need {needed:,} bytes, and its files have {held:,}")
 

@@ -36,9 +36,14 @@ class Tensor(NamedTuple):
     dtype: np.dtype[Any]
 
     @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all elements."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        return self.size * self.dtype.itemsize
 
 
 def tensor(shape: Any, dtype: Any) -> Tensor:

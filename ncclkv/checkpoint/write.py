@@ -5,27 +5,33 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TypeAlias
 
 from ncclkv.checkpoint import directory, strict_json
 from ncclkv.checkpoint.directory import MANIFEST, SUMS
+from ncclkv.checkpoint.files import File, Piece, file_name, rows
 from ncclkv.checkpoint.manifest import Manifest, size_limit, to_plain
 from ncclkv.checkpoint.tensors import Array, batches, encode
 from ncclkv.errors import CheckpointError
 
 FORMAT = "ncclkv checkpoint"
-VERSION = 2
+VERSION = 3
 
 FILE_BYTES = 128 * 1024 * 1024
 """Bytes of arrays after which a file is full; saving takes as much extra memory."""
 
-NamedArrays = Iterable[tuple[str, Array]]
+NamedArrays: TypeAlias = Iterable[tuple[str | Piece, Array]]
+"""Tensors by name and pieces of tensors; a piece has one axis."""
+
+Fill: TypeAlias = Callable[[str], Generator[None, None, tuple[Manifest, Sequence[File]]]]
+"""Writes the tensors into a folder, yields after each file, and returns the manifest and files."""
 
 
 def write(
-    folder: str, manifest: Manifest, arrays: NamedArrays, keep: int, author: str
+    folder: str, step: int, fill: Fill, keep: int, author: str, *, values: bool = True
 ) -> Generator[None, None, str]:
-    """Save a checkpoint; a generator that yields after each file it writes.
+    """Save a checkpoint; a generator that yields when `fill` does.
 
     If the save ends early, by an exception or a kill, the directory holds the earlier checkpoints,
     and perhaps the new one; all of them are complete.
@@ -34,13 +40,15 @@ def write(
     ----------
     folder : str
         An absolute path; made if it does not exist.
-    manifest : Manifest
-    arrays : iterable of (str, ndarray)
-        The manifest's tensors, made one after another.
+    step : int
+    fill : callable
+        Called with the path of the new directory, which has its final name only at the end.
     keep : int
         Number of checkpoints of this kind to keep, the new one included.
     author : str
         Name and version of the program that saves.
+    values : bool
+        False for a checkpoint of an optimizer's states alone.
 
     Returns
     -------
@@ -55,12 +63,13 @@ def write(
     with directory.locked(folder):
         directory.remove_leftovers(folder)
         found = directory.generations(folder)
-        name = directory.next_name(found, manifest.step, values=manifest.values)
+        name = directory.next_name(found, step, values=values)
         hidden = os.path.join(folder, f".saving-{name}")
         path = os.path.join(folder, name)
         try:
             os.mkdir(hidden)
-            yield from _write_files(hidden, manifest, arrays, author)
+            manifest, files = yield from fill(hidden)
+            _write_manifest(hidden, manifest, files, author)
             os.rename(hidden, path)
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
@@ -71,31 +80,55 @@ def write(
             raise CheckpointError(
                 f"{path} is complete, but a loss of power may remove it: {directory.reason(error)}"
             ) from error
-        of_kind = [other for other in found if other.values == manifest.values]
+        of_kind = [other for other in found if other.values == values]
         directory.remove(folder, of_kind[keep - 1 :])
     return path
 
 
-def _write_files(
-    folder: str, manifest: Manifest, arrays: NamedArrays, author: str
-) -> Generator[None, None, None]:
-    """Write the files of a checkpoint."""
+def write_files(
+    folder: str, arrays: NamedArrays, rank: int | None = None
+) -> Generator[None, None, list[File]]:
+    """Write tensors to files, flushed to the disk; a generator that yields after each file.
+
+    Parameters
+    ----------
+    folder : str
+    arrays : iterable of (str or Piece, ndarray)
+        Made one after another.
+    rank : int, optional
+        The rank that writes, if several ranks write into the folder.
+
+    Returns
+    -------
+    list of File
+
+    Raises
+    ------
+    OSError
+    """
     files = []
-    parts = batches(arrays, lambda item: item[1].nbytes, FILE_BYTES)
-    for number, part in enumerate(parts):
-        name = f"tensors-{number:04}.safetensors"
-        blob = encode(dict(part))
+    for number, batch in enumerate(batches(arrays, lambda item: item[1].nbytes, FILE_BYTES)):
+        name = file_name(number, rank)
+        blob = encode({of if isinstance(of, str) else of.name: array for of, array in batch})
         _write_file(folder, name, blob)
-        sha256 = hashlib.sha256(blob).hexdigest()
-        files.append({"name": name, "bytes": len(blob), "sha256": sha256})
+        pieces = tuple(of for of, _ in batch if isinstance(of, Piece))
+        files.append(File(name, len(blob), hashlib.sha256(blob).hexdigest(), pieces))
+        del blob, batch  # else the next file would be made beside them
         yield
-    about = {"format": FORMAT, "version": VERSION, "author": author, "files": files}
+    return files
+
+
+def _write_manifest(folder: str, manifest: Manifest, files: Sequence[File], author: str) -> None:
+    """Write ``checkpoint.json`` and its digest, once all files of tensors are on the disk."""
+    about = {"format": FORMAT, "version": VERSION, "author": author, "files": rows(files)}
     text = strict_json.dumps({**about, **to_plain(manifest)})
+    pieces = sum(len(file.pieces) for file in files)
     try:
-        strict_json.check_size(text, size_limit(key.spec.key for key in manifest.keys))
+        strict_json.check_size(text, size_limit((key.spec.key for key in manifest.keys), pieces))
     except strict_json.DamagedCheckpoint as error:
+        fewer = f", or save on fewer ranks: it lists {pieces:,} pieces" if pieces else ""
         raise CheckpointError(
-            f"{MANIFEST} cannot be written: {error}; give a smaller extra"
+            f"{MANIFEST} cannot be written: {error}; give a smaller extra{fewer}"
         ) from error
     _write_file(folder, MANIFEST, text)
     _write_file(folder, SUMS, sums_of(text))

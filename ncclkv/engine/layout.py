@@ -82,9 +82,8 @@ class Layout:
         """Give every pending key a slot in a new bucket; slots never move afterwards."""
         if self.sealed:
             return
-        specs = [spec for spec in self.registry if spec.key in self.pending]
-        buckets = make_buckets(specs, self.sizing.bucket_bytes, len(self.states))
-        plan = self._plan([*(state.bucket for state in self.states), *buckets])[len(self.states) :]
+        every = self.buckets_with(())
+        buckets, plan = every[len(self.states) :], self._plan(every)[len(self.states) :]
         # Nothing is recorded before all is allocated: a MemoryError leaves the layout unchanged.
         with self._comm.rolling_back_node_shared():
             states = [self._state(bucket, to) for bucket, to in zip(buckets, plan, strict=True)]
@@ -102,6 +101,12 @@ class Layout:
         self._slots.update(slots)
         self.pending.clear()
         self.pending_bytes = 0
+
+    def buckets_with(self, specs: Iterable[KeySpec]) -> list[Bucket]:
+        """Return all buckets as they will be, if new keys are added and the layout is sealed."""
+        pending = [spec for spec in self.registry if spec.key in self.pending]
+        new = make_buckets([*pending, *specs], self.sizing.bucket_bytes, len(self.states))
+        return [*(state.bucket for state in self.states), *new]
 
     def seal_on_all(self, verb: str, sealed: Sequence[bool]) -> None:
         """Seal the layout if it is sealed on any rank; collective.

@@ -21,7 +21,8 @@ from ncclkv.store.agreement import propose
 from ncclkv.store.context import Component, Context
 from ncclkv.store.restoring import Restoring
 from ncclkv.store.saving import Saving
-from ncclkv.store.single_rank import request_assistance, run_on_one_rank
+from ncclkv.store.single_rank import run_on_one_rank
+from ncclkv.store.updater_states import UpdaterStates
 
 
 class Loaded(NamedTuple):
@@ -43,17 +44,19 @@ class Loaded(NamedTuple):
 
 
 class Checkpoints(Component):
-    """Runs saves and loads: one rank writes and reads the files, and all ranks get the outcome.
+    """Runs saves and loads, of which all ranks get the outcome.
 
-    That rank, the leader, is the root with ``update_on="root"``, and else rank 0.
+    One rank, the leader, makes a checkpoint's directory, and reads its files.  The leader is the
+    root with ``update_on="root"``, and else rank 0.
     """
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._leader = self._engine.placement.leader
         self._run = Run()
-        self._saving = Saving(context)
-        self._restoring = Restoring(context)
+        updater_states = UpdaterStates(context)
+        self._saving = Saving(context, updater_states)
+        self._restoring = Restoring(context, updater_states)
 
     # Verbs
 
@@ -100,32 +103,35 @@ class Checkpoints(Component):
         values: bool = True,
         config: bool = True,
     ) -> str:
-        """Flush all pushes, then write on the leader, once all ranks agree on the save."""
+        """Flush all pushes, then write, once all ranks agree on the save."""
 
         def work() -> Generator[None, None, str]:
             where = _directory(verb, directory)
             strict_json.check(extra, "extra")
-            request = partial(request_assistance, self._comm, self._leader, verb)
-            manifest, arrays = self._saving.content(
-                int(step), extra, self._run.id, request, values=values, config=config
+            manifest = self._saving.manifest(
+                int(step), extra, self._run.id, values=values, config=config
             )
             self._run.warn(where, values=values)
-            path = yield from write(where, manifest, arrays, int(keep), _author())
+            fill = partial(self._saving.fill, verb, manifest)
+            path = yield from write(where, int(step), fill, int(keep), _author(), values=values)
             self._run.add(path, self._run.id)
             return path
 
-        def check() -> tuple[None, list[str]]:
-            self._saving.check(verb)
-            return None, _numbers(verb, step, keep)
-
         self._calls.record(verb)
         # Ranks share memory: the agreement completes all their earlier writes to it.
-        propose(self._comm, verb, check)
+        layout = self._engine.layout
+        check = partial(_numbers, verb, step, keep)
+        _, sealed = propose(self._comm, verb, lambda: (None, check()), note=layout.sealed)
+        # Else a key may have owners on one rank, and be whole on another.
+        layout.seal_on_all(verb, sealed)
         self._engine.settle()
         self._comm.synchronize()
-        return run_on_one_rank(
-            self._comm, self._leader, verb, work(), assist=self._saving.gather_states
-        )
+        try:
+            return run_on_one_rank(
+                self._comm, self._leader, verb, work(), assist=self._saving.assist
+            )
+        finally:
+            self._saving.end()
 
     # Reading
 

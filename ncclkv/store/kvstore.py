@@ -772,15 +772,17 @@ are ints, such as 3; use one kind
     ) -> str:
         """Write all values and the optimizer's state to a new checkpoint; collective.
 
-        One rank writes: rank 0, or the root with ``update_on="root"``.  The checkpoint is complete
-        on its disk before it gets its name in the directory.  So a process that is killed at any
-        moment leaves the earlier checkpoints, with or without the new one.
+        One rank writes: rank 0, or the root with ``update_on="root"``.  With
+        ``update_on="sharded"`` every rank writes the part that it updates, to files of its own, if
+        all ranks have the directory of rank 0.  The checkpoint is complete on its disk before it
+        gets its name in the directory.  So a process that is killed at any moment leaves the
+        earlier checkpoints, with or without the new one.
 
         Parameters
         ----------
         directory : path, optional
-            On the writing rank's machine, for this job's checkpoints alone; made if it is not
-            there.  By default the environment's ``NCCLKV_CHECKPOINT``.
+            Path on the machine of rank 0, or of the root, for this job's checkpoints alone; made if
+            it is not there.  By default the environment's ``NCCLKV_CHECKPOINT``.
         step : int
             Number of steps done, 0 or more; `load` returns it.
         extra : Any
@@ -798,11 +800,10 @@ are ints, such as 3; use one kind
         Raises
         ------
         CheckpointError
-            On every rank, when it cannot be written, with the rank, its host, the path and the
+            On every rank, when a rank cannot write, with the rank, its host, the path and the
             system's reason.  The store and the older checkpoints are unchanged.
         NotSupported
-            When the package safetensors is not installed there; with ``update_on="sharded"`` on
-            several ranks, when an updater object has ``state_dict()``.
+            When the package safetensors is not installed there.
 
         Warns
         -----
@@ -813,6 +814,9 @@ are ints, such as 3; use one kind
         -----
         If an updater object has ``state_dict()``, save also writes the dict that it returns.  The
         dict holds arrays, in host memory or a GPU's, and JSON values.  A function has no state.
+
+        With ``update_on="sharded"`` the updater of each rank has the state of the keys that this
+        rank updates, and save writes the dicts of all ranks.
 
         Examples
         --------
@@ -874,6 +878,13 @@ are ints, such as 3; use one kind
 
         Set an updater object before the load.  Its ``load_state_dict`` is called on the ranks where
         it runs, with arrays in the store's memory: CuPy's on a GPU.
+
+        After a save with ``update_on="sharded"`` on several ranks, each rank's updater gets the
+        state of the same rank, if each key is updated on the same rank as before: with the same
+        number of ranks, ``update_on``, ``bucket_bytes`` and order of keys.  Otherwise load
+        calls ``merge_state_dicts(states)`` of the updater with the list of all ranks' states, and
+        gives every rank the dict that the method returns.  Without this method it raises
+        `CheckpointError`.
         """
         return self._checkpoints.load_store(directory, required=required, fallback=fallback)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.arrays.dtypes import dtype_name
-from ncclkv.checkpoint.manifest import Manifest, SavedKey, state_name, updater_name, value_name
+from ncclkv.checkpoint.manifest import Manifest, SavedKey, state_name, value_name
 from ncclkv.checkpoint.tensors import Tensor, batches
 from ncclkv.engine.bucket_state import Array
 from ncclkv.engine.fused_rule import FusedRule
@@ -18,8 +18,9 @@ from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.restore import check_config, from_config, set_config
 from ncclkv.store.agreement import from_rank, propose
 from ncclkv.store.check import reducible
-from ncclkv.store.context import Component
-from ncclkv.table.registry import Key, KeySpec
+from ncclkv.store.context import Component, Context
+from ncclkv.store.updater_states import UpdaterStates
+from ncclkv.table.registry import KeySpec
 
 _PART_BYTES = 64 * 1024 * 1024
 """Size of the keys that are broadcast at a time; a larger key is broadcast by itself."""
@@ -30,6 +31,10 @@ _SHOWN = 3
 
 class Restoring(Component):
     """Checks a checkpoint against the store, and installs it on all ranks."""
+
+    def __init__(self, context: Context, updater_states: UpdaterStates) -> None:
+        super().__init__(context)
+        self._updater_states = updater_states
 
     # Checks before anything is changed
 
@@ -46,14 +51,8 @@ class Restoring(Component):
         if len(registry) or not values:
             _check_keys([key.spec for key in manifest.keys], list(registry))
         self._optimizer_of(manifest)
-        loads = getattr(self._engine.rule.source, "load_state_dict", None)
-        takes = isinstance(self._engine.rule, FunctionRule) and callable(loads)
-        if values and manifest.updater is not None and not takes:
-            raise CheckpointError(
-                f"the checkpoint holds the state of an updater, and the store's updater "
-                f"({self._engine.rule.name}) has no load_state_dict; first call set_updater with "
-                f"an object that has this method"
-            )
+        if values:
+            self._updater_states.check(manifest)
 
     def _optimizer_of(self, manifest: Manifest) -> Optimizer | None:
         """Return a new optimizer if the store has no updater; check the optimizer it has."""
@@ -105,7 +104,7 @@ class Restoring(Component):
         optimizer, notes = propose(self._comm, verb, make, note=self._engine.layout.sealed)
         self._context.memory_check.check(verb, new)
         if values:
-            self._broadcast_updater(verb, manifest, arrays)
+            self._updater_states.install(verb, manifest, arrays)
         if registered:
             self._engine.layout.seal_on_all(verb, notes)
         self._install_optimizer(manifest, optimizer, notes)
@@ -167,42 +166,6 @@ class Restoring(Component):
                 self._engine.kernels.pack(array.reshape(-1)[lo:hi], rule.states(slot)[name])
             self._comm.keep_alive(*given)
         rule.counts_set()
-
-    def _copy(self, given: Array) -> Array:
-        """Return a copy of an array in the store's kind of memory."""
-        made = self._engine.kernels.empty(given.shape, given.dtype)
-        self._engine.kernels.pack(given, made.reshape(-1))
-        return made
-
-    def _broadcast_updater(
-        self, verb: str, manifest: Manifest, arrays: Mapping[str, Array]
-    ) -> None:
-        """Broadcast the updater's state; call ``load_state_dict`` on the ranks that update."""
-        if manifest.updater is None:
-            return
-        state: dict[Key, Any] = {}
-        for index, (key, item) in enumerate(manifest.updater.items()):
-            mine = item[0] if isinstance(item, list) else arrays.get(updater_name(index))
-            given = self._comm.control.broadcast(
-                mine, self._engine.placement.leader, f"{verb}: the updater's state"
-            )
-            state[key] = self._copy(given) if isinstance(item, Tensor) else given
-        failure: Exception | None = None
-        if self._engine.placement.updates:
-            source: Any = self._engine.rule.source
-            try:
-                with self._session.updating():
-                    source.load_state_dict(state)
-            except Exception as error:
-                failure = error
-        text = None if failure is None else f"{type(failure).__name__}: {failure}"
-        failures = self._comm.control.allgather(text, f"{verb}: the updater's state")
-        for rank, found in enumerate(failures):
-            if found is not None:
-                raise CheckpointError(
-                    f"{verb} on rank {rank} of {self._comm.size}: load_state_dict of the updater "
-                    f"{self._engine.rule.name} raised {found}; the store's values are unchanged"
-                ) from failure
 
 
 def _check_keys(saved: Sequence[KeySpec], registered: Sequence[KeySpec]) -> None:

@@ -2,66 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+import logging
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from itertools import chain, pairwise
 from typing import Any, cast
 
 import numpy as np
 
-from ncclkv.arrays import cupy, device
-from ncclkv.arrays.dtypes import check_dtype
 from ncclkv.checkpoint import strict_json
+from ncclkv.checkpoint.directory import has_mark, marked
+from ncclkv.checkpoint.files import File
 from ncclkv.checkpoint.manifest import (
     Manifest,
     OptimizerManifest,
+    OwnedStates,
     SavedKey,
+    UpdaterState,
     state_name,
     updater_name,
     value_name,
 )
 from ncclkv.checkpoint.tensors import Array, Tensor
+from ncclkv.checkpoint.write import NamedArrays, write_files
+from ncclkv.comm.diagnosis.reports import format_ranks
 from ncclkv.comm.types import Owners
-from ncclkv.engine.bucket_state import Slot
 from ncclkv.engine.fused_rule import FusedRule
-from ncclkv.engine.update_rule import FunctionRule
-from ncclkv.errors import NotSupported, UsageError
-from ncclkv.store.context import Component
+from ncclkv.store.all_ranks import run_on_all_ranks
+from ncclkv.store.context import Component, Context
 from ncclkv.store.keys import one_key
+from ncclkv.store.own_parts import OwnParts
+from ncclkv.store.single_rank import request_assistance
+from ncclkv.store.updater_states import Items, UpdaterStates, forms, tensors
 from ncclkv.table.registry import Key, KeySpec
 
-Items = dict[Key, Any]
+_log = logging.getLogger("ncclkv")
 
 
 class Saving(Component):
-    """Makes the content of a checkpoint, on the rank that writes it."""
+    """Makes the content of a checkpoint.
 
-    def check(self, verb: str) -> None:
-        """Refuse an updater of which each rank has a state of its own.
+    If each rank updates a part of each bucket, and all ranks share the directory, each rank writes
+    its part to files of its own.  Without such a directory the leader requests the parts, one key
+    after another, and writes all files.
+    """
 
-        Raises
-        ------
-        NotSupported
-        """
-        rule = self._engine.rule
-        divides = self._engine.placement.divides and self._comm.size > 1
-        if divides and self._state_dict() is not None:
-            raise NotSupported(
-                f"{verb}: the updater {rule.name} has a state_dict, and with update_on='sharded' "
-                f"each rank updates other keys, so its states differ; create the store with "
-                f"update_on='root' or 'every_rank', or set an optimizer"
-            )
+    def __init__(self, context: Context, updater_states: UpdaterStates) -> None:
+        super().__init__(context)
+        self._divided = self._engine.placement.divides and self._comm.size > 1
+        self._own_parts = OwnParts(context)
+        self._updater_states = updater_states
+        self._items: Items = {}
 
-    def content(
-        self,
-        step: int,
-        extra: Any,
-        run: str,
-        request: Callable[[Key], None],
-        *,
-        values: bool,
-        config: bool,
-    ) -> tuple[Manifest, Iterator[tuple[str, Array]]]:
-        """Return the manifest of a checkpoint, and its arrays, each made when it is needed.
+    def manifest(self, step: int, extra: Any, run: str, *, values: bool, config: bool) -> Manifest:
+        """Return the manifest of a checkpoint, without the state of an updater object.
 
         Parameters
         ----------
@@ -69,19 +63,100 @@ class Saving(Component):
             As given to ``kv.save``.
         run : str
             The identity of the store that saves.
-        request : callable
-            Called with a key before the ranks gather its states: the other ranks then call
-            `gather_states`.
         values : bool
             Whether the keys' values are saved, and an updater's state.
         config : bool
             Whether the optimizer's hyperparameters are saved.
         """
-        items = self._updater_state() if values else None
         keys = tuple(self._saved_key(spec) for spec in self._engine.layout.registry)
-        updater = None if items is None else {key: _form(item) for key, item in items.items()}
-        manifest = Manifest(step, extra, keys, values, self._optimizer(config), updater, run)
-        return manifest, self._arrays(manifest, items or {}, request)
+        return Manifest(step, extra, keys, values, self._optimizer(config), None, run)
+
+    # Files
+
+    def fill(
+        self, verb: str, manifest: Manifest, folder: str
+    ) -> Generator[None, None, tuple[Manifest, list[File]]]:
+        """Write the tensors to a folder, alone or with the other ranks; run on the leader.
+
+        The other ranks wait in `run_on_one_rank` with `assist`.
+        """
+        if not self._divided:
+            items = self._updater_states.own() if manifest.values else None
+            manifest = replace(manifest, updater=forms(items))
+            arrays = [self._arrays(manifest), tensors(items or {})]
+            return manifest, (yield from write_files(folder, chain.from_iterable(arrays)))
+        with marked(folder) as mark:
+            begin = verb, folder, mark, manifest.values
+            self._request(verb, "write", *begin)
+            states, files = self._write(*begin)
+        if states is not None:
+            owners = self._updater_states.owners()
+            manifest = replace(manifest, owned=OwnedStates(states, owners))
+        if files is None:
+            files = yield from write_files(folder, self._gathered(verb, manifest))
+        return manifest, files
+
+    def end(self) -> None:
+        """Release the state of an updater object, which the last save has read."""
+        self._items = {}
+
+    def assist(self, request: tuple[str, Any]) -> None:
+        """Take this rank's part in the leader's `fill`; run on the other ranks."""
+        kind, arguments = request
+        if kind == "write":
+            self._write(*arguments)
+        elif kind == "state":
+            self.gather_states(*arguments)
+        else:
+            self._gather_item(*arguments)
+
+    def _request(self, verb: str, kind: str, *arguments: Any) -> None:
+        """Let the other ranks call `assist`."""
+        leader = self._engine.placement.leader
+        request_assistance(self._comm, leader, verb, (kind, arguments))
+
+    def _write(
+        self, verb: str, folder: str, mark: str, values: bool
+    ) -> tuple[tuple[UpdaterState, ...] | None, list[File] | None]:
+        """Write each rank's parts to the leader's folder, if all ranks find it; collective.
+
+        Returns
+        -------
+        states : tuple of dict, or None
+            The forms of the updater's states on all ranks; None without an updater's state.
+        files : list of File, or None
+            None if the folder is on a disk that not all ranks have.
+        """
+
+        def begin() -> Generator[None, None, tuple[bool, UpdaterState | None]]:
+            yield
+            items = self._updater_states.own() if values else None
+            self._items = items or {}
+            return has_mark(folder, mark), forms(items)
+
+        found = run_on_all_ranks(self._comm, verb, begin())
+        states = tuple(state or {} for _, state in found)
+        owned = states if any(state is not None for _, state in found) else None
+        apart = [rank for rank, (shared, _) in enumerate(found) if not shared]
+        rank, leader = self._comm.rank, self._engine.placement.leader
+        if apart:
+            if rank == leader:
+                _log.info(
+                    "%s: the directory %s of rank %s is not on the disks of %s; rank %s writes the "
+                    "parts of all ranks",
+                    verb,
+                    folder,
+                    leader,
+                    format_ranks(apart),
+                    leader,
+                )
+            return owned, None
+        arrays = [self._own_parts.arrays(values=values), tensors(self._items, rank)]
+        work = write_files(folder, chain.from_iterable(arrays), rank)
+        written = run_on_all_ranks(self._comm, verb, work)
+        return owned, [file for files in written for file in files]
+
+    # Arrays
 
     def _saved_key(self, spec: KeySpec) -> SavedKey:
         """Return a key as the manifest has it; without states if it has no slot yet."""
@@ -109,31 +184,43 @@ class Saving(Component):
                 numbers[name] = number
         return OptimizerManifest(kind, numbers)
 
-    def _arrays(
-        self, manifest: Manifest, items: Items, request: Callable[[Key], None]
-    ) -> Iterator[tuple[str, Array]]:
-        """Yield the tensors of the manifest, in host memory."""
+    def _arrays(self, manifest: Manifest) -> Iterator[tuple[str, Array]]:
+        """Yield the values and states of all keys, of which this rank has all."""
         layout = self._engine.layout
         for spec, saved, _ in manifest.keys:
             if manifest.values:
-                out = np.empty(spec.shape, spec.dtype)
-                self._engine.read_values(*self._engine.plan_pull([(spec.key, out)]))
-                yield value_name(spec.index), out
-            states = self._states(layout[spec.key], request) if saved else {}
+                yield self._value(spec)
+            states = self._engine.rule.states(layout[spec.key]) if saved else {}
             for name, state in states.items():
                 out = self._comm.to_host(state)
                 yield state_name(spec.index, name), out.reshape(spec.shape)
-        for index, item in enumerate(items.values()):
-            if isinstance(item, np.ndarray):
-                yield updater_name(index), item
 
-    def _states(self, slot: Slot, request: Callable[[Key], None]) -> dict[str, Array]:
-        """Return the whole states of a key; if ranks have parts of them, the parts of all ranks."""
-        states = self._engine.rule.states(slot)
-        if not states or not isinstance(slot.state.to, Owners):
-            return states
-        request(slot.entry.key)
-        return self.gather_states(slot.entry.key)
+    def _value(self, spec: KeySpec) -> tuple[str, Array]:
+        """Return the value of a key, with its name in the checkpoint."""
+        out = np.empty(spec.shape, spec.dtype)
+        self._engine.read_values(*self._engine.plan_pull([(spec.key, out)]))
+        return value_name(spec.index), out
+
+    def _gathered(self, verb: str, manifest: Manifest) -> NamedArrays:
+        """Yield all tensors on the leader, which receives the parts of one key at a time."""
+        for spec, saved, _ in manifest.keys:
+            if manifest.values:
+                yield self._value(spec)
+            if not saved:
+                continue
+            self._request(verb, "state", spec.key)
+            for name, state in self.gather_states(spec.key).items():
+                yield state_name(spec.index, name), self._comm.to_host(state).reshape(spec.shape)
+        for rank, items in enumerate(manifest.owned.states if manifest.owned else ()):
+            for index, (key, item) in enumerate(items.items()):
+                if isinstance(item, Tensor):
+                    self._request(verb, "item", key, rank)
+                    yield updater_name(index, rank), self._gather_item(key, rank)
+
+    def _gather_item(self, key: Key, rank: int) -> Any:
+        """Return an item of the updater's state of a rank; collective."""
+        mine = self._items[key] if rank == self._comm.rank else None
+        return self._comm.control.broadcast(mine, rank, f"the updater's {key!r} of rank {rank}")
 
     def gather_states(self, key: Key) -> dict[str, Array]:
         """Return the states of a key, of which each rank has a part; collective."""
@@ -148,42 +235,3 @@ class Saving(Component):
             work.label = f"the {name} of key {key!r}"
             work.wait()
         return wholes
-
-    def _state_dict(self) -> Callable[[], Any] | None:
-        """Return the method of an updater object that returns its state, if there is one."""
-        rule = self._engine.rule
-        state_dict = getattr(rule.source, "state_dict", None)
-        return state_dict if isinstance(rule, FunctionRule) and callable(state_dict) else None
-
-    def _updater_state(self) -> Items | None:
-        """Return the state of an updater object: copies of arrays, and JSON values."""
-        rule, state_dict = self._engine.rule, self._state_dict()
-        if state_dict is None:
-            return None
-        with self._session.updating():
-            given = state_dict()
-        if not isinstance(given, dict):
-            raise UsageError(
-                f"state_dict of the updater {rule.name} returned a {type(given).__name__}; return "
-                f"a dict of arrays and JSON values by name"
-            )
-        return {one_key(key): self._item(key, value) for key, value in given.items()}
-
-    def _item(self, key: Any, value: Any) -> Any:
-        """Return an item of an updater's state: a copy in host memory, or a JSON value."""
-        what = f"state_dict()[{key!r}] of the updater"
-        if isinstance(value, (np.ndarray, np.generic)):
-            array = np.asarray(value)
-            return np.array(array, check_dtype(array.dtype, what), order="C")
-        if not (cupy.is_own(value) or device.recognises(value)):
-            strict_json.check(value, what)
-            return value
-        view = self._engine.kernels.value(value, what)
-        out = np.empty(view.shape, check_dtype(view.dtype, what))
-        self._engine.kernels.unpack(self._engine.kernels.copy(view).reshape(-1), out)
-        return out
-
-
-def _form(item: Any) -> Tensor | list[Any]:
-    """Return an item as the manifest has it."""
-    return Tensor(item.shape, item.dtype) if isinstance(item, np.ndarray) else [item]

@@ -13,7 +13,24 @@ from ncclkv.errors import CheckpointError, CommError, ContractError, UsageError
 
 T = TypeVar("T")
 
-_RUNNING, _ASSIST, _ENDED, _FAILED = "running", "assist", "ended", "failed"
+RUNNING, ENDED, FAILED = "running", "ended", "failed"
+"""States of a work."""
+
+_ASSIST = "assist"
+
+
+class FailedOnRank(Exception):
+    """The failure of a work of several ranks, which all ranks have received.
+
+    Attributes
+    ----------
+    failure : Exception
+        The error for the program; its text names the rank.
+    """
+
+    def __init__(self, failure: Exception) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
 
 
 def run_on_one_rank(
@@ -38,25 +55,31 @@ def run_on_one_rank(
     work : generator
         Run on the leader alone.  Its result is sent to all ranks, and must be picklable.
     assist : callable, optional
-        Called on the other ranks with each argument of `request_assistance`.
+        Called on the other ranks with each argument of `request_assistance`.  If it raises
+        `FailedOnRank`, the leader's part has raised it, too, and the work ends with this failure.
 
     Raises
     ------
     CheckpointError
-        On every rank, when the work fails on the leader.
+        On every rank, when the work fails on the leader, or on a rank that assists.
     UsageError
-        On every rank, when the work raises it on the leader.
+        On every rank, when the work raises it on such a rank.
     """
-    state, failure = _RUNNING, None
+    state, failure = RUNNING, None
     result: Any = None
     # Closed also when a rank is lost during the work, which may have files to remove.
     with closing(work):
-        while state in (_RUNNING, _ASSIST):
-            message, failure = _step(comm, verb, work) if comm.rank == leader else (None, None)
+        while state in (RUNNING, _ASSIST):
+            message = None
+            if comm.rank == leader:
+                message, failure = advance(comm, verb, work)
             state, result = comm.control.broadcast(message, leader, _label(verb, leader))
             if state == _ASSIST and assist is not None:
-                assist(result)
-    if state == _ENDED:
+                try:
+                    assist(result)
+                except FailedOnRank as error:
+                    failure = error.failure
+    if state == ENDED:
         ended: T = result
         return ended
     kind, text = result
@@ -76,12 +99,20 @@ def _label(verb: str, leader: int) -> str:
     return f"{verb} on rank {leader}"
 
 
-def _step(comm: Communicator, verb: str, work: Generator[None, None, Any]) -> Any:
-    """Work until the next yield; return the message for all ranks, and the error of this rank."""
+def advance(
+    comm: Communicator, verb: str, work: Generator[None, None, Any]
+) -> tuple[tuple[str, Any], Exception | None]:
+    """Work until the next yield; return the message for all ranks, and the error of this rank.
+
+    The message is `RUNNING` with None, `ENDED` with the result, or `FAILED` with the type and text
+    of the error.
+    """
     try:
         next(work)
     except StopIteration as end:
-        return (_ENDED, end.value), None
+        return (ENDED, end.value), None
+    except FailedOnRank as error:
+        return _failed(error.failure)
     except UsageError as error:
         return _failed(error)
     except (CommError, ContractError):
@@ -92,9 +123,9 @@ def _step(comm: Communicator, verb: str, work: Generator[None, None, Any]) -> An
         failure = CheckpointError(f"{where}: {text}")
         failure.__cause__ = error
         return _failed(failure)
-    return (_RUNNING, None), None
+    return (RUNNING, None), None
 
 
-def _failed(failure: Exception) -> Any:
+def _failed(failure: Exception) -> tuple[tuple[str, Any], Exception]:
     """Return the message of a failure without its cause, which peers may fail to unpickle."""
-    return (_FAILED, (type(failure), str(failure))), failure
+    return (FAILED, (type(failure), str(failure))), failure

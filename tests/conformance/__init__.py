@@ -13,6 +13,7 @@ MODULES = (
     "arrays",
     "buckets",
     "checkpoints",
+    "checkpoints_divided",
     "checkpoints_refused",
     "reductions",
     "contract",

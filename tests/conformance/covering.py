@@ -107,16 +107,13 @@ SPLIT_MODULES = frozenset(
 STREAM_MODULES = frozenset(["divergence", "groups", "nonfinite", "optimizers"])
 """Modules of cases whose work on a device depends on the placement, besides `SHARED_MODULES`."""
 
-UNDIVIDED_MODULES = frozenset(["checkpoints_refused"])
-"""Modules of cases with the state of an updater object, which stores with owners do not save."""
-
 DIVIDED_MODULES = frozenset(["checkpoints", "optimizers", "uneven", "updaters"])
 """Modules of cases with a function or an optimizer, which owners of parts run."""
 
 ALL = frozenset(case.name.partition(".")[0] for case in CASES)
 NONE: frozenset[str] = frozenset()
 
-WHOLE = (ALL, PLACED_MODULES, PLACED_MODULES - UNDIVIDED_MODULES)
+WHOLE = (ALL, PLACED_MODULES, PLACED_MODULES)
 """Modules that run on more than four ranks, and on the layouts that run every case."""
 
 FEW = (NONE, NONE, NONE)

@@ -56,19 +56,23 @@ def test_every_placement_makes_the_same_steps(
 
 
 @pytest.mark.limit(60)
-def test_states_of_equal_ranks_are_saved_once(
-    comm_world: MPI.Intracomm, tmp_path_factory: pytest.TempPathFactory
+@pytest.mark.parametrize(
+    ("update_on", "on_store"),
+    [("every_rank", False), ("every_rank", True), ("sharded", True)],
+)
+def test_states_are_saved_and_loaded_between_steps(
+    comm_world: MPI.Intracomm,
+    tmp_path_factory: pytest.TempPathFactory,
+    update_on: Any,
+    on_store: bool,
 ) -> None:
     rank = comm_world.Get_rank()
     folder = comm_world.bcast(tmp_path_factory.mktemp("states") if rank == 0 else None)
     weights = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     for step in range(STEPS):
-        with ncclkv.Trainer(
-            weights,
-            SGD(learning_rate=RATE, momentum=MOMENTUM),
-            kvstore="dist_sync",
-            update_on_kvstore=False,
-        ) as trainer:
+        with ncclkv.create("dist_sync", update_on=update_on) as kv:
+            sgd = SGD(learning_rate=RATE, momentum=MOMENTUM)
+            trainer = ncclkv.Trainer(weights, sgd, kvstore=kv, update_on_kvstore=on_store)
             if step > 0:
                 trainer.load_states(folder)
             trainer.grads.update({name: gradient(name, step, rank) for name in SHAPES})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 from tests.mutants.planted import (
     arrays,
+    checkpoints,
     collectives,
     engine,
     events,
@@ -24,5 +25,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *arrays.MUTANTS,
     *engine.MUTANTS,
     *events.MUTANTS,
+    *checkpoints.MUTANTS,
     *hosts.MUTANTS,
 )

@@ -20,7 +20,6 @@ PLAN = "ncclkv/table/plan.py"
 REDUCER = "ncclkv/engine/reducer.py"
 REDUCTION = "ncclkv/engine/reduction.py"
 RESTORING = "ncclkv/store/restoring.py"
-SAVING = "ncclkv/store/saving.py"
 UPDATES = "ncclkv/engine/update_rule.py"
 UPDATERS = "ncclkv/store/updaters.py"
 VERIFY = "ncclkv/engine/verify.py"
@@ -74,22 +73,6 @@ MUTANTS = (
         old="        self.settle()\n        updates, before",
         new="        self.policy.flush()\n        updates, before",
         why="another owner updates an old value after the rule has changed",
-        tests=(SHARDED,),
-    ),
-    Mutant(
-        name="states-of-the-leader-saved",
-        file=SAVING,
-        old="            work = self._comm.allgatherv(own, wholes[name], counts)\n",
-        new="            work = self._comm.allgatherv(own * 0, wholes[name], counts)\n",
-        why="a checkpoint has no states of some ranks",
-        tests=(SHARDED,),
-    ),
-    Mutant(
-        name="states-loaded-from-the-first-element",
-        file=RESTORING,
-        old="array.reshape(-1)[lo:hi]",
-        new="array.reshape(-1)[: hi - lo]",
-        why="a rank continues with the states of other elements",
         tests=(SHARDED,),
     ),
     Mutant(

@@ -11,7 +11,10 @@ from tests.nccl.emulated import jobs
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 pytestmark = pytest.mark.limit(200)
 
-STORES = [("nccl", 2, "every_rank"), ("nccl", 1, "every_rank"), ("dist_sync", 2, "root")]
+STORES = [
+    *(("nccl", 2, "every_rank"), ("nccl", 1, "every_rank")),
+    *(("nccl", 2, "sharded"), ("dist_sync", 2, "root")),
+]
 """Name, ranks and placement of the stores that save and load."""
 
 

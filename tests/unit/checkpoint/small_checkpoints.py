@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclkv.checkpoint.files import Piece
 from ncclkv.checkpoint.manifest import (
     Manifest,
     OptimizerManifest,
@@ -20,7 +22,7 @@ from ncclkv.checkpoint.manifest import (
 )
 from ncclkv.checkpoint.read import LoadedCheckpoint, read
 from ncclkv.checkpoint.tensors import Tensor
-from ncclkv.checkpoint.write import write
+from ncclkv.checkpoint.write import write, write_files
 from ncclkv.table.registry import KeySpec
 
 Array = NDArray[Any]
@@ -48,9 +50,39 @@ def arrays() -> dict[str, Array]:
     }
 
 
-def written(directory: Path, step: int = 7, keep: int = 9) -> Path:
+def fill(folder: str) -> Any:
+    """Write the arrays of that manifest, as one rank."""
+    return head(), (yield from write_files(folder, arrays().items()))
+
+
+def fill_divided(folder: str) -> Any:
+    """Write the arrays as two ranks that have parts of them: the second has most elements."""
+    whole = arrays()
+    parts: list[list[tuple[str | Piece, Array]]] = [
+        [(Piece("value.0", 0, 1), whole["value.0"][:1]), ("updater.1", whole["updater.1"])],
+        [
+            (Piece("value.0", 1, 2), whole["value.0"][1:]),
+            ("state.0.momentum", whole["state.0.momentum"]),
+            (Piece("value.1", 0, 1), whole["value.1"][:1]),
+            (Piece("value.1", 1, 2), whole["value.1"][1:]),
+        ],
+    ]
+    files = []
+    for rank, part in enumerate(parts):
+        files += yield from write_files(folder, part, rank)
+    return head(), files
+
+
+def written(
+    directory: Path, step: int = 7, keep: int = 9, fill: Callable[[str], Any] = fill
+) -> Path:
     """Write a new checkpoint into a directory, and return its path."""
-    return Path(result(write(str(directory), head(step), arrays().items(), keep, "a test")))
+
+    def filled(folder: str) -> Any:
+        manifest, files = yield from fill(folder)
+        return replace(manifest, step=step), files
+
+    return Path(result(write(str(directory), step, filled, keep, "a test")))
 
 
 def loaded(path: Path) -> LoadedCheckpoint | None:

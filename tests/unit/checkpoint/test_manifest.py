@@ -74,12 +74,12 @@ def test_the_length_limit_of_a_manifest_grows_with_the_keys(tmp_path: Path) -> N
         file.truncate(33 * MIB)
     refused(path, "checkpoint.json has 34,603,008 bytes; the limit is 33,554,432")
     with open(path / "checkpoint.json", "r+b") as file:
-        file.truncate(5 * MIB)
+        file.truncate(17 * MIB)
     with ncclkv.create("local") as kv:
         kv.init("w", np.zeros(2))
-        with pytest.raises(CheckpointError, match=r"5,242,880 bytes; the limit is 4,195,334"):
+        with pytest.raises(CheckpointError, match=r"17,825,792 bytes; the limit is 16,778,246"):
             kv.load(path)
-    assert size_limit(["w", "longer"]) == 4 * MIB + 2 * 1024 + 6 * 7
+    assert size_limit(["w", "longer"]) == 16 * MIB + 2 * 1024 + 6 * 7
 
 
 def test_extra_data_past_the_limit_is_refused(tmp_path: Path) -> None:

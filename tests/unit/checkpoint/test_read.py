@@ -171,7 +171,7 @@ def nested(made: dict[str, Any]) -> None:
 HEADS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "foreign": (lambda made: made.update(format="torch"), "its format is 'torch'"),
     "older": (lambda made: made.update(version=1), "version 1 of the format"),
-    "newer": (lambda made: made.update(version=3), "version 3 of the format"),
+    "newer": (lambda made: made.update(version=4), "version 4 of the format"),
     "escape": (nested, "is not a file of a checkpoint"),
     "absolute": (
         lambda made: made["files"][0].update(name="/etc/passwd"),

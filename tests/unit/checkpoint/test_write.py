@@ -58,7 +58,7 @@ def test_other_tools_can_read_the_files(tmp_path: Path) -> None:
     )
     assert check.returncode == 0, check.stderr
     said = json.loads((path / "checkpoint.json").read_text())
-    assert (said["format"], said["version"], said["author"]) == ("ncclkv checkpoint", 2, "a test")
+    assert (said["format"], said["version"], said["author"]) == ("ncclkv checkpoint", 3, "a test")
     assert [key["key"] for key in said["keys"]] == ["a", "b"]
     np.testing.assert_array_equal(load_file(path / said["files"][0]["name"])["value.0"], [1.5, 0])
 
@@ -86,9 +86,7 @@ def test_layouts_that_are_not_in_c_order() -> None:
 
 def test_many_arrays_go_to_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "FILE_BYTES", 9)
-    work = writing.write(
-        str(tmp_path), small_checkpoints.head(), small_checkpoints.arrays().items(), 1, "a test"
-    )
+    work = writing.write(str(tmp_path), 7, small_checkpoints.fill, 1, "a test")
     assert len(list(work)) == 2, "whoever waits is told of each file"
     path = next(tmp_path.iterdir())
     assert len(list(path.glob("tensors-*"))) == 2

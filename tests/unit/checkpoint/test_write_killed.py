@@ -36,6 +36,12 @@ def test_at_every_call_to_the_system() -> None:
 
 
 @pytest.mark.limit(200)
+def test_while_two_ranks_write() -> None:
+    (kills,) = said("parallel", seconds=180)
+    assert kills >= 20
+
+
+@pytest.mark.limit(200)
 def test_at_any_moment() -> None:
     kills = examples(200)
     (under_way,) = said("moments", str(kills), seconds=180)

@@ -1,6 +1,7 @@
 """Kill a process during its saves, again and again, and load the remaining checkpoint.
 
 ``calls`` kills it before, in the middle of and after every system call, one after another.
+``parallel`` kills it after every call while two ranks write, which are threads of the process.
 ``moments N`` kills it N times at random times. The program prints the counts.
 """
 
@@ -22,6 +23,7 @@ import numpy as np
 import ncclkv
 from ncclkv.checkpoint import directory as generations
 from ncclkv.checkpoint import write
+from ncclkv.testing import run_ranks
 from tests.unit.checkpoint import small_checkpoints
 
 CALLS = ["mkdir", "open", "fsync", "rename", "unlink", "rmdir", "scandir", "listdir", "close"]
@@ -31,9 +33,9 @@ ACKNOWLEDGEMENT = 4
 """Bytes that a child writes for each saved step."""
 
 
-def store() -> Any:
+def store(name: str = "local") -> Any:
     """Create a store of one key, whose value and momentum show the step."""
-    kv = ncclkv.create("local")
+    kv = ncclkv.create(name, update_on="sharded")
     kv.set_optimizer(ncclkv.optimizer.SGD(learning_rate=1.0, momentum=1.0))
     kv.init("w", np.zeros(ROOM))
     return kv
@@ -41,7 +43,7 @@ def store() -> Any:
 
 def go_on(kv: Any) -> None:
     """Make a step: the momentum is -step, the value minus the sum of all steps."""
-    kv.push("w", np.ones(ROOM))
+    kv.push("w", np.full(ROOM, 1 / kv.num_workers))
 
 
 def check(directory: str, least: int) -> int:
@@ -130,9 +132,19 @@ def in_child(body: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def save_steps(directory: str, first: int, last: int, keep: int, said: int | None = None) -> None:
+def save_steps_on(ranks: int, directory: str, first: int, last: int, keep: int) -> None:
+    """Save some steps on one rank, or on several that write side by side."""
+    if ranks == 1:
+        save_steps(directory, first, last, keep)
+    else:
+        run_ranks(ranks, save_steps, directory, first, last, keep, None, "threads")
+
+
+def save_steps(
+    directory: str, first: int, last: int, keep: int, said: int | None = None, name: str = "local"
+) -> None:
     """Save some steps, and write an acknowledgement of each."""
-    with store() as kv:
+    with store(name) as kv:
         for _ in range(first - 1):
             go_on(kv)
         for step in range(first, last + 1):
@@ -142,7 +154,7 @@ def save_steps(directory: str, first: int, last: int, keep: int, said: int | Non
                 os.write(said, step.to_bytes(ACKNOWLEDGEMENT, "little"))
 
 
-def at_every_call(moment: str, keep: int, before: int) -> int:
+def at_every_call(moment: str, keep: int, before: int, ranks: int = 1) -> int:
     """Kill a save at its first call, its second, and so on, until one ends; return the kills."""
     kills = 0
     seen = set()
@@ -150,19 +162,19 @@ def at_every_call(moment: str, keep: int, before: int) -> int:
         with tempfile.TemporaryDirectory() as directory:
             directory += "/new/one"
             if before:
-                save_steps(directory, 1, before, 9)
+                save_steps_on(ranks, directory, 1, before, 9)
                 left = Path(directory, ".saving-step-000000009-save-000009")
                 left.mkdir()
                 (left / "tensors-0000.safetensors").write_text("left by another")
 
             def body(directory: str = directory, count: int = kills + 1) -> None:
                 kill_at(Countdown(count, moment))
-                save_steps(directory, before + 1, before + 1, keep)
+                save_steps_on(ranks, directory, before + 1, before + 1, keep)
 
             ended = in_child(body)
             assert ended in (0, -signal.SIGKILL), ended
             seen.add(check(directory, before))
-            save_steps(directory, before + 2, before + 2, keep)
+            save_steps_on(ranks, directory, before + 2, before + 2, keep)
             assert check(directory, before + 2) == before + 2
             found = os.listdir(directory)
             assert len(found) <= keep, found
@@ -211,5 +223,7 @@ if __name__ == "__main__":
         for moment in ("before", "after"):
             for keep, before in ((2, 0), (1, 1), (2, 3)):
                 print(at_every_call(moment, keep, before), "kills")
+    elif sys.argv[1] == "parallel":
+        print(at_every_call("after", 1, 1, ranks=2), "kills")
     else:
         print(at_any_moment(int(sys.argv[2])), "under way")

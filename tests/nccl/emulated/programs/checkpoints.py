@@ -46,13 +46,14 @@ def values(kv: ncclkv.KVStore) -> str:
 
 
 def files(folder: str) -> str:
-    """Return a digest of all arrays in the files of a checkpoint."""
-    arrays = []
+    """Return a digest of all arrays in the files of a checkpoint, with pieces in their order."""
+    arrays = {}
     for path in sorted(Path(folder).rglob("*.safetensors")):
-        found = load_file(path)
-        arrays += [found[name] for name in sorted(found)]
-    assert len(arrays) > len(KEYS), f"values and states are missing among {arrays}"
-    return digest(arrays)
+        for name, array in load_file(path).items():
+            tensor, _, bounds = name.rstrip("]").partition("[")
+            arrays[tensor, int(bounds.partition(":")[0] or 0)] = array
+    assert len({tensor for tensor, _ in arrays}) == 2 * len(KEYS), arrays
+    return digest([arrays[piece] for piece in sorted(arrays)])
 
 
 def main(do: str, store: str, placement: str, source: str, target: str) -> None:

@@ -1,0 +1,135 @@
+"""Faults in checkpoints that several ranks write, and in their loads."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant, Selection
+
+ALL_RANKS = "ncclkv/store/all_ranks.py"
+CHECKPOINTS = "ncclkv/store/checkpoints.py"
+FILES = "ncclkv/checkpoint/files.py"
+OWN_PARTS = "ncclkv/store/own_parts.py"
+RESTORING = "ncclkv/store/restoring.py"
+SAVING = "ncclkv/store/saving.py"
+UPDATER_STATES = "ncclkv/store/updater_states.py"
+WRITE = "ncclkv/checkpoint/write.py"
+
+_THREADS = Selection("0", "threads/test_store_cases.py", "checkpoints and 3")
+_DIVIDED = Selection("0", "threads/test_store_cases.py", "checkpoints_divided and 3")
+_SAVING = Selection("0", "unit/store/test_saving.py")
+
+MUTANTS = (
+    Mutant(
+        name="part-recorded-as-the-first-elements",
+        file=OWN_PARTS,
+        old="yield Piece(tensor, lo + start, lo + start + piece.size), piece",
+        new="yield Piece(tensor, start, start + piece.size), piece",
+        why="no rank can load the checkpoint: its pieces overlap",
+        tests=(_DIVIDED,),
+    ),
+    Mutant(
+        name="values-of-another-owner-saved",
+        file=OWN_PARTS,
+        old="slot.weight[lo:hi], lo)",
+        new="slot.weight[: hi - lo], lo)",
+        why="a checkpoint has the values of other elements",
+        tests=(_DIVIDED,),
+    ),
+    Mutant(
+        name="empty-values-not-saved",
+        file=OWN_PARTS,
+        old="            if lo == hi and not (leads and spec.size == 0):\n",
+        new="            if lo == hi:\n",
+        why="no rank can load a checkpoint with a key without elements",
+        tests=(_DIVIDED,),
+    ),
+    Mutant(
+        name="parts-of-the-leader-alone",
+        file=SAVING,
+        old="        return owned, [file for files in written for file in files]\n",
+        new="        return owned, written[0]\n",
+        why="the manifest lacks the files of the other ranks",
+        tests=(_DIVIDED,),
+    ),
+    Mutant(
+        name="states-of-the-leader-saved",
+        file=SAVING,
+        old="            work = self._comm.allgatherv(own, wholes[name], counts)\n",
+        new="            work = self._comm.allgatherv(own * 0, wholes[name], counts)\n",
+        why="a checkpoint has no states of ranks on other hosts",
+        tests=(_SAVING,),
+    ),
+    Mutant(
+        name="every-directory-taken-for-shared",
+        file=SAVING,
+        old="return has_mark(folder, mark), forms(items)",
+        new="return True, forms(items)",
+        why="ranks of other hosts write to their own disks",
+        tests=(_SAVING,),
+    ),
+    Mutant(
+        name="save-with-keys-sealed-on-one-rank",
+        file=CHECKPOINTS,
+        old="        layout.seal_on_all(verb, sealed)\n",
+        new="        sealed.clear()\n",
+        why="a key is saved whole by one rank, and in parts by others",
+        tests=(_DIVIDED,),
+    ),
+    Mutant(
+        name="failure-of-another-rank-ignored",
+        file=ALL_RANKS,
+        old="                if state == FAILED:\n",
+        new="                if state == FAILED and rank == comm.rank:\n",
+        why="the ranks wait for the rank whose disk is full",
+        tests=(Selection("0", "unit/store/test_all_ranks.py"),),
+    ),
+    Mutant(
+        name="ranks-write-on-after-a-rank-has-ended",
+        file=ALL_RANKS,
+        old="        while len(results) < comm.size:\n",
+        new="        while message[0] == RUNNING:\n",
+        why="the leader writes the manifest before all files are complete",
+        tests=(Selection("0", "unit/store/test_all_ranks.py"),),
+    ),
+    Mutant(
+        name="name-before-the-manifest",
+        file=WRITE,
+        old="            _write_manifest(hidden, manifest, files, author)\n"
+        "            os.rename(hidden, path)\n",
+        new="            os.rename(hidden, path)\n"
+        "            _write_manifest(path, manifest, files, author)\n",
+        why="a killed save leaves a checkpoint without a manifest under its final name",
+        tests=(Selection("0", "unit/checkpoint/test_write_killed.py", "two_ranks"),),
+    ),
+    Mutant(
+        name="gaps-between-pieces-accepted",
+        file=FILES,
+        old="            if lo != end or hi > size:\n",
+        new="            if lo < end or hi > size:\n",
+        why="a load gives the weights elements of uninitialised memory",
+        tests=(Selection("0", "unit/checkpoint/test_files.py", "gaps"),),
+    ),
+    Mutant(
+        name="updater-state-of-the-first-rank",
+        file=UPDATER_STATES,
+        old="                if merges or rank == self._comm.rank:\n",
+        new="                if merges or rank == 0:\n",
+        why="an updater continues with the state of other keys",
+        tests=(_DIVIDED,),
+    ),
+    Mutant(
+        name="other-owners-accepted",
+        file=UPDATER_STATES,
+        old="            if owner is not None and owner != now[spec.key]:\n",
+        new="            if owner is None:\n",
+        why="an updater has no state of the keys that it updates from now on",
+        tests=(_DIVIDED,),
+    ),
+    Mutant(
+        name="states-loaded-from-the-first-element",
+        file=RESTORING,
+        old="array.reshape(-1)[lo:hi]",
+        new="array.reshape(-1)[: hi - lo]",
+        why="a rank continues with the states of other elements",
+        tests=(_THREADS,),
+    ),
+)
