@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from ncclkv.errors import CheckpointError
+from ncclkv.errors import CheckpointError, UsageError
 from ncclkv.optimizer.base import Optimizer
-from ncclkv.optimizer.restore import set_config
-from ncclkv.optimizer.updater import get_updater
+from ncclkv.optimizer.restore import copied, set_config
+from ncclkv.optimizer.updater import Updater, get_updater
 from ncclkv.store.create import create
 from ncclkv.store.kvstore import KVStore
 
@@ -44,7 +44,7 @@ class LocalUpdates:
         failure: Exception | None = None
         if ranks is None or ranks.rank == 0:
             try:
-                with self._holder() as holder:
+                with _holder(self._updater) as holder:
                     holder.save(fname, extra=_to_plain(self._updater.optimizer.config()))
             except Exception as error:
                 failure = error
@@ -57,25 +57,36 @@ class LocalUpdates:
             raise CheckpointError(f"save_states: rank 0 could not write {fname}; see its error")
 
     def load(self, fname: str | os.PathLike[str]) -> None:
-        """Read what `save` has written.
+        """Read what `save` has written; change nothing if it does not fit.
 
         Raises
         ------
-        CheckpointError, UsageError
+        CheckpointError
             When `fname` holds no such states, or those of another optimizer.
         """
         optimizer = self._updater.optimizer
-        with self._holder() as holder:
-            loaded = holder.load(fname)
-        set_config(optimizer, _from_plain(None if loaded is None else loaded.extra, fname))
+        # The states are loaded beside those in use, until states and numbers are checked.
+        loaded = get_updater(copied(optimizer))
+        with _holder(loaded) as holder:
+            found = holder.load(fname)
+        config = _from_plain(None if found is None else found.extra, fname)
+        try:
+            set_config(optimizer, config)
+        except UsageError as error:
+            raise CheckpointError(
+                f"load_states: the numbers in {fname} are not those of this trainer's optimizer: "
+                f"{error}"
+            ) from error
+        self._updater.load_state_dict(loaded.state_dict())
 
-    def _holder(self) -> KVStore:
-        """Return a store of this process, whose checkpoints hold the states of the updater."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a store of this process alone is intended
-            holder = create("local")
-        holder.set_updater(self._updater)
-        return holder
+
+def _holder(updater: Updater) -> KVStore:
+    """Return a store of this process, whose checkpoints hold the states of an updater."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a store of this process alone is intended
+        holder = create("local")
+    holder.set_updater(updater)
+    return holder
 
 
 def _to_plain(config: dict[str, Any]) -> list[list[Any]]:

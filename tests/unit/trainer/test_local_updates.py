@@ -40,6 +40,24 @@ def test_another_optimizer_is_refused(tmp_path: Path) -> None:
         LocalUpdates(SGD(learning_rate=0.5)).load(tmp_path)
 
 
+def test_a_refused_load_leaves_states_and_numbers(tmp_path: Path) -> None:
+    saved = LocalUpdates(SGD(learning_rate=0.5, momentum=0.25))
+    stepped(saved, np.zeros(3))
+    saved.save(tmp_path, None)
+    sgd, twin = (SGD(learning_rate=0.125, momentum=0.5) for _ in range(2))
+    updates, value = LocalUpdates(sgd), np.zeros(3)
+    other, expected = LocalUpdates(twin), np.zeros(3)
+    for each, array in ((updates, value), (other, expected)):
+        stepped(each, array)
+        stepped(each, array)
+    with pytest.raises(CheckpointError) as caught:
+        updates.load(tmp_path)
+    words = f"the numbers in {tmp_path} are not those", "momentum of SGD(", "cannot become 0.25"
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert (sgd.config(), sgd.num_update) == (twin.config(), twin.num_update)
+    np.testing.assert_array_equal(stepped(updates, value), stepped(other, expected))
+
+
 def test_a_checkpoint_of_values_is_refused(tmp_path: Path) -> None:
     with ncclkv.create("local") as kv:
         kv.set_updater(LocalUpdates(SGD())._updater)
