@@ -6,6 +6,7 @@
       UsageError     the call is wrong; nothing was sent, the store is unchanged
         KeyNotInitialized(KeyError)  KeyAlreadyInitialized  KeyTypeMismatch(TypeError)
         ShapeMismatch(ValueError)  DTypeMismatch(TypeError)  UnknownArgument(TypeError)
+        ReadOnlyAttribute(AttributeError)
         NotSupported(NotImplementedError)  OutOfMemory(MemoryError)
       ContractError  ranks disagree; the store is broken on every rank
         OrderMismatch  SpecMismatch  Divergence
@@ -64,6 +65,10 @@ class DTypeMismatch(UsageError, TypeError):
 
 class UnknownArgument(UsageError, TypeError):
     """The call has no argument of this name."""
+
+
+class ReadOnlyAttribute(UsageError, AttributeError):
+    """A number of an optimizer that stays as it was given, because states depend on it."""
 
 
 class NotSupported(UsageError, NotImplementedError):

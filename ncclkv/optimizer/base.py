@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from ncclkv.arguments import check_count, check_flag
+from ncclkv.arguments import check_count, check_flag, check_length
 from ncclkv.arrays.dtypes import dtype_name, is_low_precision
-from ncclkv.errors import DTypeMismatch, UsageError
+from ncclkv.errors import DTypeMismatch, ReadOnlyAttribute, UsageError
 from ncclkv.optimizer.common import OTHER_NAMES, Settings
 from ncclkv.optimizer.numbers import (
     checked_factors,
@@ -140,6 +140,8 @@ class Optimizer(ABC):
     UsageError
         When an argument, or a value assigned to an attribute, is not such a value; on an
         assignment to torch's name of an attribute, such as ``lr``.
+    ReadOnlyAttribute
+        On an assignment to a number that decides which states there are, such as a momentum.
 
     Examples
     --------
@@ -210,6 +212,15 @@ assign another schedule, or None, to lr_scheduler first
             raise UsageError(
                 f"{type(self).__name__} has no attribute {name!r}, so the assignment would change "
                 f"nothing; assign to {known!r}"
+            )
+        attribute = getattr(type(self), name, None)
+        read_only = isinstance(attribute, property) and attribute.fset is None
+        if read_only and name in (*self.hyperparameters, "multi_precision"):
+            check_length(name, value)
+            raise ReadOnlyAttribute(
+                f"{name} of {self!r} cannot be set to {value!r}, because the states depend on "
+                f"{name}; make an optimizer with {name}={value!r}, and give it to set_optimizer or "
+                f"to a new Trainer"
             )
         check = _CHECKS.get(name) or self.checks.get(name)
         super().__setattr__(name, value if check is None else check(name, value))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.errors import UsageError
+from ncclkv.errors import ReadOnlyAttribute, UsageError
 from ncclkv.kernels.host import HostKernels
 from ncclkv.optimizer import SGD, Optimizer, State, create
 from ncclkv.optimizer.restore import from_config, set_config
@@ -65,6 +65,25 @@ def test_momentum_decides_whether_there_is_a_state() -> None:
     assert [_step(optimizer, [momenta]) for _ in range(3)] == [-0.5, -0.75, -0.875]
     with pytest.raises(AttributeError):
         optimizer.momentum = 0.0  # type: ignore[misc]
+
+
+def test_an_assignment_to_a_number_that_stays_names_another_way() -> None:
+    for sgd, name, value in (
+        (SGD(momentum=0.5), "momentum", 0.25),
+        (SGD(momentum=0.5), "multi_precision", True),
+    ):
+        before = sgd.config()
+        with pytest.raises(ReadOnlyAttribute) as caught:
+            setattr(sgd, name, value)
+        assert str(caught.value) == (
+            f"{name} of {sgd!r} cannot be set to {value}, because the states depend on {name}; "
+            f"make an optimizer with {name}={value}, and give it to set_optimizer or to a new "
+            f"Trainer"
+        )
+        assert isinstance(caught.value, (UsageError, AttributeError))
+        assert sgd.config() == before
+    with pytest.raises(UsageError, match=r"momentum is an int of 6,644 bits"):
+        SGD().momentum = 10**2000  # type: ignore[misc]
 
 
 def test_settings_take_effect_at_the_next_update() -> None:
