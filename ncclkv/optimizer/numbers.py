@@ -16,8 +16,9 @@ from ncclkv.typing import Key
 Value = TypeVar("Value")
 Counted = TypeVar("Counted", bound="CountedDict[Any]")
 
-# `float` accepts text, and drops the imaginary part of NumPy's complex numbers.
-_NO_NUMBERS = (str, bytes, np.complexfloating)
+# `float` accepts text, takes a flag as 0 or 1, and drops the imaginary part of NumPy's complex
+# numbers.
+_NO_NUMBERS = (bool, np.bool_, str, bytes, np.complexfloating)
 
 
 def finite(name: str, value: Any, *, least: float | None = None) -> float:
@@ -34,7 +35,7 @@ def finite(name: str, value: Any, *, least: float | None = None) -> float:
     Raises
     ------
     UsageError
-        When `value` is not a finite real number, or is less than `least`.
+        When `value` is a bool, is not a finite real number, or is less than `least`.
 
     Examples
     --------

@@ -96,8 +96,10 @@ class OptimizerCases:
             assert repr(optimizer) == repr(create(self.name, **settings))
 
     def test_wrong_numbers_are_refused_by_name(self) -> None:
-        for name in create(self.name).hyperparameters:
-            for wrong in (float("nan"), "0.1"):
+        optimizer = create(self.name)
+        for name in optimizer.hyperparameters:
+            flag = isinstance(getattr(optimizer, name), bool)
+            for wrong in (float("nan"), "0.1", *(() if flag else (True, np.False_))):
                 with pytest.raises(UsageError, match=f"^{name}"):
                     create(self.name, **{name: wrong})
 
