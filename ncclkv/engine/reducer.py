@@ -101,7 +101,6 @@ class Reducer:
                 continue
             span = state.span(state.stale)
             publish = partial(placement.publish, span)
-            self.events.sequence += 1
             work = self.events.launch(publish, span.label, span.weights.nbytes, 0)
             state.in_flight.add(work)
             state.stale = None

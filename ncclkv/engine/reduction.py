@@ -91,8 +91,8 @@ class DenseReduction:
             collective.label = span.label
             span.collective, span.prepared_for = collective, wanted
         events = self._events
-        events.sequence += 1
-        if not events.listeners:
+        if not events.listeners:  # three calls of Python less in each push
+            events.sequence += 1
             return collective.launch(apply)
         start, nbytes = partial(collective.launch, apply), span.gradients.nbytes
         return events.launch(start, span.label, nbytes, collective.wire_bytes)

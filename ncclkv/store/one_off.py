@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -119,22 +119,15 @@ class OneOff(Component):
 
     def _reduce(self, staging: Staging, collective: Collective, nbytes: int) -> Work:
         """Launch the reduction of all arrays of one dtype, in place."""
-        return self._launch(staging, collective.launch, nbytes, collective.wire_bytes)
+        return self._engine.events.launch(
+            collective.launch, staging.label, nbytes, collective.wire_bytes
+        )
 
     def _gather(self, staging: Staging, send: Array, receive: Array) -> Work:
         """Launch the gathering of one array of each rank."""
         start = partial(self._comm.allgather, send, receive)
-        return self._launch(staging, start, send.nbytes, receive.nbytes - send.nbytes)
-
-    def _launch(self, staging: Staging, start: Callable[[], Work], nbytes: int, wire: int) -> Work:
-        """Launch a collective, with its events."""
-        events, label = self._engine.events, staging.label
-        events.sequence += 1
-        if events.listeners:
-            return events.launch(start, label, nbytes, wire)
-        work = start()
-        work.label = label
-        return work
+        wire = receive.nbytes - send.nbytes
+        return self._engine.events.launch(start, staging.label, send.nbytes, wire)
 
     def _write(self, sources: Sequence[Array], outs: Sequence[Array], out: Any) -> None:
         """Copy results to the arrays that the program gave."""

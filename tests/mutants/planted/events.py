@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, Selection
 
 EVENTS = "ncclkv/engine/events.py"
-REDUCER = "ncclkv/engine/reducer.py"
 REDUCTION = "ncclkv/engine/reduction.py"
 REDUCTIONS = "ncclkv/comm/host/reductions.py"
 SEQUENCE = "ncclkv/comm/shm/sequence.py"
@@ -20,10 +19,8 @@ MUTANTS = (
     Mutant(
         name="collectives-counted-while-somebody-listens",
         file=REDUCTION,
-        old="        events.sequence += 1\n        if not events.listeners:\n"
-        "            return collective.launch(apply)\n",
-        new="        if not events.listeners:\n            return collective.launch(apply)\n"
-        "        events.sequence += 1\n",
+        old="            events.sequence += 1\n",
+        new="",
         why="events of ranks with instruments of different age cannot be matched",
         tests=(RANKS,),
     ),
@@ -36,12 +33,12 @@ MUTANTS = (
         tests=(Selection("0", "unit/engine/test_reduction.py"), RANKS),
     ),
     Mutant(
-        name="published-values-not-counted",
-        file=REDUCER,
-        old="            self.events.sequence += 1\n",
+        name="collectives-not-counted-while-an-instrument-listens",
+        file=EVENTS,
+        old="        self.sequence += 1\n",
         new="",
         why="the root's broadcast has the number of the reduction before it",
-        tests=(RANKS,),
+        tests=(UNIT, RANKS),
     ),
     Mutant(
         name="earliest-rank-is-late",

@@ -108,7 +108,6 @@ def events_of(kv: ncclkv.KVStore) -> Events:
 
 def launch(events: Events, work: Work) -> Work:
     """Launch a collective of 16 bytes, of which 8 are sent."""
-    events.sequence += 1
     return events.launch(lambda: work, "bucket 0, key 'w'", 16, 8)
 
 
@@ -135,6 +134,16 @@ def test_a_removed_instrument_receives_nothing() -> None:
     assert events.listeners == {}
     events.emit("verb", "push", 1.0)
     assert (verbs.names, log.events) == ([], [])
+
+
+def test_a_collective_is_counted_and_named_without_an_instrument(clock: Clock) -> None:
+    events, log = Events(), Log()
+    work = Launched(clock, {})
+    assert launch(events, work) is work
+    assert (events.sequence, work.label) == (1, "bucket 0, key 'w'")
+    events.add(log)
+    launch(events, Launched(clock, {}))
+    assert log.events == [("launched", 2, "bucket 0, key 'w'", 16, 8)]
 
 
 def test_a_collective_from_launch_to_the_end_of_its_wait(clock: Clock) -> None:
