@@ -81,6 +81,7 @@ class CallLog:
         logged: LoggedKeys | None = None,
         priority: int = 0,
         arguments: str = "",
+        items: str = "",
     ) -> None:
         """Record a call: append it to the log, with its text if it is new; advance the digest.
 
@@ -95,6 +96,8 @@ class CallLog:
         priority : int
         arguments : str
             A text of arguments that are no keys; `logged` has their code.
+        items : str
+            The items of a list that `arguments` does not show completely.
         """
         if self.disabled:
             return
@@ -114,7 +117,7 @@ class CallLog:
             while (following := log.append(verb_code, keys, digest.value, frame)) is None:
                 named = dict.fromkeys([*pushed, *read])
                 text = contract.describe(verb, named, priority, arguments)
-                log.intern(verb_code, keys, f"{text} at {call_site(frame)}", frame)
+                log.intern(verb_code, keys, f"{text} at {call_site(frame)}", frame, items)
             logged.last = log.find(verb_code, keys, frame)
         digest.value = following
 

@@ -114,7 +114,9 @@ class OneOff(Component):
 
     def _record(self, verb: str, staging: Staging, given: Given) -> None:
         """Record the call, then copy its arrays to staging memory."""
-        self._calls.record(verb, logged=staging.logged, arguments=staging.arguments)
+        self._calls.record(
+            verb, logged=staging.logged, arguments=staging.arguments, items=staging.items
+        )
         staging.table = self._engine.kernels.pack_all(given.views, staging.slots, staging.table)
 
     def _reduce(self, staging: Staging, collective: Collective, nbytes: int) -> Work:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ncclkv.arrays.dtypes import DType, dtype_name
 from ncclkv.comm.base import Collective, Communicator
+from ncclkv.comm.diagnosis import item_lists
 from ncclkv.comm.diagnosis.call_log import LoggedKeys
 from ncclkv.engine.bucket_state import Array
 from ncclkv.store import check
@@ -47,7 +48,7 @@ class Kind(NamedTuple):
         >>> Kind("allreduce", "max", ((np.dtype("f4"), (2, 3)),) * 2).describe(1)
         "float32 (2, 3), ... 2 arrays, 48 bytes, op='max'"
         """
-        arrays = [f"{dtype_name(dtype)} {shape}" for dtype, shape in self.forms[:shown]]
+        arrays = [_described(form) for form in self.forms[:shown]]
         more = []
         if len(self.forms) > shown:
             # Calls that differ in an array that is not shown get different texts.
@@ -55,6 +56,12 @@ class Kind(NamedTuple):
             more = [f"... {len(self.forms)} arrays, {nbytes} bytes"]
         op = [f"op={self.op!r}"] if self.op else []
         return ", ".join([*arrays, *more, *op])
+
+
+def _described(form: tuple[DType, tuple[int, ...]]) -> str:
+    """Return dtype and shape of an array."""
+    dtype, shape = form
+    return f"{dtype_name(dtype)} {shape}"
 
 
 class Staging:
@@ -75,6 +82,8 @@ class Staging:
         The bytes of each dtype.
     arguments : str
         A short text of the arguments.
+    items : str
+        The dtypes and shapes of all arrays, as `ncclkv.comm.diagnosis.item_lists` writes them.
     label : str
         Name of the collectives, for errors.
     logged : LoggedKeys
@@ -87,6 +96,7 @@ class Staging:
         self.collectives: list[Collective] = []
         self.sizes: list[int] = []
         self.arguments = kind.describe(_MAX_SHOWN)
+        self.items = item_lists.write(map(_described, kind.forms))
         self.label = f"{kind.verb}({self.arguments})"
         slots: dict[int, Array] = {}
         for dtype in dict.fromkeys(dtype for dtype, _ in kind.forms):

@@ -264,10 +264,18 @@ def ranks_with_other_arguments(create: Stores) -> None:
 
 @case(sizes=SEVERAL)
 def lists_that_differ_after_their_first_arrays(create: Stores) -> None:
-    kv = create()
-    last: Any = 1.0 if kv.rank == 0 else 1
-    with pytest.raises(OrderMismatch, match="the ranks differ in call 1 of this store"):
-        kv.allreduce([1, 1, 1, 1, last])
+    one, turned = full(1, (2, 3)), full(1, (3, 2))
+    both = "(item 4 of the list is float32 (", "float32 (2, 3) on rank", "float32 (3, 2) on rank"
+    lists: list[tuple[list[Any], list[Any], tuple[str, ...]]] = [
+        ([1, 1, 1, 1, 1], [1, 1, 1, 1, 1.0], ("(item 4", "int64 () on rank", "float64 () on rank")),
+        ([one] * 5, [*[one] * 4, turned], both),
+        ([one] * 5, [one] * 4, ("(item 4", "float32 (2, 3) on rank", "missing on rank")),
+    ]
+    for mine, theirs, words in lists:
+        for verb in ("allreduce", "allgather"):
+            kv = create()
+            with mismatch(kv, *words):
+                getattr(kv, verb)(theirs if kv.rank == 0 else mine)
 
 
 @case(sizes={4})

@@ -35,6 +35,12 @@ _CALL = struct.Struct("qqq")
 _TEXT = struct.Struct("qq160s")
 """The call's code, the code of its keys, and the text."""
 
+_ITEMS = struct.Struct("q2040s")
+"""The number of a text, from 1, and the items of its call's list."""
+
+_LISTS = 16
+"""Number of texts whose items are kept."""
+
 _MAX_INTERNED = 2048
 
 # The oldest call on the page may use the oldest text interned at that time.
@@ -42,7 +48,8 @@ _TEXTS = _MAX_INTERNED + CALLS
 
 _COUNT_BYTES = 8
 _TEXTS_FROM = _COUNT_BYTES + CALLS * _CALL.size
-NBYTES = _TEXTS_FROM + _TEXTS * _TEXT.size
+_ITEMS_FROM = _TEXTS_FROM + _TEXTS * _TEXT.size
+NBYTES = _ITEMS_FROM + _LISTS * _ITEMS.size
 
 _MAX_SITE_LENGTH = 48
 
@@ -140,7 +147,7 @@ class CallRing:
         self._page = page
         self._count = page[:_COUNT_BYTES].cast("q")
         self._number = 0
-        self._texts = 0
+        self._texts = self._lists = 0
         self._interned: dict[tuple[int, int, int, int], PreparedCall] = {}
 
     @property
@@ -184,13 +191,16 @@ class CallRing:
         self._count[0] = number
         return (digest * _DIGEST_FACTOR + call.term) & MASK
 
-    def intern(self, code: int, keys: int, text: str, frame: FrameType) -> None:
+    def intern(self, code: int, keys: int, text: str, frame: FrameType, items: str = "") -> None:
         """Write the text of a call from `frame`, for any number of `append`.
 
         Parameters
         ----------
         text : str
             Only its first 160 bytes are kept.
+        items : str
+            The items of a list, as `ncclkv.comm.diagnosis.item_lists` writes them; kept for the
+            last 16 texts with items.
         """
         if len(self._interned) == _MAX_INTERNED:
             self._interned.clear()
@@ -204,12 +214,17 @@ class CallRing:
         lo = _TEXTS_FROM + self._texts % _TEXTS * _TEXT.size
         _TEXT.pack_into(self._page, lo, code, keys, text.encode(errors="replace"))
         self._texts += 1
+        if items:
+            lo = _ITEMS_FROM + self._lists % _LISTS * _ITEMS.size
+            _ITEMS.pack_into(self._page, lo, self._texts, items.encode(errors="replace"))
+            self._lists += 1
 
 
 def read_calls(page: memoryview, max_calls: int = CALLS) -> Iterator[RecordedCall]:
     """Yield the last calls of a page, which its rank may be writing to, the latest at the end."""
     (count,) = page[:_COUNT_BYTES].cast("q")
     now = monotonic_ns()
+    lists = dict(_ITEMS.iter_unpack(page[_ITEMS_FROM:NBYTES]))
     for number in range(max(1, count - min(max_calls, CALLS - 1) + 1), count + 1):
         lo = _COUNT_BYTES + number % CALLS * _CALL.size
         found, index, when = _CALL.unpack_from(page, lo)
@@ -217,5 +232,11 @@ def read_calls(page: memoryview, max_calls: int = CALLS) -> Iterator[RecordedCal
         code, keys, text = _TEXT.unpack_from(page, at)
         # An unchanged number proves that the rank has not begun to overwrite the row.
         if found == number == _CALL.unpack_from(page, lo)[0]:
-            decoded = text.rstrip(b"\0").decode(errors="replace")
-            yield RecordedCall(number, code, keys, decoded, (now - when) / 1e9)
+            items = lists.get(index + 1, b"")
+            age = (now - when) / 1e9
+            yield RecordedCall(number, code, keys, _decode(text), age, _decode(items))
+
+
+def _decode(text: bytes) -> str:
+    """Return a text of the page."""
+    return text.rstrip(b"\0").decode(errors="replace")

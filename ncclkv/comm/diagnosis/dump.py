@@ -154,8 +154,13 @@ def _of_rank(report: Report | None, now: float) -> dict[str, Any]:
     if report is None:
         return {"calls": [], "wait": None, "elsewhere": ""}
     calls = [
-        {"number": number, "call": text, "alike": [code, keys], "seconds": now - age}
-        for number, code, keys, text, age in report.calls
+        {
+            "number": call.number,
+            "call": call.text,
+            "alike": [call.code, call.keys],
+            "seconds": now - call.age,
+        }
+        for call in report.calls
     ]
     wait = None
     if report.wait is not None:

@@ -42,6 +42,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.comm.backoff import Backoff
+from ncclkv.comm.diagnosis import item_lists
 from ncclkv.comm.diagnosis.flight_recorder import NBYTES, FlightRecorder
 from ncclkv.comm.diagnosis.reports import RecordedCall, Report, describe_last_call, first_difference
 from ncclkv.comm.roster import Roster
@@ -236,7 +237,8 @@ class CallComparison:
         calls = ", but ".join(f"rank {each} called {call.text}" for each, call in both)
         return (
             f"the ranks differ in call {mine.number} of this store: {calls}"
-            f"{self._describe_keys(both)}; make the same calls in the same order on all ranks"
+            f"{self._describe_keys(both) or _describe_items(both)}; make the same calls in the "
+            f"same order on all ranks"
         )
 
     def _describe_keys(self, both: Sequence[tuple[int, RecordedCall]]) -> str:
@@ -325,3 +327,12 @@ class CallComparison:
 def is_due(waited: float, looks: int) -> bool:
     """Return whether a wait of `waited` seconds is due to compare calls; `looks`: times so far."""
     return waited >= LONG_SECONDS * (looks + 1)
+
+
+def _describe_items(both: Sequence[tuple[int, RecordedCall]]) -> str:
+    """Describe the first item in which the lists of two calls differ, where texts leave it out."""
+    (rank, first), (other, second) = both
+    if first.code != second.code or _ELLIPSIS not in first.text + second.text:
+        return ""
+    found = item_lists.describe_difference(first.items, second.items, (rank, other))
+    return f" ({found})" if found else ""

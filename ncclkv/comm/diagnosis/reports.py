@@ -23,6 +23,8 @@ class RecordedCall(NamedTuple):
         The call and its line in the user's program.
     age : float
         Seconds since the call.
+    items : str
+        The items of the call's list, which the text may leave out, as `item_lists.write` writes.
     """
 
     number: int
@@ -30,6 +32,7 @@ class RecordedCall(NamedTuple):
     keys: int
     text: str
     age: float
+    items: str = ""
 
 
 class OtherWait(NamedTuple):
