@@ -124,6 +124,11 @@ class GpuMemory(HostMemory):
 def give_back() -> None:
     """Return freed memory of Python and malloc to the system."""
     gc.collect()
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Return freed memory of malloc to the system."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has this function
     if trim is not None:
         trim(0)

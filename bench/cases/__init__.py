@@ -12,6 +12,7 @@ from bench.cases import (
     kernels,
     key_lists,
     many_keys,
+    memory_use,
     models,
     raw,
     short_flush,
@@ -33,6 +34,7 @@ HOST: dict[str, Callable[[Job], None]] = {
     "models": models.run,
     "modules": torch_modules.run,
     "updates": updates.run,
+    "memory": memory_use.run,
 }
 
 GPU: dict[str, Callable[[Job], None]] = {

@@ -1,4 +1,4 @@
-"""Plots by matplotlib, if it is installed: bandwidth over size, and the steps by phase."""
+"""Plots by matplotlib, if it is installed: bandwidth over size, steps by phase, memory by ranks."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ def draw(base: Path, record: dict[str, Any]) -> list[str]:
     steps = [each for each in record.get("tables", []) if _phased(each)]
     if steps:
         names.append(_steps(pyplot, f"{base}-steps.png", steps))
+    if record.get("memory"):
+        names.append(_memory(pyplot, f"{base}-memory.png", record["memory"]))
     return names
 
 
@@ -68,6 +70,25 @@ def _steps(pyplot: Any, name: str, tables: list[dict[str, Any]]) -> str:
         axes.set_yticklabels([each["name"] for each in reversed(table["results"])])
         axes.set(xlabel="ms", title=table["title"])
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(name, dpi=120)
+    pyplot.close(figure)
+    return name
+
+
+def _memory(pyplot: Any, name: str, rows: list[dict[str, Any]]) -> str:
+    """Plot a store's memory on a rank, and on all ranks, over the number of ranks."""
+    figure, grid = pyplot.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
+    for axes, column, title in zip(grid, ("rank", "total"), ("a rank", "all ranks"), strict=True):
+        for marker, store in zip("osx+", dict.fromkeys(row["name"] for row in rows), strict=False):
+            points = [(row["ranks"], row[column]) for row in rows if row["name"] == store]
+            ranks, nbytes = zip(*points, strict=True)
+            # Lines of two stores may lie on each other.
+            line = "--" if "sharded" in store else "-"
+            axes.plot(ranks, [each / 2**20 for each in nbytes], line, marker=marker, label=store)
+        axes.set(xlabel="ranks", ylabel="MiB", title=f"memory of {title}", xticks=ranks)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    grid[0].legend(loc="lower left")
     figure.savefig(name, dpi=120)
     pyplot.close(figure)
     return name

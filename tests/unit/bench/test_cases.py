@@ -18,6 +18,7 @@ from bench.cases import (
     comparing,
     contract,
     many_keys,
+    memory_use,
     models,
     torch_modules,
     updates,
@@ -27,7 +28,7 @@ from bench.job import Job
 from bench.libraries.base import Absent, Ours
 from bench.libraries.torch_dist import TorchLibrary
 from bench.memory import GpuMemory, HostMemory
-from bench.options import KIB, Options
+from bench.options import KIB, MIB, Options
 from bench.rounds import Candidate, take_turns
 from bench.workload import Workload
 from ncclkv.comm.host import threads
@@ -94,7 +95,7 @@ def test_case_runs_with_correct_results(part, capsys):
         return job.wrong, bool(job.record)
 
     assert on_threads(body) == [(0, True), (0, True)]
-    assert "#wrong" in capsys.readouterr().out or part == "cpu"
+    assert "#wrong" in capsys.readouterr().out or part in ("cpu", "memory")
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -111,6 +112,18 @@ def test_every_kind_of_call_is_in_the_table(capsys):
     for name in (models.LISTS, models.VIEWS, models.KEYS, models.TURN, models.GROUP, models.RAW):
         assert f"  {name} " in said
     assert "1 launches of collectives a step" in said
+
+
+def test_the_system_counts_the_states_that_the_plan_shows():
+    options = replace(OPTIONS, max_bytes=4 * MIB)
+    comm = SoloCommunicator(10.0)
+    job = Job(comm, HostMemory(comm), options)
+    memory_use.run(job)
+    for row in job.record["memory"]:
+        assert row["declared"] == 2 * options.max_bytes
+        assert row["states"] == pytest.approx(row["declared"], rel=0.25)
+        # Weights, gradients and states.
+        assert row["total"] >= 3.75 * options.max_bytes
 
 
 def test_an_update_that_leaves_elements_out_is_found(monkeypatch):

@@ -148,10 +148,16 @@ def test_plots(tmp_path):
     record = {
         "sizes": [{"bytes": 8, "median": {"us": 1.0}}, {"bytes": 16, "median": {"us": 2.0}}],
         "tables": [{"title": "step", "results": [{"name": "us", "phases": phases}]}],
+        "memory": [
+            {"name": name, "ranks": ranks, "rank": 1 << 20, "total": ranks << 20}
+            for name in ("every_rank", "sharded")
+            for ranks in (1, 2)
+        ],
     }
     drawn = files.write(tmp_path, record)[1:]
-    assert [name.rpartition("-")[2] for name in drawn] == ["bandwidth.png", "steps.png"]
-    assert len(list(tmp_path.glob("*.png"))) == 2
+    expected = ["bandwidth.png", "steps.png", "memory.png"]
+    assert [name.rpartition("-")[2] for name in drawn] == expected
+    assert len(list(tmp_path.glob("*.png"))) == 3
 
 
 def test_options():

@@ -179,11 +179,13 @@ def test_settings_for_floating_point_errors_have_no_effect() -> None:
     assert w[0] == -np.inf
 
 
-def test_nothing_as_large_as_the_weights_is_allocated() -> None:
-    w, g, m = np.zeros((3, 64 * CHUNK_BYTES // 4), np.float32)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_nothing_as_large_as_the_weights_is_allocated(dtype: str) -> None:
+    m, master = np.zeros((2, 64 * CHUNK_BYTES // 4), np.float32)
+    w, g = np.zeros((2, m.size), dtype)
     tracemalloc.start()
     try:
-        sgd(KERNELS, w, g, m, **STEPS["all"])
+        sgd(KERNELS, w, g, m, master=master if dtype == "float16" else None, **STEPS["all"])
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
