@@ -56,6 +56,8 @@ class Part:
         A tool that runs it; without the tool the part is left out.
     variables : mapping of str to str
         ``{logs}`` in one stands for the folder of the logs.
+    torch : bool
+        Whether it needs torch with CUDA; without that the part is left out.
     """
 
     name: str
@@ -65,14 +67,17 @@ class Part:
     ranks: int = 1
     before: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    torch: bool = False
 
 
-def _tests(name: str, call: str, limit: float, *arguments: str, ranks: int = 1) -> Part:
+def _tests(
+    name: str, call: str, limit: float, *arguments: str, ranks: int = 1, torch: bool = False
+) -> Part:
     """Return a part that is a pytest run; NCCL logs its choices where ranks share the GPU."""
     warned = {"NCCL_DEBUG": "WARN"}
     told = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{{logs}}/{name}-nccl-%p.txt"}
     variables = told if ranks > 1 or call == "two" else warned
-    return Part(name, call, limit, (*PYTEST, *arguments), ranks, variables=variables)
+    return Part(name, call, limit, (*PYTEST, *arguments), ranks, (), variables, torch)
 
 
 def _bench(name: str, call: str, limit: float, *arguments: str, ranks: int = 1) -> Part:
@@ -107,8 +112,8 @@ PARTS = (
     _tests("captures-2", "two", 120, _CAPTURE, ranks=2),
     _tests("faults", "two", 150, "tests/nccl/test_gpu_faults.py"),
     _tests("failures-2", "two", 150, _COMM, "-k", "test_failure", ranks=2),
-    _tests("modules-2", "two", 90, _MODULES, ranks=2),
-    _tests("modules", "rest", 90, _MODULES),
+    _tests("modules-2", "two", 90, _MODULES, ranks=2, torch=True),
+    _tests("modules", "rest", 90, _MODULES, torch=True),
     _tests("captures", "rest", 120, _CAPTURE),
     _tests("store", "rest", 300, _STORE, "-m", "not first"),
     _bench("bench", "rest", 240),
@@ -164,6 +169,8 @@ class Lease:
             return "not run: two ranks do not meet (setup.txt)"
         if part.before and shutil.which(part.before[0]) is None:
             return f"not run: there is no {part.before[0]}"
+        if part.torch and not _torch_finds_a_gpu():
+            return "not run: torch finds no GPU, or is not installed"
         return "" if self.left() >= LEAST else "not run: the budget is spent"
 
     def _outcome(self, part: Part, limit: float) -> str:
@@ -210,6 +217,12 @@ class Lease:
         with tarfile.open(unfinished, "w:gz") as archive:
             archive.add(self.logs, "logs")
         unfinished.replace(self.folder / "logs.tar.gz")
+
+
+def _torch_finds_a_gpu() -> bool:
+    """Return whether torch is installed and finds a GPU."""
+    program = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return not subprocess.run([sys.executable, "-c", program], capture_output=True).returncode
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], log: object, limit: float) -> int:

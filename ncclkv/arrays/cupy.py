@@ -19,6 +19,19 @@ _DONE, _NOT_READY = 0, 600
 """cudaSuccess and cudaErrorNotReady."""
 
 
+class ForeignStream:
+    """A stream of another library, in a form that CuPy accepts.
+
+    Streams of torch before 2.10 do not offer ``__cuda_stream__``.
+    """
+
+    def __init__(self, stream: int) -> None:
+        self._stream = stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._stream
+
+
 def recognises(x: Any) -> bool:
     """Return whether `x` is in a GPU's memory, by its type or ``__cuda_array_interface__``."""
     if torch.recognises(x):
@@ -50,7 +63,8 @@ def view(x: Any, what: str, *, write: bool) -> NDArray[Any]:
 def on_torch_stream(number: int) -> Iterator[None]:
     """Make torch's current stream of a device CuPy's, for this thread in a ``with`` block."""
     cuda = _cupy().cuda
-    stream = sys.modules["torch"].cuda.current_stream(number)
+    # torch keeps its streams to the end of the process.
+    stream = ForeignStream(_torch_stream(number))
     with cuda.Device(number), cuda.Stream.from_external(stream):
         yield
 
@@ -114,7 +128,7 @@ def left() -> int | None:
 def _tensor(x: Any, what: str) -> NDArray[Any]:
     """View a torch tensor; refuse it if torch's and CuPy's current streams there differ."""
     number = x.device.index
-    stream = sys.modules["torch"].cuda.current_stream(number).cuda_stream
+    stream = _torch_stream(number)
     if _cupy().cuda.get_current_stream(number).ptr != stream:
         raise UsageError(
             f"{what}: torch's current stream of device {number} is not CuPy's, on which the store "
@@ -129,6 +143,12 @@ def _tensor(x: Any, what: str) -> NDArray[Any]:
             f"as a CuPy array"
         ) from error
     return array
+
+
+def _torch_stream(number: int) -> int:
+    """Return the address of torch's current stream of a device."""
+    stream: int = sys.modules["torch"].cuda.current_stream(number).cuda_stream
+    return stream
 
 
 def _cupy() -> Any:

@@ -175,9 +175,10 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         ranks the lowest counts.
 
         Gradients are reduced at the end of backward in the block, not while it runs.  Buffers
-        follow the lowest rank that still trains.  An exception that leaves the block breaks the
-        store.  Only one module at a time can be in such a block: put modules that train together,
-        as those of a GAN, into one module.
+        follow the lowest rank that still trains.  A parameter that has never required a gradient
+        cannot begin to in the block.  An exception that leaves the block breaks the store.  Only
+        one module at a time can be in such a block: put modules that train together, as those of a
+        GAN, into one module.
 
         Parameters
         ----------

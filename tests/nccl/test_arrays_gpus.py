@@ -95,11 +95,11 @@ def test_the_current_stream_of_torch_becomes_that_of_cupy(streams, monkeypatch):
     cuda = sys.modules["cupy"].cuda
     cuda.Device = partial(recorded, "device")
     cuda.Stream = SimpleNamespace(
-        from_external=lambda stream: recorded("stream", stream.cuda_stream)
+        from_external=lambda stream: recorded("stream", stream.__cuda_stream__())
     )
     with arrays.on_torch_stream(1):
         # CuPy refuses a stream of another device than the current one.
-        assert entered == [("device", 1), ("stream", 77)]
+        assert entered == [("device", 1), ("stream", (0, 77))]
     assert entered == []
 
 

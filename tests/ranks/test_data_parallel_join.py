@@ -184,6 +184,20 @@ def test_a_block_in_a_block_is_refused(wrap: Wrap) -> None:
         pass_in_a_block(model, blocks=2)
 
 
+def test_a_parameter_that_is_new_to_the_store_is_refused(wrap: Wrap) -> None:
+    module = Branches()
+    module.layers[3].weight.requires_grad_(False)
+    model = wrap(module, find_unused_parameters=True)
+
+    def train_the_last() -> None:
+        with model.join():
+            module.layers[3].weight.requires_grad_(True)
+            model(batch(1.0), [3]).sum().backward()
+
+    with pytest.raises(UsageError, match="init was called inside an uneven block"):
+        train_the_last()
+
+
 def test_an_exception_that_leaves_the_block_breaks_the_store(wrap: Wrap) -> None:
     model = wrap(linear(1.0))
     with pytest.raises(ZeroDivisionError):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol, cast
 
-from ncclkv.arrays.cupy import event_is_complete, memory
+from ncclkv.arrays.cupy import ForeignStream, event_is_complete, memory
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 
 DRIVER = "libcuda.so.1"
@@ -138,16 +138,6 @@ class CupyGraph:
             raise _failed("the launch of a graph", error) from error
 
 
-class _Foreign:
-    """Stream of another library, in a form that CuPy accepts."""
-
-    def __init__(self, stream: int) -> None:
-        self._stream = stream
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._stream
-
-
 class CupyStreams:
     """Streams of CuPy on one device, which becomes the thread's current device.
 
@@ -209,7 +199,7 @@ class CupyStreams:
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:
         is_own = stream == self.communication
-        made = self._stream if is_own else self._cuda.Stream.from_external(_Foreign(stream))
+        made = self._stream if is_own else self._cuda.Stream.from_external(ForeignStream(stream))
         # CuPy refuses a stream while another device is current.
         with self._cuda.Device(self._device), made:
             yield

@@ -69,8 +69,11 @@ def test_a_missing_requirement_is_named(lease, monkeypatch):
     monkeypatch.setenv("NO_MPI", "1")
     assert not lease.run(program("", ranks=2))
     assert not lease.run(program("", before=("no-such-tool",)))
+    monkeypatch.setattr(on_gpu, "_torch_finds_a_gpu", lambda: False)
+    assert not lease.run(program("", torch=True))
     assert "not run: two ranks do not meet (setup.txt)" in lease.lines[0]
     assert "not run: there is no no-such-tool" in lease.lines[1]
+    assert "not run: torch finds no GPU, or is not installed" in lease.lines[2]
 
 
 def test_a_test_that_ends_the_process_is_named_and_the_rest_runs(lease, monkeypatch):
