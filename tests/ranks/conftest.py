@@ -14,10 +14,14 @@ import pytest
 from mpi4py import MPI
 
 import ncclkv
+from ncclkv.comm import backoff
 from tests.conformance.capabilities import BuffersOfSeveralNodes, current_buffers, use_buffers
 from tests.harness.ranks import pytest_configure
 
 __all__ = ["pytest_configure"]
+
+# More ranks than cores: ranks that poll less leave the cores to the ranks that they await.
+backoff.YIELDS, backoff._FIRST_SLEEP = 10, 200e-6
 
 
 @pytest.fixture(scope="session")
