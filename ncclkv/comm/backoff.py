@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 YIELDS = 50
 """Pauses that only yield the processor: events that are about to happen need no sleep."""
 
-_FIRST_SLEEP = 20e-6
+FIRST_SLEEP = 20e-6
+"""Seconds of the first sleep of a wait."""
+
 _MAX_SLEEP = 1e-3
 _MAX_DOUBLINGS = 10
 
@@ -31,7 +33,7 @@ def pause(attempt: int, attempts_per_doubling: int = 64) -> None:
         os.sched_yield()
     else:
         doublings = min((attempt - YIELDS) // attempts_per_doubling, _MAX_DOUBLINGS)
-        time.sleep(min(_FIRST_SLEEP * 2**doublings, _MAX_SLEEP))
+        time.sleep(min(FIRST_SLEEP * 2**doublings, _MAX_SLEEP))
 
 
 class Backoff:

@@ -21,7 +21,7 @@ from tests.harness.ranks import pytest_configure
 __all__ = ["pytest_configure"]
 
 # More ranks than cores: ranks that poll less leave the cores to the ranks that they await.
-backoff.YIELDS, backoff._FIRST_SLEEP = 10, 200e-6
+backoff.YIELDS, backoff.FIRST_SLEEP = 10, 200e-6
 
 
 @pytest.fixture(scope="session")
