@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from ncclkv.errors import CommAborted, SpecMismatch, UsageError
@@ -85,8 +87,10 @@ def ranks_capture_different_calls(create: Stores) -> None:
     key = 3 if kv.rank == 0 else 5
     with pytest.raises(SpecMismatch) as caught, kv.capture():
         kv.push(key, ready.gradients[0])
-    verb = "reduce_scatter" if create.update_on == "sharded" else "reduction"
-    words = f"at capture: rank 0 has a {verb} of 256 bytes", "(key 3); rank 1", "(key 5)"
+    call = "a reduction of 256 bytes"
+    if create.update_on == "sharded":  # of 64 numbers a bucket, and of 16 a rank
+        call = f"a reduce_scatter of {4 * math.lcm(64, 16 * kv.num_workers)} bytes"
+    words = f"at capture: rank 0 has {call}", "(key 3); rank 1", "(key 5)"
     assert all(word in str(caught.value) for word in words), caught.value
 
 
