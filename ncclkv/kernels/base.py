@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,23 @@ class Segments:
     """
 
     bounds: NDArray[np.int64]
+
+
+class Measured(NamedTuple):
+    """The sums of squares that an update reads when it runs, in the kernels' memory.
+
+    Attributes
+    ----------
+    sums : array of float64, shape (segments, k), or None
+        As `Kernels.measure` has made them for the segments.  They determine factors of the learning
+        rates.
+    total : array of float64, shape (2,), or None
+        The sum of the squares of all gradients, and the bound of its root: larger gradients are
+        scaled down, together.
+    """
+
+    sums: Array | None = None
+    total: Array | None = None
 
 
 class Kernels(Protocol):
@@ -107,6 +124,7 @@ class Kernels(Protocol):
         segments: Segments,
         skip: Array | None = None,
         master: Array | None = None,
+        measured: Measured | None = None,
     ) -> None:
         """Update `weights` and `states` in place by one step of a program, segment by segment.
 
@@ -129,7 +147,38 @@ class Kernels(Protocol):
         master : array of float32, shape (n,), optional
             Weights in float32, for 16-bit `weights`: they are updated, and `weights` receive their
             rounding.
+        measured : Measured, optional
         """
+
+    def measure(
+        self,
+        program: str,
+        weights: Array,
+        gradients: Array,
+        states: Arrays,
+        scalars: Array,
+        segments: Segments,
+        sums: Array,
+        scratch: Array,
+        skip: Array | None = None,
+        master: Array | None = None,
+        measured: Measured | None = None,
+    ) -> None:
+        """Add a program's sums of squares to `sums`, segment by segment; update its states.
+
+        The additions are made in float64 and in one order: on every device the same call makes the
+        same bits.  Parameters are those of `update`, and:
+
+        Parameters
+        ----------
+        sums : array of float64, shape (segments, k)
+            In C order.
+        scratch : array of float64
+            Memory of `measure_scratch`, for no other call at the same time.
+        """
+
+    def measure_scratch(self, count: int, segments: int) -> Array:
+        """Return scratch memory for sums over `count` numbers in `segments` segments or less."""
 
     def checksums(self, arrays: Arrays) -> Array:
         """Return an order-dependent checksum of each array (any shape, strides and memory).

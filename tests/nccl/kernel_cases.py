@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclkv.kernels.base import Kernels
+from ncclkv.kernels.base import Kernels, Measured
 from ncclkv.kernels.device.kernel_args import (
     COPY_BYTES,
+    MEASURED_ELEMENTS,
     PARTS,
     PIECES,
     SUMMED_BYTES,
@@ -272,6 +273,62 @@ class UpdateCases:
             sgd(stage.kernels, *device, put=stage.put, **numbers)
             for array, expected in zip(device, (weights, gradients, momenta), strict=True):
                 assert same_bits(stage.get(array), expected)
+
+
+MEASURES = [(each.name, n) for each in PROGRAMS.values() if each.norms for n in each.states]
+
+
+class MeasureCases:
+    """Cases of `measure`, and of updates that read what it has measured."""
+
+    @pytest.mark.parametrize("name", some_or_all(["float32", "bfloat16"], UPDATED))
+    @pytest.mark.parametrize(("program", "states"), MEASURES)
+    @pytest.mark.parametrize("wide", [False, True], ids=["plain", "master"])
+    def test_two_steps_have_the_hosts_bits(
+        self, stage: Stage, program: str, states: int, name: str, wide: bool
+    ) -> None:
+        if wide and dtype_of(name).itemsize > 2:
+            return
+        rng, norms = np.random.default_rng(5), PROGRAMS[program].norms
+        assert norms is not None
+        sizes = [0, 1, 15, 16, 1023, 1025, MEASURED_ELEMENTS + 1029, *[5] * PIECES]
+        segments = segments_of(*np.cumsum([3, *sizes]).tolist())
+        count = int(segments.bounds[-1]) + 2
+        weights, gradients = (rng.standard_normal(count).astype(dtype_of(name)) for _ in range(2))
+        working = np.float64 if name == "float64" else np.float32
+        kept = rng.random((states + wide, count)).astype(working)
+        own = rng.random((len(sizes), len(PROGRAMS[program].scalars) - 3))
+        rows = np.hstack([own, np.tile([0.1, 0.5, 0.7], (len(sizes), 1))])
+        total = np.array([1e6, 2.0])
+        sums = np.ones((len(sizes), norms.sums))
+        arrays = [weights, gradients, rows, total, sums, *kept]
+        device = [stage.put(array) for array in arrays]
+        for _ in range(2):
+            for kernels, (w, g, scalars, of_all, found, *others) in (
+                (HOST, arrays),
+                (stage.kernels, device),
+            ):
+                changed, master = others[:states], others[states] if wide else None
+                given = program, w, g, changed, scalars, segments
+                scratch = kernels.measure_scratch(count, len(sizes))
+                before, after = Measured(total=of_all), Measured(found, of_all)
+                kernels.measure(*given, found, scratch, master=master, measured=before)
+                kernels.update(*given, master=master, measured=after)
+            for array, expected in zip(device, arrays, strict=True):
+                assert same_bits(stage.get(array), expected)
+        assert (sums[1:] > 1).all()
+
+    def test_nothing_is_measured_under_a_set_flag(self, stage: Stage) -> None:
+        arrays = [np.ones(5, np.float32) for _ in range(4)]
+        row = stage.put(np.array([[*[0.25] * 10, 0.0, 1.0, -1.0]]))
+        for flag in (1, 0):
+            device = [stage.put(array) for array in arrays]
+            sums, skip = stage.put(np.zeros((1, 2))), stage.put(np.full(1, flag, np.int32))
+            scratch = stage.kernels.measure_scratch(5, 1)
+            given = "lamb", *device[:2], device[2:], row, segments_of(0, 5), sums, scratch
+            stage.kernels.measure(*given, skip)
+            assert stage.get(sums).any() == (not flag)
+            assert (stage.get(device[2]) == 1).all() == bool(flag)
 
 
 class CopyCases:

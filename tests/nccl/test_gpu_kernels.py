@@ -19,6 +19,7 @@ from tests.nccl.kernel_cases import (
     ChecksumCases,
     CombineCases,
     CopyCases,
+    MeasureCases,
     Stage,
     UpdateCases,
     any_bits,
@@ -79,6 +80,10 @@ class TestCombine(CombineCases):
         part, out = cupy.ones(size, np.int8), cupy.zeros(size, np.int8)
         stage.kernels.combine([part, part], out, "sum")
         assert int((out == 2).sum()) == size
+
+
+class TestMeasure(MeasureCases):
+    pass
 
 
 class TestUpdate(UpdateCases):

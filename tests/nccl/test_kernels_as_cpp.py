@@ -28,6 +28,7 @@ from tests.nccl.kernel_cases import (
     ChecksumCases,
     CombineCases,
     CopyCases,
+    MeasureCases,
     Stage,
     UpdateCases,
 )
@@ -73,6 +74,10 @@ class TestCombine(CombineCases):
 
 
 class TestUpdate(UpdateCases):
+    pass
+
+
+class TestMeasure(MeasureCases):
     pass
 
 

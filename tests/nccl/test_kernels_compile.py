@@ -14,8 +14,10 @@ from ncclkv.kernels.device.sources import (
     CHECKSUM,
     COMBINE,
     COPY,
+    FOLD,
     FOLDER,
     NONFINITE,
+    NORMS,
     SOURCES,
     UPDATE,
     KernelSource,
@@ -86,7 +88,8 @@ def test_every_source_has_a_program_and_each_program_a_name_of_its_own() -> None
     sources = {path.stem for path in FOLDER.glob("*.cu")}
     assert {program.file or program.name for program in SOURCES} == sources
     assert len({str(program) for program in SOURCES}) == len(SOURCES)
-    programs = {COPY, *COMBINE.values(), *UPDATE.values(), *NONFINITE.values(), CHECKSUM}
+    tables = COMBINE, UPDATE, NORMS, NONFINITE
+    programs = {COPY, FOLD, CHECKSUM, *(each for table in tables for each in table.values())}
     assert set(SOURCES) == programs
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ncclkv.kernels.base import Segments
 from ncclkv.kernels.host.checksum import BLOCK_BYTES
 from ncclkv.kernels.host.chunks import ranges
+from ncclkv.kernels.host.measure import BLOCK
 
 PIECES = 128
 """Maximum number of arrays or segments of one launch."""
@@ -74,11 +75,46 @@ UPDATES = np.dtype(
         ("start", np.uint64, (PIECES + 1,)),
         ("scalars", ADDRESS),
         ("skip", ADDRESS),
+        ("sums", ADDRESS),
+        ("total", ADDRESS),
         *_BLOCKS,
     ],
     align=True,
 )
 """Argument of the kernels of ``update.cu``."""
+
+MEASURED_ELEMENTS = 16 * BLOCK
+"""Maximum number of elements that one block measures: 16 blocks of the sums on the host."""
+
+MEASURES = np.dtype(
+    [
+        ("weights", ADDRESS),
+        ("gradients", ADDRESS),
+        ("states", ADDRESS, (MAX_STATES,)),
+        ("master", ADDRESS),
+        ("start", np.uint64, (PIECES + 1,)),
+        ("scalars", ADDRESS),
+        ("skip", ADDRESS),
+        ("total", ADDRESS),
+        ("partial", ADDRESS),
+        *_BLOCKS,
+    ],
+    align=True,
+)
+"""Argument of the kernels of ``norms.cu``."""
+
+FOLDS = np.dtype(
+    [
+        ("partial", ADDRESS),
+        ("sums", ADDRESS),
+        ("skip", ADDRESS),
+        ("size", np.uint64, (PIECES,)),
+        *_BLOCKS,
+        ("norms", np.uint32),
+    ],
+    align=True,
+)
+"""Argument of ``fold``."""
 
 SUMS = np.dtype(
     [("source", ADDRESS, (PIECES,)), ("nbytes", np.uint64, (PIECES,)), ("out", ADDRESS), *_BLOCKS],

@@ -9,11 +9,12 @@ import numpy as np
 from ncclkv.arrays import as_gpu_out, as_gpu_value
 from ncclkv.arrays.cupy import left
 from ncclkv.arrays.dtypes import dtype_name
-from ncclkv.kernels.base import Segments
+from ncclkv.kernels.base import Measured, Segments
 from ncclkv.kernels.device import kernel_args
 from ncclkv.kernels.device.checksums import checksums
 from ncclkv.kernels.device.copies import Arrays, CopyTable, DeviceArray, plan_copies
 from ncclkv.kernels.device.launch import THREADS, Launch, launch
+from ncclkv.kernels.device.measure import Measurements
 from ncclkv.kernels.device.memory import assign, copy, empty, zeros
 from ncclkv.kernels.device.peer_copies import Transfer, apart, copy_across, transfer
 from ncclkv.kernels.device.sources import COMBINE, COPY, NONFINITE, UPDATE
@@ -45,6 +46,9 @@ class DeviceKernels:
         self._launch = launch
         self._transfer = transfer
         self._staging = Staging()
+        measurements = Measurements(launch)
+        self.measure = measurements.add
+        self.measure_scratch = measurements.scratch
         self._launches: WeakKeyDictionary[Segments, list[kernel_args.PlannedLaunch]] = (
             WeakKeyDictionary()
         )
@@ -206,25 +210,36 @@ class DeviceKernels:
         segments: Segments,
         skip: DeviceArray | None = None,
         master: DeviceArray | None = None,
+        measured: Measured | None = None,
     ) -> None:
         """Update `weights` and `states` by a program, with one launch for 128 segments.
 
         Parameters as of `ncclkv.kernels.base.Kernels.update`.  A captured launch keeps the
-        addresses, and reads scalars and `skip` when it runs.
+        addresses, and reads scalars, `skip` and `measured` when it runs.
         """
         kernel = UPDATE[program, len(states), dtype_name(weights.dtype)]
         launches = self._launches.get(segments)
         if launches is None:
             launches = self._launches[segments] = kernel_args.plan_updates(segments)
+        sums: DeviceArray = None if measured is None else measured.sums
+        total: DeviceArray = None if measured is None else measured.total
         for blocks, argument, pieces in launches:
             argument["weights"] = weights.data.ptr
             argument["gradients"] = gradients.data.ptr
             argument["states"][: len(states)] = [state.data.ptr for state in states]
-            argument["scalars"] = scalars.data.ptr + pieces.start * scalars.strides[0]
+            argument["scalars"] = _row(scalars, pieces.start)
             argument["skip"] = 0 if skip is None else skip.data.ptr
             argument["master"] = 0 if master is None else master.data.ptr
+            argument["sums"] = 0 if sums is None else _row(sums, pieces.start)
+            argument["total"] = 0 if total is None else total.data.ptr
             self._launch(kernel, blocks, argument)
 
     def checksums(self, arrays: Arrays) -> DeviceArray:
         """Compute the uint64 checksum of each array on the current stream, into a new GPU array."""
         return checksums(arrays, self._launch, self._staging.upload, self._transfer)
+
+
+def _row(array: DeviceArray, number: int) -> int:
+    """Return the address of a row of an array."""
+    address: int = array.data.ptr + number * array.strides[0]
+    return address

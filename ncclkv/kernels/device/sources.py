@@ -14,6 +14,7 @@ import numpy as np
 from ncclkv.kernels import programs
 from ncclkv.kernels.device import kernel_args
 from ncclkv.kernels.host import checksum
+from ncclkv.kernels.host.measure import BLOCK, LANES
 
 FOLDER = Path(__file__).parent / "cuda"
 """Directory of the sources."""
@@ -139,6 +140,31 @@ UPDATE = {
 }
 """Kernels of updates, by program, number of states and dtype of the weights."""
 
+_BLOCKS = {"PER_BLOCK": str(kernel_args.MEASURED_ELEMENTS), "BLOCK": str(BLOCK)}
+
+NORMS = {
+    (program.name, states, dtype): KernelSource(
+        "norms",
+        f"of {program.name} of {dtype}" + (f" with {states} of states" if states else ""),
+        kernel_args.MEASURES,
+        {
+            "LANES": str(LANES),
+            "STATES": str(states),
+            "ARITHMETIC": f"<{program.name}.h>",
+            **_BLOCKS,
+            **macros,
+        },
+    )
+    for program in programs.PROGRAMS.values()
+    if program.norms is not None
+    for states in program.states
+    for dtype, macros in _FLOATS.items()
+}
+"""Kernels of sums of squares, by program, number of states and dtype of the weights."""
+
+FOLD = KernelSource("fold", "", kernel_args.FOLDS, _BLOCKS)
+"""Kernel that adds the sums of blocks."""
+
 CHECKSUM = KernelSource(
     "checksum",
     "",
@@ -168,5 +194,13 @@ NONFINITE = {
 }
 """Kernels that search for NaN and infinity, by dtype; complex numbers are pairs of real numbers."""
 
-SOURCES = (COPY, *COMBINE.values(), *UPDATE.values(), *NONFINITE.values(), CHECKSUM)
+SOURCES = (
+    COPY,
+    *COMBINE.values(),
+    *UPDATE.values(),
+    *NORMS.values(),
+    FOLD,
+    *NONFINITE.values(),
+    CHECKSUM,
+)
 """All kernels."""

@@ -16,6 +16,7 @@ from ncclkv.kernels.base import Array
 from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.checksum import checksums
 from ncclkv.kernels.host.finite import find_nonfinite
+from ncclkv.kernels.host.measure import measure
 from ncclkv.kernels.host.pack import pack, pack_all, unpack, unpack_all
 from ncclkv.kernels.host.reduce import combine, reduce
 from ncclkv.kernels.host.update import assign, update
@@ -44,6 +45,7 @@ class HostKernels:
     find_nonfinite = staticmethod(find_nonfinite)
     assign = staticmethod(assign)
     update = staticmethod(update)
+    measure = staticmethod(measure)
     checksums = staticmethod(checksums)
 
     def __repr__(self) -> str:
@@ -56,6 +58,10 @@ class HostKernels:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return a new array with undefined elements."""
         return np.empty(shape, dtype)
+
+    def measure_scratch(self, count: int, segments: int) -> Array:
+        """Return an empty array: chunks are measured in the cache."""
+        return np.empty(0)
 
     def left(self) -> None:
         """Return None: the free memory of a node is shared by its ranks."""

@@ -1,8 +1,8 @@
 """Kernels in C, from ``c/compiled.c``.
 
-`total`, `update` and `copy` return whether they have done the work.  They do nothing if an array is
-not C-contiguous, or, for arithmetic, if C does not have it for the arrays' dtypes, or for another
-byte order than the machine's; NumPy then does the work.  Arrays may lie at any address.
+`total`, `update`, `measure` and `copy` return whether they have done the work.  They do nothing if
+an array is not C-contiguous, or, for arithmetic, if C does not have it for the arrays' dtypes, or
+for another byte order than the machine's; NumPy then does the work.  Arrays may lie at any address.
 
 All raise TypeError for a wrong number or kind of arguments.  They raise ValueError for arrays of
 different lengths, and for a read-only array that would be written.
@@ -41,6 +41,23 @@ def update(
     `weights` and `gradients` of bfloat16 are given as uint16, with the same bits.  `bounds` are
     those of `Segments`.  Raises ValueError for bounds outside of the weights, for scalars that are
     not a row of float64 for each segment, and for a program that C does not have.
+    """
+
+def measure(
+    program: str,
+    weights: Array,
+    gradients: Array,
+    states: Sequence[Array],
+    scalars: Array,
+    bounds: Array,
+    sums: Array,
+    master: Array | None,
+    /,
+) -> bool:
+    """Add a program's sums of squares to `sums`; parameters as of `Kernels.measure`.
+
+    `bounds`, and bfloat16, are given as to `update`.  Raises ValueError as `update`, for sums that
+    are not a row of float64 for each segment, and for a program without norms.
     """
 
 def copy(target: Array, source: Array, stream: bool, /) -> bool:

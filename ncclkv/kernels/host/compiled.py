@@ -17,6 +17,7 @@ try:
     from ncclkv.kernels.host._compiled import MAX_RANKS as MAX_RANKS
     from ncclkv.kernels.host._compiled import checksum as checksum
     from ncclkv.kernels.host._compiled import copy as copy
+    from ncclkv.kernels.host._compiled import measure as measure
     from ncclkv.kernels.host._compiled import short_sum as short_sum
     from ncclkv.kernels.host._compiled import total as total
     from ncclkv.kernels.host._compiled import update as update

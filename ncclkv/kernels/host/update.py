@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from ncclkv.kernels.base import Array, Arrays, Segments
+from ncclkv.kernels.base import Array, Arrays, Measured, Segments
 from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.chunks import ranges, scratch
+from ncclkv.kernels.host.measure import adapted
 from ncclkv.kernels.host.pack import move
 from ncclkv.kernels.programs import PROGRAMS, Program
 
@@ -29,6 +30,7 @@ def update(
     segments: Segments,
     skip: Array | None = None,
     master: Array | None = None,
+    measured: Measured | None = None,
 ) -> None:
     """Update `weights` and `states` in place, in C if possible, else in NumPy.
 
@@ -36,6 +38,8 @@ def update(
     """
     if skip is not None and skip[0]:
         return
+    if measured is not None:
+        scalars = adapted(program, scalars, measured)
     if compiled.active:
         both = weights, gradients
         if weights.dtype.kind == "V":  # the buffer protocol has no format for bfloat16

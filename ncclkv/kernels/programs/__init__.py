@@ -16,6 +16,11 @@ define before:
 The header defines ``SCALARS``, the length of a row, and two functions: ``read``, which rounds a row
 of doubles, and ``step``, which updates the states of an element and returns its new weight.  The
 last numbers of every row are those of ``gradient.h``, which rescales, clips and decays.
+
+The header of an optimizer that needs norms also defines ``NORMS``, their number, and two functions.
+``measure`` updates the states of an element, ``MEASURED_STATES`` of them, and writes the numbers
+whose squares are summed.
+``trust`` returns the factor of a key's learning rate, the first number of its row, from the sums.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ncclkv.kernels.base import Array, Arrays
+from ncclkv.kernels.programs import lamb, lars, squares
 from ncclkv.kernels.programs.adadelta import adadelta
 from ncclkv.kernels.programs.adagrad import adagrad
 from ncclkv.kernels.programs.adam import adam
@@ -51,6 +57,36 @@ All arrays are chunks in the dtype of the arithmetic; `scratch` has as many rows
 unchanged, unless they are the first row of `scratch`.
 """
 
+Measure = Callable[[Array, Array, Arrays, Array, Sequence[float]], Arrays]
+"""``measure(weights, gradients, states, scratch, scalars)`` returns an array for each norm.
+
+The squares of its elements are to be summed.  States are updated in place; weights are not.
+"""
+
+Trust = Callable[[Array, Array], Array]
+"""``trust(rows, sums)`` returns the factor of each key's learning rate, in float64.
+
+Parameters: the rows of the keys, and their sums of squares, of shape (keys, norms).
+"""
+
+
+class Norms(NamedTuple):
+    """The norms that a program needs before its step.
+
+    Attributes
+    ----------
+    sums : int
+        Number of the sums of squares of a key.
+    measure : callable
+        `Measure`, in NumPy.
+    trust : callable
+        `Trust`, in NumPy.
+    """
+
+    sums: int
+    measure: Measure
+    trust: Trust
+
 
 class Program(NamedTuple):
     """The arithmetic of an optimizer.
@@ -67,6 +103,7 @@ class Program(NamedTuple):
         Names of the numbers in a row, in order.
     scratch : int
         Rows of scratch memory that `step` needs.
+    norms : Norms or None
     """
 
     name: str
@@ -74,6 +111,7 @@ class Program(NamedTuple):
     states: tuple[int, ...]
     scalars: tuple[str, ...]
     scratch: int
+    norms: Norms | None = None
 
 
 _ALL = (
@@ -148,6 +186,42 @@ _ALL = (
         (1,),
         ("learning_rate", "beta1", "share1", "beta2", "share2", *COMMON),
         scratch=3,
+    ),
+    Program(
+        "lars",
+        lars.lars,
+        (0, 1),
+        ("learning_rate", "momentum", "eta", "epsilon", *COMMON),
+        scratch=2,
+        norms=Norms(2, lars.measure, lars.trust),
+    ),
+    Program(
+        "lamb",
+        lamb.lamb,
+        (2,),
+        (
+            "learning_rate",
+            "beta1",
+            "share1",
+            "beta2",
+            "share2",
+            "epsilon",
+            "corrected",
+            "root",
+            "lower_bound",
+            "upper_bound",
+            *COMMON,
+        ),
+        scratch=2,
+        norms=Norms(2, lamb.measure, lamb.trust),
+    ),
+    Program(
+        "squares",
+        squares.squares,
+        (0,),
+        COMMON,
+        scratch=2,
+        norms=Norms(1, squares.measure, squares.trust),
     ),
 )
 

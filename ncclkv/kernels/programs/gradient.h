@@ -56,3 +56,13 @@ FUNCTION REAL NAME(decayed_and_clipped)(const NAME(common_scalars) *s, REAL grad
 
     return s->clips ? NAME(clamp)(change, s->clip) : change;
 }
+
+/* The factor that brings the norm of all gradients to a bound, if it is larger.  A NaN passes.
+
+   The total: the sum of the squares of all gradients, before they are rescaled, and the bound. */
+FUNCTION double NAME(global_scale)(const double *total, double rescale)
+{
+    const double scale = total[1] / (sqrt(total[0]) * fabs(rescale) + 1e-8);
+
+    return scale >= 1 ? 1 : scale;
+}

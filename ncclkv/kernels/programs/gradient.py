@@ -50,3 +50,22 @@ def _rescaled(gradients: Array, scratch: Array, rescale: float) -> Array:
 
 def _clamped(gradients: Array, scratch: Array, clip: float) -> Array:
     return gradients if clip < 0 else np.clip(gradients, -clip, clip, out=scratch[0])
+
+
+EPSILON = 1e-8
+"""Addend of the norm by which `global_scale` divides: that of Gluon's ``clip_global_norm``."""
+
+
+def global_scale(total: Array, rescale: Array) -> Array:
+    """Return the factor that brings the norm of all gradients to a bound, if it is larger.
+
+    Parameters
+    ----------
+    total : ndarray of float64, shape (2,)
+        The sum of the squares of all gradients, before they are rescaled, and the bound.
+    rescale : ndarray of float64, shape (n,)
+        Factors of the gradients.
+    """
+    scale = total[1] / (np.sqrt(total[0]) * np.abs(rescale) + EPSILON)
+    # A NaN passes: the weights show it.
+    return np.where(scale >= 1, 1.0, scale)

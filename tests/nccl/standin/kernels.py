@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ncclkv.arrays import as_gpu_out, as_gpu_value
-from ncclkv.kernels.base import Segments
+from ncclkv.kernels.base import Measured, Segments
 from ncclkv.kernels.host import HostKernels
 from tests.nccl.standin.streams import RecordingStreams
 
@@ -91,22 +91,59 @@ class StandInKernels:
         segments: Segments,
         skip: Any | None = None,
         master: Any | None = None,
+        measured: Measured | None = None,
     ) -> None:
         lo, hi = int(segments.bounds[0]), int(segments.bounds[-1])
-        reads = [scalars, *([] if skip is None else [skip]), gradients[lo:hi]]
+        sums, total = measured or Measured()
+        inside, given = Segments(segments.bounds - lo), (skip, sums, total)
         masters = [] if master is None else [master]
+        reads = [scalars, *(each for each in given if each is not None), gradients[lo:hi]]
         changed = [array[lo:hi] for array in (weights, *states, *masters)]
-        inside = Segments(segments.bounds - lo)
         # Not the arrays: recorded work must not keep them alive.
-        has_skip, has_master = skip is not None, master is not None
+        has_master, has = master is not None, [each is not None for each in given]
 
         def run(scalars: Any, *views: Any) -> None:
-            skip, views = (views[0], views[1:]) if has_skip else (None, views)
+            (skip, sums, total), views = _taken(views, has)
             gradients, weights, *states = views
             wide = states.pop() if has_master else None
-            _HOST.update(program, weights, gradients, states, scalars, inside, skip, wide)
+            found = Measured(sums, total)
+            _HOST.update(program, weights, gradients, states, scalars, inside, skip, wide, found)
 
         self._streams.work(program, reads, changed, run)
+
+    def measure(
+        self,
+        program: str,
+        weights: Any,
+        gradients: Any,
+        states: Sequence[Any],
+        scalars: Any,
+        segments: Segments,
+        sums: Any,
+        scratch: Any,
+        skip: Any | None = None,
+        master: Any | None = None,
+        measured: Measured | None = None,
+    ) -> None:
+        lo, hi = int(segments.bounds[0]), int(segments.bounds[-1])
+        total = None if measured is None else measured.total
+        wide = None if master is None else master[lo:hi]
+        inside, given = Segments(segments.bounds - lo), (skip, total, wide)
+        reads = [scalars, *(each for each in given if each is not None)]
+        reads += [weights[lo:hi], gradients[lo:hi]]
+        changed = [*(state[lo:hi] for state in states), sums, scratch]
+        has, shape = [each is not None for each in given], sums.shape
+
+        def run(scalars: Any, *views: Any) -> None:
+            (skip, total, wide), views = _taken(views, has)
+            weights, gradients, *states, sums, scratch = views
+            given = program, weights, gradients, states, scalars, inside, sums.reshape(shape)
+            _HOST.measure(*given, scratch, skip, wide, Measured(total=total))
+
+        self._streams.work(f"{program} norms", reads, changed, run)
+
+    def measure_scratch(self, count: int, segments: int) -> Any:
+        return self.zeros(1, np.dtype(np.float64))
 
     def checksums(self, arrays: Sequence[Any]) -> Any:
         sums = self.zeros(len(arrays), np.dtype(np.uint64))
@@ -140,3 +177,10 @@ class StandInKernels:
         """Wait for the stream if an array of the host is written, as a kernel's caller does."""
         if any(isinstance(out, np.ndarray) for out in outs):
             self._streams.device.drain(self._streams.current())
+
+
+def _taken(views: Sequence[Any], has: Sequence[bool]) -> tuple[list[Any], Sequence[Any]]:
+    """Return the first views, with None for each that was not given, and the other views."""
+    left = iter(views)
+    first = [next(left) if given else None for given in has]
+    return first, [*left]

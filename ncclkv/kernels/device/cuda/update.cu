@@ -2,16 +2,7 @@
 
 #include "blocks.cuh"
 #include "elements.cuh"
-
-#define REAL WORKING
-#define NAME(x) x
-#define FUNCTION __device__ inline
-#define ROOT root
-
-__device__ inline float root(float x) { return sqrtf(x); }
-__device__ inline double root(double x) { return sqrt(x); }
-
-#include ARITHMETIC
+#include "arithmetic.cuh"
 
 struct Updates {
     ELEMENT* weights;
@@ -22,10 +13,19 @@ struct Updates {
     u64 start[MAX_PIECES + 1];
     const double* scalars;
     const int* skip;  // null, or the address of a flag: update only if the flag is 0
+    // Null, or sums of squares: those of the segments, and what global_scale reads.
+    const double* sums;
+    const double* total;
     unsigned first[MAX_PIECES + 1];
     unsigned count;
 };
 static_assert(sizeof(Updates) == ARGUMENT_BYTES, "not the layout that the launch fills");
+
+#ifdef NORMS
+constexpr int SUMS = NORMS;
+#else
+constexpr int SUMS = 0;
+#endif
 
 // The elements in 16 bytes of weights, loaded and stored at once.
 constexpr int LANES = 16 / sizeof(ELEMENT);
@@ -94,7 +94,8 @@ extern "C" __global__ void PROGRAM(const __grid_constant__ Updates updates) {
     const u64 low = updates.start[i] + u64(blockIdx.x - updates.first[i]) * PER_BLOCK;
     const u64 left = updates.start[i + 1] - low;
     const u64 size = left < PER_BLOCK ? left : PER_BLOCK;
-    const scalars s = read(updates.scalars + u64(i) * SCALARS);
+    const double* sums = updates.sums ? updates.sums + u64(i) * SUMS : nullptr;
+    const scalars s = read_adapted(updates.scalars + u64(i) * SCALARS, sums, updates.total);
     ELEMENT* weights = updates.weights + low;
     const ELEMENT* gradients = updates.gradients + low;
     WORKING* states[SLOTS];

@@ -51,20 +51,32 @@ typedef double double_any __attribute__((aligned(1), may_alias));
 typedef void update_function(void *weights, const void *gradients, void *const *states,
                              const double *row, size_t count);
 
+typedef void measure_function(const void *weights, const void *gradients, void *const *states,
+                              const double *row, size_t count, double *sums);
+
+#include "sums.h"
+
 #include "narrow.h"
 
-/* A program for one number of states. */
+/* A program for one number of states.  The last three members are 0 without norms. */
 struct program {
     const char *name;
     int states, scalars;
     update_function *update_float, *update_double;
+    int norms;
+    measure_function *measure_float, *measure_double;
 };
 
-#define ROW(name, states)                                                                          \
+#define MEMBERS(name, states)                                                                      \
+    #name, states, count_of_##name##_##states##_scalars, update_##name##_##states##_float,         \
+        update_##name##_##states##_double
+#define ROW(name, states) {MEMBERS(name, states), 0, NULL, NULL}
+#define NORM_ROW(name, states)                                                                     \
     {                                                                                              \
-        #name, states, count_of_##name##_##states##_scalars, update_##name##_##states##_float,     \
-            update_##name##_##states##_double                                                      \
+        MEMBERS(name, states), count_of_##name##_##states##_norms,                                 \
+            measure_all_##name##_##states##_float, measure_all_##name##_##states##_double          \
     }
+
 #include "programs.h"
 
 #include "short.h"
@@ -322,19 +334,23 @@ static void update_segments(const struct program *program, const Py_buffer *arra
     }
 }
 
+/* Check arrays of a program.  1: they fit; 0: left to NumPy; -1: an error. */
+static int check_arrays(const Py_buffer *arrays, int number, int has_master)
+{
+    if (narrow_of(&arrays[0]) != NULL)
+        return check_narrow(arrays, number);
+    return has_master ? 0 : common_real(arrays, number, "gradients", "a state");
+}
+
 /* Update by scalars, bounds, and the arrays of `update_segments`. */
 static int update_of(const struct program *program, const Py_buffer *all, int has_master)
 {
     const Py_buffer *scalars = &all[0], *bounds = &all[1], *arrays = &all[2];
     const Py_ssize_t rows = bounds->len / (Py_ssize_t)sizeof(int64_t) - 1;
     const int number = 2 + program->states + has_master;
+    const int fit = check_arrays(arrays, number, has_master);
     PyThreadState *state;
-    int fit;
 
-    if (narrow_of(&arrays[0]) != NULL)
-        fit = check_narrow(arrays, number);
-    else
-        fit = has_master ? 0 : common_real(arrays, number, "gradients", "a state");
     if (fit <= 0)
         return fit;
     if (check_bounds(bounds, &arrays[0]) < 0 ||
@@ -366,6 +382,77 @@ static PyObject *update(PyObject *module, PyObject *const *args, Py_ssize_t give
         view_all(&views, states, WRITE_NUMBERS) == 0 &&
         (args[6] == Py_None || view(&views, args[6], WRITE_NUMBERS) == 0))
         done = update_of(program, all, args[6] != Py_None);
+    Py_DECREF(states);
+    return outcome_of(&views, done);
+}
+
+/* Add sums of squares segment by segment; arrays as of `update_segments`. */
+static void measure_segments(const struct program *program, const Py_buffer *arrays, int number,
+                             const int64_t *bound, const double *row, Py_ssize_t rows, double *sums)
+{
+    const struct narrow *narrow = narrow_of(&arrays[0]);
+    measure_function *function = narrow != NULL || real_of(&arrays[0]) == 'f'
+                                     ? program->measure_float
+                                     : program->measure_double;
+    void *at[3 + MAX_STATES] = {NULL};
+
+    for (Py_ssize_t i = 0; i < rows; i++, row += program->scalars, sums += program->norms) {
+        const size_t count = (size_t)(bound[i + 1] - bound[i]);
+        for (int k = 0; k < number; k++)
+            at[k] = (char *)arrays[k].buf + bound[i] * arrays[k].itemsize;
+        if (narrow != NULL)
+            measure_narrow(narrow, function, at[0], at[1], at[2 + program->states], at + 2,
+                           program->states, row, count, sums);
+        else
+            function(at[0], at[1], at + 2, row, count, sums);
+    }
+}
+
+/* Measure by scalars, bounds, sums, and the arrays of `update_segments`. */
+static int measure_of(const struct program *program, const Py_buffer *all, int has_master)
+{
+    const Py_buffer *scalars = &all[0], *bounds = &all[1], *sums = &all[2], *arrays = &all[3];
+    const Py_ssize_t rows = bounds->len / (Py_ssize_t)sizeof(int64_t) - 1;
+    const int number = 2 + program->states + has_master;
+    const int fit = check_arrays(arrays, number, has_master);
+    PyThreadState *state;
+
+    if (fit <= 0)
+        return fit;
+    if (check_bounds(bounds, &arrays[0]) < 0 ||
+        check_scalars(scalars, rows, program->scalars) < 0 ||
+        check_scalars(sums, rows, program->norms) < 0)
+        return -1;
+    state = release_lock(arrays[0].len);
+    measure_segments(program, arrays, number, bounds->buf, scalars->buf, rows, sums->buf);
+    restore_lock(state);
+    return 1;
+}
+
+static PyObject *measure(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    const int numbers = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT;
+    Py_buffer all[6 + MAX_STATES];
+    struct views views = {all, 0};
+    const struct program *program;
+    const char *name;
+    PyObject *states;
+    int done = -1;
+
+    (void)module;
+    if (check_count("measure", given, 8) < 0 || (name = PyUnicode_AsUTF8(args[0])) == NULL ||
+        (states = PySequence_Tuple(args[3])) == NULL)
+        return NULL;
+    program = find_program(name, PyTuple_GET_SIZE(states));
+    if (program != NULL && program->norms == 0)
+        PyErr_Format(PyExc_ValueError, "program %s has no norms", name);
+    else if (program != NULL && view(&views, args[4], numbers) == 0 &&
+             view(&views, args[5], numbers) == 0 &&
+             view(&views, args[6], numbers | PyBUF_WRITABLE) == 0 &&
+             view(&views, args[1], READ_NUMBERS) == 0 && view(&views, args[2], READ_NUMBERS) == 0 &&
+             view_all(&views, states, WRITE_NUMBERS) == 0 &&
+             (args[7] == Py_None || view(&views, args[7], READ_NUMBERS) == 0))
+        done = measure_of(program, all, args[7] != Py_None);
     Py_DECREF(states);
     return outcome_of(&views, done);
 }
@@ -493,8 +580,8 @@ static PyObject *short_sum(PyObject *module, PyObject *const *args, Py_ssize_t g
 
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
-static PyMethodDef functions[] = {FUNCTION(total), FUNCTION(update), FUNCTION(copy),
-                                  FUNCTION(short_sum), FUNCTION(checksum), {0}};
+static PyMethodDef functions[] = {FUNCTION(total), FUNCTION(update), FUNCTION(measure),
+                                  FUNCTION(copy), FUNCTION(short_sum), FUNCTION(checksum), {0}};
 
 static int prepare(PyObject *module)
 {

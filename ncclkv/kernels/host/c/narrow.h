@@ -174,3 +174,25 @@ static void update_narrow(const struct narrow *type, update_function *function, 
         type->narrow(weights + from, updated, length);
     }
 }
+
+/* Add sums of squares tile by tile in float32, those of a master if it is not NULL.  A tile is a
+   block of the sums, so that the additions are those of float32 weights. */
+static void measure_narrow(const struct narrow *type, measure_function *function,
+                           const uint16_any *weights, const uint16_any *gradients,
+                           const float_any *master, void *const *states, int number,
+                           const double *row, size_t count, double *sums)
+{
+    float wide[MEASURED_BLOCK], given[MEASURED_BLOCK];
+    void *at[MAX_STATES];
+
+    for (size_t from = 0; from < count; from += MEASURED_BLOCK) {
+        const size_t length = count - from < MEASURED_BLOCK ? count - from : MEASURED_BLOCK;
+        const float_any *measured = master == NULL ? wide : master + from;
+        for (int k = 0; k < number; k++)
+            at[k] = (float_any *)states[k] + from;
+        if (master == NULL)
+            type->widen(wide, weights + from, length);
+        type->widen(given, gradients + from, length);
+        function(measured, given, at, row, length, sums);
+    }
+}

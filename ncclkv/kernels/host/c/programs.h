@@ -68,8 +68,25 @@
 #define STATES 1
 #include "update.h"
 
+#define PROGRAM lars
+#define STATES 0
+#include "update.h"
+
+#define PROGRAM lars
+#define STATES 1
+#include "update.h"
+
+#define PROGRAM lamb
+#define STATES 2
+#include "update.h"
+
+#define PROGRAM squares
+#define STATES 0
+#include "update.h"
+
 static const struct program programs[] = {
     ROW(sgd, 0), ROW(sgd, 1), ROW(adam, 2), ROW(nag, 0), ROW(nag, 1), ROW(rmsprop, 1),
     ROW(rmsprop, 3), ROW(adagrad, 1), ROW(ftrl, 2), ROW(signum, 0), ROW(signum, 1),
     ROW(test, 1), ROW(adamax, 2), ROW(nadam, 2), ROW(adadelta, 2), ROW(ftml, 3), ROW(lion, 1),
+    NORM_ROW(lars, 0), NORM_ROW(lars, 1), NORM_ROW(lamb, 2), NORM_ROW(squares, 0),
 };

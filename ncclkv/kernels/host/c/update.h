@@ -17,6 +17,8 @@
 #define NAME(x) NAMED(x, PROGRAM, STATES, float)
 #include "update_real.h"
 #undef SCALARS
+#undef NORMS
+#undef MEASURED_STATES
 
 #define REAL double
 #define ROOT sqrt
@@ -25,6 +27,11 @@
 #include "update_real.h"
 enum { NAMED(count_of, PROGRAM, STATES, scalars) = SCALARS };
 #undef SCALARS
+#ifdef NORMS
+enum { NAMED(count_of, PROGRAM, STATES, norms) = NORMS };
+#undef NORMS
+#undef MEASURED_STATES
+#endif
 
 #undef PROGRAM
 #undef STATES

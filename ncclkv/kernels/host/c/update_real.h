@@ -23,6 +23,10 @@ CLONES static void NAME(update)(void *weights, const void *gradients, void *cons
     }
 }
 
+#ifdef NORMS
+#include "measure_real.h"
+#endif
+
 #undef REAL
 #undef ROOT
 #undef ANY

@@ -139,7 +139,7 @@ VARIANTS = [(each.name, states) for each in PROGRAMS.values() for states in each
     st.integers(0, 2**32),
     st.sampled_from(SIZES),
     # As optimizers check them.
-    st.lists(NUMBERS.filter(lambda x: x >= 0), min_size=9, max_size=9),
+    st.lists(NUMBERS.filter(lambda x: x >= 0), min_size=10, max_size=10),
     st.tuples(
         st.sampled_from([0.0, 0.1, 1e-60]),
         st.sampled_from([1.0, -1.0, 1 / 3]),
