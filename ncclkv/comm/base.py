@@ -122,6 +122,8 @@ class Communicator(ABC):
     ----------
     rank, size, local_rank, local_size : int
         Number of this rank, and of all ranks; the same two numbers among the ranks of this node.
+    first_node : bool
+        Whether rank 0 is a rank of this node.
     timeout : float
         Seconds that a wait may take.
     control : ObjectComm
@@ -148,6 +150,7 @@ class Communicator(ABC):
     size: int
     local_rank: int
     local_size: int
+    first_node: bool = True
     timeout: float
     control: ObjectComm
     kernels: Kernels

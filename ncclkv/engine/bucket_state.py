@@ -62,6 +62,9 @@ class BucketState:
     in_flight : InFlight
     launched : bool
         Whether the bucket has been launched under the update rule in force.
+    unfinished : list of object
+        Launches whose updates wait for norms, and still need the gradients: each a `NormLaunch`, or
+        None if other ranks make the update.
     stale : (int, int) or None
         Range of elements that were updated and not yet published to all ranks.
     """
@@ -92,6 +95,7 @@ class BucketState:
         self.step: Any = None
         self.in_flight = InFlight()
         self.launched = False
+        self.unfinished: list[object] = []
         self.stale: tuple[int, int] | None = None
 
     @property
@@ -206,6 +210,7 @@ class BucketState:
         """Drop the pushes and launches of a captured step, which were not executed."""
         self.pushed.clear()
         self.in_flight.clear()
+        self.unfinished.clear()
         self.stale = None
 
 

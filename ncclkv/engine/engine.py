@@ -22,6 +22,7 @@ from ncclkv.engine.flush import EagerFlush, FlushPolicy
 from ncclkv.engine.flush_agreement import AgreedFlush
 from ncclkv.engine.layout import Layout
 from ncclkv.engine.nonfinite import DeviceCheckedFlush, NonfiniteReport
+from ncclkv.engine.norm_flush import NormFlush
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.reducer import Reducer
 from ncclkv.engine.reduction import reduction_for
@@ -119,7 +120,7 @@ class Engine:
         """Return the policy outside uneven blocks, for the update rule in force."""
         checked = self._device_checked
         if not (self._missing_zeros or self._nonfinite.enabled):
-            return EagerFlush(self._reducer)
+            return (NormFlush if self.rule.norms else EagerFlush)(self._reducer)
         if checked is None or self._missing_zeros or not self.rule.can_skip:
             return self._agreed_policy(uneven=False)
         return checked
@@ -147,7 +148,7 @@ class Engine:
     def gradient(self, key: Key) -> Array:
         """Return a view of a key's gradient, which the user may write to."""
         slot = self.layout[key]
-        if key in slot.state.pushed:
+        if key in slot.state.pushed or slot.state.unfinished:
             raise UsageError(
                 f"grad_view of key {key!r}: the key was pushed and not flushed, so the store still "
                 f"needs its gradient; pull it, or call wait({key!r}), first"
@@ -257,7 +258,7 @@ class Engine:
                         f"wait(), between two pushes"
                     )
             for slot in part.in_place:
-                if slot.entry.key in state.pushed or state.in_flight.works:
+                if slot.entry.key in state.pushed or state.in_flight.works or state.unfinished:
                     raise UsageError(
                         f"push of key {slot.entry.key!r}: its grad_view was pushed and not "
                         f"flushed, so the store still needs it; pull the key, or call "
@@ -276,8 +277,7 @@ class Engine:
             Result of `ready` for this push.
         """
         policy = self.policy
-        recorded = self.recorder is not None
-        direct = self._alone and push.whole and not recorded and self.updates.rule.replaces
+        direct = self._alone and push.whole and self.recorder is None and self.updates.rule.replaces
         if direct and not policy.flushes_everything:
             self._assign(push, arrays)
             return
@@ -287,7 +287,8 @@ class Engine:
         for part in push.parts:
             state = part.state
             changed = compares and state.step != step
-            if state.pushed and (changed or not state.pushed.isdisjoint(part.keys)):
+            conflicts = state.pushed and (changed or not state.pushed.isdisjoint(part.keys))
+            if conflicts or state.unfinished:
                 policy.make_room(state)
         # Each bucket is launched before the next is packed: the collective overlaps the packing.
         for part in push.parts:

@@ -171,7 +171,7 @@ class AgreedFlush(FlushPolicy):
             for count in sorted({counts[key] for key in pushed}):
                 state.pushed = {key for key in pushed if counts[key] == count}
                 self._reducer.launch(state, count)
-        self._reducer.complete(self._layout.states)
+        self._reducer.finish(self._layout.states)
         if self._updates.rule.by_key:
             self._reducer.update_keys(counts)
         for slot, copy in lent:

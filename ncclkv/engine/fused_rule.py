@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from ncclkv.arrays.dtypes import real_numbers
 from ncclkv.comm.types import Apply, To
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
+from ncclkv.engine.norms import NormLaunch, norm_updates
 from ncclkv.engine.reduction import Span
 from ncclkv.engine.update_rule import Rule
-from ncclkv.errors import NotSupported
 from ncclkv.kernels.base import Kernels
 from ncclkv.optimizer.base import MASTER, Optimizer
 from ncclkv.optimizer.captured import CapturedUpdates
@@ -62,29 +62,20 @@ class FusedRule(Rule):
         The optimizer as given.
     counts : UpdateCounts
         Updates of each key: one for each launch that has the key.
-
-    Raises
-    ------
-    NotSupported
-        When the optimizer needs norms.
     """
 
     source: Optimizer
 
     def __init__(self, optimizer: Optimizer, kernels: Kernels) -> None:
         self.name = type(optimizer).__name__
-        if optimizer.norms:
-            raise NotSupported(
-                f"{self.name} needs the norms of weights and gradients, which no store computes "
-                f"in this version; set an optimizer without them"
-            )
+        self.norms = norm_updates(optimizer, kernels)
         self.source = optimizer
         self.counts = UpdateCounts()
         self._kernels = kernels
         self._parts: dict[int, _Part] = {}
         # Numbers of the buckets whose states are those of the rule that this rule continues.
         self._inherited: frozenset[int] = frozenset()
-        self._rows = RowCache(self.counts)
+        self._rows = self._new_rows()
         # The largest number of updates of a key; None if there was no schedule to count for.
         self._num_update: int | None = None
         self._steps = Steps(optimizer)
@@ -122,10 +113,15 @@ class FusedRule(Rule):
         if optimizer.multi_precision != mine.multi_precision:
             return None
         rule = FusedRule(optimizer, self._kernels)
-        rule.counts, rule._parts, rule._rows = self.counts, self._parts, RowCache(self.counts)
+        rule.counts, rule._parts = self.counts, self._parts
+        rule._rows = rule._new_rows()
         # Not all of `_parts`: memory may have run out while a later bucket was made.
         rule._inherited = frozenset(state.bucket.index for state in buckets)
         return rule
+
+    def _new_rows(self) -> RowCache:
+        """Return rows of scalars, for each key if each has norms of its own."""
+        return RowCache(self.counts, by_key=self.norms is not None)
 
     # Hyperparameters
 
@@ -265,6 +261,9 @@ class FusedRule(Rule):
         else:
             kernels = self.recording.kernels
             rows = self.recording.rows(bucket)
+        if self.norms is not None:
+            arrays = part.updated, rows, kernels, skip_flag, part.master
+            return self.norms.target(NormLaunch(state, spans, first, *arrays))
 
         def update(start: int) -> Apply:
             """Return the update of a span that begins at element `start` of this rank's part."""
@@ -284,4 +283,6 @@ class FusedRule(Rule):
         origins = {index: part.lo for index, part in self._parts.items()}
         parts = [(state.bucket, origins.get(state.bucket.index, 0)) for state in states]
         counted = self.source.counted or self.source.lr_scheduler is not None
-        return CapturedUpdates(self.step, counted, self.counts, parts, self._kernels, kernels)
+        write = None if self.norms is None else self.norms.write
+        arguments = self.step, counted, self.counts, parts, self._kernels, kernels
+        return CapturedUpdates(*arguments, write)

@@ -102,7 +102,7 @@ class DeviceCheckedFlush(FlushPolicy):
             self._find_nonfinite(pushed)
         for state in pushed:
             self._reducer.launch(state, skip_flag=self._skip_flag)
-        self._reducer.complete(self._layout.states)
+        self._reducer.finish(self._layout.states)
         self._reducer.publish(states)
 
     def _find_nonfinite(self, states: Sequence[BucketState]) -> None:

@@ -59,6 +59,9 @@ class Reducer:
             targets = updates.rule.target(state, spans, skip_flag)
         else:
             targets = [(span.gradients, None) for span in spans]
+            if updates.rule.norms is not None:
+                # Else this rank alone would lend the gradients before a flush.
+                state.unfinished.append(None)
         for span, (receive, apply) in zip(spans, targets, strict=True):
             op = state.bucket.op
             if op == "avg" and active is not None and active < self.comm.size:
@@ -88,6 +91,15 @@ class Reducer:
         for state in states:
             if state.in_flight.works:
                 state.in_flight.complete()
+
+    def finish(self, states: Sequence[BucketState]) -> None:
+        """Wait for all that is in flight in the given buckets; make updates that need norms."""
+        self.complete(states)
+        updates, norms = self.updates, self.updates.rule.norms
+        if norms is not None:
+            within, updates.applying = updates.applying, True
+            norms.finish(self.comm, states)
+            updates.applying = within
 
     def publish(self, states: Sequence[BucketState]) -> None:
         """Launch the collectives that give every rank the values that others have updated."""

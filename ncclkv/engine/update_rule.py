@@ -13,6 +13,7 @@ from typing import Any
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import Apply, To
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
+from ncclkv.engine.norms import NormUpdates
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.reduction import Span
 from ncclkv.errors import UpdaterError, UsageError, annotate
@@ -40,6 +41,8 @@ class Rule:
         Whether the sum replaces the value.
     by_key : bool
         Whether `run` updates key by key, after the reduction, on weights that no rank shares.
+    norms : NormUpdates or None
+        Makes the updates at a flush, if they need norms of whole keys.
     recording : CapturedUpdates or None
         The captured step that updates are part of, while the step is recorded.
     """
@@ -49,6 +52,7 @@ class Rule:
     can_skip = True
     replaces = False
     by_key = False
+    norms: NormUpdates | None = None
     recording: CapturedUpdates | None = None
 
     def check(self, spec: KeySpec) -> None:

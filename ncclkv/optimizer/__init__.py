@@ -10,6 +10,8 @@ from ncclkv.optimizer.adamw import AdamW
 from ncclkv.optimizer.base import Optimizer, State
 from ncclkv.optimizer.ftml import FTML
 from ncclkv.optimizer.ftrl import Ftrl
+from ncclkv.optimizer.lamb import LAMB
+from ncclkv.optimizer.lars import LARS
 from ncclkv.optimizer.lion import Lion
 from ncclkv.optimizer.nadam import Nadam
 from ncclkv.optimizer.nag import NAG
@@ -41,6 +43,8 @@ __all__ = [
     "AdaDelta",
     "FTML",
     "Lion",
+    "LARS",
+    "LAMB",
     "CosineScheduler",
     "FactorScheduler",
     "MultiFactorScheduler",
@@ -73,6 +77,8 @@ _CLASSES: tuple[type[Optimizer], ...] = (
     AdaDelta,
     FTML,
     Lion,
+    LARS,
+    LAMB,
 )
 for _each in _CLASSES:
     register(_each)

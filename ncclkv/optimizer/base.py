@@ -57,9 +57,6 @@ MASTER = State("master", "float32", "weights")
 _FACTORS = ("lr_mult", "wd_mult")
 _BY_KEY = (*_FACTORS, "idx2name")
 
-_DECAYED = ("_weight", "_gamma")
-"""Ends of names to which MXNet applies the weight decay."""
-
 Checks: TypeAlias = Mapping[str, Callable[[str, Any], Any]]
 """Checks by attribute: ``check(name, value)`` returns the value to assign, or raises UsageError."""
 
@@ -68,6 +65,7 @@ _CHECKS: Checks = {
     "wd": not_negative,
     "rescale_grad": finite,
     "clip_gradient": clipping_bound,
+    "clip_global_norm": clipping_bound,
     "lr_scheduler": checked_schedule,
     "begin_num_update": check_count,
     "idx2name": checked_names,
@@ -104,13 +102,24 @@ class Optimizer(ABC):
         Whether float16 and bfloat16 weights have a master copy in float32, as a state.  An update
         changes the master, and the weight is its rounding.  Otherwise such a weight is updated in
         float32 and rounded, so a change of less than half a unit in its last place is lost.
+    clip_global_norm : float, optional
+        Bound, above 0, on the norm n of all rescaled gradients of a flush together.  If n is
+        larger, all gradients are multiplied by ``clip_global_norm / (n + 1e-8)``, before
+        `clip_gradient` is applied.  The formula is that of Gluon's ``clip_global_norm``, with its
+        1e-8; torch's ``clip_grad_norm_`` adds 1e-6.  A flush is all keys pushed since the last
+        pull, wait or flush.  The store updates no key before the sums of all these keys are
+        complete.  So push all keys before the first pull.
 
     Attributes
     ----------
     wd, rescale_grad, clip_gradient, lr_scheduler, begin_num_update
         As given; an assignment takes effect at the next push.  All ranks must assign equal numbers.
+    clip_global_norm : float or None
+        Another bound takes effect at the next flush, but not a change from or to None.
     num_update : int
         The largest number of updates of a key, counted by the store under a schedule.
+    rate_before : float or None
+        Of a snapshot: the learning rate of the update before, for optimizers that read it.
     lr_mult, wd_mult : dict
         Factors of the learning rate and of the weight decay by key or, if it has none, by its name;
         1 for other keys.  Assigned dicts are copied.  The next push checks items that were put into
@@ -131,9 +140,8 @@ class Optimizer(ABC):
         Whether complex weights are updated, as pairs of real numbers.
     counted : bool
         Whether `scalars` reads its `count`.  If not, pushes with equal numbers reuse a table.
-    norms : bool
-        Whether an update needs the norms of each key's weights and gradient.  No store computes
-        norms yet.
+    decayed_names : tuple of str
+        Ends of names to which MXNet applies the weight decay.
 
     Raises
     ------
@@ -163,7 +171,7 @@ assign another schedule, or None, to lr_scheduler first
     checks: ClassVar[Checks] = {}
     complex_weights: ClassVar[bool] = False
     counted: ClassVar[bool] = False
-    norms: ClassVar[bool] = False
+    decayed_names: ClassVar[tuple[str, ...]] = ("_weight", "_gamma")
 
     wd: float
     rescale_grad: float
@@ -171,10 +179,12 @@ assign another schedule, or None, to lr_scheduler first
     lr_scheduler: Schedule | None
     begin_num_update: int
     num_update: int
+    rate_before: float | None = None
     lr_mult: dict[Key, float]
     wd_mult: dict[Key, float]
     idx2name: dict[int, str]
     _rate: float
+    _clip_global_norm: float | None
     _assignments = 0
 
     def __init__(
@@ -200,6 +210,7 @@ assign another schedule, or None, to lr_scheduler first
         self._multi_precision = check_flag(
             "multi_precision", settings.get("multi_precision", False)
         )
+        self.clip_global_norm = settings.get("clip_global_norm")
         schedule = checked_schedule("lr_scheduler", settings.get("lr_scheduler"))
         if schedule is not None and learning_rate is not None:
             schedule = with_base_lr(schedule, self._rate)
@@ -241,6 +252,8 @@ assign another schedule, or None, to lr_scheduler first
             numbers["lr_scheduler"] = self.lr_scheduler
         if self.multi_precision:
             numbers["multi_precision"] = True
+        if self.clip_global_norm is not None:
+            numbers["clip_global_norm"] = self.clip_global_norm
         if self.begin_num_update:
             numbers["begin_num_update"] = self.begin_num_update
         return numbers
@@ -274,6 +287,11 @@ assign another schedule, or None, to lr_scheduler first
             return self._rate
         what = f"lr_scheduler(num_update={num_update})"
         return finite(what, self.lr_scheduler(num_update), least=0.0)
+
+    def rates_at(self, num_update: int) -> tuple[float, float]:
+        """Return the learning rates of an update, and of the update before if it has an effect."""
+        rate = self.rate_at(num_update)
+        return rate, rate
 
     def count_updates(self, num_update: int) -> None:
         """Set `num_update`; the store calls it, and the number is none of the rank's settings."""
@@ -318,8 +336,25 @@ assign another schedule, or None, to lr_scheduler first
             When `factors` is not a mapping of keys to finite numbers.
         """
         given = checked_factors("wd_mult", factors)
-        undecayed = [name for name in self.idx2name.values() if not name.endswith(_DECAYED)]
+        undecayed = [
+            name for name in self.idx2name.values() if not name.endswith(self.decayed_names)
+        ]
         self.wd_mult = {**dict.fromkeys(undecayed, 0.0), **given}
+
+    @property
+    def clip_global_norm(self) -> float | None:
+        """The bound on the norm of all gradients; None is fixed, since it decides the flushes."""
+        return self._clip_global_norm
+
+    @clip_global_norm.setter
+    def clip_global_norm(self, bound: float | None) -> None:
+        before = self.__dict__.setdefault("_clip_global_norm", bound)
+        if (before is None) != (bound is None):
+            raise UsageError(
+                f"clip_global_norm is {before} and cannot become {bound}, since a store's flushes "
+                f"depend on it; call set_optimizer with an optimizer of that clip_global_norm"
+            )
+        self.__dict__["_clip_global_norm"] = bound
 
     @property
     def multi_precision(self) -> bool:
@@ -391,8 +426,11 @@ assign another schedule, or None, to lr_scheduler first
         """Return the weight decay of a key."""
         return self.wd * self.factors_of(key)[1]
 
-    def factors_of(self, key: Key) -> tuple[float, float]:
-        """Return the factors of a key's learning rate and weight decay."""
+    def factors_of(self, key: Key) -> tuple[float, ...]:
+        """Return the factors of a key's learning rate and weight decay.
+
+        A subclass may append numbers: keys with equal numbers have equal rows.
+        """
         name = self.idx2name.get(key, key) if isinstance(key, int) else key
         lr_mult, wd_mult = (
             factors.get(key, factors.get(name, 1.0)) for factors in (self.lr_mult, self.wd_mult)
@@ -428,6 +466,6 @@ assign another schedule, or None, to lr_scheduler first
         made = copy.copy(self)
         for name in _BY_KEY:
             made.__dict__[name] = self.__dict__[name].frozen(name)
-        rate = self.rate_at(self.num_update if num_update is None else num_update)
-        made.__dict__.update(lr_scheduler=None, _rate=rate)
+        rate, before = self.rates_at(self.num_update if num_update is None else num_update)
+        made.__dict__.update(lr_scheduler=None, _rate=rate, rate_before=before)
         return made

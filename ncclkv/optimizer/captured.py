@@ -35,6 +35,8 @@ class CapturedUpdates:
         Kernels of the store, which allocate and write the rows.
     recording : Kernels
         Kernels that the captured updates call.
+    write : callable, optional
+        Called with the step of a replay, to write what its updates read beside the rows.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class CapturedUpdates:
         parts: Sequence[tuple[Bucket, int]],
         store: Kernels,
         recording: Kernels,
+        write: Callable[[Optimizer], None] | None = None,
     ) -> None:
         self.kernels = recording
+        self._write = write
         self._step = step
         self._counted = counted
         self._counts = counts
@@ -105,4 +109,6 @@ class CapturedUpdates:
                 for bucket, origin in self._parts
             ]
             self._store.pack(np.concatenate(rows), self._memory.reshape(-1))
+            if self._write is not None:
+                self._write(optimizer)
             self._written = optimizer

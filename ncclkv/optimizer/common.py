@@ -16,6 +16,7 @@ class Settings(TypedDict, total=False):
     begin_num_update: int
     param_idx2name: Mapping[int, str] | None
     multi_precision: bool
+    clip_global_norm: float | None
 
 
 class Common(Settings, total=False):

@@ -117,7 +117,7 @@ class RowLayout:
         *,
         by_key: bool,
     ) -> None:
-        groups: dict[tuple[float, float, int], int] = {}
+        groups: dict[tuple[float, ...], int] = {}
         self._keys: list[Key] = []
         starts: list[int] = []
         rows: list[int] = []
@@ -171,10 +171,14 @@ class ScalarRows:
     rows : ndarray of float64, shape (segments, k)
     copied : bool
         Whether `rows` is in the kernels' memory; else it is copied when the first range is updated.
+
+    Attributes
+    ----------
+    layout : RowLayout
     """
 
     def __init__(self, layout: RowLayout, rows: Array, *, copied: bool = False) -> None:
-        self._layout = layout
+        self.layout = layout
         self._rows = rows
         self._memory = rows if copied else None
         self._last: tuple[tuple[int, int], tuple[Segments, Array]] | None = None
@@ -187,7 +191,7 @@ class ScalarRows:
             # Allocated where the update runs: CuPy's pools reuse memory in the order of the stream.
             self._memory = kernels.empty(self._rows.shape, self._rows.dtype)
             kernels.pack(self._rows, self._memory.reshape(-1))
-        segments, first, last = self._layout.cut(lo, hi)
+        segments, first, last = self.layout.cut(lo, hi)
         whole = last - first == len(self._memory)
         found = segments, self._memory if whole else self._memory[first:last]
         self._last = (lo, hi), found

@@ -30,6 +30,7 @@ class Steps:
         self.config: dict[str, Any] = {}
         self._version: object = None
         self._step = source
+        self._rates: tuple[float, float] | None = None
 
     def at(self, num_update: int) -> Optimizer:
         """Return the present step: the same object until a number changes.
@@ -48,8 +49,8 @@ class Steps:
         unchanged = version == self._version
         if unchanged and source.lr_scheduler is None:
             return self._step
-        config = self.config if unchanged else source.config()
-        if config != self.config or source.rate_at(num_update) != self._step.learning_rate:
-            self._step = source.snapshot(num_update)
+        config, rates = self.config if unchanged else source.config(), source.rates_at(num_update)
+        if config != self.config or rates != self._rates:
+            self._step, self._rates = source.snapshot(num_update), rates
         self._version, self.config = version, config
         return self._step

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ncclkv.arrays.dtypes import real_numbers
 from ncclkv.errors import ShapeMismatch, UsageError
-from ncclkv.kernels.base import Array, Segments
+from ncclkv.kernels.base import Array, Measured, Segments
 from ncclkv.kernels.host import HostKernels
+from ncclkv.kernels.programs import PROGRAMS
 from ncclkv.optimizer.base import MASTER, Optimizer
 from ncclkv.typing import ArrayLike, Key
 
@@ -60,12 +61,39 @@ class Updater:
         Raises
         ------
         UsageError
-            When an argument is no such array, or a factor is not a finite number.
+            When an argument is no such array, or a factor is not a finite number; when the
+            optimizer has a `clip_global_norm`, which needs `update_all`.
         DTypeMismatch
             When the optimizer cannot update the dtype.
         ShapeMismatch
             When the shapes differ.
         """
+        if self.optimizer.clip_global_norm is not None:
+            raise UsageError(
+                f"update of key {key!r}: clip_global_norm is a bound on the gradients of all keys "
+                f"together; call update_all with all of them, or a store's set_optimizer"
+            )
+        self.update_all([key], [grad], [weight])
+
+    def update_all(
+        self, keys: Sequence[Key], grads: Sequence[ArrayLike], weights: Sequence[ArrayLike]
+    ) -> None:
+        """Update several weights in place, key by key.
+
+        The gradients of one call are those that a `clip_global_norm` bounds together.  Parameters
+        and errors are those of a call with one key.
+        """
+        pairs = [self._pair(*given) for given in zip(keys, grads, weights, strict=True)]
+        bound, total = self.optimizer.clip_global_norm, None
+        if bound is not None:
+            total = np.array([0.0, bound])
+            for gradient, _ in pairs:
+                self._add_squares(real_numbers(gradient.reshape(-1)), total[:1])
+        for key, (gradient, stored) in zip(keys, pairs, strict=True):
+            self._update(key, gradient, stored, total)
+
+    def _pair(self, key: Key, grad: ArrayLike, weight: ArrayLike) -> tuple[Array, Array]:
+        """Return a gradient and the weight that it updates, both checked."""
         what = f"update of key {key!r}"
         gradient, stored = self._kernels.value(grad, what), self._kernels.out(weight, what)
         self.optimizer.check_weights(key, stored.dtype)
@@ -74,6 +102,17 @@ class Updater:
                 f"{what}: the gradient is {gradient.dtype} {gradient.shape}, the weight "
                 f"{stored.dtype} {stored.shape}; give a gradient of the weight's shape and dtype"
             )
+        return gradient, stored
+
+    def _add_squares(self, gradient: Array, total: Array) -> None:
+        """Add the squares of a flat gradient to ``total[0]``."""
+        row, segments = np.array([[0.0, 1.0, -1.0]]), Segments(np.array([0, gradient.size]))
+        arrays = gradient, gradient, (), row, segments, total.reshape(1, 1)
+        scratch = self._kernels.measure_scratch(gradient.size, 1)
+        self._kernels.measure("squares", *arrays, scratch)
+
+    def _update(self, key: Key, gradient: Array, stored: Array, total: Array | None) -> None:
+        """Update a weight; `total` is as of `Measured`."""
         states = self._states_of(key, stored)
         master = states.get(MASTER.name) if self.optimizer.multi_precision else None
         count = self._counts.get(key, 0) + 1
@@ -84,15 +123,23 @@ class Updater:
         self.optimizer.count_updates(number)
         flat = stored.reshape(-1)  # a copy, if the weight is not in C order
         weights = real_numbers(flat)
-        self._kernels.update(
-            step.program,
+        arrays = (
             weights,
             real_numbers(gradient.reshape(-1)),
             tuple(real_numbers(states[each.name].reshape(-1)) for each in step.states),
             np.array([step.scalars(key, before + count)], np.float64),
             Segments(np.array([0, weights.size], np.int64)),
-            master=None if master is None else master.reshape(-1),
         )
+        wide = None if master is None else master.reshape(-1)
+        norms, sums = PROGRAMS[step.program].norms, None
+        if norms is not None:
+            sums = np.zeros((1, norms.sums))
+            scratch = self._kernels.measure_scratch(weights.size, 1)
+            before_step = Measured(total=total)
+            self._kernels.measure(
+                step.program, *arrays, sums, scratch, master=wide, measured=before_step
+            )
+        self._kernels.update(step.program, *arrays, master=wide, measured=Measured(sums, total))
         if not np.may_share_memory(flat, stored):
             stored[...] = flat.reshape(stored.shape)
 

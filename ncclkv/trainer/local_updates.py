@@ -28,8 +28,7 @@ class LocalUpdates:
 
     def update(self, names: Sequence[str], gradients: Sequence[Any], values: Sequence[Any]) -> None:
         """Update values by their gradients."""
-        for name, gradient, value in zip(names, gradients, values, strict=True):
-            self._updater(name, gradient, value)
+        self._updater.update_all(names, gradients, values)
 
     def save(self, fname: str | os.PathLike[str], ranks: KVStore | None) -> None:
         """Write states, counts and numbers to a directory; collective over `ranks`.

@@ -38,6 +38,7 @@ MODULES = (
     "plans",
     "precision",
     "nonfinite",
+    "norms",
     "numbers",
     "one_off",
     "one_off_misuse",

@@ -89,6 +89,28 @@ def optimizers_that_count_updates(create: Stores) -> None:
 
 
 @captured
+def optimizers_that_need_norms(create: Stores) -> None:
+    def push_alone(side: Side) -> None:
+        for key, gradient in zip(side.keys, side.gradients, strict=True):
+            side.kv.push(key, gradient)
+
+    for make in (
+        lambda: optimizer.LARS(learning_rate=0.1, momentum=0.9, eta=0.1, wd=0.01),
+        lambda: optimizer.LAMB(learning_rate=0.01, wd=0.01),
+        lambda: optimizer.LAMB(learning_rate=0.01, clip_global_norm=3.0),
+        lambda: optimizer.SGD(learning_rate=0.1, clip_global_norm=3.0),
+    ):
+        for step in (Side.pushpull, push_alone):
+            pair = StorePair(create, step, make)
+            pair.steps(2)
+            for side in pair.sides:
+                side.optimizer.learning_rate = 0.25
+                if side.optimizer.clip_global_norm is not None:
+                    side.optimizer.clip_global_norm = 1.0
+            pair.steps(2)
+
+
+@captured
 def factors_of_keys(create: Stores) -> None:
     def make() -> optimizer.SGD:
         made = momentum()

@@ -35,6 +35,7 @@ PLACED_MODULES = frozenset(
         "pending_pushes",
         "mxnet_nightly",
         "nonfinite",
+        "norms",
         "optimizers",
         "overlaps",
         "plans",
@@ -102,14 +103,16 @@ SHARED_MODULES = frozenset(
 """Modules of cases in which processes read what the updater on rank 0 has written."""
 
 SPLIT_MODULES = frozenset(
-    [*SIZED_MODULES, "divergence", "divergence_repair", "nonfinite", "pulls", "sharded"]
+    [*SIZED_MODULES, "divergence", "divergence_repair", "nonfinite", "norms", "pulls", "sharded"]
 )
 """Modules of cases whose messages between nodes differ from those of other cases."""
 
-STREAM_MODULES = frozenset(["divergence", "groups", "nonfinite", "optimizers"])
+STREAM_MODULES = frozenset(["divergence", "groups", "nonfinite", "norms", "optimizers"])
 """Modules of cases whose work on a device depends on the placement, besides `SHARED_MODULES`."""
 
-DIVIDED_MODULES = frozenset(["checkpoints", "optimizers", "trajectories", "uneven", "updaters"])
+DIVIDED_MODULES = frozenset(
+    ["checkpoints", "norms", "optimizers", "trajectories", "uneven", "updaters"]
+)
 """Modules of cases with a function or an optimizer, which owners of parts run."""
 
 MANY_STEPS = frozenset(["trajectories"])

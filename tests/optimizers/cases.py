@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from ncclkv.errors import UsageError
-from ncclkv.kernels.base import Segments
+from ncclkv.kernels.base import Measured, Segments
 from ncclkv.kernels.host import HostKernels
+from ncclkv.kernels.programs import PROGRAMS
 from ncclkv.optimizer import Optimizer, create
 from ncclkv.optimizer.restore import from_config
 from tests.harness.source import ROOT
@@ -58,14 +59,14 @@ class Run:
     def step(self, given: np.ndarray) -> np.ndarray:
         """Return the weights after one more update."""
         self._count += 1
-        HostKernels().update(
-            self._optimizer.program,
-            self.weights,
-            given.astype(self.weights.dtype),
-            self.states,
-            np.array([self._optimizer.scalars(KEY, self._count)]),
-            self._segments,
-        )
+        program, kernels = self._optimizer.program, HostKernels()
+        row = np.array([self._optimizer.scalars(KEY, self._count)], np.float64)
+        arrays = self.weights, given.astype(self.weights.dtype), self.states, row, self._segments
+        measured, norms = None, PROGRAMS[program].norms
+        if norms is not None:
+            measured = Measured(np.zeros((1, norms.sums)))
+            kernels.measure(program, *arrays, measured.sums, np.empty(0))
+        kernels.update(program, *arrays, measured=measured)
         return self.weights
 
 

@@ -44,6 +44,22 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "adadelta": {"rho": 0.9, "epsilon": 1e-5, "learning_rate": 0.01},
     "ftml": {"learning_rate": 0.01, "beta1": 0.6, "beta2": 0.999, "epsilon": 1e-8},
+    "lars": {
+        "learning_rate": 0.01,
+        "momentum": 0.0,
+        "eta": 0.001,
+        "eps": 0.0,
+        "momentum_correction": True,
+    },
+    "lamb": {
+        "learning_rate": 0.001,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "epsilon": 1e-6,
+        "lower_bound": None,
+        "upper_bound": None,
+        "bias_correction": True,
+    },
     "lion": {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.99},
 }
 """Defaults of the arguments: of MXNet 1.9.1; torch's of AdamW, and the paper's betas of Lion."""
@@ -188,6 +204,27 @@ def lion(w: Vector, g: Vector, kept: Kept, o: Any) -> Vector:
     return w - o.learning_rate * (update + o.wd * w)
 
 
+def lars(w: Vector, g: Vector, kept: Kept, o: Any) -> Vector:
+    """Return the weights by algorithm 1 of "Large Batch Training of Convolutional Networks"."""
+    of_w, of_g = np.linalg.norm(w), np.linalg.norm(o.rescale_grad * g)
+    local = o.eta * of_w / (of_g + o.wd * of_w + o.eps) if of_w > 0 and of_g > 0 else 1.0
+    m = o.momentum * kept.get("m", 0.0) + o.learning_rate * local * (plain(g, o) + o.wd * w)
+    kept["m"] = m
+    return w - m
+
+
+def lamb(w: Vector, g: Vector, kept: Kept, o: Any) -> Vector:
+    """Return the weights by algorithm 2 of "Large Batch Optimization for Deep Learning"."""
+    g = plain(g, o)
+    m, v = mean(kept, "m", o.beta1, g), mean(kept, "v", o.beta2, g**2)
+    if o.bias_correction:
+        m, v = m / (1 - o.beta1**o.t), v / (1 - o.beta2**o.t)
+    direction = m / (np.sqrt(v) + o.epsilon) + o.wd * w
+    least, most = (o.lower_bound or 0.0), (o.upper_bound or np.inf)
+    of_w, of_d = min(max(np.linalg.norm(w), least), most), np.linalg.norm(direction)
+    return w - o.learning_rate * (of_w / of_d if of_w > 0 and of_d > 0 else 1.0) * direction
+
+
 # A collector of tests would take a function of that name in a test's module.
 MODELS: dict[str, Model] = {
     "sgd": sgd,
@@ -204,6 +241,8 @@ MODELS: dict[str, Model] = {
     "adadelta": adadelta,
     "ftml": ftml,
     "lion": lion,
+    "lars": lars,
+    "lamb": lamb,
 }
 
 

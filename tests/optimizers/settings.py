@@ -60,6 +60,18 @@ SETTINGS: dict[str, list[Settings]] = {
     ],
     "adadelta": [{}, {"rho": 0.5, "epsilon": 0.001, **_ALL, "wd": 0.01}],
     "ftml": [{}, {"learning_rate": 0.05, "beta1": 0.75, "beta2": 0.9, "epsilon": 0.001, **_ALL}],
+    "lars": [
+        {},
+        {"learning_rate": 0.1, "momentum": 0.9, "eta": 0.5, "eps": 0.01, **_ALL},
+        {"learning_rate": 0.5, "momentum": 0.5, "eta": 0.25, "wd": 0.01},
+    ],
+    "lamb": [
+        {},
+        {"learning_rate": 0.01, "beta1": 0.5, "beta2": 0.9, "epsilon": 0.001, **_ALL},
+        {"learning_rate": 0.01, "lower_bound": 2.0},
+        {"learning_rate": 0.01, "upper_bound": 0.5, "wd": 0.1},
+        {"learning_rate": 0.01, "bias_correction": False, "wd": 0.1},
+    ],
     "lion": [
         {"learning_rate": 0.01},
         {"learning_rate": 0.01, **_ALL},

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import ncclkv
 from ncclkv.errors import OrderMismatch
-from ncclkv.optimizer import SGD
+from ncclkv.optimizer import LAMB, LARS, SGD
 
 RATE, MOMENTUM, STEPS = 0.125, 0.5, 4
 SHAPES = {"matrix": (64, 300), "bias": (300,), "scale": ()}
@@ -53,6 +53,37 @@ def test_every_placement_makes_the_same_steps(
         wanted = expected(kv.num_workers)
     for name, weight in weights.items():
         np.testing.assert_array_equal(weight, wanted[name], err_msg=name)
+
+
+@pytest.mark.limit(60)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LARS(learning_rate=0.5, momentum=0.5, eta=0.5, clip_global_norm=2.0),
+        lambda: LAMB(learning_rate=0.125, clip_global_norm=2.0),
+    ],
+    ids=["lars", "lamb"],
+)
+def test_norms_are_those_of_whole_parameters(comm_world: MPI.Intracomm, make: Any) -> None:
+    """Compare the store's placements with updates on each rank, which have whole parameters."""
+    found = []
+    for update_on, on_store in (
+        ("every_rank", False),
+        ("every_rank", True),
+        ("root", True),
+        ("sharded", True),
+    ):
+        weights = {name: np.ones(shape) for name, shape in SHAPES.items()}
+        with ncclkv.create("dist_sync", update_on=update_on) as kv:
+            trainer = ncclkv.Trainer(weights, make(), kvstore=kv, update_on_kvstore=on_store)
+            for step in range(STEPS):
+                trainer.grads.update({name: gradient(name, step, kv.rank) for name in SHAPES})
+                trainer.step(4)
+        found.append(weights)
+    for weights in found[1:]:
+        for name, weight in weights.items():
+            # The sums of squares differ in their last bits.
+            np.testing.assert_allclose(weight, found[0][name], rtol=1e-13, err_msg=name)
 
 
 @pytest.mark.limit(60)

@@ -16,7 +16,7 @@ from ncclkv.engine.bucket_state import BucketState, Slot
 from ncclkv.engine.events import Events
 from ncclkv.engine.fused_rule import FusedRule
 from ncclkv.engine.reduction import reduction_for
-from ncclkv.errors import DTypeMismatch, NotSupported, UsageError
+from ncclkv.errors import DTypeMismatch, UsageError
 from ncclkv.kernels.host import HostKernels
 from ncclkv.optimizer import SGD, Optimizer, State
 from ncclkv.table.bucket import make_buckets
@@ -422,14 +422,6 @@ def test_states_have_names_dtypes_and_first_values() -> None:
     assert of_a["master"].tolist() == of_a["sum"].tolist() == [9] * 10
     c = state.bucket.entries[2]
     assert of_c["master"].tolist() == [c.lo, c.lo + 1, c.lo + 2], "not reset"
-
-
-def test_norms_are_refused() -> None:
-    class Lars(SGD):
-        norms = True
-
-    with pytest.raises(NotSupported, match="Lars needs the norms of weights and gradients"):
-        _rule(Lars())
 
 
 class Averaging(Counting):

@@ -40,5 +40,5 @@ def test_names_of_torch_are_refused_with_mxnets(given: str, meant: str) -> None:
     assert str(caught.value) == (
         f"Adam has no argument {given!r}; did you mean {meant!r}? Valid: learning_rate, beta1, "
         "beta2, epsilon, wd, rescale_grad, clip_gradient, lr_scheduler, begin_num_update, "
-        "param_idx2name, multi_precision"
+        "param_idx2name, multi_precision, clip_global_norm"
     )

@@ -236,7 +236,7 @@ def test_unknown_arguments_are_refused_with_the_nearest_known_one(
     assert str(caught.value) == (
         f"SGD has no argument {given!r}; {hint}Valid: learning_rate, momentum, wd, "
         "rescale_grad, clip_gradient, lr_scheduler, begin_num_update, "
-        "param_idx2name, multi_precision"
+        "param_idx2name, multi_precision, clip_global_norm"
     )
 
 

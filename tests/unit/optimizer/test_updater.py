@@ -10,7 +10,7 @@ import pytest
 
 import ncclkv
 from ncclkv.errors import DTypeMismatch, ShapeMismatch, UsageError
-from ncclkv.optimizer import NAG, SGD, Adam, FactorScheduler, State, get_updater
+from ncclkv.optimizer import LARS, NAG, SGD, Adam, FactorScheduler, State, get_updater
 
 
 def test_each_key_has_a_momentum_of_its_own() -> None:
@@ -224,3 +224,43 @@ def test_adam_updates_complex_weights_as_pairs() -> None:
     assert weight.view(np.float64).tobytes() == pairs.tobytes()
     with pytest.raises(DTypeMismatch, match="key 'w' is complex128, and NAG updates float16"):
         get_updater(NAG())("w", gradient, weight)
+
+
+def test_norms_are_those_of_the_key() -> None:
+    lars = LARS(learning_rate=1.0, eta=0.5)
+    update, weight = get_updater(lars), np.full((2, 2), 2.0)
+    update("w", np.ones((2, 2)), weight)
+    assert weight.tolist() == [[1.0] * 2] * 2
+    lars.lr_mult["w"] = 0.5
+    update("w", np.ones((2, 2)), weight)
+    assert weight.tolist() == [[0.75] * 2] * 2
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.complex64])
+def test_gradients_of_one_call_are_clipped_together(dtype: Any) -> None:
+    update = get_updater(SGD(learning_rate=1.0, rescale_grad=0.5, clip_global_norm=2.5))
+    a, b = np.zeros((2, 2), dtype), np.zeros(1, dtype)
+    for _ in range(2):
+        update.update_all(["a", "b"], [np.full((2, 2), 3, dtype), np.full(1, 8, dtype)], [a, b])
+    assert a.tolist() == [[-1.5] * 2] * 2
+    assert b.tolist() == [-4]
+    with pytest.raises(UsageError, match="update of key 'a': clip_global_norm is a bound .* call "):
+        update("a", np.ones((2, 2), dtype), a)
+    assert a.tolist() == [[-1.5] * 2] * 2
+
+
+def test_gradients_are_clipped_as_by_torch() -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(1)
+    gradients = [rng.standard_normal(size) for size in (5, 3000)]
+    parameters = [torch.nn.Parameter(torch.zeros(each.size).double()) for each in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = torch.tensor(gradient)
+    torch.nn.utils.clip_grad_norm_(parameters, 2.0)
+    weights = [np.zeros(each.size) for each in gradients]
+    get_updater(SGD(learning_rate=1.0, clip_global_norm=2.0)).update_all(
+        ["a", "b"], gradients, weights
+    )
+    for weight, parameter in zip(weights, parameters, strict=True):
+        # torch adds 1e-6 to the norm, which is about 55, and MXNet 1e-8.
+        np.testing.assert_allclose(-weight, parameter.grad.numpy(), rtol=1e-7)

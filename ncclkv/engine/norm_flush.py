@@ -1,0 +1,36 @@
+"""`NormFlush`: flushes that end updates which need norms of whole keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ncclkv.engine.bucket_state import BucketState
+from ncclkv.engine.flush import EagerFlush
+
+
+class NormFlush(EagerFlush):
+    """Reduces each bucket as soon as it is full, and updates it when it is read or refilled.
+
+    With clipping by the global norm all buckets are updated together: a read of one key reduces all
+    keys that were pushed.
+    """
+
+    def make_room(self, state: BucketState) -> None:
+        self._finish([state])
+
+    def flush(self) -> None:
+        self._finish(self._layout.states)
+
+    def prepare_read(self, states: Sequence[BucketState]) -> None:
+        self._finish(states)
+        if not self._updates.placement.replicated:
+            self._reducer.publish(states)
+
+    def _finish(self, states: Sequence[BucketState]) -> None:
+        """Reduce and update what was pushed into buckets."""
+        norms = self._updates.rule.norms
+        if norms is not None and norms.clips:
+            states = self._layout.states
+        for state in states:
+            self._reducer.launch(state)
+        self._reducer.finish(states)
