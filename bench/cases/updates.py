@@ -14,8 +14,9 @@ from bench.report import table
 from bench.rounds import Candidate, Marks, take_turns
 from ncclkv.arrays.dtypes import bfloat16
 from ncclkv.errors import NotSupported
-from ncclkv.kernels.base import Kernels, Segments
+from ncclkv.kernels.base import Kernels, Measured, Segments
 from ncclkv.kernels.host import HostKernels
+from ncclkv.kernels.programs import PROGRAMS
 from ncclkv.optimizer.base import MASTER, Optimizer
 
 NBYTES = 64 * MIB
@@ -48,6 +49,9 @@ ROWS: tuple[Row, ...] = (
     (optimizers.Ftrl(), WIDE, 2.0),
     (optimizers.RMSProp(), WIDE, 2.0),
     (optimizers.RMSProp(centered=True), WIDE, 2.0),
+    # Rates with which 16-bit weights change.
+    (optimizers.LARS(momentum=0.9, eta=1.0, learning_rate=0.1), WIDE + HALF, 2.5),
+    (optimizers.LAMB(learning_rate=0.1), WIDE + HALF, 2.5),
 )
 """Optimizer, dtypes of the weights, and goal: time of an update over that of moving its bytes."""
 
@@ -122,6 +126,9 @@ class Update(Candidate):
         self._row = np.array([chosen.scalars(0, 1)])
         self._scalars = self._kernels.empty(self._row.shape, self._row.dtype)
         self._kernels.pack(self._row, self._scalars.reshape(-1))
+        self._scratch = self._kernels.measure_scratch(first.size, 1)
+        # The sums of squares of each call, if there are any.
+        self._sums: list[Array | None] = []
         middle = first.size // 2
         self._parts = [slice(SAMPLE), slice(middle, middle + SAMPLE), slice(-SAMPLE, None)]
         self.nbytes = self._arrays.moved()
@@ -138,25 +145,45 @@ class Update(Candidate):
             state.fill(0)
         if arrays.master is not None:
             arrays.master[...] = self._first
+        self._sums.clear()
         self._before = [arrays.copied(part, self._get) for part in self._parts]
 
     def run(self, mark: Marks) -> None:
-        self._update(self._kernels, self._arrays, self._scalars)
+        sums = self._measure(self._kernels, self._arrays, self._scalars)
+        self._sums.append(sums)
+        self._update(self._kernels, self._arrays, self._scalars, sums)
 
     def wrong(self) -> int:
         """Return the number of weights that differ from those of the same updates of a part."""
         wrong = 0
         for part, arrays in zip(self._parts, self._before, strict=True):
-            for _ in range(CALLS):
-                self._update(HostKernels(), arrays, self._row)
+            for sums in self._sums[-CALLS:]:
+                self._measure(HostKernels(), arrays, self._row)
+                of_all = None if sums is None else np.array(self._get(sums))
+                self._update(HostKernels(), arrays, self._row, of_all)
             found = self._arrays.copied(part, self._get).weights
             wrong += int((found != arrays.weights).sum())
         return wrong
 
-    def _update(self, kernels: Kernels, arrays: Updated, scalars: Array) -> None:
+    def _measure(self, kernels: Kernels, arrays: Updated, scalars: Array) -> Array | None:
+        """Make the first pass of an optimizer that needs norms; return its sums of squares."""
+        norms = PROGRAMS[self._program].norms
+        if norms is None:
+            return None
+        segments = Segments(np.array([0, arrays.weights.size]))
+        sums = kernels.zeros(norms.sums, np.dtype(np.float64)).reshape(1, norms.sums)
+        weights, gradients, states, master = arrays
+        given = weights, gradients, states, scalars, segments, sums, self._scratch
+        kernels.measure(self._program, *given, None, master)
+        return sums
+
+    def _update(
+        self, kernels: Kernels, arrays: Updated, scalars: Array, sums: Array | None
+    ) -> None:
         segments = Segments(np.array([0, arrays.weights.size]))
         weights, gradients, states, master = arrays
-        kernels.update(self._program, weights, gradients, states, scalars, segments, None, master)
+        given = weights, gradients, states, scalars, segments, None, master
+        kernels.update(self._program, *given, None if sums is None else Measured(sums))
 
 
 def run(job: Job) -> None:
