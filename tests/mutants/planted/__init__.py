@@ -12,6 +12,7 @@ from tests.mutants.planted import (
     flight,
     hosts,
     kernels,
+    norms,
     streams,
     training,
     trouble,
@@ -29,4 +30,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *checkpoints.MUTANTS,
     *hosts.MUTANTS,
     *training.MUTANTS,
+    *norms.MUTANTS,
 )

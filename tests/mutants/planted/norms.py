@@ -1,0 +1,116 @@
+"""Faults in norms of whole keys, and in the updates that wait for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.mutants import matrix
+from tests.mutants.mutant import Mutant, Selection
+
+NORMS = "ncclkv/engine/norms.py"
+ENGINE = "ncclkv/engine/engine.py"
+MEASURE = "ncclkv/kernels/host/measure.py"
+
+RANKS = replace(matrix.RANKS, keyword="norms")
+NODES = replace(matrix.NODES, keyword="norms")
+THREADS = replace(matrix.THREADS, keyword="norms")
+UNIT = Selection("0", "unit/kernels/host/test_measure.py")
+
+MUTANTS = (
+    Mutant(
+        name="norms-of-one-part",
+        file=NORMS,
+        old="            if comm.size > 1:\n                work = comm.allreduce(sums, sums)\n",
+        new="            if False:\n                work = comm.allreduce(sums, sums)\n",
+        why="each rank adapts its part of a key to the norm of the part",
+        tests=(RANKS,),
+    ),
+    Mutant(
+        name="one-rank-measures-too-little",
+        file=NORMS,
+        old="            measure(launch, start + lo, start + hi)\n",
+        new="            measure(launch, start + lo, start + hi - (start + lo > 0))\n",
+        why="a rank leaves out the last element of each of its ranges but the first",
+        tests=(RANKS,),
+    ),
+    Mutant(
+        name="every-node-measures",
+        file=NORMS,
+        old="    return not comm.first_node and not isinstance",
+        new="    return False and not isinstance",
+        why="on several nodes that share weights, norms are too large",
+        tests=(NODES,),
+    ),
+    Mutant(
+        name="owners-of-one-node-measure",
+        file=NORMS,
+        old="    return not comm.first_node and not isinstance(launch.state.to, Owners)\n",
+        new="    return not comm.first_node\n",
+        why="on several nodes the parts of some owners are in no norm",
+        tests=(NODES,),
+    ),
+    Mutant(
+        name="whole-buckets-counted-by-all",
+        file=NORMS,
+        old="        if not divided or comm.rank == 0:\n",
+        new="        if True:\n",
+        why="small buckets beside shared weights count once a rank in the norm of all gradients",
+        tests=(RANKS,),
+    ),
+    Mutant(
+        name="sums-of-the-flush-before",
+        file=NORMS,
+        old="                kernels.fill(self._sums[index], 0)\n",
+        new="                pass\n",
+        why="norms grow from flush to flush",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="total-of-the-flush-before",
+        file=NORMS,
+        old="            kernels.fill(self._total[:1], 0)\n",
+        new="            pass\n",
+        why="the norm of all gradients grows from flush to flush",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="buckets-clipped-apart",
+        file="ncclkv/engine/norm_flush.py",
+        old="        if norms is not None and norms.clips:\n",
+        new="        if False:\n",
+        why="each bucket has a norm of its own",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="refilled-before-its-update",
+        file=ENGINE,
+        old="            if conflicts or state.unfinished:\n",
+        new="            if conflicts:\n",
+        why="a push overwrites gradients that an update still needs",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="gradients-lent-before-their-update",
+        file=ENGINE,
+        old="        if key in slot.state.pushed or slot.state.unfinished:\n",
+        new="        if key in slot.state.pushed:\n",
+        why="a program overwrites gradients that an update still needs",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="global-norm-without-rescaling",
+        file="ncclkv/kernels/programs/gradient.py",
+        old="    scale = total[1] / (np.sqrt(total[0]) * np.abs(rescale) + EPSILON)\n",
+        new="    scale = total[1] / (np.sqrt(total[0]) + EPSILON)\n",
+        why="gradients are clipped by the norm that they have before they are rescaled",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="lanes-in-pairs",
+        file=MEASURE,
+        old="    found = lanes[:, 0].copy()\n    for lane in lanes.T[1:]:\n        found += lane\n",
+        new="    found = lanes.sum(axis=1)\n",
+        why="NumPy and C make other bits",
+        tests=(UNIT,),
+    ),
+)
