@@ -143,8 +143,8 @@ MUTANTS = (
     Mutant(
         name="scalars-of-the-first-launch",
         file=KERNELS,
-        old='argument["scalars"] = scalars.data.ptr + pieces.start * scalars.strides[0]',
-        new='argument["scalars"] = scalars.data.ptr',
+        old='argument["scalars"] = _row(scalars, pieces.start)',
+        new='argument["scalars"] = _row(scalars, 0)',
         why="keys beyond the 128th of a bucket are updated with the numbers of others",
         tests=(Selection("3", "nccl/test_kernels_as_cpp.py", "rows_of_their_own"),),
     ),
