@@ -203,7 +203,7 @@ class Gradients:
             slot = self._active[name]
             if name not in self._touched:
                 gradient = slot.parameter.grad
-                kept[name] = gradient.clone() if gradient is slot.tensor else gradient
+                kept[name] = gradient.clone() if slot.holds(gradient) else gradient
             self._push(name)
         if self._counting:
             used = [*(name in self._touched for name in self._parameters), True]
@@ -238,7 +238,8 @@ class _Slot:
     array : ndarray
         The place, as the store's array.
     tensor : torch.Tensor
-        The place, as a tensor.
+        The place, as a tensor that only this object has.  `.grad` is another tensor of the same
+        memory: programs, and ``Module.to``, replace its ``data``.
     """
 
     def __init__(
@@ -251,11 +252,23 @@ class _Slot:
         strides = parameter.stride()
         if alike and torch.empty_like(parameter).stride() == strides:  # dense, without overlaps
             self.tensor = self.tensor.as_strided(parameter.shape, strides)
+        self._address = self.tensor.data_ptr()
+        self._view = self.tensor.detach()
+
+    def holds(self, gradient: torch.Tensor | None) -> bool:
+        """Return whether `.grad` is the view of the place."""
+        return self._view.data_ptr() == self._address and gradient is self._view
+
+    def _show(self) -> None:
+        """Make `.grad` the view of the place."""
+        if self._view.data_ptr() != self._address:
+            self._view = self.tensor.detach()
+        self.parameter.grad = self._view
 
     def take_gradient(self, name: str, *, as_view: bool) -> None:
         """Copy `.grad` to its place, unless it is there; make `.grad` a view of it if `as_view`."""
         gradient = self.parameter.grad
-        if gradient is self.tensor:
+        if self.holds(gradient):
             return
         if gradient is None:
             self.tensor.zero_()
@@ -267,11 +280,11 @@ class _Slot:
             )
         self.tensor.copy_(gradient.detach())
         if as_view:
-            self.parameter.grad = self.tensor
+            self._show()
 
     def restore(self, gradient: torch.Tensor | None) -> None:
         """Undo `take_gradient` for a parameter that no rank has used."""
-        if gradient is not None and self.parameter.grad is self.tensor:
+        if gradient is not None and self.holds(self.parameter.grad):
             self.tensor.copy_(gradient)
         else:
             self.parameter.grad = gradient
@@ -280,8 +293,8 @@ class _Slot:
         """Let `.grad` hold the reduced gradient: as the view, or as a copy."""
         gradient = self.parameter.grad
         if as_view:
-            if gradient is not self.tensor:  # unused on this rank alone
-                self.parameter.grad = self.tensor
+            if not self.holds(gradient):  # unused on this rank alone
+                self._show()
         elif gradient is None:
             self.parameter.grad = self.tensor.clone()
         else:

@@ -260,3 +260,25 @@ def test_a_store_that_takes_missing_keys(wrap: Wrap) -> None:
         model = ncclkv.torch.DataParallel(linear(1.0), kv)
         model(batch()).sum().backward()
         assert gradient(model.module.weight) == pytest.approx([2 * MEAN_RANK + 2] * 2)
+
+
+def in_other_data(module: Any) -> None:
+    module.weight.grad.data = module.weight.grad * 1.0
+
+
+def in_another_layout(module: Any) -> None:
+    module.to(memory_format=torch.channels_last).to(memory_format=torch.contiguous_format)
+
+
+@pytest.mark.parametrize("move", [in_other_data, in_another_layout])
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_whose_data_the_program_has_replaced(
+    wrap: Wrap, move: Callable[[Any], None], to_none: bool
+) -> None:
+    model = wrap(nn.Conv2d(2, 2, 2, bias=False, dtype=torch.float64))
+    x = torch.full((1, 2, 2, 2), RANK + 1.0, dtype=torch.float64)
+    for _ in range(3):
+        model(x).sum().backward()
+        assert gradient(model.module.weight) == pytest.approx([MEAN_RANK + 1] * 16)
+        move(model.module)
+        model.zero_grad(set_to_none=to_none)
