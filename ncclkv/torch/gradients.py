@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
+from weakref import ref
 from zlib import crc32
 
 import numpy as np
@@ -77,6 +78,7 @@ class Gradients:
         self._pushed: set[str] = set()
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._block: AbstractContextManager[None] | None = None
+        self._ending: Callable[[], object] = lambda: None
         self._skipped = kv.skipped
         self.prepare()
         # After the first parameters: buckets are launched in order, and this is pushed last.
@@ -122,6 +124,8 @@ class Gradients:
         if not self.reducing or name not in self._active:
             return
         with self._device.hooks():
+            if self._ending() is None:
+                self.drop()
             if self._block is None:
                 self._begin()
             try:
@@ -136,8 +140,11 @@ class Gradients:
         block = self._kv.overlap(self._keys)
         block.__enter__()
         self._block = block
-        # torch calls it at the end of the pass that calls the present hook.
-        Variable._execution_engine.queue_callback(self._end)
+        # torch calls it at the end of the pass that calls the present hook, and only releases it
+        # when an exception ends the pass: the next pass must not push into this block.
+        end = self._end  # this very object, which only torch keeps
+        self._ending = ref(end)
+        Variable._execution_engine.queue_callback(end)
 
     def _push(self, name: str) -> None:
         """Push a gradient, from its place in the bucket."""

@@ -282,3 +282,20 @@ def test_gradients_whose_data_the_program_has_replaced(
         assert gradient(model.module.weight) == pytest.approx([MEAN_RANK + 1] * 16)
         move(model.module)
         model.zero_grad(set_to_none=to_none)
+
+
+def test_a_pass_after_an_exception_in_the_pass_before(wrap: Wrap) -> None:
+    model = wrap(Several(), find_unused_parameters=True)
+    first, second = model.module.first.weight, model.module.second.weight
+    found = model(batch())
+    handle = first.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        # The gradient of the second layer is pushed before the exception.
+        (found.main.sum() + found.others["second"][0].sum()).backward(retain_graph=True)
+    handle.remove()
+    model.zero_grad()
+    found.main.sum().backward(retain_graph=True)  # without a forward pass between
+    assert gradient(first) == pytest.approx([2 * MEAN_RANK + 2] * 2)
+    model.zero_grad()
+    found.others["second"][0].sum().backward()
+    assert gradient(second) == pytest.approx([2 * MEAN_RANK + 2] * 2)
