@@ -112,7 +112,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         kv.set_updater(updater)
         self._device = device_of(kv, first)
         with self._device.calls():
-            self._following = Buffers(kv, buffers, updater) if broadcast_buffers else None
+            self._following = Buffers(kv, module, updater) if broadcast_buffers else None
             # Before the values: ranks that wrap different modules find it by their keys.
             self._gradients = Gradients(
                 kv,

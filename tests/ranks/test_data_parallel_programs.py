@@ -299,3 +299,31 @@ def test_a_pass_after_an_exception_in_the_pass_before(wrap: Wrap) -> None:
     model.zero_grad()
     found.others["second"][0].sum().backward()
     assert gradient(second) == pytest.approx([2 * MEAN_RANK + 2] * 2)
+
+
+class Assigned(nn.Module):
+    """A module whose forward pass assigns a new tensor to a buffer."""
+
+    def __init__(self, *, detached: bool) -> None:
+        super().__init__()
+        self.layer, self.detached = linear(1.0), detached
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Any) -> Any:
+        out = self.layer(x)
+        self.mean = out.detach().mean() if self.detached else out.mean()
+        return out
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_buffers_to_which_the_module_assigns(wrap: Wrap, detached: bool) -> None:
+    inner = Assigned(detached=detached)
+    model = wrap(nn.Sequential(nn.Identity(), inner))
+    for _ in range(2):
+        model(batch()).sum().backward()
+        assert inner.mean.item() == 2 * (RANK + 1)
+    handle = inner.register_forward_pre_hook(lambda *_: seen.append(inner.mean.item()))
+    seen: list[float] = []
+    model(batch())
+    handle.remove()
+    assert seen == [2]
