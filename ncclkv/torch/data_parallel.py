@@ -12,7 +12,7 @@ import ncclkv
 from ncclkv.errors import UsageError
 from ncclkv.torch.buffers import Buffers, Updater, follow_once
 from ncclkv.torch.devices import device_of
-from ncclkv.torch.gradients import Gradients
+from ncclkv.torch.gradients import Gradients, check_unwrapped
 from ncclkv.torch.views import check_tensor
 
 _UPDATES = "every rank"
@@ -56,7 +56,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     Raises
     ------
     UsageError
-        When no parameter requires a gradient, or `kvstore` is not a store for gradients.
+        When no parameter requires a gradient, another wrapper that is not closed has a parameter
+        of the module, or `kvstore` is not a store for gradients.
     NotSupported
         When a parameter or buffer is not a dense tensor in host memory or on a GPU of CUDA.
     SpecMismatch
@@ -307,6 +308,7 @@ def _checked(
         )
     for name, tensor in (*parameters.items(), *buffers.items()):
         check_tensor(name, tensor)
+    check_unwrapped(parameters)
     return parameters, buffers
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 from zlib import crc32
 
 import numpy as np
@@ -23,6 +23,28 @@ _COUNTS = "ncclkv.torch: numbers of ranks"
 
 The last number is of all ranks that reduce.
 """
+
+_OPEN: WeakSet[Gradients] = WeakSet()
+"""The gradients that hooks still reduce."""
+
+
+def check_unwrapped(parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Refuse parameters whose gradients another wrapper reduces.
+
+    The hooks of both would copy the gradients from and to each other's buckets, while these are
+    being reduced.
+
+    Raises
+    ------
+    UsageError
+    """
+    reduced = {id(each) for other in [*_OPEN] for each in other.parameters.values()}
+    name = next((name for name, each in parameters.items() if id(each) in reduced), None)
+    if name is not None:
+        raise UsageError(
+            f"DataParallel: another DataParallel reduces the gradient of parameter {name!r} "
+            f"already; call its close() first, or wrap both modules as one"
+        )
 
 
 class Gradients:
@@ -46,6 +68,7 @@ class Gradients:
 
     Attributes
     ----------
+    parameters : mapping of str to torch.nn.Parameter
     reducing : bool
         Whether a backward pass reduces; if not, it accumulates.
     divides_by_all : bool
@@ -68,7 +91,7 @@ class Gradients:
         self.reducing = self.divides_by_all = False
         self.reductions = 0
         self._kv, self._device = kv, device
-        self._parameters = parameters
+        self.parameters = parameters
         self._op: Any = op
         self._find_unused = find_unused
         self._as_view = as_view
@@ -81,6 +104,7 @@ class Gradients:
         self._ending: Callable[[], object] = lambda: None
         self._skipped = kv.skipped
         self.prepare()
+        _OPEN.add(self)
         # After the first parameters: buckets are launched in order, and this is pushed last.
         kv.init(_COUNTS, np.zeros(len(parameters) + 1, np.int32))
         self._counts = kv.grad_view(_COUNTS)
@@ -90,17 +114,17 @@ class Gradients:
     def prepare(self) -> None:
         """Follow changes of ``requires_grad`` on all ranks; drop what an exception has left."""
         self.drop()
-        names = [name for name, each in self._parameters.items() if each.requires_grad]
+        names = [name for name, each in self.parameters.items() if each.requires_grad]
         if names == list(self._active):
             return
         # Backward computes the last parameters first: they get the buckets that are launched first.
         new = [name for name in reversed(names) if name not in self._slots]
         if new:
-            self._kv.init(new, [self._parameters[name] for name in new], op=self._op)
-            layouts = crc32(repr([self._parameters[name].stride() for name in new]).encode())
+            self._kv.init(new, [self.parameters[name] for name in new], op=self._op)
+            layouts = crc32(repr([self.parameters[name].stride() for name in new]).encode())
             alike = len({*self._kv.allgather(layouts).tolist()}) == 1
         for name in new:
-            parameter = self._parameters[name]
+            parameter = self.parameters[name]
             self._slots[name] = _Slot(parameter, self._kv.grad_view(name), name, alike=alike)
             hook = partial(self._on_gradient, name)
             self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
@@ -185,6 +209,7 @@ class Gradients:
         self.drop()
         for hook in self._hooks:
             hook.remove()
+        _OPEN.discard(self)
 
     # Parameters without a gradient
 
@@ -213,7 +238,7 @@ class Gradients:
                 kept[name] = gradient.clone() if slot.holds(gradient) else gradient
             self._push(name)
         if self._counting:
-            used = [*(name in self._touched for name in self._parameters), True]
+            used = [*(name in self._touched for name in self.parameters), True]
             self._counted.copy_(torch.tensor(used, dtype=torch.int32))
             self._kv.push(_COUNTS, self._counts)
         return kept
@@ -222,7 +247,7 @@ class Gradients:
         """Let `.grad` of each parameter hold the result."""
         skipped = self._kv.skipped > self._skipped
         *used_by, ranks = self._counted.tolist() if self._counting else (0,)
-        used = dict(zip(self._parameters, used_by, strict=self._counting))
+        used = dict(zip(self.parameters, used_by, strict=self._counting))
         for name, slot in self._active.items():
             if self.divides_by_all:
                 slot.tensor.mul_(ranks / self._kv.num_workers)

@@ -177,3 +177,14 @@ def test_close_after_an_exception_in_backward(model: Any) -> None:
 def test_the_package_alone_does_not_import_torch() -> None:
     program = "import sys, ncclkv; assert 'torch' not in sys.modules; import ncclkv.torch"
     subprocess.check_call([sys.executable, "-c", program])
+
+
+def test_parameters_of_another_wrapper_are_refused(model: Any) -> None:
+    pair = nn.Sequential(nn.Linear(1, 2), model.module)
+    for module, name in ((model, "weight"), (model.module, "weight"), (pair, "1.weight")):
+        with pytest.raises(UsageError, match=rf"reduces .*'{name}' already; call its close\(\)"):
+            DataParallel(module, "local")
+    model.close()
+    again = DataParallel(pair, "local")
+    again(torch.ones(1, 1)).sum().backward()
+    again.close()
