@@ -236,7 +236,12 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         return self.module.state_dict(*arguments, **named)
 
     def load_state_dict(self, *arguments: Any, **named: Any) -> Any:
-        """Load the state of the wrapped module, the same on all ranks."""
+        """Load the state of the wrapped module, the same on all ranks; ``assign`` is refused."""
+        if named.get("assign") or any(arguments[2:]):
+            raise UsageError(
+                "DataParallel.load_state_dict: assign=True would replace the parameters whose "
+                "gradients are reduced; load without it, or load before you wrap the module"
+            )
         return self.module.load_state_dict(*arguments, **named)
 
     def named_parameters(self, *arguments: Any, **named: Any) -> Any:

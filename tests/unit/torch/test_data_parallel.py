@@ -188,3 +188,13 @@ def test_parameters_of_another_wrapper_are_refused(model: Any) -> None:
     again = DataParallel(pair, "local")
     again(torch.ones(1, 1)).sum().backward()
     again.close()
+
+
+def test_a_state_that_would_replace_the_parameters_is_refused(model: Any) -> None:
+    weight, state = model.module.weight, {k: v + 1 for k, v in model.state_dict().items()}
+    for arguments, named in (((state,), {"assign": True}), ((state, True, True), {})):
+        with pytest.raises(UsageError, match="assign=True would replace the parameters"):
+            model.load_state_dict(*arguments, **named)
+    model.load_state_dict(state, strict=True, assign=False)
+    assert model.module.weight is weight
+    assert torch.equal(weight, state["weight"])
