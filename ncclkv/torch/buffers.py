@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ncclkv.errors import UsageError
 from ncclkv.store.kvstore import KVStore
 
 _SCRATCH_BYTES = 1 << 22
@@ -57,7 +58,8 @@ class Buffers:
         self._names = [name for name, _ in module.named_buffers()]
         split = [name.rpartition(".") for name in self._names]
         self._places = [(module.get_submodule(owner), name) for owner, _, name in split]
-        tensors = self._tensors()
+        tensors = [*module.buffers()]
+        self._shapes = [each.shape for each in tensors]
         self._zeros = [*map(torch.zeros_like, tensors)] if kv.rank else []
         updater.replaced.update([*self._names, _SOURCE])
         if self._names:
@@ -66,8 +68,21 @@ class Buffers:
             kv.pull(self._names, out=tensors)
 
     def _tensors(self) -> list[torch.Tensor]:
-        """Return the present buffers: a module may assign new tensors to them."""
+        """Return the present buffers: a module may assign new tensors to them.
+
+        Raises
+        ------
+        UsageError
+            When a buffer no longer has its first shape.
+        """
         found = [getattr(owner, name) for owner, name in self._places]
+        for name, shape, tensor in zip(self._names, self._shapes, found, strict=True):
+            if tensor is None or tensor.shape != shape:
+                present = None if tensor is None else tuple(tensor.shape)
+                raise UsageError(
+                    f"DataParallel: buffer {name!r} had the shape {tuple(shape)}, and has now "
+                    f"{present}; give broadcast_buffers=False, or keep its shape"
+                )
         return [each.detach() if each.requires_grad else each for each in found]
 
     def follow(self, *, uneven: bool) -> None:

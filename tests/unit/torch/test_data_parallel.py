@@ -198,3 +198,15 @@ def test_a_state_that_would_replace_the_parameters_is_refused(model: Any) -> Non
     model.load_state_dict(state, strict=True, assign=False)
     assert model.module.weight is weight
     assert torch.equal(weight, state["weight"])
+
+
+@pytest.mark.parametrize("present", [None, (1,)])
+def test_a_buffer_that_changes_its_shape_is_refused_by_name(present: Any) -> None:
+    norm = nn.BatchNorm1d(2)
+    model = DataParallel(nn.Sequential(norm), "local")
+    model(torch.ones(3, 2)).sum().backward()
+    norm.running_mean = None if present is None else torch.zeros(present)
+    with pytest.raises(UsageError, match=r"'0.running_mean' had .*\(2,\), .*=False") as raised:
+        model(torch.ones(3, 2))
+    assert f"has now {present};" in str(raised.value)
+    model.close()
