@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 import ncclkv
-from ncclkv.errors import UsageError
+from ncclkv.errors import NotSupported, UsageError
 from ncclkv.torch.buffers import Buffers, Updater, follow_once
 from ncclkv.torch.devices import device_of
 from ncclkv.torch.gradients import Gradients, check_unwrapped
@@ -59,7 +59,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         When no parameter requires a gradient, another wrapper that is not closed has a parameter
         of the module, or `kvstore` is not a store for gradients.
     NotSupported
-        When a parameter or buffer is not a dense tensor in host memory or on a GPU of CUDA.
+        When a parameter or buffer is not a dense tensor in host memory or on a GPU of CUDA, or a
+        part is a SyncBatchNorm and torch.distributed is not initialized.
     SpecMismatch
         On every rank, when ranks wrap different modules.
 
@@ -313,8 +314,22 @@ def _checked(
         )
     for name, tensor in (*parameters.items(), *buffers.items()):
         check_tensor(name, tensor)
+    _check_norms(module)
     check_unwrapped(parameters)
     return parameters, buffers
+
+
+def _check_norms(module: torch.nn.Module) -> None:
+    """Refuse SyncBatchNorm without torch.distributed: each rank would use its own statistics."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.SyncBatchNorm):
+            raise NotSupported(
+                f"DataParallel: {name or 'the module'!r} is a SyncBatchNorm, which averages its "
+                f"statistics over the ranks of torch.distributed, and that is not initialized; use "
+                f"BatchNorm, whose statistics are those of each rank's batch"
+            )
 
 
 def _store(kvstore: str | ncclkv.KVStore, dist: str) -> ncclkv.KVStore:

@@ -37,6 +37,10 @@ def on_two_devices() -> Any:
     return nn.Sequential(nn.Linear(2, 1), nn.Linear(2, 1, device="meta"))
 
 
+def synchronized() -> Any:
+    return nn.Sequential(nn.Linear(2, 1), nn.SyncBatchNorm(1))
+
+
 def sparse_buffer() -> Any:
     module = nn.Linear(2, 1)
     module.register_buffer("mask", torch.eye(2).to_sparse())
@@ -50,6 +54,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "two devices": (on_two_devices, UsageError, "several devices, cpu, meta; move it to one"),
     "no data": (lambda: nn.Linear(2, 1, device="meta"), UsageError, "'weight' is on torch's meta"),
     "no shape": (lambda: nn.LazyLinear(1), UsageError, "'weight' of a lazy module has no shape"),
+    "SyncBatchNorm": (synchronized, NotSupported, "'1' is a SyncBatchNorm, .*; use BatchNorm"),
     "sparse": (sparse_buffer, NotSupported, "the layout of 'mask' is torch.sparse_coo"),
 }
 
