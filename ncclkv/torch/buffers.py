@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
+from ncclkv.errors import UsageError
 from ncclkv.store.kvstore import KVStore
 
 _SCRATCH_BYTES = 1 << 22
@@ -47,20 +48,42 @@ class Buffers:
     Parameters
     ----------
     kv : KVStore
-    buffers : mapping of str to torch.Tensor
+    module : torch.nn.Module
     updater : Updater
         The updater of the store.
     """
 
-    def __init__(self, kv: KVStore, buffers: Mapping[str, torch.Tensor], updater: Updater) -> None:
+    def __init__(self, kv: KVStore, module: torch.nn.Module, updater: Updater) -> None:
         self._kv = kv
-        self._names, self._tensors = list(buffers), list(buffers.values())
-        self._zeros = [*map(torch.zeros_like, self._tensors)] if kv.rank else []
+        self._names = [name for name, _ in module.named_buffers()]
+        split = [name.rpartition(".") for name in self._names]
+        self._places = [(module.get_submodule(owner), name) for owner, _, name in split]
+        tensors = [*module.buffers()]
+        self._shapes = [each.shape for each in tensors]
+        self._zeros = [*map(torch.zeros_like, tensors)] if kv.rank else []
         updater.replaced.update([*self._names, _SOURCE])
         if self._names:
-            kv.init(self._names, self._tensors)
+            kv.init(self._names, tensors)
             kv.init(_SOURCE, np.int64(0), op="min")
-            kv.pull(self._names, out=self._tensors)
+            kv.pull(self._names, out=tensors)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        """Return the present buffers: a module may assign new tensors to them.
+
+        Raises
+        ------
+        UsageError
+            When a buffer no longer has its first shape.
+        """
+        found = [getattr(owner, name) for owner, name in self._places]
+        for name, shape, tensor in zip(self._names, self._shapes, found, strict=True):
+            if tensor is None or tensor.shape != shape:
+                present = None if tensor is None else tuple(tensor.shape)
+                raise UsageError(
+                    f"DataParallel: buffer {name!r} had the shape {tuple(shape)}, and has now "
+                    f"{present}; give broadcast_buffers=False, or keep its shape"
+                )
+        return [each.detach() if each.requires_grad else each for each in found]
 
     def follow(self, *, uneven: bool) -> None:
         """Give all ranks the values of the lowest rank: rank 0, unless `uneven`.
@@ -73,8 +96,9 @@ class Buffers:
         if uneven:
             self._kv.push(_SOURCE, np.int64(self._kv.rank))
             source = int(self._kv.pull(_SOURCE))
-        pushed = self._tensors if self._kv.rank == source else self._zeros
-        self._kv.pushpull(self._names, pushed, out=self._tensors)
+        tensors = self._tensors()
+        pushed = tensors if self._kv.rank == source else self._zeros
+        self._kv.pushpull(self._names, pushed, out=tensors)
 
 
 def follow_once(kv: KVStore, tensors: Iterable[torch.Tensor], source: int = 0) -> None:

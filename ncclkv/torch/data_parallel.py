@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 import torch
 
 import ncclkv
-from ncclkv.errors import UsageError
+from ncclkv.errors import NotSupported, UsageError
 from ncclkv.torch.buffers import Buffers, Updater, follow_once
 from ncclkv.torch.devices import device_of
-from ncclkv.torch.gradients import Gradients
+from ncclkv.torch.gradients import Gradients, check_unwrapped
 from ncclkv.torch.views import check_tensor
 
 _UPDATES = "every rank"
@@ -56,9 +56,11 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     Raises
     ------
     UsageError
-        When no parameter requires a gradient, or `kvstore` is not a store for gradients.
+        When no parameter requires a gradient, another wrapper that is not closed has a parameter
+        of the module, or `kvstore` is not a store for gradients.
     NotSupported
-        When a parameter or buffer is not a dense tensor in host memory or on a GPU of CUDA.
+        When a parameter or buffer is not a dense tensor in host memory or on a GPU of CUDA, or a
+        part is a SyncBatchNorm and torch.distributed is not initialized.
     SpecMismatch
         On every rank, when ranks wrap different modules.
 
@@ -112,7 +114,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         kv.set_updater(updater)
         self._device = device_of(kv, first)
         with self._device.calls():
-            self._following = Buffers(kv, buffers, updater) if broadcast_buffers else None
+            self._following = Buffers(kv, module, updater) if broadcast_buffers else None
             # Before the values: ranks that wrap different modules find it by their keys.
             self._gradients = Gradients(
                 kv,
@@ -235,7 +237,12 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         return self.module.state_dict(*arguments, **named)
 
     def load_state_dict(self, *arguments: Any, **named: Any) -> Any:
-        """Load the state of the wrapped module, the same on all ranks."""
+        """Load the state of the wrapped module, the same on all ranks; ``assign`` is refused."""
+        if named.get("assign") or any(arguments[2:]):
+            raise UsageError(
+                "DataParallel.load_state_dict: assign=True would replace the parameters whose "
+                "gradients are reduced; load without it, or load before you wrap the module"
+            )
         return self.module.load_state_dict(*arguments, **named)
 
     def named_parameters(self, *arguments: Any, **named: Any) -> Any:
@@ -307,7 +314,22 @@ def _checked(
         )
     for name, tensor in (*parameters.items(), *buffers.items()):
         check_tensor(name, tensor)
+    _check_norms(module)
+    check_unwrapped(parameters)
     return parameters, buffers
+
+
+def _check_norms(module: torch.nn.Module) -> None:
+    """Refuse SyncBatchNorm without torch.distributed: each rank would use its own statistics."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.SyncBatchNorm):
+            raise NotSupported(
+                f"DataParallel: {name or 'the module'!r} is a SyncBatchNorm, which averages its "
+                f"statistics over the ranks of torch.distributed, and that is not initialized; use "
+                f"BatchNorm, whose statistics are those of each rank's batch"
+            )
 
 
 def _store(kvstore: str | ncclkv.KVStore, dist: str) -> ncclkv.KVStore:

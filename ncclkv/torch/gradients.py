@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
+from weakref import WeakSet, ref
 from zlib import crc32
 
 import numpy as np
@@ -22,6 +23,28 @@ _COUNTS = "ncclkv.torch: numbers of ranks"
 
 The last number is of all ranks that reduce.
 """
+
+_OPEN: WeakSet[Gradients] = WeakSet()
+"""The gradients that hooks still reduce."""
+
+
+def check_unwrapped(parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Refuse parameters whose gradients another wrapper reduces.
+
+    The hooks of both would copy the gradients from and to each other's buckets, while these are
+    being reduced.
+
+    Raises
+    ------
+    UsageError
+    """
+    reduced = {id(each) for other in [*_OPEN] for each in other.parameters.values()}
+    name = next((name for name, each in parameters.items() if id(each) in reduced), None)
+    if name is not None:
+        raise UsageError(
+            f"DataParallel: another DataParallel reduces the gradient of parameter {name!r} "
+            f"already; call its close() first, or wrap both modules as one"
+        )
 
 
 class Gradients:
@@ -45,6 +68,7 @@ class Gradients:
 
     Attributes
     ----------
+    parameters : mapping of str to torch.nn.Parameter
     reducing : bool
         Whether a backward pass reduces; if not, it accumulates.
     divides_by_all : bool
@@ -67,7 +91,7 @@ class Gradients:
         self.reducing = self.divides_by_all = False
         self.reductions = 0
         self._kv, self._device = kv, device
-        self._parameters = parameters
+        self.parameters = parameters
         self._op: Any = op
         self._find_unused = find_unused
         self._as_view = as_view
@@ -77,8 +101,10 @@ class Gradients:
         self._pushed: set[str] = set()
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._block: AbstractContextManager[None] | None = None
+        self._ending: Callable[[], object] = lambda: None
         self._skipped = kv.skipped
         self.prepare()
+        _OPEN.add(self)
         # After the first parameters: buckets are launched in order, and this is pushed last.
         kv.init(_COUNTS, np.zeros(len(parameters) + 1, np.int32))
         self._counts = kv.grad_view(_COUNTS)
@@ -88,17 +114,17 @@ class Gradients:
     def prepare(self) -> None:
         """Follow changes of ``requires_grad`` on all ranks; drop what an exception has left."""
         self.drop()
-        names = [name for name, each in self._parameters.items() if each.requires_grad]
+        names = [name for name, each in self.parameters.items() if each.requires_grad]
         if names == list(self._active):
             return
         # Backward computes the last parameters first: they get the buckets that are launched first.
         new = [name for name in reversed(names) if name not in self._slots]
         if new:
-            self._kv.init(new, [self._parameters[name] for name in new], op=self._op)
-            layouts = crc32(repr([self._parameters[name].stride() for name in new]).encode())
+            self._kv.init(new, [self.parameters[name] for name in new], op=self._op)
+            layouts = crc32(repr([self.parameters[name].stride() for name in new]).encode())
             alike = len({*self._kv.allgather(layouts).tolist()}) == 1
         for name in new:
-            parameter = self._parameters[name]
+            parameter = self.parameters[name]
             self._slots[name] = _Slot(parameter, self._kv.grad_view(name), name, alike=alike)
             hook = partial(self._on_gradient, name)
             self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
@@ -122,6 +148,8 @@ class Gradients:
         if not self.reducing or name not in self._active:
             return
         with self._device.hooks():
+            if self._ending() is None:
+                self.drop()
             if self._block is None:
                 self._begin()
             try:
@@ -136,8 +164,11 @@ class Gradients:
         block = self._kv.overlap(self._keys)
         block.__enter__()
         self._block = block
-        # torch calls it at the end of the pass that calls the present hook.
-        Variable._execution_engine.queue_callback(self._end)
+        # torch calls it at the end of the pass that calls the present hook, and only releases it
+        # when an exception ends the pass: the next pass must not push into this block.
+        end = self._end  # this very object, which only torch keeps
+        self._ending = ref(end)
+        Variable._execution_engine.queue_callback(end)
 
     def _push(self, name: str) -> None:
         """Push a gradient, from its place in the bucket."""
@@ -178,6 +209,7 @@ class Gradients:
         self.drop()
         for hook in self._hooks:
             hook.remove()
+        _OPEN.discard(self)
 
     # Parameters without a gradient
 
@@ -203,10 +235,10 @@ class Gradients:
             slot = self._active[name]
             if name not in self._touched:
                 gradient = slot.parameter.grad
-                kept[name] = gradient.clone() if gradient is slot.tensor else gradient
+                kept[name] = gradient.clone() if slot.holds(gradient) else gradient
             self._push(name)
         if self._counting:
-            used = [*(name in self._touched for name in self._parameters), True]
+            used = [*(name in self._touched for name in self.parameters), True]
             self._counted.copy_(torch.tensor(used, dtype=torch.int32))
             self._kv.push(_COUNTS, self._counts)
         return kept
@@ -215,7 +247,7 @@ class Gradients:
         """Let `.grad` of each parameter hold the result."""
         skipped = self._kv.skipped > self._skipped
         *used_by, ranks = self._counted.tolist() if self._counting else (0,)
-        used = dict(zip(self._parameters, used_by, strict=self._counting))
+        used = dict(zip(self.parameters, used_by, strict=self._counting))
         for name, slot in self._active.items():
             if self.divides_by_all:
                 slot.tensor.mul_(ranks / self._kv.num_workers)
@@ -238,7 +270,8 @@ class _Slot:
     array : ndarray
         The place, as the store's array.
     tensor : torch.Tensor
-        The place, as a tensor.
+        The place, as a tensor that only this object has.  `.grad` is another tensor of the same
+        memory: programs, and ``Module.to``, replace its ``data``.
     """
 
     def __init__(
@@ -251,11 +284,23 @@ class _Slot:
         strides = parameter.stride()
         if alike and torch.empty_like(parameter).stride() == strides:  # dense, without overlaps
             self.tensor = self.tensor.as_strided(parameter.shape, strides)
+        self._address = self.tensor.data_ptr()
+        self._view = self.tensor.detach()
+
+    def holds(self, gradient: torch.Tensor | None) -> bool:
+        """Return whether `.grad` is the view of the place."""
+        return self._view.data_ptr() == self._address and gradient is self._view
+
+    def _show(self) -> None:
+        """Make `.grad` the view of the place."""
+        if self._view.data_ptr() != self._address:
+            self._view = self.tensor.detach()
+        self.parameter.grad = self._view
 
     def take_gradient(self, name: str, *, as_view: bool) -> None:
         """Copy `.grad` to its place, unless it is there; make `.grad` a view of it if `as_view`."""
         gradient = self.parameter.grad
-        if gradient is self.tensor:
+        if self.holds(gradient):
             return
         if gradient is None:
             self.tensor.zero_()
@@ -267,11 +312,11 @@ class _Slot:
             )
         self.tensor.copy_(gradient.detach())
         if as_view:
-            self.parameter.grad = self.tensor
+            self._show()
 
     def restore(self, gradient: torch.Tensor | None) -> None:
         """Undo `take_gradient` for a parameter that no rank has used."""
-        if gradient is not None and self.parameter.grad is self.tensor:
+        if gradient is not None and self.holds(self.parameter.grad):
             self.tensor.copy_(gradient)
         else:
             self.parameter.grad = gradient
@@ -280,8 +325,8 @@ class _Slot:
         """Let `.grad` hold the reduced gradient: as the view, or as a copy."""
         gradient = self.parameter.grad
         if as_view:
-            if gradient is not self.tensor:  # unused on this rank alone
-                self.parameter.grad = self.tensor
+            if not self.holds(gradient):  # unused on this rank alone
+                self._show()
         elif gradient is None:
             self.parameter.grad = self.tensor.clone()
         else:

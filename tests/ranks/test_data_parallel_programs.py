@@ -260,3 +260,70 @@ def test_a_store_that_takes_missing_keys(wrap: Wrap) -> None:
         model = ncclkv.torch.DataParallel(linear(1.0), kv)
         model(batch()).sum().backward()
         assert gradient(model.module.weight) == pytest.approx([2 * MEAN_RANK + 2] * 2)
+
+
+def in_other_data(module: Any) -> None:
+    module.weight.grad.data = module.weight.grad * 1.0
+
+
+def in_another_layout(module: Any) -> None:
+    module.to(memory_format=torch.channels_last).to(memory_format=torch.contiguous_format)
+
+
+@pytest.mark.parametrize("move", [in_other_data, in_another_layout])
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_whose_data_the_program_has_replaced(
+    wrap: Wrap, move: Callable[[Any], None], to_none: bool
+) -> None:
+    model = wrap(nn.Conv2d(2, 2, 2, bias=False, dtype=torch.float64))
+    x = torch.full((1, 2, 2, 2), RANK + 1.0, dtype=torch.float64)
+    for _ in range(3):
+        model(x).sum().backward()
+        assert gradient(model.module.weight) == pytest.approx([MEAN_RANK + 1] * 16)
+        move(model.module)
+        model.zero_grad(set_to_none=to_none)
+
+
+def test_a_pass_after_an_exception_in_the_pass_before(wrap: Wrap) -> None:
+    model = wrap(Several(), find_unused_parameters=True)
+    first, second = model.module.first.weight, model.module.second.weight
+    found = model(batch())
+    handle = first.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        # The gradient of the second layer is pushed before the exception.
+        (found.main.sum() + found.others["second"][0].sum()).backward(retain_graph=True)
+    handle.remove()
+    model.zero_grad()
+    found.main.sum().backward(retain_graph=True)  # without a forward pass between
+    assert gradient(first) == pytest.approx([2 * MEAN_RANK + 2] * 2)
+    model.zero_grad()
+    found.others["second"][0].sum().backward()
+    assert gradient(second) == pytest.approx([2 * MEAN_RANK + 2] * 2)
+
+
+class Assigned(nn.Module):
+    """A module whose forward pass assigns a new tensor to a buffer."""
+
+    def __init__(self, *, detached: bool) -> None:
+        super().__init__()
+        self.layer, self.detached = linear(1.0), detached
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Any) -> Any:
+        out = self.layer(x)
+        self.mean = out.detach().mean() if self.detached else out.mean()
+        return out
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_buffers_to_which_the_module_assigns(wrap: Wrap, detached: bool) -> None:
+    inner = Assigned(detached=detached)
+    model = wrap(nn.Sequential(nn.Identity(), inner))
+    for _ in range(2):
+        model(batch()).sum().backward()
+        assert inner.mean.item() == 2 * (RANK + 1)
+    handle = inner.register_forward_pre_hook(lambda *_: seen.append(inner.mean.item()))
+    seen: list[float] = []
+    model(batch())
+    handle.remove()
+    assert seen == [2]

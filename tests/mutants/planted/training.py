@@ -21,8 +21,8 @@ MUTANTS = (
     Mutant(
         name="buffers-of-all-ranks-added",
         file=BUFFERS,
-        old="        pushed = self._tensors if self._kv.rank == source else self._zeros\n",
-        new="        pushed = self._tensors\n",
+        old="        pushed = tensors if self._kv.rank == source else self._zeros\n",
+        new="        pushed = tensors\n",
         why="statistics of BatchNorm grow with the number of ranks",
         tests=(Selection("0", MODULES, "buffers_follow_rank_0", ranks=3),),
     ),

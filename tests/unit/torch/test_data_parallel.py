@@ -37,6 +37,10 @@ def on_two_devices() -> Any:
     return nn.Sequential(nn.Linear(2, 1), nn.Linear(2, 1, device="meta"))
 
 
+def synchronized() -> Any:
+    return nn.Sequential(nn.Linear(2, 1), nn.SyncBatchNorm(1))
+
+
 def sparse_buffer() -> Any:
     module = nn.Linear(2, 1)
     module.register_buffer("mask", torch.eye(2).to_sparse())
@@ -50,6 +54,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "two devices": (on_two_devices, UsageError, "several devices, cpu, meta; move it to one"),
     "no data": (lambda: nn.Linear(2, 1, device="meta"), UsageError, "'weight' is on torch's meta"),
     "no shape": (lambda: nn.LazyLinear(1), UsageError, "'weight' of a lazy module has no shape"),
+    "SyncBatchNorm": (synchronized, NotSupported, "'1' is a SyncBatchNorm, .*; use BatchNorm"),
     "sparse": (sparse_buffer, NotSupported, "the layout of 'mask' is torch.sparse_coo"),
 }
 
@@ -177,3 +182,36 @@ def test_close_after_an_exception_in_backward(model: Any) -> None:
 def test_the_package_alone_does_not_import_torch() -> None:
     program = "import sys, ncclkv; assert 'torch' not in sys.modules; import ncclkv.torch"
     subprocess.check_call([sys.executable, "-c", program])
+
+
+def test_parameters_of_another_wrapper_are_refused(model: Any) -> None:
+    pair = nn.Sequential(nn.Linear(1, 2), model.module)
+    for module, name in ((model, "weight"), (model.module, "weight"), (pair, "1.weight")):
+        with pytest.raises(UsageError, match=rf"reduces .*'{name}' already; call its close\(\)"):
+            DataParallel(module, "local")
+    model.close()
+    again = DataParallel(pair, "local")
+    again(torch.ones(1, 1)).sum().backward()
+    again.close()
+
+
+def test_a_state_that_would_replace_the_parameters_is_refused(model: Any) -> None:
+    weight, state = model.module.weight, {k: v + 1 for k, v in model.state_dict().items()}
+    for arguments, named in (((state,), {"assign": True}), ((state, True, True), {})):
+        with pytest.raises(UsageError, match="assign=True would replace the parameters"):
+            model.load_state_dict(*arguments, **named)
+    model.load_state_dict(state, strict=True, assign=False)
+    assert model.module.weight is weight
+    assert torch.equal(weight, state["weight"])
+
+
+@pytest.mark.parametrize("present", [None, (1,)])
+def test_a_buffer_that_changes_its_shape_is_refused_by_name(present: Any) -> None:
+    norm = nn.BatchNorm1d(2)
+    model = DataParallel(nn.Sequential(norm), "local")
+    model(torch.ones(3, 2)).sum().backward()
+    norm.running_mean = None if present is None else torch.zeros(present)
+    with pytest.raises(UsageError, match=r"'0.running_mean' had .*\(2,\), .*=False") as raised:
+        model(torch.ones(3, 2))
+    assert f"has now {present};" in str(raised.value)
+    model.close()
