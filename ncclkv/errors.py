@@ -68,7 +68,7 @@ class UnknownArgument(UsageError, TypeError):
 
 
 class ReadOnlyAttribute(UsageError, AttributeError):
-    """A number of an optimizer that stays as it was given, because states depend on it."""
+    """An attribute that cannot be assigned, such as a number on which optimizer states depend."""
 
 
 class NotSupported(UsageError, NotImplementedError):

@@ -535,6 +535,9 @@ are ints, such as 3; use one kind
 
         Notes
         -----
+        A sum of bools is their logical or, as NumPy's: pass ``int(x)`` to count.  Integers wrap
+        around as those of NumPy, also Python's, which are summed in int64.
+
         allreduce neither flushes pushes nor changes values.  The call is refused in blocks of
         `group`, `uneven` and `capture`, and in an updater.  The arrays of a list share a collective
         for each dtype.  A repeated call is faster if its shapes and dtypes are those of a recent

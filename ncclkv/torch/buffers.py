@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 
 from ncclkv.errors import UsageError
 from ncclkv.store.kvstore import KVStore
+from ncclkv.typing import Key
 
 _SCRATCH_BYTES = 1 << 22
 """Most bytes that travel in one collective of tensors that have no key of their own."""
@@ -24,19 +25,30 @@ class Updater:
     The sum of a gradient stays in the bucket, of which `.grad` is a view.  Measured at 100 MB a
     rank on 2 and 3 ranks, a step takes 0.6 of the time of a step that pulls into the views.
 
+    Parameters
+    ----------
+    kept : set of str
+        Keys whose sum stays in the bucket.
+
     Attributes
     ----------
     replaced : set of str
         Keys whose sum replaces the value.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: Set[str]) -> None:
+        self._kept = kept
         self.replaced: set[str] = set()
 
-    def update(self, key: str, total: Any, stored: Any) -> None:
+    def update(self, key: Key, total: Any, stored: Any) -> None:
         """Replace the value of a buffer by the sum."""
         if key in self.replaced:
             stored[...] = total
+        elif key not in self._kept:
+            raise UsageError(
+                f"key {key!r} is not of the module that DataParallel wraps, and its store serves "
+                f"this module alone; create another store for keys of your own"
+            )
 
 
 class Buffers:

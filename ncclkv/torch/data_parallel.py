@@ -12,7 +12,7 @@ import ncclkv
 from ncclkv.errors import NotSupported, UsageError
 from ncclkv.torch.buffers import Buffers, Updater, follow_once
 from ncclkv.torch.devices import device_of
-from ncclkv.torch.gradients import Gradients, check_unwrapped
+from ncclkv.torch.gradients import COUNTS, Gradients, check_unwrapped
 from ncclkv.torch.views import check_tensor
 
 _UPDATES = "every rank"
@@ -110,7 +110,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         self.training = module.training
         first = next(iter(parameters.values()))
         self.kvstore = kv = _store(kvstore, "dist_sync" if first.device.type == "cpu" else "nccl")
-        updater = Updater()
+        updater = Updater({*parameters, COUNTS})
         kv.set_updater(updater)
         self._device = device_of(kv, first)
         with self._device.calls():

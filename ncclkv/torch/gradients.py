@@ -18,7 +18,7 @@ from ncclkv.store.kvstore import KVStore
 from ncclkv.torch.devices import Device
 from ncclkv.torch.views import as_tensor
 
-_COUNTS = "ncclkv.torch: numbers of ranks"
+COUNTS = "ncclkv.torch: numbers of ranks"
 """Key of the numbers of ranks that have used each parameter since the last reduction.
 
 The last number is of all ranks that reduce.
@@ -106,8 +106,8 @@ class Gradients:
         self.prepare()
         _OPEN.add(self)
         # After the first parameters: buckets are launched in order, and this is pushed last.
-        kv.init(_COUNTS, np.zeros(len(parameters) + 1, np.int32))
-        self._counts = kv.grad_view(_COUNTS)
+        kv.init(COUNTS, np.zeros(len(parameters) + 1, np.int32))
+        self._counts = kv.grad_view(COUNTS)
         at = next(iter(parameters.values())).device
         self._counted = as_tensor(self._counts, torch.int32, at, "DataParallel: the module")
 
@@ -138,7 +138,7 @@ class Gradients:
     @property
     def _keys(self) -> list[str]:
         """Return the keys that a reduction pushes."""
-        return [*self._active, _COUNTS] if self._counting else [*self._active]
+        return [*self._active, COUNTS] if self._counting else [*self._active]
 
     # A backward pass
 
@@ -189,7 +189,7 @@ class Gradients:
                 raise
             block, self._block = self._block, None
             block.__exit__(None, None, None)
-            self._device.complete(self._keys, _COUNTS)
+            self._device.complete(self._keys, COUNTS)
             self.reductions += 1
             self._give_back(kept)
         self._touched.clear()
@@ -240,7 +240,7 @@ class Gradients:
         if self._counting:
             used = [*(name in self._touched for name in self.parameters), True]
             self._counted.copy_(torch.tensor(used, dtype=torch.int32))
-            self._kv.push(_COUNTS, self._counts)
+            self._kv.push(COUNTS, self._counts)
         return kept
 
     def _give_back(self, kept: Mapping[str, torch.Tensor | None]) -> None:

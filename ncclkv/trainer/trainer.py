@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from ncclkv import env
 from ncclkv.arguments import check_flag, known_arguments
-from ncclkv.errors import UsageError
+from ncclkv.errors import ReadOnlyAttribute, UsageError
 from ncclkv.optimizer import create as create_optimizer
 from ncclkv.optimizer.base import Optimizer
 from ncclkv.optimizer.numbers import finite
@@ -216,6 +216,12 @@ class Trainer:
     def learning_rate(self) -> float:
         """The optimizer's present learning rate."""
         return self.optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, lr: object) -> NoReturn:
+        raise ReadOnlyAttribute(
+            f"learning_rate of a Trainer cannot be assigned; call set_learning_rate({lr!r})"
+        )
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate of the next step; all ranks must set the same.

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ncclkv
@@ -214,4 +215,13 @@ def test_a_buffer_that_changes_its_shape_is_refused_by_name(present: Any) -> Non
     with pytest.raises(UsageError, match=r"'0.running_mean' had .*\(2,\), .*=False") as raised:
         model(torch.ones(3, 2))
     assert f"has now {present};" in str(raised.value)
+    model.close()
+
+
+def test_own_keys_of_the_program_are_refused() -> None:
+    model = DataParallel(torch.nn.Linear(2, 1), "local")
+    kv = model.kvstore
+    kv.init("own", np.zeros(2))
+    with pytest.raises(UsageError, match="key 'own' is not of the module .* another store"):
+        kv.pushpull("own", np.ones(2), out=np.empty(2))
     model.close()

@@ -76,6 +76,8 @@ def test_a_changed_learning_rate_takes_effect_at_the_next_step() -> None:
     trainer = ncclkv.Trainer([("w", weight, np.ones(1))], "sgd", {"learning_rate": 0.5}, "local")
     trainer.step(1)
     assert trainer.learning_rate == 0.5
+    with pytest.raises(AttributeError, match=r"call set_learning_rate\(0.125\)"):
+        trainer.learning_rate = 0.125
     trainer.set_learning_rate(0.25)
     trainer.step(1)
     assert weight[0] == -0.75
