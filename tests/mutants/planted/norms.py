@@ -9,6 +9,7 @@ from tests.mutants.mutant import Mutant, Selection
 
 NORMS = "ncclkv/engine/norms.py"
 ENGINE = "ncclkv/engine/engine.py"
+FLUSH = "ncclkv/engine/flush.py"
 MEASURE = "ncclkv/kernels/host/measure.py"
 
 RANKS = replace(matrix.RANKS, keyword="norms")
@@ -83,10 +84,26 @@ MUTANTS = (
     ),
     Mutant(
         name="refilled-before-its-update",
-        file=ENGINE,
+        file=FLUSH,
         old="            if conflicts or state.unfinished:\n",
         new="            if conflicts:\n",
         why="a push overwrites gradients that an update still needs",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="one-norm-of-two-steps",
+        file=FLUSH,
+        old="        if compares and self._ends_norm(step):\n",
+        new="        if False:\n",
+        why="the layout of buckets decides which pushes a changed number leaves in one norm",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="parts-launched-by-blocks",
+        file="ncclkv/engine/norm_flush.py",
+        old="        super().packed(state)\n",
+        new="        super().packed(state, last=last)\n",
+        why="a push after an overlap block has a norm of its own, if it shares the block's bucket",
         tests=(THREADS,),
     ),
     Mutant(
