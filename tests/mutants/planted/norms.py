@@ -59,6 +59,14 @@ MUTANTS = (
         tests=(RANKS,),
     ),
     Mutant(
+        name="no-barrier-after-an-update",
+        file=NORMS,
+        old="        if not all(isinstance(launch.state.to, Owners) for launch in divided):\n",
+        new="        if False:\n",
+        why="a rank reads shared weights before another rank has updated its part",
+        tests=(Selection("0", "ranks/test_norms.py", ranks=3),),
+    ),
+    Mutant(
         name="sums-of-the-flush-before",
         file=NORMS,
         old="                kernels.fill(self._sums[index], 0)\n",
