@@ -16,6 +16,7 @@ RANKS = replace(matrix.RANKS, keyword="norms")
 NODES = replace(matrix.NODES, keyword="norms")
 THREADS = replace(matrix.THREADS, keyword="norms")
 UNIT = Selection("0", "unit/kernels/host/test_measure.py")
+UNIT_NORMS = Selection("0", "unit/engine/test_norms.py")
 
 MUTANTS = (
     Mutant(
@@ -29,8 +30,8 @@ MUTANTS = (
     Mutant(
         name="one-rank-measures-too-little",
         file=NORMS,
-        old="            measure(launch, start + lo, start + hi)\n",
-        new="            measure(launch, start + lo, start + hi - (start + lo > 0))\n",
+        old="                self._measure(launch, start + lo, start + hi)\n",
+        new="                self._measure(launch, start + lo, start + hi - (start + lo > 0))\n",
         why="a rank leaves out the last element of each of its ranges but the first",
         tests=(RANKS,),
     ),
@@ -53,8 +54,8 @@ MUTANTS = (
     Mutant(
         name="whole-buckets-counted-by-all",
         file=NORMS,
-        old="        if not divided or comm.rank == 0:\n",
-        new="        if True:\n",
+        old="else comm.rank == 0 or not divided\n",
+        new="else True\n",
         why="small buckets beside shared weights count once a rank in the norm of all gradients",
         tests=(RANKS,),
     ),
@@ -65,6 +66,20 @@ MUTANTS = (
         new="        if False:\n",
         why="a rank reads shared weights before another rank has updated its part",
         tests=(Selection("0", "ranks/test_norms.py", ranks=3),),
+    ),
+    Mutant(
+        name="total-in-the-order-of-arrival",
+        file=NORMS,
+        old=(
+            "            if not self.clips:\n"
+            "                self._measure(launch, start + lo, start + hi)\n"
+        ),
+        new=(
+            "            measure = self._measure_gradients if self.clips else self._measure\n"
+            "            measure(launch, start + lo, start + hi)\n"
+        ),
+        why="the norm of all gradients counts squares twice, and depends on the time",
+        tests=(UNIT_NORMS,),
     ),
     Mutant(
         name="sums-of-the-flush-before",
