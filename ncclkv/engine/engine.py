@@ -281,15 +281,7 @@ class Engine:
         if direct and not policy.flushes_everything:
             self._assign(push, arrays)
             return
-        # Where keys may be missing, other ranks may not have pushed under the old step: a flush
-        # here would wait for ranks that make none.
-        compares = not policy.allows_missing
-        for part in push.parts:
-            state = part.state
-            changed = compares and state.step != step
-            conflicts = state.pushed and (changed or not state.pushed.isdisjoint(part.keys))
-            if conflicts or state.unfinished:
-                policy.make_room(state)
+        policy.prepare_push(push, step)
         # Each bucket is launched before the next is packed: the collective overlaps the packing.
         for part in push.parts:
             self._pack(part, arrays)

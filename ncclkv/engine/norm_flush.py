@@ -15,6 +15,11 @@ class NormFlush(EagerFlush):
     keys that were pushed.
     """
 
+    def packed(self, state: BucketState, *, last: bool = False) -> None:
+        # Also for the last push of a block: the update of a part would be made before a push of
+        # another part.  So the layout of buckets would decide which keys have one norm.
+        super().packed(state)
+
     def make_room(self, state: BucketState) -> None:
         self._finish([state])
 

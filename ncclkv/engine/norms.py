@@ -2,7 +2,8 @@
 
 The first pass measures: it adds squares in float64, range by range as the sums of gradients arrive.
 At a flush the ranks add their measurements, and the second pass updates.  Between both passes the
-gradients stay in the bucket.
+gradients stay in the bucket.  The norm of all gradients is measured at the flush: the sums of
+several buckets arrive in any order, and no bit depends on this order.
 
 A rank measures the elements that it updates.  If all ranks update all elements, each rank measures
 whole ranges after the reduction, in one order, and needs no other rank.  So all ranks have the same
@@ -136,11 +137,12 @@ class NormUpdates:
     def _measuring(self, launch: NormLaunch, span: Span) -> Apply:
         """Return a function that measures the ranges of a span when their sums arrive."""
         start = span.lo - launch.first
-        measure = self._measure_gradients if self.clips else self._measure
 
         def apply(lo: int, hi: int) -> None:
             launch.ranges.append((start + lo, start + hi))
-            measure(launch, start + lo, start + hi)
+            # The sums of several buckets arrive in any order, so their total waits for all.
+            if not self.clips:
+                self._measure(launch, start + lo, start + hi)
 
         return apply
 
@@ -208,12 +210,10 @@ class NormUpdates:
     ) -> None:
         """Complete the sum of squares of all gradients, equal on all ranks."""
         kernels, total = launches[0].kernels, self._total[:1]
-        if any(_repeats(launch, comm) for launch in divided):
-            kernels.fill(total, 0)
-        if not divided or comm.rank == 0:
-            for launch in launches:
-                for lo, hi in () if launch.divided else launch.ranges:
-                    self._measure_gradients(launch, lo, hi)
+        for launch in launches:
+            first = not _repeats(launch, comm) if launch.divided else comm.rank == 0 or not divided
+            for lo, hi in launch.merged() if first else ():
+                self._measure_gradients(launch, lo, hi)
         if divided and comm.size > 1:
             work = comm.allreduce(total, total)
             work.label = "the norm of all gradients"

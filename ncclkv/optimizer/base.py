@@ -108,14 +108,15 @@ class Optimizer(ABC):
         `clip_gradient` is applied.  The formula is that of Gluon's ``clip_global_norm``, with its
         1e-8; torch's ``clip_grad_norm_`` adds 1e-6.  A flush is all keys pushed since the last
         pull, wait or flush.  The store updates no key before the sums of all these keys are
-        complete.  So push all keys before the first pull.
+        complete.  So push all keys before the first pull.  A second push of a key, or a push after
+        a change of a number, begins a new flush.
 
     Attributes
     ----------
     wd, rescale_grad, clip_gradient, lr_scheduler, begin_num_update
         As given; an assignment takes effect at the next push.  All ranks must assign equal numbers.
     clip_global_norm : float or None
-        Another bound takes effect at the next flush, but not a change from or to None.
+        Another bound takes effect at the next push, but not a change from or to None.
     num_update : int
         The largest number of updates of a key, counted by the store under a schedule.
     rate_before : float or None

@@ -27,12 +27,13 @@ class LARS(Optimizer):
         momentum = 0:  weight -= rate * g
         otherwise:     m = momentum * m - rate * g;  weight += m
 
-    The rate is ``learning_rate`` if a norm is 0, and for keys whose name ends in ``gamma``,
-    ``beta`` or ``bias``.  The name of an integer key is that of `param_idx2name`.  The arithmetic
-    is that of ``multi_lars`` and ``sgd_mom_update`` of MXNet 1.9.1; the method is of You, Gitman
-    and Ginsburg, 2017.  Norms are of all elements of a key, summed in float64 (MXNet: float32).
-    With master copies they are norms of the masters (MXNet: of the 16-bit weights).  As in MXNet,
-    `wd_mult` is 0 for names that do not end in ``_weight``.
+    The rate is ``learning_rate`` for keys whose name ends in ``gamma``, ``beta`` or ``bias``, if a
+    norm is 0, and if that of the gradients is at most ``2**-75``: MXNet's float32 has no such norm.
+    The name of an integer key is that of `param_idx2name`.  The arithmetic is that of
+    ``multi_lars`` and ``sgd_mom_update`` of MXNet 1.9.1; the method is of You, Gitman and Ginsburg,
+    2017.  Norms are of all elements of a key, summed in float64 (MXNet: float32).  With master
+    copies they are norms of the masters (MXNet: of the 16-bit weights).  As in MXNet, `wd_mult` is
+    0 for names that do not end in ``_weight``.
 
     A store updates at the next pull, wait or flush after the push, when all norms are complete.
 

@@ -126,6 +126,36 @@ def a_second_push_of_a_key_ends_the_flush(create: Stores) -> None:
 
 
 @case()
+def a_changed_number_ends_the_flush(create: Stores) -> None:
+    for nbytes in (0, 1 << 20):
+        for first, second in (("a", "b"), ("b", "a")):
+            for nonfinite in ("ignore", "skip_step"):
+                options = {"bucket_bytes": nbytes, "nonfinite": nonfinite}
+                kv = averaged(create, {"a": of(0), "b": of(0), "c": of(0, LARGE)}, **options)
+                sgd = optimizer.SGD(learning_rate=1.0, clip_global_norm=4.0)
+                kv.set_optimizer(sgd)
+                kv.push([first, "c"], [of(4), of(0, LARGE)])  # halved
+                sgd.clip_global_norm = 1000.0
+                kv.push(second, of(4))
+                same(kv.pull(first), -2)
+                same(kv.pull(second), -4)
+
+
+@case()
+def an_overlap_of_some_keys_has_one_norm_with_the_next_push(create: Stores) -> None:
+    for nbytes in (0, 1 << 20):
+        kv = averaged(create, {"a": of(0), "b": of(0), "c": of(1)}, bucket_bytes=nbytes)
+        kv.set_optimizer(optimizer.SGD(learning_rate=1.0, clip_global_norm=5.0))
+        with kv.overlap(["a"]):
+            kv.push("a", of(3))
+        kv.grad_view("c")[...] = 0
+        kv.push("b", of(4))
+        # The norm is 10: both are halved.
+        same(kv.pull("a"), -1.5)
+        same(kv.pull("b"), -2)
+
+
+@case()
 def placements_have_the_same_numbers(create: Stores) -> None:
     """Compare four steps of random numbers.
 

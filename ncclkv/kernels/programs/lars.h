@@ -9,6 +9,10 @@
 #define NORMS 2
 #define MEASURED_STATES 0
 
+/* Sums of squares up to 2**-150 are 0 in float32, in which MXNet adds them.  The rate over such a
+   norm may be infinite in float32. */
+#define LEAST 7.006492321624085e-46
+
 typedef struct {
     REAL learning_rate, momentum;
     NAME(common_scalars) common;
@@ -39,7 +43,7 @@ FUNCTION double NAME(trust)(const double *row, const double *sums)
 {
     const double weight = sqrt(sums[0]), gradient = sqrt(sums[1]) * row[5];
 
-    if (row[2] < 0 || !(weight > 0) || !(gradient > 0))
+    if (row[2] < 0 || !(weight > 0) || !(gradient > 0) || sums[1] <= LEAST)
         return 1;
     return row[2] * weight / (gradient + row[4] * weight + row[3]);
 }

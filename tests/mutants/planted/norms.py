@@ -9,12 +9,14 @@ from tests.mutants.mutant import Mutant, Selection
 
 NORMS = "ncclkv/engine/norms.py"
 ENGINE = "ncclkv/engine/engine.py"
+FLUSH = "ncclkv/engine/flush.py"
 MEASURE = "ncclkv/kernels/host/measure.py"
 
 RANKS = replace(matrix.RANKS, keyword="norms")
 NODES = replace(matrix.NODES, keyword="norms")
 THREADS = replace(matrix.THREADS, keyword="norms")
 UNIT = Selection("0", "unit/kernels/host/test_measure.py")
+UNIT_NORMS = Selection("0", "unit/engine/test_norms.py")
 
 MUTANTS = (
     Mutant(
@@ -28,8 +30,8 @@ MUTANTS = (
     Mutant(
         name="one-rank-measures-too-little",
         file=NORMS,
-        old="            measure(launch, start + lo, start + hi)\n",
-        new="            measure(launch, start + lo, start + hi - (start + lo > 0))\n",
+        old="                self._measure(launch, start + lo, start + hi)\n",
+        new="                self._measure(launch, start + lo, start + hi - (start + lo > 0))\n",
         why="a rank leaves out the last element of each of its ranges but the first",
         tests=(RANKS,),
     ),
@@ -52,10 +54,32 @@ MUTANTS = (
     Mutant(
         name="whole-buckets-counted-by-all",
         file=NORMS,
-        old="        if not divided or comm.rank == 0:\n",
-        new="        if True:\n",
+        old="else comm.rank == 0 or not divided\n",
+        new="else True\n",
         why="small buckets beside shared weights count once a rank in the norm of all gradients",
         tests=(RANKS,),
+    ),
+    Mutant(
+        name="no-barrier-after-an-update",
+        file=NORMS,
+        old="        if not all(isinstance(launch.state.to, Owners) for launch in divided):\n",
+        new="        if False:\n",
+        why="a rank reads shared weights before another rank has updated its part",
+        tests=(Selection("0", "ranks/test_norms.py", ranks=3),),
+    ),
+    Mutant(
+        name="total-in-the-order-of-arrival",
+        file=NORMS,
+        old=(
+            "            if not self.clips:\n"
+            "                self._measure(launch, start + lo, start + hi)\n"
+        ),
+        new=(
+            "            measure = self._measure_gradients if self.clips else self._measure\n"
+            "            measure(launch, start + lo, start + hi)\n"
+        ),
+        why="the norm of all gradients counts squares twice, and depends on the time",
+        tests=(UNIT_NORMS,),
     ),
     Mutant(
         name="sums-of-the-flush-before",
@@ -83,10 +107,26 @@ MUTANTS = (
     ),
     Mutant(
         name="refilled-before-its-update",
-        file=ENGINE,
+        file=FLUSH,
         old="            if conflicts or state.unfinished:\n",
         new="            if conflicts:\n",
         why="a push overwrites gradients that an update still needs",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="one-norm-of-two-steps",
+        file=FLUSH,
+        old="        if compares and self._ends_norm(step):\n",
+        new="        if False:\n",
+        why="the layout of buckets decides which pushes a changed number leaves in one norm",
+        tests=(THREADS,),
+    ),
+    Mutant(
+        name="parts-launched-by-blocks",
+        file="ncclkv/engine/norm_flush.py",
+        old="        super().packed(state)\n",
+        new="        super().packed(state, last=last)\n",
+        why="a push after an overlap block has a norm of its own, if it shares the block's bucket",
         tests=(THREADS,),
     ),
     Mutant(

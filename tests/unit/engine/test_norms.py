@@ -210,6 +210,31 @@ def test_a_total_counts_whole_buckets_once(rank: int, sent: float) -> None:
     assert comm.sent[0].tolist() == [sent]
 
 
+@pytest.mark.parametrize("make", [lambda: SGD(clip_global_norm=1.0), lars])
+def test_no_bit_depends_on_the_bucket_whose_sum_arrives_first(make: Any) -> None:
+    sent = []
+    for order in ([0, 1], [1, 0]):
+        comm = Ranks(0, 2)
+        states = [_shared(comm, index) for index in range(2)]
+        rule = FusedRule(make(), HostKernels())
+        applies = []
+        for index, state in enumerate(states):
+            rule.allocate(state, state.to)
+            numbers = np.random.default_rng(index).standard_normal(state.bucket.count)
+            state.gradients[:] = numbers
+            state.pushed, state.step = set("abc"), rule.step()
+            (span,) = state.pushed_spans()
+            ((_, apply),) = rule.target(state, [span], None)
+            applies.append(apply)
+            state.pushed.clear()
+        for lo in range(0, states[0].bucket.count, 32):
+            for index in order:
+                applies[index](lo, lo + 32)
+        _finish(rule, comm, *states)
+        sent.append([each.tolist() for each in comm.sent])
+    assert sent[0] == sent[1]
+
+
 @settings(deadline=None)
 @given(
     st.sampled_from([lars, LAMB, lambda: LAMB(clip_global_norm=0.5)]),

@@ -32,6 +32,15 @@ def test_the_rate_is_the_learning_rate_if_a_norm_is_0(wrong: str) -> None:
     assert run.step(given).tolist() == (first - 0.5 * (given + 0.5 * first)).tolist()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_smallest_gradients_are_not_divided_by(dtype: type) -> None:
+    """Give gradients over whose norm the rate would be infinite in float32."""
+    run = Run(LARS(learning_rate=0.5, eta=0.25), np.full(3000, 2.0, dtype), np.dtype(dtype))
+    given = np.zeros(3000, dtype)
+    given[:2] = 2.0**-140
+    assert set(run.step(given).tolist()) == {2.0}
+
+
 def test_names_of_batch_norm_and_biases_are_not_adapted() -> None:
     optimizer = LARS(eta=0.5, param_idx2name={1: "bn_gamma", 2: "fc_weight", 3: "fc_bias"})
     keys = [1, 2, 3, 4, "bn_beta", "fc_bias", "fc_weight"]
