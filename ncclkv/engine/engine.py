@@ -281,12 +281,22 @@ class Engine:
         if direct and not policy.flushes_everything:
             self._assign(push, arrays)
             return
-        policy.prepare_push(push, step)
+        # Where keys may be missing, other ranks may not have pushed under the old step: a flush
+        # here would wait for ranks that make none.
+        compares = not policy.allows_missing
+        if compares and self.updates.rule.norms is not None:
+            policy.end_norm(step)
+        for part in push.parts:
+            state = part.state
+            changed = compares and state.step != step
+            conflicts = state.pushed and (changed or not state.pushed.isdisjoint(part.keys))
+            if conflicts or state.unfinished:
+                policy.make_room(state)
         # Each bucket is launched before the next is packed: the collective overlaps the packing.
         for part in push.parts:
             self._pack(part, arrays)
             self.updates.applying = True
-            self._launch_packed(part.state, step)
+            self.launch_packed(part.state, step)
         if self.updates.rule.by_key:
             policy.update_by_key(push.indices)
         self.updates.applying = False
@@ -354,16 +364,15 @@ class Engine:
             The optimizer's step of these pushes.
         """
         for number in plan.launch_order(priorities):
-            self._launch_packed(self.layout.states[number], step)
+            self.launch_packed(self.layout.states[number], step)
         if self.updates.rule.by_key:
             self.policy.update_by_key(keys)
 
-    def launch_last(self, state: BucketState, step: Any) -> None:
-        """Launch a bucket that gets no further push, if the policy launches before a flush."""
-        self._launch_packed(state, step, last=True)
+    def launch_packed(self, state: BucketState, step: Any, *, last: bool = False) -> None:
+        """Launch a bucket, packed under an optimizer's step, if the policy selects it.
 
-    def _launch_packed(self, state: BucketState, step: Any, *, last: bool = False) -> None:
-        """Launch a bucket, packed under an optimizer's step, if the policy selects it."""
+        `last` means that the bucket gets no further push before it is launched.
+        """
         state.step = step
         if self.recorder is not None:
             self.recorder.check_launch(state)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ncclkv.engine.batch import Push
 from ncclkv.engine.bucket_state import BucketState
 from ncclkv.engine.reducer import Reducer
 from ncclkv.table.registry import Key
@@ -33,28 +32,15 @@ class FlushPolicy:
         self._comm, self._layout = reducer.comm, reducer.layout
         self._kernels, self._updates = reducer.comm.kernels, reducer.updates
 
-    def prepare_push(self, push: Push, step: Any) -> None:
-        """Launch the waiting pushes that conflict with a push under an optimizer's step."""
-        # Where keys may be missing, other ranks may not have pushed under the old step: a flush
-        # here would wait for ranks that make none.
-        compares = not self.allows_missing
-        if compares and self._ends_norm(step):
-            self.flush()
-        for part in push.parts:
-            state = part.state
-            changed = compares and state.step != step
-            conflicts = state.pushed and (changed or not state.pushed.isdisjoint(part.keys))
-            if conflicts or state.unfinished:
-                self.make_room(state)
-
-    def _ends_norm(self, step: Any) -> bool:
-        """Return whether all waiting pushes have one norm, and were made under another step."""
-        # In all buckets: which keys share a bucket must not decide which keys share a norm.
+    def end_norm(self, step: Any) -> None:
+        """Flush the waiting pushes if they have one norm, and any was made under another step."""
         norms = self._updates.rule.norms
         if norms is None or not norms.clips:
-            return False
+            return
+        # In all buckets: which keys share a bucket must not decide which keys share a norm.
         waiting = (state for state in self._layout.states if state.pushed or state.unfinished)
-        return any(state.step != step for state in waiting)
+        if any(state.step != step for state in waiting):
+            self.flush()
 
     def make_room(self, state: BucketState) -> None:
         """Launch the pushes waiting in a bucket, so that a push that conflicts can be packed."""

@@ -126,7 +126,7 @@ class OrderedLaunch:
             if self._waiting[state.bucket.index]:
                 return
             self._launched += 1
-            self._engine.launch_last(state, self._step)
+            self._engine.launch_packed(state, self._step, last=True)
 
     def _advance(self) -> None:
         """Advance the collectives in flight: on hosts they progress during calls alone."""

@@ -107,7 +107,7 @@ MUTANTS = (
     ),
     Mutant(
         name="refilled-before-its-update",
-        file=FLUSH,
+        file=ENGINE,
         old="            if conflicts or state.unfinished:\n",
         new="            if conflicts:\n",
         why="a push overwrites gradients that an update still needs",
@@ -116,7 +116,7 @@ MUTANTS = (
     Mutant(
         name="one-norm-of-two-steps",
         file=FLUSH,
-        old="        if compares and self._ends_norm(step):\n",
+        old="        if any(state.step != step for state in waiting):\n",
         new="        if False:\n",
         why="the layout of buckets decides which pushes a changed number leaves in one norm",
         tests=(THREADS,),
