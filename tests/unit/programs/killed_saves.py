@@ -1,6 +1,7 @@
 """Kill a process during its saves, again and again, and load the remaining checkpoint.
 
-``calls`` kills it before, in the middle of and after every system call, one after another.
+``calls before after`` kills it before every system call, one after another, and in the middle of
+writes; then after every call.
 ``parallel`` kills it after every call while two ranks write, which are threads of the process.
 ``moments N`` kills it N times at random times. The program prints the counts.
 """
@@ -220,7 +221,7 @@ def at_any_moment(count: int) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "calls":
-        for moment in ("before", "after"):
+        for moment in sys.argv[2:]:
             for keep, before in ((2, 0), (1, 1), (2, 3)):
                 print(at_every_call(moment, keep, before), "kills")
     elif sys.argv[1] == "parallel":
