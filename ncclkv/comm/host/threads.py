@@ -26,6 +26,26 @@ _Address = tuple[int, int, int]
 """Sender, receiver and tag of messages."""
 
 
+class _Changes:
+    """Changes that one rank may wait for.
+
+    Attributes
+    ----------
+    count : int
+    happened : threading.Condition
+        Notified of each change.
+    """
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self.count = 0
+        self.happened = threading.Condition(lock)
+
+    def add(self) -> None:
+        """Wake the rank's threads that wait; the caller holds the lock."""
+        self.count += 1
+        self.happened.notify_all()
+
+
 @dataclass
 class _Outgoing(Request):
     """A message that its receiver copies out of the sender's memory."""
@@ -43,10 +63,8 @@ class ThreadGroup:
 
     Attributes
     ----------
-    changed : threading.Condition
-        Held by each thread that reads or writes the other attributes.
-    version : int
-        Number of changes that ranks may wait for.
+    lock : threading.RLock
+        Held by each thread that writes the other attributes.
     messages : dict of deque
         Messages under way, by address, in the order of sending.
     inboxes : dict of list
@@ -56,26 +74,32 @@ class ThreadGroup:
     """
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.version = 0
+        self.lock = threading.RLock()
         self.messages: dict[_Address, deque[_Outgoing]] = {}
         self.inboxes: defaultdict[int, list[tuple[int, bytes]]] = defaultdict(list)
         self.departed: dict[int, str] = {}
         self._exchanges: dict[int, dict[int, Any]] = {}
+        self._changes: defaultdict[int, _Changes] = defaultdict(lambda: _Changes(self.lock))
 
-    def announce(self) -> None:
-        """Wake the ranks that wait; the caller holds `changed`."""
-        self.version += 1
-        self.changed.notify_all()
+    def changes(self, rank: int) -> _Changes:
+        """Return the changes that a rank may wait for; the caller holds the lock."""
+        return self._changes[rank]
+
+    def announce(self, ranks: Iterable[int] | None = None) -> None:
+        """Wake these ranks, or all, if they wait; the caller holds the lock."""
+        for changes in self._changes.values() if ranks is None else map(self.changes, ranks):
+            changes.add()
 
     def allgather(self, number: int, rank: int, size: int, item: Any) -> dict[int, Any]:
         """Return the item that each rank gave to the `number`-th exchange."""
-        with self.changed:
+        with self.lock:
             items = self._exchanges.setdefault(number, {})
             items[rank] = item
-            self.changed.notify_all()
             # Needs no deadline: all ranks have just completed an exchange of messages.
-            self.changed.wait_for(lambda: len(items) == size)
+            if len(items) < size:
+                self.changes(rank).happened.wait_for(lambda: len(items) == size)
+            else:
+                self.announce()
             self._exchanges.pop(number, None)
             return items
 
@@ -92,7 +116,10 @@ class _Incoming(Request):
 
     def done(self) -> bool:
         if not self.received:
-            with self.group.changed:
+            # Most polls find no message: they need no lock.
+            if self.address not in self.group.messages:
+                return False
+            with self.group.lock:
                 box = self.group.messages.get(self.address)
                 if not box:
                     return False
@@ -100,7 +127,7 @@ class _Incoming(Request):
                 if not box:
                     del self.group.messages[self.address]
                 self.received = True
-                self.group.announce()
+                self.group.announce([self.peer])
         return True
 
     def _copy(self, message: _Outgoing) -> None:
@@ -139,14 +166,14 @@ class ThreadTransport(Transport):
         self._group = group
         self._parent, self._parent_ranks = parent, parent_ranks
         self._exchanges = 0
-        self._seen_version = -1
+        self._seen_changes = -1
         self.inbox = group.inboxes[rank]
 
     def send(self, data: Buffer, peer: int, tag: int) -> Request:
         message = _Outgoing(data, peer)
-        with self._group.changed:
+        with self._group.lock:
             self._group.messages.setdefault((self.rank, peer, tag), deque()).append(message)
-            self._group.announce()
+            self._group.announce([peer])
         return message
 
     def receive(self, into: Buffer, peer: int, tag: int) -> Request:
@@ -154,13 +181,14 @@ class ThreadTransport(Transport):
 
     def pause(self, attempt: int) -> None:
         # A change since the last pause may be unread: sleep only when there was none.
-        with self._group.changed:
-            if self._seen_version == self._group.version:
-                self._group.changed.wait(_PAUSE_SECONDS)
-            self._seen_version = self._group.version
+        with self._group.lock:
+            changes = self._group.changes(self.rank)
+            if self._seen_changes == changes.count:
+                changes.happened.wait(_PAUSE_SECONDS)
+            self._seen_changes = changes.count
 
     def notify(self) -> None:
-        with self._group.changed:
+        with self._group.lock:
             self._group.announce()
 
     def windows_left(self) -> int:
@@ -186,13 +214,13 @@ class ThreadTransport(Transport):
         return {**left, **self._group.departed}
 
     def post(self, data: bytes, peers: Iterable[int]) -> None:
-        with self._group.changed:
+        with self._group.lock:
             for peer in peers:
                 self._group.inboxes[peer].append((self.rank, data))
-            self._group.announce()
+                self._group.announce([peer])
 
     def leave(self, reason: str) -> None:
-        with self._group.changed:
+        with self._group.lock:
             self._group.departed[self.rank] = reason
             self._group.announce()
 

@@ -1,0 +1,80 @@
+"""Ranks that are threads: a waiting rank is woken by what it waits for, and by nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ncclkv.comm.host import threads
+from ncclkv.comm.host.threads import ThreadGroup, ThreadTransport
+from ncclkv.testing import run_ranks
+
+RANKS = 4
+
+
+@pytest.fixture
+def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a rank that nobody wakes sleep past the limit of its test."""
+    monkeypatch.setattr(threads, "_PAUSE_SECONDS", 60.0)
+
+
+@pytest.mark.limit(20)
+@pytest.mark.usefixtures("long_pauses")
+@pytest.mark.parametrize("memory", ["files", "halves", "messages"])
+def test_every_change_wakes_the_ranks_that_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    monkeypatch.setenv("NCCLKV_NODE_MEMORY", memory)
+
+    def body() -> list[float]:
+        comm, sums = threads.world(), []
+        for count in (3, 100_000):
+            send, receive = np.full(count, comm.rank + 1.0), np.zeros(count)
+            comm.allreduce(send, receive).wait()
+            sums += [receive.min(), receive.max()]
+        assert comm.control.allgather(comm.rank) == list(range(RANKS))
+        comm.control.barrier("the end")
+        comm.close()
+        return sums
+
+    assert run_ranks(RANKS, body) == [[10.0] * 4] * RANKS
+
+
+@pytest.fixture
+def transports() -> list[ThreadTransport]:
+    """Return the transports of the ranks of one group."""
+    group = ThreadGroup()
+    return [ThreadTransport(group, rank, RANKS) for rank in range(RANKS)]
+
+
+def woken(transports: list[ThreadTransport]) -> list[int]:
+    """Return for each rank the number of changes so far."""
+    group = transports[0]._group
+    return [group.changes(rank).count for rank in range(RANKS)]
+
+
+def test_a_message_wakes_its_receiver_and_its_receipt_the_sender(
+    transports: list[ThreadTransport],
+) -> None:
+    into = np.zeros(4, np.uint8)
+    incoming = transports[2].receive(into, 1, 7)
+    assert not incoming.done()
+    outgoing = transports[1].send(np.arange(4, dtype=np.uint8), 2, 7)
+    assert woken(transports) == [0, 0, 1, 0]
+    assert not outgoing.done()
+    assert incoming.done()
+    assert woken(transports) == [0, 1, 1, 0]
+    assert outgoing.done()
+    assert incoming.done()
+    assert into.tolist() == [0, 1, 2, 3]
+
+
+def test_a_notice_wakes_its_readers_and_a_farewell_everyone(
+    transports: list[ThreadTransport],
+) -> None:
+    assert woken(transports) == [0, 0, 0, 0]
+    transports[0].post(b"notice", [1, 3])
+    assert woken(transports) == [0, 1, 0, 1]
+    assert [transport.inbox for transport in transports] == [[], [(0, b"notice")]] * 2
+    transports[3].leave("done")
+    assert woken(transports) == [1, 2, 1, 2]
