@@ -18,6 +18,7 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 from ncclkv.comm.diagnosis.reports import RecordedCall
+from ncclkv.kernels.host import compiled
 
 CALLS = 1024
 """Number of calls on the page."""
@@ -46,7 +47,8 @@ _MAX_INTERNED = 2048
 # The oldest call on the page may use the oldest text interned at that time.
 _TEXTS = _MAX_INTERNED + CALLS
 
-_COUNT_BYTES = 8
+_COUNT = struct.Struct("q")
+_COUNT_BYTES = _COUNT.size
 _TEXTS_FROM = _COUNT_BYTES + CALLS * _CALL.size
 _ITEMS_FROM = _TEXTS_FROM + _TEXTS * _TEXT.size
 NBYTES = _ITEMS_FROM + _LISTS * _ITEMS.size
@@ -145,7 +147,7 @@ class CallRing:
 
     def __init__(self, page: memoryview) -> None:
         self._page = page
-        self._count = page[:_COUNT_BYTES].cast("q")
+        self._append = compiled.append_call if compiled.active else append_call
         self._number = 0
         self._texts = self._lists = 0
         self._interned: dict[tuple[int, int, int, int], PreparedCall] = {}
@@ -185,11 +187,7 @@ class CallRing:
         if self._texts - call.text > _MAX_INTERNED:
             return None
         self._number = number = self._number + 1
-        # The number is stored first and the count last: a neighbour never takes an old row for it.
-        lo = _COUNT_BYTES + number % CALLS * _CALL.size
-        _CALL.pack_into(self._page, lo, number, call.text, monotonic_ns())
-        self._count[0] = number
-        return (digest * _DIGEST_FACTOR + call.term) & MASK
+        return self._append(self._page, number, call.text, call.term, digest)
 
     def intern(self, code: int, keys: int, text: str, frame: FrameType, items: str = "") -> None:
         """Write the text of a call from `frame`, for any number of `append`.
@@ -218,6 +216,27 @@ class CallRing:
             lo = _ITEMS_FROM + self._lists % _LISTS * _ITEMS.size
             _ITEMS.pack_into(self._page, lo, self._texts, items.encode(errors="replace"))
             self._lists += 1
+
+
+def append_call(page: memoryview, number: int, text: int, term: int, digest: int) -> int:
+    """Append a call to a page; return the next digest.
+
+    Parameters
+    ----------
+    page : memoryview
+    number : int
+        The call's number, from 1.
+    text : int
+        Index of its text.
+    term : int
+        What the call adds to the digest.
+    digest : int
+    """
+    # The number is stored first and the count last: a neighbour never takes an old row for it.
+    lo = _COUNT_BYTES + number % CALLS * _CALL.size
+    _CALL.pack_into(page, lo, number, text, monotonic_ns())
+    _COUNT.pack_into(page, 0, number)
+    return (digest * _DIGEST_FACTOR + term) & MASK
 
 
 def read_calls(page: memoryview, max_calls: int = CALLS) -> Iterator[RecordedCall]:

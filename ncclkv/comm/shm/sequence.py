@@ -235,33 +235,6 @@ class CollectiveSlot:
         everyone = [(table.rank, table.local_flags), *table.peers]
         return [PeerFlags(table.rank, everyone, self._index, self._base + DONE)]
 
-    def short_sum_numbers(
-        self, previous: CollectiveSlot | None
-    ) -> tuple[int, int, int, int, int, int, int, int]:
-        """Return the numbers of this slot that `short_sum` takes.
-
-        Parameters
-        ----------
-        previous : CollectiveSlot or None
-            The collective that had the staging memory before.
-
-        Returns
-        -------
-        flag, header, entered, done : int
-            Indices of the flag and the header of this slot, and the flag's values of two phases.
-        free : int
-            Least value of the flag on all other ranks when the slot is free.
-        previous_flag, previous_done : int
-            Index and least value of the previous collective's flag when it is complete.
-        digest : int
-            First word of the header.
-        """
-        index, base = self._index, self._base
-        free = base - RING * _PHASES + DONE if self.number > RING else 0
-        earlier = (index, 0) if previous is None else (previous._index, previous._base + DONE)
-        numbers = index, index * HEADER_WORDS, base + ENTERED, base + DONE, free
-        return *numbers, *earlier, self.digest
-
     # The collective that had this slot before
 
     def is_free(self) -> bool:

@@ -128,11 +128,13 @@ class SmallAllReduceWork(HostWork):
 
     def _in_c(self, table: bytes) -> bool:
         """Run the phases that are left in one call of C; return False when peers are late."""
-        small, slot = self._small, self._slot
+        small, slot, previous = self._small, self._slot, self._previous
         outcome = compiled.short_sum(
             table,
             small.node.index,
-            *slot.short_sum_numbers(self._previous),
+            slot.number,
+            0 if previous is None else previous.number,
+            slot.digest,
             *small.packed,
             self.progress.spin_limit,
             self._send,

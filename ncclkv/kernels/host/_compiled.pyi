@@ -76,13 +76,8 @@ MAX_RANKS: int
 def short_sum(
     table: bytes,
     rank: int,
-    flag: int,
-    header: int,
-    entered: int,
-    done: int,
-    free: int,
-    previous_flag: int,
-    previous_done: int,
+    number: int,
+    previous: int,
     digest: int,
     first: int,
     second: int,
@@ -101,10 +96,12 @@ def short_sum(
         The addresses are not checked; each copy must be as long as `send`.
     rank : int
         Index of this rank in the table.
-    flag, header, entered, done, free, previous_flag, previous_done, digest : int
-        As `CollectiveSlot.short_sum_numbers` returns them.
-    first, second : int
-        Words of this rank's header after the digest.
+    number : int
+        Number of the collective on this node, from 1: `CollectiveSlot.number`.
+    previous : int
+        Number of the collective that had the staging memory before; 0 if there was none.
+    digest, first, second : int
+        Words of this rank's header.
     polls : int
         Number of polls of the other ranks' flags, with a yield of the processor between two polls.
     send, receive : ndarray, shape (n,)
@@ -116,4 +113,10 @@ def short_sum(
     int
         0: nothing was done, because the memory of the copy is still in use; 1: this rank has
         entered, and another rank has not, or has another header; COMPLETE: `receive` has the sum.
+    """
+
+def append_call(page: memoryview, number: int, text: int, term: int, digest: int, /) -> int:
+    """Append a call to a page, as ``ncclkv.comm.diagnosis.call_log.append_call``.
+
+    Raises ValueError for a page that is too short, or not aligned to 8 bytes.
     """

@@ -15,6 +15,7 @@ from ncclkv import env
 try:
     from ncclkv.kernels.host._compiled import COMPLETE as COMPLETE
     from ncclkv.kernels.host._compiled import MAX_RANKS as MAX_RANKS
+    from ncclkv.kernels.host._compiled import append_call as append_call
     from ncclkv.kernels.host._compiled import checksum as checksum
     from ncclkv.kernels.host._compiled import copy as copy
     from ncclkv.kernels.host._compiled import measure as measure

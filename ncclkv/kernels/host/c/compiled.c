@@ -81,6 +81,8 @@ struct program {
 
 #include "short.h"
 
+#include "calls.h"
+
 #include "checksum.h"
 
 #include "arguments.h"
@@ -201,7 +203,7 @@ static PyObject *checksum(PyObject *module, PyObject *const *args, Py_ssize_t gi
 
 /* Sum the copies of all ranks into `receive`, and publish that this rank is done. */
 static void sum_copies(const struct rank_memory *ranks, size_t number, size_t rank,
-                       const struct slot *slot, const Py_buffer *receive, int average)
+                       struct slot slot, const Py_buffer *receive, int average)
 {
     Py_buffer parts[MAX_RANKS];
     const size_t count = (size_t)(receive->len / receive->itemsize);
@@ -212,7 +214,7 @@ static void sum_copies(const struct rank_memory *ranks, size_t number, size_t ra
         total_float(parts, number, receive->buf, count, average, 0);
     else
         total_double(parts, number, receive->buf, count, average, 0);
-    publish(&ranks[rank], slot->flag, slot->done);
+    publish(&ranks[rank], slot.flag, slot.done);
 }
 
 /* Check that the arguments of a short sum fit each other. */
@@ -232,37 +234,64 @@ static int check_sum(const Py_buffer *arrays, size_t number, long long rank)
 
 static PyObject *short_sum(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    PyObject *const *rest = args + 2 + SLOT_NUMBERS;
+    PyObject *const *rest = args + 2 + COLLECTIVE_NUMBERS;
     Py_buffer all[3];
     struct views views = {all, 0};
-    struct slot slot;
+    struct collective call;
     long long rank;
     int average, outcome = -1;
 
     (void)module;
-    if (check_count("short_sum", given, 5 + SLOT_NUMBERS) < 0 || read_integer(args[1], &rank) < 0 ||
-        (average = PyObject_IsTrue(rest[2])) < 0)
+    if (check_count("short_sum", given, 5 + COLLECTIVE_NUMBERS) < 0 ||
+        read_integer(args[1], &rank) < 0 || (average = PyObject_IsTrue(rest[2])) < 0)
         return NULL;
-    for (size_t i = 0; i < SLOT_NUMBERS; i++)
-        if (read_integer(args[2 + i], (long long *)&slot + i) < 0)
+    for (size_t i = 0; i < COLLECTIVE_NUMBERS; i++)
+        if (read_integer(args[2 + i], (long long *)&call + i) < 0)
             return NULL;
     if (view(&views, rest[0], READ_NUMBERS) == 0 && view(&views, rest[1], WRITE_NUMBERS) == 0 &&
         view(&views, args[0], PyBUF_SIMPLE) == 0) {
         const struct rank_memory *ranks = all[2].buf;
         const size_t number = (size_t)all[2].len / sizeof(struct rank_memory);
         if (check_sum(all, number, rank) == 0)
-            outcome = (int)enter(ranks, number, (size_t)rank, &slot, &all[0]);
+            outcome = (int)enter(ranks, number, (size_t)rank, &call, &all[0]);
         if (outcome == COMPLETE)
-            sum_copies(ranks, number, (size_t)rank, &slot, &all[1], average);
+            sum_copies(ranks, number, (size_t)rank, slot_of(call.number), &all[1], average);
     }
     release(&views);
     return outcome < 0 ? NULL : PyLong_FromLong(outcome);
 }
 
+static PyObject *append_call(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    long long numbers[4];
+    unsigned long long digest;
+    Py_buffer page;
+    int done = -1;
+
+    (void)module;
+    if (check_count("append_call", given, 5) < 0)
+        return NULL;
+    for (int i = 0; i < 4; i++)
+        if (read_integer(args[1 + i], &numbers[i]) < 0)
+            return NULL;
+    if (PyObject_GetBuffer(args[0], &page, PyBUF_WRITABLE) < 0)
+        return NULL;
+    if (page.len < (Py_ssize_t)sizeof(struct calls) || (uintptr_t)page.buf % sizeof(int64_t) != 0)
+        PyErr_SetString(PyExc_ValueError, "a page that is too short, or at an odd address");
+    else
+        done = 0;
+    if (done == 0)
+        append(page.buf, numbers[0], numbers[1]);
+    PyBuffer_Release(&page);
+    digest = (unsigned long long)numbers[3] * DIGEST_FACTOR + (unsigned long long)numbers[2];
+    return done < 0 ? NULL : PyLong_FromUnsignedLongLong(digest & DIGEST_MASK);
+}
+
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
-static PyMethodDef functions[] = {FUNCTION(total), FUNCTION(update), FUNCTION(measure),
-                                  FUNCTION(copy), FUNCTION(short_sum), FUNCTION(checksum), {0}};
+static PyMethodDef functions[] = {FUNCTION(total),       FUNCTION(update),   FUNCTION(measure),
+                                  FUNCTION(copy),        FUNCTION(short_sum), FUNCTION(checksum),
+                                  FUNCTION(append_call), {0}};
 
 static int prepare(PyObject *module)
 {

@@ -13,17 +13,30 @@ struct rank_memory {
     char *copy;
 };
 
-/* A slot of a collective, as `CollectiveSlot` of comm/shm/sequence.py: indices of its flag and
-   header, flag values of its phases, the previous collective's flag, and the header's words. */
-struct slot {
-    long long flag, header, entered, done, free, previous_flag, previous_done;
-    long long words[3], polls;
+/* The sequence table, as comm/shm/sequence.py: slots in the ring, values of a flag for a collective,
+   its last phase, words of a header, and the index of the arrival time among them. */
+enum { RING = 1024, PHASES = 1 << 24, DONE = PHASES - 1, HEADER_WORDS = 10, ARRIVAL = 9 };
+
+/* A collective: its number, that of the collective which had the staging memory before or 0, the
+   words of its header, and how often the other ranks are polled. */
+struct collective {
+    long long number, previous, words[3], polls;
 };
 
-enum { SLOT_NUMBERS = sizeof(struct slot) / sizeof(long long) };
+enum { COLLECTIVE_NUMBERS = sizeof(struct collective) / sizeof(long long) };
 
-/* Index of the arrival time in a header. */
-enum { ARRIVAL = 9 };
+/* The slot of a collective: indices of its flag and its header, and flag values of its phases. */
+struct slot {
+    long long flag, header;
+    int64_t entered, done;
+};
+
+static struct slot slot_of(long long number)
+{
+    const long long flag = number % RING, base = number * PHASES;
+
+    return (struct slot){flag, flag * HEADER_WORDS, base + 1, base + DONE};
+}
 
 enum outcome { NOT_BEGUN, BEGUN, COMPLETE };
 
@@ -42,13 +55,25 @@ static int all_reached(const struct rank_memory *ranks, size_t number, size_t ex
     return 1;
 }
 
-static int headers_match(const struct rank_memory *ranks, size_t number, const struct slot *slot)
+static int headers_match(const struct rank_memory *ranks, size_t number, long long header,
+                         const long long *words)
 {
     for (size_t i = 0; i < number; i++)
         for (int k = 0; k < 3; k++)
-            if (ranks[i].headers[slot->header + k] != slot->words[k])
+            if (ranks[i].headers[header + k] != words[k])
                 return 0;
     return 1;
+}
+
+/* Return whether no rank uses the slot, or this rank's staging memory, for an earlier collective. */
+static int is_free(const struct rank_memory *ranks, size_t number, size_t rank,
+                   const struct collective *call)
+{
+    const struct slot earlier = slot_of(call->number - RING), previous = slot_of(call->previous);
+
+    if (call->number > RING && !all_reached(ranks, number, rank, earlier.flag, earlier.done))
+        return 0;
+    return call->previous == 0 || all_reached(ranks, number, number, previous.flag, previous.done);
 }
 
 /* The clock of Python's time.monotonic_ns. */
@@ -62,26 +87,26 @@ static int64_t nanoseconds(void)
 
 /* Copy and publish, once, when no rank reads the old copy any more; then poll the others. */
 static enum outcome enter(const struct rank_memory *ranks, size_t number, size_t rank,
-                          const struct slot *slot, const Py_buffer *send)
+                          const struct collective *call, const Py_buffer *send)
 {
-    int64_t *header = ranks[rank].headers + slot->header;
+    const struct slot slot = slot_of(call->number);
+    int64_t *header = ranks[rank].headers + slot.header;
 
-    if (ranks[rank].flags[slot->flag] < slot->entered) {
-        if (!all_reached(ranks, number, rank, slot->flag, slot->free) ||
-            !all_reached(ranks, number, number, slot->previous_flag, slot->previous_done))
+    if (ranks[rank].flags[slot.flag] < slot.entered) {
+        if (!is_free(ranks, number, rank, call))
             return NOT_BEGUN;
         memcpy(ranks[rank].copy, send->buf, (size_t)send->len);
         for (int k = 0; k < 3; k++)
-            header[k] = slot->words[k];
+            header[k] = call->words[k];
         header[ARRIVAL] = nanoseconds();
-        publish(&ranks[rank], slot->flag, slot->entered);
+        publish(&ranks[rank], slot.flag, slot.entered);
     }
-    for (long long poll = 0; !all_reached(ranks, number, rank, slot->flag, slot->entered); poll++) {
-        if (poll == slot->polls)
+    for (long long poll = 0; !all_reached(ranks, number, rank, slot.flag, slot.entered); poll++) {
+        if (poll == call->polls)
             return BEGUN;
         Py_BEGIN_ALLOW_THREADS
         sched_yield();
         Py_END_ALLOW_THREADS
     }
-    return headers_match(ranks, number, slot) ? COMPLETE : BEGUN;
+    return headers_match(ranks, number, slot.header, call->words) ? COMPLETE : BEGUN;
 }

@@ -19,6 +19,8 @@ from tests.harness.extent import examples
 
 NUMBERS = st.integers(0, MASK)
 
+pytestmark = pytest.mark.usefixtures("in_numpy_and_c")
+
 
 def next_digest(digest: int, code: int, keys: int) -> int:
     """Return the digest after one more call, by its definition."""

@@ -44,10 +44,15 @@ class LocalRank:
     def attend(self, slot: CollectiveSlot, position: int, previous: CollectiveSlot | None) -> int:
         """Take part in a sum, and poll the other rank only once."""
         assert self.small.tables is not None
-        arguments = (*slot.short_sum_numbers(previous), *self.small.packed, 0)
+        numbers = (*numbers_of(slot, previous), *self.small.packed, 0)
         return compiled.short_sum(
-            self.small.tables[position], self.rank, *arguments, self.send, self.receive, False
+            self.small.tables[position], self.rank, *numbers, self.send, self.receive, False
         )
+
+
+def numbers_of(slot: CollectiveSlot, previous: CollectiveSlot | None) -> tuple[int, int, int]:
+    """Return the numbers of two collectives and the digest, as `short_sum` takes them."""
+    return slot.number, 0 if previous is None else previous.number, slot.digest
 
 
 @pytest.fixture
@@ -153,7 +158,7 @@ def test_a_slot_in_use_is_waited_for(local_ranks: tuple[LocalRank, LocalRank]) -
 
 
 WRONG: dict[str, tuple[Callable[[list[Any]], object], type[Exception], str]] = {
-    "an argument less": (lambda args: args.pop(), TypeError, "takes 16 arguments"),
+    "an argument less": (lambda args: args.pop(), TypeError, "takes 11 arguments"),
     "a rank too far": (lambda args: args.__setitem__(1, 2), ValueError, "rank 2 of 2"),
     "a rank below 0": (lambda args: args.__setitem__(1, -1), ValueError, "rank -1"),
     "too many ranks": (
@@ -161,14 +166,14 @@ WRONG: dict[str, tuple[Callable[[list[Any]], object], type[Exception], str]] = {
     ),
     "a word": (lambda args: args.__setitem__(3, "x"), TypeError, "integer"),
     "another dtype": (
-        lambda args: args.__setitem__(13, args[13].astype("f8")), TypeError, "not both flat",
+        lambda args: args.__setitem__(8, args[8].astype("f8")), TypeError, "not both flat",
     ),
-    "another length": (lambda args: args.__setitem__(14, args[14][1:]), ValueError, "expected"),
+    "another length": (lambda args: args.__setitem__(9, args[9][1:]), ValueError, "expected"),
     "strides": (
-        lambda args: args.__setitem__(13, np.zeros(2 * COUNT, F32)[::2]), TypeError, "flat",
+        lambda args: args.__setitem__(8, np.zeros(2 * COUNT, F32)[::2]), TypeError, "flat",
     ),
     "one that is read-only": (
-        lambda args: args[14].setflags(write=False), ValueError, "not writable|read-only",
+        lambda args: args[9].setflags(write=False), ValueError, "not writable|read-only",
     ),
 }  # fmt: skip
 
@@ -184,7 +189,7 @@ def test_wrong_calls_raise_and_publish_nothing(
     args: list[Any] = [
         first.small.tables[position],
         0,
-        *slot.short_sum_numbers(previous),
+        *numbers_of(slot, previous),
         *first.small.packed,
     ]
     args += [0, first.send, first.receive, False]

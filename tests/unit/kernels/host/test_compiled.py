@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ncclkv.comm.diagnosis import call_log
+from ncclkv.comm.diagnosis.call_log import CALLS, MASK, NBYTES
 from ncclkv.kernels.host import HostKernels, compiled
 from ncclkv.kernels.host.reduce import Reducer
 from ncclkv.kernels.programs import PROGRAMS
@@ -222,6 +225,45 @@ def test_a_strided_copy_is_left_to_numpy() -> None:
 
 
 SIX, FIVE = np.ones(6, np.float32), np.ones(5, np.float32)
+WORDS = st.integers(0, MASK)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.integers(1, 2**40), WORDS, WORDS, WORDS)
+def test_a_call_is_appended_as_by_python(number: int, text: int, term: int, digest: int) -> None:
+    pages = [memoryview(bytearray(NBYTES)) for _ in range(2)]
+    functions = call_log.append_call, compiled.append_call
+    before = time.monotonic_ns()
+    first, second = (
+        function(page, number, text, term, digest)
+        for function, page in zip(functions, pages, strict=True)
+    )
+    assert first == second
+    words = [page.cast("q") for page in pages]
+    position = 1 + number % CALLS * 3 + 2
+    assert before <= words[0][position] <= words[1][position] <= time.monotonic_ns()
+    words[1][position] = words[0][position]
+    assert pages[0] == pages[1]
+
+
+PAGE = memoryview(bytearray(8 + 24 * CALLS))
+
+
+@pytest.mark.parametrize(
+    ("page", "error", "words"),
+    [
+        (PAGE[:-1], ValueError, "a page that is too short"),
+        (memoryview(bytearray(len(PAGE) + 8))[1:-7], ValueError, "or at an odd address"),
+        (PAGE.toreadonly(), BufferError, "not writable"),
+        ("page", TypeError, "bytes-like"),
+    ],
+)
+def test_calls_are_appended_to_pages_alone(page: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        compiled.append_call(page, 1, 0, 0, 0)
+    assert not any(PAGE)
+
+
 HALF = np.ones(6, np.float16)
 ROW, ALL_SIX = np.ones((1, 5)), np.array([0, 6])
 LOCKED = np.ones(6, np.float32)
