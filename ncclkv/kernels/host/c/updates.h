@@ -66,28 +66,6 @@ static int check_narrow(const Py_buffer *arrays, int number)
     return 1;
 }
 
-/* Update segment by segment: weights, gradients, states, and the master if weights have one. */
-static void update_segments(const struct program *program, const Py_buffer *arrays, int number,
-                            const int64_t *bound, const double *row, Py_ssize_t rows)
-{
-    const struct narrow *narrow = narrow_of(&arrays[0]);
-    update_function *function = narrow != NULL || real_of(&arrays[0]) == 'f'
-                                    ? program->update_float
-                                    : program->update_double;
-    void *at[3 + MAX_STATES] = {NULL};
-
-    for (Py_ssize_t i = 0; i < rows; i++, row += program->scalars) {
-        const size_t count = (size_t)(bound[i + 1] - bound[i]);
-        for (int k = 0; k < number; k++)
-            at[k] = (char *)arrays[k].buf + bound[i] * arrays[k].itemsize;
-        if (narrow != NULL)
-            update_narrow(narrow, function, at[0], at[1], at[2 + program->states], at + 2,
-                          program->states, row, count);
-        else
-            function(at[0], at[1], at + 2, row, count);
-    }
-}
-
 /* Check arrays of a program.  1: they fit; 0: left to NumPy; -1: an error. */
 static int check_arrays(const Py_buffer *arrays, int number, int has_master)
 {
@@ -96,24 +74,102 @@ static int check_arrays(const Py_buffer *arrays, int number, int has_master)
     return has_master ? 0 : common_real(arrays, number, "gradients", "a state");
 }
 
-/* Update by scalars, bounds, and the arrays of `update_segments`. */
-static int update_of(const struct program *program, const Py_buffer *all, int has_master)
+/* A pass of a program over segments of arrays: weights, gradients, states, and the master if the
+   weights have one.  Each segment has a row of scalars. */
+struct pass {
+    const struct program *program;
+    const Py_buffer *scalars, *bounds, *arrays;
+    const struct narrow *narrow; /* NULL for weights of 32 and 64 bits */
+    Py_ssize_t rows;
+    int number; /* of arrays */
+};
+
+/* Check the arrays that a call has viewed, scalars and bounds first.  1: they fit; 0: left to NumPy;
+   -1: an error. */
+static int pass_of(struct pass *pass, const struct program *program, const struct views *views,
+                   int has_master)
 {
-    const Py_buffer *scalars = &all[0], *bounds = &all[1], *arrays = &all[2];
-    const Py_ssize_t rows = bounds->len / (Py_ssize_t)sizeof(int64_t) - 1;
+    const Py_buffer *all = views->all;
     const int number = 2 + program->states + has_master;
-    const int fit = check_arrays(arrays, number, has_master);
-    PyThreadState *state;
+    const int fit = check_arrays(all + 2, number, has_master);
 
     if (fit <= 0)
         return fit;
-    if (check_bounds(bounds, &arrays[0]) < 0 ||
-        check_scalars(scalars, rows, program->scalars) < 0)
+    *pass = (struct pass){program,           &all[0], &all[1], all + 2, narrow_of(all + 2),
+                          all[1].len / (Py_ssize_t)sizeof(int64_t) - 1, number};
+    if (check_bounds(pass->bounds, pass->arrays) < 0)
         return -1;
-    state = release_lock(arrays[0].len);
-    update_segments(program, arrays, number, bounds->buf, scalars->buf, rows);
-    restore_lock(state);
-    return 1;
+    return check_scalars(pass->scalars, pass->rows, program->scalars) < 0 ? -1 : 1;
+}
+
+/* A part of a pass: the addresses of its first elements, its length, and its scalars. */
+struct segment {
+    void *at[3 + MAX_STATES];
+    size_t count;
+    const double *row;
+};
+
+static struct segment segment_of(const struct pass *pass, Py_ssize_t number)
+{
+    const int64_t *bound = (const int64_t *)pass->bounds->buf + number;
+    struct segment segment = {{NULL}, (size_t)(bound[1] - bound[0]), pass->scalars->buf};
+
+    segment.row += number * pass->program->scalars;
+    for (int k = 0; k < pass->number; k++)
+        segment.at[k] = (char *)pass->arrays[k].buf + bound[0] * pass->arrays[k].itemsize;
+    return segment;
+}
+
+/* Return whether a pass calculates in float32. */
+static int in_float(const struct pass *pass)
+{
+    return pass->narrow != NULL || real_of(&pass->arrays[0]) == 'f';
+}
+
+static void update_segments(const struct pass *pass)
+{
+    const struct program *program = pass->program;
+    update_function *function = in_float(pass) ? program->update_float : program->update_double;
+
+    for (Py_ssize_t i = 0; i < pass->rows; i++) {
+        struct segment segment = segment_of(pass, i);
+        void **at = segment.at;
+        if (pass->narrow != NULL)
+            update_narrow(pass->narrow, function, at[0], at[1], at[2 + program->states], at + 2,
+                          program->states, segment.row, segment.count);
+        else
+            function(at[0], at[1], at + 2, segment.row, segment.count);
+    }
+}
+
+/* Add sums of squares, one row for each segment. */
+static void measure_segments(const struct pass *pass, double *sums)
+{
+    const struct program *program = pass->program;
+    measure_function *function = in_float(pass) ? program->measure_float : program->measure_double;
+
+    for (Py_ssize_t i = 0; i < pass->rows; i++, sums += program->norms) {
+        struct segment segment = segment_of(pass, i);
+        void **at = segment.at;
+        if (pass->narrow != NULL)
+            measure_narrow(pass->narrow, function, at[0], at[1], at[2 + program->states], at + 2,
+                           program->states, segment.row, segment.count, sums);
+        else
+            function(at[0], at[1], at + 2, segment.row, segment.count, sums);
+    }
+}
+
+/* View scalars, bounds, weights, gradients, states and master, given in the order of `update`. */
+static int view_pass(struct views *views, PyObject *const *args, PyObject *states,
+                     PyObject *master, int weights)
+{
+    const int numbers = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT;
+
+    if (view(views, args[4], numbers) < 0 || view(views, args[5], numbers) < 0 ||
+        view(views, args[1], weights) < 0 || view(views, args[2], READ_NUMBERS) < 0 ||
+        view_all(views, states, WRITE_NUMBERS) < 0)
+        return -1;
+    return master == Py_None ? 0 : view(views, master, weights);
 }
 
 static PyObject *update(PyObject *module, PyObject *const *args, Py_ssize_t given)
@@ -121,6 +177,7 @@ static PyObject *update(PyObject *module, PyObject *const *args, Py_ssize_t give
     Py_buffer all[5 + MAX_STATES];
     struct views views = {all, 0};
     const struct program *program;
+    struct pass pass;
     const char *name;
     PyObject *states;
     int done = -1;
@@ -130,65 +187,23 @@ static PyObject *update(PyObject *module, PyObject *const *args, Py_ssize_t give
         (states = PySequence_Tuple(args[3])) == NULL)
         return NULL;
     program = find_program(name, PyTuple_GET_SIZE(states));
-    if (program != NULL && view(&views, args[4], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) == 0 &&
-        view(&views, args[5], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) == 0 &&
-        view(&views, args[1], WRITE_NUMBERS) == 0 && view(&views, args[2], READ_NUMBERS) == 0 &&
-        view_all(&views, states, WRITE_NUMBERS) == 0 &&
-        (args[6] == Py_None || view(&views, args[6], WRITE_NUMBERS) == 0))
-        done = update_of(program, all, args[6] != Py_None);
+    if (program != NULL && view_pass(&views, args, states, args[6], WRITE_NUMBERS) == 0)
+        done = pass_of(&pass, program, &views, args[6] != Py_None);
+    if (done > 0) {
+        PyThreadState *state = release_lock(pass.arrays[0].len);
+        update_segments(&pass);
+        restore_lock(state);
+    }
     Py_DECREF(states);
     return outcome_of(&views, done);
 }
 
-/* Add sums of squares segment by segment; arrays as of `update_segments`. */
-static void measure_segments(const struct program *program, const Py_buffer *arrays, int number,
-                             const int64_t *bound, const double *row, Py_ssize_t rows, double *sums)
-{
-    const struct narrow *narrow = narrow_of(&arrays[0]);
-    measure_function *function = narrow != NULL || real_of(&arrays[0]) == 'f'
-                                     ? program->measure_float
-                                     : program->measure_double;
-    void *at[3 + MAX_STATES] = {NULL};
-
-    for (Py_ssize_t i = 0; i < rows; i++, row += program->scalars, sums += program->norms) {
-        const size_t count = (size_t)(bound[i + 1] - bound[i]);
-        for (int k = 0; k < number; k++)
-            at[k] = (char *)arrays[k].buf + bound[i] * arrays[k].itemsize;
-        if (narrow != NULL)
-            measure_narrow(narrow, function, at[0], at[1], at[2 + program->states], at + 2,
-                           program->states, row, count, sums);
-        else
-            function(at[0], at[1], at + 2, row, count, sums);
-    }
-}
-
-/* Measure by scalars, bounds, sums, and the arrays of `update_segments`. */
-static int measure_of(const struct program *program, const Py_buffer *all, int has_master)
-{
-    const Py_buffer *scalars = &all[0], *bounds = &all[1], *sums = &all[2], *arrays = &all[3];
-    const Py_ssize_t rows = bounds->len / (Py_ssize_t)sizeof(int64_t) - 1;
-    const int number = 2 + program->states + has_master;
-    const int fit = check_arrays(arrays, number, has_master);
-    PyThreadState *state;
-
-    if (fit <= 0)
-        return fit;
-    if (check_bounds(bounds, &arrays[0]) < 0 ||
-        check_scalars(scalars, rows, program->scalars) < 0 ||
-        check_scalars(sums, rows, program->norms) < 0)
-        return -1;
-    state = release_lock(arrays[0].len);
-    measure_segments(program, arrays, number, bounds->buf, scalars->buf, rows, sums->buf);
-    restore_lock(state);
-    return 1;
-}
-
 static PyObject *measure(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    const int numbers = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT;
-    Py_buffer all[6 + MAX_STATES];
+    Py_buffer all[5 + MAX_STATES], sums = {0};
     struct views views = {all, 0};
     const struct program *program;
+    struct pass pass;
     const char *name;
     PyObject *states;
     int done = -1;
@@ -200,13 +215,17 @@ static PyObject *measure(PyObject *module, PyObject *const *args, Py_ssize_t giv
     program = find_program(name, PyTuple_GET_SIZE(states));
     if (program != NULL && program->norms == 0)
         PyErr_Format(PyExc_ValueError, "program %s has no norms", name);
-    else if (program != NULL && view(&views, args[4], numbers) == 0 &&
-             view(&views, args[5], numbers) == 0 &&
-             view(&views, args[6], numbers | PyBUF_WRITABLE) == 0 &&
-             view(&views, args[1], READ_NUMBERS) == 0 && view(&views, args[2], READ_NUMBERS) == 0 &&
-             view_all(&views, states, WRITE_NUMBERS) == 0 &&
-             (args[7] == Py_None || view(&views, args[7], READ_NUMBERS) == 0))
-        done = measure_of(program, all, args[7] != Py_None);
+    else if (program != NULL && view_pass(&views, args, states, args[7], READ_NUMBERS) == 0 &&
+             PyObject_GetBuffer(args[6], &sums, PyBUF_CONTIG | PyBUF_FORMAT) == 0)
+        done = pass_of(&pass, program, &views, args[7] != Py_None);
+    if (done > 0 && check_scalars(&sums, pass.rows, program->norms) < 0)
+        done = -1;
+    if (done > 0) {
+        PyThreadState *state = release_lock(pass.arrays[0].len);
+        measure_segments(&pass, sums.buf);
+        restore_lock(state);
+    }
+    PyBuffer_Release(&sums);
     Py_DECREF(states);
     return outcome_of(&views, done);
 }
