@@ -104,17 +104,20 @@ def expected(name: str, number: int, factored: bool, dtype: str, masters: bool) 
 def check(found: Array, wanted: Array, dtype: str, text: str) -> None:
     """Compare all elements of a key with the model's weights."""
     numbers = found.view(found.real.dtype) if found.dtype.kind == "c" else found
-    repeated = np.resize(wanted, numbers.size)
-    error = np.abs(numbers.astype(np.float64) - repeated)
-    assert (error <= TOLERANCES[dtype] * np.maximum(1, np.abs(repeated))).all(), text
+    repeated = numbers.reshape(-1, wanted.size).astype(np.float64)
+    error = np.abs(repeated - wanted)
+    assert (error <= TOLERANCES[dtype] * np.maximum(1, np.abs(wanted))).all(), text
 
 
 def check_mxnet(found: Array, name: str, number: int, step: int) -> None:
     """Compare float32 weights with those of MXNet 1.9.1, if MXNet has the optimizer."""
     if name in recorded():
-        wanted = np.resize(recorded()[name][number][str(step)], found.size)
+        wanted = np.asarray(recorded()[name][number][str(step)])
         text = f"{name}, settings {number}, step {step}"
-        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6, err_msg=text)
+        repeated = found.reshape(-1, wanted.size)
+        np.testing.assert_allclose(
+            repeated, np.broadcast_to(wanted, repeated.shape), rtol=1e-6, atol=1e-6, err_msg=text
+        )
 
 
 def follow(kv: Any, keys: Keys, name: str, number: int, masters: bool, steps: int) -> None:

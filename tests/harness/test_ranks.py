@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -104,7 +105,8 @@ def test_rank_that_leaves_a_collective_is_named_and_ends_the_job():
 def test_deadlock_ends_at_the_limit_with_the_stack_of_the_stuck_rank():
     begin = time.monotonic()
     code, text = job("deadlocks")
-    assert code == 1, text
+    # All ranks exit with 1; mpirun kills those that do so later than the first.
+    assert code in (1, signal.SIGKILL), text
     assert time.monotonic() - begin < 20
     assert "rank 1 of 3: tests/harness/samples/deadlocks.py::test_one_rank_waits_for_ever" in text
     assert "past the limit of 1 s, and still busy" in text
