@@ -62,7 +62,8 @@ class Reducer:
             if updates.rule.norms is not None:
                 # Else this rank alone would lend the gradients before a flush.
                 state.unfinished.append(None)
-        for span, (receive, apply) in zip(spans, targets, strict=True):
+        for number, span in enumerate(spans):
+            receive, apply = targets[number]
             op = state.bucket.op
             if op == "avg" and active is not None and active < self.comm.size:
                 op, apply = "sum", self._divide(receive, active, apply)

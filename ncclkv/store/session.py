@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from os import getpid
 from threading import current_thread, get_ident
 from time import perf_counter
 from typing import NoReturn
@@ -28,6 +27,7 @@ from ncclkv.errors import (
     again,
 )
 from ncclkv.store.running import running
+from ncclkv.system.this_process import this_process
 
 IN_GROUP = "a group"
 IN_CAPTURE = "a capture"
@@ -105,7 +105,7 @@ class Session:
         self.updates = updates
         self._alone = comm.size == 1
         self._prefix = f"rank {comm.rank} of {comm.size}: "
-        self.owner = getpid(), get_ident()
+        self.owner = this_process.pid, get_ident()
         self.deputy: tuple[int, int] | None = None
 
     def verb(
@@ -154,7 +154,7 @@ class Session:
     @contextmanager
     def deputized(self) -> Iterator[None]:
         """Let the calling thread call the store for its owner, which must wait meanwhile."""
-        before, self.deputy = self.deputy, (getpid(), get_ident())
+        before, self.deputy = self.deputy, (this_process.pid, get_ident())
         try:
             with self.comm.lend():
                 yield
@@ -235,14 +235,14 @@ class Session:
 
     def check(self, name: str) -> None:
         """Raise `UsageError` if the store is closed, or belongs to another thread or process."""
-        if self.closed or (getpid(), get_ident()) != self.owner:
+        if self.closed or (this_process.pid, get_ident()) != self.owner:
             self.check_other(name)
 
     def check_other(self, name: str) -> None:
         """Raise `UsageError` if the store is closed, or unless the owner's deputy calls."""
         if self.closed:
             raise UsageError(f"{name}: the store {self._name!r} is closed; create a new one")
-        created_in, process = self.owner[0], getpid()
+        created_in, process = self.owner[0], this_process.pid
         if self.deputy == (process, get_ident()):
             return
         if process != created_in:
@@ -306,7 +306,7 @@ class Verb:
     def __enter__(self) -> None:
         session, name = self._session, self._name
         try:
-            if session.closed or (getpid(), get_ident()) != self._owner:
+            if session.closed or (this_process.pid, get_ident()) != self._owner:
                 session.check_other(name)
             if self._running.verb:
                 self._running.check(name)
