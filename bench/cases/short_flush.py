@@ -5,6 +5,7 @@ from __future__ import annotations
 import ncclkv
 from bench.candidates.store import Lists
 from bench.cases.sweep import OneSum
+from bench.cores import one_core_a_rank
 from bench.data import Sum
 from bench.job import Job
 from bench.libraries.base import Library, Ours
@@ -15,6 +16,7 @@ from bench.rounds import Candidate, Marks, take_turns
 from bench.workload import Workload
 
 NBYTES = 4 * KIB
+STORE = "store, push and wait"
 CALLS, SLOW_CALLS = 1000, 100
 """Calls in a turn: enough to settle how the ranks share the cores.  Gloo's take milliseconds."""
 
@@ -36,17 +38,20 @@ class OneKey(Lists):
 def run(job: Job) -> None:
     work = Workload(job, {"key": (NBYTES // 4,)})
     kv: ncclkv.KVStore = job.store()
-    with kv:
+    with kv, one_core_a_rank(job.comm.local_rank):
         kv.init(work.names, work.gradients)
         send, receive = job.memory.bucket(NBYTES // 4), job.memory.bucket(NBYTES // 4)
         libraries = [Ours(job.comm), *job.libraries]
         candidates: list[Candidate] = [
             OneSum(job, each, send, receive, _calls(each)) for each in libraries
         ]
-        candidates.append(OneKey(work, kv, Sum(job.comm.size), "store, push and wait"))
+        candidates.append(OneKey(work, kv, Sum(job.comm.size), STORE))
         results = take_turns(job, "4 KiB", candidates)
-    table.table(job, "4 KiB, the mean of many calls", results, NBYTES, Ours.name)
+    table.table(
+        job, "4 KiB, the mean of many calls, each rank on one core", results, NBYTES, Ours.name
+    )
     table.ratio(job, "4 KiB, push and flush by the communicator", results, Ours.name, ["MPI"], 0.8)
+    table.ratio(job, "4 KiB, push and wait of a key", results, STORE, [Ours.name], 3.0)
     job.print()
 
 
