@@ -62,7 +62,7 @@ class Reducer:
             if updates.rule.norms is not None:
                 # Else this rank alone would lend the gradients before a flush.
                 state.unfinished.append(None)
-        for number, span in enumerate(spans):
+        for number, span in enumerate(spans):  # zip takes an eighth of a short launch
             receive, apply = targets[number]
             op = state.bucket.op
             if op == "avg" and active is not None and active < self.comm.size:

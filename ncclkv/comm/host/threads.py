@@ -71,6 +71,8 @@ class ThreadGroup:
         As `Transport.inbox`, by rank.
     departed : dict of int to str
         Ranks that have left, with their reasons.
+    changes : dict of int to _Changes
+        What each rank may wait for; entries are made at their first use.
     """
 
     def __init__(self) -> None:
@@ -79,15 +81,11 @@ class ThreadGroup:
         self.inboxes: defaultdict[int, list[tuple[int, bytes]]] = defaultdict(list)
         self.departed: dict[int, str] = {}
         self._exchanges: dict[int, dict[int, Any]] = {}
-        self._changes: defaultdict[int, _Changes] = defaultdict(lambda: _Changes(self.lock))
+        self.changes: defaultdict[int, _Changes] = defaultdict(lambda: _Changes(self.lock))
 
-    def changes(self, rank: int) -> _Changes:
-        """Return the changes that a rank may wait for; the caller holds the lock."""
-        return self._changes[rank]
-
-    def announce(self, ranks: Iterable[int] | None = None) -> None:
-        """Wake these ranks, or all, if they wait; the caller holds the lock."""
-        for changes in self._changes.values() if ranks is None else map(self.changes, ranks):
+    def announce(self) -> None:
+        """Wake all ranks that wait; the caller holds the lock."""
+        for changes in self.changes.values():
             changes.add()
 
     def allgather(self, number: int, rank: int, size: int, item: Any) -> dict[int, Any]:
@@ -97,7 +95,7 @@ class ThreadGroup:
             items[rank] = item
             # Needs no deadline: all ranks have just completed an exchange of messages.
             if len(items) < size:
-                self.changes(rank).happened.wait_for(lambda: len(items) == size)
+                self.changes[rank].happened.wait_for(lambda: len(items) == size)
             else:
                 self.announce()
             self._exchanges.pop(number, None)
@@ -127,7 +125,7 @@ class _Incoming(Request):
                 if not box:
                     del self.group.messages[self.address]
                 self.received = True
-                self.group.announce([self.peer])
+                self.group.changes[self.peer].add()
         return True
 
     def _copy(self, message: _Outgoing) -> None:
@@ -173,7 +171,7 @@ class ThreadTransport(Transport):
         message = _Outgoing(data, peer)
         with self._group.lock:
             self._group.messages.setdefault((self.rank, peer, tag), deque()).append(message)
-            self._group.announce([peer])
+            self._group.changes[peer].add()
         return message
 
     def receive(self, into: Buffer, peer: int, tag: int) -> Request:
@@ -182,7 +180,7 @@ class ThreadTransport(Transport):
     def pause(self, attempt: int) -> None:
         # A change since the last pause may be unread: sleep only when there was none.
         with self._group.lock:
-            changes = self._group.changes(self.rank)
+            changes = self._group.changes[self.rank]
             if self._seen_changes == changes.count:
                 changes.happened.wait(_PAUSE_SECONDS)
             self._seen_changes = changes.count
@@ -217,7 +215,7 @@ class ThreadTransport(Transport):
         with self._group.lock:
             for peer in peers:
                 self._group.inboxes[peer].append((self.rank, data))
-                self._group.announce([peer])
+                self._group.changes[peer].add()
 
     def leave(self, reason: str) -> None:
         with self._group.lock:

@@ -274,6 +274,8 @@ static PyObject *append_call(PyObject *module, PyObject *const *args, Py_ssize_t
     for (int i = 0; i < 4; i++)
         if (read_integer(args[1 + i], &numbers[i]) < 0)
             return NULL;
+    if (numbers[0] < 1)
+        return PyErr_Format(PyExc_ValueError, "a call of number %lld", numbers[0]);
     if (PyObject_GetBuffer(args[0], &page, PyBUF_WRITABLE) < 0)
         return NULL;
     if (page.len < (Py_ssize_t)sizeof(struct calls) || (uintptr_t)page.buf % sizeof(int64_t) != 0)
@@ -289,7 +291,7 @@ static PyObject *append_call(PyObject *module, PyObject *const *args, Py_ssize_t
 
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
-static PyMethodDef functions[] = {FUNCTION(total),       FUNCTION(update),   FUNCTION(measure),
+static PyMethodDef functions[] = {FUNCTION(total),       FUNCTION(update),    FUNCTION(measure),
                                   FUNCTION(copy),        FUNCTION(short_sum), FUNCTION(checksum),
                                   FUNCTION(append_call), {0}};
 

@@ -159,17 +159,18 @@ static void measure_segments(const struct pass *pass, double *sums)
     }
 }
 
-/* View scalars, bounds, weights, gradients, states and master, given in the order of `update`. */
+/* View scalars, bounds, weights, gradients, states and master, given in the order of `update`; the
+   weights and the master are read, or written, as `kind` says. */
 static int view_pass(struct views *views, PyObject *const *args, PyObject *states,
-                     PyObject *master, int weights)
+                     PyObject *master, int kind)
 {
     const int numbers = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT;
 
     if (view(views, args[4], numbers) < 0 || view(views, args[5], numbers) < 0 ||
-        view(views, args[1], weights) < 0 || view(views, args[2], READ_NUMBERS) < 0 ||
+        view(views, args[1], kind) < 0 || view(views, args[2], READ_NUMBERS) < 0 ||
         view_all(views, states, WRITE_NUMBERS) < 0)
         return -1;
-    return master == Py_None ? 0 : view(views, master, weights);
+    return master == Py_None ? 0 : view(views, master, kind);
 }
 
 static PyObject *update(PyObject *module, PyObject *const *args, Py_ssize_t given)

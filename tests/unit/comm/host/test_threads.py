@@ -50,7 +50,7 @@ def transports() -> list[ThreadTransport]:
 def woken(transports: list[ThreadTransport]) -> list[int]:
     """Return for each rank the number of changes so far."""
     group = transports[0]._group
-    return [group.changes(rank).count for rank in range(RANKS)]
+    return [group.changes[rank].count for rank in range(RANKS)]
 
 
 def test_a_message_wakes_its_receiver_and_its_receipt_the_sender(
