@@ -72,7 +72,7 @@ class ThreadGroup:
     departed : dict of int to str
         Ranks that have left, with their reasons.
     changes : dict of int to _Changes
-        What each rank may wait for; entries are made at their first use.
+        The changes for each rank; entries are made at their first use.
     """
 
     def __init__(self) -> None:

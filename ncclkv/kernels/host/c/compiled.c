@@ -266,7 +266,6 @@ static PyObject *append_call(PyObject *module, PyObject *const *args, Py_ssize_t
     long long numbers[4];
     unsigned long long digest;
     Py_buffer page;
-    int done = -1;
 
     (void)module;
     if (check_count("append_call", given, 5) < 0)
@@ -278,15 +277,15 @@ static PyObject *append_call(PyObject *module, PyObject *const *args, Py_ssize_t
         return PyErr_Format(PyExc_ValueError, "a call of number %lld", numbers[0]);
     if (PyObject_GetBuffer(args[0], &page, PyBUF_WRITABLE) < 0)
         return NULL;
-    if (page.len < (Py_ssize_t)sizeof(struct calls) || (uintptr_t)page.buf % sizeof(int64_t) != 0)
+    if (page.len < (Py_ssize_t)sizeof(struct calls) || (uintptr_t)page.buf % sizeof(int64_t) != 0) {
+        PyBuffer_Release(&page);
         PyErr_SetString(PyExc_ValueError, "a page that is too short, or at an odd address");
-    else
-        done = 0;
-    if (done == 0)
-        append(page.buf, numbers[0], numbers[1]);
+        return NULL;
+    }
+    append(page.buf, numbers[0], numbers[1]);
     PyBuffer_Release(&page);
     digest = (unsigned long long)numbers[3] * DIGEST_FACTOR + (unsigned long long)numbers[2];
-    return done < 0 ? NULL : PyLong_FromUnsignedLongLong(digest & DIGEST_MASK);
+    return PyLong_FromUnsignedLongLong(digest & DIGEST_MASK);
 }
 
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}

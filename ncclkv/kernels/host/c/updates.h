@@ -173,21 +173,29 @@ static int view_pass(struct views *views, PyObject *const *args, PyObject *state
     return master == Py_None ? 0 : view(views, master, kind);
 }
 
+/* Return the program of a call, and its states as a new tuple; NULL with an error. */
+static const struct program *program_of(const char *function, PyObject *const *args,
+                                        Py_ssize_t given, Py_ssize_t wanted, PyObject **states)
+{
+    const char *name;
+
+    *states = NULL;
+    if (check_count(function, given, wanted) < 0 || (name = PyUnicode_AsUTF8(args[0])) == NULL ||
+        (*states = PySequence_Tuple(args[3])) == NULL)
+        return NULL;
+    return find_program(name, PyTuple_GET_SIZE(*states));
+}
+
 static PyObject *update(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
     Py_buffer all[5 + MAX_STATES];
     struct views views = {all, 0};
-    const struct program *program;
-    struct pass pass;
-    const char *name;
     PyObject *states;
+    const struct program *program = program_of("update", args, given, 7, &states);
+    struct pass pass;
     int done = -1;
 
     (void)module;
-    if (check_count("update", given, 7) < 0 || (name = PyUnicode_AsUTF8(args[0])) == NULL ||
-        (states = PySequence_Tuple(args[3])) == NULL)
-        return NULL;
-    program = find_program(name, PyTuple_GET_SIZE(states));
     if (program != NULL && view_pass(&views, args, states, args[6], WRITE_NUMBERS) == 0)
         done = pass_of(&pass, program, &views, args[6] != Py_None);
     if (done > 0) {
@@ -195,7 +203,7 @@ static PyObject *update(PyObject *module, PyObject *const *args, Py_ssize_t give
         update_segments(&pass);
         restore_lock(state);
     }
-    Py_DECREF(states);
+    Py_XDECREF(states);
     return outcome_of(&views, done);
 }
 
@@ -203,19 +211,14 @@ static PyObject *measure(PyObject *module, PyObject *const *args, Py_ssize_t giv
 {
     Py_buffer all[5 + MAX_STATES], sums = {0};
     struct views views = {all, 0};
-    const struct program *program;
-    struct pass pass;
-    const char *name;
     PyObject *states;
+    const struct program *program = program_of("measure", args, given, 8, &states);
+    struct pass pass;
     int done = -1;
 
     (void)module;
-    if (check_count("measure", given, 8) < 0 || (name = PyUnicode_AsUTF8(args[0])) == NULL ||
-        (states = PySequence_Tuple(args[3])) == NULL)
-        return NULL;
-    program = find_program(name, PyTuple_GET_SIZE(states));
     if (program != NULL && program->norms == 0)
-        PyErr_Format(PyExc_ValueError, "program %s has no norms", name);
+        PyErr_Format(PyExc_ValueError, "program %s has no norms", program->name);
     else if (program != NULL && view_pass(&views, args, states, args[7], READ_NUMBERS) == 0 &&
              PyObject_GetBuffer(args[6], &sums, PyBUF_CONTIG | PyBUF_FORMAT) == 0)
         done = pass_of(&pass, program, &views, args[7] != Py_None);
@@ -227,6 +230,6 @@ static PyObject *measure(PyObject *module, PyObject *const *args, Py_ssize_t giv
         restore_lock(state);
     }
     PyBuffer_Release(&sums);
-    Py_DECREF(states);
+    Py_XDECREF(states);
     return outcome_of(&views, done);
 }
