@@ -84,13 +84,19 @@ def test_nothing_runs_on_a_stopped_device(things: Things) -> None:
 
 def _a_stopped_device_beside_another() -> None:
     control.stop(0)
-    Log().put(0, "never")
+    stopped = Log()
+    stopped.put(0, "device 0")
     ok("cudaSetDevice", 1)
     log = Log()
     log.put(0, "device 1")
     ok("cudaStreamSynchronize", 0)
     assert log == ["device 1"]
+    assert stopped == []
     control.go_on(0)
+    # Its thread calls Python, which must not have ended by then.
+    ok("cudaSetDevice", 0)
+    ok("cudaStreamSynchronize", 0)
+    assert stopped == ["device 0"]
 
 
 def test_a_stopped_device_holds_no_other() -> None:
