@@ -14,7 +14,7 @@ from sys import _getframe
 from weakref import WeakMethod
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.diagnosis.call_log import LoggedKeys, call_site
+from ncclkv.comm.diagnosis.call_log import LoggedKeys, call_site, user_frame
 from ncclkv.engine.batch import Pull, Push
 from ncclkv.table import contract
 from ncclkv.table.registry import Key, Registry
@@ -112,13 +112,15 @@ class CallLog:
                 following = log.repeat(last, digest.value, _getframe(1 + last.depth))
             except ValueError:  # the stack is shorter when C calls the verb
                 pass
-        if following is None:
+        if following is None:  # the first call with these keys, or one from another line
             keys, frame = self._code(logged, pushed, read), _getframe(1)
-            while (following := log.append(verb_code, keys, digest.value, frame)) is None:
+            user = user_frame(frame)
+            call = log.find(verb_code, keys, user)
+            if call is None:
                 named = dict.fromkeys([*pushed, *read])
                 text = contract.describe(verb, named, priority, arguments)
-                log.intern(verb_code, keys, f"{text} at {call_site(frame)}", frame, items)
-            logged.last = log.find(verb_code, keys, frame)
+                call = log.intern(verb_code, keys, f"{text} at {call_site(frame)}", frame, items)
+            logged.last, following = call, log.append(call, digest.value)
         digest.value = following
 
     @contextmanager

@@ -114,3 +114,31 @@ def counted_step(
         time.sleep(0.01)  # until all others wait for this rank, which then waits for nobody
     count = calls_of(*call)
     return {**counts, end: count} if counted else counts
+
+
+MOST_OF_ONE_KEY = 24
+"""Calls at most of a push or a pull of one key among many."""
+
+
+@pytest.mark.usefixtures("settings")
+def test_loops_over_many_keys_on_two_lines_in_turn() -> None:
+    """A key that is pushed and pulled alone finds the text of its call again, from either line."""
+    keys = [f"key{number}" for number in range(1200)]
+    array, out = np.ones(SMALL, np.float32), np.empty(SMALL, np.float32)
+    with ncclkv.create("dist_sync", timeout=stretched(20.0)) as kv:
+        kv.init(keys, [array] * len(keys))
+
+        def first(key: str) -> None:
+            kv.push(key, array)
+
+        def second(key: str) -> None:
+            kv.push(key, array)
+
+        def pull(key: str) -> None:
+            kv.pull(key, out)
+
+        for _ in range(3):
+            for push in (first, second):
+                counts = [calls_of(call, key) for call in (push, pull) for key in keys]
+        # A few of the calls launch a bucket, or wait for it.
+        assert sorted(counts)[len(counts) * 9 // 10] <= MOST_OF_ONE_KEY

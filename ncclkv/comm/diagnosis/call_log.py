@@ -42,7 +42,8 @@ _ITEMS = struct.Struct("q2040s")
 _LISTS = 16
 """Number of texts whose items are kept."""
 
-_MAX_INTERNED = 2048
+_MAX_INTERNED = 8192
+"""Number of texts that are found again: a push and a pull of 4,096 keys, one by one."""
 
 # The oldest call on the page may use the oldest text interned at that time.
 _TEXTS = _MAX_INTERNED + CALLS
@@ -157,21 +158,14 @@ class CallRing:
         """Return the number of calls so far."""
         return self._number
 
-    def append(self, code: int, keys: int, digest: int, frame: FrameType) -> int | None:
-        """Append a call from `frame`.
-
-        Returns
-        -------
-        int or None
-            The next digest; None, and nothing is appended, where the call's text is not interned.
-        """
-        call = self.find(code, keys, frame)
-        return None if call is None else self.repeat(call, digest, user_frame(frame))
-
     def find(self, code: int, keys: int, frame: FrameType) -> PreparedCall | None:
-        """Return a call from `frame` whose text is interned, or None."""
-        frame = user_frame(frame)
+        """Return a call from the user's `frame` whose text is interned, or None."""
         return self._interned.get((code, keys, id(frame.f_code), frame.f_lasti))
+
+    def append(self, call: PreparedCall, digest: int) -> int:
+        """Append a call whose text was found or interned just now; return the next digest."""
+        self._number = number = self._number + 1
+        return self._append(self._page, number, call.text, call.term, digest)
 
     def repeat(self, call: PreparedCall, digest: int, frame: FrameType) -> int | None:
         """Append a call from the user's `frame` again.
@@ -186,11 +180,14 @@ class CallRing:
             return None
         if self._texts - call.text > _MAX_INTERNED:
             return None
+        # Not by `append`: a call of Python less in each verb.
         self._number = number = self._number + 1
         return self._append(self._page, number, call.text, call.term, digest)
 
-    def intern(self, code: int, keys: int, text: str, frame: FrameType, items: str = "") -> None:
-        """Write the text of a call from `frame`, for any number of `append`.
+    def intern(
+        self, code: int, keys: int, text: str, frame: FrameType, items: str = ""
+    ) -> PreparedCall:
+        """Write the text of a call from `frame`, and return the call, ready to be appended.
 
         Parameters
         ----------
@@ -206,9 +203,8 @@ class CallRing:
         while frame is not user and frame.f_back is not None:
             frame, depth = frame.f_back, depth + 1
         site, instruction = user.f_code, user.f_lasti
-        self._interned[code, keys, id(site), instruction] = PreparedCall(
-            code, self._texts, _term(code, keys), site, instruction, depth
-        )
+        call = PreparedCall(code, self._texts, _term(code, keys), site, instruction, depth)
+        self._interned[code, keys, id(site), instruction] = call
         lo = _TEXTS_FROM + self._texts % _TEXTS * _TEXT.size
         _TEXT.pack_into(self._page, lo, code, keys, text.encode(errors="replace"))
         self._texts += 1
@@ -216,6 +212,7 @@ class CallRing:
             lo = _ITEMS_FROM + self._lists % _LISTS * _ITEMS.size
             _ITEMS.pack_into(self._page, lo, self._texts, items.encode(errors="replace"))
             self._lists += 1
+        return call
 
 
 def append_call(page: memoryview, number: int, text: int, term: int, digest: int) -> int:

@@ -52,6 +52,4 @@ def note(calls: CallComparison, *whats: int, keys: int = 0, text: str = "") -> N
     log = calls.recorder.log
     for what in whats:
         words = text or f"call {what} at train.py:{what}"
-        if log.append(what, keys, 0, FRAME) is None:
-            log.intern(what, keys, words, FRAME)
-            log.append(what, keys, 0, FRAME)
+        log.append(log.find(what, keys, FRAME) or log.intern(what, keys, words, FRAME), 0)

@@ -49,26 +49,23 @@ def elsewhere() -> FrameType:
 
 def note(log: CallRing, what: int, keys: int, mark: int, frame: FrameType) -> int:
     """Append a call as a store does: texts are interned when they are new."""
-    found = log.append(what, keys, mark, frame)
-    if found is None:
-        log.intern(what, keys, f"call {what}", frame)
-        found = log.append(what, keys, mark, frame)
-    assert found is not None
-    return found
+    call = log.find(what, keys, frame) or log.intern(what, keys, f"call {what}", frame)
+    return log.append(call, mark)
 
 
 def test_a_call_is_recorded_after_its_text_is_interned() -> None:
     log, page = made()
     frame = here()
-    assert log.append(3, 4, 0, frame) is None
+    assert log.find(3, 4, frame) is None
+    call = log.intern(3, 4, "words", frame)
     assert log.count == 0
-    log.intern(3, 4, "words", frame)
-    assert log.append(3, 4, 5, frame) == next_digest(5, 3, 4)
+    assert log.find(3, 4, frame) is call
+    assert log.append(call, 5) == next_digest(5, 3, 4)
     assert log.count == 1
     assert calls(page) == [(1, 3, 4, "words")]
     for what, keys in ((2, 4), (3, 5)):
-        assert log.append(what, keys, 0, frame) is None
-    assert log.append(3, 4, 0, elsewhere()) is None
+        assert log.find(what, keys, frame) is None
+    assert log.find(3, 4, elsewhere()) is None
 
 
 def test_the_last_calls_are_kept() -> None:
@@ -92,8 +89,9 @@ def test_calls_from_package_files_count_for_their_callers(monkeypatch: pytest.Mo
     monkeypatch.setattr(call_log, "_own", [])
     call_log.skip_frames(str(Path(__file__).parent))
     try:
-        log.intern(1, 1, "words", outer)
-        assert log.append(1, 1, 0, frame) is not None
+        call = log.intern(1, 1, "words", frame)
+        assert log.find(1, 1, outer) is call
+        assert log.repeat(call, 0, outer) is not None
     finally:
         call_log._is_own.cache_clear()
 
@@ -101,20 +99,19 @@ def test_calls_from_package_files_count_for_their_callers(monkeypatch: pytest.Mo
 def test_more_call_sites_than_the_cache_holds() -> None:
     log, page = made()
     frame = here()
-    for number in range(5000):
+    last = call_log._MAX_INTERNED + 2000
+    for number in range(last + 1):
         note(log, 1, number, 0, frame)
-    assert log.count == 5000
-    assert log.append(1, 4999, 0, frame) is not None
-    assert log.append(1, 0, 0, frame) is None
-    assert [keys for _, _, keys, _ in calls(page)[-2:]] == [4999, 4999]
+    assert log.count == last + 1
+    assert log.find(1, last, frame) is not None
+    assert log.find(1, 0, frame) is None
+    assert [keys for _, _, keys, _ in calls(page)[-2:]] == [last - 1, last]
 
 
 def test_a_prepared_call_is_repeated_from_its_line_alone() -> None:
     log, page = made()
     frame = here()
-    log.intern(3, 4, "words", frame)
-    call = log.find(3, 4, frame)
-    assert call is not None
+    call = log.intern(3, 4, "words", frame)
     assert log.repeat(call, 5, frame) == next_digest(5, 3, 4)
     assert log.repeat(call, 0, elsewhere()) is None
     assert log.repeat(call, 0, sys._getframe()) is None
@@ -124,16 +121,14 @@ def test_a_prepared_call_is_repeated_from_its_line_alone() -> None:
 def test_a_prepared_call_is_not_repeated_once_its_text_may_be_overwritten() -> None:
     log, page = made()
     frame = here()
-    log.intern(1, 0, "call 1", frame)
-    call = log.find(1, 0, frame)
-    assert call is not None
-    for number in range(1, 2048):
+    call = log.intern(1, 0, "call 1", frame)
+    for number in range(1, call_log._MAX_INTERNED):
         log.intern(1, number, "another", frame)
     assert log.repeat(call, 0, frame) is not None
-    log.intern(1, 2048, "another", frame)
+    log.intern(1, call_log._MAX_INTERNED, "another", frame)
     assert log.repeat(call, 0, frame) is None
     # The text of the repeated call stays as long as the call is on the page.
-    for number in range(3000, 3000 + CALLS - 2):
+    for number in range(CALLS - 2):
         note(log, 2, number, 0, frame)
     assert calls(page)[0] == (1, 1, 0, "call 1")
 

@@ -38,13 +38,14 @@ with open(sys.argv[1], "r+b") as file:
     page = np.frombuffer(mmap.mmap(file.fileno(), NBYTES), np.uint8)
 board = FlightRecorder(3, {3: page})
 frame = (lambda: sys._getframe())()
+calls = []
 for what in range(500):
-    board.log.intern(what, 2 * what, f"push({what}) at train.py:7", frame)
+    calls.append(board.log.intern(what, 2 * what, f"push({what}) at train.py:7", frame))
 count = int(sys.argv[2])
 number = 0
 while number != count:
     number += 1
-    board.log.append(number % 500, number % 500 * 2, 0, frame)
+    board.log.append(calls[number % 500], 0)
     if number == 100:
         print("ready", flush=True)
 time.sleep(60)
@@ -57,9 +58,7 @@ def page() -> np.ndarray:
 
 def note(own: FlightRecorder, what: int, keys: int, text: str) -> None:
     """Append a call; write its text when it is new."""
-    if own.log.append(what, keys, 0, FRAME) is None:
-        own.log.intern(what, keys, text, FRAME)
-        own.log.append(what, keys, 0, FRAME)
+    own.log.append(own.log.find(what, keys, FRAME) or own.log.intern(what, keys, text, FRAME), 0)
 
 
 def noted(own: FlightRecorder, count: int) -> None:
