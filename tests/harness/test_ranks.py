@@ -110,7 +110,7 @@ def test_deadlock_ends_at_the_limit_with_the_stack_of_the_stuck_rank():
     assert time.monotonic() - begin < 20
     assert "rank 1 of 3: tests/harness/samples/deadlocks.py::test_one_rank_waits_for_ever" in text
     assert "past the limit of 1 s, and still busy" in text
-    assert 'deadlocks.py", line 7 in test_one_rank_waits_for_ever' in text
+    assert 'deadlocks.py", line 11 in test_one_rank_waits_for_ever' in text
     assert "rank 0 of 3: " in text
     assert "past the limit of 1 s, and done here, waiting for rank 1" in text
 
