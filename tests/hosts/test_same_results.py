@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 
 import pytest
 
+from tests.harness import digits
 from tests.harness.source import ROOT
 from tests.hosts.lab.jobs import Jobs
 
@@ -32,7 +34,11 @@ def test_cases_of_communicators_and_stores(all_hosts: Jobs) -> None:
 
 
 def test_train(hosts: Jobs) -> None:
-    ended = hosts.program(ROOT / "train.py", "--epochs", "5")
+    folder = hosts.network.folder / "digits"
+    folder.mkdir()
+    digits.copy(folder)
+    path = f"{ROOT}{os.pathsep}{folder}"
+    ended = hosts.program(ROOT / "train.py", "--epochs", "5", PYTHONPATH=path)
     assert ended.code == 0, ended.err
     assert "weights: bit-identical on all ranks" in ended.out, ended.out
     ranks = f"ranks {', '.join(map(str, range(hosts.size)))}"
