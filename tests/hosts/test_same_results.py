@@ -17,7 +17,9 @@ RANKS = ROOT / "tests/ranks"
 ON_ONE_RANK = (
     "foreign or mxnet or misuse or introspection or arrays or dtypes or keys or late_ranks"
 )
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+# These tests draw no examples, and the plugin of Hypothesis takes a tenth of a second to import.
+PLUGINS = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
+PYTEST = (sys.executable, "-m", "pytest", "-q", *PLUGINS)
 
 
 def passes(jobs: Jobs, *arguments: str) -> None:
