@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable
@@ -69,6 +68,8 @@ def nearest(name: object, known: Iterable[str], aliases: dict[str, str] | None =
     """
     if not isinstance(name, str):
         return ""
+    import difflib  # slow to import, and seldom needed
+
     close = difflib.get_close_matches(name.lower(), list(known), 1)
     found = (aliases or {}).get(name.lower()) or (close[0] if close else None)
     return f"did you mean {found!r}? " if found else ""

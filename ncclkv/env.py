@@ -31,7 +31,6 @@ launcher's variables      number of ranks, and this process's rank
 
 from __future__ import annotations
 
-import difflib
 import os
 import threading
 from collections import Counter
@@ -317,6 +316,8 @@ def check() -> None:
 
 def unknown() -> list[str]:
     """Return unknown names that begin with ``NCCLKV_``, each with the nearest known one."""
+    import difflib  # slow to import, and seldom needed
+
     # The common prefix would make all names similar, so it is left out.
     known = [name[len(_PREFIX) :] for name in _CHECKS if name.startswith(_PREFIX)]
     names = []

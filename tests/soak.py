@@ -176,6 +176,7 @@ def memory() -> dict[str, int]:
 def soak(steps: int, seed: int) -> list[dict[str, int]]:
     """Make so many steps; return this rank's memory at a hundred times on the way."""
     draw = random.Random(seed)  # equal on every rank
+    gc.freeze()  # what was imported stays: each measurement would search it for garbage
     stores, found = [kind() for kind in KINDS], []
     for number in range(-WARM_UP, steps):
         draw.choice(stores).step(number, draw)

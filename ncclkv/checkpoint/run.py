@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import uuid
+import os
 
 from ncclkv.checkpoint.directory import generations
 from ncclkv.checkpoint.read import read_manifest
@@ -22,7 +22,7 @@ class Run:
     """
 
     def __init__(self) -> None:
-        self.id = uuid.uuid4().hex
+        self.id = os.urandom(16).hex()
         self._runs: set[str | None] = {self.id}
         self._paths: set[str] = set()
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from ncclkv import notify
 from ncclkv.cli import wire
 from ncclkv.cli.connections import Connections
 from ncclkv.cli.descendants import adopt, children, end_all
@@ -38,7 +39,10 @@ _INTERRUPTED_SECONDS = 5.0
 """Seconds from a signal to this process, which the ranks receive too, to the ranks' SIGKILL."""
 
 _FAILED_SECONDS = 3.0
-"""Seconds from a rank's failure to the other ranks' SIGKILL; supervisors exit 1 s earlier."""
+"""Seconds from a rank's failure to the other ranks' SIGKILL; supervisors exit 1 s earlier.
+
+Ranks that all wait in MPI's start have nothing to print, and get SIGKILL at once.
+"""
 
 _LAUNCHER_SECONDS = 10.0
 """Seconds for the launcher to end by itself once all ranks ended with exit code 0."""
@@ -189,7 +193,7 @@ class Job:
             self._limit = now + _FAILED_SECONDS
         ended = all(rank.over for rank in self._ranks.values())
         if self._limit is not None:
-            return ended or now > self._limit
+            return ended or now > self._limit or (self._failed() and self._in_vain())
         if ended and self._launcher_limit is None:
             self._connections.send(wire.ALL_ENDED)
             succeeded = all(rank.code == 0 for rank in self._ranks.values())
@@ -206,6 +210,11 @@ class Job:
         return any(rank.failed() is not None for rank in ranks) or any(
             rank.code == 0 for rank in never_started(ranks)
         )
+
+    def _in_vain(self) -> bool:
+        """Return whether all running ranks are in MPI's start, whose end they cannot reach now."""
+        running = [rank for rank in self._ranks.values() if not rank.over]
+        return all(rank.mpi == notify.MPI_BEGINS for rank in running)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         """Make supervisors kill running ranks; end the launcher by SIGTERM, at last by SIGKILL."""

@@ -22,8 +22,10 @@ from ncclkv.system.processes import stat_of
 SHARED = Path("/dev/shm")
 TEMPORARY = Path("/tmp")
 
-_SHARED_FILES = "mpich_shm_*"
-_TEMPORARY_FILES = "hydra_hwloc_xmlfile_*"
+_SHARED_FILES = "mpich_shm_"
+_TEMPORARY_FILES = "hydra_hwloc_xmlfile_"
+"""Beginnings of the names of MPICH's files."""
+
 _LISTS = "ncclkv-run-"
 """Prefix of the lists of files, in the temporary directory."""
 
@@ -49,7 +51,7 @@ class Leftovers:
     """
 
     def __init__(self, shared: Path = SHARED, temporary: Path = TEMPORARY) -> None:
-        self._patterns = ((shared, _SHARED_FILES), (temporary, _TEMPORARY_FILES))
+        self._beginnings = (f"{shared}/{_SHARED_FILES}", f"{temporary}/{_TEMPORARY_FILES}")
         self._list: int | None = None
         with suppress(OSError):
             folder = tempfile.gettempdir()
@@ -103,8 +105,13 @@ class Leftovers:
 
     def _present(self) -> Iterator[str]:
         """Return the files that MPICH has created."""
-        for folder, pattern in self._patterns:
-            yield from map(str, folder.glob(pattern))
+        # Ended jobs leave thousands of files in /tmp, and pathlib takes 10 us for each.
+        for beginning in self._beginnings:
+            folder, name = os.path.split(beginning)
+            with suppress(OSError):
+                for each in os.listdir(folder):
+                    if each.startswith(name):
+                        yield f"{folder}/{each}"
 
     def _remove_of_ended_runners(self, folder: Path) -> None:
         """Remove the files in the lists of runners that have ended."""
@@ -122,7 +129,7 @@ class Leftovers:
         found: dict[str, bool] = {}
         for line in text.splitlines():
             ours, _, path = line.partition(" ")
-            if any(Path(path).match(str(folder / pattern)) for folder, pattern in self._patterns):
+            if any(Path(path).match(f"{beginning}*") for beginning in self._beginnings):
                 found[path] = found.get(path, False) or ours == "1"
         return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -42,6 +41,8 @@ def measured(comm: Communicator, placement: Placement) -> CostModel | None:
     placement : Placement
         The destination of the sums.
     """
+    from statistics import median  # slow to import, and seldom needed
+
     trial = _Trial(comm, placement)
     points: list[tuple[int, float]] = []
     spent = 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
 from time import perf_counter
 
 from ncclkv.comm.types import Work
@@ -48,4 +47,6 @@ class InFlight:
     @property
     def seconds(self) -> float | None:
         """Median of the last nine times from launch to end of wait; None before the first."""
+        from statistics import median  # slow to import, and seldom needed
+
         return median(self._times) if self._times else None

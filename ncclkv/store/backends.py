@@ -13,9 +13,6 @@ from ncclkv import env
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import dump
 from ncclkv.comm.host import launch, threads
-from ncclkv.comm.nccl import launch as gpus
-from ncclkv.comm.nccl.communicator import NcclCommunicator
-from ncclkv.comm.nccl.discovery import launch_problem
 from ncclkv.comm.solo import SoloCommunicator
 from ncclkv.errors import (
     CommError,
@@ -89,6 +86,11 @@ def _hosts(name: str, comm: Any, timeout: float | None) -> Communicator:
 
 def _best(name: str, comm: Any, timeout: float | None) -> Communicator:
     """Return all ranks over NCCL if possible; else in host memory, with the reason in the log."""
+    # Only here and below: stores in host memory start sooner without the modules of NCCL.
+    from ncclkv.comm.nccl import launch as gpus
+    from ncclkv.comm.nccl.communicator import NcclCommunicator
+    from ncclkv.comm.nccl.discovery import launch_problem
+
     ranks = _hosts(name, comm, timeout)
     if isinstance(ranks, NcclCommunicator):
         return ranks
@@ -107,6 +109,9 @@ def _best(name: str, comm: Any, timeout: float | None) -> Communicator:
 
 def _nccl(name: str, comm: Any, timeout: float | None) -> Communicator:
     """Return all ranks, or those of `comm`, over NCCL."""
+    from ncclkv.comm.nccl import launch as gpus
+    from ncclkv.comm.nccl.communicator import NcclCommunicator
+
     ranks = _hosts(name, comm, timeout)
     if isinstance(ranks, NcclCommunicator):
         return ranks
@@ -122,6 +127,9 @@ def _nccl(name: str, comm: Any, timeout: float | None) -> Communicator:
 
 def _device(name: str, comm: Any, timeout: float | None) -> Communicator:
     """Return a communicator of this process alone, with its GPU's memory if it has a GPU."""
+    from ncclkv.comm.nccl import launch as gpus
+    from ncclkv.comm.nccl.discovery import launch_problem
+
     process = _alone(name, comm, timeout)
     infos = gpus.survey(process)
     problem = launch_problem(infos)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, MutableMapping
@@ -82,6 +81,8 @@ class Registry:
         if spec is not None:
             return spec
         self.check_kind([key])
+        import difflib  # slow to import, and seldom needed
+
         close = difflib.get_close_matches(str(key), [str(each) for each in self._specs], 1)
         hint = f"; did you mean {close[0]!r}?" if isinstance(key, str) and close else ""
         raise KeyNotInitialized(f"key {key!r} has no value yet: call init({key!r}, value){hint}")

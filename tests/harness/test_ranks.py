@@ -14,6 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = Path("tests/harness/samples")
+# The plugin of Hypothesis takes a tenth of a second to import.
+NO_HYPOTHESIS = ("-p", "no:hypothesispytest")
 
 pytestmark = pytest.mark.limit(50)
 
@@ -21,8 +23,7 @@ pytestmark = pytest.mark.limit(50)
 def job(*samples: str, options: Sequence[str] = (), ranks: int = 3) -> tuple[int, str]:
     """Run samples on several ranks; return the exit code, and all that the job printed."""
     paths = [str(SAMPLES / f"{sample}.py") for sample in samples]
-    # The plugin of Hypothesis takes a fifth of a second to import.
-    pytest_options = ["--color=no", "-p", "no:hypothesispytest", *options]
+    pytest_options = ["--color=no", *NO_HYPOTHESIS, *options]
     done = subprocess.run(
         ["launch/local.sh", "-n", str(ranks), "-m", "pytest", *pytest_options, *paths],
         cwd=ROOT,
@@ -53,7 +54,7 @@ def test_passing_ranks_report_once(tmp_path):
 
 
 def test_one_rank_needs_no_launcher():
-    command = [sys.executable, "-m", "pytest", str(SAMPLES / "all_pass.py")]
+    command = [sys.executable, "-m", "pytest", *NO_HYPOTHESIS, str(SAMPLES / "all_pass.py")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "1 passed, 1 skipped, 1 xfailed" in done.stdout
@@ -110,7 +111,7 @@ def test_deadlock_ends_at_the_limit_with_the_stack_of_the_stuck_rank():
     assert time.monotonic() - begin < 20
     assert "rank 1 of 3: tests/harness/samples/deadlocks.py::test_one_rank_waits_for_ever" in text
     assert "past the limit of 1 s, and still busy" in text
-    assert 'deadlocks.py", line 7 in test_one_rank_waits_for_ever' in text
+    assert 'deadlocks.py", line 11 in test_one_rank_waits_for_ever' in text
     assert "rank 0 of 3: " in text
     assert "past the limit of 1 s, and done here, waiting for rank 1" in text
 
@@ -136,7 +137,7 @@ def test_module_that_breaks_on_one_rank_is_shown():
 
 def test_launcher_and_library_must_be_of_the_same_mpi():
     """Check another MPI's launcher: it starts single processes, each of which passes alone."""
-    command = [sys.executable, "-m", "pytest", str(SAMPLES / "all_pass.py")]
+    command = [sys.executable, "-m", "pytest", *NO_HYPOTHESIS, str(SAMPLES / "all_pass.py")]
     library = subprocess.check_output([sys.executable, "-m", "mpi4py", "--mpi-lib-version"])
     mpich, open_mpi = {"PMI_SIZE": "4", "HYDI_CONTROL_FD": "3"}, {"OMPI_COMM_WORLD_SIZE": "4"}
     other = mpich if b"Open MPI" in library else open_mpi

@@ -16,13 +16,15 @@ from tests.suite import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = "tests/harness/samples/loses_two.py"
+# The plugin of Hypothesis takes a tenth of a second to import.
+OPTIONS = ("--color=no", "-p", "no:hypothesispytest")
 
 pytestmark = pytest.mark.limit(100)
 
 
 def test_a_test_past_its_limit_is_lost_alone(monkeypatch, capfd):
     monkeypatch.setenv("NCCLKV_TEST_SLOW", "1")
-    command = (sys.executable, "-m", "pytest", "--color=no", SAMPLE)
+    command = (sys.executable, "-m", "pytest", *OPTIONS, SAMPLE)
     result = run.execute(Run("sample", command, 90))
     text = capfd.readouterr().out
     never, crashes = f"{SAMPLE}::test_that_never_ends", f"{SAMPLE}::test_that_crashes"
@@ -35,7 +37,7 @@ def test_a_test_past_its_limit_is_lost_alone(monkeypatch, capfd):
 
 def test_ranks_go_on_together_behind_a_deadlock(monkeypatch, capfd):
     monkeypatch.setenv("NCCLKV_TEST_SLOW", "1")
-    command = ("launch/local.sh", "-n", "2", "-m", "pytest", "--color=no")
+    command = ("launch/local.sh", "-n", "2", "-m", "pytest", *OPTIONS)
     samples = "tests/harness/samples/"
     both = (f"{samples}deadlocks.py", f"{samples}all_pass.py")
     result = run.execute(Run("sample", (*command, *both), 90))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 
 import pytest
 
+from tests.harness import digits
 from tests.harness.source import ROOT
 from tests.hosts.lab.jobs import Jobs
 
@@ -15,7 +17,9 @@ RANKS = ROOT / "tests/ranks"
 ON_ONE_RANK = (
     "foreign or mxnet or misuse or introspection or arrays or dtypes or keys or late_ranks"
 )
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+# These tests draw no examples, and the plugin of Hypothesis takes a tenth of a second to import.
+PLUGINS = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
+PYTEST = (sys.executable, "-m", "pytest", "-q", *PLUGINS)
 
 
 def passes(jobs: Jobs, *arguments: str) -> None:
@@ -32,7 +36,11 @@ def test_cases_of_communicators_and_stores(all_hosts: Jobs) -> None:
 
 
 def test_train(hosts: Jobs) -> None:
-    ended = hosts.program(ROOT / "train.py", "--epochs", "5")
+    folder = hosts.network.folder / "digits"
+    folder.mkdir()
+    digits.copy(folder)
+    path = f"{ROOT}{os.pathsep}{folder}"
+    ended = hosts.program(ROOT / "train.py", "--epochs", "5", PYTHONPATH=path)
     assert ended.code == 0, ended.err
     assert "weights: bit-identical on all ranks" in ended.out, ended.out
     ranks = f"ranks {', '.join(map(str, range(hosts.size)))}"

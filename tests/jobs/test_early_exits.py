@@ -57,10 +57,9 @@ def test_a_rank_that_does_not_reach_the_start_of_mpi(job: Job) -> None:
 
 
 def test_a_rank_that_ends_before_the_start_of_mpi(job: Job) -> None:
-    """Check the end without a wait for the deadline of five minutes."""
-    # The rank that waits keeps a core busy: one is enough.
+    """Check the end without a wait for the deadline of five minutes, or for words of the others."""
     ended = job("early_exits.py", "before", "exits", ranks=2, run=True)
     assert ended.code == 1, ended.err
-    assert ended.seconds < SECONDS, ended.err
+    assert ended.seconds < stretched(2.5), ended.err
     said = r"did not reach MPI's start, where rank 0 waited for it: it ended with exit code 0"
     assert re.search(rf": rank 1 on \S+ \(pid \d+\) {said}", headline(ended.err)), ended.err

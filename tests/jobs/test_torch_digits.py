@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.harness import digits
 from tests.harness.extent import some_or_all
 from tests.jobs.conftest import ROOT, Job
 
@@ -35,8 +37,10 @@ def test_losses_are_those_of_ddp(job: Job, ranks: int, dtype: str, tmp_path: Pat
     image = tmp_path / "losses.png"
     plot = f"--plot {image}" if find_spec("matplotlib") else ""
     both = [f"--epochs {EPOCHS} --dtype {dtype} {options}" for options in (plot, "--ddp")]
-    # In one process: the imports of torch and scikit-learn take longer than the training.
-    run = job("in_turn.py", str(EXAMPLE), *both, ranks=ranks, limit=50)
+    digits.copy(tmp_path)
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    # In one process: the import of torch takes longer than the training.
+    run = job("in_turn.py", str(EXAMPLE), *both, ranks=ranks, limit=50, PYTHONPATH=path)
     assert run.code == 0, run.out + run.err
     assert run.out.count("epoch") == 2 * EPOCHS, "rank 0 alone prints"
     lines = run.out.splitlines()

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.harness import digits
 from tests.harness.extent import some_or_all
 
 pytest.importorskip("sklearn", reason="scikit-learn is absent; the extra `train` installs it")
@@ -59,15 +60,6 @@ sys.exit(train.main([]))
 """
 
 
-# In place of scikit-learn, which takes a second to import on each rank.
-READ_DIGITS = """
-import numpy
-def load_digits(return_X_y):
-    with numpy.load({path!r}) as arrays:
-        return arrays["images"], arrays["labels"]
-"""
-
-
 def started(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in the root folder, for half a minute at most."""
     return subprocess.run(
@@ -96,15 +88,8 @@ def accuracy(output: str) -> float:
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder whose package sklearn has the digits alone."""
-    from sklearn.datasets import load_digits
-
     folder = tmp_path_factory.mktemp("digits")
-    images, labels = load_digits(return_X_y=True)
-    np.savez(folder / "digits.npz", images=images, labels=labels)
-    (folder / "sklearn").mkdir()
-    (folder / "sklearn" / "__init__.py").touch()
-    text = READ_DIGITS.format(path=str(folder / "digits.npz"))
-    (folder / "sklearn" / "datasets.py").write_text(text)
+    digits.copy(folder)
     return folder
 
 

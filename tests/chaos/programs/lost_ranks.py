@@ -24,8 +24,8 @@ PLACE, WAY, RANKS = sys.argv[1], sys.argv[2], [int(rank) for rank in sys.argv[3]
 # The launcher's variable, since no store exists yet.
 RANK = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
 
-# Elements of the key in the sum during which a rank is lost: some tenths of a second of work.
-SIZE = 8_000_000
+# Elements of the key in the sums during which a rank is lost: a hundred sums take a second.
+SIZE = 1_000_000
 STEPS = 5
 GRACE = 1.2
 BEGUN = threading.Event()

@@ -1,5 +1,13 @@
-"""The samples run as the tests of `tests/ranks` do."""
+"""The samples run as the tests of `tests/ranks` do, but do not import the package."""
 
-from tests.ranks.conftest import comm_world, pytest_configure
+import pytest
+from mpi4py import MPI
 
-__all__ = ["comm_world", "pytest_configure"]
+from tests.harness.ranks import pytest_configure
+
+__all__ = ["pytest_configure"]
+
+
+@pytest.fixture(scope="session")
+def comm_world():
+    return MPI.COMM_WORLD
