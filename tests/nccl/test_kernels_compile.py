@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ncclkv.errors import LaunchError
-from ncclkv.kernels.device.compiler import build, include_options
+from ncclkv.kernels.device.compiler import build
 from ncclkv.kernels.device.sources import (
     CHECKSUM,
     COMBINE,
@@ -21,7 +22,6 @@ from ncclkv.kernels.device.sources import (
     SOURCES,
     UPDATE,
     KernelSource,
-    headers,
 )
 from tests.harness.extent import some_or_all
 
@@ -40,25 +40,51 @@ def nvrtc() -> Any:
     return cupy.cuda.nvrtc
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("program", SOURCES, ids=str)
-def test_layer_3_compiles_to_machine_code(
-    nvrtc: Any, program: KernelSource, architecture: str
-) -> None:
-    code = build(program, architecture)
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A program's machine code, and the assembly (PTX) that NVRTC made it of."""
+
+    program: KernelSource
+    code: bytes
+    assembly: str
+
+
+EACH = list(itertools.product(ARCHITECTURES, SOURCES))
+
+
+@pytest.fixture(scope="module", params=EACH, ids=[f"{program}-{name}" for name, program in EACH])
+def compiled(request: Any, nvrtc: Any) -> Compiled:
+    """Compile a program once for all tests of the result."""
+    architecture, program = request.param
+    texts, machine_code = [], nvrtc.getCUBIN
+
+    def both(handle: int) -> Any:
+        texts.append(nvrtc.getPTX(handle))
+        return machine_code(handle)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nvrtc, "getCUBIN", both)
+        code = build(program, architecture)
+    (text,) = texts
+    return Compiled(program, code, text if isinstance(text, str) else text.decode())
+
+
+def test_layer_3_compiles_to_machine_code(compiled: Compiled) -> None:
+    code = compiled.code
     assert code[:4] == b"\x7fELF"
     assert int.from_bytes(code[18:20], "little") == EM_CUDA
     # The kernel's own section, under the name that a launch requests.
-    assert f".text.{program.name}\0".encode() in code
+    assert f".text.{compiled.program.name}\0".encode() in code
 
 
-@pytest.mark.parametrize("program", SOURCES, ids=str)
-def test_layer_3_rounds_as_numpy_does(nvrtc: Any, program: KernelSource) -> None:
-    """Check the operations: no fused multiply-add, no flush of subnormals, no approximation."""
-    text = _assembly(nvrtc, program)
-    assert ".entry" in text
+def test_layer_3_rounds_as_numpy_does(compiled: Compiled) -> None:
+    """Check the operations: no fused multiply-add, no flush of subnormals, no approximation.
+
+    In assembly the operations have their rounding in their names.
+    """
+    assert ".entry" in compiled.assembly
     for breach in ("fma.", ".ftz", ".approx", "div.full"):
-        assert breach not in text
+        assert breach not in compiled.assembly
 
 
 # One program of each file, or in a complete run all of them.
@@ -95,18 +121,3 @@ def test_every_source_has_a_program_and_each_program_a_name_of_its_own() -> None
 
 def test_an_argument_fits_what_every_driver_takes() -> None:
     assert max(program.argument.itemsize for program in SOURCES) <= 4096
-
-
-def _assembly(nvrtc: Any, program: KernelSource) -> str:
-    """Return the program in PTX, whose operations have their rounding in their names."""
-    included = headers()
-    handle = nvrtc.createProgram(
-        program.source, "assembly.cu", tuple(included.values()), tuple(included)
-    )
-    try:
-        options = (*program.options, "--gpu-architecture=compute_80", *include_options())
-        nvrtc.compileProgram(handle, options)
-        text = nvrtc.getPTX(handle)
-    finally:
-        nvrtc.destroyProgram(handle)
-    return text if isinstance(text, str) else text.decode()

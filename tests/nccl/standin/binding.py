@@ -37,7 +37,7 @@ class RecordingBinding:
     def __init__(self, device: Device, faults: Faults) -> None:
         self._device = device
         self._faults = faults
-        self._offered: list[Communicator] = []
+        self._offered: list[tuple[Communicator, float | None]] = []
         self._used: set[bytes] = set()
         self._depth = 0
         self._group: list[tuple[Handle, Placed]] = []
@@ -46,7 +46,14 @@ class RecordingBinding:
 
     def offer(self, host: Communicator) -> None:
         """Keep a host communicator for the next communicator created of its ranks."""
-        self._offered.append(host)
+        self._offered.append((host, None))
+
+    def offer_later(self, host: Communicator, limit: float) -> None:
+        """Offer a duplicate of a host communicator, which is made when it is taken.
+
+        A duplicate takes a millisecond of each rank, and most tests take another communicator.
+        """
+        self._offered.append((host, limit))
 
     @contextmanager
     def lend(self) -> Iterator[None]:
@@ -97,10 +104,11 @@ class RecordingBinding:
 
     def _take(self, size: int, rank: int) -> Communicator:
         """Return the newest host communicator of this size in which this process has this rank."""
-        for host in reversed(self._offered):
+        for offer in reversed(self._offered):
+            host, limit = offer
             if (host.size, host.rank) == (size, rank):
-                self._offered.remove(host)
-                return host
+                self._offered.remove(offer)
+                return host if limit is None else host.duplicate(limit)
         raise RefusedByStandIn(f"create as rank {rank} of {size}: there is no such group of ranks")
 
     def connect(

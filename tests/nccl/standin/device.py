@@ -188,12 +188,12 @@ class Device:
         what = f"{step.what} on {self.name(stream)}"
         self.order.access(stream, spans, what)
         self._queues[stream].append(step)
-        self._hold()
         self.advance(needed=not self.lazy)
+        self._hold()
 
     def _hold(self) -> None:
         """Let every wait of this thread advance the device until all streams are empty."""
-        if not self._held:
+        if not self._held and any(self._queues.values()):
             self._held = True
             self._progress.launch(StepWork(_once(_Rest(self)), "work on a device"))
 

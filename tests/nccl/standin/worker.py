@@ -54,7 +54,7 @@ class Worker:
         self.streams = RecordingStreams(self.device)
         self.binding = RecordingBinding(self.device, faults)
         self.kernels = StandInKernels(self.streams)
-        self.binding.offer(host.duplicate(limit))
+        self.binding.offer_later(host, limit)
         self.peers: Any = Peers(host, self.binding, limit, self.device.log)
         self.log = self.device.log
         self.broken_on_purpose = False
