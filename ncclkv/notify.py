@@ -38,7 +38,7 @@ def notify(event: str, text: str = "") -> None:
     text : str, optional
         Details; the first line is sent.
     """
-    descriptor, _, inode = env.for_ranks({}, {}).get(PIPE, "").partition(":")
+    descriptor, _, inode = env.run_events().partition(":")
     if not (descriptor.isdecimal() and inode.isdecimal()):
         return
     first = text.splitlines()[0] if text else ""

@@ -156,7 +156,7 @@ PROCESSES_WITH_TORCH = "ranks-3"
 
 def covers(case: Case, layout: str, size: int, update_on: str) -> bool:
     """Return whether a case runs on `size` ranks of a layout, such as ``threads``."""
-    if not case.fits(size):
+    if not case.fits(size) or (case.places and update_on != "every_rank"):
         return False
     if complete():
         return True

@@ -12,12 +12,21 @@ Body = Callable[[Stores], None]
 
 @dataclass(frozen=True)
 class Case:
-    """A test body, with the stores that it is for."""
+    """A test body, with the stores that it is for.
+
+    Attributes
+    ----------
+    name : str
+    body : callable
+    sizes, needs, places
+        As for `case`.
+    """
 
     name: str
     body: Body
     sizes: frozenset[int] | None
     needs: str | None
+    places: bool
 
     def fits(self, size: int) -> bool:
         """Return whether the case is for a store of `size` ranks."""
@@ -30,7 +39,7 @@ SEVERAL = frozenset({2, 3, 4})
 
 
 def case(
-    *, sizes: Collection[int] | None = None, needs: str | None = None
+    *, sizes: Collection[int] | None = None, needs: str | None = None, places: bool = False
 ) -> Callable[[Body], Body]:
     """Add a body to `CASES`.
 
@@ -40,12 +49,14 @@ def case(
         The numbers of ranks that the case is for, such as `SEVERAL`; by default any.
     needs : str, optional
         A package without which the case cannot run.
+    places : bool
+        Whether the body itself sets ``update_on`` of all its stores; it then runs once on a layout.
     """
 
     def add(body: Body) -> Body:
         module = body.__module__.rpartition(".")[2]
         ranks = None if sizes is None else frozenset(sizes)
-        CASES.append(Case(f"{module}.{body.__name__}", body, ranks, needs))
+        CASES.append(Case(f"{module}.{body.__name__}", body, ranks, needs, places))
         return body
 
     return add

@@ -47,18 +47,23 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.text)
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree: to walk it takes longer than to parse the text."""
+        return list(ast.walk(self.tree))
+
     def where(self, line: int) -> str:
         return f"{self.path}:{line}"
 
     def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield node
 
     def imports(self, known: set[str]) -> Iterator[Import]:
         """Yield every import, at any level of nesting; `known` has all modules."""
         later = {id(node) for block in self._carried_out_later() for node in ast.walk(block)}
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             at_import = id(node) not in later
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -72,7 +77,7 @@ class Module:
     def _carried_out_later(self) -> Iterator[ast.AST]:
         """Yield functions, and the blocks for type checkers alone."""
         yield from self.functions()
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
                 yield node
 
@@ -101,7 +106,7 @@ def code_lines(module: Module) -> int:
     """Return the number of lines with code: no docstrings, comments or blank lines."""
     docstrings = {
         line
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if isinstance(node.value.value, str)
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)

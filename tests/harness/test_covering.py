@@ -30,6 +30,7 @@ def covering(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 NAMES = {case.name for case in CASES}
+PLACING = {case.name for case in CASES if case.places}
 
 
 def names(layout: str, *sizes: int, update_on: str = "every_rank") -> set[str]:
@@ -41,7 +42,7 @@ def names(layout: str, *sizes: int, update_on: str = "every_rank") -> set[str]:
 def test_these_layouts_run_every_case_that_fits(layout: str, size: int) -> None:
     fitting = {case.name for case in CASES if case.fits(size)}
     assert names(layout, size) == fitting
-    placed = {name for name in fitting if name.partition(".")[0] in PLACED_MODULES}
+    placed = {name for name in fitting - PLACING if name.partition(".")[0] in PLACED_MODULES}
     assert names(layout, size, update_on="root") == placed
     assert names(layout, size, update_on="sharded") == placed
 
@@ -51,6 +52,13 @@ def test_these_layouts_run_every_case_that_fits(layout: str, size: int) -> None:
 )
 def test_every_case_runs_on_each_kind_of_ranks(layout: str, sizes: tuple[int, ...]) -> None:
     assert names(layout, *sizes) == {c.name for c in CASES if any(map(c.fits, sizes))}
+
+
+def test_cases_that_set_the_placement_run_wherever_their_modules_do() -> None:
+    modules = {name.partition(".")[0] for name in PLACING}
+    for where, (every_rank, *others) in COVERING.items():
+        for placed in others:
+            assert placed & modules <= every_rank, where
 
 
 def test_every_layout_runs_the_first_cases() -> None:
@@ -90,5 +98,6 @@ def test_the_lists_name_what_is_there() -> None:
 def test_all_cases_run_everywhere_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     few = len(chosen("threads", 1, 2, 3, 4))
     monkeypatch.setenv(VARIABLE, "all")
-    fitting = sum(case.fits(size) for case in CASES for size in (1, 2, 3, 4))
-    assert len(chosen("threads", 1, 2, 3, 4)) == len(PLACEMENTS) * fitting > 2 * few
+    fitting = [case for case in CASES for size in (1, 2, 3, 4) if case.fits(size)]
+    expected = sum(1 if case.places else len(PLACEMENTS) for case in fitting)
+    assert len(chosen("threads", 1, 2, 3, 4)) == expected > 2 * few

@@ -52,7 +52,7 @@ def unfinished_work(module: Module) -> list[str]:
 
 def vague_names(module: Module) -> list[str]:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    named = [(node.name, node.lineno) for node in ast.walk(module.tree) if isinstance(node, kinds)]
+    named = [(node.name, node.lineno) for node in module.nodes if isinstance(node, kinds)]
     named.append((module.name.rpartition(".")[2], 1))
     return [f"{module.where(line)}: {name}" for name, line in named if VAGUE.search(name)]
 
@@ -61,14 +61,14 @@ def asserts(module: Module) -> list[str]:
     """Find asserts: ``python -O`` removes them, and they name neither key nor rank."""
     return [
         f"{module.where(node.lineno)}: an assert"
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Assert)
     ]
 
 
 def generic_errors(module: Module) -> list[str]:
     wrong = []
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Raise) and node.exc is not None:
             raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
             if ast.unparse(raised) in GENERIC_ERRORS:
@@ -81,7 +81,7 @@ def reads_of_the_environment(module: Module) -> list[str]:
         return []
     return [
         f"{module.where(node.lineno)}: {ast.unparse(node)}; only env.py reads the environment"
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if (isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv"))
         or (isinstance(node, ast.alias) and node.name in ("environ", "getenv"))
     ]
