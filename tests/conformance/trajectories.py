@@ -30,14 +30,11 @@ from tests.optimizers.settings import (
     weights,
 )
 
+CHECKED = (1, 2, STEPS)
+"""Steps after which weights are compared, those of MXNet's recorded values."""
+
 PERIOD = 17
 """Steps after which gradients repeat."""
-
-REPEATED = PERIOD + 3
-"""Steps by which arrays were pushed again, in calls that the store has kept."""
-
-CHECKED = (1, 2, REPEATED, STEPS)
-"""Steps after which weights are compared; MXNet's recorded values are of all but `REPEATED`."""
 
 REAL_PART = {"complex64": "float32", "complex128": "float64"}
 
@@ -141,18 +138,14 @@ def follow(kv: Any, keys: Keys, name: str, number: int, masters: bool, steps: in
             real, factored = REAL_PART.get(dtype, dtype), index % 2 == 0
             wanted = expected(name, number, factored, real, masters)[CHECKED.index(step)]
             check(out, wanted, real, f"{name}, settings {number}, {keys.names[index]}, step {step}")
-            by_mxnet = step != REPEATED and factored == (number == FACTORED)
-            if dtype == "float32" and by_mxnet:
+            if dtype == "float32" and factored == (number == FACTORED):
                 check_mxnet(out, name, number, step)
 
 
-def last_step(create: Stores, kv: Any, shared: bool) -> int:
+def last_step(create: Stores, kv: Any) -> int:
     """Return the number of steps: many on processes of one node, few elsewhere."""
     one_node = context_of(kv).comm.local_size == kv.num_workers
-    if not one_node or create.name not in ("local", "dist_sync"):
-        return CHECKED[1]
-    # The counts and states of a long run are those of the weights that each rank has.
-    return REPEATED if shared else STEPS
+    return STEPS if one_node and create.name in ("local", "dist_sync") else CHECKED[1]
 
 
 def compare(create: Stores, dtypes: tuple[str, ...], names: list[str]) -> None:
@@ -164,7 +157,7 @@ def compare(create: Stores, dtypes: tuple[str, ...], names: list[str]) -> None:
             # The last settings, or the first if the last are those with factors.
             other = len(SETTINGS[name]) - 1
             number = FACTORED if not shared else other if other != FACTORED else 0
-            follow(kv, keys, name, number, shared, last_step(create, kv, shared))
+            follow(kv, keys, name, number, shared, last_step(create, kv))
 
 
 @case()
