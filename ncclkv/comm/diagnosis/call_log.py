@@ -45,8 +45,11 @@ _LISTS = 16
 _MAX_INTERNED = 8192
 """Number of texts that are found again: a push and a pull of 4,096 keys, one by one."""
 
-# The oldest call on the page may use the oldest text interned at that time.
-_TEXTS = _MAX_INTERNED + CALLS
+_RECENT = 2048
+"""Number of the newest texts whose rows may be used again."""
+
+# The oldest call on the page may use the oldest recent text of that time.
+_TEXTS = _RECENT + CALLS
 
 _COUNT = struct.Struct("q")
 _COUNT_BYTES = _COUNT.size
@@ -111,6 +114,8 @@ class PreparedCall(NamedTuple):
         Offset of the instruction in `site`.
     depth : int
         Number of frames from the one that `CallRing.intern` was given up to the user's.
+    words : bytes
+        The text itself; empty if the call has items, too.
     """
 
     code: int
@@ -119,6 +124,7 @@ class PreparedCall(NamedTuple):
     site: CodeType
     instruction: int
     depth: int
+    words: bytes
 
 
 @dataclass(eq=False, slots=True)
@@ -159,8 +165,18 @@ class CallRing:
         return self._number
 
     def find(self, code: int, keys: int, frame: FrameType) -> PreparedCall | None:
-        """Return a call from the user's `frame` whose text is interned, or None."""
-        return self._interned.get((code, keys, id(frame.f_code), frame.f_lasti))
+        """Return a call from the user's `frame` whose text is interned, or None.
+
+        An old text is written again, because its row may be overwritten while the call uses it.
+        """
+        name = code, keys, id(frame.f_code), frame.f_lasti
+        call = self._interned.get(name)
+        if call is not None and self._texts - call.text > _RECENT:
+            if not call.words:
+                return None
+            call = self._interned[name] = call._replace(text=self._texts)
+            self._write_text(code, keys, call.words)
+        return call
 
     def append(self, call: PreparedCall, digest: int) -> int:
         """Append a call whose text was found or interned just now; return the next digest."""
@@ -178,7 +194,7 @@ class CallRing:
         """
         if frame.f_lasti != call.instruction or frame.f_code is not call.site:
             return None
-        if self._texts - call.text > _MAX_INTERNED:
+        if self._texts - call.text > _RECENT:
             return None
         # Not by `append`: a call of Python less in each verb.
         self._number = number = self._number + 1
@@ -203,16 +219,23 @@ class CallRing:
         while frame is not user and frame.f_back is not None:
             frame, depth = frame.f_back, depth + 1
         site, instruction = user.f_code, user.f_lasti
-        call = PreparedCall(code, self._texts, _term(code, keys), site, instruction, depth)
+        words, term = text.encode(errors="replace"), _term(code, keys)
+        call = PreparedCall(
+            code, self._texts, term, site, instruction, depth, b"" if items else words
+        )
         self._interned[code, keys, id(site), instruction] = call
-        lo = _TEXTS_FROM + self._texts % _TEXTS * _TEXT.size
-        _TEXT.pack_into(self._page, lo, code, keys, text.encode(errors="replace"))
-        self._texts += 1
+        self._write_text(code, keys, words)
         if items:
             lo = _ITEMS_FROM + self._lists % _LISTS * _ITEMS.size
             _ITEMS.pack_into(self._page, lo, self._texts, items.encode(errors="replace"))
             self._lists += 1
         return call
+
+    def _write_text(self, code: int, keys: int, words: bytes) -> None:
+        """Write a text to the next row."""
+        lo = _TEXTS_FROM + self._texts % _TEXTS * _TEXT.size
+        _TEXT.pack_into(self._page, lo, code, keys, words)
+        self._texts += 1
 
 
 def append_call(page: memoryview, number: int, text: int, term: int, digest: int) -> int:

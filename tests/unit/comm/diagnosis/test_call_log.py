@@ -118,19 +118,29 @@ def test_a_prepared_call_is_repeated_from_its_line_alone() -> None:
     assert calls(page) == [(1, 3, 4, "words")]
 
 
-def test_a_prepared_call_is_not_repeated_once_its_text_may_be_overwritten() -> None:
+@pytest.mark.parametrize("items", ["", "'a', 'b'"])
+def test_an_old_text_is_written_again_unless_it_has_items(items: str) -> None:
     log, page = made()
     frame = here()
-    call = log.intern(1, 0, "call 1", frame)
-    for number in range(1, call_log._MAX_INTERNED):
+    call = log.intern(1, 0, "call 1", frame, items)
+    for number in range(1, call_log._RECENT):
         log.intern(1, number, "another", frame)
     assert log.repeat(call, 0, frame) is not None
-    log.intern(1, call_log._MAX_INTERNED, "another", frame)
+    log.intern(1, call_log._RECENT, "another", frame)
     assert log.repeat(call, 0, frame) is None
     # The text of the repeated call stays as long as the call is on the page.
     for number in range(CALLS - 2):
         note(log, 2, number, 0, frame)
     assert calls(page)[0] == (1, 1, 0, "call 1")
+    again = log.find(1, 0, frame)
+    if items:
+        assert again is None
+        return
+    assert again is not None
+    for number in range(CALLS):
+        note(log, 3, number, 0, frame)
+    assert log.repeat(again, 5, frame) == next_digest(5, 1, 0)
+    assert calls(page)[-1][1:] == (1, 0, "call 1")
 
 
 def test_code_objects_live_as_long_as_their_call_site() -> None:

@@ -143,9 +143,9 @@ def test_the_last_calls_are_kept(count: int) -> None:
 def test_texts_are_kept_while_a_recorded_call_uses_them() -> None:
     own = FlightRecorder(0, {0: page()})
     expected: list[str] = []
-    # Texts are used again just before they are evicted together.
-    old = range(call_log._MAX_INTERNED)
-    for which in [*old, *old[:700], *range(old.stop, old.stop + 300)]:
+    # Texts are used again just before their rows are, and after that.
+    old = range(call_log._RECENT)
+    for which in [*old, *old[:700], *range(old.stop, old.stop + 300), *old[:700]]:
         note(own, which, 0, f"call {which}")
         expected.append(f"call {which}")
         if len(expected) % 20 == 0:
