@@ -193,7 +193,7 @@ class Job:
             self._limit = now + _FAILED_SECONDS
         ended = all(rank.over for rank in self._ranks.values())
         if self._limit is not None:
-            return ended or now > self._limit or (self._failed() and self._in_vain())
+            return ended or now > self._limit or (self._failed() and self._all_in_mpi_start())
         if ended and self._launcher_limit is None:
             self._connections.send(wire.ALL_ENDED)
             succeeded = all(rank.code == 0 for rank in self._ranks.values())
@@ -211,8 +211,8 @@ class Job:
             rank.code == 0 for rank in never_started(ranks)
         )
 
-    def _in_vain(self) -> bool:
-        """Return whether all running ranks are in MPI's start, whose end they cannot reach now."""
+    def _all_in_mpi_start(self) -> bool:
+        """Return whether all running ranks are in MPI's start, which waits for every rank."""
         running = [rank for rank in self._ranks.values() if not rank.over]
         return all(rank.mpi == notify.MPI_BEGINS for rank in running)
 

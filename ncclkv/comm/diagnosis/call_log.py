@@ -46,7 +46,7 @@ _MAX_INTERNED = 8192
 """Number of texts that are found again: a push and a pull of 4,096 keys, one by one."""
 
 _RECENT = 2048
-"""Number of the newest texts whose rows may be used again."""
+"""Number of the newest texts whose rows a call may refer to."""
 
 # The oldest call on the page may use the oldest recent text of that time.
 _TEXTS = _RECENT + CALLS
@@ -167,7 +167,7 @@ class CallRing:
     def find(self, code: int, keys: int, frame: FrameType) -> PreparedCall | None:
         """Return a call from the user's `frame` whose text is interned, or None.
 
-        An old text is written again, because its row may be overwritten while the call uses it.
+        An old text is written to a new row, because its row is soon overwritten.
         """
         name = code, keys, id(frame.f_code), frame.f_lasti
         call = self._interned.get(name)
