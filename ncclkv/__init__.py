@@ -32,14 +32,20 @@ array([[8., 8., 8.],
 `Trainer` updates the parameters of a model from gradients of all ranks, as MXNet's Gluon does.
 """
 
-from ncclkv import comm, errors, optimizer, testing, typing
+import typing as _typing
+from importlib import import_module as _import_module
+
+from ncclkv import comm, errors, typing
 from ncclkv.comm import Communicator, Work
 from ncclkv.errors import KVStoreError
 from ncclkv.store.create import create
 from ncclkv.store.kvstore import KVStore
 from ncclkv.store.plugin import KVStoreBase
 from ncclkv.system import abort
-from ncclkv.trainer.trainer import Trainer
+
+if _typing.TYPE_CHECKING:
+    from ncclkv import optimizer, testing
+    from ncclkv.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
 
@@ -57,6 +63,24 @@ __all__ = [
     "testing",
     "typing",
 ]
+
+
+_LATER = {
+    "Trainer": "ncclkv.trainer.trainer",
+    "optimizer": "ncclkv.optimizer",
+    "testing": "ncclkv.testing",
+}
+"""Public names that are imported at their first use, and their modules: most ranks need none."""
+
+if not _typing.TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+    def __getattr__(name):
+        """Import a public name at its first use."""
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = _import_module(_LATER[name])
+        found = globals()[name] = getattr(module, name, module)
+        return found
 
 
 def __dir__() -> list[str]:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ncclkv.arrays.memory import identity, is_on_host
 from ncclkv.comm.diagnosis.call_log import LoggedKeys
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
 from ncclkv.engine.layout import Layout
 from ncclkv.kernels.base import Kernels
-from ncclkv.optimizer.scalar_rows import Pushed
 from ncclkv.table.registry import Key
+
+if TYPE_CHECKING:
+    from ncclkv.optimizer.scalar_rows import Pushed
 
 Indices = Sequence[int]
 """Indices of arrays in the list of a call: a range if they are consecutive."""

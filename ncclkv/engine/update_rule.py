@@ -8,20 +8,22 @@ updater key by key, before push returns.  `Updates` holds the rule in force.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.types import Apply, To
 from ncclkv.engine.bucket_state import Array, BucketState, Slot
-from ncclkv.engine.norms import NormUpdates
 from ncclkv.engine.placement import Placement
 from ncclkv.engine.reduction import Span
 from ncclkv.errors import UpdaterError, UsageError, annotate
 from ncclkv.kernels.base import Kernels
-from ncclkv.optimizer.captured import CapturedUpdates
-from ncclkv.optimizer.scalar_rows import Pushed
 from ncclkv.table.bucket import Bucket, Range
 from ncclkv.table.registry import Key, KeySpec
+
+if TYPE_CHECKING:
+    from ncclkv.engine.norms import NormUpdates
+    from ncclkv.optimizer.captured import CapturedUpdates
+    from ncclkv.optimizer.scalar_rows import Pushed
 
 UpdaterFunction = Callable[[Key, Array, Array], object]
 

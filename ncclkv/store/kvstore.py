@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, NoReturn, TypeVar, overload
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 from ncclkv.comm.base import Communicator
-from ncclkv.optimizer.base import Optimizer
 from ncclkv.store import plugin
 from ncclkv.store.capture import CapturedStep, Captures
-from ncclkv.store.checkpoints import Checkpoints, Loaded
 from ncclkv.store.context import Context, open_context
 from ncclkv.store.one_off import OneOff
 from ncclkv.store.options import Options
@@ -35,6 +34,10 @@ from ncclkv.typing import (
     ValueLike,
     Values,
 )
+
+if TYPE_CHECKING:
+    from ncclkv.optimizer.base import Optimizer
+    from ncclkv.store.checkpoints import Checkpoints, Loaded
 
 Self = TypeVar("Self", bound="KVStore")
 
@@ -66,7 +69,6 @@ class KVStore(KVStoreBase):
         self._one_off = OneOff(context)
         self._waiting = Waiting(context)
         self._updaters = Updaters(context)
-        self._checkpoints = Checkpoints(context)
         self._captures = Captures(context)
 
     # Keys
@@ -767,6 +769,13 @@ are ints, such as 3; use one kind
         self._updaters.use_optimizer(optimizer, reset_states=reset_states)
 
     # Checkpoints
+
+    @cached_property
+    def _checkpoints(self) -> Checkpoints:
+        """The component of saves and loads, imported at the first of them."""
+        from ncclkv.store.checkpoints import Checkpoints
+
+        return Checkpoints(self._context)
 
     def save(
         self,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ncclkv.arguments import check_flag, check_length
-from ncclkv.engine.fused_rule import FusedRule
 from ncclkv.engine.update_rule import FunctionRule, Rule
 from ncclkv.errors import UsageError
-from ncclkv.optimizer.base import Optimizer
 from ncclkv.store import check
 from ncclkv.store.agreement import propose
 from ncclkv.store.context import Component
 from ncclkv.store.session import Session
+
+if TYPE_CHECKING:
+    from ncclkv.engine.fused_rule import FusedRule
 
 
 class Updaters(Component):
@@ -28,6 +29,8 @@ class Updaters(Component):
 
     def use_optimizer(self, optimizer: Any, *, reset_states: Any) -> None:
         """Fold sums into values by an optimizer."""
+        from ncclkv.engine.fused_rule import FusedRule  # a store that only sums needs none
+
         with self._session.verb("set_optimizer", raises=True):
             before = self._engine.rule
             again = before.source is optimizer and reset_states is False
@@ -63,6 +66,9 @@ class Updaters(Component):
         DTypeMismatch
             When the store has a complex key, and the optimizer updates no complex weights.
         """
+        from ncclkv.engine.fused_rule import FusedRule
+        from ncclkv.optimizer.base import Optimizer
+
         if not isinstance(optimizer, Optimizer):
             given = f"a {type(optimizer).__name__}"
             if isinstance(optimizer, type):
@@ -78,6 +84,8 @@ class Updaters(Component):
 
     def _function_rule(self, updater: Any) -> FunctionRule:
         """Return the rule of a function, or of an object with ``update``."""
+        from ncclkv.optimizer.base import Optimizer
+
         if isinstance(updater, Optimizer):
             raise UsageError(
                 f"set_updater takes a function, and {updater!r} is an optimizer; call set_optimizer"

@@ -13,6 +13,17 @@ from tests.harness.source import PACKAGE, ROOT, Module, modules
 FRAMEWORKS = {"cupy", "jax", "mxnet", "tensorflow", "torch"}
 ON_GPUS = (f"{PACKAGE}.comm.nccl", f"{PACKAGE}.kernels.device")
 OF_TORCH = (f"{PACKAGE}.torch",)
+USED_LATER = (
+    "checkpoint",
+    "comm.nccl",
+    "kernels.device",
+    "kernels.programs",
+    "optimizer",
+    "testing",
+    "torch",
+    "trainer",
+)
+"""Parts of the package that a store on a host needs for some of its verbs alone."""
 PAGE = ROOT / "docs" / "architecture.md"
 
 Layers = dict[str, set[str]]
@@ -90,6 +101,21 @@ def test_import_of_the_package_starts_nothing():
     loaded = subprocess.check_output([sys.executable, "-c", program], text=True).split()
     assert PACKAGE in loaded
     assert not {"mpi4py", "ml_dtypes", *FRAMEWORKS} & set(loaded)
+
+
+def test_a_store_that_sums_imports_no_more():
+    program = f"""
+import sys, {PACKAGE}
+with {PACKAGE}.create("local") as kv:
+    kv.init("w", 1.0)
+    kv.push("w", 2.0)
+    kv.pull("w")
+print(*sys.modules)
+"""
+    loaded = subprocess.check_output([sys.executable, "-c", program], text=True).split()
+    parts = {name.removeprefix(f"{PACKAGE}.") for name in loaded if name.startswith(PACKAGE)}
+    assert "store.kvstore" in parts
+    assert not {part for part in parts if part.startswith(USED_LATER)}
 
 
 def circles(found: Sequence[Module]) -> list[set[str]]:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ncclkv.kernels.base import Array, Arrays, Measured, Segments
 from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.chunks import ranges, scratch
-from ncclkv.kernels.programs import PROGRAMS, Program
-from ncclkv.kernels.programs.gradient import global_scale
+
+if TYPE_CHECKING:
+    from ncclkv.kernels.programs import Program
 
 BLOCK = 1024
 """Number of elements of a block."""
@@ -27,6 +29,9 @@ LANES = 16
 
 def adapted(program: str, rows: Array, measured: Measured) -> Array:
     """Return rows in which sums of squares have changed the learning rate and the rescaling."""
+    from ncclkv.kernels.programs import PROGRAMS
+    from ncclkv.kernels.programs.gradient import global_scale
+
     rows = rows.copy()
     with np.errstate(all="ignore"):
         if measured.total is not None:
@@ -64,6 +69,8 @@ def measure(
             both = weights.view(np.uint16), gradients.view(np.uint16)
         if compiled.measure(program, *both, states, scalars, segments.bounds, sums, master):
             return
+    from ncclkv.kernels.programs import PROGRAMS  # C needs none of its modules
+
     found = enumerate(zip(pairwise(segments.bounds.tolist()), scalars.tolist(), strict=True))
     for index, ((lo, hi), row) in found:
         parts = [state[lo:hi] for state in states]

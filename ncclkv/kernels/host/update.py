@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +13,9 @@ from ncclkv.kernels.host import compiled
 from ncclkv.kernels.host.chunks import ranges, scratch
 from ncclkv.kernels.host.measure import adapted
 from ncclkv.kernels.host.pack import move
-from ncclkv.kernels.programs import PROGRAMS, Program
+
+if TYPE_CHECKING:
+    from ncclkv.kernels.programs import Program
 
 
 def assign(total: Array, weights: Array, skip: Array) -> None:
@@ -46,6 +49,8 @@ def update(
             both = weights.view(np.uint16), gradients.view(np.uint16)
         if compiled.update(program, *both, states, scalars, segments.bounds, master):
             return
+    from ncclkv.kernels.programs import PROGRAMS  # C needs none of its modules
+
     arithmetic = PROGRAMS[program]
     # Python floats: with its own float64 scalars NumPy 2 would compute in float64.
     for (lo, hi), row in zip(pairwise(segments.bounds.tolist()), scalars.tolist(), strict=True):
