@@ -35,6 +35,8 @@ class BucketPush:
         The arrays of all keys of the push.
     in_place : set of keys
         Keys whose array is their own gradient, so that nothing is copied.
+    count : int
+        Number of arrays of the push.
 
     Attributes
     ----------
@@ -42,10 +44,30 @@ class BucketPush:
     keys : set of keys
     in_place : list of Slot
         Keys whose array is their own gradient.
+    several : list of (Slot, sequence of int)
+        Keys with several arrays, and the indices of the arrays.
     """
 
+    # Few and small objects: a loop over keys finds none of them in the caches of the processor.
+    __slots__ = (
+        "_all",
+        "_gradient_table",
+        "_gradients",
+        "_indices",
+        "_weight_table",
+        "_weights",
+        "in_place",
+        "keys",
+        "several",
+        "state",
+    )
+
     def __init__(
-        self, slots: Sequence[Slot], indices: Mapping[Key, Indices], in_place: Set[Key]
+        self,
+        slots: Sequence[Slot],
+        indices: Mapping[Key, Indices],
+        in_place: Set[Key],
+        count: int,
     ) -> None:
         self.state = slots[0].state
         self.keys = {slot.entry.key for slot in slots}
@@ -56,10 +78,12 @@ class BucketPush:
         singles = [(slot, found) for slot, found in copied if len(found) == 1]
         self.several = [(slot, found) for slot, found in copied if len(found) != 1]
         self._indices = as_range([index for _, (index,) in singles])
-        self._gradients = [slot.gradient for slot, _ in singles]
-        self._weights = [slot.weight for slot, _ in singles]
-        # Caches of `pack_all` by `to_weights`, which passes them back at the next call.
-        self._tables: dict[bool, Any] = {}
+        self._all = len(singles) == count
+        self._gradients = tuple(slot.gradient for slot, _ in singles)
+        self._weights = tuple(slot.weight for slot, _ in singles)
+        # Results of `pack_all`, which takes them back at the next call.
+        self._gradient_table: Any = None
+        self._weight_table: Any = None
 
     def pushed(self) -> Pushed:
         """Return the bucket, the keys, and those of them that wait for an earlier launch."""
@@ -72,15 +96,16 @@ class BucketPush:
         for slot, indices in self.several:
             flat = slot.weight if to_weights else slot.gradient
             kernels.combine(select(arrays, indices), flat, slot.entry.spec.op)
-        if self._indices:
-            whole = len(self._indices) == len(arrays)
-            values = arrays if whole else select(arrays, self._indices)
-            flats = self._weights if to_weights else self._gradients
-            table = self._tables.get(to_weights)
-            self._tables[to_weights] = kernels.pack_all(values, flats, table)
+        if not (self._all or self._indices):
+            return
+        values = arrays if self._all else select(arrays, self._indices)
+        if to_weights:
+            self._weight_table = kernels.pack_all(values, self._weights, self._weight_table)
+        else:
+            self._gradient_table = kernels.pack_all(values, self._gradients, self._gradient_table)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Push:
     """A push, sorted by bucket.
 
@@ -88,7 +113,7 @@ class Push:
     ----------
     indices : dict of key to sequence of int
         The keys in the order given, and the indices of their arrays.
-    parts : list of BucketPush
+    parts : sequence of BucketPush
         One for each bucket, in the order of buckets.
     logged : LoggedKeys
         The keys in the call log.
@@ -101,8 +126,11 @@ class Push:
     """
 
     indices: dict[Key, Indices]
-    parts: list[BucketPush]
+    parts: Sequence[BucketPush]
     logged: LoggedKeys = field(default_factory=LoggedKeys)
+    several: bool = field(init=False)
+    in_place: bool = field(init=False)
+    whole: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.several = any(part.several for part in self.parts)
@@ -112,37 +140,37 @@ class Push:
         )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class BucketPull:
     """The arrays of a pull that are read from one bucket, or from keys that have no bucket yet.
 
     Attributes
     ----------
     state : BucketState or None
-    sources : list of ndarray, flat
-    indices : list of int
+    sources : sequence of ndarray, flat
+    indices : sequence of int
         The arrays that the sources are written to.
     table : Any
         Cache of `Kernels.unpack_all`, passed back to it at the next call.
     """
 
     state: BucketState | None
-    sources: list[Array]
+    sources: Sequence[Array]
     indices: Indices
     table: Any = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Pull:
     """A pull, sorted by bucket.
 
     Attributes
     ----------
-    keys : list of keys
+    keys : sequence of keys
         The key of each array.
-    states : list of BucketState
+    states : sequence of BucketState
         The buckets that the pull flushes, in order.
-    parts : list of BucketPull
+    parts : sequence of BucketPull
         In the order of buckets.
     to_host : bool
         Whether an array is in host memory.
@@ -152,9 +180,9 @@ class Pull:
         Tensors that are written to; empty in a pull that is cached.
     """
 
-    keys: list[Key]
-    states: list[BucketState]
-    parts: list[BucketPull]
+    keys: Sequence[Key]
+    states: Sequence[BucketState]
+    parts: Sequence[BucketPull]
     to_host: bool
     logged: LoggedKeys = field(default_factory=LoggedKeys)
     tensors: Sequence[Any] = ()
@@ -201,7 +229,9 @@ def plan_push(
                 array if layout.bucket_of(array) is None else kernels.copy(array)
                 for array in arrays
             ]
-    parts = [BucketPush(buckets[number], indices, in_place) for number in sorted(buckets)]
+    parts = tuple(
+        BucketPush(buckets[number], indices, in_place, len(listed)) for number in sorted(buckets)
+    )
     return Push(indices, parts), listed
 
 
@@ -227,10 +257,12 @@ def plan_pull(reads: Sequence[tuple[Key, Array]], layout: Layout) -> tuple[Pull,
     for index in last.values():
         state, _ = sources[index]
         by_bucket.setdefault(-1 if state is None else state.bucket.index, []).append(index)
-    parts = [
-        BucketPull(states.get(number), [sources[index][1] for index in indices], as_range(indices))
+    parts = tuple(
+        BucketPull(
+            states.get(number), tuple(sources[index][1] for index in indices), as_range(indices)
+        )
         for number, indices in sorted(by_bucket.items())
-    ]
+    )
     outs = [out for _, out in reads]
-    flushed = [states[number] for number in sorted(states)]
+    flushed = tuple(states[number] for number in sorted(states))
     return Pull([key for key, _ in reads], flushed, parts, any(map(is_on_host, outs))), outs

@@ -7,6 +7,7 @@ small arrays.  So the prepared form of a call is kept until one of its arrays is
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence, Sized
 from operator import attrgetter, countOf, eq, is_
 from typing import Any
@@ -53,7 +54,7 @@ class CallCache:
 
     def __init__(self, keys: Sized) -> None:
         self._keys = keys
-        self._ones: dict[tuple[str, Hashable], _One] = {}
+        self._ones: defaultdict[str, dict[Hashable, _One]] = defaultdict(dict)
         self._lists: dict[tuple[str, tuple[Hashable, ...]], _List] = {}
         self._last: dict[str, _List] = {}
         self._bytes = 0
@@ -86,7 +87,7 @@ class CallCache:
                 call = self._earlier(verb, key, given)
             return None if call is None else (call.made, given)
         try:
-            one = self._ones.get((verb, key))
+            one = self._ones[verb].get(key)
         except TypeError:  # not a key: the checks refuse it
             return None
         return (one.made, (given,)) if one is not None and one.is_of_key(key, given) else None
@@ -126,7 +127,7 @@ class CallCache:
         if several:
             self._add((verb, tuple(key)), _List(list(key), arrays, made, to_write=to_write))
         else:
-            self._ones[verb, key] = _One(key, given, made, to_write=to_write)
+            self._ones[verb][key] = _One(key, given, made, to_write=to_write)
 
     def _add(self, name: tuple[str, tuple[Hashable, ...]], call: _List) -> None:
         """Keep a call of a list in place of the earlier call of its keys; evict the oldest."""

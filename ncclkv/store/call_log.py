@@ -105,22 +105,23 @@ class CallLog:
             self._check()
             pushed = ()
         logged = logged or LoggedKeys()
-        verb_code, digest, log = contract.call_code(verb, priority), self._digest, self._log
+        digest, log = self._digest, self._log
         last, following = logged.last, None
-        if last is not None and last.code == verb_code:
+        if last is not None and logged.verb == verb and logged.priority == priority:
             try:  # noqa: SIM105  # a `with` block makes three calls
                 following = log.repeat(last, digest.value, _getframe(1 + last.depth))
             except ValueError:  # the stack is shorter when C calls the verb
                 pass
         if following is None:  # the first call with these keys, or one from another line
             keys, frame = self._code(logged, pushed, read), _getframe(1)
-            user = user_frame(frame)
+            verb_code, user = contract.call_code(verb, priority), user_frame(frame)
             call = log.find(verb_code, keys, user)
             if call is None:
                 named = dict.fromkeys([*pushed, *read])
                 text = contract.describe(verb, named, priority, arguments)
                 call = log.intern(verb_code, keys, f"{text} at {call_site(frame)}", frame, items)
-            logged.last, following = call, log.append(call, digest.value)
+            logged.last, logged.verb, logged.priority = call, verb, priority
+            following = log.append(call, digest.value)
         digest.value = following
 
     @contextmanager

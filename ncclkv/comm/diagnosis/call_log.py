@@ -137,10 +137,16 @@ class LoggedKeys:
         The code of the keys; None until it is computed.
     last : PreparedCall or None
         The last call with these keys.
+    verb : str
+        The verb of that call.
+    priority : int
+        The priority of that call.
     """
 
     code: int | None = None
     last: PreparedCall | None = None
+    verb: str = ""
+    priority: int = 0
 
 
 class CallRing:

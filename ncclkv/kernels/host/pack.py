@@ -89,7 +89,7 @@ def _table(slots: Arrays, arrays: Arrays) -> Table:
     Slots of flat arrays need no view: a view costs as much as a small copy.
     """
     pairs = list(zip(slots, arrays, strict=True))
-    views = [slot if array.ndim == 1 else slot.reshape(array.shape) for slot, array in pairs]
+    views = tuple(slot if array.ndim == 1 else slot.reshape(array.shape) for slot, array in pairs)
     casts = any(slot.dtype != array.dtype for slot, array in pairs)
     return Table(views, casts, _long(pairs) if compiled.active else ())
 
@@ -98,10 +98,10 @@ def _long(pairs: Sequence[tuple[Array, Array]]) -> Sequence[bool]:
     """Return whether each array is copied with non-temporal stores; empty if none is."""
     if max(_bucket_bytes(slot) for slot, _ in pairs) < compiled.STREAM_BYTES:
         return ()
-    return [
+    return tuple(
         slot.nbytes >= compiled.STREAM_PART_BYTES and slot.dtype == array.dtype
         for slot, array in pairs
-    ]
+    )
 
 
 def _bucket_bytes(slot: Array) -> int:
