@@ -146,7 +146,8 @@ class Jobs:
     def _environment(self) -> dict[str, str]:
         """Return this process's environment, with MPICH's settings for the hosts."""
         # Unbuffered, a line is several writes, and the lines of two ranks may be mixed.
-        dropped = ("PYTHONUNBUFFERED", VARIABLE)
+        # The runs of one machine set UCX_TLS without a network.
+        dropped = ("PYTHONUNBUFFERED", "UCX_TLS", VARIABLE)
         inherited = {name: os.environ[name] for name in os.environ if name not in dropped}
         folder = self.network.folder
         return {
