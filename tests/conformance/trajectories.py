@@ -86,19 +86,25 @@ def gradients(keys: Keys, factor: int, step: int) -> list[Array]:
 
 
 @cache
-def expected(name: str, number: int, factored: bool, dtype: str, masters: bool) -> list[Array]:
-    """Return the model's weights after the steps of `CHECKED`."""
+def trajectory(name: str, number: int, factored: bool, dtype: str) -> list[Array]:
+    """Return the model's weights after the steps of `CHECKED`, rounded to `dtype` in each step."""
     by_key = FACTORS if factored else {}
     model = Trajectory(name, SETTINGS[name][number], weights(), **by_key)
     real, found = dtype_of(dtype), []
     for step in range(1, STEPS + 1):
         model.step(gradient(step))
-        rounded = model.weights.astype(real).astype(np.float64)
-        if real.itemsize == 2 and not masters:
-            model.weights = rounded
+        model.weights = model.weights.astype(real).astype(np.float64)
         if step in CHECKED:
-            found.append(rounded)
+            found.append(model.weights)
     return found
+
+
+def expected(name: str, number: int, factored: bool, dtype: str, masters: bool) -> list[Array]:
+    """Return the model's weights after the steps of `CHECKED`, in a key's dtype."""
+    real = dtype_of(dtype)
+    narrow = real.itemsize == 2 and not masters
+    found = trajectory(name, number, factored, dtype if narrow else "float64")
+    return [each.astype(real).astype(np.float64) for each in found]
 
 
 def check(found: Array, wanted: Array, dtype: str, text: str) -> None:
@@ -120,24 +126,45 @@ def check_mxnet(found: Array, name: str, number: int, step: int) -> None:
         )
 
 
-def follow(kv: Any, keys: Keys, name: str, number: int, masters: bool, steps: int) -> None:
-    """Make steps of an optimizer on a store with these keys, and check them."""
-    chosen = optimizer.create(name, **SETTINGS[name][number], multi_precision=masters)
-    chosen.lr_mult = dict.fromkeys(keys.names[::2], FACTORS["lr_mult"])
-    chosen.wd_mult = dict.fromkeys(keys.names[::2], FACTORS["wd_mult"])
-    kv.set_optimizer(chosen, reset_states=True)
-    kv.reset(keys.names, keys.arrays(weights()))
-    factor = share(kv.rank, kv.num_workers)
-    for step in range(1, steps + 1):
-        kv.push(keys.names, gradients(keys, factor, step % PERIOD))
-        if step not in CHECKED:
-            continue
-        outs = keys.arrays(np.full(SIZE, 77.0))
-        kv.pull(keys.names, out=outs)
-        for index, (dtype, out) in enumerate(zip(keys.dtypes, outs, strict=True)):
+class Follower:
+    """A store with these keys, on which optimizers make steps that are checked.
+
+    As a training loop does, it pushes the same arrays in each step, with other numbers.
+    """
+
+    def __init__(self, kv: Any, keys: Keys) -> None:
+        self._kv, self._keys = kv, keys
+        self._first, self._pushed, self._outs = (keys.arrays(weights()) for _ in range(3))
+        kv.init(keys.names, self._first)
+
+    def follow(self, name: str, number: int, masters: bool, steps: int) -> None:
+        """Make steps of an optimizer from the first weights, and check them."""
+        kv, keys = self._kv, self._keys
+        chosen = optimizer.create(name, **SETTINGS[name][number], multi_precision=masters)
+        chosen.lr_mult = dict.fromkeys(keys.names[::2], FACTORS["lr_mult"])
+        chosen.wd_mult = dict.fromkeys(keys.names[::2], FACTORS["wd_mult"])
+        kv.set_optimizer(chosen, reset_states=True)
+        kv.reset(keys.names, self._first)
+        factor = share(kv.rank, kv.num_workers)
+        for step in range(1, steps + 1):
+            for array, given in zip(
+                self._pushed, gradients(keys, factor, step % PERIOD), strict=True
+            ):
+                array[...] = given
+            kv.push(keys.names, self._pushed)
+            if step in CHECKED:
+                self._check(name, number, masters, step)
+
+    def _check(self, name: str, number: int, masters: bool, step: int) -> None:
+        """Compare the weights of all keys after a step."""
+        for out in self._outs:
+            out.fill(77)
+        self._kv.pull(self._keys.names, out=self._outs)
+        for index, (dtype, out) in enumerate(zip(self._keys.dtypes, self._outs, strict=True)):
             real, factored = REAL_PART.get(dtype, dtype), index % 2 == 0
             wanted = expected(name, number, factored, real, masters)[CHECKED.index(step)]
-            check(out, wanted, real, f"{name}, settings {number}, {keys.names[index]}, step {step}")
+            key = self._keys.names[index]
+            check(out, wanted, real, f"{name}, settings {number}, {key}, step {step}")
             if dtype == "float32" and factored == (number == FACTORED):
                 check_mxnet(out, name, number, step)
 
@@ -151,13 +178,13 @@ def last_step(create: Stores, kv: Any) -> int:
 def compare(create: Stores, dtypes: tuple[str, ...], names: list[str]) -> None:
     """Check optimizers with weights that each rank has, then with masters and shared weights."""
     for shared in (False, True):
-        kv, keys = create(), keys_of(dtypes, shared)
-        kv.init(keys.names, keys.arrays(weights()))
+        kv = create()
+        follower = Follower(kv, keys_of(dtypes, shared))
         for name in names:
             # The last settings, or the first if the last are those with factors.
             other = len(SETTINGS[name]) - 1
             number = FACTORED if not shared else other if other != FACTORED else 0
-            follow(kv, keys, name, number, shared, last_step(create, kv))
+            follower.follow(name, number, shared, last_step(create, kv))
 
 
 @case()

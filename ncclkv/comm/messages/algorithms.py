@@ -11,6 +11,11 @@ from ncclkv.comm.transport import Steps
 from ncclkv.comm.two_step import Sum, all_to_all, slices
 from ncclkv.comm.types import Apply, Buffer, To
 
+_LENGTH_BYTES = 8
+
+_HEAD_BYTES = 1024
+"""Bytes that the message of a length has room for: most objects need no second message."""
+
 
 def reduction(
     channel: Channel, send: Buffer, receive: Buffer, op: str, to: To, apply: Apply | None
@@ -59,11 +64,16 @@ def barrier(channel: Channel) -> Steps:
 
 
 def gather_bytes(channel: Channel, own: Buffer, received: list[Buffer]) -> Steps:
-    """Send bytes of any length from each rank to each: the lengths first."""
-    lengths = np.zeros(channel.size, np.int64)
-    own_length = lengths[channel.rank : channel.rank + 1]
-    own_length[0] = own.size
-    yield from gather(channel, own_length, np.split(lengths, channel.size))
-    received[:] = [np.empty(length, np.uint8) for length in lengths]
+    """Send bytes of any length from each rank to each: short ones in the message of the length."""
+    firsts = np.zeros((channel.size, _LENGTH_BYTES + _HEAD_BYTES), np.uint8)
+    lengths, heads = firsts[:, :_LENGTH_BYTES].view(np.int64)[:, 0], firsts[:, _LENGTH_BYTES:]
+    lengths[channel.rank] = own.size
+    heads[channel.rank, : own.size] = own[:_HEAD_BYTES]
+    yield from gather(channel, firsts[channel.rank], [*firsts])
+    received[:] = [
+        head[:length] if length <= _HEAD_BYTES else np.empty(length, np.uint8)
+        for head, length in zip(heads, lengths, strict=True)
+    ]
     received[channel.rank] = own
-    yield from gather(channel, own, received)
+    long = [part if part.size > _HEAD_BYTES else None for part in received]
+    yield from all_to_all(channel, [long[channel.rank]] * channel.size, long)
