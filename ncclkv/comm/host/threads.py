@@ -19,6 +19,9 @@ from ncclkv.comm.transport import Request, Transport, WrongLength
 from ncclkv.comm.types import Buffer
 from ncclkv.system.memory import memory_left
 
+# Up to here the sender copies its data, and does not wait for the receiver.
+_EAGER_BYTES = 4096
+
 # Longest sleep of a waiting thread before it checks its deadline again.
 _PAUSE_SECONDS = 0.005
 
@@ -48,7 +51,7 @@ class _Changes:
 
 @dataclass
 class _Outgoing(Request):
-    """A message that its receiver copies out of the sender's memory."""
+    """A message that its receiver copies out of the sender's memory, or out of a copy."""
 
     data: Buffer
     peer: int
@@ -125,7 +128,6 @@ class _Incoming(Request):
                 if not box:
                     del self.group.messages[self.address]
                 self.received = True
-                self.group.changes[self.peer].add()
         return True
 
     def _copy(self, message: _Outgoing) -> None:
@@ -133,7 +135,9 @@ class _Incoming(Request):
             sender, rank, _ = self.address
             raise WrongLength(rank, sender, message.data.size, self.into.size)
         np.copyto(self.into, message.data)
-        message.received = True
+        if not message.received:
+            message.received = True
+            self.group.changes[self.peer].add()
 
 
 class ThreadTransport(Transport):
@@ -168,7 +172,8 @@ class ThreadTransport(Transport):
         self.inbox = group.inboxes[rank]
 
     def send(self, data: Buffer, peer: int, tag: int) -> Request:
-        message = _Outgoing(data, peer)
+        eager = data.nbytes <= _EAGER_BYTES
+        message = _Outgoing(data.copy() if eager else data, peer, received=eager)
         with self._group.lock:
             self._group.messages.setdefault((self.rank, peer, tag), deque()).append(message)
             self._group.changes[peer].add()

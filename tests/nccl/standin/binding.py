@@ -16,6 +16,7 @@ from tests.nccl.standin.errors import Died, RefusedByStandIn
 from tests.nccl.standin.exchange import Exchange
 from tests.nccl.standin.faults import Faults
 from tests.nccl.standin.handle import Handle
+from tests.nccl.standin.hosts import twin
 from tests.nccl.standin.log import HEADER
 from tests.nccl.standin.order import HOST
 
@@ -108,7 +109,7 @@ class RecordingBinding:
             host, limit = offer
             if (host.size, host.rank) == (size, rank):
                 self._offered.remove(offer)
-                return host if limit is None else host.duplicate(limit)
+                return host if limit is None else twin(host, limit)
         raise RefusedByStandIn(f"create as rank {rank} of {size}: there is no such group of ranks")
 
     def connect(

@@ -10,6 +10,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.control import ObjectComm
 from ncclkv.comm.types import Work
 from tests.nccl.standin.binding import RecordingBinding
+from tests.nccl.standin.hosts import twin
 from tests.nccl.standin.log import CallLog
 
 
@@ -56,7 +57,7 @@ class Peers:
 
     def duplicate(self, timeout: float | None = None) -> Any:
         child = self._host.duplicate(timeout)  # the first, because it obeys the deadline
-        self._binding.offer(self._host.duplicate(self._limit))
+        self._binding.offer(twin(self._host, self._limit))
         return Peers(child, self._binding, self._limit, self._log)
 
 

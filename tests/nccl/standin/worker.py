@@ -10,6 +10,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.host import threads
 from ncclkv.comm.nccl.communicator import NcclCommunicator
 from ncclkv.testing import run_ranks
+from tests.harness.one_core import one_core
 from tests.harness.slow import stretched
 from tests.nccl.standin.binding import RecordingBinding
 from tests.nccl.standin.device import Device
@@ -101,7 +102,8 @@ def run_on_standin(
     """Run ``body(worker)`` on so many threads, and check each device at the end."""
 
     def rank_body() -> Any:
-        host = threads.world(timeout)
+        # Not `threads.world`: a duplicate takes milliseconds of each rank.
+        host: Any = threads._current.communicator
         worker = Worker(host, lazy, (faults or {}).get(host.rank, Faults()), limit)
         try:
             result = body(worker)
@@ -112,4 +114,5 @@ def run_on_standin(
         host.close()
         return result
 
-    return run_ranks(size, rank_body, timeout=timeout)
+    with one_core():
+        return run_ranks(size, rank_body, timeout=timeout)

@@ -53,20 +53,34 @@ def woken(transports: list[ThreadTransport]) -> list[int]:
     return [group.changes[rank].count for rank in range(RANKS)]
 
 
-def test_a_message_wakes_its_receiver_and_its_receipt_the_sender(
+def test_a_long_message_wakes_its_receiver_and_its_receipt_the_sender(
     transports: list[ThreadTransport],
 ) -> None:
-    into = np.zeros(4, np.uint8)
+    sent = np.arange(threads._EAGER_BYTES + 1).astype(np.uint8)
+    into = np.zeros_like(sent)
     incoming = transports[2].receive(into, 1, 7)
     assert not incoming.done()
-    outgoing = transports[1].send(np.arange(4, dtype=np.uint8), 2, 7)
+    outgoing = transports[1].send(sent, 2, 7)
     assert woken(transports) == [0, 0, 1, 0]
     assert not outgoing.done()
     assert incoming.done()
     assert woken(transports) == [0, 1, 1, 0]
     assert outgoing.done()
     assert incoming.done()
-    assert into.tolist() == [0, 1, 2, 3]
+    assert np.array_equal(into, sent)
+
+
+def test_a_short_message_leaves_its_sender_free_to_write_at_once(
+    transports: list[ThreadTransport],
+) -> None:
+    sent = np.arange(threads._EAGER_BYTES).astype(np.uint8)
+    into, wanted = np.zeros_like(sent), sent.copy()
+    incoming = transports[2].receive(into, 1, 7)
+    assert transports[1].send(sent, 2, 7).done()
+    sent[:] = 77
+    assert incoming.done()
+    assert woken(transports) == [0, 0, 1, 0]
+    assert np.array_equal(into, wanted)
 
 
 def test_a_notice_wakes_its_readers_and_a_farewell_everyone(
