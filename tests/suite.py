@@ -98,6 +98,7 @@ class Run:
 def suite() -> list[Run]:
     """Return all runs, in the order of their starts, with the covering set of cases."""
     pytest = (sys.executable, "-m", "pytest")
+    nodes, *layouts = _on_layouts(ON_NODES, CASES)
     return [
         # Long runs begin first.  Half of those side by side wait for deadlines, the others compute.
         # Without root the runs on hosts print the reason, and test nothing.  Their ranks poll for
@@ -113,8 +114,9 @@ def suite() -> list[Run]:
         Run("threads", (*pytest, "--durations=20", "tests/threads"), 600),
         Run("hosts-work", (*pytest, "--durations=20", *HOSTS_WORK), 600, 2),
         _on_ranks(3),
-        *_on_layouts(ON_NODES, CASES),
+        nodes,
         _on_ranks(4, but=(*CONTRACT, *ANY_SEVERAL, PROGRAMS, *MODULES)),
+        *layouts,
         Run("harness", (*pytest, "tests/harness"), 180),
         Run("faults", (*pytest, "tests/faults"), 300),
         _on_ranks(2, but=(*CONTRACT, *ANY_SEVERAL, PROGRAMS, *MODULES)),
@@ -160,8 +162,8 @@ def _on_layouts(files: Sequence[str], some: Sequence[str]) -> list[Run]:
     return [
         Run("nodes-4", (*split, *ranks(4), *files), 240, _weight(4)),
         Run("halves-3", (*halves, *ranks(3), *ON_WAYS), 240, _weight(3)),
-        Run("plain-3", (*plain, *ranks(3), *some), 240, _weight(3)),
         Run("nodes-3", (*split, *ranks(3), *some), 240, _weight(3)),
+        Run("plain-3", (*plain, *ranks(3), *some), 240, _weight(3)),
     ]
 
 

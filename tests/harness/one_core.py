@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 _core_of_this_thread = ctypes.CDLL(None).sched_getcpu
 
 
@@ -26,3 +28,10 @@ def one_core() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+@pytest.fixture(autouse=True)
+def _one_core() -> Iterator[None]:
+    """Run each test of a folder on one core: its ``conftest.py`` imports this fixture."""
+    with one_core():
+        yield

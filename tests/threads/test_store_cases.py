@@ -8,6 +8,7 @@ from ncclkv.testing import run_ranks
 from tests.conformance import Case
 from tests.conformance.covering import chosen
 from tests.conformance.stores import Stores
+from tests.harness.one_core import one_core
 
 
 def over_solo(case: Case, update_on: str) -> None:
@@ -20,7 +21,9 @@ def over_threads(case: Case, update_on: str, size: int) -> None:
         with Stores("threads", update_on) as create:
             case.body(create)
 
-    run_ranks(size, body)
+    # The cases of communicators run on all cores.
+    with one_core():
+        run_ranks(size, body)
 
 
 def bring(case: Case) -> None:
