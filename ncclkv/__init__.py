@@ -70,7 +70,7 @@ _LATER = {
     "optimizer": "ncclkv.optimizer",
     "testing": "ncclkv.testing",
 }
-"""Public names that are imported at their first use, and their modules: most ranks need none."""
+"""Public names that are imported at their first use, and their modules; sums need none of them."""
 
 if not _typing.TYPE_CHECKING:  # a type checker would take any name for an attribute
 
