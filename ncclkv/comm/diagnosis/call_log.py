@@ -103,7 +103,6 @@ class PreparedCall(NamedTuple):
 
     Attributes
     ----------
-    code : int
     text : int
         Index of its text.
     term : int
@@ -118,7 +117,6 @@ class PreparedCall(NamedTuple):
         The text itself; empty if the call has items, too.
     """
 
-    code: int
     text: int
     term: int
     site: CodeType
@@ -226,9 +224,8 @@ class CallRing:
             frame, depth = frame.f_back, depth + 1
         site, instruction = user.f_code, user.f_lasti
         words, term = text.encode(errors="replace"), _term(code, keys)
-        call = PreparedCall(
-            code, self._texts, term, site, instruction, depth, b"" if items else words
-        )
+        kept = b"" if items else words
+        call = PreparedCall(self._texts, term, site, instruction, depth, kept)
         self._interned[code, keys, id(site), instruction] = call
         self._write_text(code, keys, words)
         if items:
