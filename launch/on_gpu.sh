@@ -4,8 +4,9 @@
 #   launch/on_gpu.sh FOLDER [PART ...]
 #
 # FOLDER gets summary.txt and logs.tar.gz, rewritten after every part.  PART is the name of a
-# part, or of the calls "first", "two" and "rest" that each fit into ten minutes; without any, all
-# parts of all calls; --list shows them.  A part whose needs are missing is skipped with a message.
+# part, or of the calls "first", "second", "third" and "rest"; without any, all parts of all
+# calls; --list shows them.  Parts run in the order in which they are named.  A part whose needs are
+# missing is skipped with a message, and so are all parts after a ladder that ended early.
 #
 #   BUDGET   seconds for the whole call, 540 unless set; a part is limited to the rest of it
 #   WHEELS   a folder with a wheel of mpich, for a machine without mpirun; .whl unless set
@@ -16,7 +17,7 @@
 set -u
 
 case "${1:-}" in
-    '' | -h | --help) sed -n '2,16s/^# \{0,1\}//p' "$0"; [ $# -gt 0 ]; exit $(($? * 2)) ;;
+    '' | -h | --help) sed -n '2,17s/^# \{0,1\}//p' "$0"; [ $# -gt 0 ]; exit $(($? * 2)) ;;
 esac
 if [ "${NCCLKV_EMULATED:-}" = 1 ]; then
     echo 'launch/on_gpu.sh: layer 3b has no GPU, and nothing it shows is a result of one' >&2
@@ -43,6 +44,10 @@ work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/logs"
 log=$work/logs/setup.txt
+
+has_extension() {
+    "$python" -c 'from ncclkv.kernels.host import compiled; raise SystemExit(not compiled.BUILT)'
+}
 
 two_ranks_connect() {
     timeout -k 5 25 launch/local.sh -n 2 -c \
@@ -86,7 +91,8 @@ find_mpi() {
     "$python" -VV
     timeout 30 nvidia-smi
     nproc; free -h; df -h /dev/shm /tmp
-    timeout -k 5 150 "$python" setup.py build_ext --inplace 2>&1 | tail -n 5
+    # One that was built elsewhere for the same processor and Python saves up to a minute.
+    has_extension || timeout -k 5 150 "$python" setup.py build_ext --inplace 2>&1 | tail -n 5
     unset NO_MPI
     find_mpi
     command -v mpirun compute-sanitizer ncu nvcc

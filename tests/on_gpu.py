@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tests.harness import rounds
 from tests.nccl import gpu
+from tests.nccl.programs.ladder import SOME_FAILED
 
 ROOT = Path(__file__).resolve().parent.parent
 RESERVE = 15.0
@@ -31,6 +32,9 @@ LEAST = 20.0
 
 MOST_BYTES = 2**20
 """Bytes of one log in the archive, half from its beginning and half from its end."""
+
+LINES = 16
+"""Last lines of the log of a part without tests that are in the summary."""
 
 PYTEST = ("-m", "pytest", "-v", "--tb=short", "-rfE", "--maxfail=25",
           "-o", "console_output_style=count")  # fmt: skip
@@ -58,6 +62,8 @@ class Part:
         ``{logs}`` in one stands for the folder of the logs.
     torch : bool
         Whether it needs torch with CUDA; without that the part is left out.
+    before_others : bool
+        Whether later parts on as many ranks, or on more, are left out if it fails.
     """
 
     name: str
@@ -68,15 +74,27 @@ class Part:
     before: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     torch: bool = False
+    before_others: bool = False
+
+
+def _nccl_log(name: str) -> dict[str, str]:
+    """Return the variables by which NCCL writes its choices to files of their own."""
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{{logs}}/{name}-nccl-%p.txt"}
+
+
+def _ladder(name: str, limit: float, *words: str, ranks: int = 1) -> Part:
+    """Return a part that climbs the ladder."""
+    variables = {"LADDER_LIMIT": str(limit - 10), **_nccl_log(name)}
+    arguments = ("-m", "tests.nccl.programs.ladder", *words)
+    return Part(name, "first", limit, arguments, ranks, (), variables, before_others=True)
 
 
 def _tests(
     name: str, call: str, limit: float, *arguments: str, ranks: int = 1, torch: bool = False
 ) -> Part:
     """Return a part that is a pytest run; NCCL logs its choices where ranks share the GPU."""
-    warned = {"NCCL_DEBUG": "WARN"}
-    told = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{{logs}}/{name}-nccl-%p.txt"}
-    variables = told if ranks > 1 or call == "two" else warned
+    several = ranks > 1 or name == "faults"
+    variables = _nccl_log(name) if several else {"NCCL_DEBUG": "WARN"}
     return Part(name, call, limit, (*PYTEST, *arguments), ranks, (), variables, torch)
 
 
@@ -98,25 +116,28 @@ _KERNELS = "tests/nccl/test_gpu_kernels.py"
 
 PARTS = (
     Part("versions", "first", 60, (f"{PROGRAMS}/versions.py",)),
-    _tests("errors", "first", 150, "tests/nccl/test_gpu_errors.py"),
-    _tests("first-cases", "first", 120, "tests/nccl/test_gpu_first.py"),
-    _tests("kernels", "first", 200, _KERNELS, "-k", "not more_elements_than_32_bits_count"),
+    _ladder("ladder", 90),
+    _ladder("ladder-2", 120, "ranks", ranks=2),
     Part("each-kernel", "first", 60, (f"{PROGRAMS}/each_kernel.py",)),
-    _bench("bench-model", "first", 150, "--only", "kernels", "updates", "cpu", "models",
+    _tests("first-cases", "first", 120, "tests/nccl/test_gpu_first.py"),
+    _tests("errors", "second", 150, "tests/nccl/test_gpu_errors.py"),
+    _tests("kernels", "second", 200, _KERNELS, "-k", "not more_elements_than_32_bits_count"),
+    _bench("bench-model", "second", 150, "--only", "kernels", "updates", "cpu", "models",
            "--models", "ResNet-50"),
-    Part("profile", "first", 90, (f"{PROGRAMS}/each_kernel.py", "1"), before=_PROFILER),
-    _tests("share", "two", 90, _COMM, "-k", "every_length_to_all or broadcast_from", "-x", ranks=2),
-    _tests("first-cases-2", "two", 150, _STORE, "-m", "first", ranks=2),
-    _tests("comm-2", "two", 90, _COMM, "-k", "not test_failure", ranks=2),
+    Part("profile", "second", 90, (f"{PROGRAMS}/each_kernel.py", "1"), before=_PROFILER),
+    _tests("share", "second", 90, _COMM, "-k", "every_length_to_all or broadcast_from", "-x",
+           ranks=2),
+    _tests("comm-2", "second", 90, _COMM, "-k", "not test_failure", ranks=2),
+    _tests("first-cases-2", "second", 150, _STORE, "-m", "first", ranks=2),
     # A part of their own: what goes wrong in a capture can spoil what follows in its process.
-    _tests("captures-2", "two", 120, _CAPTURE, ranks=2),
-    _tests("faults", "two", 150, "tests/nccl/test_gpu_faults.py"),
-    _tests("failures-2", "two", 150, _COMM, "-k", "test_failure", ranks=2),
-    _tests("modules-2", "two", 90, _MODULES, ranks=2, torch=True),
-    _tests("modules", "rest", 90, _MODULES, torch=True),
-    _tests("captures", "rest", 120, _CAPTURE),
-    _tests("store", "rest", 300, _STORE, "-m", "not first"),
-    _bench("bench", "rest", 240),
+    _tests("captures-2", "third", 120, _CAPTURE, ranks=2),
+    _tests("faults", "third", 150, "tests/nccl/test_gpu_faults.py"),
+    _tests("failures-2", "third", 150, _COMM, "-k", "test_failure", ranks=2),
+    _tests("modules", "third", 90, _MODULES, torch=True),
+    _tests("modules-2", "third", 90, _MODULES, ranks=2, torch=True),
+    _tests("captures", "third", 120, _CAPTURE),
+    _bench("bench", "third", 240),
+    _tests("store", "third", 300, _STORE, "-m", "not first"),
     _tests("store-2", "rest", 300, _STORE, "-m", "not first", ranks=2),
     _tests("comm", "rest", 60, _COMM),
     _tests("comm-3", "rest", 90, _COMM, ranks=3),
@@ -139,12 +160,18 @@ class Lease:
     ----------
     lines : list of str
         The summary so far.
+    closed : str
+        Name of a part that failed and had to hold for later parts; empty if there is none.
+    closed_from : int
+        Number of ranks from which on parts are left out, if `closed` names a part.
     """
 
     folder: Path
     logs: Path
     end: float
     lines: list[str] = field(default_factory=list)
+    closed: str = ""
+    closed_from: int = 0
 
     def left(self) -> float:
         """Return the seconds that a part may still take."""
@@ -156,6 +183,8 @@ class Lease:
         begin = time.monotonic()
         outcome = why or self._outcome(part, min(part.limit, self.left()))
         passed = outcome == "passed"
+        if part.before_others and not (why or passed or outcome.endswith(f"code {SOME_FAILED}")):
+            self.closed, self.closed_from = part.name, part.ranks
         self.say(f"{part.name:14} {outcome} ({time.monotonic() - begin:.0f} s)")
         if not why:
             for line in digest(self._log(part).read_text(errors="replace")):
@@ -165,6 +194,8 @@ class Lease:
 
     def _obstacle(self, part: Part) -> str:
         """Return the reason why a part cannot run, empty when it can."""
+        if self.closed and part.ranks >= self.closed_from:
+            return f"not run: {self.closed} failed"
         if part.ranks > 1 and os.environ.get("NO_MPI"):
             return "not run: two ranks do not meet (setup.txt)"
         if part.before and shutil.which(part.before[0]) is None:
@@ -254,7 +285,7 @@ def digest(text: str) -> list[str]:
     lines = [line for line in text.splitlines() if line.strip()]
     counts = Counter(found[1].lower() for line in lines if (found := OUTCOME.match(line)))
     if not counts:
-        return [line[:160] for line in lines[-3:]]
+        return [line[:240] for line in lines[-LINES:]]
     failed = dict.fromkeys(found[1][:160] for line in lines if (found := NAMED.match(line)))
     shown = list(failed)[:6]
     more = [f"and {len(failed) - len(shown)} more"] if len(failed) > len(shown) else []
@@ -271,11 +302,12 @@ def shorten(path: Path) -> None:
 
 
 def chosen(words: Sequence[str]) -> list[Part]:
-    """Return the parts with these names, or of these calls, in order; all parts by default."""
+    """Return the parts with these names, or of these calls, as ordered there; by default all."""
     unknown = set(words) - {part.name for part in PARTS} - set(CALLS)
     if unknown:
         raise SystemExit(f"no such part: {', '.join(sorted(unknown))}; see --list")
-    return [part for part in PARTS if not words or part.name in words or part.call in words]
+    named = [part for word in words for part in PARTS if word in (part.name, part.call)]
+    return list({part.name: part for part in named or PARTS}.values())
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -109,14 +109,28 @@ def test_the_middle_of_a_long_log_is_cut(tmp_path):
     assert b"bytes left out" in kept
 
 
-def test_parts_run_in_order_of_value_and_can_be_selected():
+def test_parts_run_in_order_of_value_by_default():
     names = [part.name for part in on_gpu.PARTS]
-    assert names[:4] == ["versions", "errors", "first-cases", "kernels"]
+    assert names[:5] == ["versions", "ladder", "ladder-2", "each-kernel", "first-cases"]
     assert len(set(names)) == len(names)
-    assert [part.name for part in on_gpu.chosen(["faults", "first"])][-1] == "faults"
     assert on_gpu.chosen([]) == list(on_gpu.PARTS)
+
+
+def test_named_parts_run_in_the_order_of_the_command_line():
+    names = [part.name for part in on_gpu.chosen(["faults", "ladder", "first", "faults"])]
+    assert names == ["faults", "ladder", "versions", "ladder-2", "each-kernel", "first-cases"]
     with pytest.raises(SystemExit, match="no such part: thirst; see --list"):
         on_gpu.chosen(["thirst"])
+
+
+@pytest.mark.parametrize("code", [1, on_gpu.SOME_FAILED, 0])
+def test_a_ladder_that_ends_early_leaves_out_the_parts_behind_it(lease, code):
+    ladder = program(f"raise SystemExit({code})", ranks=2, before_others=True)
+    lease.run(ladder)
+    alone, several = program("print('alone')"), program("print('several')", ranks=2)
+    assert lease.run(alone)
+    assert lease.run(several) == (code != 1)
+    assert (lease.lines[-1] == "part           not run: part failed (0 s)") == (code == 1)
 
 
 @pytest.mark.parametrize("part", on_gpu.PARTS, ids=lambda part: part.name)
