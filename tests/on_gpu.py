@@ -124,6 +124,7 @@ PARTS = (
     _tests("kernels", "second", 200, _KERNELS, "-k", "not more_elements_than_32_bits_count"),
     _bench("bench-model", "second", 150, "--only", "kernels", "updates", "cpu", "models",
            "--models", "ResNet-50"),
+    Part("step-profile", "second", 60, ("-m", "tests.nccl.programs.step_profile")),
     Part("profile", "second", 90, (f"{PROGRAMS}/each_kernel.py", "1"), before=_PROFILER),
     _tests("share", "second", 90, _COMM, "-k", "every_length_to_all or broadcast_from", "-x",
            ranks=2),

@@ -11,7 +11,7 @@ from ncclkv.comm import backoff
 from ncclkv.errors import CommTimeout
 from ncclkv.system import watchdog
 
-ABORT_SECONDS = 10.0
+ABORT_SECONDS = 2.0
 """Seconds that an abort may take: the other ranks may have exited, and the device may hang."""
 
 LEEWAY = 5.0
