@@ -14,6 +14,7 @@ ON_GPU = (
     "tests/ranks/test_gpu_comm.py",
     "tests/ranks/test_gpu_store.py",
     "tests/ranks/test_gpu_capture.py",
+    "tests/ranks/test_gpu_current.py",
     "tests/ranks/test_gpu_modules.py",
 )
 ALONE_ON_GPU = (
@@ -225,11 +226,11 @@ def emulated_few() -> list[Run]:
     """Return the part of layer 3b that takes three minutes at most."""
     pytest = (sys.executable, "-m", "pytest")
     share = ("env", "NCCLKV_SHARE_GPU=1")
-    comm, store, capture, _ = ON_GPU  # torch finds no GPU in layer 3b
+    comm, store, capture, current, _ = ON_GPU  # torch finds no GPU in layer 3b
     runs = [
         Run("few-rules", (*pytest, "tests/nccl/emulated", "-k", f"not ({' or '.join(LONG)})"), 240),
         Run("few-one", (*pytest, "tests/nccl/test_gpu_errors.py", *SEVERAL_GPUS), 120),
-        Run("few-2", (*share, *ranks(2), store, "-m", "first"), 120, 2),
+        Run("few-2", (*share, *ranks(2), store, current, "-m", "first"), 120, 2),
         Run("few-3", (*ranks(3), comm, capture, "-k", "not failure"), 120, 3),
     ]
     return [_inside(run) for run in runs]

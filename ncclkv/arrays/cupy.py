@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from numpy.typing import NDArray
@@ -60,13 +60,37 @@ def view(x: Any, what: str, *, write: bool) -> NDArray[Any]:
 
 
 @contextmanager
-def on_torch_stream(number: int) -> Iterator[None]:
-    """Make torch's current stream of a device CuPy's, for this thread in a ``with`` block."""
+def on_stream(number: int, stream: Any) -> Iterator[None]:
+    """Make a device and a stream of it current, for this thread in a ``with`` block.
+
+    Parameters
+    ----------
+    number : int
+        The device.
+    stream : cupy.cuda.Stream or ForeignStream
+    """
     cuda = _cupy().cuda
+    device = cuda.Device(number)
+    # CuPy refuses a stream while another device is current.
+    with device:
+        before = cuda.get_current_stream(number)
+        if isinstance(stream, ForeignStream):
+            stream = cuda.Stream.from_external(stream)
+        try:
+            with stream:
+                yield
+        finally:
+            # CuPy has made the stream of the enclosing `with` block current.  A stream that the
+            # program chose with `use` would be lost, and with it the order of its kernels.
+            if cuda.get_current_stream(number) is not before:
+                device.use()
+                before.use()
+
+
+def on_torch_stream(number: int) -> AbstractContextManager[None]:
+    """Make torch's current stream of a device CuPy's, for this thread in a ``with`` block."""
     # torch keeps its streams to the end of the process.
-    stream = ForeignStream(_torch_stream(number))
-    with cuda.Device(number), cuda.Stream.from_external(stream):
-        yield
+    return on_stream(number, ForeignStream(_torch_stream(number)))
 
 
 @contextmanager

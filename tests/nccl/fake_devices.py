@@ -1,6 +1,8 @@
 """A fake ``cupy.cuda`` of several devices, with the behaviour of CuPy's source.
 
 A stream is entered on its own device alone, and an event is recorded on a stream of its own device.
+The end of its ``with`` block makes the stream of the enclosing block current, even if the program
+has chosen another with `use`.
 A stream without references is destroyed. Page-locked memory without references goes to the next
 allocation, even if a copy still reads it. `Devices.step` runs the queued work of a stream.
 """
@@ -11,8 +13,7 @@ import ctypes
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +44,9 @@ class Devices:
 
         self._real: Any = cupy.cuda
         self._addresses = itertools.count(1000)
-        self._stream_of: dict[int, Any] = {}
+        # The default stream, and those that `with` blocks have entered, of each device.
+        self._entered: dict[int, list[Any]] = {n: [ExternalStream(self, n)] for n in (0, 1)}
+        self._stream_of = {number: entered[-1] for number, entered in self._entered.items()}
         self._device_of: dict[int, int] = {0: 0}
         self._is_done: dict[int, bool] = {}
         self._work: deque[Callable[[], None]] = deque()
@@ -66,7 +69,7 @@ class Devices:
             Device=lambda number: Device(self, number),
             Stream=type("Stream", (Stream,), {"devices": self}),
             Event=lambda disable_timing=False: Event(self),
-            get_current_stream=lambda number=-1: self._stream_of[number],
+            get_current_stream=self.stream_of,
             alloc_pinned_memory=self._pinned,
         )
         monkeypatch.setattr(cupy, "cuda", cuda)
@@ -76,6 +79,30 @@ class Devices:
     def use(self, stream: Any) -> None:
         """Make a stream the current one of its device."""
         self._stream_of[stream.device_id] = stream
+
+    def stream_of(self, number: int = -1) -> Any:
+        """Return the current stream of a device."""
+        return self._stream_of[self.current if number == -1 else number]
+
+    def enter(self, stream: Any) -> None:
+        """Begin the ``with`` block of a stream."""
+        self.check_current(stream)
+        self._entered[self.current].append(stream)
+        self.use(stream)
+
+    def leave(self, stream: Any) -> None:
+        """End the ``with`` block of a stream."""
+        entered = self._entered[stream.device_id]
+        assert entered.pop() is stream
+        self.use(entered[-1])
+
+    def check_current(self, stream: Any) -> None:
+        """Raise CuPy's error unless the device of a stream is current."""
+        if stream.device_id != self.current:
+            raise RuntimeError(
+                f"The device that the stream is created on ({stream.device_id}) does not match "
+                f"with the current device ({self.current})"
+            )
 
     def made(self) -> int:
         """Return the address of a new stream or event on the current device."""
@@ -142,10 +169,34 @@ class Device:
         self._devices.current = self._before.pop()
 
 
-class Stream:
-    """``cupy.cuda.Stream``; destroyed with the last reference."""
+class BaseStream:
+    """Methods of all streams of CuPy."""
 
     devices: Devices
+    device_id: int
+
+    def use(self) -> BaseStream:
+        self.devices.check_current(self)
+        self.devices.use(self)
+        return self
+
+    def __enter__(self) -> BaseStream:
+        self.devices.enter(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.devices.leave(self)
+
+
+class ExternalStream(BaseStream):
+    """``cupy.cuda.Stream.from_external(...)``, or the default stream of a device."""
+
+    def __init__(self, devices: Devices, number: int, ptr: int = 0) -> None:
+        self.devices, self.device_id, self.ptr = devices, number, ptr
+
+
+class Stream(BaseStream):
+    """``cupy.cuda.Stream``; destroyed with the last reference."""
 
     def __init__(self, non_blocking: bool = False, priority: int = 0) -> None:
         self.ptr = self.devices.made()
@@ -153,22 +204,11 @@ class Stream:
         weakref.finalize(self, self.devices.destroyed.add, self.ptr).atexit = False
 
     @classmethod
-    @contextmanager
-    def from_external(cls, stream: Any) -> Iterator[None]:
+    def from_external(cls, stream: Any) -> ExternalStream:
         """Return a stream of another library; CuPy assigns it to the current device."""
-        assert stream.__cuda_stream__()[0] == 0
-        yield
-
-    def __enter__(self) -> Stream:
-        if self.device_id != self.devices.current:
-            raise RuntimeError(
-                f"The device that the stream is created on ({self.device_id}) does not match with "
-                f"the current device ({self.devices.current})"
-            )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
+        version, ptr = stream.__cuda_stream__()
+        assert version == 0
+        return ExternalStream(cls.devices, cls.devices.current, ptr)
 
     def begin_capture(self, mode: int) -> None:
         assert self.ptr not in self.devices.destroyed

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,27 +78,6 @@ def test_the_streams_of_its_own_gpu_have_to_be_the_same(streams):
     assert arrays.view(Tensor(0), "push of key 3", write=False) == "view on 0"
     with pytest.raises(UsageError, match=r"^push of key 3: torch's current stream of device 1 is"):
         arrays.view(Tensor(1), "push of key 3", write=False)
-
-
-def test_the_current_stream_of_torch_becomes_that_of_cupy(streams, monkeypatch):
-    streams["torch"][1] = 77
-    entered = []
-
-    @contextmanager
-    def recorded(*what):
-        entered.append(what)
-        yield
-        entered.pop()
-
-    cuda = sys.modules["cupy"].cuda
-    cuda.Device = partial(recorded, "device")
-    cuda.Stream = SimpleNamespace(
-        from_external=lambda stream: recorded("stream", stream.__cuda_stream__())
-    )
-    with arrays.on_torch_stream(1):
-        # CuPy refuses a stream of another device than the current one.
-        assert entered == [("device", 1), ("stream", (0, 77))]
-    assert entered == []
 
 
 class Elsewhere:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ pytest.importorskip("cupy", reason="these tests need CuPy: pip install 'ncclkv[c
 
 import cupy
 
+from ncclkv.arrays import cupy as arrays
 from ncclkv.comm.nccl.streams import CupyStreams
 from ncclkv.kernels.device.staging import Staging
 from tests.nccl.fake_devices import Devices, Slot
@@ -43,6 +47,44 @@ def test_its_stream_is_made_current_where_another_device_is(devices, streams):
     with streams.on(12345):
         assert devices.current == OWN
     assert devices.current == OTHER
+
+
+@pytest.mark.parametrize("address", [None, 12345], ids=["its own", "another"])
+@pytest.mark.parametrize("inside", [True, False], ids=["in a with block", "outside"])
+def test_a_stream_that_was_chosen_by_use_is_current_again(devices, streams, address, inside):
+    devices.current = OWN
+    enclosing, chosen = devices.Stream(), devices.Stream()
+    with enclosing if inside else nullcontext():
+        chosen.use()
+        devices.current = OTHER
+        with streams.on(address or streams.communication):
+            assert devices.stream_of().ptr == (address or streams.communication)
+            # The program's own code may run here, and leaves with CuPy's rule.
+            with devices.Stream():
+                pass
+            assert devices.stream_of().ptr == (address or streams.communication)
+            devices.current = OTHER
+        assert devices.current == OTHER
+        assert devices.stream_of(OWN) is chosen
+        devices.current = OWN
+
+
+def test_the_current_stream_of_torch_becomes_that_of_cupy(devices, monkeypatch):
+    of_torch = {OTHER: 55, OWN: 77}
+    cuda = SimpleNamespace(current_stream=lambda n: SimpleNamespace(cuda_stream=of_torch[n]))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    default = devices.stream_of(OWN)
+    with arrays.on_torch_stream(OWN):
+        assert devices.current == OWN
+        assert devices.stream_of().ptr == 77
+    assert devices.stream_of(OWN) is default
+    devices.current = OWN
+    chosen = devices.Stream().use()
+    devices.current = OTHER
+    with arrays.on_torch_stream(OWN):
+        assert devices.stream_of().ptr == 77
+    assert devices.current == OTHER
+    assert devices.stream_of(OWN) is chosen
 
 
 def test_its_memory_is_of_its_device(devices, streams):

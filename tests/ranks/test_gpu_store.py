@@ -1,6 +1,11 @@
-"""Layers 4 and 5, NCCL on a real GPU: the store cases, on one rank and on several."""
+"""Layers 4 and 5, NCCL on a real GPU: the store cases, on one rank and on several.
+
+With the updates on rank 0, the cases run on a stream that was chosen with `cupy.cuda.Stream.use`.
+"""
 
 from __future__ import annotations
+
+from contextlib import nullcontext
 
 import pytest
 from mpi4py import MPI
@@ -11,6 +16,7 @@ from tests.conformance.stores import Stores
 from tests.nccl.first_cases import FIRST
 from tests.nccl.gpu import need_gpu
 from tests.nccl.gpu_buffers import GpuBuffers
+from tests.nccl.gpu_current import chosen, kept
 
 SIZE = MPI.COMM_WORLD.Get_size()
 pytestmark = pytest.mark.limit(40)
@@ -29,5 +35,8 @@ def test_case(case: Case, update_on: str) -> None:
     need_gpu()
     if case.needs:
         pytest.importorskip(case.needs, reason=f"{case.needs} is not installed")
-    with use_buffers(GpuBuffers()), Stores("nccl", update_on) as create:
+    # torch's tensors are used on torch's current stream alone.
+    on_chosen = chosen("use") if update_on == "root" and not case.needs else nullcontext()
+    stores = Stores("nccl", update_on)
+    with use_buffers(GpuBuffers()), on_chosen, kept(case.name), stores as create:
         case.body(create)

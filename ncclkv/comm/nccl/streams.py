@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol, cast
 
-from ncclkv.arrays.cupy import ForeignStream, event_is_complete, memory
+from ncclkv.arrays.cupy import ForeignStream, event_is_complete, memory, on_stream
 from ncclkv.errors import CommAborted, KVStoreError, UsageError
 
 DRIVER = "libcuda.so.1"
@@ -196,13 +195,9 @@ class CupyStreams:
         mode = ctypes.c_int(_RELAXED)
         ctypes.CDLL(DRIVER).cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
-    @contextmanager
-    def on(self, stream: int) -> Iterator[None]:
+    def on(self, stream: int) -> AbstractContextManager[None]:
         is_own = stream == self.communication
-        made = self._stream if is_own else self._cuda.Stream.from_external(ForeignStream(stream))
-        # CuPy refuses a stream while another device is current.
-        with self._cuda.Device(self._device), made:
-            yield
+        return on_stream(self._device, self._stream if is_own else ForeignStream(stream))
 
     def record(self, stream: int) -> CupyEvent:
         try:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant, Selection
 
+CUPY = "ncclkv/arrays/cupy.py"
 STREAMS = "ncclkv/comm/nccl/streams.py"
+
+CURRENT = "ranks/test_gpu_current.py"
 STAGING = "ncclkv/kernels/device/staging.py"
 
 MUTANTS = (
@@ -37,11 +40,22 @@ MUTANTS = (
     ),
     Mutant(
         name="stream-entered-on-another-device",
-        file=STREAMS,
-        old="        with self._cuda.Device(self._device), made:\n",
-        new="        with made:\n",
+        file=CUPY,
+        old="    with device:\n        before",
+        new="    if True:\n        before",
         why="CuPy refuses the store's stream while another device is current",
         tests=(Selection("0", "nccl/test_cuda_devices.py", "made_current"),),
+    ),
+    Mutant(
+        name="chosen-stream-taken-away",
+        file=CUPY,
+        old="        if cuda.get_current_stream(number) is not before:\n",
+        new="        if False:\n",
+        why="a program's kernels after a push run before those that it launched earlier",
+        tests=(
+            Selection("0", "nccl/test_cuda_devices.py", "chosen_by_use or of_torch"),
+            Selection("3b", CURRENT, "every_rank and use", ranks=2),
+        ),
     ),
     Mutant(
         name="buckets-on-the-current-device",

@@ -13,7 +13,7 @@ from ncclkv.testing import run_ranks
 from tests.harness.one_core import one_core
 from tests.harness.slow import stretched
 from tests.nccl.standin.binding import RecordingBinding
-from tests.nccl.standin.device import Device
+from tests.nccl.standin.device import DEFAULT_STREAM, Device
 from tests.nccl.standin.faults import Faults
 from tests.nccl.standin.kernels import StandInKernels
 from tests.nccl.standin.log import HEADER
@@ -88,6 +88,7 @@ class Worker:
         """Raise faults that no call reported, such as a write beside an array."""
         self.device.memory.check_guards()
         self.device.check()
+        assert self.device.current == DEFAULT_STREAM, "a verb has changed the current stream"
 
 
 def run_on_standin(

@@ -1,0 +1,132 @@
+"""Layers 4 and 5, NCCL on a real GPU: a verb leaves the thread's stream, device and allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from ncclkv import KVStore
+from ncclkv.optimizer import SGD
+from tests.conformance.stores import Stores
+from tests.nccl import gpu
+from tests.nccl.gpu import need_gpu
+from tests.nccl.gpu_current import chosen, current, kept
+
+pytestmark = [pytest.mark.limit(40), pytest.mark.first]
+
+LOCAL = ("is_capable", "keys", "row_sparse_pull", "set_gradient_compression")
+"""Verbs that put no work on a device."""
+
+Call = Callable[[], Any]
+
+
+def in_block(open_block: Callable[[], AbstractContextManager[Any]], call: Call) -> Call:
+    """Return a function that makes a call inside a block of the store."""
+
+    def run() -> None:
+        with open_block():
+            call()
+
+    return run
+
+
+def array(number: float) -> Any:
+    import cupy
+
+    return cupy.full((5, 7), number, np.float32)
+
+
+def verbs(kv: KVStore, directory: Path) -> dict[str, Call]:
+    """Return a call of each verb."""
+
+    def push() -> None:
+        kv.push(["a", "b"], [array(1), array(2)])
+
+    def step() -> None:
+        kv.push(["a", "b"], gradients)
+        kv.pull(["a", "b"], out=outs)
+
+    def capture() -> None:
+        step()
+        with kept("capture"), kv.capture() as captured:
+            step()
+        captured.replay()
+
+    gradients, outs = [array(1), array(2)], [array(0), array(0)]
+    path = str(directory)
+    return {
+        "init": lambda: kv.init(["a", "b"], [array(1), array(2)]),
+        "reset": lambda: kv.reset("a", array(3)),
+        "broadcast": lambda: kv.broadcast("c", array(1), array(0)),
+        "push": push,
+        "pull": lambda: kv.pull("a", out=array(0)),
+        "pushpull": lambda: kv.pushpull("a", array(1), array(0)),
+        "value": lambda: kv.value("a"),
+        "grad_view": lambda: kv.push("a", kv.grad_view("a")),
+        "spec": lambda: kv.spec("a"),
+        "explain_plan": kv.explain_plan,
+        "group": in_block(kv.group, push),
+        "overlap": in_block(lambda: kv.overlap(["a", "b"]), push),
+        "uneven": in_block(kv.uneven, push),
+        "allreduce": lambda: kv.allreduce(array(1)),
+        "allgather": lambda: kv.allgather(array(1)),
+        "set_updater": lambda: (kv.set_updater(lambda key, grad, stored: stored.fill(0)), push()),
+        "set_optimizer": lambda: (kv.set_optimizer(SGD(momentum=0.5)), push()),
+        "capture": capture,
+        "save": lambda: kv.save(path),
+        "load": lambda: kv.load(path),
+        "save_optimizer_states": lambda: kv.save_optimizer_states(path),
+        "load_optimizer_states": lambda: kv.load_optimizer_states(path),
+        "wait": kv.wait,
+        "barrier": kv.barrier,
+        "close": kv.close,
+    }
+
+
+@pytest.mark.parametrize("how", ["with", "use", "use in with"])
+@pytest.mark.parametrize("update_on", ["every_rank", "root", "sharded"])
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_a_verb_leaves_the_current_stream(
+    tmp_path: Path, how: str, update_on: str, reproducible: bool
+) -> None:
+    need_gpu()
+    directory = Path(MPI.COMM_WORLD.bcast(str(tmp_path)))
+    with Stores("nccl", update_on) as create, chosen(how) as stream:
+        with kept("create"):
+            kv = create(reproducible=reproducible)
+        calls = verbs(kv, directory)
+        public = {n for n, f in vars(KVStore).items() if type(f) is FunctionType and n[0] != "_"}
+        assert public - set(LOCAL) == set(calls), "a verb without a call here"
+        for name, call in calls.items():
+            with kept(name):
+                call()
+            assert current()[1] == stream, name
+
+
+@pytest.mark.parametrize("update_on", ["every_rank", "root"])
+def test_a_program_s_kernels_stay_in_order_after_a_push(update_on: str) -> None:
+    need_gpu()
+    import cupy
+
+    with Stores("nccl", update_on) as create:
+        kv = create()
+        kv.init("w", array(0))
+        kv.set_optimizer(SGD())
+        big = cupy.zeros(gpu.busy(2**26), np.float32)
+        copy = cupy.full_like(big, -1)
+        cupy.cuda.get_current_stream().synchronize()
+        with chosen("use"):
+            for _ in range(40):
+                big += 1
+            kv.push("w", array(1))
+            # Without the chosen stream this copy would run before the additions.
+            cupy.copyto(copy, big)
+            cupy.cuda.get_current_stream().synchronize()
+        assert (copy.get() == 40).all()
