@@ -21,7 +21,8 @@ would leave the other ranks waiting.
                           job; by default it waits on and names the late ranks at every timeout
 ``NCCLKV_TRACEBACK``      ``full``: tracebacks of the package's errors include its own frames;
                           the default, ``user``, shows the program's frames alone
-``NCCLKV_SHARE_GPU``      ``1``: several ranks may use one GPU (sets the NCCL variables for it)
+``NCCLKV_SHARE_GPU``      ``1``: several ranks may use one GPU, for trials (sets the NCCL variables
+                          for it, in each process, since NCCL reads most of them once)
 ``NCCLKV_KERNEL_CACHE``   directory of compiled CUDA kernels; ``0``: none are kept
 ``MXNET_UPDATE_ON_KVSTORE``  ``0``: by default a `Trainer` updates on each rank, not on the store;
                           a whole number, as MXNet reads it

@@ -75,7 +75,10 @@ class Kernels(Protocol):
         """Copy `value` (any shape and strides) into the flat `slot` of the same size and dtype."""
 
     def unpack(self, slot: Array, out: Array) -> None:
-        """Copy the flat `slot` into `out` (any shape and strides), casting to its dtype."""
+        """Copy `slot` into `out` (any shape and strides) of the same size, casting to its dtype.
+
+        `slot` is flat, or the value of a key without a bucket, in C order.
+        """
 
     def pack_all(self, values: Arrays, slots: Arrays, table: Any = None) -> Any:
         """Pack each value into its slot.

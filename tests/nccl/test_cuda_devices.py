@@ -16,7 +16,7 @@ import cupy
 
 from ncclkv.arrays import cupy as arrays
 from ncclkv.comm.nccl.streams import CupyStreams
-from ncclkv.kernels.device.staging import Staging
+from ncclkv.kernels.device.staging import Staging, download
 from tests.nccl.fake_devices import Devices, Slot
 
 OWN, OTHER = 1, 0
@@ -146,3 +146,24 @@ def test_a_copy_that_waits_behind_its_event_would_read_what_is_gone(devices):
     devices.step()
     assert first.values.tolist() == [7.0] * 3
     assert second.values.tolist() == [8.0] * 3
+
+
+class OnDevice(np.ndarray):  # type: ignore[type-arg]
+    """An array whose ``get`` compares shapes, as CuPy's does."""
+
+    def get(self, out=None):
+        if out is None:
+            return np.array(self)
+        assert out.shape == self.shape, "CuPy: Shape mismatch"
+        np.copyto(out, self)
+        return out
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_value_of_any_shape_is_copied_to_an_out_of_any_shape(dtype):
+    value = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for taken in ((6,), (2, 3), (1, 6)):
+        for shape in ((6,), (2, 3), (3, 2)):
+            out = np.zeros(shape, dtype)
+            download(value.reshape(taken).view(OnDevice), out)
+            assert out.tolist() == value.reshape(shape).tolist()

@@ -37,6 +37,7 @@ def job(hosts: int = 2, ranks: int = 2, devices: int = 2, **changes: object) -> 
         host, device = rank // ranks, device_of(rank % ranks, devices)
         place = {"rank": rank, "host": f"node{host}", "device": device, "devices": devices}
         place["gpu"] = f"0000:{device}B:00.0 a{device}"
+        place |= {"process": f"{100 + rank}", "job": hosts * ranks}
         facts.append(replace(WELL, **{**place, **changes}))
     return facts
 
@@ -150,8 +151,7 @@ ALONE = {"NCCL_NO_CACHE": "NCCL_RUNTIME_CONNECT,NCCL_GRAPH_REGISTER"}
     ],
 )
 def test_a_gpu_for_each_needs_few_settings(nccl, chosen):
-    for facts in (job(nccl=nccl), job(nccl=nccl, share=True)):
-        assert settings(facts, 1) == chosen
+    assert settings(job(nccl=nccl), 1) == chosen
 
 
 @pytest.mark.parametrize("nccl", [23003, 23203])
@@ -176,6 +176,24 @@ def test_with_an_old_nccl_each_rank_counts_as_a_host(nccl):
         assert "NCCL_MULTI_RANK_GPU_ENABLE" not in each
     several = job(2, 2, 1, share=True, nccl=nccl)
     assert all("NCCL_SOCKET_IFNAME" not in settings(several, rank) for rank in range(4))
+
+
+@pytest.mark.parametrize("nccl", [22809, 23203])
+def test_settings_of_sharing_do_not_depend_on_the_communicator(nccl):
+    """Check each variable that NCCL keeps for the communicators that follow in its process."""
+    everyone = job(2, 2, 1, share=True, nccl=nccl)
+    for rank, own in enumerate(everyone):
+        alone = settings([replace(own, rank=0)], 0)
+        pair = [replace(own, rank=0), replace(everyone[rank - 1], rank=1)]
+        assert settings(everyone, rank) == alone == settings(pair, 0)
+
+
+def test_the_loopback_is_for_jobs_of_one_host_alone():
+    """Check a communicator of a part of the job: ranks of other hosts may be in the next one."""
+    facts = job(1, 4, 1, share=True)
+    assert settings(facts, 0)["NCCL_SOCKET_IFNAME"] == "lo"
+    for part in (facts[:1], facts[:2], [replace(each, job=None) for each in facts]):
+        assert "NCCL_SOCKET_IFNAME" not in settings(part, 0)
 
 
 def test_settings_of_sharing_go_to_all_ranks_when_any_share():

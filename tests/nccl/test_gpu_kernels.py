@@ -141,6 +141,21 @@ class TestCopy(CopyCases):
         written = target if where == "host" else stage.get(target)
         assert same_bits(written.ravel(), wanted.ravel())
 
+    @pytest.mark.parametrize("name", ["float32", "float64"])
+    @pytest.mark.parametrize("shape", [(6,), (2, 3), (3, 2), (1, 6, 1)])
+    def test_unpack_takes_a_value_of_a_key_s_own_shape(
+        self, stage: Stage, shape: tuple[int, ...], name: str
+    ) -> None:
+        """Check a key without a bucket: its value is no flat slot yet."""
+        x = np.arange(6, dtype=np.float32).reshape(2, 3)
+        out = np.zeros(shape, name)
+        target = stage.put(out)
+        stage.kernels.unpack(stage.put(x), out)
+        stage.kernels.unpack(stage.put(x), target)
+        expected = x.reshape(shape).astype(name)
+        assert np.array_equal(out, expected)
+        assert np.array_equal(stage.get(target), expected)
+
     @pytest.mark.parametrize(
         ("name", "other"),
         [

@@ -48,6 +48,10 @@ class DeviceInfo:
     """Reason that there is no GPU or no NCCL, with advice; the other fields are then void."""
     bus: str = ""
     """PCI bus id of the GPU: slices of one GPU (MIG) share it, but differ in `gpu`."""
+    process: str = ""
+    """Name of the rank's process, which no other process of the job on this host has."""
+    job: int | None = None
+    """Number of ranks that the launcher started; None if unknown."""
 
 
 def device_of(local_rank: int, devices: int) -> int:
@@ -98,7 +102,8 @@ def settings(infos: Sequence[DeviceInfo], rank: int) -> dict[str, str]:
     """Return the settings of NCCL for `rank`; the user's own settings override them.
 
     NCCL reads each parameter at its first use: at creation, at the first launch, or at the first
-    captured collective.
+    captured collective.  NCCL keeps most parameters for all later communicators of the process.  So
+    the settings are the same for every communicator of a process, also of one rank.
     """
     chosen = {
         # Connect at creation, which has a deadline: by default NCCL connects in the first
@@ -114,21 +119,26 @@ def settings(infos: Sequence[DeviceInfo], rank: int) -> dict[str, str]:
     if infos[rank].nccl >= _NO_CACHE:
         # Other users of the same libnccl, such as torch, then read these two parameters anew.
         chosen["NCCL_NO_CACHE"] = "NCCL_RUNTIME_CONNECT,NCCL_GRAPH_REGISTER"
-    if not shared_gpus(infos):
-        return chosen
+    return chosen | (_settings_to_share(infos, rank) if infos[rank].share else {})
+
+
+def _settings_to_share(infos: Sequence[DeviceInfo], rank: int) -> dict[str, str]:
+    """Return the settings of a rank that may share its GPU, with ranks of any communicator."""
     # Multicast needs a GPU for each rank.
-    chosen["NCCL_NVLS_ENABLE"] = "0"
-    if infos[rank].nccl >= _SEVERAL_RANKS_ON_A_GPU:
+    chosen = {"NCCL_NVLS_ENABLE": "0"}
+    own = infos[rank]
+    if own.nccl >= _SEVERAL_RANKS_ON_A_GPU:
         return chosen | {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
-    # An older NCCL allows one rank for each GPU and host, so each rank gets its own host id.
-    host = infos[rank].host
+    # An older NCCL allows one rank for each GPU and host, so each process gets its own host id.
+    # Not a number of this communicator: in the next one another rank may have the same.
     chosen |= {
-        "NCCL_HOSTID": f"{host}-{rank}",
+        "NCCL_HOSTID": f"{own.host}-{own.process}",
         "NCCL_NET": "Socket",
         "NCCL_IB_DISABLE": "1",
         "NCCL_MNNVL_ENABLE": "0",
     }
-    if all(each.host == host for each in infos):
+    # Ranks of other hosts may be in a later communicator, unless all of the job are in this one.
+    if len(infos) == own.job and all(each.host == own.host for each in infos):
         chosen["NCCL_SOCKET_IFNAME"] = "lo"
     return chosen
 

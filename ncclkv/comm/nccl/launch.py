@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -130,5 +131,17 @@ def _gpu(peers: Communicator, host: str, share: bool) -> DeviceInfo:
             f"CUDA_VISIBLE_DEVICES hides none"
         ) from error
     return DeviceInfo(
-        peers.rank, host, share, devices, device, gpu, nccl, cupy.__version__, driver, bus=bus
+        peers.rank,
+        host,
+        share,
+        devices,
+        device,
+        gpu,
+        nccl,
+        cupy.__version__,
+        driver,
+        bus=bus,
+        # Two containers of a host may have processes of one number.
+        process=f"{os.getpid()}-{env.launched_rank()}",
+        job=env.launched_size(),
     )

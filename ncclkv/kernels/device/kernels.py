@@ -76,10 +76,12 @@ class DeviceKernels:
             self._copy(value, slot.reshape(value.shape))
 
     def unpack(self, slot: DeviceArray, out: DeviceArray) -> None:
-        """Copy the flat `slot` into `out` (any shape and strides), casting as ``astype`` does.
+        """Copy `slot` into `out` of the same size, casting as ``astype`` does.
 
-        An `out` in host memory is written when the call returns.  The call waits for the current
-        stream without a deadline, so wait before for any collective that the stream waits for.
+        `slot` is flat, or the value of a key without a bucket, in C order.  `out` may have any
+        shape and strides.  An `out` in host memory is written when the call returns.  The call
+        waits for the current stream without a deadline, so wait before for any collective that the
+        stream waits for.
         """
         if isinstance(out, np.ndarray):
             download(slot, out)

@@ -42,14 +42,16 @@ class Staging:
 
 
 def download(slot: DeviceArray, out: NDArray[Any]) -> None:
-    """Copy the flat `slot` into `out` (any shape, strides and byte order), casting to its dtype.
+    """Copy `slot` (any shape) into `out`, of the same size, casting to its dtype.
 
-    `out` is written when the call returns.  The call waits for the current stream without a
-    deadline, so wait before for any collective that the stream waits for.
+    `out` may have any shape, strides and byte order.  `out` is written when the call returns.  The
+    call waits for the current stream without a deadline, so wait before for any collective that the
+    stream waits for.
     """
     if not out.size:
         return
     if out.dtype == slot.dtype and out.flags.c_contiguous:
-        slot.get(out=out.reshape(-1))
+        # CuPy compares the shapes, and the value of a key without a bucket has the key's own.
+        slot.reshape(-1).get(out=out.reshape(-1))
     else:
         np.copyto(out, slot.get().reshape(out.shape), casting="unsafe")

@@ -17,7 +17,7 @@ def pack(value: Array, slot: Array) -> None:
 
 
 def unpack(slot: Array, out: Array) -> None:
-    """Copy the flat `slot` into `out` (any shape and strides), casting as ``astype`` does."""
+    """Copy `slot` (any shape) into `out` (any shape and strides), casting as ``astype`` does."""
     with np.errstate(all="ignore"):
         np.copyto(out, slot.reshape(out.shape), casting="unsafe")
 

@@ -33,8 +33,7 @@ class StandInArray(NDArrayOperatorsMixin, cupy.ndarray):  # type: ignore[misc]
         return self._streams.get(self)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        values = self.get()
-        return values if dtype is None else values.astype(dtype)
+        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         (out,) = kwargs.pop("out", (None,))
@@ -98,4 +97,4 @@ def _plain(item: Any) -> Any:
     """Return NumPy's view of a device array, and other objects unchanged."""
     if isinstance(item, (list, tuple)):
         return type(item)(_plain(each) for each in item)
-    return np.asarray(item) if isinstance(item, StandInArray) else item
+    return item.get() if isinstance(item, StandInArray) else item

@@ -35,7 +35,7 @@ class StandInBuffers(HostBuffers):
         self._worker = worker
 
     def put(self, values: NDArray[Any]) -> Any:
-        return self._worker.streams.put(np.asarray(values))
+        return self._worker.streams.put(self.get(values))
 
     def get(self, buffer: Any) -> NDArray[Any]:
         return buffer if isinstance(buffer, np.ndarray) else self._worker.streams.get(buffer)
