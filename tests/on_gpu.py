@@ -130,8 +130,9 @@ PARTS = (
            ranks=2),
     _tests("comm-2", "second", 90, _COMM, "-k", "not test_failure", ranks=2),
     _tests("first-cases-2", "second", 150, _STORE, "-m", "first", ranks=2),
-    # A part of their own: what goes wrong in a capture can spoil what follows in its process.
-    _tests("captures-2", "third", 120, _CAPTURE, ranks=2),
+    # A part of their own: what goes wrong in a capture can spoil what follows in its process.  Two
+    # ranks that share a GPU take two seconds for a test.
+    _tests("captures-2", "third", 150, _CAPTURE, "-k", "every_rank", ranks=2),
     _tests("faults", "third", 150, "tests/nccl/test_gpu_faults.py"),
     _tests("failures-2", "third", 150, _COMM, "-k", "test_failure", ranks=2),
     _tests("modules", "third", 90, _MODULES, torch=True),
