@@ -88,6 +88,15 @@ def test_an_error_of_an_earlier_call_is_reported_as_such(cuda):
         streams.check_device()
 
 
+def test_an_earlier_error_is_converted_where_a_thread_pushes(cuda):
+    streams = CupyStreams(2)
+    cuda.runtime.getDevice.return_value = 0
+    cuda.driver.ctxGetCurrent = lambda: 1
+    cuda.runtime.setDevice.side_effect = cuda_error(700)
+    with pytest.raises(CommAborted, match="CUDA reports at making the device current: cudaErrorIl"):
+        streams.use_device()
+
+
 def test_a_thread_that_only_polls_uses_the_device_and_minds_no_capture(cuda, monkeypatch):
     modes: list[int] = []
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any, Protocol, cast
 
 from ncclkv.arrays.cupy import ForeignStream, event_is_complete, memory, on_stream
@@ -58,6 +60,12 @@ class Streams(Protocol):
 
     def check_device(self) -> None:
         """Raise `UsageError` if CUDA's current device is not the device of these streams."""
+
+    def use_device(self) -> Callable[[], None] | None:
+        """Make the device current; return a function that makes the thread's own current again.
+
+        Returns None if the device stays the current one: it was, or the thread has used no device.
+        """
 
     def attach(self) -> None:
         """Prepare the calling thread for queries of events during captures of other threads."""
@@ -184,6 +192,20 @@ class CupyStreams:
                 f"the store outside of 'with cupy.cuda.Device({current})'; arrays may be on device "
                 f"{current}, too"
             )
+
+    def use_device(self) -> Callable[[], None] | None:
+        runtime = self._cuda.runtime
+        try:
+            own = runtime.getDevice()
+            if own == self._device:
+                return None
+            # A new thread has device 0, and no context there.  To make that device current again
+            # would make a context, in a GPU's memory that this process may not use at all.
+            has_used = self._cuda.driver.ctxGetCurrent()
+            runtime.setDevice(self._device)
+        except self._errors as error:  # possibly of earlier work
+            raise _failed("making the device current", error) from error
+        return partial(runtime.setDevice, own) if has_used else None
 
     def attach(self) -> None:
         # A new thread has device 0, on which a query would make a context and use memory.

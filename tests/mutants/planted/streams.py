@@ -47,6 +47,22 @@ MUTANTS = (
         tests=(Selection("0", "nccl/test_cuda_devices.py", "made_current"),),
     ),
     Mutant(
+        name="device-of-a-thread-taken-away",
+        file=STREAMS,
+        old="return partial(runtime.setDevice, own) if has_used else None",
+        new="return None",
+        why="a thread's next arrays are on the store's GPU after a push in an overlap block",
+        tests=(Selection("0", "nccl/test_cuda_devices.py", "gets_back"),),
+    ),
+    Mutant(
+        name="context-on-a-gpu-of-others",
+        file=STREAMS,
+        old="return partial(runtime.setDevice, own) if has_used else None",
+        new="return partial(runtime.setDevice, own)",
+        why="a pushing thread of each rank takes memory of GPU 0",
+        tests=(Selection("0", "nccl/test_cuda_devices.py", "no_context"),),
+    ),
+    Mutant(
         name="chosen-stream-taken-away",
         file=CUPY,
         old="        if cuda.get_current_stream(number) is not before:\n",
