@@ -50,6 +50,15 @@ def test_the_current_stream_is_that_of_the_device(cuda):
     cuda.get_current_stream.assert_called_once_with(2)
 
 
+@pytest.mark.parametrize(("default", "wanted"), [(1, 0), (2, 2)], ids=["legacy", "per thread"])
+def test_the_address_0_is_the_stream_that_cupy_uses_for_it(cuda, monkeypatch, default, wanted):
+    monkeypatch.setattr("cupy_backends.cuda.stream.get_default_stream_ptr", lambda: default)
+    cuda.get_current_stream.return_value.ptr = 0
+    assert CupyStreams(2).current() == wanted
+    cuda.get_current_stream.return_value.ptr = 55
+    assert CupyStreams(2).current() == 55
+
+
 def test_events_are_recorded_and_waited_for_by_address(cuda):
     streams = CupyStreams(0)
     event = streams.record(1000)

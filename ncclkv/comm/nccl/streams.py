@@ -15,6 +15,9 @@ from ncclkv.errors import CommAborted, KVStoreError, UsageError
 DRIVER = "libcuda.so.1"
 """Library of CUDA's driver."""
 
+PER_THREAD = 2
+"""Address of the default stream of the calling thread, cudaStreamPerThread: a stream each."""
+
 # CU_STREAM_CAPTURE_MODE_RELAXED of cuda.h.
 _RELAXED = 2
 
@@ -159,6 +162,7 @@ class CupyStreams:
 
     def __init__(self, device: int) -> None:
         import cupy
+        from cupy_backends.cuda.stream import get_default_stream_ptr
 
         self._cuda: Any = cupy.cuda
         self._zeros = cupy.zeros
@@ -172,6 +176,8 @@ class CupyStreams:
             raise _failed(f"a stream on device {device}", error) from error
         self.communication: int = self._stream.ptr
         self._captured: Any = None
+        # With CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1 CuPy uses this stream for the address 0.
+        self._default = PER_THREAD if get_default_stream_ptr() == PER_THREAD else 0
         # The newest two: their owner may drop a stream before others have waited for its work.
         self._seen: deque[Any] = deque(maxlen=2)
 
@@ -179,7 +185,7 @@ class CupyStreams:
         stream = self._cuda.get_current_stream(self._device)
         if not self._seen or self._seen[-1].ptr != stream.ptr:
             self._seen.append(stream)
-        return int(stream.ptr)
+        return int(stream.ptr) or self._default
 
     def check_device(self) -> None:
         try:

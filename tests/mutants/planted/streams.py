@@ -63,6 +63,14 @@ MUTANTS = (
         tests=(Selection("0", "nccl/test_cuda_devices.py", "no_context"),),
     ),
     Mutant(
+        name="default-streams-of-threads-taken-for-one",
+        file="ncclkv/comm/nccl/progress.py",
+        old="if PER_THREAD in (current, self._last) and",
+        new="if False and",
+        why="pushes of threads with default streams of their own give wrong sums",
+        tests=(Selection("2", "nccl/test_standin_streams.py", "default_stream_of_its_own"),),
+    ),
+    Mutant(
         name="chosen-stream-taken-away",
         file=CUPY,
         old="        if cuda.get_current_stream(number) is not before:\n",
