@@ -226,11 +226,15 @@ def emulated_few() -> list[Run]:
     """Return the part of layer 3b that takes three minutes at most."""
     pytest = (sys.executable, "-m", "pytest")
     share = ("env", "NCCLKV_SHARE_GPU=1")
+    # Each rank has a device of its own, and a new thread has the device of rank 0.
+    devices = ("env", "EMULATED_DEVICES=2")
+    chosen = "current or ((overlaps or first) and every_rank)"
     comm, store, capture, current, _ = ON_GPU  # torch finds no GPU in layer 3b
     runs = [
         Run("few-rules", (*pytest, "tests/nccl/emulated", "-k", f"not ({' or '.join(LONG)})"), 240),
         Run("few-one", (*pytest, "tests/nccl/test_gpu_errors.py", *SEVERAL_GPUS), 120),
         Run("few-2", (*share, *ranks(2), store, current, "-m", "first"), 120, 2),
+        Run("few-devices", (*devices, *ranks(2), store, current, "-k", chosen), 120, 2),
         Run("few-3", (*ranks(3), comm, capture, "-k", "not failure"), 120, 3),
     ]
     return [_inside(run) for run in runs]

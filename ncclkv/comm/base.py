@@ -407,6 +407,18 @@ class Communicator(ABC):
         """
         return None
 
+    def use_device(self) -> Callable[[], None] | None:
+        """Make the GPU of the buffers current in the calling thread.
+
+        On hosts there is no GPU.
+
+        Returns
+        -------
+        callable or None
+            Makes the thread's own GPU current again.  None if there is nothing to do.
+        """
+        return None
+
     def reported(self, error: BaseException, call: str) -> KVStoreError | None:
         """Return the error to raise in place of a CUDA error in a store's `call`; else None.
 

@@ -465,6 +465,10 @@ are ints, such as 3; use one kind
         the begin of the block.  A function as updater is called at the end, in MXNet's order.
         Priorities have no effect: buckets are launched in the order of `explain_plan`.
 
+        A new thread of CUDA has GPU 0 current.  Its first push or grad_view makes the store's GPU
+        current there; a thread that has used another GPU keeps that GPU.  To write to a view of
+        `grad_view`, make the store's GPU current.
+
         In an uneven block, or with ``missing="zeros"`` in `create`, nothing is reduced during the
         block.  Its pushes wait for the next pull or wait, which uses the hyperparameters of that
         moment, and calls a function as updater.  With that option ranks may give different keys.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import get_ident
 
 from ncclkv.store.running import Running, running
@@ -11,7 +12,7 @@ from ncclkv.store.session import IN_OVERLAP, Session, Verb
 class SharedVerb:
     """The ``with`` block of a verb in an overlap block, in which the store is lent to all threads.
 
-    The calling thread holds the communicator's lock meanwhile.
+    The calling thread holds the communicator's lock meanwhile, and has the store's GPU current.
 
     Attributes
     ----------
@@ -26,17 +27,28 @@ class SharedVerb:
         self._name = name
         self._verbs: dict[Running, Verb] = {}
         self._entered: Verb | None = None
+        self._give_back: Callable[[], None] | None = None
 
     def __enter__(self) -> None:
-        session = self._session
-        session.comm.lock.acquire()
+        comm = self._session.comm
+        comm.lock.acquire()
+        give_back = None
         try:
             verb = self._verb()
+            give_back = comm.use_device()
             verb.__enter__()
         except BaseException:
-            session.comm.lock.release()
+            self._leave(give_back)
             raise
-        self._entered = verb
+        self._entered, self._give_back = verb, give_back
+
+    def _leave(self, give_back: Callable[[], None] | None) -> None:
+        """Give the thread its own GPU back, and release the lock."""
+        try:
+            if give_back is not None:
+                give_back()
+        finally:
+            self._session.comm.lock.release()
 
     def _verb(self) -> Verb:
         """Return the calling thread's own block, which refuses a verb inside another verb."""
@@ -51,9 +63,10 @@ class SharedVerb:
         return found
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        verb, self._entered = self._entered, None
+        verb, give_back = self._entered, self._give_back
+        self._entered = self._give_back = None
         try:
             if verb is not None:
                 verb.__exit__(kind, error, trace)
         finally:
-            self._session.comm.lock.release()
+            self._leave(give_back)

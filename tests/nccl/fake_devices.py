@@ -33,6 +33,8 @@ class Devices:
     Attributes
     ----------
     current : int
+    has_context : bool
+        Whether the thread has used a device.
     allocated : list of (int, int)
         Bytes and device of each allocation.
     destroyed : set of int
@@ -51,21 +53,27 @@ class Devices:
         self._is_done: dict[int, bool] = {}
         self._work: deque[Callable[[], None]] = deque()
         self.current = 0
+        self.has_context = False
         self.allocated: list[tuple[int, int]] = []
         self.destroyed: set[int] = set()
         error = self._real.runtime.CUDARuntimeError
         runtime = SimpleNamespace(
             CUDARuntimeError=error,
             getDevice=lambda: self.current,
+            setDevice=self.set,
             eventRecord=self._record,
             # CuPy's function returns CUDA's code, too, and raises nothing.
             eventQuery=lambda event: 0 if self._is_done.get(event, True) else NOT_READY,
             streamWaitEvent=lambda stream, event: self._check(stream),
             streamCaptureModeThreadLocal=1,
         )
+        driver = SimpleNamespace(
+            CUDADriverError=self._real.driver.CUDADriverError,
+            ctxGetCurrent=lambda: int(self.has_context),
+        )
         cuda = SimpleNamespace(
             runtime=runtime,
-            driver=self._real.driver,
+            driver=driver,
             Device=lambda number: Device(self, number),
             Stream=type("Stream", (Stream,), {"devices": self}),
             Event=lambda disable_timing=False: Event(self),
@@ -75,6 +83,10 @@ class Devices:
         monkeypatch.setattr(cupy, "cuda", cuda)
         monkeypatch.setattr(cupy, "zeros", self._zeros)
         self.Stream = cuda.Stream
+
+    def set(self, number: int) -> None:
+        """Make a device current, which makes a context there for the thread."""
+        self.current, self.has_context = number, True
 
     def use(self, stream: Any) -> None:
         """Make a stream the current one of its device."""

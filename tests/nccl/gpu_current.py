@@ -6,6 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
+import ncclkv
+from tests.nccl.gpu import need_gpu
+
+
+@pytest.fixture(scope="module")
+def rank_device() -> None:
+    """Make the rank's device current, as the creation of a store does; collective."""
+    need_gpu()
+    ncclkv.create("nccl").close()
+
 
 def current() -> tuple[Any, ...]:
     """Return what the thread has as its current device, stream and allocator."""

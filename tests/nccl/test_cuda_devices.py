@@ -87,6 +87,26 @@ def test_the_current_stream_of_torch_becomes_that_of_cupy(devices, monkeypatch):
     assert devices.stream_of(OWN) is chosen
 
 
+def test_a_thread_gets_back_the_device_that_it_has_used(devices, streams):
+    devices.has_context = True
+    give_back = streams.use_device()
+    assert devices.current == OWN
+    give_back()
+    assert devices.current == OTHER
+
+
+def test_no_context_is_made_for_a_thread_that_has_used_no_device(devices, streams):
+    devices.has_context = False
+    assert streams.use_device() is None
+    assert devices.current == OWN
+
+
+def test_a_thread_on_the_device_stays_there(devices, streams):
+    devices.current, devices.has_context = OWN, True
+    assert streams.use_device() is None
+    assert devices.current == OWN
+
+
 def test_its_memory_is_of_its_device(devices, streams):
     assert streams.allocate(256).nbytes == 256
     assert devices.allocated == [(256, OWN)]

@@ -50,6 +50,15 @@ def test_the_current_stream_is_that_of_the_device(cuda):
     cuda.get_current_stream.assert_called_once_with(2)
 
 
+@pytest.mark.parametrize(("default", "wanted"), [(1, 0), (2, 2)], ids=["legacy", "per thread"])
+def test_the_address_0_is_the_stream_that_cupy_uses_for_it(cuda, monkeypatch, default, wanted):
+    monkeypatch.setattr("cupy_backends.cuda.stream.get_default_stream_ptr", lambda: default)
+    cuda.get_current_stream.return_value.ptr = 0
+    assert CupyStreams(2).current() == wanted
+    cuda.get_current_stream.return_value.ptr = 55
+    assert CupyStreams(2).current() == 55
+
+
 def test_events_are_recorded_and_waited_for_by_address(cuda):
     streams = CupyStreams(0)
     event = streams.record(1000)
@@ -86,6 +95,15 @@ def test_an_error_of_an_earlier_call_is_reported_as_such(cuda):
     cuda.runtime.getDevice.side_effect = cuda_error(700)
     with pytest.raises(CommAborted, match="CUDA reports at the query of the current device"):
         streams.check_device()
+
+
+def test_an_earlier_error_is_converted_where_a_thread_pushes(cuda):
+    streams = CupyStreams(2)
+    cuda.runtime.getDevice.return_value = 0
+    cuda.driver.ctxGetCurrent = lambda: 1
+    cuda.runtime.setDevice.side_effect = cuda_error(700)
+    with pytest.raises(CommAborted, match="CUDA reports at making the device current: cudaErrorIl"):
+        streams.use_device()
 
 
 def test_a_thread_that_only_polls_uses_the_device_and_minds_no_capture(cuda, monkeypatch):

@@ -5,11 +5,17 @@ Points 6 and 7 of the contract, each broken on purpose.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
+from ncclkv.comm.nccl.streams import PER_THREAD
+from ncclkv.errors import UsageError
+from tests.conformance.overlaps import in_thread
 from tests.nccl.standin import Worker, run_on_standin
 from tests.nccl.standin.direct_calls import all_reduce, breaks, floats, follow, lead, result
 from tests.sgd_steps import sgd
@@ -183,6 +189,33 @@ def test_a_kernel_that_runs_ahead_is_caught() -> None:
             worker.kernels.pack(array, copy)
 
     run_on_standin(2, body)
+
+
+@pytest.mark.parametrize("owner", ["per thread", "made"])
+@pytest.mark.parametrize("other", ["per thread", "made"])
+def test_a_thread_with_a_default_stream_of_its_own_is_refused(owner: str, other: str) -> None:
+    """Check the calls of two threads: an event orders streams with two addresses alone."""
+
+    def body(worker: Worker) -> None:
+        streams, comm = worker.streams, worker.communicator()
+        chosen = {
+            name: PER_THREAD if kind == "per thread" else worker.device.stream(name)
+            for name, kind in (("owner", owner), ("other", other))
+        }
+        streams.current = lambda: chosen["other" if threading.get_ident() != here else "owner"]
+        here = threading.get_ident()
+        comm.sync_stream()
+        comm.sync_stream()
+        call = in_thread if owner == other == "made" else refused_in_thread
+        call(comm.sync_stream)
+        comm.sync_stream()
+
+    def refused_in_thread(sync: Callable[[], None]) -> None:
+        words = r"thread 'other' called the store .* enter 'with cupy.cuda.Stream\(\):' in each"
+        with pytest.raises(UsageError, match=words):
+            in_thread(sync)
+
+    run_on_standin(1, body)
 
 
 # Point 7: memory lives until the event after its last use

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from threading import Thread
 from types import FunctionType
 from typing import Any
 
@@ -13,13 +14,19 @@ import pytest
 from mpi4py import MPI
 
 from ncclkv import KVStore
+from ncclkv.errors import UsageError
 from ncclkv.optimizer import SGD
 from tests.conformance.stores import Stores
 from tests.nccl import gpu
-from tests.nccl.gpu import need_gpu
-from tests.nccl.gpu_current import chosen, current, kept
+from tests.nccl.gpu_current import chosen, current, kept, rank_device
 
-pytestmark = [pytest.mark.limit(40), pytest.mark.first]
+__all__ = ["rank_device"]
+
+pytestmark = [
+    pytest.mark.limit(40),
+    pytest.mark.first,
+    pytest.mark.usefixtures("rank_device"),
+]
 
 LOCAL = ("is_capable", "keys", "row_sparse_pull", "set_gradient_compression")
 """Verbs that put no work on a device."""
@@ -96,7 +103,6 @@ def verbs(kv: KVStore, directory: Path) -> dict[str, Call]:
 def test_a_verb_leaves_the_current_stream(
     tmp_path: Path, how: str, update_on: str, reproducible: bool
 ) -> None:
-    need_gpu()
     directory = Path(MPI.COMM_WORLD.bcast(str(tmp_path)))
     with Stores("nccl", update_on) as create, chosen(how) as stream:
         with kept("create"):
@@ -112,7 +118,6 @@ def test_a_verb_leaves_the_current_stream(
 
 @pytest.mark.parametrize("update_on", ["every_rank", "root"])
 def test_a_program_s_kernels_stay_in_order_after_a_push(update_on: str) -> None:
-    need_gpu()
     import cupy
 
     with Stores("nccl", update_on) as create:
@@ -130,3 +135,49 @@ def test_a_program_s_kernels_stay_in_order_after_a_push(update_on: str) -> None:
             cupy.copyto(copy, big)
             cupy.cuda.get_current_stream().synchronize()
         assert (copy.get() == 40).all()
+
+
+def on_other(call: Call, uses: int | None) -> tuple[Any, ...]:
+    """Return what is current before and after a call in a thread that uses a device, or none."""
+    import cupy
+
+    found: list[Any] = []
+
+    def body() -> None:
+        if uses is not None:
+            cupy.cuda.Device(uses).use()
+            cupy.zeros(1)
+        found.append(current())
+        call()
+        found.append(current())
+
+    thread = Thread(target=body)
+    thread.start()
+    thread.join()
+    return tuple(found)
+
+
+@pytest.mark.parametrize("uses", ["no device", "the store's device", "another device"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_push_of_another_thread_leaves_its_device(uses: str, fails: bool) -> None:
+    import cupy
+
+    own, count = cupy.cuda.runtime.getDevice(), cupy.cuda.runtime.getDeviceCount()
+    # A process that sees 1 device has no other.
+    used = {"no device": None, "the store's device": own}.get(uses, (own + 1) % count)
+    values = np.full((5, 7), 3, np.float32)
+
+    def push() -> None:
+        if fails:
+            with pytest.raises(UsageError, match="key 'b'"):
+                kv.push("b", values)
+        kv.push("a", values)
+
+    with Stores("nccl", "every_rank") as create:
+        kv = create()
+        kv.init(["a", "b"], [values, values])
+        with kv.overlap(["a"]):
+            before, after = on_other(push, used)
+        assert (kv.value("a").get() == 3 * kv.num_workers).all()
+    # A thread that has used no device has none to give back.
+    assert after == before if used is not None else after[0] == own

@@ -14,9 +14,10 @@ from tests.conformance import CASES, Case
 from tests.conformance.capabilities import use_buffers
 from tests.conformance.stores import Stores
 from tests.nccl.first_cases import FIRST
-from tests.nccl.gpu import need_gpu
 from tests.nccl.gpu_buffers import GpuBuffers
-from tests.nccl.gpu_current import chosen, kept
+from tests.nccl.gpu_current import chosen, kept, rank_device
+
+__all__ = ["rank_device"]
 
 SIZE = MPI.COMM_WORLD.Get_size()
 pytestmark = pytest.mark.limit(40)
@@ -31,8 +32,8 @@ pytestmark = pytest.mark.limit(40)
         if case.fits(SIZE)
     ],
 )
+@pytest.mark.usefixtures("rank_device")
 def test_case(case: Case, update_on: str) -> None:
-    need_gpu()
     if case.needs:
         pytest.importorskip(case.needs, reason=f"{case.needs} is not installed")
     # torch's tensors are used on torch's current stream alone.

@@ -129,6 +129,9 @@ class NcclCommunicator(Communicator):
     def sync_stream(self) -> None:
         self._progress.sync_stream()
 
+    def use_device(self) -> Callable[[], None] | None:
+        return self._streams.use_device()
+
     def reported(self, error: BaseException, call: str) -> KVStoreError | None:
         return self._streams.reported(error, call)
 

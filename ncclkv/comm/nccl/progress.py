@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import current_thread, get_ident
 
 from ncclkv import env
 from ncclkv.comm.nccl.background import BackgroundCheck
@@ -17,11 +18,12 @@ from ncclkv.comm.nccl.diagnosis import Diagnosis
 from ncclkv.comm.nccl.graph import NcclGraph
 from ncclkv.comm.nccl.lifetime import Lifetime
 from ncclkv.comm.nccl.order_check import OrderCheck
+from ncclkv.comm.nccl.streams import PER_THREAD
 from ncclkv.comm.nccl.waiting import LEEWAY
 from ncclkv.comm.nccl.watcher import Watcher
 from ncclkv.comm.nccl.work import NcclWork
 from ncclkv.comm.types import Then, Work
-from ncclkv.errors import CommAborted, KVStoreError
+from ncclkv.errors import CommAborted, KVStoreError, UsageError
 from ncclkv.system import watchdog
 
 Enqueue = Callable[[Handle, int], None]
@@ -57,6 +59,7 @@ class NcclProgress:
         self.graphs = lifetime.graphs
         self._timeout = lifetime.peers.timeout
         self._last: int | None = None
+        self._thread = get_ident()
         self._settings = settings
         self._has_launched = False
         what = f"putting a collective on a stream of {lifetime.who}"
@@ -64,13 +67,28 @@ class NcclProgress:
         lifetime.at_end.append(self._alarm.close)
 
     def sync_stream(self) -> None:
-        """Make the current stream wait for the stream that was current at the last call."""
+        """Make the current stream wait for the stream that was current at the last call.
+
+        Raises
+        ------
+        UsageError
+            When one of the two streams is the default stream of another thread.
+        """
         self._lifetime.check()
         self._streams.check_device()
         current = self._streams.current()
         if self.graphs.recording is not None:
             self.graphs.check_stream(current)
             return
+        if PER_THREAD in (current, self._last) and get_ident() != self._thread:
+            # The address stands for a stream of the calling thread, so the event would be recorded
+            # on a stream without the work: sums would be wrong.
+            raise UsageError(
+                f"thread {current_thread().name!r} called the store while CUDA's default stream of "
+                f"each thread is in use, and no event orders the streams of two threads; enter "
+                f"'with cupy.cuda.Stream():' in each thread, the store's too, or unset "
+                f"CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
+            )
         if self._last not in (None, current):
             self._streams.wait(current, self._streams.record(self._last))
         self._last = current

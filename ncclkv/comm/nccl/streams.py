@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any, Protocol, cast
 
 from ncclkv.arrays.cupy import ForeignStream, event_is_complete, memory, on_stream
@@ -12,6 +14,9 @@ from ncclkv.errors import CommAborted, KVStoreError, UsageError
 
 DRIVER = "libcuda.so.1"
 """Library of CUDA's driver."""
+
+PER_THREAD = 2
+"""Address of the default stream of the calling thread, cudaStreamPerThread: a stream each."""
 
 # CU_STREAM_CAPTURE_MODE_RELAXED of cuda.h.
 _RELAXED = 2
@@ -58,6 +63,12 @@ class Streams(Protocol):
 
     def check_device(self) -> None:
         """Raise `UsageError` if CUDA's current device is not the device of these streams."""
+
+    def use_device(self) -> Callable[[], None] | None:
+        """Make the device current; return a function that makes the thread's own current again.
+
+        Returns None if the device stays the current one: it was, or the thread has used no device.
+        """
 
     def attach(self) -> None:
         """Prepare the calling thread for queries of events during captures of other threads."""
@@ -151,6 +162,7 @@ class CupyStreams:
 
     def __init__(self, device: int) -> None:
         import cupy
+        from cupy_backends.cuda.stream import get_default_stream_ptr
 
         self._cuda: Any = cupy.cuda
         self._zeros = cupy.zeros
@@ -164,6 +176,8 @@ class CupyStreams:
             raise _failed(f"a stream on device {device}", error) from error
         self.communication: int = self._stream.ptr
         self._captured: Any = None
+        # With CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1 CuPy uses this stream for the address 0.
+        self._default = PER_THREAD if get_default_stream_ptr() == PER_THREAD else 0
         # The newest two: their owner may drop a stream before others have waited for its work.
         self._seen: deque[Any] = deque(maxlen=2)
 
@@ -171,7 +185,7 @@ class CupyStreams:
         stream = self._cuda.get_current_stream(self._device)
         if not self._seen or self._seen[-1].ptr != stream.ptr:
             self._seen.append(stream)
-        return int(stream.ptr)
+        return int(stream.ptr) or self._default
 
     def check_device(self) -> None:
         try:
@@ -184,6 +198,20 @@ class CupyStreams:
                 f"the store outside of 'with cupy.cuda.Device({current})'; arrays may be on device "
                 f"{current}, too"
             )
+
+    def use_device(self) -> Callable[[], None] | None:
+        runtime = self._cuda.runtime
+        try:
+            own = runtime.getDevice()
+            if own == self._device:
+                return None
+            # A new thread has device 0, and no context there.  To make that device current again
+            # would make a context, in a GPU's memory that this process may not use at all.
+            has_used = self._cuda.driver.ctxGetCurrent()
+            runtime.setDevice(self._device)
+        except self._errors as error:  # possibly of earlier work
+            raise _failed("making the device current", error) from error
+        return partial(runtime.setDevice, own) if has_used else None
 
     def attach(self) -> None:
         # A new thread has device 0, on which a query would make a context and use memory.

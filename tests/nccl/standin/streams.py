@@ -76,6 +76,9 @@ class RecordingStreams:
     def check_device(self) -> None:
         """Do nothing: there is one device."""
 
+    def use_device(self) -> None:
+        """Do nothing: there is one device."""
+
     def attach(self) -> None:
         """Let this thread query events, which advances the device."""
 
