@@ -230,7 +230,7 @@ def emulated_few() -> list[Run]:
         Run("few-rules", (*pytest, "tests/nccl/emulated", "-k", f"not ({' or '.join(LONG)})"), 240),
         Run("few-one", (*pytest, "tests/nccl/test_gpu_errors.py", *SEVERAL_GPUS), 120),
         Run("few-2", (*share, *ranks(2), store, "-m", "first"), 120, 2),
-        Run("few-3", (*ranks(3), comm, capture, "-k", "not failure"), 120, 3),
+        Run("few-3", (*ranks(3), comm, capture), 240, 3),
     ]
     return [_inside(run) for run in runs]
 
