@@ -110,6 +110,7 @@ _PROFILER = ("ncu", "--clock-control", "none", "--kernel-name",
              "--section", "SpeedOfLight", "--section", "MemoryWorkloadAnalysis",
              "--section", "LaunchStats", "--launch-count", "30")  # fmt: skip
 _STORE, _COMM = "tests/ranks/test_gpu_store.py", "tests/ranks/test_gpu_comm.py"
+_CURRENT = "tests/ranks/test_gpu_current.py"
 _CAPTURE = "tests/ranks/test_gpu_capture.py"
 _MODULES = "tests/ranks/test_gpu_modules.py"
 _KERNELS = "tests/nccl/test_gpu_kernels.py"
@@ -130,6 +131,7 @@ PARTS = (
            ranks=2),
     _tests("comm-2", "second", 90, _COMM, "-k", "not test_failure", ranks=2),
     _tests("first-cases-2", "second", 150, _STORE, "-m", "first", ranks=2),
+    _tests("current", "second", 60, _CURRENT),
     # A part of their own: what goes wrong in a capture can spoil what follows in its process.  Two
     # ranks that share a GPU take two seconds for a test.
     _tests("captures-2", "third", 150, _CAPTURE, "-k", "every_rank", ranks=2),

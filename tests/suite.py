@@ -235,7 +235,7 @@ def emulated_few() -> list[Run]:
         Run("few-one", (*pytest, "tests/nccl/test_gpu_errors.py", *SEVERAL_GPUS), 120),
         Run("few-2", (*share, *ranks(2), store, current, "-m", "first"), 120, 2),
         Run("few-devices", (*devices, *ranks(2), store, current, "-k", chosen), 120, 2),
-        Run("few-3", (*ranks(3), comm, capture, "-k", "not failure"), 120, 3),
+        Run("few-3", (*ranks(3), comm, capture), 240, 3),
     ]
     return [_inside(run) for run in runs]
 

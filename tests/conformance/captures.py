@@ -258,6 +258,17 @@ def some_keys_of_a_bucket(create: Stores) -> None:
 
 
 @captured
+def more_arrays_of_a_key_than_a_launch_takes(create: Stores) -> None:
+    """Check many sums of floats, for which no memory is allocated."""
+
+    def step(side: Side) -> None:
+        side.kv.push("a", [side.gradients[0]] * 300)
+        side.kv.pull("a", out=side.outs[0])
+
+    StorePair(create, step).steps(2)
+
+
+@captured
 def arrays_of_any_layout(create: Stores) -> None:
     """Check strided gradients and outs of another dtype, which CuPy's own kernels copy."""
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ncclkv.kernels.base import Kernels, Measured
+from ncclkv.kernels.device import kernels as device_kernels
 from ncclkv.kernels.device.kernel_args import (
     COPY_BYTES,
     MEASURED_ELEMENTS,
@@ -120,6 +121,31 @@ class CombineCases:
         stage.kernels.reduce([stage.put(part) for part in parts], out, "avg")
         assert same_bits(stage.get(out), expected)
         assert stage.launched == [COMBINE[name, "sum"]] * 3
+
+    @pytest.mark.parametrize("name", ["float32", "float64", "int8", "complex64"])
+    def test_many_parts_need_no_memory(
+        self, stage: Stage, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Check a capture, which cannot allocate: its push has more arrays than a launch takes."""
+
+        def refuse(*_: object) -> None:
+            raise AssertionError("allocates memory")
+
+        monkeypatch.setattr(device_kernels, "empty", refuse)
+        parts = [np.full(50, 1 + k % 3, dtype_of(name)) for k in range(2 * PARTS + 1)]
+        out, expected = stage.poisoned(50, dtype_of(name)), np.zeros(50, dtype_of(name))
+        HOST.combine(parts, expected, "sum")
+        stage.kernels.combine([stage.put(part) for part in parts], out, "sum")
+        assert same_bits(stage.get(out), expected)
+
+    @pytest.mark.parametrize("which", [0, PARTS - 1, PARTS, 2 * PARTS])
+    def test_out_may_be_any_of_many_parts(self, stage: Stage, which: int) -> None:
+        parts = [np.full(50, 1 + k % 3, np.float32) for k in range(2 * PARTS + 1)]
+        device = [stage.put(part) for part in parts]
+        expected = np.zeros(50, np.float32)
+        HOST.reduce(parts, expected, "avg")
+        stage.kernels.reduce(device, device[which], "avg")
+        assert same_bits(stage.get(device[which]), expected)
 
     @pytest.mark.parametrize("op", ["sum", "avg", "max"])
     @pytest.mark.parametrize("which", [0, 1, 2])

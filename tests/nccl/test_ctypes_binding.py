@@ -344,3 +344,54 @@ def test_a_rank_that_does_not_connect_passes_the_deadline():
         binding.connect(COMM, [1], (100, 101), 7)
     assert time.monotonic() - begin < 1.0
     release.set()
+
+
+def lost() -> None:
+    """Raise the error of a rank that has left."""
+    raise RankLost("rank 1 left")
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "name"),
+    [
+        ("connect", ([1], (100, 101), 7), "ncclGroupEnd"),
+        ("destroy", (), "ncclCommFinalize"),
+    ],
+)
+def test_a_rank_that_leaves_ends_a_wait_for_all_ranks_before_the_deadline(call, arguments, name):
+    release = threading.Event()
+    binding, script = over(timeout=30.0)
+    script.codes[name] = lambda *_: int(not release.wait())
+    begin = time.monotonic()
+    with pytest.raises(RankLost, match="rank 1 left"):
+        getattr(binding, call)(COMM, *arguments, lost)
+    assert time.monotonic() - begin < 1.0
+    release.set()
+
+
+def test_the_last_look_is_after_the_deadline():
+    """Check that a look whose deadline is that of the call raises its own error."""
+    release, late = threading.Event(), time.monotonic() + LIMIT
+
+    def look() -> None:
+        if time.monotonic() > late:
+            raise CommTimeout("the other ranks, by name")
+
+    binding, script = over()
+    script.codes["ncclGroupEnd"] = lambda: int(not release.wait())
+    with pytest.raises(CommTimeout, match="by name"):
+        binding.connect(COMM, [1], (100, 101), 7, look)
+    release.set()
+
+
+def test_another_binding_has_a_timeout_of_its_own():
+    release = threading.Event()
+    binding, script = over(timeout=30.0, max_ctas=2)
+    child = binding.another(0.1)
+    child.create(2, bytes(128), 0, nobody)
+    ((*_, config),) = script.calls
+    assert (config._obj.blocking, config._obj.maxCTAs) == (1, 2)
+    script.codes["ncclGroupEnd"] = lambda: int(not release.wait())
+    with pytest.raises(CommTimeout, match=r"ncclGroupEnd waited 0\.1 s"):
+        child.connect(COMM, [1], (100, 101), 7)
+    release.set()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
+from collections.abc import Callable
 
 import pytest
 
@@ -127,8 +129,37 @@ def test_a_destroy_that_fails_is_raised_and_logged():
             comm.close()
             assert comm._peers.said == ["NCCL 2.32.3: ncclCommDestroy waited 300 s"]
         else:
-            worker.binding.destroy = lambda handle: None
+            worker.binding.destroy = lambda *_: None
             comm.close()
+
+    run_on_standin(2, body)
+
+
+def test_a_rank_that_is_lost_in_a_destroy_ends_it():
+    """Check that a close does not wait for a rank that can join no more, and raises nothing."""
+    gone: dict[int, str] = {}
+
+    def beside_a_lost_rank(handle: object, look: Callable[[], None]) -> None:
+        gone[1] = "enough"
+        begin = time.monotonic()
+        while time.monotonic() - begin < 5.0:
+            look()
+            time.sleep(0.01)
+
+    def body(worker: Worker) -> None:
+        comm = communicator(worker)
+        if worker.rank == 0:
+            worker.binding.destroy = beside_a_lost_rank
+            comm._peers.gone = gone
+            begin = time.monotonic()
+            comm.close()
+            assert 0.2 < time.monotonic() - begin < 3.0
+            (said,) = comm._peers.said
+            assert said.startswith("rank 0 of 2: rank 1 left while NCCL freed the communicator")
+            comm.close()
+        else:
+            comm.control.barrier("close")
+            comm.abort("enough")
 
     run_on_standin(2, body)
 

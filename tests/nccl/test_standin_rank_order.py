@@ -6,14 +6,17 @@ import pytest
 
 pytest.importorskip("cupy", reason="layer 2 needs CuPy: pip install 'ncclkv[cuda12]'")
 
+import threading
+import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 
 from ncclkv.comm.base import Communicator
 from ncclkv.comm.nccl import messages
-from ncclkv.errors import CommTimeout, UsageError
+from ncclkv.errors import CommTimeout, RankLost, UsageError
 from tests.conformance.capabilities import use_buffers
 from tests.conformance.captures_all import CAPTURES
 from tests.conformance.communicator_all import CASES, IN_ORDER, SWEEPS
@@ -108,6 +111,45 @@ def test_a_rank_that_does_not_connect_breaks_the_communicator_in_time() -> None:
         assert any(line.startswith("abort") for line in worker.log.lines)
         worker.peers.control.barrier("the test is over")
         comm.abort("the test is over")
+
+    run_on_standin(2, body)
+
+
+def test_a_look_at_the_other_ranks_gives_its_own_words() -> None:
+    def lost(*arguments: object) -> None:
+        *_, look = arguments
+        assert callable(look)
+        worker_left.wait(5.0)
+        for _ in range(100):
+            look()
+            time.sleep(0.01)
+
+    worker_left = threading.Event()
+
+    def body(worker: Worker) -> None:
+        comm = worker.communicator()
+        if worker.rank == 0:
+            worker.binding.connect = lost  # type: ignore[method-assign]
+            with pytest.raises(RankLost) as caught:
+                comm.reproducible = True
+            words = "rank 0 of 2: rank 1 left while connecting the ranks for messages waited for it"
+            assert str(caught.value).startswith(words)
+        else:
+            comm.abort("enough")
+            worker_left.set()
+        worker.peers.control.barrier("the test is over")
+        comm.abort("the test is over")
+
+    run_on_standin(2, body)
+
+
+def test_communicators_made_from_another_have_their_own_timeout() -> None:
+    def body(worker: Worker) -> None:
+        comm = worker.communicator()
+        with closing(comm.duplicate(1.5)) as child, closing(child.split(0)) as grandchild:
+            assert (child.timeout, grandchild.timeout) == (1.5, 1.5)
+            assert worker.binding.timeouts == [1.5, 1.5]
+        comm.close()
 
     run_on_standin(2, body)
 

@@ -45,6 +45,9 @@ def version_text(code: int) -> str:
     return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
 
 
+Look = Callable[[], None]
+"""Check of the other ranks while the host waits for them, which raises if it cannot go on."""
+
 Collective = Callable[..., None]
 """Function that puts a collective on a stream, by a communicator and numbers.
 
@@ -67,22 +70,34 @@ class Binding(Protocol):
     def unique_id(self) -> bytes:
         """Return a new id of 128 bytes, which all ranks pass to `create` once."""
 
-    def create(self, size: int, unique_id: bytes, rank: int, look: Callable[[], None]) -> Handle:
+    def another(self, timeout: float) -> Binding:
+        """Return a binding with a timeout of its own, for another communicator of the device."""
+
+    def create(self, size: int, unique_id: bytes, rank: int, look: Look) -> Handle:
         """Join the communicator of `unique_id`; wait until all `size` ranks have joined.
 
         ``look()`` is called repeatedly meanwhile, and raises if a rank cannot join any more.
         """
 
     def connect(
-        self, comm: Handle, peers: Sequence[int], scratch: tuple[int, int], stream: int
+        self,
+        comm: Handle,
+        peers: Sequence[int],
+        scratch: tuple[int, int],
+        stream: int,
+        look: Look | None = None,
     ) -> None:
         """Connect this rank with `peers`, all other ranks, for messages; wait for them.
 
         `scratch` holds two addresses: of a byte to send, and of one byte a peer to receive.
+        ``look()`` is called as in `create`.
         """
 
-    def destroy(self, comm: Handle) -> None:
-        """Free a communicator that is idle on every rank; all ranks must call this."""
+    def destroy(self, comm: Handle, look: Look | None = None) -> None:
+        """Free a communicator that is idle on every rank; all ranks must call this.
+
+        ``look()`` is called as in `create`.
+        """
 
     def abort(self, comm: Handle) -> None:
         """Abort the collectives in flight and free the communicator, without the other ranks."""

@@ -17,6 +17,7 @@ from ncclkv.comm.host import finalize
 from ncclkv.comm.nccl import dtypes
 from ncclkv.comm.nccl.binding import Binding, Handle, group, version_text
 from ncclkv.comm.nccl.creation import create
+from ncclkv.comm.nccl.diagnosis import look_for_lost
 from ncclkv.comm.nccl.lifetime import Lifetime
 from ncclkv.comm.nccl.messages import GpuMessages
 from ncclkv.comm.nccl.progress import Enqueue, NcclProgress
@@ -89,7 +90,7 @@ class NcclCommunicator(Communicator):
         # Refers to no communicator: else one that is dropped would live until a collection.
         self._another: Callable[[Communicator], NcclCommunicator] = lambda peers: NcclCommunicator(
             peers,
-            binding,
+            binding.another(peers.timeout),
             streams.another(),
             kernels,
             settings=settings,
@@ -311,8 +312,13 @@ class NcclCommunicator(Communicator):
             self.abort(str(lost))
             return
         self._closed = True
+        look = look_for_lost(self._peers, "NCCL freed the communicator")
         try:
-            self._lifetime.destroy(UsageError(closed(self.rank, self.size)))
+            self._lifetime.destroy(UsageError(closed(self.rank, self.size)), look)
+        except RankLost as lost:
+            finalize.forgive(lost)
+            self._peers.abort(str(lost))
+            return
         except KVStoreError as error:
             self._peers.abort(str(error))
             raise

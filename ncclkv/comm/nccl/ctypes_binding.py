@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from ncclkv.comm.nccl import waiting
-from ncclkv.comm.nccl.binding import Handle, connect, version_text
+from ncclkv.comm.nccl.binding import Handle, Look, connect, version_text
 from ncclkv.comm.nccl.library import Config, Library, UniqueId, load
 from ncclkv.comm.nccl.waiting import Deadline
 from ncclkv.errors import CommAborted, CommError, KVStoreError, LaunchError
@@ -52,8 +52,8 @@ class CtypesBinding:
     device : int, optional
         Device of the communicators; by default the current device.
     timeout : float
-        Seconds for all ranks to join in `create` and `destroy`, and for every other call of a
-        communicator that does not block.
+        Seconds for all ranks to join in `create`, `connect` and `destroy`, and for every other call
+        of a communicator that does not block.
     blocking : bool
         Whether communicators block, unless ``NCCL_COMM_BLOCKING`` is set.
     max_ctas : int, optional
@@ -83,6 +83,7 @@ class CtypesBinding:
         self._functions = self.library.declare()
         self._device = device
         self._timeout = timeout
+        self._blocking, self._max_ctas = blocking, max_ctas
         self._config = Config(blocking, max_ctas)
         self._group = _Group()
         self.uncaptured = ""
@@ -103,7 +104,16 @@ class CtypesBinding:
         self._check("ncclGetUniqueId", self._functions.ncclGetUniqueId(ctypes.byref(identity)))
         return bytes(identity)
 
-    def create(self, size: int, unique_id: bytes, rank: int, look: Callable[[], None]) -> Handle:
+    def another(self, timeout: float) -> CtypesBinding:
+        return CtypesBinding(
+            self._device,
+            timeout,
+            blocking=self._blocking,
+            max_ctas=self._max_ctas,
+            library=self.library,
+        )
+
+    def create(self, size: int, unique_id: bytes, rank: int, look: Look) -> Handle:
         operation = "ncclCommInitRankConfig"
         comm = ctypes.c_void_p()
         try:
@@ -127,15 +137,20 @@ class CtypesBinding:
         return comm.value
 
     def connect(
-        self, comm: Handle, peers: Sequence[int], scratch: tuple[int, int], stream: int
+        self,
+        comm: Handle,
+        peers: Sequence[int],
+        scratch: tuple[int, int],
+        stream: int,
+        look: Look | None = None,
     ) -> None:
-        self._bounded("ncclGroupEnd", connect, self, comm, peers, scratch, stream)
+        self._bounded("ncclGroupEnd", connect, self, comm, peers, scratch, stream, look=look)
 
-    def destroy(self, comm: Handle) -> None:
+    def destroy(self, comm: Handle, look: Look | None = None) -> None:
         # Finalize waits for the other ranks and returns errors; destroy returns none of them.
-        code = self._bounded("ncclCommFinalize", self._functions.ncclCommFinalize, comm)
-        self._finish_or_abort("ncclCommFinalize", comm, code)
-        code = self._bounded("ncclCommDestroy", self._functions.ncclCommDestroy, comm)
+        code = self._bounded("ncclCommFinalize", self._functions.ncclCommFinalize, comm, look=look)
+        self._finish_or_abort("ncclCommFinalize", comm, code, look)
+        code = self._bounded("ncclCommDestroy", self._functions.ncclCommDestroy, comm, look=look)
         self._check("ncclCommDestroy", code)
 
     def abort(self, comm: Handle) -> None:
@@ -173,9 +188,7 @@ class CtypesBinding:
 
         return enqueue
 
-    def _finish(
-        self, operation: str, comm: Handle, code: int, look: Callable[[], None] | None = None
-    ) -> None:
+    def _finish(self, operation: str, comm: Handle, code: int, look: Look | None = None) -> None:
         """Complete a call: raise its error, leave it to the open group, or wait for NCCL."""
         if self._group.depth and code in (_SUCCESS, _IN_PROGRESS):
             self._group.comms.append(comm)
@@ -185,7 +198,7 @@ class CtypesBinding:
             self._check(operation, code)
 
     def _finish_or_abort(
-        self, operation: str, comm: Handle, code: int, look: Callable[[], None] | None = None
+        self, operation: str, comm: Handle, code: int, look: Look | None = None
     ) -> None:
         """Complete a call of `create` or `destroy`; abort the communicator if the call failed.
 
@@ -199,7 +212,7 @@ class CtypesBinding:
                     self.abort(comm)
             raise
 
-    def _settle(self, operation: str, comm: Handle, look: Callable[[], None] | None = None) -> None:
+    def _settle(self, operation: str, comm: Handle, look: Look | None = None) -> None:
         """Wait until NCCL has completed the last call, as NCCL requires before the next call."""
         deadline = Deadline(self._timeout)
         while (code := self._state(comm)) == _IN_PROGRESS:
@@ -221,7 +234,7 @@ class CtypesBinding:
         function: Callable[..., Any],
         *arguments: Any,
         seconds: float | None = None,
-        look: Callable[[], None] | None = None,
+        look: Look | None = None,
     ) -> Any:
         """Make a call that waits for other ranks, with a deadline."""
         return waiting.call_with_timeout(

@@ -8,7 +8,7 @@ from ncclkv.comm.base import Communicator
 from ncclkv.comm.diagnosis import stall, waits
 from ncclkv.comm.diagnosis.mismatch import CallComparison, is_due
 from ncclkv.comm.diagnosis.reports import format_ranks
-from ncclkv.comm.nccl.binding import version_text
+from ncclkv.comm.nccl.binding import Look, version_text
 from ncclkv.comm.nccl.lifetime import Lifetime
 from ncclkv.comm.nccl.order_check import OrderCheck
 from ncclkv.comm.nccl.waiting import Deadline
@@ -160,6 +160,22 @@ def lost_rank(peers: Communicator, waiting: str, prefix: str = "") -> RankLost |
             f"{last_calls(peers, dead)}"
         )
     return None
+
+
+def look_for_lost(peers: Communicator, waiting: str) -> Look:
+    """Return a function that raises an error if a rank is lost, and has been for 0.2 s.
+
+    Parameters are those of `lost_rank`.
+    """
+    deadline = Deadline(peers.timeout)
+
+    def look() -> None:
+        deadline.tick()
+        lost = lost_rank(peers, waiting, f"rank {peers.rank} of {peers.size}: ")
+        if lost is not None and deadline.grace_expired():
+            raise lost
+
+    return look
 
 
 def last_calls(peers: Communicator, ranks: Collection[int]) -> str:

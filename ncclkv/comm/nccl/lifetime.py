@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from ncclkv.comm.base import Communicator
-from ncclkv.comm.nccl.binding import Binding, Handle
+from ncclkv.comm.nccl.binding import Binding, Handle, Look
 from ncclkv.comm.nccl.graph import Graphs
 from ncclkv.comm.nccl.streams import Event, Streams
 from ncclkv.comm.nccl.watcher import WATCHER
@@ -108,11 +108,14 @@ class Lifetime:
                 with suppress(KVStoreError):  # the first error has the cause
                     self.binding.abort(handle)
 
-    def destroy(self, farewell: KVStoreError) -> None:
-        """Free the idle communicator, together with all ranks; later calls raise `farewell`."""
+    def destroy(self, farewell: KVStoreError, look: Look) -> None:
+        """Free the idle communicator, together with all ranks; later calls raise `farewell`.
+
+        ``look()`` is called repeatedly meanwhile, and raises if a rank cannot join any more.
+        """
         with self.lock:
             self.failure = farewell
-            self.binding.destroy(self._end())
+            self.binding.destroy(self._end(), look)
 
     def _end(self) -> Handle | None:
         """Return the handle for its last call, and call the functions of `at_end`."""

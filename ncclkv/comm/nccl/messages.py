@@ -108,7 +108,10 @@ class GpuMessages:
         self._connected = self._size == 1
 
     def connect(self, what: str = "connecting the ranks for messages") -> None:
-        """Connect the ranks for messages, once; collective, with a deadline."""
+        """Connect the ranks for messages, once; collective, with a deadline.
+
+        Meanwhile the other ranks are checked as in a wait for a collective.
+        """
         if self._connected:
             return
         if self._lifetime.graphs.recording is not None:
@@ -121,10 +124,12 @@ class GpuMessages:
         bytes_at = address(scratch), address(scratch) + 1
         peers = two_step.others(self._rank, self._size)
 
-        def enqueue(handle: Handle, stream: int) -> None:
-            self._lifetime.binding.connect(handle, peers, bytes_at, stream)
+        with self._progress.looking(what) as look:
 
-        self._progress.launch(what, enqueue, None, scratch)
+            def enqueue(handle: Handle, stream: int) -> None:
+                self._lifetime.binding.connect(handle, peers, bytes_at, stream, look)
+
+            self._progress.launch(what, enqueue, None, scratch)
 
     def reduction(self, send: Buffer, receive: Buffer, op: str, to: To) -> tuple[Enqueue, Buffer]:
         """Return the function that puts a sum in rank order on a stream, and its scratch memory.

@@ -13,7 +13,7 @@ from threading import current_thread, get_ident
 
 from ncclkv import env
 from ncclkv.comm.nccl.background import BackgroundCheck
-from ncclkv.comm.nccl.binding import Handle
+from ncclkv.comm.nccl.binding import Handle, Look
 from ncclkv.comm.nccl.diagnosis import Diagnosis
 from ncclkv.comm.nccl.graph import NcclGraph
 from ncclkv.comm.nccl.lifetime import Lifetime
@@ -65,6 +65,24 @@ class NcclProgress:
         what = f"putting a collective on a stream of {lifetime.who}"
         self._alarm = watchdog.Alarm(what, self._timeout + LEEWAY)
         lifetime.at_end.append(self._alarm.close)
+
+    @contextmanager
+    def looking(self, what: str) -> Iterator[Look]:
+        """Yield a check of the other ranks, for a call in the block that waits for them.
+
+        The check begins a wait of the host, and raises the errors of `Diagnosis.check`.
+        """
+        with self._lifetime.lock:
+            deadline = self._diagnosis.begin()
+
+            def look() -> None:
+                deadline.tick()
+                self._diagnosis.check(deadline, what)
+
+            try:
+                yield look
+            finally:
+                self._diagnosis.end()
 
     def sync_stream(self) -> None:
         """Make the current stream wait for the stream that was current at the last call.
@@ -182,6 +200,8 @@ class NcclProgress:
             with self._alarm, env.temporarily(self._settings) if reads else nullcontext():
                 enqueue(self._lifetime.handle, stream)
         except KVStoreError as error:
+            if str(error).startswith(self._lifetime.who):  # from a check of the other ranks
+                raise
             raise type(error)(f"{self._lifetime.who}: {what}: {error}") from error
         self._has_launched = True
 

@@ -96,7 +96,8 @@ def call_with_timeout(
     seconds : float
         Seconds that the call may take.
     look : callable, optional
-        ``look()`` is called every 50 ms meanwhile, in the caller's thread, and may raise.
+        ``look()`` is called every 50 ms meanwhile, and after the last second, in the caller's
+        thread.  An error that it raises ends the wait.
 
     Returns
     -------
@@ -126,6 +127,8 @@ def call_with_timeout(
         else:
             _join(thread, seconds, look)
     if not outcome:
+        if look is not None:  # its error may have the cause
+            look()
         raise timeout_error(what, seconds)
     result, error = outcome
     if error is not None:

@@ -166,8 +166,7 @@ class DeviceKernels:
     def _fold(self, parts: Arrays, out: DeviceArray, op: str, divisor: int) -> None:
         """Combine `parts` in order; a partial result between two launches is not rounded."""
         program = COMBINE[dtype_name(out.dtype), op]
-        several = len(parts) > kernel_args.PARTS
-        partial = empty((out.size,), working_dtype(out.dtype)) if several else None
+        partial = _partial(parts, out) if len(parts) > kernel_args.PARTS else None
         blocks = min(-(-out.size // THREADS), MAX_BLOCKS)
         for batch in ranges(len(parts), kernel_args.PARTS):
             argument = kernel_args.new(kernel_args.COMBINATION)
@@ -239,6 +238,18 @@ class DeviceKernels:
     def checksums(self, arrays: Arrays) -> DeviceArray:
         """Compute the uint64 checksum of each array on the current stream, into a new GPU array."""
         return checksums(arrays, self._launch, self._staging.upload, self._transfer)
+
+
+def _partial(parts: Arrays, out: DeviceArray) -> DeviceArray:
+    """Return memory for results between launches: `out`, unless a later launch reads it as a part.
+
+    A capture cannot allocate memory, so `out` itself is used if it can hold these results.
+    """
+    working = working_dtype(out.dtype)
+    later = {part.data.ptr for part in parts[kernel_args.PARTS :]}
+    if working == out.dtype and out.data.ptr not in later:
+        return out
+    return empty((out.size,), working)
 
 
 def _row(array: DeviceArray, number: int) -> int:

@@ -30,6 +30,11 @@ class RecordingBinding:
         Device of the streams and the memory in the calls.
     faults : Faults
         Faults to raise.
+
+    Attributes
+    ----------
+    timeouts : list of float
+        The timeouts of the communicators that were made from others.
     """
 
     name = HEADER
@@ -44,6 +49,7 @@ class RecordingBinding:
         self._group: list[tuple[Handle, Placed]] = []
         self._handles: list[Handle] = []
         self._polls = 0
+        self.timeouts: list[float] = []
 
     def offer(self, host: Communicator) -> None:
         """Keep a host communicator for the next communicator created of its ranks."""
@@ -112,13 +118,26 @@ class RecordingBinding:
                 return host if limit is None else twin(host, limit)
         raise RefusedByStandIn(f"create as rank {rank} of {size}: there is no such group of ranks")
 
+    def another(self, timeout: float) -> RecordingBinding:
+        self.timeouts.append(timeout)
+        return self
+
     def connect(
-        self, comm: Handle, peers: Sequence[int], scratch: tuple[int, int], stream: int
+        self,
+        comm: Handle,
+        peers: Sequence[int],
+        scratch: tuple[int, int],
+        stream: int,
+        look: Callable[[], None] | None = None,
     ) -> None:
+        if look is not None:
+            look()
         self._device.log.add(f"connect {comm.name} with {[*peers]}")
         connect(self, comm, peers, scratch, stream)
 
-    def destroy(self, comm: Handle) -> None:
+    def destroy(self, comm: Handle, look: Callable[[], None] | None = None) -> None:
+        if look is not None:
+            look()
         comm.check("destroy")
         self._device.log.add(f"destroy {comm.name}")
         comm.check_graphs("destroy")
