@@ -57,6 +57,8 @@ class BucketState:
         Whether the ranks of the node share one copy of the weights, and update it together.
     pushed : set of keys
         Keys pushed since the last launch.
+    filled : set of keys
+        Keys whose last push was the neutral element of their op; some may be launched.
     step : Any
         The optimizer's step under which they were pushed.
     in_flight : InFlight
@@ -92,6 +94,7 @@ class BucketState:
         self._spans: dict[Range, Span] = {}
         self._pushed_spans: dict[Key | None, list[Span]] = {}
         self.pushed: set[Key] = set()
+        self.filled: set[Key] = set()
         self.step: Any = None
         self.in_flight = InFlight()
         self.launched = False
@@ -169,6 +172,12 @@ class BucketState:
         self._optimizer_states[which] = memory.view(dtype)
         return self._optimizer_states[which]
 
+    def add_pushed(self, keys: Set[Key]) -> None:
+        """Record that gradients of `keys` are the program's, which it has pushed."""
+        self.pushed |= keys
+        if self.filled:
+            self.filled -= keys
+
     def pushed_spans(self) -> Sequence[Span]:
         """Return the ranges that hold the pushed keys and no other key."""
         # Cached for pushes of all keys, under None, and for pushes of one key after another.
@@ -181,6 +190,15 @@ class BucketState:
         if cached is None:
             cached = self._pushed_spans[which] = self._spans_of(pushed)
         return cached
+
+    @property
+    def own(self) -> Set[Key]:
+        """Return the pushed keys whose gradients are the program's, not neutral elements."""
+        return self.pushed - self.filled if self.filled else self.pushed
+
+    def own_spans(self) -> Sequence[Span]:
+        """Return the ranges that hold the keys of `own` and no other key."""
+        return self._spans_of(self.own) if self.filled else self.pushed_spans()
 
     def _spans_of(self, keys: Set[Key]) -> list[Span]:
         """Return the ranges that hold `keys` and no other key."""
@@ -244,6 +262,7 @@ class Slot:
         self.state.in_flight.complete()
         kernels.fill(self.gradient, self.state.neutral)
         self.state.pushed.add(self.entry.key)
+        self.state.filled.add(self.entry.key)
 
     def holds(self, value: Array) -> bool:
         """Return whether `value` is a view of this key's whole gradient."""

@@ -332,7 +332,7 @@ class Engine:
         if state.in_flight.works:
             state.in_flight.complete()
         part.copy_in(arrays, self.kernels)
-        state.pushed |= part.keys
+        state.add_pushed(part.keys)
 
     def step_of(self, keys: Iterable[Key], *, packed: bool) -> Any:
         """Return the optimizer's step of one update of each key; the keys have slots.

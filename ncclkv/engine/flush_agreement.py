@@ -122,6 +122,7 @@ class AgreedFlush(FlushPolicy):
         if any(each.nonfinite for each in all_ranks):
             for state in self._layout.states:
                 state.pushed.clear()
+            self._updates.rule.counts_set()  # the dropped pushes are no updates
             self._report.skip([each.nonfinite for each in all_ranks], 1)
             counts = {}
         self._updates.receive([each.failure for each in all_ranks])
@@ -196,9 +197,10 @@ class AgreedFlush(FlushPolicy):
 
     def _nonfinite_keys(self, state: BucketState) -> list[Key]:
         """Return the pushed keys of a bucket whose gradients hold NaN or infinity."""
-        if not any(self._find_nonfinite([span.gradients for span in state.pushed_spans()])):
+        # A neutral element of max or min is infinite, and no number of the program's.
+        if not any(self._find_nonfinite([span.gradients for span in state.own_spans()])):
             return []
-        keys = [entry.key for entry in state.bucket.entries if entry.key in state.pushed]
+        keys = [entry.key for entry in state.bucket.entries if entry.key in state.own]
         found = self._find_nonfinite([self._layout[key].gradient for key in keys])
         return [key for key, nonfinite in zip(keys, found, strict=True) if nonfinite]
 

@@ -114,9 +114,10 @@ class DeviceCheckedFlush(FlushPolicy):
             self._keys = grown
         kernels.fill(self._skip_flag, 0)
         for state in states:
-            for span in state.pushed_spans():
+            # A neutral element of max or min is infinite, and no number of the program's.
+            for span in state.own_spans():
                 kernels.find_nonfinite(span.gradients, self._skip_flag)
-            for key in state.pushed:
+            for key in state.own:
                 index = registry[key].index
                 kernels.find_nonfinite(self._layout[key].gradient, self._keys[index : index + 1])
         work = self._comm.allreduce(self._skip_flag, self._skip_flag, "max")

@@ -144,11 +144,20 @@ class OrderedLaunch:
             self._threads[key] = current_thread().name
         self._waiting.clear()
 
+    def launch_rest(self) -> None:
+        """Launch the last buckets.
+
+        Before the end is recorded, because other ranks may have launched these buckets inside the
+        block.
+        """
+        self._engine.updates.applying = True
+        self._launch_ready()
+        self._engine.updates.applying = False
+
     def commit(self) -> None:
-        """Launch the last buckets; call a function as updater for all keys."""
+        """Call a function as updater for all keys."""
         updates = self._engine.updates
         updates.applying = True
-        self._launch_ready()
         if updates.rule.by_key:
             self._engine.policy.update_by_key(self._keys)
         updates.applying = False

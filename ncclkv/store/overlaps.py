@@ -52,6 +52,7 @@ class Overlaps(Component):
                 yield
             with session.verb("overlap", allowed_inside=(IN_UNEVEN,)):
                 self._check_missing(block, zeros=missing == "zeros")
+                block.launch_rest()
                 self._calls.record("end of an overlap", wanted, (), end)
                 block.commit()
         except BaseException as error:

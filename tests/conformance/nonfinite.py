@@ -9,6 +9,7 @@ import pytest
 
 import ncclkv
 from ncclkv.errors import NonFinite
+from tests.conformance.capabilities import current_buffers
 from tests.conformance.expect import check_words, full, intact, probed, pulled, same, total
 from tests.conformance.registry import case
 from tests.conformance.stores import Stores
@@ -114,3 +115,48 @@ def nan_on_a_rank_that_pushes_alone(create: Stores) -> None:
     with pytest.raises(NonFinite, match="key 7 on rank 0;"):
         kv.pull(7)
     same(kv.pull(7), 6)
+
+
+@case()
+def a_key_that_a_rank_has_not_pushed_is_finite(create: Stores) -> None:
+    kv = create(nonfinite="raise")
+    for op in ("max", "min"):
+        kv.init(op, full(0), op=op)
+    for value in (7, -7):
+        with kv.overlap(missing="zeros"):
+            if kv.rank == 0:
+                kv.push(["max", "min"], [full(value), full(value)])
+        same(kv.pull("max"), value)
+        same(kv.pull("min"), value)
+    with kv.overlap(missing="zeros"):
+        if kv.rank == 0:
+            kv.push("max", full(NAN))
+            kv.push("min", full(3))
+    with pytest.raises(NonFinite, match="key 'max' on rank 0;"):
+        waited_for_both(kv)
+    kv.push(["max", "min"], [full(1), full(1)])
+    same(kv.pull("max"), 1)
+
+
+def waited_for_both(kv: Any) -> None:
+    """Expect the error of a flush of the keys "max" and "min"."""
+    kv.pull(["max", "min"])
+    kv.wait()
+
+
+@case()
+def a_skipped_step_is_no_update_of_the_schedule(create: Stores) -> None:
+    if not current_buffers().capabilities.timed:
+        return  # a device counts the updates that it skips
+    kv = probed(create, nonfinite="skip_step")
+    halving = ncclkv.optimizer.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
+    rule = ncclkv.optimizer.SGD(lr_scheduler=halving)
+    kv.set_optimizer(rule)
+    for gradient in (full(0), full(0), full(0), unsound(kv, NAN)):
+        kv.push(3, gradient)
+        kv.wait()
+    assert (kv.skipped, rule.num_update) == (1, 3)
+    kv.push(5, full(0))
+    kv.wait()
+    assert rule.num_update == 3
+    assert rule.learning_rate == 0.25

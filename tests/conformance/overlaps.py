@@ -231,6 +231,25 @@ def missing_keys_as_zeros(create: Stores) -> None:
 
 
 @case()
+def zeros_fill_a_bucket_that_another_rank_has_filled(create: Stores) -> None:
+    for fused in (False, True):
+        kv = small_buckets(create, 0)  # a key a bucket
+        values = np.arange(len(KEYS))
+        if fused:
+            kv.set_optimizer(optimizer.SGD(learning_rate=1.0))
+        for step in range(1, 4):
+            with kv.overlap(missing="zeros"):
+                push_in_order(kv, range(min(step * kv.rank, len(KEYS)), len(KEYS)))
+            sums = [
+                number * sum(rank + 1 for rank in range(kv.num_workers) if step * rank <= number)
+                for number in range(len(KEYS))
+            ]
+            values = values - sums if fused else np.array(sums)
+            for key, value in zip(KEYS, values, strict=True):
+                same(pulled(kv, key), value)
+
+
+@case()
 def a_missing_key_is_an_error(create: Stores) -> None:
     kv = probed(create)
     words = "3", "overlap", "'other'", "missing='zeros'"
