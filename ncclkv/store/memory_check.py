@@ -11,7 +11,7 @@ from ncclkv.engine.layout import Layout
 from ncclkv.errors import OutOfMemory
 from ncclkv.kernels.host import HostKernels
 from ncclkv.store.session import Checks
-from ncclkv.system.memory import memory_left
+from ncclkv.system.memory import address_space_left, memory_left
 from ncclkv.table.registry import KeySpec
 
 CHECK_BYTES = 16 * 1024 * 1024
@@ -80,19 +80,27 @@ class MemoryCheck:
         )
 
     def _on_node(self, specs: Sequence[KeySpec]) -> str:
-        """Return the memory that this rank's node lacks; empty if the keys fit, or if unknown."""
-        left = memory_left()
-        if left is None:
-            return ""
+        """Return the memory that this rank or its node lacks; empty if the keys fit, or if unknown.
+
+        A rank maps the memory of all ranks with which it shares memory.
+        """
         ranks = self._comm.local_size
-        common = self._layout.share_weights and self._comm.node_shared(0) is not None
+        shares = self._comm.node_shared(0) is not None
+        common = shares and self._layout.share_weights
         new, pending = _padded(specs), self._layout.pending_bytes
         # A key without a slot holds memory for its first value, which its gradient gets later.
         gradients, each = ranks * new, new + pending
         weights = each + (ranks - 1) * (self._unshared(specs) if common else each)
-        if gradients + weights <= left.nbytes:
-            return ""
+        mapped = gradients + weights if shares else new + each
         earlier = ", earlier keys without a bucket included" if pending else ""
+        space, left = address_space_left(), memory_left()
+        if space is not None and mapped > space.nbytes:
+            return (
+                f"in its address space they need {mapped:,} bytes{earlier}, and {space.nbytes:,} "
+                f"are left by {space.source}; raise the limit"
+            )
+        if left is None or gradients + weights <= left.nbytes:
+            return ""
         return (
             f"on its node they need {gradients + weights:,} bytes ({gradients:,} for the gradients "
             f"of {ranks} ranks, {weights:,} for "

@@ -1,4 +1,4 @@
-"""Memory that this process can still allocate, by its machine and its control groups.
+"""Memory that this process can still allocate, by its machine, its control groups and its limits.
 
 Containers are control groups of Linux: a process that passes their limit is killed.  The page
 cache of files counts as free, because the kernel drops such pages when memory is needed.
@@ -61,6 +61,33 @@ def memory_left(root: Path = Path("/")) -> MemoryLeft | None:
     """
     found = [*_of_machine(root), *_of_groups(root)]
     return min(found, key=lambda each: each.nbytes, default=None)
+
+
+def address_space_left(root: Path = Path("/")) -> MemoryLeft | None:
+    """Return the address space that RLIMIT_AS leaves to this process; None without a limit.
+
+    ``ulimit -v`` sets the limit, and so do batch systems.  Memory of other processes that this
+    process maps counts, too.
+
+    Parameters
+    ----------
+    root : Path
+        Root of the system's files.
+    """
+    limits = _fields(root / "proc/self/limits", "Max address space")
+    used = _fields(root / "proc/self/status", "VmSize:")
+    if not limits or not used or not limits[0].isdigit():
+        return None
+    limit = int(limits[0])
+    return MemoryLeft(
+        max(limit - 1024 * int(used[0]), 0), f"RLIMIT_AS (ulimit -v), a limit of {limit:,} bytes"
+    )
+
+
+def _fields(path: Path, name: str) -> list[str]:
+    """Return the words after a name at the beginning of a line; none without such a line."""
+    lines = (line for line in _lines(path) if line.startswith(name))
+    return next((line[len(name) :].split() for line in lines), [])
 
 
 def _of_machine(root: Path) -> Iterator[MemoryLeft]:

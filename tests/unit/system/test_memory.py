@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclkv.system.memory import MemoryLeft, memory_left
+from ncclkv.system.memory import MemoryLeft, address_space_left, memory_left
 
 MEMINFO = "MemTotal:       24000000 kB\nMemFree:         1000 kB\nMemAvailable:    2000000 kB\n"
 MACHINE = MemoryLeft(2000000 * 1024, "MemAvailable of /proc/meminfo")
@@ -113,3 +113,23 @@ def test_this_machine_has_free_memory() -> None:
     found = memory_left()
     assert found is not None
     assert found.nbytes > 0
+
+
+LIMITS = """Limit                     Soft Limit           Hard Limit           Units
+Max cpu time              unlimited            unlimited            seconds
+Max address space         {}          unlimited            bytes
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "left"), [("4096000", 2048000), ("1000", 0), ("unlimited", None), (None, None)]
+)
+def test_a_limit_of_the_address_space(tmp_path: Path, soft: str | None, left: int | None) -> None:
+    files = {} if soft is None else {"/proc/self/limits": LIMITS.format(soft)}
+    seen(tmp_path, "", {"/proc/self/status": "Name:\tx\nVmSize:\t    2000 kB\n", **files})
+    found = address_space_left(tmp_path)
+    if left is None:
+        assert found is None
+    else:
+        where = f"RLIMIT_AS (ulimit -v), a limit of {int(soft or 0):,} bytes"
+        assert found == MemoryLeft(left, where)
