@@ -2,24 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ncclkv.comm.host.peer_processes import PeerProcesses
 from ncclkv.comm.transport import PeerFailed, Request, WrongLength
 from ncclkv.comm.types import Buffer
+from ncclkv.errors import CommAborted, CommError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-def failed(peer: int, error: Exception) -> PeerFailed:
-    """Return the error to raise when MPI reports one about a message to or from a peer."""
+BLOCK = 2**31 - 1
+"""Largest count of an MPI older than MPI-4; a longer message has blocks of so many bytes."""
+
+_OF_ARGUMENTS = ("ERR_ARG", "ERR_BUFFER", "ERR_COUNT", "ERR_RANK", "ERR_TAG", "ERR_TYPE")
+"""Classes of MPI's errors about a call of this rank, whatever its peer does."""
+
+
+@contextmanager
+def message_of(data: Buffer, mpi: ModuleType) -> Iterator[list[Any]]:
+    """Yield a message of bytes of any length, for the start of a request within the block."""
+    if data.size <= BLOCK:
+        yield [data, mpi.BYTE]
+        return
+    blocks, rest = divmod(data.size, BLOCK)
+    block = mpi.BYTE.Create_contiguous(BLOCK)
+    whole = mpi.Datatype.Create_struct([blocks, rest], [0, blocks * BLOCK], [block, mpi.BYTE])
+    try:
+        yield [data, 1, whole.Commit()]
+    finally:  # MPI keeps the types until the request is complete
+        whole.Free()
+        block.Free()
+
+
+def failed(
+    peer: int, error: MPI.Exception, peers: PeerProcesses, mpi: ModuleType
+) -> CommError | PeerFailed:
+    """Return the error to raise when MPI reports one about a message to or from a peer.
+
+    Record the peer in `peers`, unless this rank's own call is wrong.
+    """
     # MPICH's first line is always "Other MPI error"; its last line has the cause.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return PeerFailed(peer, lines[-1] if lines else type(error).__name__)
+    text = lines[-1] if lines else type(error).__name__
+    if error.Get_error_class() in [getattr(mpi, name) for name in _OF_ARGUMENTS]:
+        return CommAborted(f"MPI refuses a message to or from rank {peer}: {text}")
+    peers.failed.add(peer)
+    return PeerFailed(peer, text)
 
 
 class Message(Request):
@@ -54,8 +89,7 @@ class Message(Request):
             request = self._request or self._begin()
             return request is not None and bool(request.Test())
         except self._mpi.Exception as error:
-            self._peers.failed.add(self.peer)
-            raise failed(self.peer, error) from error
+            raise failed(self.peer, error, self._peers, self._mpi) from error
 
     def _begin(self) -> MPI.Request | None:
         """Return the request, once MPI can make it."""
@@ -87,11 +121,13 @@ class Incoming(Message):
         message = self._comm.Improbe(self.peer, self._tag, status)
         if message is None:
             return None
-        count, expected = status.Get_count(self._mpi.BYTE), self._into.size
+        # Elements, because a count has no more than 31 bits in some MPIs.
+        count, expected = status.Get_elements(self._mpi.BYTE), self._into.size
         if count != expected:
             # Received all the same, into separate memory: the sender may be waiting for that.
             self._into = np.empty(count, np.uint8)
-        self._request = message.Irecv([self._into, self._mpi.BYTE])
+        with message_of(self._into, self._mpi) as spec:
+            self._request = message.Irecv(spec)
         if count != expected:
             raise WrongLength(self._comm.Get_rank(), self.peer, count, expected)
         return self._request
