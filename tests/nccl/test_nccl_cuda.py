@@ -70,6 +70,20 @@ def test_events_are_recorded_and_waited_for_by_address(cuda):
     cuda.runtime.eventQuery.assert_called_once_with(77)
 
 
+def test_an_event_without_a_user_is_recorded_anew(cuda):
+    made = iter(range(100, 200))
+    cuda.Event.side_effect = lambda **_: SimpleNamespace(ptr=next(made))
+    streams = CupyStreams(0)
+    first, second = streams.record(1000), streams.record(1000)
+    assert (first.ptr, second.ptr) == (100, 101)
+    del first
+    assert streams.record(55).ptr == 100  # which nobody keeps
+    third = streams.record(1000)
+    assert third.ptr == 100
+    assert streams.record(1000).ptr == 102
+    assert cuda.Event.call_count == 3
+
+
 def test_streams_of_others_are_made_current_too(cuda):
     streams = CupyStreams(0)
     with streams.on(streams.communication):
@@ -146,7 +160,7 @@ def test_errors_of_cuda_are_ours(cuda):
     cuda.runtime.streamWaitEvent.side_effect = cuda_error()
     event = SimpleNamespace(ptr=1)
     with pytest.raises(CommAborted, match="a stream's wait for an event.*start the job again"):
-        streams.wait(55, CupyEvent(event, cuda.runtime))
+        streams.wait(55, CupyEvent(event, cuda.runtime, []))
     cuda.Stream.side_effect = cuda_error()
     with pytest.raises(CommAborted, match="a stream on device 1"):
         CupyStreams(1)
@@ -259,7 +273,7 @@ def test_cupys_own_event_takes_an_error_for_work_in_progress_and_ours_does_not()
     try:
         assert theirs.done is False, "CuPy looks at the code now"
         with pytest.raises(CommAborted, match="the query of an event: cudaError"):
-            CupyEvent(theirs, cupy.cuda.runtime).done()
+            CupyEvent(theirs, cupy.cuda.runtime, []).done()
     finally:
         theirs.ptr = 0  # so that nothing is destroyed
 
