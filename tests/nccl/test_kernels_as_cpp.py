@@ -15,12 +15,13 @@ import pytest
 from ncclkv.kernels.device.copies import plan_copies
 from ncclkv.kernels.device.kernel_args import (
     COMBINATION,
+    COMBINED_TOGETHER,
     COPY_BYTES,
+    THREADS,
     UPDATED_ELEMENTS,
     new,
     plan_updates,
 )
-from ncclkv.kernels.device.launch import THREADS
 from ncclkv.kernels.device.sources import COMBINE, COPY, UPDATE
 from tests.nccl.finite_cases import NonfiniteCases, SkipCases
 from tests.nccl.kernel_cases import (
@@ -119,7 +120,7 @@ def test_combinations_reach_past_32_bits(launcher: CppLauncher) -> None:
     argument["size"] = FAR // 8 + THREADS
     argument["count"] = 2
     argument["ends"] = 1
-    blocks = FAR // 8 // THREADS + 1
+    blocks = FAR // 8 // (COMBINED_TOGETHER * THREADS) + 1
     launcher.run(COMBINE["float64", "sum"], blocks - 1, blocks, argument)
     assert np.array_equal(out, parts.sum(axis=0))
 

@@ -16,6 +16,9 @@ from ncclkv.kernels.host.checksum import BLOCK_BYTES
 from ncclkv.kernels.host.chunks import ranges
 from ncclkv.kernels.host.measure import BLOCK
 
+THREADS = 256
+"""Number of threads of a block."""
+
 PIECES = 128
 """Maximum number of arrays or segments of one launch."""
 
@@ -24,6 +27,9 @@ PARTS = 256
 
 COPY_BYTES = 32 * 1024
 """Maximum number of bytes that one block copies: eight times 16 bytes for each thread."""
+
+COMBINED_TOGETHER = 4
+"""Number of elements of a thread of ``combine`` whose loads are in flight together."""
 
 UPDATED_ELEMENTS = 8192
 """Maximum number of elements that one block updates; a multiple of 16 bytes in every dtype."""

@@ -13,7 +13,8 @@ from ncclkv.kernels.base import Measured, Segments
 from ncclkv.kernels.device import kernel_args
 from ncclkv.kernels.device.checksums import checksums
 from ncclkv.kernels.device.copies import Arrays, CopyTable, DeviceArray, plan_copies
-from ncclkv.kernels.device.launch import THREADS, Launch, launch
+from ncclkv.kernels.device.kernel_args import THREADS
+from ncclkv.kernels.device.launch import Launch, launch
 from ncclkv.kernels.device.measure import Measurements
 from ncclkv.kernels.device.memory import assign, copy, empty, zeros
 from ncclkv.kernels.device.peer_copies import Transfer, apart, copy_across, transfer
@@ -167,7 +168,8 @@ class DeviceKernels:
         """Combine `parts` in order; a partial result between two launches is not rounded."""
         program = COMBINE[dtype_name(out.dtype), op]
         partial = _partial(parts, out) if len(parts) > kernel_args.PARTS else None
-        blocks = min(-(-out.size // THREADS), MAX_BLOCKS)
+        of_block = THREADS * kernel_args.COMBINED_TOGETHER
+        blocks = min(-(-out.size // of_block), MAX_BLOCKS)
         for batch in ranges(len(parts), kernel_args.PARTS):
             argument = kernel_args.new(kernel_args.COMBINATION)
             count = batch.stop - batch.start

@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 from ncclkv import env
 from ncclkv.errors import UsageError
 from ncclkv.kernels.device.cubins import cubin
+from ncclkv.kernels.device.kernel_args import THREADS
 from ncclkv.kernels.device.sources import KernelSource
 from ncclkv.system import watchdog
-
-THREADS = 256
-"""Number of threads of a block."""
 
 Launch = Callable[[KernelSource, int, NDArray[Any]], None]
 """Function ``launch(program, blocks, argument)``."""

@@ -109,7 +109,10 @@ COPY = KernelSource("copy", "", kernel_args.COPIES, {"PER_BLOCK": str(kernel_arg
 
 COMBINE = {
     (dtype, op): KernelSource(
-        "combine", f"{op} of {dtype}", kernel_args.COMBINATION, {"STEP": step, **macros}
+        "combine",
+        f"{op} of {dtype}",
+        kernel_args.COMBINATION,
+        {"STEP": step, "TOGETHER": str(kernel_args.COMBINED_TOGETHER), **macros},
     )
     for dtype, macros in _ELEMENTS.items()
     for op, step in _STEP.items()
@@ -171,6 +174,7 @@ CHECKSUM = KernelSource(
     kernel_args.SUMS,
     {
         "PER_BLOCK": str(kernel_args.SUMMED_BYTES),
+        "THREADS": str(kernel_args.THREADS),
         "STEP": f"{checksum.STEP}ull",
         "FIRST": f"{checksum.FIRST}ull",
         "SECOND": f"{checksum.SECOND}ull",

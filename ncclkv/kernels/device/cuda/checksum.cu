@@ -33,14 +33,27 @@ extern "C" __global__ void checksum(const __grid_constant__ Sums sums) {
     const u64 left = sums.nbytes[i] - block * PER_BLOCK;
     const u64 nbytes = left < PER_BLOCK ? left : PER_BLOCK;
     const unsigned char* bytes = sums.source[i] + block * PER_BLOCK;
-    const bool aligned = reinterpret_cast<u64>(bytes) % sizeof(u64) == 0;
+    const u64 whole = reinterpret_cast<u64>(bytes) % sizeof(u64) == 0 ? nbytes / sizeof(u64) : 0;
+    const u64* words = reinterpret_cast<const u64*>(bytes);
     u64 total = 0;
-    for (u64 j = threadIdx.x; j * sizeof(u64) < nbytes; j += blockDim.x) {
-        const u64 rest = nbytes - j * sizeof(u64);
-        const u64 word = aligned && rest >= sizeof(u64)
-                             ? reinterpret_cast<const u64*>(bytes)[j]
-                             : joined(bytes + j * sizeof(u64), rest);
+#pragma unroll 8
+    for (u64 j = threadIdx.x; j < whole; j += blockDim.x) {
+        total += mixed(words[j] + (j + 1) * STEP);
+    }
+    for (u64 j = whole + threadIdx.x; j * sizeof(u64) < nbytes; j += blockDim.x) {
+        const u64 word = joined(bytes + j * sizeof(u64), nbytes - j * sizeof(u64));
         total += mixed(word + (j + 1) * STEP);
     }
-    atomicAdd(sums.out + i, total * ((2 * block + 1) * FACTOR));
+    // One addition for a block: additions to one address take turns.
+    __shared__ u64 totals[THREADS];
+    totals[threadIdx.x] = total;
+    for (unsigned half = THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) {
+            totals[threadIdx.x] += totals[threadIdx.x + half];
+        }
+    }
+    if (threadIdx.x == 0) {
+        atomicAdd(sums.out + i, totals[0] * ((2 * block + 1) * FACTOR));
+    }
 }

@@ -1,5 +1,6 @@
 // Combine equal arrays element by element, in their order.
 //
+// A thread has TOGETHER elements, whose loads are in flight together.
 // A launch takes at most MAX_PARTS arrays.  More arrays take several launches: all but the last
 // write their result to `partial`, in WORKING, and all but the first begin with `partial`.
 
@@ -57,16 +58,38 @@ __device__ inline Complex<Real> divide(Complex<Real> total, u64 divisor) {
 }
 
 extern "C" __global__ void combine(const __grid_constant__ Parts parts) {
-    const u64 stride = u64(gridDim.x) * blockDim.x;
-    for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < parts.size; i += stride) {
-        WORKING total = parts.continues ? parts.partial[i] : widen(parts.part[0][i]);
-        for (unsigned which = parts.continues ? 0 : 1; which < parts.count; ++which) {
-            total = STEP(total, widen(parts.part[which][i]));
+    const u64 of_block = u64(TOGETHER) * blockDim.x;
+    const u64 stride = gridDim.x * of_block;
+    for (u64 begin = blockIdx.x * of_block + threadIdx.x; begin < parts.size; begin += stride) {
+        WORKING total[TOGETHER];
+#pragma unroll
+        for (int k = 0; k < TOGETHER; ++k) {
+            const u64 i = begin + k * blockDim.x;
+            if (i < parts.size) {
+                total[k] = parts.continues ? parts.partial[i] : widen(parts.part[0][i]);
+            }
         }
-        if (!parts.ends) {
-            parts.partial[i] = total;
-        } else {
-            parts.out[i] = narrow(parts.divisor ? divide(total, parts.divisor) : total);
+        for (unsigned which = parts.continues ? 0 : 1; which < parts.count; ++which) {
+            const ELEMENT* part = parts.part[which];
+#pragma unroll
+            for (int k = 0; k < TOGETHER; ++k) {
+                const u64 i = begin + k * blockDim.x;
+                if (i < parts.size) {
+                    total[k] = STEP(total[k], widen(part[i]));
+                }
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < TOGETHER; ++k) {
+            const u64 i = begin + k * blockDim.x;
+            if (i < parts.size) {
+                if (!parts.ends) {
+                    parts.partial[i] = total[k];
+                } else {
+                    parts.out[i] =
+                        narrow(parts.divisor ? divide(total[k], parts.divisor) : total[k]);
+                }
+            }
         }
     }
 }

@@ -12,17 +12,31 @@ struct Copies {
 };
 static_assert(sizeof(Copies) == ARGUMENT_BYTES, "not the layout that the launch fills");
 
+// Loads of a thread that are in flight at once: a store may wait for its load, no load for a store.
+static const int TOGETHER = 4;
+
 template <class Word>
 __device__ inline void copy_words(const char* source, char* destination, u64 nbytes) {
     const Word* __restrict__ from = reinterpret_cast<const Word*>(source);
     Word* __restrict__ to = reinterpret_cast<Word*>(destination);
     const u64 words = nbytes / sizeof(Word);
-#pragma unroll 4
-    for (u64 i = threadIdx.x; i < words; i += blockDim.x) {
+    u64 i = threadIdx.x;
+    for (; i + (TOGETHER - 1) * blockDim.x < words; i += TOGETHER * blockDim.x) {
+        Word kept[TOGETHER];
+#pragma unroll
+        for (int k = 0; k < TOGETHER; ++k) {
+            kept[k] = from[i + k * blockDim.x];
+        }
+#pragma unroll
+        for (int k = 0; k < TOGETHER; ++k) {
+            to[i + k * blockDim.x] = kept[k];
+        }
+    }
+    for (; i < words; i += blockDim.x) {
         to[i] = from[i];
     }
-    for (u64 i = words * sizeof(Word) + threadIdx.x; i < nbytes; i += blockDim.x) {
-        destination[i] = source[i];
+    for (u64 j = words * sizeof(Word) + threadIdx.x; j < nbytes; j += blockDim.x) {
+        destination[j] = source[j];
     }
 }
 
