@@ -47,12 +47,23 @@ def check_unwrapped(parameters: Mapping[str, torch.nn.Parameter]) -> None:
         )
 
 
+def _accumulation_of(parameter: torch.nn.Parameter) -> torch.autograd.graph.Node:
+    """Return the node of autograd's that accumulates the gradient of a parameter.
+
+    Its hooks run after all hooks of the parameter.  A program may register such a hook later, and
+    that would write into a bucket that is being reduced.
+    """
+    with torch.enable_grad():
+        return parameter.view_as(parameter).grad_fn.next_functions[0][0]
+
+
 class Gradients:
     """The gradients of a module's parameters, in the buckets of a store.
 
-    A hook of each parameter pushes its gradient.  The first hook of a backward pass opens an
-    overlap block, and a callback at the end of the pass ends it.  The store's updater leaves each
-    sum in the bucket's gradients, which `.grad` is a view of.  So nothing is copied back.
+    A hook of the node that accumulates a gradient pushes it.  The first hook of a backward pass
+    opens an overlap block, and a callback at the end of the pass ends it.  The store's updater
+    leaves each sum in the bucket's gradients, which `.grad` is a view of.  So nothing is copied
+    back.
 
     Parameters
     ----------
@@ -99,6 +110,7 @@ class Gradients:
         self._active: dict[str, _Slot] = {}
         self._touched: set[str] = set()
         self._pushed: set[str] = set()
+        self._nodes: list[torch.autograd.graph.Node] = []  # torch frees a node without a holder
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._block: AbstractContextManager[None] | None = None
         self._ending: Callable[[], object] = lambda: None
@@ -126,8 +138,9 @@ class Gradients:
         for name in new:
             parameter = self.parameters[name]
             self._slots[name] = _Slot(parameter, self._kv.grad_view(name), name, alike=alike)
-            hook = partial(self._on_gradient, name)
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+            node = _accumulation_of(parameter)
+            self._nodes.append(node)
+            self._hooks.append(node.register_hook(partial(self._on_gradient, name)))
         self._active = {name: self._slots[name] for name in names}
 
     @property
@@ -142,7 +155,7 @@ class Gradients:
 
     # A backward pass
 
-    def _on_gradient(self, name: str, parameter: torch.Tensor) -> None:
+    def _on_gradient(self, name: str, *_: object) -> None:
         """Push the gradient that backward has just accumulated."""
         self._touched.add(name)
         if not self.reducing or name not in self._active:

@@ -13,6 +13,7 @@ PARAMETERS = "ncclkv/trainer/parameters.py"
 SESSION = "ncclkv/store/session.py"
 TRAINER = "ncclkv/trainer/trainer.py"
 
+HOOKS = "ranks/test_data_parallel_hooks.py"
 JOINED = "ranks/test_data_parallel_join.py"
 MODULES = "ranks/test_data_parallel.py"
 PROGRAMS = "ranks/test_data_parallel_programs.py"
@@ -121,6 +122,14 @@ MUTANTS = (
         new="        if False and torch",
         why="torch warns, and optimizers are slow with parameters in channels last",
         tests=(Selection("0", PROGRAMS, "channels", ranks=3),),
+    ),
+    Mutant(
+        name="pushes-before-hooks-of-the-program",
+        file=GRADIENTS,
+        old="node.register_hook(",
+        new="parameter.register_post_accumulate_grad_hook(",
+        why="a hook that clips gradients writes into a bucket that is being reduced",
+        tests=(Selection("0", HOOKS, "sees_the_ranks_own", ranks=3),),
     ),
     Mutant(
         name="hooks-after-close",
