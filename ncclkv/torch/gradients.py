@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
-from functools import partial
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import WeakSet, finalize, ref
 from zlib import crc32
 
 import numpy as np
@@ -55,6 +54,30 @@ def _accumulation_of(parameter: torch.nn.Parameter) -> torch.autograd.graph.Node
     """
     with torch.enable_grad():
         return parameter.view_as(parameter).grad_fn.next_functions[0][0]
+
+
+class _Hook:
+    """The hook of a parameter, which does not keep the gradients.
+
+    torch's graphs keep hooks where Python's garbage collector does not look.  So a hook that kept
+    the store would keep it as long as the program keeps a loss, or the module.
+    """
+
+    def __init__(self, gradients: Gradients, name: str) -> None:
+        self._gradients = ref(gradients)
+        self._name = name
+
+    def __call__(self, *_: object) -> None:
+        """Push the gradient, unless the wrapper was dropped."""
+        gradients = self._gradients()
+        if gradients is not None:
+            gradients.on_gradient(self._name)
+
+
+def _remove(hooks: Iterable[torch.utils.hooks.RemovableHandle]) -> None:
+    """Remove hooks from the graph."""
+    for hook in hooks:
+        hook.remove()
 
 
 class Gradients:
@@ -112,6 +135,9 @@ class Gradients:
         self._pushed: set[str] = set()
         self._nodes: list[torch.autograd.graph.Node] = []  # torch frees a node without a holder
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        # Not by a method of this object, which a finalizer would keep.
+        self._remove_hooks = finalize(self, _remove, self._hooks)
+        self._remove_hooks.atexit = False
         self._block: AbstractContextManager[None] | None = None
         self._ending: Callable[[], object] = lambda: None
         self._skipped = kv.skipped
@@ -140,7 +166,7 @@ class Gradients:
             self._slots[name] = _Slot(parameter, self._kv.grad_view(name), name, alike=alike)
             node = _accumulation_of(parameter)
             self._nodes.append(node)
-            self._hooks.append(node.register_hook(partial(self._on_gradient, name)))
+            self._hooks.append(node.register_hook(_Hook(self, name)))
         self._active = {name: self._slots[name] for name in names}
 
     @property
@@ -155,7 +181,7 @@ class Gradients:
 
     # A backward pass
 
-    def _on_gradient(self, name: str, *_: object) -> None:
+    def on_gradient(self, name: str) -> None:
         """Push the gradient that backward has just accumulated."""
         self._touched.add(name)
         if not self.reducing or name not in self._active:
@@ -220,8 +246,8 @@ class Gradients:
     def close(self) -> None:
         """Leave the parameters to the program, with their present gradients."""
         self.drop()
-        for hook in self._hooks:
-            hook.remove()
+        self._remove_hooks()
+        self._nodes.clear()
         _OPEN.discard(self)
 
     # Parameters without a gradient

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from typing import Any
+from weakref import ref
 
 import pytest
 from mpi4py import MPI
@@ -71,3 +74,18 @@ def test_a_tensor_hook_that_returns_the_gradient_before(wrap: Wrap) -> None:
     weight.register_hook(lambda _: weight.grad)
     model(x).sum().backward()
     assert gradient(weight) == pytest.approx([2 * (MEAN_RANK + 1)] * 2)
+
+
+def test_wrappers_that_are_dropped_without_close_are_freed() -> None:
+    from ncclkv.torch import DataParallel
+
+    counts = []
+    for _ in range(6):
+        model = DataParallel(nn.Sequential(linear(1.0), nn.BatchNorm1d(1).double()), "dist_sync")
+        model(torch.full((2, 2), RANK + 1.0, dtype=torch.float64)).sum().backward()
+        gradients, kv = ref(model._gradients), ref(model.kvstore)
+        del model
+        gc.collect()
+        assert (gradients(), kv()) == (None, None)
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[2:] == counts[2:3] * 4

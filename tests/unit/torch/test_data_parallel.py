@@ -170,6 +170,13 @@ def test_the_module_goes_on_after_close(model: Any) -> None:
     assert model.module.weight.grad.tolist() == [[2, 2]]
 
 
+def test_a_loss_from_before_the_end_has_a_backward_pass_after_close(model: Any) -> None:
+    loss = model(torch.ones(1, 2)).sum()
+    model.close()
+    loss.backward()
+    assert model.module.weight.grad.tolist() == [[1, 1]]
+
+
 def test_close_after_an_exception_in_backward(model: Any) -> None:
     def failing(_: Any) -> None:
         raise ZeroDivisionError
