@@ -37,8 +37,9 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         Whether gradients are divided by the number of ranks.  If not, set gradients to zero or None
         before each backward pass that reduces: a sum would be summed again.
     broadcast_buffers : bool
-        Whether buffers follow rank 0 at each forward pass that comes after a training pass, as
-        those of BatchNorm.
+        Whether buffers, such as those of BatchNorm, follow rank 0.  They do so at the first forward
+        pass after each backward pass that reduces.  Every bit is copied, and autograd does not
+        notice the writes.
     find_unused_parameters : bool
         Whether a backward pass may leave out parameters.  A parameter that a rank has not used
         counts as zeros there.  If no rank has used it since the last reduction, its `.grad` stays
@@ -129,16 +130,16 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         self._averages = average
         self._reduces = True
         self._is_uneven = False
-        self._buffers_are_stale = False
+        self._followed = 0  # number of reductions at the last time that buffers followed
 
     # Passes
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Pass the arguments to the wrapped module, and return its result."""
         with self._device.calls():
-            if self._buffers_are_stale and self._following is not None:
+            if self._following is not None and self._followed != self._gradients.reductions:
                 self._following.follow(uneven=self._is_uneven)
-            self._buffers_are_stale = self._reduces and torch.is_grad_enabled()
+                self._followed = self._gradients.reductions
             if torch.is_grad_enabled():
                 self._gradients.reducing = self._reduces
                 self._gradients.prepare()
@@ -223,7 +224,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
             made = kv.allgather(gradients.reductions - before)
             buffers = [] if self._following is None else self.buffers()
             follow_once(kv, [*self.parameters(), *buffers], source=int(made.argmax()))
-        self._buffers_are_stale = False  # also of ranks that have made no pass
+        self._followed = gradients.reductions  # also of ranks without a pass
 
     def close(self) -> None:
         """Close the store; collective.  Later passes of the wrapped module are its own alone."""

@@ -16,16 +16,25 @@ TRAINER = "ncclkv/trainer/trainer.py"
 HOOKS = "ranks/test_data_parallel_hooks.py"
 JOINED = "ranks/test_data_parallel_join.py"
 MODULES = "ranks/test_data_parallel.py"
+OF_BUFFERS = "ranks/test_data_parallel_buffers.py"
 PROGRAMS = "ranks/test_data_parallel_programs.py"
 
 MUTANTS = (
     Mutant(
         name="buffers-of-all-ranks-added",
         file=BUFFERS,
-        old="        pushed = tensors if self._kv.rank == source else self._zeros\n",
-        new="        pushed = tensors\n",
+        old="            torch._foreach_zero_(self._bytes)\n",
+        new="            self._fill(tensors)\n",
         why="statistics of BatchNorm grow with the number of ranks",
         tests=(Selection("0", MODULES, "buffers_follow_rank_0", ranks=3),),
+    ),
+    Mutant(
+        name="buffers-written-noticed",
+        file=BUFFERS,
+        old="        with torch.autograd._unsafe_preserve_version_counter(tensor):\n",
+        new="        if True:\n",
+        why="backward refuses a graph of two forward passes through BatchNorm",
+        tests=(Selection("0", OF_BUFFERS, "notices_no_write", ranks=3),),
     ),
     Mutant(
         name="buffers-follow-a-rank-that-has-left",
@@ -38,7 +47,7 @@ MUTANTS = (
     Mutant(
         name="buffers-stale-on-some-ranks",
         file=WRAPPER,
-        old="        self._buffers_are_stale = False  # also of ranks that have made no pass\n",
+        old="        self._followed = gradients.reductions  # also of ranks without a pass\n",
         new="",
         why="a pass after an uneven block waits for ranks that trained on no batch",
         tests=(Selection("0", JOINED, "ranks_without_any_batch", ranks=3),),
