@@ -49,6 +49,7 @@ CASES = ("tests/ranks/test_comm_conformance.py", "tests/ranks/test_store_cases.p
 PROGRAMS = "tests/ranks/test_programs.py"
 MODULES = (
     "tests/ranks/test_data_parallel.py",
+    "tests/ranks/test_data_parallel_added.py",
     "tests/ranks/test_data_parallel_buffers.py",
     "tests/ranks/test_data_parallel_hooks.py",
     "tests/ranks/test_data_parallel_join.py",

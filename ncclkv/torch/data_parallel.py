@@ -12,7 +12,8 @@ import ncclkv
 from ncclkv.errors import NotSupported, UsageError
 from ncclkv.torch.buffers import Buffers, Updater, follow_once
 from ncclkv.torch.devices import device_of
-from ncclkv.torch.gradients import COUNTS, Gradients, check_unwrapped
+from ncclkv.torch.gradients import Gradients, check_unwrapped
+from ncclkv.torch.parameters import Parameters, ignored_names
 from ncclkv.torch.views import check_tensor
 
 _UPDATES = "every rank"
@@ -76,8 +77,10 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
     All ranks make the same passes.  Forward and backward run in the thread that created the store.
     Backward may run several times after a forward pass.  Backward from several outputs, in turn,
     needs `find_unused_parameters`, for each of these passes reduces.  The next forward pass follows
-    changes of ``requires_grad``, which all ranks make alike.  A parameter that is replaced by
-    another object is no longer reduced.  A checkpointed part of a module needs
+    changes of ``requires_grad``, and takes in parameters that were added or replaced, with rank 0's
+    values.  All ranks make such changes alike.  Buffers that are added stay each rank's own.
+    Parameters and buffers that the module names in ``_ddp_params_and_buffers_to_ignore`` are left
+    alone, as by DDP.  A checkpointed part of a module needs
     ``use_reentrant=False``.  ``torch.compile`` takes the wrapped module or the wrapper.
 
     Examples
@@ -109,24 +112,25 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         parameters, buffers = _checked(module)
         self.__dict__["module"] = module  # not as a submodule, whose names would get a prefix
         self.training = module.training
-        first = next(iter(parameters.values()))
+        first = next(iter(parameters.by_key.values()))
         self.kvstore = kv = _store(kvstore, "dist_sync" if first.device.type == "cpu" else "nccl")
-        updater = Updater({*parameters, COUNTS})
+        updater = Updater()
         kv.set_updater(updater)
         self._device = device_of(kv, first)
         with self._device.calls():
-            self._following = Buffers(kv, module, updater) if broadcast_buffers else None
+            self._following = Buffers(kv, module, buffers, updater) if broadcast_buffers else None
             # Before the values: ranks that wrap different modules find it by their keys.
             self._gradients = Gradients(
                 kv,
                 self._device,
                 parameters,
+                updater,
                 "avg" if average else "sum",
                 find_unused=find_unused_parameters,
                 as_view=gradient_as_view,
             )
             others = [] if broadcast_buffers else buffers.values()
-            follow_once(kv, [*parameters.values(), *others])
+            follow_once(kv, [*parameters.by_key.values(), *others])
         self._averages = average
         self._reduces = True
         self._is_uneven = False
@@ -222,8 +226,9 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
                 self._is_uneven = gradients.divides_by_all = False
         with self._device.calls():
             made = kv.allgather(gradients.reductions - before)
-            buffers = [] if self._following is None else self.buffers()
-            follow_once(kv, [*self.parameters(), *buffers], source=int(made.argmax()))
+            parameters = gradients.parameters.by_key.values()
+            buffers = [] if self._following is None else self._following.tensors()
+            follow_once(kv, [*parameters, *buffers], source=int(made.argmax()))
         self._followed = gradients.reductions  # also of ranks without a pass
 
     def close(self) -> None:
@@ -280,7 +285,10 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
 
     def _apply(self, convert: Callable[..., Any], recurse: bool = True) -> DataParallel:
         """Convert the wrapped module, as ``to`` does; refuse another dtype or device."""
+        ignored = ignored_names(self.module)
         for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
+            if name in ignored:
+                continue
             probe = tensor.detach().reshape(-1)[:0]
             made = convert(probe)
             if (made.dtype, made.device) != (probe.dtype, probe.device):
@@ -295,13 +303,15 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
 
 def _checked(
     module: torch.nn.Module,
-) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.Tensor]]:
+) -> tuple[Parameters, dict[str, torch.Tensor]]:
     """Return a module's parameters and buffers by name; refuse those that no store can hold."""
     if not isinstance(module, torch.nn.Module):
         raise UsageError(
             f"DataParallel: {type(module).__name__} is not a torch.nn.Module; wrap a module"
         )
-    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    found, ignored = Parameters(module), ignored_names(module)
+    parameters = found.by_key
+    buffers = {name: each for name, each in module.named_buffers() if name not in ignored}
     if not any(each.requires_grad for each in parameters.values()):
         raise UsageError(
             f"DataParallel: no parameter of {type(module).__name__} requires a gradient, so there "
@@ -317,7 +327,7 @@ def _checked(
         check_tensor(name, tensor)
     _check_norms(module)
     check_unwrapped(parameters)
-    return parameters, buffers
+    return found, buffers
 
 
 def _check_norms(module: torch.nn.Module) -> None:

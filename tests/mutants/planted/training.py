@@ -111,8 +111,8 @@ MUTANTS = (
     Mutant(
         name="blocks-of-failed-passes-stay-open",
         file=GRADIENTS,
-        old="        self.drop()\n        names =",
-        new="        names =",
+        old="        self.drop()\n        if self.parameters.",
+        new="        if self.parameters.",
         why="after an exception in backward no pass can reduce",
         tests=(Selection("0", MODULES, "exception_in_backward", ranks=3),),
     ),
@@ -139,6 +139,14 @@ MUTANTS = (
         new="parameter.register_post_accumulate_grad_hook(",
         why="a hook that clips gradients writes into a bucket that is being reduced",
         tests=(Selection("0", HOOKS, "sees_the_ranks_own", ranks=3),),
+    ),
+    Mutant(
+        name="added-parameters-unseen",
+        file=GRADIENTS,
+        old="        if self.parameters.have_changed():\n",
+        new="        if False:\n",
+        why="ranks train adapters or a new head on their own batches alone, and diverge",
+        tests=(Selection("0", "ranks/test_data_parallel_added.py", "keeps_its_key", ranks=3),),
     ),
     Mutant(
         name="hooks-keep-the-store",
