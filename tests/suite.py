@@ -51,6 +51,7 @@ MODULES = (
     "tests/ranks/test_data_parallel.py",
     "tests/ranks/test_data_parallel_added.py",
     "tests/ranks/test_data_parallel_buffers.py",
+    "tests/ranks/test_data_parallel_held.py",
     "tests/ranks/test_data_parallel_hooks.py",
     "tests/ranks/test_data_parallel_join.py",
     "tests/ranks/test_data_parallel_programs.py",

@@ -46,7 +46,11 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]
         counts as zeros there.  If no rank has used it since the last reduction, its `.grad` stays
         as it was, None included.
     gradient_as_view : bool
-        Whether `.grad` becomes a view of a bucket of the store, which saves a copy and memory.
+        Whether `.grad` becomes a view of a bucket of the store, which saves a copy and memory.  A
+        gradient that the program holds over ``zero_grad()`` keeps its numbers: the next pass copies
+        it to memory of its own.  The wrapper does not see arrays that share a gradient's memory,
+        such as ``.grad.view(-1)`` or ``.grad.numpy()``.  The next pass overwrites these: clone
+        them, or give False.
 
     Attributes
     ----------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
+from sys import getrefcount
 from typing import Any
 from weakref import WeakSet, finalize, ref
 from zlib import crc32
@@ -382,6 +383,7 @@ class _Slot:
             self.tensor = self.tensor.as_strided(parameter.shape, strides)
         self._address = self.tensor.data_ptr()
         self._view = self.tensor.detach()
+        self._references = getrefcount(self._view)  # while the program holds none
 
     def holds(self, gradient: torch.Tensor | None) -> bool:
         """Return whether `.grad` is the view of the place."""
@@ -398,6 +400,7 @@ class _Slot:
         gradient = self.parameter.grad
         if self.holds(gradient):
             return
+        self._part(getrefcount(self._view) > self._references)
         if gradient is None:
             self.tensor.zero_()
             return
@@ -411,9 +414,20 @@ class _Slot:
             self._show()
 
     def leave(self) -> None:
-        """Give `.grad` memory of its own: another parameter may get the place."""
-        if self.holds(self.parameter.grad):
-            self.parameter.grad = self.tensor.clone()
+        """Give the parameter's gradient memory of its own: another parameter may get the place."""
+        shown = self.holds(self.parameter.grad)
+        self._part(shown or getrefcount(self._view) > self._references)
+
+    def _part(self, held: bool) -> None:
+        """Give the view memory of its own if the program holds it, as after ``zero_grad()``.
+
+        The next gradient would replace its numbers otherwise.
+        """
+        if held and self._view.data_ptr() == self._address:
+            self._view.data = self.tensor.clone()
+            # Also a version of its own: backward refuses graphs with the view after later writes.
+            self.tensor = self.tensor.data
+            self._view = self.tensor.detach()
 
     def restore(self, gradient: torch.Tensor | None) -> None:
         """Undo `take_gradient` for a parameter that no rank has used."""

@@ -107,10 +107,13 @@ def test_grad_stays_the_view_and_is_accumulated_in_place(wrap: Wrap) -> None:
     model.zero_grad(set_to_none=False)
     model(x).sum().backward()
     assert model.module.weight.grad is first
+    place, address = first.data_ptr(), id(first)
+    del first
     model.zero_grad()
     assert model.module.weight.grad is None
     model(x).sum().backward()
-    assert model.module.weight.grad is first
+    assert model.module.weight.grad.data_ptr() == place
+    assert id(model.module.weight.grad) == address
     assert gradient(model.module.weight) == pytest.approx([MEAN_RANK + 1] * 2)
 
 

@@ -149,6 +149,14 @@ MUTANTS = (
         tests=(Selection("0", "ranks/test_data_parallel_added.py", "keeps_its_key", ranks=3),),
     ),
     Mutant(
+        name="held-gradients-overwritten",
+        file=GRADIENTS,
+        old="        self._part(getrefcount(self._view) > self._references)\n        if",
+        new="        if",
+        why="gradients of several losses, kept to be compared, become the last of them",
+        tests=(Selection("0", "ranks/test_data_parallel_held.py", "keeps_its_numbers", ranks=3),),
+    ),
+    Mutant(
         name="hooks-keep-the-store",
         file=GRADIENTS,
         old="        self._gradients = ref(gradients)\n",
